@@ -1,0 +1,127 @@
+//! Every interleaving of a few threads, by loom. How to run it: the crate's documentation.
+
+#![allow(clippy::unwrap_used)]
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::thread;
+
+use crate::{Answer, Lsn, Oracle, Watermark};
+
+fn at(number: u64) -> Answer {
+    Answer { term: number, lsn: Lsn(number) }
+}
+
+/// One question to the server. The server takes what reaches it, commits and questions, one after the other: both change
+/// `position` (a plain load would stand for a server that may answer from an old copy).
+fn ask(oracle: &Oracle, position: &AtomicU64) {
+    let batch = oracle.begin();
+    let answer = at(position.fetch_add(0, Ordering::AcqRel));
+    oracle.complete(batch, answer);
+}
+
+/// An asker writes, is told so, and asks: no batch's answer that it is given may be from before its write.
+#[test]
+fn an_answer_is_never_older_than_its_ticket() {
+    loom::model(|| {
+        let oracle = Arc::new(Oracle::new(|| {}));
+        let position = Arc::new(AtomicU64::new(1));
+        let asker = {
+            let (oracle, position) = (Arc::clone(&oracle), Arc::clone(&position));
+            thread::spawn(move || {
+                position.fetch_add(1, Ordering::AcqRel);
+                let ticket = oracle.ticket();
+                (ticket, oracle.answer(ticket))
+            })
+        };
+        ask(&oracle, &position);
+        ask(&oracle, &position);
+        let (ticket, early) = asker.join().unwrap();
+        for answer in [early, oracle.answer(ticket)].into_iter().flatten() {
+            assert!(answer.lsn >= Lsn(2), "answered with the position before the write");
+        }
+    });
+}
+
+/// When all is quiet, a ticket has its answer or a batch is wanted: one is taken while the batch for another begins.
+#[test]
+fn no_ticket_is_forgotten() {
+    loom::model(|| {
+        let oracle = Arc::new(Oracle::new(|| {}));
+        let first = oracle.ticket();
+        let asker = {
+            let oracle = Arc::clone(&oracle);
+            thread::spawn(move || oracle.ticket())
+        };
+        let batch = oracle.begin();
+        oracle.complete(batch, at(1));
+        let second = asker.join().unwrap();
+        for ticket in [first, second] {
+            assert!(oracle.answer(ticket).is_some() || oracle.is_wanted(), "nobody will answer {ticket:?}");
+        }
+    });
+}
+
+/// Who makes a batch wanted wakes the driver, whatever the driver is doing.
+#[test]
+fn whoever_makes_a_batch_wanted_wakes_the_driver() {
+    loom::model(|| {
+        let wakes = Arc::new(AtomicU64::new(0));
+        let oracle = {
+            let wakes = Arc::clone(&wakes);
+            Arc::new(Oracle::new(move || {
+                wakes.fetch_add(1, Ordering::AcqRel);
+            }))
+        };
+        let asker = {
+            let oracle = Arc::clone(&oracle);
+            thread::spawn(move || {
+                oracle.ticket();
+            })
+        };
+        let batch = oracle.begin();
+        oracle.complete(batch, at(1));
+        asker.join().unwrap();
+        assert_eq!(wakes.load(Ordering::Acquire), 1);
+    });
+}
+
+/// The driver goes round its slots while somebody reads: term and position always belong together.
+#[test]
+fn an_answer_is_never_torn() {
+    loom::model(|| {
+        let oracle = Arc::new(Oracle::new(|| {}));
+        let ticket = oracle.ticket();
+        let batch = oracle.begin();
+        oracle.complete(batch, at(1));
+        let reader = {
+            let oracle = Arc::clone(&oracle);
+            thread::spawn(move || oracle.answer(ticket))
+        };
+        for number in 2..=3 {
+            let batch = oracle.begin();
+            oracle.complete(batch, at(number));
+        }
+        if let Some(answer) = reader.join().unwrap() {
+            assert_eq!(answer.term, answer.lsn.0, "term and position of two answers");
+        }
+    });
+}
+
+/// Two publish, one reads: the mark never goes down, and ends at the highest.
+#[test]
+fn a_mark_only_rises() {
+    loom::model(|| {
+        let mark = Arc::new(Watermark::new(Lsn(1)));
+        let writers = [2, 3].map(|lsn| {
+            let mark = Arc::clone(&mark);
+            thread::spawn(move || mark.publish(Lsn(lsn)))
+        });
+        let (first, second) = (mark.get(), mark.get());
+        assert!(first <= second);
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        assert_eq!(mark.get(), Lsn(3));
+    });
+}
