@@ -1,0 +1,18 @@
+//! PostgreSQL protocol 3 (3.0 and 3.2), sans-I/O: bytes in, values and bytes out.
+//!
+//! Messages are not turned into owned values. [`frame`] reads the five-byte header that every message has after
+//! start-up; [`startup`] reads the packets before it; [`payload`] picks single fields out of the few payloads a proxy
+//! must understand; [`message`] appends messages to a buffer; [`scram`] is the authentication exchange.
+//!
+//! Source of the formats: PostgreSQL documentation, "Frontend/Backend Protocol", "Message Formats".
+
+pub mod error;
+pub mod frame;
+pub mod message;
+pub mod payload;
+pub mod scram;
+pub mod startup;
+
+pub use error::{Severity, Sqlstate};
+pub use frame::{Frame, FrameError, HEADER};
+pub use startup::{Startup, StartupError};

@@ -1,0 +1,297 @@
+//! Appends messages to a buffer.
+
+use crate::{Severity, Sqlstate};
+
+/// Appends a message whose payload `fill` writes.
+pub fn message(out: &mut Vec<u8>, tag: u8, fill: impl FnOnce(&mut Vec<u8>)) {
+    out.push(tag);
+    let at = out.len();
+    out.extend([0; 4]);
+    fill(out);
+    // A payload that this process makes itself is never near 4 GiB.
+    let length = (out.len() - at) as u32;
+    out[at..at + 4].copy_from_slice(&length.to_be_bytes());
+}
+
+/// Appends the header of a message whose payload of `payload` bytes follows by other means.
+pub fn header(out: &mut Vec<u8>, tag: u8, payload: usize) {
+    out.push(tag);
+    out.extend(((payload + 4) as u32).to_be_bytes());
+}
+
+fn cstr(out: &mut Vec<u8>, text: &[u8]) {
+    out.extend_from_slice(text);
+    out.push(0);
+}
+
+/// Transaction status, as `ReadyForQuery` gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// No transaction.
+    Idle = b'I',
+    /// In a transaction.
+    Transaction = b'T',
+    /// In a failed transaction.
+    Failed = b'E',
+}
+
+impl Status {
+    /// From the byte on the wire.
+    #[must_use]
+    pub fn from_byte(byte: u8) -> Option<Status> {
+        match byte {
+            b'I' => Some(Status::Idle),
+            b'T' => Some(Status::Transaction),
+            b'E' => Some(Status::Failed),
+            _ => None,
+        }
+    }
+}
+
+// === to a client ===
+
+/// `ErrorResponse`. `hint` may be empty.
+pub fn error(out: &mut Vec<u8>, severity: Severity, code: Sqlstate, text: &str, hint: &str) {
+    message(out, b'E', |out| {
+        for (field, value) in [
+            (b'S', severity.as_str().as_bytes()),
+            (b'V', severity.as_str().as_bytes()),
+            (b'C', &code.0),
+            (b'M', text.as_bytes()),
+            (b'H', hint.as_bytes()),
+        ] {
+            if !value.is_empty() {
+                out.push(field);
+                // A NUL would end the field early and shift all that follows.
+                out.extend(value.iter().map(|&b| if b == 0 { b'?' } else { b }));
+                out.push(0);
+            }
+        }
+        out.push(0);
+    });
+}
+
+/// `NoticeResponse` of severity WARNING.
+pub fn warning(out: &mut Vec<u8>, code: Sqlstate, text: &str) {
+    let at = out.len();
+    error(out, Severity::Error, code, text, "");
+    // Same layout, other tag and words.
+    let payload = out.split_off(at + crate::HEADER);
+    out.truncate(at);
+    let rest = payload.splitn(3, |&b| b == 0).nth(2).unwrap_or_default();
+    message(out, b'N', |out| {
+        out.extend(b"SWARNING\0VWARNING\0");
+        out.extend(rest);
+    });
+}
+
+/// `ReadyForQuery`.
+pub fn ready(out: &mut Vec<u8>, status: Status) {
+    out.extend([b'Z', 0, 0, 0, 5, status as u8]);
+}
+
+/// `CommandComplete`.
+pub fn complete(out: &mut Vec<u8>, tag: &str) {
+    message(out, b'C', |out| cstr(out, tag.as_bytes()));
+}
+
+/// A message without a payload: `ParseComplete` (`1`), `BindComplete` (`2`), `CloseComplete` (`3`), `NoData` (`n`),
+/// `EmptyQueryResponse` (`I`), `Sync` (`S`), `Terminate` (`X`), …
+pub fn empty(out: &mut Vec<u8>, tag: u8) {
+    out.extend([tag, 0, 0, 0, 4]);
+}
+
+/// `AuthenticationOk`.
+pub fn authentication_ok(out: &mut Vec<u8>) {
+    message(out, b'R', |out| out.extend(0u32.to_be_bytes()));
+}
+
+/// `AuthenticationSASL` with this one mechanism.
+pub fn authentication_sasl(out: &mut Vec<u8>, mechanism: &str) {
+    message(out, b'R', |out| {
+        out.extend(10u32.to_be_bytes());
+        cstr(out, mechanism.as_bytes());
+        out.push(0);
+    });
+}
+
+/// `AuthenticationSASLContinue`.
+pub fn authentication_sasl_continue(out: &mut Vec<u8>, data: &[u8]) {
+    message(out, b'R', |out| {
+        out.extend(11u32.to_be_bytes());
+        out.extend(data);
+    });
+}
+
+/// `AuthenticationSASLFinal`.
+pub fn authentication_sasl_final(out: &mut Vec<u8>, data: &[u8]) {
+    message(out, b'R', |out| {
+        out.extend(12u32.to_be_bytes());
+        out.extend(data);
+    });
+}
+
+/// `ParameterStatus`.
+pub fn parameter_status(out: &mut Vec<u8>, name: &str, value: &str) {
+    message(out, b'S', |out| {
+        cstr(out, name.as_bytes());
+        cstr(out, value.as_bytes());
+    });
+}
+
+/// `BackendKeyData`.
+pub fn backend_key(out: &mut Vec<u8>, pid: u32, secret: &[u8]) {
+    message(out, b'K', |out| {
+        out.extend(pid.to_be_bytes());
+        out.extend(secret);
+    });
+}
+
+/// `NegotiateProtocolVersion`: the newest version that this side speaks, and the options it does not know.
+pub fn negotiate_version(out: &mut Vec<u8>, newest: u32, unknown: &[&[u8]]) {
+    message(out, b'v', |out| {
+        out.extend(newest.to_be_bytes());
+        out.extend((unknown.len() as u32).to_be_bytes());
+        for name in unknown {
+            cstr(out, name);
+        }
+    });
+}
+
+/// `RowDescription` and one `DataRow` of text columns.
+pub fn text_row(out: &mut Vec<u8>, columns: &[(&str, &str)]) {
+    message(out, b'T', |out| {
+        out.extend((columns.len() as u16).to_be_bytes());
+        for (name, _) in columns {
+            cstr(out, name.as_bytes());
+            out.extend([0; 6]);
+            out.extend(25u32.to_be_bytes());
+            out.extend((-1i16).to_be_bytes());
+            out.extend((-1i32).to_be_bytes());
+            out.extend([0; 2]);
+        }
+    });
+    message(out, b'D', |out| {
+        out.extend((columns.len() as u16).to_be_bytes());
+        for (_, value) in columns {
+            out.extend((value.len() as u32).to_be_bytes());
+            out.extend(value.as_bytes());
+        }
+    });
+}
+
+// === to a server ===
+
+/// `StartupMessage` of protocol 3.0.
+pub fn startup(out: &mut Vec<u8>, parameters: &[(&str, &str)]) {
+    let at = out.len();
+    out.extend([0; 4]);
+    out.extend(crate::startup::V3_0.to_be_bytes());
+    for (name, value) in parameters {
+        cstr(out, name.as_bytes());
+        cstr(out, value.as_bytes());
+    }
+    out.push(0);
+    let length = (out.len() - at) as u32;
+    out[at..at + 4].copy_from_slice(&length.to_be_bytes());
+}
+
+/// `CancelRequest`.
+pub fn cancel(out: &mut Vec<u8>, pid: u32, secret: &[u8]) {
+    out.extend(((12 + secret.len()) as u32).to_be_bytes());
+    out.extend((1234u32 << 16 | 5678).to_be_bytes());
+    out.extend(pid.to_be_bytes());
+    out.extend(secret);
+}
+
+/// `Query`.
+pub fn query(out: &mut Vec<u8>, text: &str) {
+    message(out, b'Q', |out| cstr(out, text.as_bytes()));
+}
+
+/// `Parse`; `types` is the count and the type ids, as on the wire.
+pub fn parse(out: &mut Vec<u8>, name: &[u8], text: &[u8], types: &[u8]) {
+    message(out, b'P', |out| {
+        cstr(out, name);
+        cstr(out, text);
+        out.extend(types);
+    });
+}
+
+/// `Close` of a prepared statement.
+pub fn close_statement(out: &mut Vec<u8>, name: &[u8]) {
+    message(out, b'C', |out| {
+        out.push(b'S');
+        cstr(out, name);
+    });
+}
+
+/// `Describe` of a prepared statement.
+pub fn describe_statement(out: &mut Vec<u8>, name: &[u8]) {
+    message(out, b'D', |out| {
+        out.push(b'S');
+        cstr(out, name);
+    });
+}
+
+/// `PasswordMessage`.
+pub fn password(out: &mut Vec<u8>, password: &str) {
+    message(out, b'p', |out| cstr(out, password.as_bytes()));
+}
+
+/// `SASLInitialResponse`.
+pub fn sasl_initial(out: &mut Vec<u8>, mechanism: &str, data: &[u8]) {
+    message(out, b'p', |out| {
+        cstr(out, mechanism.as_bytes());
+        out.extend((data.len() as u32).to_be_bytes());
+        out.extend(data);
+    });
+}
+
+/// `SASLResponse`.
+pub fn sasl_response(out: &mut Vec<u8>, data: &[u8]) {
+    message(out, b'p', |out| out.extend(data));
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::{Frame, payload};
+
+    #[test]
+    fn written_messages_are_read_back() {
+        let mut out = Vec::new();
+        error(&mut out, Severity::Fatal, Sqlstate::INVALID_PASSWORD, "a\0b", "do this");
+        let frame = Frame::read(&out).unwrap().unwrap();
+        assert_eq!((frame.tag, frame.total()), (b'E', out.len()));
+        assert_eq!(payload::sqlstate(&out[5..]), Some(Sqlstate::INVALID_PASSWORD));
+        assert_eq!(payload::error_field(&out[5..], b'M').unwrap(), b"a?b");
+        assert_eq!(payload::error_field(&out[5..], b'H').unwrap(), b"do this");
+
+        out.clear();
+        warning(&mut out, Sqlstate::FEATURE_NOT_SUPPORTED, "careful");
+        let frame = Frame::read(&out).unwrap().unwrap();
+        assert_eq!((frame.tag, frame.total()), (b'N', out.len()));
+        assert_eq!(payload::error_field(&out[5..], b'S').unwrap(), b"WARNING");
+        assert_eq!(payload::error_field(&out[5..], b'V').unwrap(), b"WARNING");
+        assert_eq!(payload::error_field(&out[5..], b'M').unwrap(), b"careful");
+
+        out.clear();
+        startup(&mut out, &[("user", "u")]);
+        let (read, length) = crate::startup::read(&out).unwrap().unwrap();
+        assert_eq!(length, out.len());
+        assert!(matches!(read, crate::Startup::Login { version: crate::startup::V3_0, .. }));
+
+        out.clear();
+        cancel(&mut out, 9, b"abcd");
+        let (read, length) = crate::startup::read(&out).unwrap().unwrap();
+        assert_eq!(length, out.len());
+        assert_eq!(read, crate::Startup::Cancel { pid: 9, secret: b"abcd" });
+
+        out.clear();
+        parse(&mut out, b"n", b"select 1", &[0, 0]);
+        assert_eq!(payload::parse(&out[5..]), Some((&b"n"[..], &b"select 1"[..], &[0u8, 0][..])));
+    }
+}

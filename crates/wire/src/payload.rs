@@ -1,0 +1,173 @@
+//! Single fields out of message payloads.
+
+use crate::Sqlstate;
+
+/// The bytes up to the next NUL, and what follows it; None if there is no NUL.
+#[must_use]
+pub fn cstr(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = bytes.iter().position(|&b| b == 0)?;
+    Some((&bytes[..end], &bytes[end + 1..]))
+}
+
+/// `Parse`: statement name, text, and the rest (parameter types, as they are).
+#[must_use]
+pub fn parse(payload: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let (name, rest) = cstr(payload)?;
+    let (text, types) = cstr(rest)?;
+    let count = usize::from(u16::from_be_bytes(*types.first_chunk()?));
+    (types.len() == 2 + 4 * count).then_some((name, text, types))
+}
+
+/// `Bind`: portal, statement, and the rest, from as much of the payload as is there.
+#[must_use]
+pub fn bind(payload: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let (portal, rest) = cstr(payload)?;
+    let (statement, rest) = cstr(rest)?;
+    Some((portal, statement, rest))
+}
+
+/// What `Describe` and `Close` name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Named<'a> {
+    /// A prepared statement.
+    Statement(&'a [u8]),
+    /// A portal.
+    Portal(&'a [u8]),
+}
+
+/// `Describe` and `Close`.
+#[must_use]
+pub fn named(payload: &[u8]) -> Option<Named<'_>> {
+    let (&kind, rest) = payload.split_first()?;
+    let (name, rest) = cstr(rest)?;
+    match kind {
+        b'S' if rest.is_empty() => Some(Named::Statement(name)),
+        b'P' if rest.is_empty() => Some(Named::Portal(name)),
+        _ => None,
+    }
+}
+
+/// `ErrorResponse` and `NoticeResponse`: the field of this type.
+#[must_use]
+pub fn error_field(payload: &[u8], field: u8) -> Option<&[u8]> {
+    let mut rest = payload;
+    loop {
+        let (&kind, after) = rest.split_first()?;
+        if kind == 0 {
+            return None;
+        }
+        let (value, after) = cstr(after)?;
+        if kind == field {
+            return Some(value);
+        }
+        rest = after;
+    }
+}
+
+/// The code of an `ErrorResponse`.
+#[must_use]
+pub fn sqlstate(payload: &[u8]) -> Option<Sqlstate> {
+    error_field(payload, b'C').and_then(|code| code.try_into().ok()).map(Sqlstate)
+}
+
+/// `ParameterStatus`: name and value.
+#[must_use]
+pub fn parameter_status(payload: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (name, rest) = cstr(payload)?;
+    let (value, rest) = cstr(rest)?;
+    rest.is_empty().then_some((name, value))
+}
+
+/// `BackendKeyData`: process id and secret.
+#[must_use]
+pub fn backend_key(payload: &[u8]) -> Option<(u32, &[u8])> {
+    let (pid, secret) = payload.split_first_chunk::<4>()?;
+    (4..=256).contains(&secret.len()).then_some((u32::from_be_bytes(*pid), secret))
+}
+
+/// What an `Authentication…` message asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Authentication<'a> {
+    /// Done.
+    Ok,
+    /// The password in clear.
+    Cleartext,
+    /// MD5 with this salt.
+    Md5([u8; 4]),
+    /// SASL with one of these mechanisms (a list of C strings).
+    Sasl(&'a [u8]),
+    /// SASL goes on.
+    SaslContinue(&'a [u8]),
+    /// SASL ends.
+    SaslFinal(&'a [u8]),
+    /// Something else.
+    Other(u32),
+}
+
+/// `Authentication…`.
+#[must_use]
+pub fn authentication(payload: &[u8]) -> Option<Authentication<'_>> {
+    let (kind, rest) = payload.split_first_chunk::<4>()?;
+    Some(match u32::from_be_bytes(*kind) {
+        0 => Authentication::Ok,
+        3 => Authentication::Cleartext,
+        5 => Authentication::Md5(*rest.first_chunk()?),
+        10 => Authentication::Sasl(rest),
+        11 => Authentication::SaslContinue(rest),
+        12 => Authentication::SaslFinal(rest),
+        other => Authentication::Other(other),
+    })
+}
+
+/// True if a list of C strings ended by an empty one contains `wanted`.
+#[must_use]
+pub fn has_mechanism(mut list: &[u8], wanted: &[u8]) -> bool {
+    while let Some((name, rest)) = cstr(list) {
+        if name == wanted {
+            return true;
+        }
+        if name.is_empty() {
+            return false;
+        }
+        list = rest;
+    }
+    false
+}
+
+/// `SASLInitialResponse`: mechanism and the client's first message.
+#[must_use]
+pub fn sasl_initial(payload: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (mechanism, rest) = cstr(payload)?;
+    let (length, data) = rest.split_first_chunk::<4>()?;
+    (u32::from_be_bytes(*length) as usize == data.len()).then_some((mechanism, data))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields() {
+        assert_eq!(
+            parse(b"s1\0select 1\0\0\x01\0\0\0\x17"),
+            Some((&b"s1"[..], &b"select 1"[..], &b"\0\x01\0\0\0\x17"[..]))
+        );
+        assert_eq!(parse(b"s1\0select 1\0\0\x02\0\0\0\x17"), None);
+        assert_eq!(parse(b"s1\0select 1"), None);
+        assert_eq!(bind(b"p\0s\0rest"), Some((&b"p"[..], &b"s"[..], &b"rest"[..])));
+        assert_eq!(named(b"Sx\0"), Some(Named::Statement(b"x")));
+        assert_eq!(named(b"P\0"), Some(Named::Portal(b"")));
+        assert_eq!(named(b"Px\0y"), None);
+        assert_eq!(named(b""), None);
+        let error = b"SERROR\0VERROR\0C25006\0Mcannot\0\0";
+        assert_eq!(sqlstate(error), Some(Sqlstate::READ_ONLY_TRANSACTION));
+        assert_eq!(error_field(error, b'M').unwrap(), b"cannot");
+        assert_eq!(error_field(error, b'D'), None);
+        assert_eq!(error_field(b"SERROR", b'C'), None);
+        assert!(has_mechanism(b"SCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0", b"SCRAM-SHA-256"));
+        assert!(!has_mechanism(b"SCRAM-SHA-256-PLUS\0\0", b"SCRAM-SHA-256"));
+        assert_eq!(sasl_initial(b"SCRAM-SHA-256\0\0\0\0\x02n,"), Some((&b"SCRAM-SHA-256"[..], &b"n,"[..])));
+        assert_eq!(sasl_initial(b"SCRAM-SHA-256\0\0\0\0\x03n,"), None);
+    }
+}

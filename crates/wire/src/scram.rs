@@ -1,0 +1,432 @@
+//! SCRAM-SHA-256 (RFC 5802, RFC 7677) as PostgreSQL speaks it; both sides, bytes in and bytes out.
+//!
+//! ```text
+//!  Client                                                     Server
+//!  first()            ── n,,n=,r=<cn> ─────────────────────▶  first()     looks at nothing secret yet
+//!  final_()           ◀─ r=<cn><sn>,s=<salt>,i=<rounds> ────              proof = what only the password gives
+//!                     ── c=biws,r=<cn><sn>,p=<proof> ──────▶  last()      wrong proof: `WrongPassword`
+//!  verify()           ◀─ v=<signature> ────────────────────              the server knew the verifier
+//! ```
+//!
+//! What must hold:
+//! - The text that is carried here is the SASL payload, without the protocol message around it.
+//! - The user name in the message is ignored, as PostgreSQL does: the startup packet has named the user.
+//! - Channel binding: only [`MECHANISM`] is offered, so `n` and `y` are taken and `p` is refused.
+//! - Everything secret is compared in constant time and is absent from `Debug` and from errors.
+//! - Deriving keys from a password costs milliseconds ([`SaltedKeys::derive`]); every other step, microseconds. An event
+//!   loop gives the client cached [`SaltedKeys`] and pays only when the server's salt has changed.
+
+use std::fmt;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use hmac::{Hmac, Mac as _};
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+
+mod keys;
+mod saslprep;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use keys::check_rounds_and_salt;
+pub use keys::{SaltedKeys, Verifier};
+use text::{Attributes, check_nonce, decode, decode_key, parse_iterations, text};
+
+/// The only mechanism offered and chosen: without channel binding.
+pub const MECHANISM: &str = "SCRAM-SHA-256";
+
+/// Rounds of a verifier made here: what PostgreSQL itself uses.
+pub const DEFAULT_ITERATIONS: u32 = 4096;
+
+/// More rounds than this are refused: a hostile server could otherwise make its client work for minutes.
+pub const MAX_ITERATIONS: u32 = 1_000_000;
+
+/// The longest SASL payload read, in bytes. Honest ones are below 300.
+pub const MAX_MESSAGE: usize = 4096;
+
+/// The longest password, in bytes: what fits PostgreSQL's own limit of an authentication message.
+pub const MAX_PASSWORD: usize = 65_535;
+
+/// The longest salt, in bytes. PostgreSQL makes 16.
+pub const MAX_SALT: usize = 1024;
+
+const SALT_LEN: usize = 16;
+/// Raw bytes of a nonce; 24 characters once encoded, as PostgreSQL's.
+const NONCE_LEN: usize = 18;
+const KEY_LEN: usize = 32;
+
+type Key = [u8; KEY_LEN];
+
+/// Why an exchange ended. None of them carries anything secret.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A message or a stored verifier does not have the form the RFC gives it.
+    #[error("malformed SCRAM data: {0}")]
+    Malformed(&'static str),
+    /// Well-formed, but asks for something that is not offered.
+    #[error("unsupported in SCRAM-SHA-256 here: {0}")]
+    Unsupported(&'static str),
+    /// The client's proof does not fit the verifier, or the user does not exist: the two look alike on purpose.
+    #[error("the password does not match")]
+    WrongPassword,
+    /// The server could not prove that it knows the password's verifier: it may be an impostor.
+    #[error("wrong server signature: the server does not know this password; is it the right address?")]
+    ServerSignature,
+    /// The server ended the exchange with an error of its own (RFC 5802, `server-error-value`).
+    #[error("the server refused the SCRAM exchange: {0}")]
+    Refused(&'static str),
+    /// The client has only derived keys, and the server now uses another salt or number of rounds.
+    #[error("the SCRAM keys are for another salt or iteration count: log in with the password again")]
+    StaleKeys,
+    /// A step was called twice or before the one it follows: a bug of the caller.
+    #[error("SCRAM step out of order: {0}")]
+    OutOfOrder(&'static str),
+    /// The system gave no random bytes.
+    #[error("no random bytes from the system: {0}")]
+    Random(getrandom::Error),
+}
+
+// === Server ===
+
+/// The side that holds a verifier. One value a login: [`Server::first`], then [`Server::last`], each once.
+pub struct Server {
+    verifier: Verifier,
+    /// A user that does not exist: goes through the same steps and never succeeds.
+    mock: bool,
+    state: ServerState,
+}
+
+enum ServerState {
+    Start,
+    Challenged {
+        /// `biws` or `eSws`: the gs2 header of the first message, which the last one has to repeat.
+        binding: &'static str,
+        /// Both nonces, as the last message has to repeat them.
+        nonce: String,
+        /// `client-first-message-bare,server-first-message,`: all of AuthMessage but its last part.
+        transcript: Vec<u8>,
+    },
+    Done(Option<SaltedKeys>),
+}
+
+impl Server {
+    /// Expects the client to prove the password that the verifier was made from.
+    pub fn new(verifier: Verifier) -> Self {
+        Self { verifier, mock: false, state: ServerState::Start }
+    }
+
+    /// For a user that does not exist or has no verifier: the exchange looks as any other and ends in
+    /// [`Error::WrongPassword`], so that nobody can find out which users there are. `secret` is random, and the same as
+    /// long as the process lives (better: for all processes behind one address), so that a user's salt stays the same.
+    pub fn mock(user: &str, secret: &[u8]) -> Self {
+        let salt = hmac(secret, user.as_bytes())[..SALT_LEN].to_vec();
+        let verifier = Verifier { iterations: DEFAULT_ITERATIONS, salt, stored_key: [0; 32], server_key: [0; 32] };
+        Self { verifier, mock: true, state: ServerState::Start }
+    }
+
+    /// Takes the client's first message, gives the server's first.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`]; [`Error::Unsupported`] for channel binding, an authorization identity or a mandatory
+    /// extension; [`Error::Random`]; [`Error::OutOfOrder`].
+    pub fn first(&mut self, client_first: &[u8]) -> Result<Vec<u8>, Error> {
+        let nonce = new_nonce()?;
+        self.first_with(client_first, &nonce)
+    }
+
+    fn first_with(&mut self, client_first: &[u8], server_nonce: &str) -> Result<Vec<u8>, Error> {
+        if !matches!(std::mem::replace(&mut self.state, ServerState::Done(None)), ServerState::Start) {
+            return Err(Error::OutOfOrder("the client's first message was already taken"));
+        }
+        let message = text(client_first)?;
+        let (binding, rest) = match message.as_bytes().first() {
+            Some(b'n') => ("biws", message.strip_prefix("n,")),
+            // The client could bind and believes that we cannot: true.
+            Some(b'y') => ("eSws", message.strip_prefix("y,")),
+            Some(b'p') => return Err(Error::Unsupported("channel binding: only SCRAM-SHA-256 is offered")),
+            _ => return Err(Error::Malformed("the channel binding flag is none of n, y, p")),
+        };
+        let rest = rest.ok_or(Error::Malformed("no comma after the channel binding flag"))?;
+        if rest.starts_with("a=") {
+            return Err(Error::Unsupported("an authorization identity"));
+        }
+        let bare = rest.strip_prefix(',').ok_or(Error::Malformed("no comma after the authorization identity"))?;
+
+        let mut attributes = Attributes(bare);
+        attributes.refuse_mandatory_extension()?;
+        attributes.take('n')?;
+        let client_nonce = attributes.take('r')?;
+        attributes.skip_extensions()?;
+        check_nonce(client_nonce)?;
+
+        let nonce = format!("{client_nonce}{server_nonce}");
+        let reply = format!("r={nonce},s={},i={}", BASE64.encode(&self.verifier.salt), self.verifier.iterations);
+        let transcript = format!("{bare},{reply},").into_bytes();
+        self.state = ServerState::Challenged { binding, nonce, transcript };
+        Ok(reply.into_bytes())
+    }
+
+    /// Takes the client's final message; gives the server's final one, with which the login has succeeded.
+    ///
+    /// # Errors
+    /// [`Error::WrongPassword`], always so for [`Server::mock`]; [`Error::Malformed`]; [`Error::OutOfOrder`].
+    pub fn last(&mut self, client_final: &[u8]) -> Result<Vec<u8>, Error> {
+        let ServerState::Challenged { binding, nonce, mut transcript } =
+            std::mem::replace(&mut self.state, ServerState::Done(None))
+        else {
+            return Err(Error::OutOfOrder("the client's final message before its first, or twice"));
+        };
+        let message = text(client_final)?;
+        // The proof is the last attribute; extensions may stand before it and are signed.
+        let (signed, proof) =
+            message.rsplit_once(",p=").ok_or(Error::Malformed("the client's final message has no proof"))?;
+        let proof = decode_key(proof.as_bytes(), "the proof is not 32 bytes in base64")?;
+        let mut attributes = Attributes(signed);
+        if attributes.take('c')? != binding {
+            return Err(Error::Malformed("the channel binding is not the one the exchange began with"));
+        }
+        if attributes.take('r')? != nonce {
+            return Err(Error::Malformed("the nonce is not the one of this exchange"));
+        }
+        attributes.skip_extensions()?;
+
+        transcript.extend_from_slice(signed.as_bytes());
+        let client_key = xor(&proof, &hmac(&self.verifier.stored_key, &transcript));
+        let given: Key = Sha256::digest(client_key).into();
+        let right = bool::from(given.ct_eq(&self.verifier.stored_key));
+        // Signed in every case, so that success and failure take the same steps up to here.
+        let signature = hmac(&self.verifier.server_key, &transcript);
+        if !right || self.mock {
+            return Err(Error::WrongPassword);
+        }
+        self.state = ServerState::Done(Some(SaltedKeys {
+            salt: self.verifier.salt.clone(),
+            iterations: self.verifier.iterations,
+            client_key,
+            server_key: self.verifier.server_key,
+        }));
+        Ok(format!("v={}", BASE64.encode(signature)).into_bytes())
+    }
+
+    /// After [`Server::last`] has succeeded: the keys that the client has shown it has. With them the same user can be
+    /// logged in to any server that has the same verifier, without anybody knowing the password.
+    pub fn into_keys(self) -> Option<SaltedKeys> {
+        match self.state {
+            ServerState::Done(keys) => keys,
+            ServerState::Start | ServerState::Challenged { .. } => None,
+        }
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.state {
+            ServerState::Start => "start",
+            ServerState::Challenged { .. } => "challenged",
+            ServerState::Done(None) => "failed",
+            ServerState::Done(Some(_)) => "succeeded",
+        };
+        f.debug_struct("Server").field("state", &state).finish_non_exhaustive()
+    }
+}
+
+// === Client ===
+
+/// With what a client logs in.
+#[derive(Clone)]
+pub enum Credential {
+    /// The password; and the keys of an earlier login with it, if there are, which save the derivation as long as the
+    /// server's salt is still theirs.
+    Password {
+        /// Clear text, not yet prepared.
+        password: Arc<str>,
+        /// What [`Client::keys`] gave after an earlier login.
+        cached: Option<Arc<SaltedKeys>>,
+    },
+    /// Keys only: a user passed through from [`Server::into_keys`].
+    Keys(Arc<SaltedKeys>),
+}
+
+impl Credential {
+    /// A password with nothing cached.
+    pub fn password(password: impl Into<Arc<str>>) -> Self {
+        Self::Password { password: password.into(), cached: None }
+    }
+}
+
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Password { .. } => "Credential::Password(..)",
+            Self::Keys(_) => "Credential::Keys(..)",
+        })
+    }
+}
+
+/// The side that logs in. One value a login: [`Client::first`], [`Client::final_`], [`Client::verify`], each once.
+pub struct Client {
+    credential: Credential,
+    /// `client-first-message-bare`; ends with the nonce.
+    bare: String,
+    nonce_at: usize,
+    state: ClientState,
+}
+
+enum ClientState {
+    Start,
+    /// The key is there to check the signature by.
+    Proved {
+        keys: Arc<SaltedKeys>,
+        signature: Key,
+    },
+    Done(Option<Arc<SaltedKeys>>),
+}
+
+impl Client {
+    /// Begins a login.
+    ///
+    /// # Errors
+    /// [`Error::Random`].
+    pub fn new(credential: Credential) -> Result<Self, Error> {
+        Ok(Self::with_nonce(credential, "", &new_nonce()?))
+    }
+
+    fn with_nonce(credential: Credential, user: &str, nonce: &str) -> Self {
+        let bare = format!("n={user},r={nonce}");
+        Self { credential, nonce_at: bare.len() - nonce.len(), bare, state: ClientState::Start }
+    }
+
+    /// The client's first message.
+    pub fn first(&self) -> Vec<u8> {
+        format!("n,,{}", self.bare).into_bytes()
+    }
+
+    /// Takes the server's first message, gives the client's final one. Derives the keys when none are cached for the
+    /// server's salt and iteration count: see [`SaltedKeys::derive`] for what that costs.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`], [`Error::Unsupported`], [`Error::StaleKeys`], [`Error::OutOfOrder`].
+    pub fn final_(&mut self, server_first: &[u8]) -> Result<Vec<u8>, Error> {
+        if !matches!(std::mem::replace(&mut self.state, ClientState::Done(None)), ClientState::Start) {
+            return Err(Error::OutOfOrder("the server's first message was already taken"));
+        }
+        let message = text(server_first)?;
+        let mut attributes = Attributes(message);
+        attributes.refuse_mandatory_extension()?;
+        let nonce = attributes.take('r')?;
+        let salt = decode(attributes.take('s')?.as_bytes(), "the server's salt is not base64")?;
+        let iterations = parse_iterations(attributes.take('i')?.as_bytes())?;
+        attributes.skip_extensions()?;
+        check_nonce(nonce)?;
+        match nonce.strip_prefix(&self.bare[self.nonce_at..]) {
+            None => return Err(Error::Malformed("the server's nonce does not begin with the client's")),
+            Some("") => return Err(Error::Malformed("the server added nothing to the nonce")),
+            Some(_) => {}
+        }
+        check_rounds_and_salt(iterations, &salt)?;
+
+        let keys = self.keys_for(&salt, iterations)?;
+        let signed = format!("c=biws,r={nonce}");
+        let transcript = format!("{},{message},{signed}", self.bare);
+        let stored_key: Key = Sha256::digest(keys.client_key).into();
+        let proof = xor(&keys.client_key, &hmac(&stored_key, transcript.as_bytes()));
+        let signature = hmac(&keys.server_key, transcript.as_bytes());
+        self.state = ClientState::Proved { keys, signature };
+        Ok(format!("{signed},p={}", BASE64.encode(proof)).into_bytes())
+    }
+
+    fn keys_for(&self, salt: &[u8], iterations: u32) -> Result<Arc<SaltedKeys>, Error> {
+        match &self.credential {
+            Credential::Keys(keys) | Credential::Password { cached: Some(keys), .. } if keys.fits(salt, iterations) => {
+                Ok(Arc::clone(keys))
+            }
+            Credential::Keys(_) => Err(Error::StaleKeys),
+            Credential::Password { password, .. } => Ok(Arc::new(SaltedKeys::derive(password, salt, iterations)?)),
+        }
+    }
+
+    /// Takes the server's final message. Only when this is `Ok` is the server known to be the right one.
+    ///
+    /// # Errors
+    /// [`Error::ServerSignature`], [`Error::Refused`], [`Error::Malformed`], [`Error::OutOfOrder`].
+    pub fn verify(&mut self, server_final: &[u8]) -> Result<(), Error> {
+        let ClientState::Proved { keys, signature } = std::mem::replace(&mut self.state, ClientState::Done(None))
+        else {
+            return Err(Error::OutOfOrder("the server's final message before its first, or twice"));
+        };
+        let mut attributes = Attributes(text(server_final)?);
+        if attributes.0.starts_with("e=") {
+            return Err(Error::Refused(known_refusal(attributes.take('e')?)));
+        }
+        let given = decode_key(attributes.take('v')?.as_bytes(), "the signature is not 32 bytes in base64")?;
+        attributes.skip_extensions()?;
+        if !bool::from(given.ct_eq(&signature)) {
+            return Err(Error::ServerSignature);
+        }
+        self.state = ClientState::Done(Some(keys));
+        Ok(())
+    }
+
+    /// After [`Client::verify`] has succeeded: the keys it went with, for the caller to cache.
+    pub fn keys(&self) -> Option<&Arc<SaltedKeys>> {
+        match &self.state {
+            ClientState::Done(keys) => keys.as_ref(),
+            ClientState::Start | ClientState::Proved { .. } => None,
+        }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.state {
+            ClientState::Start => "start",
+            ClientState::Proved { .. } => "proved",
+            ClientState::Done(None) => "failed",
+            ClientState::Done(Some(_)) => "succeeded",
+        };
+        f.debug_struct("Client").field("state", &state).finish_non_exhaustive()
+    }
+}
+
+/// Only the RFC's own words: what the other side wrote would end in a log.
+fn known_refusal(value: &str) -> &'static str {
+    const KNOWN: [&str; 9] = [
+        "invalid-encoding",
+        "extensions-not-supported",
+        "invalid-proof",
+        "channel-bindings-dont-match",
+        "server-does-support-channel-binding",
+        "channel-binding-not-supported",
+        "unsupported-channel-binding-type",
+        "unknown-user",
+        "no-resources",
+    ];
+    KNOWN.into_iter().find(|known| *known == value).unwrap_or("other-error")
+}
+
+// === The arithmetic ===
+
+fn hmac(key: &[u8], message: &[u8]) -> Key {
+    #[allow(clippy::expect_used)] // HMAC takes a key of any length.
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
+    mac.update(message);
+    mac.finalize().into_bytes().into()
+}
+
+fn xor(left: &Key, right: &Key) -> Key {
+    std::array::from_fn(|i| left[i] ^ right[i])
+}
+
+fn random<const N: usize>() -> Result<[u8; N], Error> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(Error::Random)?;
+    Ok(bytes)
+}
+
+fn new_nonce() -> Result<String, Error> {
+    Ok(BASE64.encode(random::<NONCE_LEN>()?))
+}

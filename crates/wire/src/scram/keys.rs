@@ -1,0 +1,158 @@
+//! What a password becomes: keys for the one who logs in, a verifier for the one who lets in.
+
+use std::fmt;
+
+use base64::Engine as _;
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+
+use super::text::{decode, decode_key, parse_iterations};
+use super::{
+    BASE64, DEFAULT_ITERATIONS, Error, KEY_LEN, MAX_ITERATIONS, MAX_MESSAGE, MAX_PASSWORD, MAX_SALT, SALT_LEN, hmac,
+    random, saslprep,
+};
+
+const PREFIX: &str = "SCRAM-SHA-256$";
+
+/// What a password becomes with one salt and iteration count. Whoever has it can log in with that verifier: a secret.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SaltedKeys {
+    /// As decoded, [`MAX_SALT`] bytes at most.
+    pub salt: Vec<u8>,
+    /// 1 to [`MAX_ITERATIONS`].
+    pub iterations: u32,
+    /// HMAC(SaltedPassword, "Client Key").
+    pub client_key: [u8; 32],
+    /// HMAC(SaltedPassword, "Server Key").
+    pub server_key: [u8; 32],
+}
+
+impl SaltedKeys {
+    /// Runs PBKDF2 over the prepared password: 1 to 5 ms for 4096 iterations, too long for an event loop to do often.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] when salt, iterations or password are outside their bounds.
+    pub fn derive(password: &str, salt: &[u8], iterations: u32) -> Result<Self, Error> {
+        check_rounds_and_salt(iterations, salt)?;
+        if password.len() > MAX_PASSWORD {
+            return Err(Error::Malformed("the password is longer than 65535 bytes"));
+        }
+        let prepared = saslprep::prepare(password);
+        let mut salted = [0; KEY_LEN];
+        pbkdf2::pbkdf2_hmac::<Sha256>(prepared.as_bytes(), salt, iterations, &mut salted);
+        Ok(Self {
+            salt: salt.to_vec(),
+            iterations,
+            client_key: hmac(&salted, b"Client Key"),
+            server_key: hmac(&salted, b"Server Key"),
+        })
+    }
+
+    pub(super) fn fits(&self, salt: &[u8], iterations: u32) -> bool {
+        self.iterations == iterations && self.salt == salt
+    }
+}
+
+impl fmt::Debug for SaltedKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SaltedKeys").field("iterations", &self.iterations).finish_non_exhaustive()
+    }
+}
+
+// === Verifier ===
+
+/// What a server keeps of a password (PostgreSQL: `pg_authid.rolpassword`). It proves a client right without being enough
+/// to log in; still, it can be attacked offline, so it has no `Display`: write it with [`Verifier::encode`], on purpose.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Verifier {
+    /// 1 to [`MAX_ITERATIONS`].
+    pub iterations: u32,
+    /// As decoded, [`MAX_SALT`] bytes at most.
+    pub salt: Vec<u8>,
+    /// SHA-256 of the client key.
+    pub stored_key: [u8; 32],
+    /// HMAC(SaltedPassword, "Server Key").
+    pub server_key: [u8; 32],
+}
+
+impl Verifier {
+    /// Reads PostgreSQL's form: `SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key>`, the last three in base64.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when the text is of another kind (`md5…`, a plain password), [`Error::Malformed`] when a
+    /// part is missing, not base64 or out of bounds.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let rest = text.strip_prefix(PREFIX).ok_or(Error::Unsupported("a verifier that is not SCRAM-SHA-256"))?;
+        if text.len() > MAX_MESSAGE {
+            return Err(Error::Malformed("the verifier is too long"));
+        }
+        let (rounds, keys) = rest.split_once('$').ok_or(Error::Malformed("the verifier has no keys"))?;
+        let (iterations, salt) = rounds.split_once(':').ok_or(Error::Malformed("the verifier has no salt"))?;
+        let (stored_key, server_key) = keys.split_once(':').ok_or(Error::Malformed("the verifier has one key only"))?;
+        let verifier = Self {
+            iterations: parse_iterations(iterations.as_bytes())?,
+            salt: decode(salt.as_bytes(), "the verifier's salt is not base64")?,
+            stored_key: decode_key(stored_key.as_bytes(), "the verifier's stored key is not 32 bytes in base64")?,
+            server_key: decode_key(server_key.as_bytes(), "the verifier's server key is not 32 bytes in base64")?,
+        };
+        check_rounds_and_salt(verifier.iterations, &verifier.salt)?;
+        Ok(verifier)
+    }
+
+    /// A new verifier with a random salt and [`DEFAULT_ITERATIONS`]. Costs what [`SaltedKeys::derive`] costs.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] for an empty or overlong password, [`Error::Random`].
+    pub fn from_password(password: &str) -> Result<Self, Error> {
+        if password.is_empty() {
+            return Err(Error::Malformed("the password is empty: PostgreSQL never lets such a role in"));
+        }
+        let salt: [u8; SALT_LEN] = random()?;
+        Ok(Self::from(&SaltedKeys::derive(password, &salt, DEFAULT_ITERATIONS)?))
+    }
+
+    /// PostgreSQL's form of it, as [`Verifier::parse`] reads it.
+    pub fn encode(&self) -> String {
+        format!(
+            "{PREFIX}{}:{}${}:{}",
+            self.iterations,
+            BASE64.encode(&self.salt),
+            BASE64.encode(self.stored_key),
+            BASE64.encode(self.server_key)
+        )
+    }
+
+    /// Whether the password is the one this verifier was made from: for a password that came in clear text. Costs what
+    /// [`SaltedKeys::derive`] costs.
+    pub fn matches(&self, password: &str) -> bool {
+        SaltedKeys::derive(password, &self.salt, self.iterations)
+            .is_ok_and(|keys| bool::from(Self::from(&keys).stored_key.ct_eq(&self.stored_key)))
+    }
+}
+
+impl From<&SaltedKeys> for Verifier {
+    fn from(keys: &SaltedKeys) -> Self {
+        Self {
+            iterations: keys.iterations,
+            salt: keys.salt.clone(),
+            stored_key: Sha256::digest(keys.client_key).into(),
+            server_key: keys.server_key,
+        }
+    }
+}
+
+impl fmt::Debug for Verifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Verifier").field("iterations", &self.iterations).finish_non_exhaustive()
+    }
+}
+
+pub(super) fn check_rounds_and_salt(iterations: u32, salt: &[u8]) -> Result<(), Error> {
+    if !(1..=MAX_ITERATIONS).contains(&iterations) {
+        return Err(Error::Malformed("the iteration count is not within 1 and 1000000"));
+    }
+    if salt.is_empty() || salt.len() > MAX_SALT {
+        return Err(Error::Malformed("the salt is empty or longer than 1024 bytes"));
+    }
+    Ok(())
+}
