@@ -1,0 +1,180 @@
+//! The answer: small, `Copy`, and the same for every text of a shape.
+
+/// Whether a replica may run it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Only reads, keeps nothing in the session, and gives the same answer on any up-to-date node.
+    Read,
+    /// Everything else, and everything in doubt.
+    Write,
+}
+
+/// Transaction control, if the text is exactly one such statement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Control {
+    /// No transaction control in the text, or several statements (then see [`Flags::TRANSACTION`]).
+    None,
+    /// `BEGIN` / `START TRANSACTION`.
+    Begin {
+        /// Declared READ ONLY, and an isolation level that a hot standby has (not SERIALIZABLE).
+        read_only: bool,
+    },
+    /// `COMMIT` / `END`, without AND CHAIN.
+    Commit,
+    /// `ROLLBACK` / `ABORT`, without AND CHAIN.
+    Rollback,
+}
+
+/// What a statement leaves behind in the server session, as a set of bits: while any is set, the client must keep its
+/// server connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Pins(pub u16);
+
+impl Pins {
+    /// Nothing.
+    pub const NONE: Pins = Pins(0);
+    /// `SET` (not LOCAL), `set_config(…, false)` or with an argument that is not a constant true.
+    pub const SET: Pins = Pins(1);
+    /// `LISTEN`.
+    pub const LISTEN: Pins = Pins(1 << 1);
+    /// A cursor `WITH HOLD`.
+    pub const CURSOR: Pins = Pins(1 << 2);
+    /// Session-level advisory locks.
+    pub const ADVISORY_LOCK: Pins = Pins(1 << 3);
+    /// SQL `PREPARE`.
+    pub const PREPARE: Pins = Pins(1 << 4);
+    /// Temporary tables, views, sequences.
+    pub const TEMP: Pins = Pins(1 << 5);
+    /// `LOAD`.
+    pub const LOAD: Pins = Pins(1 << 6);
+    /// `currval`, `lastval`, `setseed`: what only this session knows. `nextval` and `setval` do *not* pin: an INSERT
+    /// calls them unseen by a column default, frameworks call them constantly, and few ever ask `currval`. For the
+    /// first `currval` of a client outside a transaction it may be too late; the pin keeps those after it right.
+    pub const SEQUENCE: Pins = Pins(1 << 7);
+    /// `SET ROLE`, `SET SESSION AUTHORIZATION`, and `set_config` that may be one of them: like `SET`, but `RESET ALL`
+    /// does not undo it.
+    pub const ROLE: Pins = Pins(1 << 8);
+    /// Everything `DISCARD ALL` clears.
+    pub const ALL: Pins = Pins(0x1ff & !Pins::LOAD.0);
+
+    /// Each single pin with its name, for metrics and messages.
+    pub const NAMES: [(Pins, &'static str); 9] = [
+        (Pins::SET, "set"),
+        (Pins::LISTEN, "listen"),
+        (Pins::CURSOR, "cursor_with_hold"),
+        (Pins::ADVISORY_LOCK, "advisory_lock"),
+        (Pins::PREPARE, "prepare"),
+        (Pins::TEMP, "temp_table"),
+        (Pins::LOAD, "load"),
+        (Pins::SEQUENCE, "sequence"),
+        (Pins::ROLE, "role"),
+    ];
+
+    /// Both.
+    #[must_use]
+    pub fn with(self, other: Pins) -> Pins {
+        Pins(self.0 | other.0)
+    }
+
+    /// These without the others.
+    #[must_use]
+    pub fn without(self, other: Pins) -> Pins {
+        Pins(self.0 & !other.0)
+    }
+
+    /// True if none is set.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// More about the text, as a set of bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Flags(pub u8);
+
+impl Flags {
+    /// More than one statement in the text.
+    pub const MULTI: Flags = Flags(1);
+    /// Some statement in the text is transaction control, or may commit inside (CALL, DO).
+    pub const TRANSACTION: Flags = Flags(1 << 1);
+    /// Changes which parameters the session has back to its defaults (`RESET ALL`, `DISCARD ALL`, `RESET x`).
+    pub const RESETS_PARAMETERS: Flags = Flags(1 << 2);
+    /// Drops prepared statements in the server session (`DISCARD ALL`, `DISCARD PLANS` does not, `DEALLOCATE` does).
+    pub const DROPS_STATEMENTS: Flags = Flags(1 << 3);
+    /// No statement at all (empty text, or only comments and semicolons).
+    pub const EMPTY: Flags = Flags(1 << 4);
+
+    /// True if all bits of `other` are set.
+    #[must_use]
+    pub fn has(self, other: Flags) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Both.
+    #[must_use]
+    pub fn with(self, other: Flags) -> Flags {
+        Flags(self.0 | other.0)
+    }
+}
+
+/// Where the text itself asks to go, by a comment before its first token: `/* kingpost.route=primary */`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Hint {
+    /// `primary`.
+    Primary,
+    /// `replica`.
+    Replica,
+    /// `auto`: by what the statement is, whatever the session's or address's setting.
+    Auto,
+}
+
+/// What the proxy must or may answer by itself, because it is about the proxy's own state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Local {
+    /// `DEALLOCATE name`.
+    Deallocate(String),
+    /// `DEALLOCATE ALL`.
+    DeallocateAll,
+    /// `SET [SESSION] kingpost.route = 'primary' | 'replica' | 'auto'` (`DEFAULT` and `RESET kingpost.route`: None).
+    Route(Option<Hint>),
+    /// `SET kingpost.consistency = 'eventual' | 'session'`; None as above. The value is lower-cased, not checked.
+    Consistency(Option<String>),
+    /// `SHOW kingpost.route`, `SHOW kingpost.consistency`: the name after the dot, lower-cased.
+    Show(String),
+    /// `SET kingpost.…` with a name or a value that is not known: what to say.
+    Invalid(String),
+}
+
+/// What a text is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Class {
+    /// May a replica run it?
+    pub access: Access,
+    /// Transaction control.
+    pub control: Control,
+    /// What it leaves in the session. Holds as soon as the text was sent, whether or not it succeeds.
+    pub pins: Pins,
+    /// What it clears from the session; never one of `pins`. Holds only once the whole text succeeded outside of a
+    /// transaction, or its transaction committed: a rollback brings parameters back.
+    pub unpins: Pins,
+    /// More.
+    pub flags: Flags,
+    /// Where it asks to go.
+    pub hint: Option<Hint>,
+    /// It is exactly one statement that the proxy may answer itself: ask `local_command` with the text.
+    pub local: bool,
+}
+
+impl Class {
+    /// A text nothing is known about: too long, not to be parsed, in an odd encoding.
+    pub const UNKNOWN: Class = Class {
+        access: Access::Write,
+        control: Control::None,
+        pins: Pins::NONE,
+        unpins: Pins::NONE,
+        flags: Flags(0),
+        hint: None,
+        local: false,
+    };
+}

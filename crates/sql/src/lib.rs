@@ -1,0 +1,21 @@
+//! What a statement is, for routing and pooling: PostgreSQL's own parser behind a cache of shapes. No I/O.
+//!
+//! ```text
+//!  text ──shape (literals out, one pass, no allocation)──▶ cache ──hit──▶ Class
+//!                                                            └─miss─▶ PostgreSQL's parser ──▶ classify (pure) ──▶ Class
+//! ```
+//!
+//! The rule everywhere: what is in doubt is a write.
+
+mod class;
+mod classifier;
+mod functions;
+mod hint;
+mod local;
+mod shape;
+mod statement;
+mod tree;
+mod unparsed;
+
+pub use class::{Access, Class, Control, Flags, Hint, Local, Pins};
+pub use classifier::{Classifier, ClassifierConfig, Counters};

@@ -1,0 +1,296 @@
+//! From the parse tree of a whole text to its [`Class`].
+
+use pg_query::protobuf::{
+    DiscardMode, ParseResult, TransactionStmt, TransactionStmtKind, VariableSetKind, VariableSetStmt,
+};
+use pg_query::{Node, NodeEnum};
+
+use crate::class::{Access, Class, Control, Flags, Pins};
+use crate::functions::Functions;
+use crate::tree::{Walk, is_temp_schema, name};
+
+/// `CURSOR_OPT_HOLD` of PostgreSQL's parse nodes.
+const CURSOR_HOLD: i32 = 0x20;
+
+/// What a text whose parse tree this is does. The hint is not in the tree.
+pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
+    let statements: Vec<&NodeEnum> = tree.stmts.iter().filter_map(|raw| raw.stmt.as_ref()?.node.as_ref()).collect();
+    let mut text = Text { functions, read: true, class: Class { access: Access::Write, ..Class::UNKNOWN } };
+    match statements.as_slice() {
+        [] => text.flag(Flags::EMPTY),
+        [one] if is_local(one) => {
+            text.read = false;
+            if matches!(one, NodeEnum::DeallocateStmt(_)) {
+                text.statement(one);
+            }
+            text.class.local = true;
+        }
+        [NodeEnum::TransactionStmt(statement)] => {
+            text.read = false;
+            match control(statement) {
+                Some(control) => text.class.control = control,
+                None if is_savepoint(statement) => {}
+                None => text.flag(Flags::TRANSACTION),
+            }
+        }
+        several => {
+            if several.len() > 1 {
+                text.flag(Flags::MULTI);
+            }
+            for statement in several {
+                text.statement(statement);
+            }
+        }
+    }
+    if text.read {
+        text.class.access = Access::Read;
+    }
+    text.class
+}
+
+/// One statement that is about the proxy's own state.
+pub(crate) fn is_local(statement: &NodeEnum) -> bool {
+    match statement {
+        NodeEnum::DeallocateStmt(_) => true,
+        NodeEnum::VariableSetStmt(set) => own_parameter(&set.name).is_some(),
+        NodeEnum::VariableShowStmt(show) => own_parameter(&show.name).is_some(),
+        _ => false,
+    }
+}
+
+/// The part after `kingpost.` of a parameter's name, if it is one of the proxy's own.
+pub(crate) fn own_parameter(name: &str) -> Option<&str> {
+    let (first, rest) = name.split_once('.')?;
+    first.eq_ignore_ascii_case("kingpost").then_some(rest)
+}
+
+fn control(statement: &TransactionStmt) -> Option<Control> {
+    match statement.kind() {
+        TransactionStmtKind::TransStmtBegin | TransactionStmtKind::TransStmtStart => {
+            Some(Control::Begin { read_only: begins_read_only(&statement.options) })
+        }
+        TransactionStmtKind::TransStmtCommit if !statement.chain => Some(Control::Commit),
+        TransactionStmtKind::TransStmtRollback if !statement.chain => Some(Control::Rollback),
+        _ => None,
+    }
+}
+
+fn is_savepoint(statement: &TransactionStmt) -> bool {
+    matches!(
+        statement.kind(),
+        TransactionStmtKind::TransStmtSavepoint
+            | TransactionStmtKind::TransStmtRelease
+            | TransactionStmtKind::TransStmtRollbackTo
+    )
+}
+
+/// The last of several READ ONLY / READ WRITE wins, and so does the last isolation level.
+fn begins_read_only(options: &[Node]) -> bool {
+    use pg_query::protobuf::a_const::Val;
+    let mut read_only = false;
+    let mut serializable = false;
+    for option in options {
+        let Some(NodeEnum::DefElem(option)) = &option.node else { return false };
+        let value = match option.arg.as_ref().and_then(|arg| arg.node.as_ref()) {
+            Some(NodeEnum::AConst(value)) => value.val.as_ref(),
+            _ => None,
+        };
+        match (option.defname.as_str(), value) {
+            ("transaction_read_only", Some(Val::Ival(value))) => read_only = value.ival != 0,
+            ("transaction_isolation", Some(Val::Sval(level))) => serializable = level.sval == "serializable",
+            ("transaction_deferrable", _) => {}
+            _ => return false,
+        }
+    }
+    read_only && !serializable
+}
+
+/// Collects over the statements of a text, in order.
+struct Text<'a> {
+    functions: &'a Functions,
+    read: bool,
+    class: Class,
+}
+
+impl Text<'_> {
+    fn flag(&mut self, flag: Flags) {
+        self.class.flags = self.class.flags.with(flag);
+    }
+
+    fn pin(&mut self, pins: Pins) {
+        self.class.pins = self.class.pins.with(pins);
+        self.class.unpins = self.class.unpins.without(pins);
+    }
+
+    fn unpin(&mut self, pins: Pins) {
+        self.class.pins = self.class.pins.without(pins);
+        self.class.unpins = self.class.unpins.with(pins);
+    }
+
+    /// Walks something, and returns true if it only reads.
+    fn walk(&mut self, go: impl FnOnce(&mut Walk<'_>)) -> bool {
+        let mut walk = Walk::new(self.functions);
+        go(&mut walk);
+        self.pin(walk.pins);
+        walk.read
+    }
+
+    fn statement(&mut self, statement: &NodeEnum) {
+        if !self.reads(statement) {
+            self.read = false;
+        }
+    }
+
+    fn inner(&mut self, query: Option<&Node>) -> bool {
+        query.and_then(|node| node.node.as_ref()).is_some_and(|statement| self.reads(statement))
+    }
+
+    /// Takes in what the statement does to the session, and returns true if it only reads.
+    fn reads(&mut self, statement: &NodeEnum) -> bool {
+        match statement {
+            NodeEnum::SelectStmt(select) => {
+                let reads = self.walk(|walk| walk.select(select));
+                if unlocks_all(select) {
+                    self.unpin(Pins::ADVISORY_LOCK);
+                }
+                return reads;
+            }
+            // Whether ANALYZE is among the options does not matter: what only reads may be run, too.
+            NodeEnum::ExplainStmt(explain) => {
+                let reads = self.inner(explain.query.as_deref());
+                let plain = matches!(
+                    explain.query.as_ref().and_then(|query| query.node.as_ref()),
+                    Some(NodeEnum::SelectStmt(_))
+                );
+                return reads && plain;
+            }
+            NodeEnum::CopyStmt(copy) => {
+                let mut reads = self.walk(|walk| {
+                    if let Some(relation) = &copy.relation {
+                        walk.relation(relation);
+                    }
+                    walk.maybe(copy.where_clause.as_deref());
+                });
+                if copy.query.is_some() {
+                    reads &= self.inner(copy.query.as_deref());
+                }
+                return reads && !copy.is_from && !copy.is_program && copy.filename.is_empty();
+            }
+            NodeEnum::InsertStmt(_) | NodeEnum::UpdateStmt(_) | NodeEnum::DeleteStmt(_) | NodeEnum::MergeStmt(_) => {
+                let node = statement;
+                self.walk(|walk| walk.statement(node));
+            }
+            NodeEnum::VariableSetStmt(set) => self.set(set),
+            NodeEnum::DiscardStmt(discard) => match discard.target() {
+                DiscardMode::DiscardAll => {
+                    self.unpin(Pins::ALL);
+                    self.flag(Flags::RESETS_PARAMETERS);
+                    self.flag(Flags::DROPS_STATEMENTS);
+                }
+                DiscardMode::DiscardTemp => self.unpin(Pins::TEMP),
+                _ => {}
+            },
+            NodeEnum::ListenStmt(_) => self.pin(Pins::LISTEN),
+            NodeEnum::UnlistenStmt(unlisten) if unlisten.conditionname.is_empty() => self.unpin(Pins::LISTEN),
+            NodeEnum::DeclareCursorStmt(declare) => {
+                self.inner(declare.query.as_deref());
+                if declare.options & CURSOR_HOLD != 0 {
+                    self.pin(Pins::CURSOR);
+                }
+            }
+            NodeEnum::ClosePortalStmt(close) if close.portalname.is_empty() => self.unpin(Pins::CURSOR),
+            NodeEnum::PrepareStmt(prepare) => {
+                // What it would do when executed, as EXECUTE does not show it.
+                self.inner(prepare.query.as_deref());
+                self.pin(Pins::PREPARE);
+            }
+            NodeEnum::ExecuteStmt(execute) => {
+                self.walk(|walk| walk.nodes(&execute.params));
+            }
+            NodeEnum::DeallocateStmt(deallocate) => {
+                self.flag(Flags::DROPS_STATEMENTS);
+                if deallocate.isall {
+                    self.unpin(Pins::PREPARE);
+                }
+            }
+            NodeEnum::LoadStmt(_) => self.pin(Pins::LOAD),
+            NodeEnum::TransactionStmt(_) | NodeEnum::DoStmt(_) => self.flag(Flags::TRANSACTION),
+            NodeEnum::CallStmt(call) => {
+                self.flag(Flags::TRANSACTION);
+                if let Some(call) = &call.funccall {
+                    self.walk(|walk| walk.call(call));
+                }
+            }
+            NodeEnum::CreateStmt(create) => {
+                self.walk(|walk| walk.created(create.relation.as_ref(), create.oncommit));
+            }
+            NodeEnum::CreateTableAsStmt(create) => {
+                self.inner(create.query.as_deref());
+                if let Some(into) = &create.into {
+                    self.walk(|walk| walk.created(into.rel.as_ref(), into.on_commit));
+                }
+            }
+            NodeEnum::ViewStmt(create) => {
+                self.walk(|walk| walk.created(create.view.as_ref(), 0));
+            }
+            NodeEnum::CreateSeqStmt(create) => {
+                self.walk(|walk| walk.created(create.sequence.as_ref(), 0));
+            }
+            NodeEnum::CompositeTypeStmt(create) => {
+                self.walk(|walk| walk.created(create.typevar.as_ref(), 0));
+            }
+            NodeEnum::CreateFunctionStmt(create) => self.named(&create.funcname),
+            NodeEnum::DefineStmt(define) => self.named(&define.defnames),
+            NodeEnum::CreateEnumStmt(create) => self.named(&create.type_name),
+            NodeEnum::CreateRangeStmt(create) => self.named(&create.type_name),
+            NodeEnum::CreateDomainStmt(create) => self.named(&create.domainname),
+            _ => {}
+        }
+        false
+    }
+
+    /// Something made under this name.
+    fn named(&mut self, parts: &[Node]) {
+        if name(parts).is_some_and(|(schema, _)| is_temp_schema(schema)) {
+            self.pin(Pins::TEMP);
+        }
+    }
+
+    fn set(&mut self, set: &VariableSetStmt) {
+        match set.kind() {
+            VariableSetKind::VarResetAll => {
+                self.unpin(Pins::SET);
+                self.flag(Flags::RESETS_PARAMETERS);
+            }
+            VariableSetKind::VarReset => self.flag(Flags::RESETS_PARAMETERS),
+            _ if set.is_local => {}
+            VariableSetKind::VarSetDefault => self.flag(Flags::RESETS_PARAMETERS),
+            VariableSetKind::VarSetMulti if set.name != "SESSION CHARACTERISTICS" => {}
+            _ => match set.name.to_ascii_lowercase().as_str() {
+                "role" | "session_authorization" => self.pin(Pins::ROLE),
+                // The state of random(), which RESET ALL leaves.
+                "seed" => self.pin(Pins::SEQUENCE),
+                _ => self.pin(Pins::SET),
+            },
+        }
+    }
+}
+
+/// `SELECT pg_advisory_unlock_all()`, with nothing that could keep it from being called.
+fn unlocks_all(select: &pg_query::protobuf::SelectStmt) -> bool {
+    let conditional = select.with_clause.is_some()
+        || select.where_clause.is_some()
+        || select.having_clause.is_some()
+        || select.limit_count.is_some()
+        || select.limit_offset.is_some()
+        || !select.from_clause.is_empty()
+        || !select.group_clause.is_empty();
+    let [Node { node: Some(NodeEnum::ResTarget(target)) }] = select.target_list.as_slice() else { return false };
+    let Some(NodeEnum::FuncCall(call)) = target.val.as_ref().and_then(|value| value.node.as_ref()) else {
+        return false;
+    };
+    !conditional
+        && call.args.is_empty()
+        && call.agg_filter.is_none()
+        && matches!(name(&call.funcname), Some(("" | "pg_catalog", "pg_advisory_unlock_all")))
+}

@@ -1,0 +1,76 @@
+//! A text that could not be parsed though the server may run it (too long, not UTF-8, nested too deeply) is a write. But leaving
+//! something in the session unseen would hand it to the next client: what the words allow to be in doubt pins.
+
+use crate::class::{Class, Flags, Pins};
+use crate::{hint, shape};
+
+/// Statements that leave nothing in the session, by their first word.
+const HARMLESS: [&str; 18] = [
+    "alter", "analyze", "comment", "copy", "delete", "drop", "explain", "grant", "insert", "merge", "revoke", "select",
+    "table", "truncate", "update", "vacuum", "values", "with",
+];
+
+/// Functions that do, wherever they are called.
+const FUNCTIONS: [(&str, Pins); 5] = [
+    ("advisory_lock", Pins::ADVISORY_LOCK),
+    ("currval", Pins::SEQUENCE),
+    ("lastval", Pins::SEQUENCE),
+    ("set_config", Pins(Pins::SET.0 | Pins::ROLE.0)),
+    ("setseed", Pins::SEQUENCE),
+];
+
+/// [`Class::UNKNOWN`] with the hint, and the pins that cannot be ruled out.
+pub(crate) fn classify(text: &[u8]) -> Class {
+    let mut class = Class { hint: hint::hint(text), ..Class::UNKNOWN };
+    // Without its literals if it has a shape: a `;` in a string does not start a statement then.
+    let mut words = Vec::new();
+    shape::key(text, &mut words);
+    let words = words[1..].to_ascii_lowercase();
+    for (name, pins) in FUNCTIONS {
+        if words.windows(name.len()).any(|part| part == name.as_bytes()) {
+            class.pins = class.pins.with(pins);
+        }
+    }
+    for statement in words.split(|byte| *byte == b';') {
+        let first = first_word(statement);
+        if first.is_empty() || HARMLESS.iter().any(|word| word.as_bytes() == first) {
+            continue;
+        }
+        match first {
+            b"create" => {
+                if words.windows(4).any(|part| part == b"temp") {
+                    class.pins = class.pins.with(Pins::TEMP);
+                }
+            }
+            b"begin" | b"start" | b"commit" | b"end" | b"rollback" | b"abort" | b"savepoint" | b"release" | b"call"
+            | b"do" => class.flags = class.flags.with(Flags::TRANSACTION),
+            _ => class.pins = class.pins.with(Pins::ALL).with(Pins::LOAD),
+        }
+    }
+    if words.windows(4).any(|part| part == b"into") && words.windows(4).any(|part| part == b"temp") {
+        class.pins = class.pins.with(Pins::TEMP);
+    }
+    class
+}
+
+/// The first word after whitespace, parentheses and comments; empty if there is none.
+fn first_word(statement: &[u8]) -> &[u8] {
+    let mut rest = statement;
+    loop {
+        match rest {
+            [b' ' | b'\t' | b'\n' | b'\r' | 0x0b | 0x0c | b'(', tail @ ..] => rest = tail,
+            [b'/', b'*', tail @ ..] => match shape::block_comment_end(tail, 0) {
+                Some(end) => rest = &tail[end..],
+                None => return b"?",
+            },
+            [b'-', b'-', tail @ ..] => match shape::line_comment_end(tail, 0) {
+                Some(end) => rest = &tail[end..],
+                None => return b"?",
+            },
+            _ => break,
+        }
+    }
+    // Anything that is not a word is returned too, and found not to be harmless.
+    let end = rest.iter().position(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_').unwrap_or(rest.len());
+    &rest[..end.max(usize::from(!rest.is_empty()))]
+}

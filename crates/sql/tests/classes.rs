@@ -1,0 +1,459 @@
+//! What statements are.
+#![allow(clippy::unwrap_used)]
+
+use sql::{Access, Class, Classifier, ClassifierConfig, Control, Flags, Hint, Local, Pins};
+
+fn classifier() -> Classifier {
+    Classifier::new(ClassifierConfig {
+        read_functions: vec!["my_area".into(), "geo.length".into()],
+        ..ClassifierConfig::default()
+    })
+}
+
+fn classify(text: &str) -> Class {
+    classifier().classify(text.as_bytes())
+}
+
+const READ: Class = Class { access: Access::Read, ..Class::UNKNOWN };
+const WRITE: Class = Class::UNKNOWN;
+
+#[test]
+fn reads() {
+    for text in [
+        "select 1",
+        "SELECT * FROM t WHERE id = 5;",
+        "table t",
+        "values (1, 'a'), (2, 'b')",
+        "(select 1) union all (select 2 order by 1 limit 5 offset 3) except select a from b",
+        "with recursive x(n) as (values (1) union all select n + 1 from x where n < 100) select sum(n) from x",
+        "select count(*) filter (where a > 1), sum(b) over (partition by c order by d rows between 1 preceding and current row) from t",
+        "select a, (select max(b) from u where u.id = t.id) from t where exists (select 1 from v) and a in (1, 2, 3) and b like 'x%'",
+        "select case when a is null then 'x' else coalesce(b, nullif(c, 'y')) end, greatest(1, 2), row(1, 2), (array[1, 2])[1:2] from t",
+        "select a::int, cast(b as numeric(10, 2)), date '2020-01-01', interval '1 day', b collate \"C\" at time zone 'UTC' from t",
+        "select * from t tablesample system (10) repeatable (5)",
+        "select * from a left join b using (id) natural join c cross join lateral (select * from d where d.id = a.id) x",
+        "select * from generate_series(1, 10) with ordinality as g(n, o), rows from (unnest(array[1]), json_each('{}')) r",
+        "select distinct on (a) a, b from t group by grouping sets ((a), (b), ()), rollup (c), a having count(*) > 1 order by a desc nulls last fetch first 5 rows only",
+        "select now(), current_timestamp, localtime, current_user, session_user, current_schema(), current_database(), version(), random(), clock_timestamp(), gen_random_uuid()",
+        "select extract(year from a), position('a' in b), substring(b from 1 for 2), overlay(a placing b from 1), trim(both ' ' from a) from t",
+        "select to_tsvector('english', a) @@ websearch_to_tsquery($1) from t where a = any($2)",
+        "select xmlelement(name a, b), xmlforest(a, b), xmlserialize(content a as text) from t",
+        "select json_object('a': 1), json_array(1, 2), a is json, json_value(a, '$.x' returning int default 0 on empty) from t",
+        "select * from json_table('{}', '$' columns (a int path '$.a', nested '$.b[*]' columns (c text)))",
+        "select * from xmltable('/a' passing x columns a int path 'b' default 5)",
+        "select percentile_cont(0.5) within group (order by a) from t",
+        "explain select 1",
+        "explain (analyze, buffers, format json) select * from t where a = 1",
+        "copy t to stdout",
+        "copy t (a, b) to stdout with (format csv, header)",
+        "copy (select * from t where a = 5) to stdout with binary",
+        "select my_area(a), geo.length(a) from t",
+        "select pg_relation_size('t'), pg_get_viewdef('v'::regclass), has_table_privilege('t', 'select')",
+        "select * from information_schema.tables",
+        "select * from pg_catalog.pg_class, pg_subscription",
+        "select 1; select 2",
+        "select pg_catalog.lower('A')",
+    ] {
+        let class = classify(text);
+        assert_eq!(class.access, Access::Read, "{text}");
+        assert_eq!(
+            (class.pins, class.unpins, class.local, class.hint),
+            (Pins::NONE, Pins::NONE, false, None),
+            "{text}"
+        );
+        assert_eq!(class.control, Control::None, "{text}");
+    }
+}
+
+#[test]
+fn writes() {
+    for text in [
+        "insert into t values (1) returning *",
+        "update t set a = 1 where b = 2",
+        "delete from t using u where t.id = u.id",
+        "merge into t using u on t.id = u.id when matched then update set a = u.a when not matched then insert values (u.a)",
+        "truncate t",
+        "select * into u from t",
+        "select * from t for update",
+        "select * from t for key share skip locked",
+        "select * from (select * from t for no key update) x",
+        "with d as (delete from t returning *) select * from d",
+        "select (with d as (insert into t values (1) returning *) select 1)",
+        "values (nextval('s'))",
+        "select nextval('s')",
+        "select setval('s', 5)",
+        "select my_function(1)",
+        "select public.lower('a')",
+        "select a from t where my_function(a) > 1 order by 1",
+        "select count(*) over (order by my_function(a)) from t",
+        "select count(*) filter (where my_function(a)) from t",
+        "select * from my_function(1)",
+        "select * from t tablesample my_method (1)",
+        "select array[1, my_function(2)], case a when 1 then my_function(1) end, coalesce(a, my_function(a)) from t",
+        "select * from t limit my_function(1)",
+        "select geo.my_area(a) from t",
+        "select pg_is_in_recovery()",
+        "select pg_current_wal_lsn()",
+        "select pg_last_wal_replay_lsn()",
+        "select txid_current()",
+        "select pg_backend_pid()",
+        "select pg_sleep(1)",
+        "select pg_notify('a', 'b')",
+        "select current_setting('transaction_read_only')",
+        "select pg_advisory_xact_lock(1)",
+        "select pg_advisory_unlock(1)",
+        "select lo_import('x')",
+        "select * from dblink('x', 'y') as t(a int)",
+        "select query_to_xml('delete from t', true, true, '')",
+        "select * from pg_stat_activity",
+        "select * from pg_catalog.pg_stat_replication",
+        "select * from pg_locks l join pg_class c on c.oid = l.relation",
+        "select * from public.pg_stat_statements",
+        "select * from pg_settings",
+        "select 1 where exists (select from pg_prepared_xacts)",
+        "show transaction_read_only",
+        "show all",
+        "explain insert into t values (1)",
+        "explain analyze delete from t",
+        "explain analyze select my_function(1)",
+        "explain execute p",
+        "explain create table x as select 1",
+        "copy t from stdin",
+        "copy t to '/tmp/x'",
+        "copy t to program 'cat'",
+        "copy (delete from t returning *) to stdout",
+        "copy pg_stat_activity to stdout",
+        "create table t (a int)",
+        "create table t as select 1",
+        "create extension x",
+        "vacuum t",
+        "analyze",
+        "lock table t",
+        "notify x",
+        "execute p(1)",
+        "fetch 5 from c",
+        "close c",
+        "declare c cursor for select 1",
+        "refresh materialized view v",
+        "discard plans",
+        "discard sequences",
+        "unlisten x",
+        "set local statement_timeout = 5",
+        "set transaction read only",
+        "set constraints all deferred",
+        "create temp table t (a int) on commit drop",
+        "create temp table t on commit drop as select 1",
+        "select set_config('a.b', 'c', true)",
+        "savepoint a",
+        "release a",
+        "rollback to savepoint a",
+        "selec 1",
+        "select 'open",
+        "checkpoint",
+    ] {
+        assert_eq!(classify(text), WRITE, "{text}");
+    }
+    assert_eq!(classify("select 1; insert into t values (1)"), Class { flags: Flags::MULTI, ..WRITE });
+}
+
+fn leaves(pins: Pins) -> Class {
+    Class { pins, ..WRITE }
+}
+
+#[test]
+fn session_state() {
+    let set_or_role = Pins::SET.with(Pins::ROLE);
+    for (text, want) in [
+        ("set search_path = a", leaves(Pins::SET)),
+        ("set session statement_timeout to 5", leaves(Pins::SET)),
+        ("set time zone 'UTC'", leaves(Pins::SET)),
+        ("set names 'utf8'", leaves(Pins::SET)),
+        ("set session characteristics as transaction read only", leaves(Pins::SET)),
+        ("set role x", leaves(Pins::ROLE)),
+        ("SET \"Role\" = x", leaves(Pins::ROLE)),
+        ("set session authorization x", leaves(Pins::ROLE)),
+        ("set seed = 0.5", leaves(Pins::SEQUENCE)),
+        ("set a to default", Class { flags: Flags::RESETS_PARAMETERS, ..WRITE }),
+        ("set time zone local", Class { flags: Flags::RESETS_PARAMETERS, ..WRITE }),
+        ("reset a", Class { flags: Flags::RESETS_PARAMETERS, ..WRITE }),
+        ("reset all", Class { unpins: Pins::SET, flags: Flags::RESETS_PARAMETERS, ..WRITE }),
+        ("select set_config('a', 'b', false)", leaves(set_or_role)),
+        ("select set_config('a', 'b', 'true')", leaves(set_or_role)),
+        ("select pg_catalog.set_config('a', 'b', $1)", leaves(set_or_role)),
+        ("select set_config(is_local => true, setting_name => 'a', new_value => 'b')", leaves(set_or_role)),
+        ("insert into t select set_config('a', 'b', false)", leaves(set_or_role)),
+        ("with x as (update t set a = 1 returning set_config('a', 'b', false)) select 1", leaves(set_or_role)),
+        ("listen a", leaves(Pins::LISTEN)),
+        ("unlisten *", Class { unpins: Pins::LISTEN, ..WRITE }),
+        ("declare c cursor with hold for select 1", leaves(Pins::CURSOR)),
+        ("declare c binary scroll cursor without hold for select 1", WRITE),
+        ("close all", Class { unpins: Pins::CURSOR, ..WRITE }),
+        ("select pg_advisory_lock(1)", leaves(Pins::ADVISORY_LOCK)),
+        ("select pg_try_advisory_lock_shared(1, 2)", leaves(Pins::ADVISORY_LOCK)),
+        ("select pg_advisory_unlock_all()", Class { unpins: Pins::ADVISORY_LOCK, ..WRITE }),
+        ("select pg_advisory_unlock_all() where false", WRITE),
+        ("select case when false then pg_advisory_unlock_all() end", WRITE),
+        ("prepare p as select 1", leaves(Pins::PREPARE)),
+        ("prepare p as select set_config('a', 'b', false)", leaves(Pins::PREPARE.with(set_or_role))),
+        ("create temp table t (a int)", leaves(Pins::TEMP)),
+        ("create temporary table t (a int) on commit delete rows", leaves(Pins::TEMP)),
+        ("create table pg_temp.t (a int)", leaves(Pins::TEMP)),
+        ("create temp table t as select 1", leaves(Pins::TEMP)),
+        ("select 1 into temp t", leaves(Pins::TEMP)),
+        ("create temp view v as select 1", leaves(Pins::TEMP)),
+        ("create temp sequence s", leaves(Pins::TEMP)),
+        ("create function pg_temp.f() returns int language sql as 'select 1'", leaves(Pins::TEMP)),
+        ("select * from pg_temp.t", leaves(Pins::TEMP)),
+        ("select * from pg_temp_3.t", leaves(Pins::TEMP)),
+        ("insert into pg_temp.t values (1)", leaves(Pins::TEMP)),
+        ("select pg_temp.f()", leaves(Pins::TEMP)),
+        ("discard temp", Class { unpins: Pins::TEMP, ..WRITE }),
+        ("load 'auto_explain'", leaves(Pins::LOAD)),
+        ("select currval('s')", leaves(Pins::SEQUENCE)),
+        ("select lastval()", leaves(Pins::SEQUENCE)),
+        ("select setseed(0.5)", leaves(Pins::SEQUENCE)),
+        (
+            "discard all",
+            Class { unpins: Pins::ALL, flags: Flags::RESETS_PARAMETERS.with(Flags::DROPS_STATEMENTS), ..WRITE },
+        ),
+        (
+            "SELECT pg_advisory_unlock_all();\nCLOSE ALL;\nUNLISTEN *;\nRESET ALL;",
+            Class {
+                unpins: Pins::ADVISORY_LOCK.with(Pins::CURSOR).with(Pins::LISTEN).with(Pins::SET),
+                flags: Flags::MULTI.with(Flags::RESETS_PARAMETERS),
+                ..WRITE
+            },
+        ),
+        (
+            "set a = 1; reset all",
+            Class { unpins: Pins::SET, flags: Flags::MULTI.with(Flags::RESETS_PARAMETERS), ..WRITE },
+        ),
+        (
+            "reset all; set a = 1",
+            Class { pins: Pins::SET, flags: Flags::MULTI.with(Flags::RESETS_PARAMETERS), ..WRITE },
+        ),
+        (
+            "set role x; reset all",
+            Class { pins: Pins::ROLE, unpins: Pins::SET, flags: Flags::MULTI.with(Flags::RESETS_PARAMETERS), ..WRITE },
+        ),
+    ] {
+        assert_eq!(classify(text), want, "{text}");
+    }
+}
+
+#[test]
+fn transactions() {
+    let begin = |read_only| Class { control: Control::Begin { read_only }, ..WRITE };
+    let inside = Class { flags: Flags::TRANSACTION, ..WRITE };
+    let several = Class { flags: Flags::TRANSACTION.with(Flags::MULTI), ..WRITE };
+    for (text, want) in [
+        ("begin", begin(false)),
+        ("BEGIN TRANSACTION", begin(false)),
+        ("start transaction", begin(false)),
+        ("begin read only", begin(true)),
+        ("begin work isolation level repeatable read, read only", begin(true)),
+        ("begin isolation level repeatable read read only deferrable", begin(true)),
+        ("start transaction read only, isolation level serializable", begin(false)),
+        ("begin isolation level serializable, isolation level read committed, read only", begin(true)),
+        ("begin read only, read write", begin(false)),
+        ("begin read write, read only", begin(true)),
+        ("commit", Class { control: Control::Commit, ..WRITE }),
+        ("end;", Class { control: Control::Commit, ..WRITE }),
+        ("rollback work", Class { control: Control::Rollback, ..WRITE }),
+        ("abort", Class { control: Control::Rollback, ..WRITE }),
+        ("commit and no chain", Class { control: Control::Commit, ..WRITE }),
+        ("commit and chain", inside),
+        ("rollback and chain", inside),
+        ("prepare transaction 'a'", inside),
+        ("commit prepared 'a'", inside),
+        ("rollback prepared 'a'", inside),
+        ("call p(1)", inside),
+        ("do 'begin commit; end'", inside),
+        ("do $$begin end$$", inside),
+        ("begin; select 1", several),
+        ("select 1; commit", several),
+        ("begin; commit", several),
+        ("savepoint a; select 1", several),
+    ] {
+        assert_eq!(classify(text), want, "{text}");
+    }
+}
+
+#[test]
+fn empty() {
+    for text in ["", ";", " ; ;\n", "-- ping", "/* a */"] {
+        assert_eq!(classify(text), Class { flags: Flags::EMPTY, ..READ }, "{text}");
+    }
+}
+
+#[test]
+fn hints() {
+    assert_eq!(classify("/* kingpost.route=primary */ select 1"), Class { hint: Some(Hint::Primary), ..READ });
+    assert_eq!(classify("/*KINGPOST.ROUTE = Replica*/ delete from t").hint, Some(Hint::Replica));
+    assert_eq!(classify("/* kingpost.route=auto */ not sql").hint, Some(Hint::Auto));
+    assert_eq!(classify("/* kingpost.route=x */ select 1"), READ);
+    assert_eq!(classify("select /* kingpost.route=primary */ 1"), READ);
+}
+
+#[test]
+fn local() {
+    let mut classifier = classifier();
+    for (text, want) in [
+        ("deallocate a", Local::Deallocate("a".into())),
+        ("DEALLOCATE PREPARE \"A b\"", Local::Deallocate("A b".into())),
+        ("deallocate all", Local::DeallocateAll),
+        ("set kingpost.route = 'primary'", Local::Route(Some(Hint::Primary))),
+        ("SET SESSION KingPost.Route TO Replica", Local::Route(Some(Hint::Replica))),
+        ("set kingpost.route = auto", Local::Route(Some(Hint::Auto))),
+        ("set kingpost.route to default", Local::Route(None)),
+        ("reset kingpost.route", Local::Route(None)),
+        ("set kingpost.consistency = 'Session'", Local::Consistency(Some("session".into()))),
+        ("reset kingpost.consistency", Local::Consistency(None)),
+        ("show kingpost.route", Local::Show("route".into())),
+        ("SHOW Kingpost.Consistency;", Local::Show("consistency".into())),
+    ] {
+        let class = classifier.classify(text.as_bytes());
+        assert!(class.local, "{text}");
+        assert_eq!((class.access, class.pins), (Access::Write, Pins::NONE), "{text}");
+        assert_eq!(classifier.local_command(text.as_bytes()), Some(want), "{text}");
+    }
+    for text in [
+        "set kingpost.route = 'nowhere'",
+        "set kingpost.route = 5",
+        "set kingpost.route = a, b",
+        "set kingpost.other = 'a'",
+        "reset kingpost.other",
+        "set local kingpost.route = 'primary'",
+    ] {
+        assert!(classifier.classify(text.as_bytes()).local, "{text}");
+        assert!(matches!(classifier.local_command(text.as_bytes()), Some(Local::Invalid(_))), "{text}");
+    }
+    for text in ["select 1", "set a = 1", "show a", "deallocate a; select 1", "reset all", "discard all", "nonsense"] {
+        assert!(!classifier.classify(text.as_bytes()).local, "{text}");
+        assert_eq!(classifier.local_command(text.as_bytes()), None, "{text}");
+    }
+    assert_eq!(
+        classify("deallocate all"),
+        Class { local: true, unpins: Pins::PREPARE, flags: Flags::DROPS_STATEMENTS, ..WRITE }
+    );
+    assert_eq!(classify("deallocate a"), Class { local: true, flags: Flags::DROPS_STATEMENTS, ..WRITE });
+}
+
+/// The literals of a shape do not decide what it is.
+#[test]
+fn one_class_for_all_literals_of_a_shape() {
+    let mut classifier = classifier();
+    for (first, second, local) in [
+        ("set kingpost.route = 'nowhere'", "set kingpost.route = 'primary'", Some(Local::Route(Some(Hint::Primary)))),
+        ("select set_config('a', 'b', false)", "select set_config('role', 'c', false)", None),
+        ("select pg_advisory_lock(1)", "select pg_advisory_lock(22)", None),
+        ("select 'a', 1.5", "select 'it''s', 22.75", None),
+    ] {
+        let misses = classifier.counters().misses;
+        let class = classifier.classify(first.as_bytes());
+        assert_eq!(classifier.classify(second.as_bytes()), class, "{second}");
+        assert_eq!(classifier.counters().misses, misses + 1, "{second}");
+        assert_eq!(classify(second), class, "{second}");
+        assert_eq!(classifier.local_command(second.as_bytes()), local, "{second}");
+    }
+}
+
+#[test]
+fn depth() {
+    let parens = |n: usize| format!("select {}1{}", "(".repeat(n), ")".repeat(n));
+    let chain = |word: &str, n: usize| format!("select 1 where {}", vec!["a = 1"; n].join(word));
+    assert_eq!(classify(&parens(1_000)).access, Access::Read);
+    assert_eq!(classify(&chain(" or ", 1_000)).access, Access::Read);
+    assert_eq!(classify(&format!("select {}", vec!["1"; 5_000].join(", "))).access, Access::Read);
+    // What matters is that the process lives; these may be reads or not.
+    for text in [
+        parens(10_000),
+        parens(32_000),
+        chain(" or ", 6_000),
+        format!("select {}", vec!["1"; 16_000].join("+")),
+        format!("select {}1", "-".repeat(3).replace("---", "- ").repeat(10_000)),
+        format!("select {}a", "not ".repeat(10_000)),
+        format!("select {}1{}", "(select ".repeat(3_000), ")".repeat(3_000)),
+        format!("select {}1{}", "f(".repeat(10_000), ")".repeat(10_000)),
+        format!("select {}", vec!["select 1"; 3_000].join(" union ")),
+        format!("select 1{}", "::int".repeat(10_000)),
+        format!("select a{}", "[1]".repeat(10_000)),
+        format!("{}select 1", "explain ".repeat(5_000)),
+        "/*".repeat(30_000),
+        "(".repeat(60_000),
+    ] {
+        std::thread::Builder::new().stack_size(2 * 1024 * 1024).spawn(move || classify(&text)).unwrap().join().unwrap();
+    }
+}
+
+#[test]
+fn not_to_be_parsed() {
+    let mut classifier = Classifier::new(ClassifierConfig { max_text: 100, ..ClassifierConfig::default() });
+    let long = |text: &str| format!("{text} {}", "x".repeat(100));
+    for (text, want) in [
+        (long("select 1 from"), WRITE),
+        (long("/* kingpost.route=replica */ select 1 from"), Class { hint: Some(Hint::Replica), ..WRITE }),
+        (long("insert into t values (1, 'a; set b'); -- "), WRITE),
+        (long("insert into t values (1); SET role = b"), leaves(Pins::ALL.with(Pins::LOAD))),
+        (long("(select Set_Config('a', 'b', false))"), leaves(Pins::SET.with(Pins::ROLE))),
+        (long("create temp table"), leaves(Pins::TEMP)),
+        (long("create table"), WRITE),
+        (long("begin; delete from"), Class { flags: Flags::TRANSACTION, ..WRITE }),
+    ] {
+        assert_eq!(classifier.classify(text.as_bytes()), want, "{text}");
+    }
+    assert_eq!(classifier.classify(b"select '\xff'"), WRITE);
+    assert_eq!(classifier.classify(b"select \0"), WRITE);
+    assert_eq!(classifier.classify(b"select '\0'"), WRITE);
+    // None of them spoils its shape.
+    assert_eq!(classifier.classify(b"select 'a'"), READ);
+    // Too deep for the tree's decoder, though the server would run it.
+    let deep = format!("select {}; set a = 1", vec!["1"; 200].join("||"));
+    assert_eq!(classify(&deep), leaves(Pins::ALL.with(Pins::LOAD)));
+}
+
+#[test]
+fn demotion_lasts_for_the_shape() {
+    let mut classifier = classifier();
+    assert_eq!(classifier.classify(b"select * from v where a = 1").access, Access::Read);
+    classifier.demote(b"select * from v where a = 2");
+    assert_eq!(classifier.classify(b"select * from v where a = 3").access, Access::Write);
+    assert_eq!(classifier.classify(b"select * from w where a = 3").access, Access::Read);
+    // Also if it was never asked for.
+    classifier.demote(b"select * from u");
+    assert_eq!(classifier.classify(b"select * from u").access, Access::Write);
+}
+
+#[test]
+fn the_cache_is_bounded_and_keeps_what_is_used() {
+    let mut classifier =
+        Classifier::new(ClassifierConfig { max_entries: 100, max_bytes: 1 << 20, ..ClassifierConfig::default() });
+    for i in 0..1_000 {
+        classifier.classify(b"select hot");
+        assert_eq!(classifier.classify(format!("select a{i}").as_bytes()), READ);
+        assert_eq!(classifier.classify(format!("insert into a{i} values (1)").as_bytes()), WRITE);
+        assert!(classifier.counters().entries <= 100);
+    }
+    let counters = classifier.counters();
+    assert_eq!((counters.entries, counters.misses, counters.hits), (100, 2_001, 999));
+    assert_eq!(counters.evictions, 1_901);
+
+    let mut classifier =
+        Classifier::new(ClassifierConfig { max_entries: 1_000, max_bytes: 4_096, ..ClassifierConfig::default() });
+    for i in 0..200 {
+        classifier.classify(format!("select {}{i}", "a".repeat(i)).as_bytes());
+        assert!(classifier.counters().bytes <= 4_096);
+    }
+    assert!(classifier.counters().entries > 5);
+    // Larger than everything: answered, not kept.
+    assert_eq!(classifier.classify(format!("select {}", "a".repeat(5_000)).as_bytes()), READ);
+    let mut none = Classifier::new(ClassifierConfig { max_entries: 0, ..ClassifierConfig::default() });
+    assert_eq!(none.classify(b"select 1"), READ);
+    assert_eq!(none.counters().entries, 0);
+}
+
+#[test]
+fn is_send() {
+    fn send<T: Send>(_: T) {}
+    send(classifier());
+}
