@@ -1,0 +1,251 @@
+//! What a user writes about the cluster.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// `[cluster]`: the database servers behind one address, and how to watch them.
+#[derive(Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClusterConfig {
+    /// Name, as metrics and logs give it.
+    pub name: String,
+    /// User that probes connect as. It needs no privilege beyond CONNECT; with `pg_monitor` replicas get reads back sooner
+    /// after a failover, because only then they can be asked which timeline they receive.
+    pub user: String,
+    /// Its password, where the servers ask for one. Never written out.
+    #[serde(skip_serializing)]
+    pub password: Option<String>,
+    /// Database that probes connect to.
+    pub database: String,
+    /// Time between two probes of a node while all is well.
+    #[serde(with = "humantime_serde")]
+    pub probe_interval: Duration,
+    /// A probe (connect and query) that takes longer has failed.
+    #[serde(with = "humantime_serde")]
+    pub probe_timeout: Duration,
+    /// Failed probes in a row before a node is taken out.
+    pub probe_failures: u32,
+    /// A replica further behind than this gets no reads.
+    #[serde(with = "humantime_serde")]
+    pub lag_limit: Duration,
+    /// Shortest time between two LSN questions to the primary while sessions wait for one.
+    #[serde(with = "humantime_serde")]
+    pub oracle_pace: Duration,
+    /// The nodes. Which one is primary is found out, not configured.
+    pub nodes: Vec<NodeConfig>,
+}
+
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        ClusterConfig {
+            name: "main".into(),
+            user: "postgres".into(),
+            password: None,
+            database: "postgres".into(),
+            probe_interval: Duration::from_secs(1),
+            probe_timeout: Duration::from_secs(2),
+            probe_failures: 2,
+            lag_limit: Duration::from_secs(10),
+            oracle_pace: Duration::from_millis(2),
+            nodes: Vec::new(),
+        }
+    }
+}
+
+/// `[[cluster.nodes]]`: one database server.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeConfig {
+    /// Unique name.
+    pub name: String,
+    /// `host:port`, or the absolute path of a Unix socket (`/run/postgresql/.s.PGSQL.5432`).
+    pub address: String,
+    /// Share of reads relative to the other replicas; 0 takes reads off it.
+    #[serde(default = "one")]
+    pub weight: u32,
+    /// Zone, compared with the proxy's own: reads prefer a replica in the same zone.
+    #[serde(default)]
+    pub zone: Option<String>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl fmt::Debug for ClusterConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterConfig")
+            .field("name", &self.name)
+            .field("user", &self.user)
+            .field("database", &self.database)
+            .field("probe_interval", &self.probe_interval)
+            .field("probe_timeout", &self.probe_timeout)
+            .field("probe_failures", &self.probe_failures)
+            .field("lag_limit", &self.lag_limit)
+            .field("oracle_pace", &self.oracle_pace)
+            .field("nodes", &self.nodes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is wrong with a cluster's configuration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StartError {
+    /// There is nothing to watch.
+    #[error("cluster {cluster:?} has no nodes: give at least one [[cluster.nodes]] with a name and an address")]
+    NoNodes {
+        /// The cluster's name.
+        cluster: String,
+    },
+    /// More nodes than ids, counted with the removed ones.
+    #[error("cluster {cluster:?} has more than {most} nodes, counted with those removed since the start")]
+    TooManyNodes {
+        /// The cluster's name.
+        cluster: String,
+        /// Most nodes possible.
+        most: usize,
+    },
+    /// Two nodes have one name.
+    #[error("two nodes are named {name:?}: names must be unique")]
+    SameName {
+        /// The name.
+        name: String,
+    },
+    /// An address is neither of the two forms.
+    #[error("node {node:?} has address {address:?}: expected host:port, or the absolute path of a Unix socket")]
+    Address {
+        /// The node's name.
+        node: String,
+        /// What is written.
+        address: String,
+    },
+    /// A time that must not be 0.
+    #[error("{setting} of cluster {cluster:?} is 0: expected a time such as 1s")]
+    Zero {
+        /// The cluster's name.
+        cluster: String,
+        /// The setting.
+        setting: &'static str,
+    },
+}
+
+/// Most nodes of a cluster, counted with removed ones.
+pub(crate) const MOST_NODES: usize = 1024;
+
+impl ClusterConfig {
+    /// Whether a topology can be started with it.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn validate(&self) -> Result<(), StartError> {
+        let cluster = || self.name.clone();
+        if self.nodes.is_empty() {
+            return Err(StartError::NoNodes { cluster: cluster() });
+        }
+        if self.nodes.len() > MOST_NODES {
+            return Err(StartError::TooManyNodes { cluster: cluster(), most: MOST_NODES });
+        }
+        for (setting, time) in [
+            ("probe_interval", self.probe_interval),
+            ("probe_timeout", self.probe_timeout),
+            ("lag_limit", self.lag_limit),
+        ] {
+            if time.is_zero() {
+                return Err(StartError::Zero { cluster: cluster(), setting });
+            }
+        }
+        let mut names = HashSet::new();
+        for node in &self.nodes {
+            if !names.insert(&node.name) {
+                return Err(StartError::SameName { name: node.name.clone() });
+            }
+            Target::of(node)?;
+        }
+        Ok(())
+    }
+}
+
+/// A node's address as configured, taken apart; a host name is not resolved yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Target {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+impl Target {
+    pub(crate) fn of(node: &NodeConfig) -> Result<Target, StartError> {
+        Target::parse(&node.address)
+            .ok_or_else(|| StartError::Address { node: node.name.clone(), address: node.address.clone() })
+    }
+
+    fn parse(address: &str) -> Option<Target> {
+        if address.starts_with('/') {
+            return Some(Target::Unix(Path::new(address).to_owned()));
+        }
+        let (host, port) = address.rsplit_once(':')?;
+        let port = port.parse().ok().filter(|port| *port != 0)?;
+        let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        let host = match bare {
+            Some(v6) => v6.parse::<std::net::Ipv6Addr>().ok()?.to_string(),
+            None if host.is_empty() || host.contains([':', '[', ']', '/', ' ']) => return None,
+            None => host.to_owned(),
+        };
+        Some(Target::Tcp { host, port })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn node(name: &str, address: &str) -> NodeConfig {
+        NodeConfig { name: name.into(), address: address.into(), weight: 1, zone: None }
+    }
+
+    #[test]
+    fn addresses() {
+        let tcp = |host: &str, port| Some(Target::Tcp { host: host.into(), port });
+        for (address, target) in [
+            ("db1:5432", tcp("db1", 5432)),
+            ("127.0.0.1:1", tcp("127.0.0.1", 1)),
+            ("[::1]:5432", tcp("::1", 5432)),
+            ("/run/postgresql/.s.PGSQL.5432", Some(Target::Unix("/run/postgresql/.s.PGSQL.5432".into()))),
+            ("db1", None),
+            ("db1:", None),
+            (":5432", None),
+            ("db1:0", None),
+            ("db1:65536", None),
+            ("::1:5432", None),
+            ("[db1]:5432", None),
+            ("", None),
+        ] {
+            assert_eq!(Target::parse(address), target, "{address:?}");
+        }
+    }
+
+    #[test]
+    fn says_what_is_wrong() {
+        let mut config = ClusterConfig::default();
+        assert!(matches!(config.validate(), Err(StartError::NoNodes { .. })));
+        config.nodes = vec![node("a", "x:1"), node("a", "y:1")];
+        assert_eq!(config.validate(), Err(StartError::SameName { name: "a".into() }));
+        config.nodes[1] = node("b", "nowhere");
+        assert_eq!(config.validate(), Err(StartError::Address { node: "b".into(), address: "nowhere".into() }));
+        config.nodes[1] = node("b", "y:1");
+        assert_eq!(config.validate(), Ok(()));
+        config.lag_limit = Duration::ZERO;
+        assert!(matches!(config.validate(), Err(StartError::Zero { setting: "lag_limit", .. })));
+    }
+
+    #[test]
+    fn the_password_is_not_shown() {
+        let config = ClusterConfig { password: Some("s3cret".into()), ..ClusterConfig::default() };
+        assert!(!format!("{config:?}").contains("s3cret"));
+    }
+}

@@ -1,0 +1,274 @@
+//! The handle that everybody else holds.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+use watermark::Oracle;
+
+use crate::config::{ClusterConfig, StartError};
+use crate::coordinate::Coordinator;
+use crate::oracle::Driver;
+use crate::probe::Signal;
+use crate::view::{NodeId, Term, View};
+
+/// For how long replicas are probed fast after [`Topology::want_replay`], and how often that must be said again.
+const FAST_FOR: Duration = Duration::from_secs(1);
+const RENEW: Duration = Duration::from_millis(500);
+
+/// A cluster that is being watched. Ends with the last handle, or by [`shutdown`](Topology::shutdown).
+pub struct Topology {
+    shared: Arc<Shared>,
+    settings: watch::Sender<Arc<ClusterConfig>>,
+    tasks: Mutex<Vec<AbortHandle>>,
+}
+
+/// No primary was found in time.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no primary within {waited:?}; {nodes}: check that the servers run, their addresses, user and password")]
+pub struct NotReady {
+    /// How long was waited.
+    pub waited: Duration,
+    /// Each node's role and, where there is one, its last error.
+    pub nodes: String,
+}
+
+/// What the tasks share with the handle.
+pub(crate) struct Shared {
+    pub(crate) view: ArcSwap<View>,
+    /// That of `view`, stored after it: whoever sees an epoch finds a view at least as new.
+    epoch: AtomicU64,
+    pub(crate) oracle: Oracle,
+    /// By node id.
+    pub(crate) signals: ArcSwap<Vec<Arc<Signal>>>,
+    replay_wanted: AtomicBool,
+    replay_asked: Notify,
+    published: watch::Sender<u64>,
+    /// Held while a view is installed, so that epochs rise also where several threads publish.
+    installing: Mutex<()>,
+    subscribers: Mutex<Vec<Arc<dyn Fn() + Send + Sync>>>,
+    /// Each node's last failure, while it lasts.
+    failures: Mutex<Vec<Option<String>>>,
+}
+
+/// Nothing that is guarded here can be left half-changed by a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn new(view: View, oracle: Oracle) -> Shared {
+        Shared {
+            epoch: AtomicU64::new(view.epoch),
+            published: watch::Sender::new(view.epoch),
+            view: ArcSwap::from_pointee(view),
+            oracle,
+            signals: ArcSwap::default(),
+            replay_wanted: AtomicBool::new(false),
+            replay_asked: Notify::new(),
+            installing: Mutex::new(()),
+            subscribers: Mutex::default(),
+            failures: Mutex::default(),
+        }
+    }
+
+    /// Makes `view` the current one; its epoch is raised where needed.
+    pub(crate) fn install(&self, mut view: View) {
+        let installing = lock(&self.installing);
+        view.epoch = view.epoch.max(self.epoch.load(Ordering::Relaxed) + 1);
+        let epoch = view.epoch;
+        self.view.store(Arc::new(view));
+        self.epoch.store(epoch, Ordering::Release);
+        drop(installing);
+        self.published.send_replace(epoch);
+        // Called without the lock: a subscriber may subscribe another.
+        let subscribers = lock(&self.subscribers).clone();
+        for subscriber in subscribers {
+            subscriber();
+        }
+    }
+
+    pub(crate) fn suspect(&self, node: NodeId) {
+        if let Some(signal) = self.signals.load().get(usize::from(node.0)) {
+            signal.suspect();
+        }
+    }
+
+    pub(crate) fn note_failure(&self, node: NodeId, failure: Option<String>) {
+        let mut failures = lock(&self.failures);
+        let index = usize::from(node.0);
+        if failures.len() <= index {
+            failures.resize(index + 1, None);
+        }
+        failures[index] = failure;
+    }
+
+    /// Lets replicas be probed fast for as long as somebody goes on wanting it.
+    async fn pace(self: Arc<Shared>, fast_until: watch::Sender<Instant>) {
+        loop {
+            self.replay_asked.notified().await;
+            fast_until.send_replace(Instant::now() + FAST_FOR);
+            tokio::time::sleep(RENEW).await;
+            self.replay_wanted.store(false, Ordering::Release);
+        }
+    }
+}
+
+// === impl Topology ===
+
+impl Topology {
+    /// Starts to watch a cluster, on `runtime`. Returns at once; see [`wait_ready`](Topology::wait_ready).
+    ///
+    /// # Errors
+    /// The configuration is not usable. Servers that cannot be reached are no error.
+    pub fn start(config: ClusterConfig, runtime: &Handle) -> Result<Arc<Topology>, StartError> {
+        let config = Arc::new(config);
+        let wanted = Arc::new(Notify::new());
+        let oracle = {
+            let wanted = Arc::clone(&wanted);
+            Oracle::new(move || wanted.notify_one())
+        };
+        let empty = View { epoch: 0, term: Term::default(), primary: None, nodes: Vec::new() };
+        let shared = Arc::new(Shared::new(empty, oracle));
+        let (fast_until, fast) = watch::channel(Instant::now());
+        let (asks, asked) = watch::channel(None);
+        let (settings, changes) = watch::channel(Arc::clone(&config));
+        let coordinator = Coordinator::start(Arc::clone(&shared), runtime.clone(), config, fast, asks)?;
+        let tasks = vec![
+            runtime.spawn(coordinator.run(changes)).abort_handle(),
+            runtime.spawn(Arc::clone(&shared).pace(fast_until)).abort_handle(),
+            runtime.spawn(Driver { shared: Arc::clone(&shared), wanted, asked }.run()).abort_handle(),
+        ];
+        Ok(Arc::new(Topology { shared, settings, tasks: Mutex::new(tasks) }))
+    }
+
+    /// A cluster that is what it is said to be, with no tasks behind it: for tests and simulation. Answers to the oracle's
+    /// tickets come from whoever calls [`Oracle::begin`] and [`Oracle::complete`].
+    #[must_use]
+    pub fn fixed(view: View) -> Arc<Topology> {
+        let shared = Arc::new(Shared::new(view, Oracle::new(|| {})));
+        let (settings, _) = watch::channel(Arc::default());
+        Arc::new(Topology { shared, settings, tasks: Mutex::default() })
+    }
+
+    /// Makes `view` the current one; its epoch is raised if it is not above the last. Meant for [`fixed`](Topology::fixed):
+    /// where a cluster is being watched, the next decision takes its place.
+    pub fn publish(&self, view: View) {
+        self.shared.install(view);
+    }
+
+    /// The cluster at this moment.
+    #[must_use]
+    pub fn view(&self) -> Arc<View> {
+        self.shared.view.load_full()
+    }
+
+    /// The epoch of [`view`](Topology::view), for one load: what reads a new epoch here finds a view at least as new.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.shared.epoch.load(Ordering::Acquire)
+    }
+
+    /// Tickets for "where is the primary now?". The term of an answer is the timeline. While there is no primary there is
+    /// no answer: whoever waits, waits for a bounded time.
+    #[must_use]
+    pub fn oracle(&self) -> &Oracle {
+        &self.shared.oracle
+    }
+
+    /// A node refused or broke a connection: it is probed at once, and taken out if that one probe fails. From any thread;
+    /// never blocks; reports that come before the probe count as one.
+    pub fn report_failure(&self, node: NodeId) {
+        self.shared.suspect(node);
+    }
+
+    /// Somebody waits for replicas to catch up: they are probed about every 10 ms for the next second. Costs one relaxed
+    /// load when it was said shortly before, so it may be said as often as one likes.
+    pub fn want_replay(&self) {
+        if !self.shared.replay_wanted.load(Ordering::Relaxed) && !self.shared.replay_wanted.swap(true, Ordering::AcqRel)
+        {
+            self.shared.replay_asked.notify_one();
+        }
+    }
+
+    /// `wake` is called after each new view has been published, and for nothing else, from the publishing thread: it must
+    /// not block.
+    pub fn subscribe(&self, wake: Box<dyn Fn() + Send + Sync>) {
+        lock(&self.shared.subscribers).push(Arc::from(wake));
+    }
+
+    /// Waits until there is a primary.
+    ///
+    /// # Errors
+    /// There is none within `limit`.
+    pub async fn wait_ready(&self, limit: Duration) -> Result<(), NotReady> {
+        let mut published = self.shared.published.subscribe();
+        let ready = async {
+            loop {
+                published.borrow_and_update();
+                if self.shared.view.load().primary.is_some() {
+                    return;
+                }
+                if published.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        tokio::time::timeout(limit, ready).await.map_err(|_| NotReady { waited: limit, nodes: self.describe() })
+    }
+
+    /// Every node's role and last error, for a person.
+    fn describe(&self) -> String {
+        let view = self.view();
+        let failures = lock(&self.shared.failures);
+        let nodes = view.nodes.iter().enumerate().map(|(index, node)| {
+            let role = format!("{} is {:?}", node.node.name, node.role);
+            match failures.get(index) {
+                Some(Some(failure)) => format!("{role} ({failure})"),
+                _ => role,
+            }
+        });
+        nodes.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Takes over a changed configuration, soon. Nodes are told by their names and keep their ids; those no longer listed
+    /// stay in the view as unusable entries.
+    ///
+    /// # Errors
+    /// The configuration is not usable; nothing has changed.
+    pub fn reload(&self, config: ClusterConfig) -> Result<(), StartError> {
+        config.validate()?;
+        self.settings.send_replace(Arc::new(config));
+        Ok(())
+    }
+
+    /// Stops watching. The last view stays.
+    pub fn shutdown(&self) {
+        for task in lock(&self.tasks).drain(..) {
+            task.abort();
+        }
+    }
+}
+
+impl Drop for Topology {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl std::fmt::Debug for Topology {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Topology").field("view", &self.shared.view.load()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[path = "handle_tests.rs"]
+mod tests;

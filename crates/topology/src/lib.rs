@@ -1,0 +1,41 @@
+//! The nodes of a cluster: roles, timelines, LSNs, health, and who is primary.
+//!
+//! ```text
+//!  ClusterConfig ─▶ prober (one task a node) ──Report──▶ coordinator: Decider (pure) ──▶ View ──ArcSwap──▶ readers
+//!                     ▲ report_failure, want_replay                                 ├─▶ Node::replayed, lag (atomics)
+//!                     └─ workers                                                    └─▶ oracle task: whom to ask
+//! ```
+//!
+//! Readers (the proxy's workers) never block and never ask: they compare [`Topology::epoch`] with the epoch of the
+//! [`View`] they hold, and take the new one when it moved. Numbers that move all the time (replayed LSN, lag) are
+//! atomics inside the shared [`Node`].
+//!
+//! # Invariants
+//!
+//! - What is decided is a function of the reports, of what was known before, and of the time given: `decide` does no I/O
+//!   and reads no clock.
+//! - One task publishes: views, marks, lags. A view has at most one primary, and epochs rise.
+//! - Nothing is decided before every configured node was tried once. A node out of recovery on a timeline below the
+//!   highest seen anywhere (also by a replica) is never primary, whether or not the newer primary can be reached. One that
+//!   stood beside the primary on the same timeline does not become primary when that one is lost.
+//! - `Node::replayed` is a position on the view's term, learnt from a standby that is on that timeline, over a session that
+//!   still lasts. It is put back before a view with a new term is seen, when the session breaks, and when a probe fails:
+//!   a standby restarted after a crash may be behind where it was.
+//! - An oracle's answer is used only if the server that gave it is out of recovery, on the view's timeline, and the view's
+//!   primary when the answer arrives. Its term is the timeline.
+//! - Lag is measured against what the primary had written when, on this process's clock (`lag`): idleness makes none, and
+//!   the loss of the primary adds none.
+//! - Nobody outside this crate's tasks waits for a network or a name server.
+
+pub mod config;
+mod coordinate;
+mod decide;
+mod handle;
+mod lag;
+mod oracle;
+mod probe;
+mod view;
+
+pub use config::{ClusterConfig, NodeConfig, StartError};
+pub use handle::{NotReady, Topology};
+pub use view::{Address, Node, NodeId, NodeView, Role, Term, View, WEIGHT_SCALE};

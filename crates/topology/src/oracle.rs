@@ -1,0 +1,167 @@
+//! Asks the primary where it is, for everybody who wants to know, in batches.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_postgres::types::PgLsn;
+use tokio_postgres::{Client, Statement};
+use tracing::debug;
+use watermark::{Answer, Batch, Lsn, Oracle};
+
+use crate::config::{ClusterConfig, Target};
+use crate::handle::Shared;
+use crate::probe::{ProbeError, Session, ask_once, connect, parse_timeline};
+use crate::view::{NodeId, Term};
+
+/// Most questions on their way.
+const IN_FLIGHT: usize = 4;
+/// Time between two attempts to connect, and to ask a server that turned out not to be the primary of the view.
+const RETRY: Duration = Duration::from_millis(50);
+
+const ASK: &str = "\
+    SELECT standby, \
+           CASE WHEN NOT standby THEN pg_current_wal_insert_lsn() END, \
+           CASE WHEN NOT standby THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END \
+    FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
+
+/// Which server to ask: whatever else changes in the view does not concern the oracle.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Asked {
+    pub(crate) node: NodeId,
+    pub(crate) term: Term,
+    pub(crate) target: Target,
+    pub(crate) config: Arc<ClusterConfig>,
+}
+
+pub(crate) struct Driver {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) wanted: Arc<Notify>,
+    pub(crate) asked: watch::Receiver<Option<Asked>>,
+}
+
+/// A session with the primary.
+struct Line {
+    asked: Asked,
+    session: Session,
+    ask: Statement,
+    segment: u64,
+}
+
+type Reply = (u64, Result<Answer, ProbeError>);
+
+impl Driver {
+    /// Runs until it is aborted.
+    pub(crate) async fn run(mut self) {
+        loop {
+            let Some(asked) = self.asked.borrow_and_update().clone() else {
+                if self.asked.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            };
+            let limit = asked.config.probe_timeout;
+            let opened = timeout(limit, Line::open(asked.clone())).await.unwrap_or(Err(ProbeError::Timeout(limit)));
+            let next = Instant::now() + RETRY;
+            match opened {
+                Ok(line) => self.serve(line).await,
+                Err(error) => {
+                    debug!(node = asked.node.0, %error, "oracle cannot connect");
+                    self.shared.suspect(asked.node);
+                }
+            }
+            tokio::select! {
+                () = sleep_until(next) => {}
+                changed = self.asked.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// Asks this server until it is not the primary any more, or fails. Every batch begun here ends here.
+    async fn serve(&mut self, mut line: Line) {
+        let oracle: &Oracle = &self.shared.oracle;
+        let mut replies: JoinSet<Reply> = JoinSet::new();
+        // The batches stay here and not in the tasks: a batch that vanished with a task would leave its askers waiting.
+        let mut under_way: HashMap<u64, Batch> = HashMap::with_capacity(IN_FLIGHT);
+        let mut count = 0_u64;
+        let pace = line.asked.config.oracle_pace;
+        let mut next = Instant::now();
+        loop {
+            let room = under_way.len() < IN_FLIGHT;
+            let due = room && oracle.is_wanted();
+            if due && Instant::now() >= next {
+                next = Instant::now() + pace;
+                count += 1;
+                under_way.insert(count, oracle.begin());
+                let (client, ask) = (Arc::clone(&line.session.client), line.ask.clone());
+                let (segment, expected) = (line.segment, line.asked.term.timeline);
+                let limit = line.asked.config.probe_timeout;
+                replies.spawn(async move {
+                    let answer = timeout(limit, question(&client, &ask, segment, expected)).await;
+                    (count, answer.unwrap_or(Err(ProbeError::Timeout(limit))))
+                });
+            }
+            tokio::select! {
+                biased;
+                changed = self.asked.changed() => {
+                    if changed.is_err() || self.asked.borrow_and_update().as_ref() != Some(&line.asked) { break }
+                }
+                _ = &mut line.session.closed => {
+                    self.shared.suspect(line.asked.node);
+                    break;
+                }
+                Some(reply) = replies.join_next(), if !under_way.is_empty() => {
+                    let Ok((number, answer)) = reply else { break };
+                    let Some(batch) = under_way.remove(&number) else { continue };
+                    let current = self.asked.borrow().as_ref() == Some(&line.asked);
+                    match answer {
+                        Ok(answer) if current => oracle.complete(batch, answer),
+                        Ok(_) => {
+                            oracle.fail(batch);
+                            break;
+                        }
+                        Err(error) => {
+                            debug!(node = line.asked.node.0, %error, "oracle's question failed");
+                            oracle.fail(batch);
+                            self.shared.suspect(line.asked.node);
+                            break;
+                        }
+                    }
+                }
+                () = sleep_until(next), if due => {}
+                () = self.wanted.notified(), if room && !due => {}
+            }
+        }
+        for (_, batch) in under_way {
+            oracle.fail(batch);
+        }
+    }
+}
+
+impl Line {
+    async fn open(asked: Asked) -> Result<Line, ProbeError> {
+        let session = connect(&asked.target, &asked.config, "kingpost oracle").await?;
+        let (system, segment, _) = ask_once(&session.client).await?;
+        if system != asked.term.system {
+            return Err(ProbeError::Unexpected(format!("database system {system}, not {}", asked.term.system)));
+        }
+        let ask = session.client.prepare(ASK).await?;
+        Ok(Line { asked, session, ask, segment })
+    }
+}
+
+async fn question(client: &Client, ask: &Statement, segment: u64, expected: u32) -> Result<Answer, ProbeError> {
+    let row = client.query_one(ask, &[]).await?;
+    if row.try_get(0)? {
+        return Err(ProbeError::Unexpected("it is in recovery".into()));
+    }
+    let timeline = parse_timeline(row.try_get(2)?)?;
+    if timeline != expected {
+        return Err(ProbeError::Unexpected(format!("it is on timeline {timeline}, not {expected}")));
+    }
+    let insert = Lsn(u64::from(row.try_get::<_, PgLsn>(1)?));
+    Ok(Answer { term: u64::from(timeline), lsn: insert.end_of_record(segment) })
+}

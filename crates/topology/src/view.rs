@@ -1,0 +1,123 @@
+//! What readers see of a cluster.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use watermark::{Lsn, Watermark};
+
+/// What a configured weight of 1 is in a [`NodeView`] at full share: leaves room below it for slow start.
+pub const WEIGHT_SCALE: u32 = 10;
+
+/// Index of a node in the configured order; stable for the life of a process, also across reloads (a removed node's id
+/// is given again only to a node of the same name).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u16);
+
+/// Where a node listens, names already resolved: workers never ask DNS.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// TCP.
+    Tcp(SocketAddr),
+    /// A Unix socket's path.
+    Unix(PathBuf),
+}
+
+/// What a node is at the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Not reached yet, or down.
+    Unknown,
+    /// Takes writes. At most one node of a view has this role.
+    Primary,
+    /// In recovery, follows the primary's timeline or can be expected to.
+    Replica,
+    /// Out of recovery, but on an older timeline than one already seen, or not of this cluster. Never used.
+    Stale,
+}
+
+/// One history of the database: LSNs of different terms are never compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Term {
+    /// `pg_control_system().system_identifier`; 0 while unknown.
+    pub system: u64,
+    /// The primary's timeline.
+    pub timeline: u32,
+}
+
+/// Shared by everyone who talks to or about a node; numbers that move without a new [`View`].
+#[derive(Debug)]
+pub struct Node {
+    /// Its index.
+    pub id: NodeId,
+    /// Its configured name.
+    pub name: String,
+    /// Highest LSN known to be replayed (replica) in the current term: a lower bound of the truth, so a read that needs
+    /// `replayed >= x` is always safe. It goes back to 0 when the term changes and whenever the node could have been
+    /// restarted: a standby that recovers from a crash may serve less than it had replayed before.
+    pub replayed: Watermark,
+    /// Milliseconds a replica is behind, by the last probe; 0 on the primary.
+    pub lag_ms: AtomicU64,
+    /// Bytes a replica's replay is behind the primary, by the last probe.
+    pub lag_bytes: AtomicU64,
+}
+
+impl Node {
+    /// Nothing known yet.
+    #[must_use]
+    pub fn new(id: NodeId, name: impl Into<String>) -> Node {
+        Node {
+            id,
+            name: name.into(),
+            replayed: Watermark::new(Lsn(0)),
+            lag_ms: AtomicU64::new(0),
+            lag_bytes: AtomicU64::new(0),
+        }
+    }
+}
+
+/// A node as of one view.
+#[derive(Debug, Clone)]
+pub struct NodeView {
+    /// The moving numbers.
+    pub node: Arc<Node>,
+    /// Resolved address. Meaningful once `usable`: until a name has been resolved it is 0.0.0.0.
+    pub address: Address,
+    /// Role.
+    pub role: Role,
+    /// May be given new work: reached by the last probes, not ejected; for a replica also: lag within the limit.
+    pub usable: bool,
+    /// Share of reads relative to the other nodes: the configured weight times [`WEIGHT_SCALE`], already lowered during slow
+    /// start. 0: none.
+    pub weight: u32,
+    /// Configured zone.
+    pub zone: Option<String>,
+}
+
+/// The cluster at one moment. Immutable; a change makes a new one with a higher epoch.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// Grows with each view.
+    pub epoch: u64,
+    /// The term of the current (or, while there is none, the last) primary.
+    pub term: Term,
+    /// The node that takes writes, if there is one.
+    pub primary: Option<NodeId>,
+    /// All nodes; `nodes[i].node.id == NodeId(i)`. A removed node stays, unusable, with role Unknown.
+    pub nodes: Vec<NodeView>,
+}
+
+impl View {
+    /// The node's entry, if the id is of this view.
+    #[must_use]
+    pub fn node(&self, id: NodeId) -> Option<&NodeView> {
+        self.nodes.get(usize::from(id.0))
+    }
+
+    /// The node that takes writes, if there is one.
+    #[must_use]
+    pub fn primary_node(&self) -> Option<&NodeView> {
+        self.primary.and_then(|id| self.node(id))
+    }
+}
