@@ -1,0 +1,259 @@
+//! What a user writes about the proxy.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// `[proxy]`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProxyConfig {
+    /// Where clients connect.
+    pub listen: Vec<Listen>,
+    /// Worker threads; 0 means one a core.
+    pub workers: usize,
+    /// How clients prove who they are.
+    pub auth: AuthMethod,
+    /// Most clients at a time, all together; more are refused with 53300.
+    pub max_clients: usize,
+    /// Time from accept to a completed login.
+    #[serde(with = "humantime_serde")]
+    pub login_timeout: Duration,
+    /// Longest statement text that is looked at and kept, in bytes: a longer simple query or unnamed statement goes to
+    /// the primary unexamined, a longer named statement is refused with 54000.
+    pub max_statement_bytes: usize,
+    /// Output kept for a slow client or server before its peer is no longer read, in bytes.
+    pub buffer_limit: usize,
+    /// This proxy's zone: reads prefer replicas of the same zone.
+    pub zone: Option<String>,
+    /// Pool settings for every database and user that has none of its own.
+    pub pool: PoolConfig,
+    /// Where statements go.
+    pub routing: RoutingConfig,
+    /// Databases that clients may name. None listed: every name, passed on as it is.
+    pub databases: Vec<DatabaseConfig>,
+    /// Users that may log in. None listed (only possible with `auth = "trust"`): every name.
+    pub users: Vec<UserConfig>,
+}
+
+impl Default for ProxyConfig {
+    fn default() -> Self {
+        ProxyConfig {
+            listen: vec![Listen { address: "127.0.0.1:6432".into(), route: None }],
+            workers: 0,
+            auth: AuthMethod::ScramSha256,
+            max_clients: 10_000,
+            login_timeout: Duration::from_secs(15),
+            max_statement_bytes: 1 << 20,
+            buffer_limit: 256 << 10,
+            zone: None,
+            pool: PoolConfig::default(),
+            routing: RoutingConfig::default(),
+            databases: Vec::new(),
+            users: Vec::new(),
+        }
+    }
+}
+
+/// An address that clients connect to: a string, or a table with `route`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(from = "ListenForm", into = "ListenForm")]
+pub struct Listen {
+    /// `host:port`, or the absolute path of a Unix socket to make. Port 0 lets the system choose.
+    pub address: String,
+    /// Every statement of clients that come in here goes there, unless a hint says otherwise.
+    pub route: Option<RouteTo>,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(untagged)]
+enum ListenForm {
+    Plain(String),
+    Full {
+        address: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        route: Option<RouteTo>,
+    },
+}
+
+impl From<ListenForm> for Listen {
+    fn from(form: ListenForm) -> Listen {
+        match form {
+            ListenForm::Plain(address) => Listen { address, route: None },
+            ListenForm::Full { address, route } => Listen { address, route },
+        }
+    }
+}
+
+impl From<Listen> for ListenForm {
+    fn from(listen: Listen) -> ListenForm {
+        match listen.route {
+            None => ListenForm::Plain(listen.address),
+            route => ListenForm::Full { address: listen.address, route },
+        }
+    }
+}
+
+/// A fixed destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RouteTo {
+    /// The primary.
+    Primary,
+    /// A replica; what writes there is answered from the primary all the same.
+    Replica,
+    /// By what the statement is: the default.
+    Auto,
+}
+
+/// How clients prove who they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AuthMethod {
+    /// No proof. Refused by `kingpost check` for an address that is not loopback or a Unix socket.
+    Trust,
+    /// SCRAM-SHA-256.
+    #[serde(rename = "scram-sha-256")]
+    ScramSha256,
+}
+
+/// When a client holds on to a server connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PoolMode {
+    /// For a transaction.
+    Transaction,
+    /// From its first statement until it leaves; everything goes to the primary.
+    Session,
+}
+
+/// `[proxy.pool]`: limits of server connections.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PoolConfig {
+    /// When a client holds on to a server connection.
+    pub mode: PoolMode,
+    /// Most server connections for one database and user on one node.
+    pub size: usize,
+    /// Longest wait for a server connection; then 53300, and the client stays connected.
+    #[serde(with = "humantime_serde")]
+    pub wait_timeout: Duration,
+    /// Longest wait while there is no primary.
+    #[serde(with = "humantime_serde")]
+    pub no_primary_timeout: Duration,
+    /// A server connection older than this is closed when it is next idle; 0 means never.
+    #[serde(with = "humantime_serde")]
+    pub server_lifetime: Duration,
+    /// A server connection idle for longer is closed; 0 means never.
+    #[serde(with = "humantime_serde")]
+    pub server_idle_timeout: Duration,
+    /// Longest time to connect and log in to a server.
+    #[serde(with = "humantime_serde")]
+    pub connect_timeout: Duration,
+    /// Prepared statements kept in one server connection; the longest unused is closed for a new one.
+    pub prepared_per_server: usize,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        PoolConfig {
+            mode: PoolMode::Transaction,
+            size: 20,
+            wait_timeout: Duration::from_secs(30),
+            no_primary_timeout: Duration::from_secs(30),
+            server_lifetime: Duration::from_secs(3600),
+            server_idle_timeout: Duration::from_secs(600),
+            connect_timeout: Duration::from_secs(5),
+            prepared_per_server: 500,
+        }
+    }
+}
+
+/// What a read on a replica is sure to see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Consistency {
+    /// What the replica has, within the cluster's lag limit.
+    Eventual,
+    /// At least everything this client has committed.
+    Session,
+}
+
+/// `[proxy.routing]`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RoutingConfig {
+    /// Where statements go by default: `auto` splits reads from writes.
+    pub route: RouteTo,
+    /// What a read on a replica is sure to see.
+    pub consistency: Consistency,
+    /// Functions (`name` or `schema.name`) that only read, beyond PostgreSQL's own: SELECTs that call them may go to a
+    /// replica.
+    pub read_functions: Vec<String>,
+    /// Statement shapes kept per worker.
+    pub cache_entries: usize,
+}
+
+impl Default for RoutingConfig {
+    fn default() -> Self {
+        RoutingConfig {
+            route: RouteTo::Auto,
+            consistency: Consistency::Session,
+            read_functions: Vec::new(),
+            cache_entries: 5_000,
+        }
+    }
+}
+
+/// `[[proxy.databases]]`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct DatabaseConfig {
+    /// Name that clients give; `*` stands for every name not listed.
+    pub name: String,
+    /// Name on the servers; the same if not given.
+    #[serde(default)]
+    pub dbname: Option<String>,
+    /// Pool size for this database.
+    #[serde(default)]
+    pub pool_size: Option<usize>,
+    /// Pool mode for this database.
+    #[serde(default)]
+    pub pool_mode: Option<PoolMode>,
+    /// Consistency for this database.
+    #[serde(default)]
+    pub consistency: Option<Consistency>,
+    /// Destination for this database: an alias with `route = "replica"` is a read-only address.
+    #[serde(default)]
+    pub route: Option<RouteTo>,
+}
+
+/// `[[proxy.users]]`. Of `password`, `password_file` and `verifier` at most one; without any the user can log in only
+/// under `auth = "trust"`.
+#[derive(Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct UserConfig {
+    /// Name, for clients and on the servers.
+    pub name: String,
+    /// Password, for clients and towards the servers.
+    #[serde(default, skip_serializing)]
+    pub password: Option<String>,
+    /// File that holds the password (one line).
+    #[serde(default)]
+    pub password_file: Option<std::path::PathBuf>,
+    /// `SCRAM-SHA-256$…` as in `pg_authid`: enough to let clients in, not to log in to a server that wants SCRAM.
+    #[serde(default, skip_serializing)]
+    pub verifier: Option<String>,
+    /// Pool size for this user.
+    #[serde(default)]
+    pub pool_size: Option<usize>,
+}
+
+impl std::fmt::Debug for UserConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UserConfig")
+            .field("name", &self.name)
+            .field("pool_size", &self.pool_size)
+            .finish_non_exhaustive()
+    }
+}

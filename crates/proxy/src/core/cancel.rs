@@ -1,0 +1,166 @@
+//! Cancel requests.
+//!
+//! A client's key names its worker and slot; the secret is made from the connection's token and the process's own secret, so
+//! nothing is stored. A request goes to the server only while that server runs a statement of this very client, and
+//! the server is not given to another client before the request has had its effect.
+
+use std::time::{Duration, Instant};
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+use subtle::ConstantTimeEq;
+use topology::Address;
+use wire::startup::V3_2;
+use wire::{Sqlstate, message};
+
+use super::buffer::Output;
+use super::client::Phase;
+use super::token::{Kind, Token};
+use super::{Core, Effect, Mail, over};
+
+/// Longest time for a server to take a cancel request.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most cancel requests on their way to one server connection.
+const MOST_PER_SERVER: u8 = 4;
+
+/// A connection that carries one cancel request to a server.
+pub(super) struct Cancel {
+    pub token: Token,
+    pub output: Output,
+    /// The server connection it is about.
+    server: Token,
+    pid: u32,
+    secret: Vec<u8>,
+    /// Who asked: worker and connection there.
+    requester: Option<(usize, Token)>,
+    since: Instant,
+}
+
+/// Which worker gave this process id to a client.
+pub(super) fn worker_of(pid: u32) -> usize {
+    (pid >> 23 & 0xff) as usize
+}
+
+impl Core {
+    /// What a client presents to have its statement cancelled.
+    pub(super) fn cancel_key(&self, c: usize, version: u32) -> (u32, Vec<u8>) {
+        // 8 bits of worker, 23 bits of slot: positive as a signed number, as drivers expect.
+        let pid = (self.id as u32 & 0xff) << 23 | c as u32 & 0x7f_ffff;
+        let secret = self.cancel_secret(self.clients[c].token);
+        let length = if version >= V3_2 { 32 } else { 4 };
+        (pid, secret[..length].to_vec())
+    }
+
+    fn cancel_secret(&self, token: Token) -> [u8; 32] {
+        // HMAC takes a key of any length: this cannot fail.
+        let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(&self.shared.secret) else { return [0; 32] };
+        mac.update(b"cancel");
+        mac.update(&(self.id as u64).to_be_bytes());
+        mac.update(&token.raw().to_be_bytes());
+        mac.finalize().into_bytes().into()
+    }
+
+    /// A request for one of this worker's clients.
+    pub(super) fn cancel(&mut self, pid: u32, secret: &[u8], from: usize, requester: Token) {
+        let c = (pid & 0x7f_ffff) as usize;
+        let known = self.clients.get(c).filter(|client| matches!(client.phase, Phase::Ready)).is_some_and(|client| {
+            let expected = self.cancel_secret(client.token);
+            // Either length of key is good, whichever protocol version the client speaks: both are 32 bits or more.
+            matches!(secret.len(), 4 | 32) && bool::from(secret.ct_eq(&expected[..secret.len()]))
+        });
+        if !known {
+            self.metrics.cancels_unknown.add(1);
+            return self.tell_requester(from, requester);
+        }
+        self.metrics.cancels.add(1);
+        if self.clients[c].waiting {
+            self.refuse_unit(c, Sqlstate::QUERY_CANCELED, "canceling statement due to user request");
+            return self.tell_requester(from, requester);
+        }
+        let server = self.clients[c].server.filter(|&s| self.servers[s].is_running());
+        match server {
+            Some(s) if self.servers[s].cancels < MOST_PER_SERVER => self.send_cancel(s, Some((from, requester))),
+            _ => self.tell_requester(from, requester),
+        }
+    }
+
+    /// Asks a server to stop what it runs on this connection.
+    pub(super) fn send_cancel(&mut self, s: usize, requester: Option<(usize, Token)>) {
+        let Some(address) = self.address(self.servers[s].node) else {
+            if let Some((worker, requester)) = requester {
+                self.tell_requester(worker, requester);
+            }
+            return;
+        };
+        let index = self.cancels.vacant_key();
+        let token = self.token(Kind::Cancel, index);
+        let server = &mut self.servers[s];
+        server.cancels += 1;
+        self.cancels.insert(Cancel {
+            token,
+            output: Output::default(),
+            server: server.token,
+            pid: server.key.0,
+            secret: server.key.1.clone(),
+            requester,
+            since: self.now,
+        });
+        self.effects.push(Effect::Connect { token, address });
+    }
+
+    pub(super) fn address(&self, node: topology::NodeId) -> Option<Address> {
+        self.view.node(node).map(|node| node.address.clone())
+    }
+
+    pub(super) fn cancel_connected(&mut self, x: usize) {
+        let cancel = &mut self.cancels[x];
+        message::cancel(cancel.output.append(&mut self.buffers), cancel.pid, &cancel.secret);
+        self.dirty.push(cancel.token);
+    }
+
+    /// The server has closed the connection: by then the signal is sent. (Or it could not be reached.)
+    pub(super) fn cancel_done(&mut self, x: usize) {
+        let mut cancel = self.cancels.remove(x);
+        cancel.output.clear(&mut self.buffers);
+        self.effects.push(Effect::Close { token: cancel.token, last: Vec::new() });
+        if let Some((worker, requester)) = cancel.requester {
+            self.tell_requester(worker, requester);
+        }
+        if self.is_server(cancel.server) {
+            let s = cancel.server.index();
+            let server = &mut self.servers[s];
+            server.cancels -= 1;
+            if server.cancels == 0 && std::mem::take(&mut server.held_for_cancel) {
+                self.rest(s);
+            }
+        }
+    }
+
+    pub(super) fn expire_cancels(&mut self) {
+        let late: Vec<usize> = self
+            .cancels
+            .iter()
+            .filter(|(_, cancel)| over(cancel.since, CANCEL_TIMEOUT, self.now))
+            .map(|(x, _)| x)
+            .collect();
+        for x in late {
+            // The signal may still come: the connection it is about must not serve anyone else.
+            let server = self.cancels[x].server;
+            if self.is_server(server) {
+                self.servers[server.index()].retire = true;
+            }
+            self.cancel_done(x);
+        }
+    }
+
+    /// PostgreSQL closes a cancel connection when the signal is sent: clients rely on that.
+    fn tell_requester(&mut self, worker: usize, requester: Token) {
+        if worker == self.id {
+            if self.is_client(requester) {
+                self.close_client(requester.index());
+            }
+        } else {
+            self.effects.push(Effect::Post { to: worker, mail: Mail::Cancelled(requester) });
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! A client connection.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use sql::{Class, Hint, Pins};
+use topology::NodeId;
+use watermark::{Lsn, Ticket};
+
+use super::buffer::Output;
+use super::login::Login;
+use super::params::Params;
+use super::statement::Statement;
+use super::token::Token;
+use super::{Core, Effect};
+use crate::config::{Consistency, RouteTo};
+
+/// A connection from an application. Small: there may be very many that do nothing.
+pub(super) struct Client {
+    pub token: Token,
+    pub phase: Phase,
+    /// Index of its pool; meaningful once logged in.
+    pub pool: usize,
+    /// The server connection it holds.
+    pub server: Option<usize>,
+    pub params: Arc<Params>,
+    /// Bytes that arrived and could not be used yet.
+    pub input: Vec<u8>,
+    pub output: Output,
+    /// What to do with the rest of a message whose beginning was used.
+    pub pass: Pass,
+    /// The statements that its server is going to be chosen for.
+    pub unit: Unit,
+    /// The unit in flight, if it may be sent to another server: its replies are held back.
+    pub replay: Option<Vec<u8>>,
+    /// What its reads must see.
+    pub mark: Mark,
+    pub prepared: Option<Box<Prepared>>,
+    pub unnamed: Option<Arc<Statement>>,
+    /// A failed transaction that only the proxy knows of.
+    pub aborted: Aborted,
+    pub pins: Pins,
+    /// `standard_conforming_strings` is off: its statements can't be told apart by the parser.
+    pub odd_strings: bool,
+    /// Where statements go for this session, by listener or `SET kingpost.route`.
+    pub route: Option<RouteTo>,
+    pub consistency: Option<Consistency>,
+    /// Since when it waits, or since when its statement runs.
+    pub since: Instant,
+    /// It waits in its pool's queue.
+    pub waiting: bool,
+    /// Messages up to Sync are skipped, after an error that the proxy gave.
+    pub skipping: bool,
+    pub dirty: bool,
+    /// It is not read, because its server is slow or its input is full.
+    pub paused: bool,
+    /// The unit being assembled was sent before: to the primary this time, if the first refused it.
+    pub again: Again,
+}
+
+/// How far a connection has come.
+pub(super) enum Phase {
+    /// Waits for a startup packet.
+    Startup,
+    /// Proves who it is, or waits for a server to learn what to greet it with.
+    Login(Box<Login>),
+    /// Logged in.
+    Ready,
+    /// Asked for a cancel, is told when it is done.
+    Cancelling,
+}
+
+/// The rest of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// There is none.
+    No,
+    /// So many bytes go to the server.
+    Forward(usize),
+    /// So many bytes go nowhere.
+    Discard(usize),
+}
+
+/// A run of messages up to `Query`, `Sync` or `Flush`: it is routed as one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unit {
+    /// The destination is decided, the messages are being forwarded.
+    pub routed: bool,
+    /// Bytes looked at.
+    pub scanned: usize,
+    /// Ends with the `scanned` bytes, in Query or Sync; false if it was too long to wait for its end, or ends in Flush.
+    pub whole: bool,
+    /// Tag of the message that ends it: `Q`, `S`, `H`, `F`, or 0.
+    pub end: u8,
+    /// Every statement may run on a replica.
+    pub read: bool,
+    /// It is one BEGIN, or nothing but reads: sending it twice does no harm.
+    pub repeatable: bool,
+    /// It is one BEGIN READ ONLY.
+    pub begin_read_only: bool,
+    /// It has a Parse of the unnamed statement.
+    pub parses_unnamed: bool,
+    /// Something in it needs a server.
+    pub needs_server: bool,
+    pub hint: Option<Hint>,
+    /// Class of the simple query that it consists of.
+    pub query: Option<Class>,
+}
+
+impl Default for Unit {
+    fn default() -> Unit {
+        Unit {
+            routed: false,
+            scanned: 0,
+            whole: false,
+            end: 0,
+            read: true,
+            repeatable: true,
+            begin_read_only: false,
+            parses_unnamed: false,
+            needs_server: false,
+            hint: None,
+            query: None,
+        }
+    }
+}
+
+/// What is known of earlier attempts at a unit.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Again {
+    pub attempts: u8,
+    /// A replica refused it.
+    pub primary: bool,
+    /// Where it was lost.
+    pub avoid: Option<NodeId>,
+}
+
+/// The least that a client's reads must see.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Mark {
+    /// It has written nothing.
+    Nothing,
+    /// What the primary had when this ticket's batch reached it.
+    Asked(Ticket),
+    /// This position of this timeline.
+    At { term: u64, lsn: Lsn },
+}
+
+/// A transaction that was lost with its server while the client believes to be in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Aborted {
+    No,
+    /// The client has not been told.
+    Untold,
+    /// It has.
+    Told,
+}
+
+/// Prepared statements of a client, by its own names.
+#[derive(Default)]
+pub(super) struct Prepared {
+    pub names: HashMap<Box<[u8]>, Arc<Statement>>,
+    /// Names whose Parse is on its way to a server, oldest first.
+    pub parsing: VecDeque<Box<[u8]>>,
+}
+
+/// What came of looking at a client's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// So many were used.
+    Used(usize),
+    /// None were used, but the client's state changed: look again.
+    Again,
+    /// More are needed.
+    More,
+    /// The client must wait for something else.
+    Blocked,
+    /// The client is closed.
+    Gone,
+}
+
+impl Client {
+    pub(super) fn new(token: Token, route: Option<RouteTo>, params: Arc<Params>, now: Instant) -> Client {
+        Client {
+            token,
+            phase: Phase::Startup,
+            pool: usize::MAX,
+            server: None,
+            params,
+            input: Vec::new(),
+            output: Output::default(),
+            pass: Pass::No,
+            unit: Unit::default(),
+            replay: None,
+            mark: Mark::Nothing,
+            prepared: None,
+            unnamed: None,
+            aborted: Aborted::No,
+            pins: Pins::NONE,
+            odd_strings: false,
+            route,
+            consistency: None,
+            since: now,
+            waiting: false,
+            skipping: false,
+            dirty: false,
+            paused: false,
+            again: Again::default(),
+        }
+    }
+}
+
+impl Core {
+    pub(super) fn client_received(&mut self, c: usize, bytes: &[u8]) {
+        if self.clients[c].input.is_empty() {
+            let token = self.clients[c].token;
+            let used = self.client_bytes(c, bytes);
+            if self.is_client(token) && used < bytes.len() {
+                let client = &mut self.clients[c];
+                self.buffers.lend(&mut client.input).extend_from_slice(&bytes[used..]);
+                self.bound_input(c);
+            }
+        } else {
+            self.clients[c].input.extend_from_slice(bytes);
+            self.client_resume(c);
+        }
+    }
+
+    /// Looks at what was kept.
+    pub(super) fn client_resume(&mut self, c: usize) {
+        let token = self.clients[c].token;
+        let mut input = std::mem::take(&mut self.clients[c].input);
+        let used = self.client_bytes(c, &input);
+        if !self.is_client(token) {
+            self.buffers.give(input);
+            return;
+        }
+        let client = &mut self.clients[c];
+        // A replay may have put bytes back meanwhile: they come first.
+        if used < input.len() {
+            input.drain(..used);
+            if client.input.is_empty() {
+                client.input = input;
+            } else {
+                client.input.extend_from_slice(&input);
+                self.buffers.give(input);
+            }
+        } else {
+            self.buffers.give(input);
+        }
+        self.bound_input(c);
+    }
+
+    /// A client whose kept input has reached its bound is not read until that shrinks.
+    fn bound_input(&mut self, c: usize) {
+        let client = &mut self.clients[c];
+        let full = client.input.len() > self.settings.max_statement + UNIT_MAX_KEPT;
+        let server_full = client
+            .server
+            .and_then(|s| self.servers.get(s))
+            .is_some_and(|server| server.output.len() > self.settings.buffer_limit);
+        if full && !client.paused {
+            client.paused = true;
+            self.effects.push(Effect::Pause(client.token));
+        } else if client.paused && !full && !server_full {
+            client.paused = false;
+            self.effects.push(Effect::Resume(client.token));
+        }
+    }
+
+    /// Uses as many of the bytes as can be used now, and says how many.
+    fn client_bytes(&mut self, c: usize, bytes: &[u8]) -> usize {
+        let mut used = 0;
+        loop {
+            let rest = &bytes[used..];
+            if rest.is_empty() {
+                return used;
+            }
+            let client = &mut self.clients[c];
+            let step = match client.pass {
+                Pass::Forward(left) => {
+                    let n = left.min(rest.len());
+                    client.pass = if n == left { Pass::No } else { Pass::Forward(left - n) };
+                    match client.server {
+                        Some(s) => self.send(s, |out| out.extend_from_slice(&rest[..n])),
+                        None => debug_assert!(false, "a message is forwarded to no server"),
+                    }
+                    Step::Used(n)
+                }
+                Pass::Discard(left) => {
+                    let n = left.min(rest.len());
+                    client.pass = if n == left { Pass::No } else { Pass::Discard(left - n) };
+                    Step::Used(n)
+                }
+                Pass::No => match client.phase {
+                    Phase::Startup => self.startup(c, rest),
+                    Phase::Login(_) => self.login_message(c, rest),
+                    Phase::Ready => self.message(c, rest),
+                    Phase::Cancelling => Step::Used(rest.len()),
+                },
+            };
+            match step {
+                Step::Used(n) => used += n,
+                Step::Again => {}
+                Step::More | Step::Blocked | Step::Gone => return used,
+            }
+        }
+    }
+
+    /// Forgets a client; what is still to be written is handed to the driver.
+    pub(super) fn close_client(&mut self, c: usize) {
+        if self.clients[c].server.is_some() {
+            self.abandon_server(c);
+        }
+        let mut client = self.clients.remove(c);
+        if client.waiting {
+            self.metrics.clients_waiting.sub(1);
+        }
+        if !client.pins.is_empty() {
+            self.metrics.clients_pinned.sub(1);
+        }
+        client.output.retract(&mut self.buffers);
+        let last = client.output.writable().to_vec();
+        client.output.clear(&mut self.buffers);
+        self.buffers.give(std::mem::take(&mut client.input));
+        if let Some(replay) = client.replay.take() {
+            self.buffers.give(replay);
+        }
+        self.effects.push(Effect::Close { token: client.token, last });
+        self.metrics.clients.sub(1);
+        self.shared.clients.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+/// Input kept beyond one statement of the greatest length, in bytes.
+const UNIT_MAX_KEPT: usize = 128 << 10;

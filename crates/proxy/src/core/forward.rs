@@ -1,0 +1,429 @@
+//! A client with a server: its messages go on, one by one.
+//!
+//! Most are appended to the server's output as they are. Of those that name prepared statements the name is changed to
+//! the server's own, and what the server lacks is prepared ahead of them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sql::{Access, Class, Control, Flags, Pins};
+use wire::payload::{self, Named};
+use wire::{Frame, HEADER, Sqlstate, message};
+
+use super::client::{Pass, Prepared, Step, Unit};
+use super::params::Applied;
+use super::server::Expect;
+use super::statement::{Statement, StatementName};
+use super::{CLASSIFY_MAX, Core, SMALL_MAX};
+
+/// Pipelined messages that a server may owe answers for; a client that sends more waits.
+const MOST_EXPECTED: usize = 4096;
+/// In place of a statement's id: the unnamed statement is one of the present client's that was too long to be kept.
+pub(super) const LONG: u64 = u64::MAX;
+
+impl Core {
+    pub(super) fn forward(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
+        if self.servers[s].expect.len() >= MOST_EXPECTED {
+            return Step::Blocked;
+        }
+        self.keep_for_replay(c, bytes);
+        if self.servers[s].skipping && frame.tag != b'S' {
+            self.clients[c].pass = Pass::Discard(frame.total());
+            return Step::Again;
+        }
+        match frame.tag {
+            b'Q' => self.forward_query(c, s, bytes, frame),
+            b'P' => self.forward_parse(c, s, bytes, frame),
+            b'B' => self.forward_bind(c, s, bytes, frame),
+            b'D' | b'C' => self.forward_named(c, s, bytes, frame),
+            b'E' => {
+                self.servers[s].in_unit = true;
+                self.servers[s].expect.push_back(Expect::Execute);
+                self.pass_on(c, s, bytes, frame)
+            }
+            b'H' => {
+                // The client waits for what it has asked so far.
+                self.give_up_replay(c);
+                self.pass_on(c, s, bytes, frame)
+            }
+            b'S' => {
+                let server = &mut self.servers[s];
+                server.in_unit = false;
+                server.skipping = false;
+                // While it reads COPY data, a server ignores Sync.
+                if !server.copy_in {
+                    server.expect.push_back(Expect::Sync);
+                    self.count_statement(s);
+                }
+                self.end_unit(c);
+                self.pass_on(c, s, bytes, frame)
+            }
+            b'F' => {
+                let server = &mut self.servers[s];
+                server.wrote = true;
+                server.committing = true;
+                server.expect.push_back(Expect::Query);
+                self.count_statement(s);
+                self.end_unit(c);
+                self.pass_on(c, s, bytes, frame)
+            }
+            b'd' => self.pass_on(c, s, bytes, frame),
+            b'c' | b'f' => {
+                self.servers[s].copy_in = false;
+                self.pass_on(c, s, bytes, frame)
+            }
+            tag => {
+                self.violation(c, &format!("unexpected message {:?}", char::from(tag)));
+                Step::Gone
+            }
+        }
+    }
+
+    /// Forwards a message as it is, as far as it is there.
+    fn pass_on(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
+        let n = frame.total().min(bytes.len());
+        self.send(s, |out| out.extend_from_slice(&bytes[..n]));
+        if n < frame.total() {
+            self.clients[c].pass = Pass::Forward(frame.total() - n);
+        }
+        Step::Used(n)
+    }
+
+    fn end_unit(&mut self, c: usize) {
+        let client = &mut self.clients[c];
+        client.unit = Unit::default();
+        client.since = self.now;
+    }
+
+    // --- replay ---
+
+    /// At the first message of a unit that may be sent again: keeps it, and holds its replies back.
+    fn keep_for_replay(&mut self, c: usize, bytes: &[u8]) {
+        let client = &mut self.clients[c];
+        let unit = &mut client.unit;
+        if unit.routed && unit.whole && unit.repeatable {
+            // Only once: `scanned` bytes from here are the unit.
+            unit.whole = false;
+            if client.pins.is_empty() && client.replay.is_none() {
+                let mut replay = self.buffers.take();
+                replay.extend_from_slice(&bytes[..unit.scanned]);
+                client.replay = Some(replay);
+                client.output.hold();
+            }
+        } else if !unit.routed && client.replay.is_some() {
+            // Another unit follows before the first is answered.
+            self.give_up_replay(c);
+        }
+    }
+
+    /// The unit in flight can't be sent again from here on: its replies need not be held back.
+    pub(super) fn give_up_replay(&mut self, c: usize) {
+        let client = &mut self.clients[c];
+        if let Some(replay) = client.replay.take() {
+            self.buffers.give(replay);
+            client.output.release();
+            self.tell(c, |_| {});
+        }
+    }
+
+    // --- messages that are understood ---
+
+    fn forward_query(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
+        let class = match (self.clients[c].unit.query, bytes.get(HEADER..frame.total())) {
+            (Some(class), Some(_)) => class,
+            (_, Some(data)) => match payload::cstr(data) {
+                Some((text, [])) => self.classify(c, text),
+                _ => {
+                    self.violation(c, "invalid Query message");
+                    return Step::Gone;
+                }
+            },
+            (_, None) if frame.payload > CLASSIFY_MAX => Class::UNKNOWN,
+            (_, None) => return Step::More,
+        };
+        if class.local
+            && let Some(step) = self.local_query(c, bytes, frame)
+        {
+            return step;
+        }
+        self.note_effects(c, s, class);
+        self.servers[s].expect.push_back(Expect::Query);
+        self.count_statement(s);
+        self.end_unit(c);
+        self.pass_on(c, s, bytes, frame)
+    }
+
+    /// What a statement leaves behind, and whether its loss would leave doubt.
+    fn note_effects(&mut self, c: usize, s: usize, class: Class) {
+        let (client, server) = (&mut self.clients[c], &mut self.servers[s]);
+        if class.access == Access::Write {
+            match class.control {
+                Control::Begin { .. } | Control::Rollback => {}
+                Control::Commit => server.committing = true,
+                Control::None => {
+                    server.wrote = true;
+                    server.committing |= server.status == message::Status::Idle || class.flags.has(Flags::TRANSACTION);
+                }
+            }
+        }
+        if class.flags.has(Flags::RESETS_PARAMETERS) {
+            server.params = Applied::Unknown;
+        }
+        if !class.pins.is_empty() || !class.unpins.is_empty() {
+            let was_pinned = !client.pins.is_empty();
+            for (i, (pin, _)) in Pins::NAMES.iter().enumerate() {
+                if class.pins.0 & pin.0 != 0 && client.pins.0 & pin.0 == 0 {
+                    self.metrics.pins[i].add(1);
+                }
+            }
+            client.pins = client.pins.without(class.unpins).with(class.pins);
+            match (was_pinned, !client.pins.is_empty()) {
+                (false, true) => self.metrics.clients_pinned.add(1),
+                (true, false) => self.metrics.clients_pinned.sub(1),
+                _ => {}
+            }
+        }
+    }
+
+    fn forward_parse(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
+        let Some(data) = bytes.get(HEADER..frame.total()) else {
+            let unnamed = bytes.get(HEADER) == Some(&0);
+            if unnamed && frame.payload > CLASSIFY_MAX {
+                // Nothing is known of it, and it can be used only until this server is given back.
+                self.clients[c].unnamed = None;
+                let server = &mut self.servers[s];
+                (server.unnamed, server.wrote, server.committing, server.in_unit) = (LONG, true, true, true);
+                let statement = Arc::new(Statement::unknown());
+                server.expect.push_back(Expect::Parse { statement, named: false, of_client: false });
+                return self.pass_on(c, s, bytes, frame);
+            }
+            if frame.payload > self.settings.max_statement {
+                return self.too_long(c, s, frame);
+            }
+            return Step::More;
+        };
+        let Some((name, text, types)) = payload::parse(data) else {
+            self.violation(c, "invalid Parse message");
+            return Step::Gone;
+        };
+        let class = self.classify(c, text);
+        let statement = self.statement_as(text, types, class);
+        self.servers[s].in_unit = true;
+        if name.is_empty() {
+            self.clients[c].unnamed = Some(statement.clone());
+            self.servers[s].unnamed = statement.id;
+            self.servers[s].expect.push_back(Expect::Parse { statement, named: false, of_client: true });
+            return self.pass_on(c, s, bytes, frame);
+        }
+        if frame.payload > self.settings.max_statement {
+            return self.too_long(c, s, frame);
+        }
+        let replaying = self.clients[c].again.attempts > 0;
+        let prepared = self.clients[c].prepared.get_or_insert_with(Box::<Prepared>::default);
+        let taken = prepared.names.contains_key(name) && !replaying;
+        if !taken && statement.accepted.load(Ordering::Relaxed) {
+            // Its text is good; a server without it gets it when it is used.
+            prepared.names.insert(name.into(), statement);
+            self.metrics.parses_local.add(1);
+            self.answer(c, s, b'1');
+            return Step::Used(frame.total());
+        }
+        if taken {
+            // A second Parse under a name that the server has: it gives the error, in its own words and at the right moment.
+            self.prepare(s, &statement);
+        } else {
+            prepared.names.insert(name.into(), statement.clone());
+            prepared.parsing.push_back(name.into());
+            if self.servers[s].prepared.contains_key(&statement.id) {
+                // Another client's Parse of it is being answered here, or was.
+                prepared.parsing.pop_back();
+                self.answer(c, s, b'1');
+                return Step::Used(frame.total());
+            }
+        }
+        self.make_room(s);
+        let server = &mut self.servers[s];
+        server.clock += 1;
+        server.prepared.insert(statement.id, server.clock);
+        self.metrics.prepares.add(1);
+        self.send(s, |out| message::parse(out, statement.name().as_bytes(), text, types));
+        self.servers[s].expect.push_back(Expect::Parse { statement, named: true, of_client: !taken });
+        Step::Used(frame.total())
+    }
+
+    fn forward_bind(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
+        let end = frame.total().min(bytes.len());
+        let data = &bytes[HEADER..end];
+        let Some((portal, name, rest)) = payload::bind(data) else {
+            if end < frame.total() && data.len() <= SMALL_MAX {
+                return Step::More;
+            }
+            self.violation(c, "invalid Bind message");
+            return Step::Gone;
+        };
+        let statement = self.statement_of(c, name);
+        if let Some(statement) = &statement {
+            self.note_effects(c, s, statement.class);
+        }
+        let server_name = self.server_name(s, name, statement.as_ref());
+        let server = &mut self.servers[s];
+        server.in_unit = true;
+        server.expect.push_back(Expect::Bind);
+        let payload = frame.payload - name.len() + server_name.as_bytes().len();
+        self.send(s, |out| {
+            message::header(out, b'B', payload);
+            out.extend_from_slice(portal);
+            out.push(0);
+            out.extend_from_slice(server_name.as_bytes());
+            out.push(0);
+            out.extend_from_slice(rest);
+        });
+        if end < frame.total() {
+            self.clients[c].pass = Pass::Forward(frame.total() - end);
+        }
+        Step::Used(end)
+    }
+
+    /// `Describe` and `Close`.
+    fn forward_named(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
+        if frame.payload > SMALL_MAX {
+            self.violation(c, "invalid Close or Describe message");
+            return Step::Gone;
+        }
+        let Some(data) = bytes.get(HEADER..frame.total()) else { return Step::More };
+        let Some(named) = payload::named(data) else {
+            self.violation(c, "invalid Close or Describe message");
+            return Step::Gone;
+        };
+        self.servers[s].in_unit = true;
+        match (frame.tag, named) {
+            (b'D', Named::Portal(_)) => {
+                self.servers[s].expect.push_back(Expect::Describe);
+                self.pass_on(c, s, bytes, frame)
+            }
+            (b'D', Named::Statement(name)) => {
+                let statement = self.statement_of(c, name);
+                let server_name = self.server_name(s, name, statement.as_ref());
+                self.send(s, |out| message::describe_statement(out, server_name.as_bytes()));
+                self.servers[s].expect.push_back(Expect::Describe);
+                Step::Used(frame.total())
+            }
+            (_, Named::Portal(_)) => {
+                self.servers[s].expect.push_back(Expect::Close);
+                self.pass_on(c, s, bytes, frame)
+            }
+            (_, Named::Statement(name)) => {
+                self.forget_statement(c, name);
+                self.answer(c, s, b'3');
+                Step::Used(frame.total())
+            }
+        }
+    }
+
+    /// The client closes a statement; servers keep it for others.
+    pub(super) fn forget_statement(&mut self, c: usize, name: &[u8]) -> bool {
+        let client = &mut self.clients[c];
+        if name.is_empty() {
+            return client.unnamed.take().is_some();
+        }
+        client.prepared.as_mut().is_some_and(|prepared| prepared.names.remove(name).is_some())
+    }
+
+    /// Under which name the server finds the statement that the client calls `name`: prepared ahead, if need be.
+    fn server_name(&mut self, s: usize, name: &[u8], statement: Option<&Arc<Statement>>) -> ServerName {
+        match statement {
+            Some(statement) if !name.is_empty() => {
+                self.prepare(s, statement);
+                ServerName::Own(statement.name())
+            }
+            Some(statement) => {
+                if self.servers[s].unnamed != statement.id {
+                    self.metrics.prepares.add(1);
+                    self.servers[s].unnamed = statement.id;
+                    self.send(s, |out| message::parse(out, b"", &statement.text, &statement.types));
+                    let statement = statement.clone();
+                    self.servers[s].expect.push_back(Expect::ParseOwn { statement, named: false });
+                }
+                ServerName::Unnamed
+            }
+            None if name.is_empty() && self.servers[s].unnamed == LONG => ServerName::Unnamed,
+            // A name that no server has, so that the server says so: other clients' statements have names without `?`.
+            None => ServerName::Missing([b"?", name].concat()),
+        }
+    }
+
+    /// Makes sure that the server has, or will have, this statement under its own name.
+    fn prepare(&mut self, s: usize, statement: &Arc<Statement>) {
+        let server = &mut self.servers[s];
+        server.clock += 1;
+        if let Some(used) = server.prepared.get_mut(&statement.id) {
+            *used = server.clock;
+            return;
+        }
+        self.make_room(s);
+        let server = &mut self.servers[s];
+        server.prepared.insert(statement.id, server.clock);
+        self.metrics.prepares.add(1);
+        self.send(s, |out| message::parse(out, statement.name().as_bytes(), &statement.text, &statement.types));
+        self.servers[s].expect.push_back(Expect::ParseOwn { statement: statement.clone(), named: true });
+    }
+
+    /// Closes the statement that this server connection has not used for longest, if it has as many as it may.
+    fn make_room(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        if server.prepared.len() < self.settings.prepared_per_server {
+            return;
+        }
+        let Some((&id, _)) = server.prepared.iter().min_by_key(|(_, used)| **used) else { return };
+        server.prepared.remove(&id);
+        server.expect.push_back(Expect::CloseOwn(id));
+        self.send(s, |out| message::close_statement(out, StatementName::of(id).as_bytes()));
+    }
+
+    /// Answers with an empty message, when its turn comes.
+    fn answer(&mut self, c: usize, s: usize, tag: u8) {
+        let server = &mut self.servers[s];
+        if server.expect.is_empty() {
+            self.tell(c, |out| message::empty(out, tag));
+        } else {
+            server.expect.push_back(Expect::Answer(tag));
+        }
+    }
+
+    /// A named statement that is too long to be kept.
+    fn too_long(&mut self, c: usize, s: usize, _frame: Frame) -> Step {
+        let text = format!(
+            "prepared statement is longer than max_statement_bytes ({}): raise it, or use a simple query",
+            self.settings.max_statement
+        );
+        if self.servers[s].expect.is_empty() && self.servers[s].status == message::Status::Idle {
+            self.tell(c, |out| super::login::error(out, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text));
+            self.clients[c].unit = Unit::default();
+            self.clients[c].skipping = true;
+            self.servers[s].in_unit = false;
+            self.release(s);
+            return Step::Again;
+        }
+        // In a transaction, or behind other messages, an error of the proxy's own would leave the server in another state
+        // than the client believes.
+        self.fatal(c, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text);
+        Step::Gone
+    }
+}
+
+/// A prepared statement's name in a server connection.
+enum ServerName {
+    Unnamed,
+    Own(StatementName),
+    Missing(Vec<u8>),
+}
+
+impl ServerName {
+    fn as_bytes(&self) -> &[u8] {
+        match self {
+            ServerName::Unnamed => b"",
+            ServerName::Own(name) => name.as_bytes(),
+            ServerName::Missing(name) => name,
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! A client leaves its server, or a server its client.
+
+use wire::Sqlstate;
+use wire::message::{self, Status};
+
+use super::aborted::LOST;
+use super::client::{Aborted, Again, Pass, Phase};
+use super::params::Applied;
+use super::pool::Want;
+use super::server::{Expect, ServerPhase};
+use super::{Core, Effect};
+
+/// Attempts at a unit whose server is lost again and again.
+const MOST_ATTEMPTS: u8 = 5;
+
+/// What a client is told when its server is gone, by what was in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    /// A transaction that had not begun to commit: rolled back for certain.
+    Transaction,
+    /// A transaction that may have committed.
+    Commit,
+    /// A statement outside a transaction that may have been carried out.
+    Statement,
+    /// Reads outside a transaction: nothing is lost but the answer.
+    Read,
+}
+
+fn loss(status: Status, committing: bool, wrote: bool) -> Loss {
+    match (status, committing) {
+        (Status::Idle, _) if committing || wrote => Loss::Statement,
+        (Status::Idle, _) => Loss::Read,
+        (_, true) => Loss::Commit,
+        (_, false) => Loss::Transaction,
+    }
+}
+
+impl Loss {
+    fn message(self) -> (Sqlstate, &'static str) {
+        match self {
+            Loss::Transaction => (Sqlstate::SERIALIZATION_FAILURE, LOST),
+            Loss::Commit => (
+                Sqlstate::TRANSACTION_RESOLUTION_UNKNOWN,
+                "the connection to the server was lost during COMMIT: whether the transaction was committed is unknown",
+            ),
+            Loss::Statement => (
+                Sqlstate::COMPLETION_UNKNOWN,
+                "the connection to the server was lost during the statement: whether it was carried out is unknown",
+            ),
+            Loss::Read => (
+                Sqlstate::SERIALIZATION_FAILURE,
+                "the connection to the server was lost during the query: nothing was changed; it can be run again",
+            ),
+        }
+    }
+}
+
+impl Core {
+    // --- the client leaves ---
+
+    /// The client of this server connection is gone: the connection finishes what it was told, and is cleaned.
+    pub(super) fn abandon_server(&mut self, c: usize) {
+        let Some(s) = self.clients[c].server.take() else { return };
+        let half_sent = matches!(self.clients[c].pass, Pass::Forward(_));
+        let bound = self.is_bound(c);
+        let server = &mut self.servers[s];
+        server.client = None;
+        server.discard = false;
+        server.reset |= bound;
+        if server.unnamed == super::forward::LONG {
+            server.unnamed = 0;
+        }
+        if std::mem::take(&mut server.paused) {
+            self.effects.push(Effect::Resume(server.token));
+        }
+        self.metrics.servers_busy.sub(1);
+        self.pools[server.pool].nodes[usize::from(server.node.0)].busy -= 1;
+        if half_sent {
+            // Half a message was sent: nothing else can follow it.
+            return self.drop_server(s);
+        }
+        let (copy_in, in_unit) = (server.copy_in, server.in_unit);
+        let only_reads = server.status == Status::Idle && !server.wrote && !server.committing;
+        if copy_in {
+            self.send(s, |out| message::message(out, b'f', |out| out.extend(b"the client left\0")));
+        }
+        if in_unit {
+            let server = &mut self.servers[s];
+            server.in_unit = false;
+            server.skipping = false;
+            server.copy_in = false;
+            server.expect.push_back(Expect::Sync);
+            self.send(s, |out| message::empty(out, b'S'));
+        }
+        let server = &self.servers[s];
+        if server.is_running() {
+            // A write runs to its end, as it does when a client leaves a server; nobody waits for a read.
+            if only_reads && server.cancels == 0 {
+                self.send_cancel(s, None);
+            }
+        } else if server.expect.is_empty() {
+            self.clean_up(s);
+        }
+    }
+
+    /// A server connection without a client has answered everything: what is left of its session goes.
+    pub(super) fn clean_up(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        server.wrote = false;
+        server.committing = false;
+        let (open, reset) = (server.status != Status::Idle, std::mem::take(&mut server.reset));
+        if reset {
+            server.params = Applied::These(self.no_params.clone());
+        }
+        if open {
+            self.own_query(s, "ROLLBACK");
+        }
+        if reset {
+            self.own_query(s, "DISCARD ALL");
+        }
+        if !open && !reset {
+            self.rest(s);
+        }
+    }
+
+    // --- the server leaves ---
+
+    /// A server connection is gone.
+    pub(super) fn server_closed(&mut self, s: usize, why: &str) {
+        let server = &mut self.servers[s];
+        let why = server.fatal.take().unwrap_or_else(|| why.to_owned());
+        if !matches!(server.phase, ServerPhase::Ready) {
+            return self.open_failed(s, &why, true);
+        }
+        let node = server.node;
+        self.shared.topology.report_failure(node);
+        let Some(c) = server.client.take() else {
+            tracing::debug!(node = node.0, why, "an idle server connection was closed");
+            return self.drop_server(s);
+        };
+        let loss = loss(server.status, server.committing, server.wrote);
+        let mid_message = server.pass > 0 && server.pass_on;
+        let units = server.expect.iter().filter(|e| matches!(e, Expect::Query | Expect::Sync)).count();
+        let (in_unit, skipping, in_transaction) = (server.in_unit, server.skipping, server.status != Status::Idle);
+        let place = &mut self.pools[server.pool].nodes[usize::from(node.0)];
+        place.busy -= 1;
+        self.metrics.servers_busy.sub(1);
+        self.metrics.server_connections_lost.add(1);
+        tracing::info!(node = node.0, why, "a server connection was lost while in use");
+        self.drop_server(s);
+
+        let bound = self.is_bound(c);
+        let client = &mut self.clients[c];
+        client.server = None;
+        if let Pass::Forward(left) = client.pass {
+            client.pass = Pass::Discard(left);
+        }
+        if matches!(client.phase, Phase::Login(_)) {
+            client.again.attempts += 1;
+            if client.again.attempts > MOST_ATTEMPTS {
+                return self.fail_login(
+                    c,
+                    Sqlstate::CANNOT_CONNECT_NOW,
+                    &format!("no server keeps its connection: {why}"),
+                );
+            }
+            self.acquire(c, Want::Any);
+            return;
+        }
+        if client.replay.is_some() && client.again.attempts < MOST_ATTEMPTS && !bound {
+            client.output.retract(&mut self.buffers);
+            client.again.attempts += 1;
+            client.again.avoid = Some(node);
+            self.metrics.replays_lost.add(1);
+            return self.send_again(c);
+        }
+        if mid_message {
+            // The client has half a message: nothing that is sent now could be understood.
+            return self.close_client(c);
+        }
+        self.give_up_replay(c);
+        if bound {
+            let text = format!("the server connection was lost, and this session's state with it: {why}");
+            return self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, &text);
+        }
+        self.tell_loss(c, loss, units, in_unit && !skipping, in_transaction);
+    }
+
+    /// Answers everything that the lost server owed.
+    fn tell_loss(&mut self, c: usize, loss: Loss, units: usize, unfinished: bool, in_transaction: bool) {
+        let (code, text) = loss.message();
+        match loss {
+            Loss::Transaction => self.metrics.transactions_lost.add(1),
+            Loss::Commit | Loss::Statement => self.metrics.outcome_unknown.add(1),
+            Loss::Read => {}
+        }
+        let told = units > 0 || unfinished;
+        let client = &mut self.clients[c];
+        client.unit = super::client::Unit::default();
+        client.again = Again::default();
+        if in_transaction && loss == Loss::Transaction {
+            client.aborted = if told { Aborted::Told } else { Aborted::Untold };
+        }
+        // Some of what was sent may have been answered already; the rest is answered here.
+        for _ in 0..units {
+            self.tell(c, |out| super::login::error(out, code, text));
+            self.ready(c);
+        }
+        if unfinished {
+            self.tell(c, |out| super::login::error(out, code, text));
+            self.clients[c].skipping = true;
+        }
+        self.runnable.push_back(self.clients[c].token);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses() {
+        use Status::{Failed, Idle, Transaction};
+        let cases = [
+            (Idle, false, false, Loss::Read),
+            (Idle, true, false, Loss::Statement),
+            (Idle, false, true, Loss::Statement),
+            (Transaction, false, true, Loss::Transaction),
+            (Transaction, false, false, Loss::Transaction),
+            (Transaction, true, true, Loss::Commit),
+            (Failed, false, true, Loss::Transaction),
+        ];
+        for (status, committing, wrote, expected) in cases {
+            assert_eq!(loss(status, committing, wrote), expected, "{status:?} {committing} {wrote}");
+        }
+    }
+}

@@ -1,0 +1,524 @@
+//! The sans-I/O core: everything one worker knows and decides.
+//!
+//! ```text
+//!  received(token, bytes) ─▶ client: login ─▶ assemble a unit ─▶ route ─▶ pool ─▶ forward ─┐
+//!                         └▶ server: login ─▶ follow the replies ─────────▶ forward ◀──────┘
+//!  effects: connect, close, pause, resume, move, post        output(token): bytes to write
+//! ```
+//!
+//! A [`Core`] is given bytes, the time and mail from other workers; it appends to the outputs of its connections and
+//! to a list of [`Effect`]s. It never touches a socket or a clock, so the same code runs under the event loop, in unit
+//! tests and under a fuzzer.
+//!
+//! - `login`: from accept to the first `ReadyForQuery` of a client.
+//! - `unit`: a client without a server: what its next statements are, and where they go.
+//! - `forward`: a client with a server: its messages, one by one.
+//! - `reply`: a server's messages.
+//! - `connect`: a server's login.
+//! - `pool`: who gets which server connection.
+//! - `lost`: what a client is told when its server is gone.
+//! - `cancel`: cancel requests.
+
+mod aborted;
+pub mod buffer;
+mod cancel;
+mod client;
+mod connect;
+mod forward;
+mod local;
+mod login;
+mod lost;
+mod params;
+mod pool;
+mod reply;
+mod route;
+mod server;
+pub mod statement;
+pub mod token;
+mod unit;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sql::{Classifier, ClassifierConfig};
+use topology::{Address, NodeId, Topology, View};
+use wire::scram::SaltedKeys;
+use wire::{Severity, Sqlstate, message};
+
+use crate::config::RouteTo;
+use crate::metrics::Metrics;
+use crate::settings::Settings;
+use buffer::{Buffers, Output};
+use client::{Client, Phase};
+use params::Params;
+use pool::{Pool, PoolKey};
+use server::Server;
+use statement::{Registry, Statements};
+use token::{Kind, Token};
+
+pub use pool::Budget;
+pub use server::Moved;
+
+/// Longest text that is parsed to find out what it is, in bytes; a longer one goes to the primary.
+const CLASSIFY_MAX: usize = 64 << 10;
+/// Longest unit that is kept whole before its destination is decided, and that can be sent again, in bytes.
+const UNIT_MAX: usize = 64 << 10;
+/// Reply bytes held back so that the statement can still be sent to another server, in bytes.
+const HOLD_MAX: usize = 16 << 10;
+/// Longest message that is kept whole though it is not a statement (errors, Describe, Close, authentication), in bytes.
+const SMALL_MAX: usize = 64 << 10;
+
+/// What all workers of a process share. Locks in here are taken when connections are made, never for a statement.
+pub struct Shared {
+    /// Who is primary, and how far the replicas are.
+    pub topology: Arc<Topology>,
+    /// Prepared statements by content.
+    pub registry: Arc<Registry>,
+    /// Server connections in all workers.
+    pub budgets: Mutex<HashMap<(PoolKey, NodeId), Arc<Budget>>>,
+    /// Derived SCRAM keys of the last login to a server, by user.
+    pub keys: Mutex<HashMap<String, Arc<SaltedKeys>>>,
+    /// Makes cancel keys and the salts of users that do not exist.
+    pub secret: [u8; 32],
+    /// Clients of all workers.
+    pub clients: AtomicUsize,
+    /// Number of workers.
+    pub workers: usize,
+}
+
+/// What a client connection came with.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer {
+    /// The listener's fixed destination.
+    pub route: Option<RouteTo>,
+}
+
+/// What one worker sends another.
+pub enum Mail {
+    /// An idle server connection is wanted. Any answer is an [`Effect::Move`].
+    Want {
+        /// Of which pool.
+        key: PoolKey,
+        /// On which node.
+        node: NodeId,
+        /// By which worker.
+        from: usize,
+    },
+    /// A cancel request for one of this worker's clients.
+    Cancel {
+        /// As the requester sent it.
+        pid: u32,
+        /// Likewise.
+        secret: Vec<u8>,
+        /// Which worker is to be told when it is done.
+        from: usize,
+        /// The requester's connection there.
+        requester: Token,
+    },
+    /// A cancel request has had its effect, or none: the requester may be closed.
+    Cancelled(Token),
+    /// A new configuration.
+    Settings(Arc<Settings>),
+    /// Idle clients are closed now; the others when their transaction ends.
+    Drain,
+}
+
+/// What the driver is asked to do.
+pub enum Effect {
+    /// Connect a socket; then [`Core::connected`] or [`Core::closed`].
+    Connect {
+        /// For this connection.
+        token: Token,
+        /// Where to.
+        address: Address,
+    },
+    /// Write `last` as far as that goes at once, and close. The token is no longer known to the core.
+    Close {
+        /// Which.
+        token: Token,
+        /// What was still to be written.
+        last: Vec<u8>,
+    },
+    /// Stop reading.
+    Pause(Token),
+    /// Read again.
+    Resume(Token),
+    /// Give a server connection, socket and all, to another worker.
+    Move {
+        /// Which socket. The token is no longer known to the core.
+        token: Token,
+        /// To which worker.
+        to: usize,
+        /// What goes with the socket: for [`Core::adopt`].
+        server: Box<Moved>,
+    },
+    /// Send mail to a worker.
+    Post {
+        /// To which.
+        to: usize,
+        /// What.
+        mail: Mail,
+    },
+}
+
+/// One worker's state.
+pub struct Core {
+    id: usize,
+    shared: Arc<Shared>,
+    settings: Arc<Settings>,
+    metrics: Arc<Metrics>,
+    now: Instant,
+    view: Arc<View>,
+    clients: slab::Slab<Client>,
+    servers: slab::Slab<Server>,
+    cancels: slab::Slab<cancel::Cancel>,
+    generation: u32,
+    pools: Vec<Pool>,
+    pool_ids: HashMap<PoolKey, usize>,
+    params: HashMap<Arc<Params>, ()>,
+    no_params: Arc<Params>,
+    classifier: Classifier,
+    statements: Statements,
+    buffers: Buffers,
+    /// Clients whose kept input can be looked at again.
+    runnable: VecDeque<Token>,
+    /// Connections with something to write.
+    dirty: Vec<Token>,
+    /// Clients that have not logged in, oldest first.
+    logins: VecDeque<(Instant, Token)>,
+    effects: Vec<Effect>,
+    draining: bool,
+    /// The last node that was known to be primary.
+    last_primary: Option<topology::NodeId>,
+    random: u64,
+}
+
+impl Core {
+    /// The core of worker number `id`.
+    pub fn new(id: usize, shared: Arc<Shared>, settings: Arc<Settings>, metrics: Arc<Metrics>, now: Instant) -> Core {
+        let view = shared.topology.view();
+        let no_params = Arc::new(Params(Vec::new()));
+        Core {
+            id,
+            classifier: classifier(&settings),
+            statements: Statements::new(shared.registry.clone(), settings.cache_entries),
+            shared,
+            settings,
+            metrics,
+            now,
+            view,
+            clients: slab::Slab::new(),
+            servers: slab::Slab::new(),
+            cancels: slab::Slab::new(),
+            generation: 0,
+            pools: Vec::new(),
+            pool_ids: HashMap::new(),
+            params: HashMap::from([(no_params.clone(), ())]),
+            no_params,
+            buffers: Buffers::default(),
+            runnable: VecDeque::new(),
+            dirty: Vec::new(),
+            logins: VecDeque::new(),
+            effects: Vec::new(),
+            draining: false,
+            last_primary: None,
+            random: 0x9e37_79b9_7f4a_7c15 ^ id as u64,
+        }
+    }
+
+    // --- what the driver calls ---
+
+    /// A new turn begins at this time.
+    pub fn turn(&mut self, now: Instant) {
+        self.now = now;
+        self.metrics.turns.add(1);
+        if self.shared.topology.epoch() != self.view.epoch {
+            self.refresh_view();
+            self.run();
+        }
+    }
+
+    /// Takes a client connection in.
+    pub fn accept(&mut self, peer: Peer) -> Token {
+        let index = self.clients.vacant_key();
+        let token = self.token(Kind::Client, index);
+        self.clients.insert(Client::new(token, peer.route, self.no_params.clone(), self.now));
+        self.shared.clients.fetch_add(1, Ordering::Relaxed);
+        self.metrics.clients.add(1);
+        self.metrics.clients_accepted.add(1);
+        self.logins.push_back((self.now, token));
+        token
+    }
+
+    /// Bytes have arrived.
+    pub fn received(&mut self, token: Token, bytes: &[u8]) {
+        match token.kind() {
+            Kind::Client if self.is_client(token) => {
+                self.metrics.bytes_from_clients.add(bytes.len() as u64);
+                self.client_received(token.index(), bytes);
+            }
+            Kind::Server if self.is_server(token) => {
+                self.metrics.bytes_from_servers.add(bytes.len() as u64);
+                self.server_received(token.index(), bytes);
+            }
+            _ => {}
+        }
+        self.run();
+    }
+
+    /// A connection that the core asked for is there.
+    pub fn connected(&mut self, token: Token) {
+        match token.kind() {
+            Kind::Server if self.is_server(token) => self.server_connected(token.index()),
+            Kind::Cancel if self.is_cancel(token) => self.cancel_connected(token.index()),
+            _ => {}
+        }
+        self.run();
+    }
+
+    /// The peer closed the connection, or it broke, or could not be made. The driver has not closed it yet.
+    pub fn closed(&mut self, token: Token, why: &str) {
+        match token.kind() {
+            Kind::Client if self.is_client(token) => self.close_client(token.index()),
+            Kind::Server if self.is_server(token) => self.server_closed(token.index(), why),
+            Kind::Cancel if self.is_cancel(token) => self.cancel_done(token.index()),
+            _ => {}
+        }
+        self.run();
+    }
+
+    /// What is to be written to a connection.
+    pub fn output(&self, token: Token) -> Option<&Output> {
+        match token.kind() {
+            Kind::Client if self.is_client(token) => Some(&self.clients[token.index()].output),
+            Kind::Server if self.is_server(token) => Some(&self.servers[token.index()].output),
+            Kind::Cancel if self.is_cancel(token) => Some(&self.cancels[token.index()].output),
+            _ => None,
+        }
+    }
+
+    /// The first `count` bytes of the output were written.
+    pub fn wrote(&mut self, token: Token, count: usize) {
+        let limit = self.settings.buffer_limit / 2;
+        match token.kind() {
+            Kind::Client if self.is_client(token) => {
+                let client = &mut self.clients[token.index()];
+                client.output.wrote(count, &mut self.buffers);
+                if client.output.len() < limit
+                    && let Some(server) = client.server.and_then(|s| self.servers.get_mut(s))
+                    && std::mem::take(&mut server.paused)
+                {
+                    self.effects.push(Effect::Resume(server.token));
+                }
+            }
+            Kind::Server if self.is_server(token) => {
+                let server = &mut self.servers[token.index()];
+                server.output.wrote(count, &mut self.buffers);
+                if server.output.len() < limit
+                    && let Some(client) = server.client.and_then(|c| self.clients.get_mut(c))
+                    && client.paused
+                {
+                    client.paused = false;
+                    self.effects.push(Effect::Resume(client.token));
+                }
+            }
+            Kind::Cancel if self.is_cancel(token) => {
+                self.cancels[token.index()].output.wrote(count, &mut self.buffers);
+            }
+            _ => {}
+        }
+    }
+
+    /// The next connection that has something to write.
+    pub fn next_dirty(&mut self) -> Option<Token> {
+        let token = self.dirty.pop()?;
+        match token.kind() {
+            Kind::Client if self.is_client(token) => self.clients[token.index()].dirty = false,
+            Kind::Server if self.is_server(token) => self.servers[token.index()].dirty = false,
+            _ => {}
+        }
+        Some(token)
+    }
+
+    /// The effects since the last call, moved into `into`.
+    pub fn take_effects(&mut self, into: &mut Vec<Effect>) {
+        into.append(&mut self.effects);
+    }
+
+    /// Mail from another worker or from control.
+    pub fn mail(&mut self, mail: Mail) {
+        match mail {
+            Mail::Want { key, node, from } => self.wanted(&key, node, from),
+            Mail::Cancel { pid, secret, from, requester } => self.cancel(pid, &secret, from, requester),
+            Mail::Cancelled(requester) => {
+                if self.is_client(requester) {
+                    self.close_client(requester.index());
+                }
+            }
+            Mail::Settings(settings) => self.apply(settings),
+            Mail::Drain => self.drain(),
+        }
+        self.run();
+    }
+
+    /// Looks after everything that has a time limit. To be called a few times a second.
+    pub fn tick(&mut self) {
+        while let Some(&(since, token)) = self.logins.front() {
+            if self.now.saturating_duration_since(since) < self.settings.login_timeout {
+                break;
+            }
+            self.logins.pop_front();
+            if self.is_client(token) && !matches!(self.clients[token.index()].phase, Phase::Ready | Phase::Cancelling) {
+                self.fail_login(token.index(), Sqlstate::INVALID_AUTHORIZATION, "login took longer than login_timeout");
+            }
+        }
+        self.expire_servers();
+        self.expire_cancels();
+        for pool in 0..self.pools.len() {
+            self.expire_waiters(pool);
+            self.pump(pool);
+        }
+        let classified = self.classifier.counters();
+        self.metrics.classify_hits.set(classified.hits);
+        self.metrics.classify_misses.set(classified.misses);
+        self.run();
+    }
+
+    /// True while clients are connected.
+    pub fn has_clients(&self) -> bool {
+        !self.clients.is_empty()
+    }
+
+    // --- shared by the parts ---
+
+    fn token(&mut self, kind: Kind, index: usize) -> Token {
+        self.generation = self.generation.wrapping_add(1);
+        Token::new(kind, self.generation, index)
+    }
+
+    fn is_client(&self, token: Token) -> bool {
+        self.clients.get(token.index()).is_some_and(|client| client.token == token)
+    }
+
+    fn is_server(&self, token: Token) -> bool {
+        self.servers.get(token.index()).is_some_and(|server| server.token == token)
+    }
+
+    fn is_cancel(&self, token: Token) -> bool {
+        self.cancels.get(token.index()).is_some_and(|cancel| cancel.token == token)
+    }
+
+    /// Lets clients that were held up go on. Bounded: a client is put in the queue only by an event of its own or of its server.
+    fn run(&mut self) {
+        while let Some(token) = self.runnable.pop_front() {
+            if self.is_client(token) {
+                self.client_resume(token.index());
+            }
+        }
+    }
+
+    /// Appends to a client's output.
+    fn tell(&mut self, c: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        let client = &mut self.clients[c];
+        write(client.output.append(&mut self.buffers));
+        if !client.dirty {
+            client.dirty = true;
+            self.dirty.push(client.token);
+        }
+        if client.output.len() > self.settings.buffer_limit
+            && let Some(server) = client.server.and_then(|s| self.servers.get_mut(s))
+            && !server.paused
+        {
+            server.paused = true;
+            self.effects.push(Effect::Pause(server.token));
+        }
+    }
+
+    /// Appends to a server's output.
+    fn send(&mut self, s: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        let server = &mut self.servers[s];
+        write(server.output.append(&mut self.buffers));
+        if !server.dirty {
+            server.dirty = true;
+            self.dirty.push(server.token);
+        }
+        if server.output.len() > self.settings.buffer_limit
+            && let Some(client) = server.client.and_then(|c| self.clients.get_mut(c))
+            && !client.paused
+        {
+            client.paused = true;
+            self.effects.push(Effect::Pause(client.token));
+        }
+    }
+
+    /// Tells a client why, and closes it.
+    fn fatal(&mut self, c: usize, code: Sqlstate, text: &str) {
+        let client = &mut self.clients[c];
+        client.output.retract(&mut self.buffers);
+        message::error(client.output.append(&mut self.buffers), Severity::Fatal, code, text, "");
+        self.close_client(c);
+    }
+
+    /// The client broke the protocol.
+    fn violation(&mut self, c: usize, text: &str) {
+        self.metrics.protocol_errors.add(1);
+        self.fatal(c, Sqlstate::PROTOCOL_VIOLATION, text);
+    }
+
+    /// A pseudo-random number (xorshift64*): for balancing, nothing else.
+    fn random(&mut self) -> u64 {
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        self.random.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// The shared copy of these parameters.
+    fn intern_params(&mut self, params: Params) -> Arc<Params> {
+        if let Some((known, ())) = self.params.get_key_value(&params) {
+            return known.clone();
+        }
+        if self.params.len() >= 64 && self.params.len().is_power_of_two() {
+            self.params.retain(|params, ()| Arc::strong_count(params) > 1);
+        }
+        let params = Arc::new(params);
+        self.params.insert(params.clone(), ());
+        params
+    }
+
+    fn apply(&mut self, settings: Arc<Settings>) {
+        let old = std::mem::replace(&mut self.settings, settings);
+        if old.read_functions != self.settings.read_functions || old.cache_entries != self.settings.cache_entries {
+            self.classifier = classifier(&self.settings);
+            self.statements = Statements::new(self.shared.registry.clone(), self.settings.cache_entries);
+        }
+        self.apply_to_pools();
+    }
+
+    fn drain(&mut self) {
+        self.draining = true;
+        let idle: Vec<usize> = self.clients.iter().filter(|(_, c)| c.server.is_none()).map(|(i, _)| i).collect();
+        for c in idle {
+            self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, "terminating connection: the proxy is shutting down");
+        }
+    }
+}
+
+fn classifier(settings: &Settings) -> Classifier {
+    Classifier::new(ClassifierConfig {
+        max_entries: settings.cache_entries,
+        max_text: CLASSIFY_MAX,
+        max_bytes: 16 << 20,
+        read_functions: settings.read_functions.clone(),
+    })
+}
+
+/// A time limit that is over.
+fn over(since: Instant, limit: Duration, now: Instant) -> bool {
+    now.saturating_duration_since(since) >= limit
+}

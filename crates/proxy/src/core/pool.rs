@@ -1,0 +1,644 @@
+//! Who gets which server connection.
+//!
+//! A worker has its own idle connections and its own queue of waiting clients for each database and user. The number of
+//! connections is bounded over all workers by a [`Budget`]; a worker that may not open another one asks the others for an
+//! idle one, which moves over with its socket.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use topology::{NodeId, Role};
+use wire::Sqlstate;
+
+use super::client::Phase;
+use super::params::Params;
+use super::server::{Moved, Server, ServerPhase};
+use super::token::{Kind, Token};
+use super::{Core, Effect, Mail, over};
+use crate::config::PoolMode;
+use crate::settings::Database;
+
+/// A database, as clients name it, and a user.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PoolKey {
+    /// Database.
+    pub database: Arc<str>,
+    /// User.
+    pub user: Arc<str>,
+}
+
+/// Server connections of one pool and node over all workers.
+#[derive(Debug)]
+pub struct Budget {
+    open: AtomicUsize,
+    limit: AtomicUsize,
+    /// Workers that have clients waiting and may not open a connection; bit n is worker n.
+    starving: AtomicU64,
+}
+
+/// What a client needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Want {
+    /// The node that takes writes.
+    Primary,
+    /// A node that may answer a read.
+    Read,
+    /// Any node: to learn what to greet clients with.
+    Any,
+}
+
+/// One worker's part of a pool.
+pub(super) struct Pool {
+    pub key: PoolKey,
+    pub database: Database,
+    pub nodes: Vec<PoolNode>,
+    /// Clients that wait for the primary, oldest first.
+    pub writers: VecDeque<Waiter>,
+    /// Clients that wait for any node that may answer a read.
+    pub readers: VecDeque<Waiter>,
+    /// What servers report at login, by the parameters that the client asked for.
+    pub greetings: HashMap<Arc<Params>, Arc<Vec<(String, String)>>>,
+}
+
+/// One worker's connections of a pool to one node.
+pub(super) struct PoolNode {
+    pub budget: Arc<Budget>,
+    /// Idle connections; the last used is the next used.
+    pub idle: Vec<usize>,
+    /// Connections being opened.
+    pub connecting: usize,
+    /// Connections in use.
+    pub busy: usize,
+    /// Not tried again before, after a failure.
+    pub retry_at: Option<Instant>,
+    failures: u32,
+    /// The other workers were asked for a connection.
+    asked: bool,
+    /// Connections given to own clients since another worker last starved.
+    kept: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waiter {
+    pub client: Token,
+    pub want: Want,
+    pub since: Instant,
+}
+
+/// Clients that one worker serves before it hands a connection to a worker that has none.
+const KEEP: u32 = 16;
+
+// === impl Budget ===
+
+impl Budget {
+    fn new(limit: usize) -> Budget {
+        Budget { open: AtomicUsize::new(0), limit: AtomicUsize::new(limit), starving: AtomicU64::new(0) }
+    }
+
+    fn try_open(&self) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        self.open.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |open| (open < limit).then_some(open + 1)).is_ok()
+    }
+
+    fn close(&self) {
+        self.open.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl PoolNode {
+    /// True if the last attempts to reach the node failed and it is not yet time for another.
+    pub(super) fn is_suspect(&self, now: Instant) -> bool {
+        self.retry_at.is_some_and(|at| now < at)
+    }
+}
+
+impl Core {
+    /// The pool of this key; made if it is new.
+    pub(super) fn pool(&mut self, key: &PoolKey) -> usize {
+        if let Some(&p) = self.pool_ids.get(key) {
+            return p;
+        }
+        let p = self.pools.len();
+        let database = self.settings.database(&key.database).cloned();
+        self.pools.push(Pool {
+            key: key.clone(),
+            database: database.unwrap_or_else(|| self.settings.default_database().clone()),
+            nodes: Vec::new(),
+            writers: VecDeque::new(),
+            readers: VecDeque::new(),
+            greetings: HashMap::new(),
+        });
+        self.pool_ids.insert(key.clone(), p);
+        self.size_pool(p);
+        p
+    }
+
+    /// Gives a pool an entry for each node of the view.
+    fn size_pool(&mut self, p: usize) {
+        let pool = &mut self.pools[p];
+        let limit = self.settings.pool_size(&pool.key.database, &pool.key.user);
+        for id in pool.nodes.len()..self.view.nodes.len() {
+            let mut budgets = self.shared.budgets.lock().unwrap_or_else(PoisonError::into_inner);
+            let budget = budgets
+                .entry((pool.key.clone(), NodeId(id as u16)))
+                .or_insert_with(|| Arc::new(Budget::new(limit)))
+                .clone();
+            pool.nodes.push(PoolNode {
+                budget,
+                idle: Vec::new(),
+                connecting: 0,
+                busy: 0,
+                retry_at: None,
+                failures: 0,
+                asked: false,
+                kept: 0,
+            });
+        }
+    }
+
+    pub(super) fn apply_to_pools(&mut self) {
+        for p in 0..self.pools.len() {
+            let pool = &mut self.pools[p];
+            if let Some(database) = self.settings.database(&pool.key.database) {
+                pool.database = database.clone();
+            }
+            let limit = self.settings.pool_size(&pool.key.database, &pool.key.user);
+            for node in &pool.nodes {
+                node.budget.limit.store(limit, Ordering::Relaxed);
+            }
+            self.pump(p);
+        }
+    }
+
+    // --- asking ---
+
+    /// Gets a client its server: at once if one is idle (then true), else it waits.
+    pub(super) fn acquire(&mut self, c: usize, want: Want) -> bool {
+        let p = self.clients[c].pool;
+        if let Some(s) = self.take(p, c, want) {
+            return self.attach(c, s);
+        }
+        let client = &mut self.clients[c];
+        client.since = self.now;
+        client.waiting = true;
+        self.metrics.clients_waiting.add(1);
+        let waiter = Waiter { client: client.token, want, since: self.now };
+        let pool = &mut self.pools[p];
+        if want == Want::Primary {
+            pool.writers.push_back(waiter)
+        } else {
+            pool.readers.push_back(waiter)
+        }
+        false
+    }
+
+    /// An idle connection for a client, or None; in that case one is being opened or asked for, if that is possible.
+    fn take(&mut self, p: usize, c: usize, want: Want) -> Option<usize> {
+        match want {
+            Want::Primary => {
+                let node = self.view.primary?;
+                self.take_at(p, node)
+            }
+            Want::Read => {
+                let node = self.read_node(p, c)?;
+                self.take_at(p, node)
+            }
+            Want::Any => {
+                let usable = |n: &topology::NodeView| n.usable && matches!(n.role, Role::Primary | Role::Replica);
+                let nodes = self
+                    .view
+                    .primary
+                    .into_iter()
+                    .chain(self.view.nodes.iter().filter(|n| usable(n)).map(|n| n.node.id));
+                let nodes: Vec<NodeId> = nodes.collect();
+                nodes
+                    .into_iter()
+                    .find(|n| !self.pools[p].nodes[usize::from(n.0)].is_suspect(self.now))
+                    .and_then(|n| self.take_at(p, n))
+            }
+        }
+    }
+
+    fn take_at(&mut self, p: usize, node: NodeId) -> Option<usize> {
+        let waiting = self.pools[p].writers.len() + self.pools[p].readers.len();
+        let place = self.pools[p].nodes.get_mut(usize::from(node.0))?;
+        if let Some(s) = place.idle.pop() {
+            return Some(s);
+        }
+        if place.connecting <= waiting && !place.is_suspect(self.now) {
+            if place.budget.try_open() {
+                place.connecting += 1;
+                self.open(p, node);
+            } else if !place.asked && self.shared.workers > 1 {
+                place.asked = true;
+                place.budget.starving.fetch_or(1 << (self.id % 64), Ordering::AcqRel);
+                for to in (0..self.shared.workers).filter(|w| *w != self.id) {
+                    let mail = Mail::Want { key: self.pools[p].key.clone(), node, from: self.id };
+                    self.effects.push(Effect::Post { to, mail });
+                }
+            }
+        }
+        None
+    }
+
+    /// Serves as many waiting clients as there are connections for.
+    pub(super) fn pump(&mut self, p: usize) {
+        for _ in 0..2 {
+            let writers = self.pools[p].writers.len() + self.pools[p].readers.len() + 1;
+            for _ in 0..writers {
+                if !self.serve_front(p, false) {
+                    break;
+                }
+            }
+            for _ in 0..writers {
+                if !self.serve_front(p, true) {
+                    break;
+                }
+            }
+            // A reader that only the primary can serve moves to the writers' queue: one more look there.
+        }
+    }
+
+    /// Serves the front of one queue; false if it has to go on waiting.
+    fn serve_front(&mut self, p: usize, readers: bool) -> bool {
+        let pool = &mut self.pools[p];
+        let queue = if readers { &mut pool.readers } else { &mut pool.writers };
+        let Some(&waiter) = queue.front() else { return false };
+        if !self.is_client(waiter.client) || !self.clients[waiter.client.index()].waiting {
+            let pool = &mut self.pools[p];
+            if readers {
+                pool.readers.pop_front()
+            } else {
+                pool.writers.pop_front()
+            };
+            return true;
+        }
+        let c = waiter.client.index();
+        if readers
+            && waiter.want == Want::Read
+            && self.read_node(p, c) == self.view.primary
+            && self.view.primary.is_some()
+        {
+            let pool = &mut self.pools[p];
+            pool.readers.pop_front();
+            pool.writers.push_back(Waiter { want: Want::Primary, ..waiter });
+            return true;
+        }
+        let Some(s) = self.take(p, c, waiter.want) else { return false };
+        let pool = &mut self.pools[p];
+        if readers {
+            pool.readers.pop_front()
+        } else {
+            pool.writers.pop_front()
+        };
+        self.stop_waiting(c);
+        if self.attach(c, s) {
+            self.runnable.push_back(self.clients[c].token);
+        }
+        true
+    }
+
+    fn stop_waiting(&mut self, c: usize) {
+        let client = &mut self.clients[c];
+        if std::mem::take(&mut client.waiting) {
+            let waited = self.now.saturating_duration_since(client.since).as_micros() as u64;
+            self.metrics.clients_waiting.sub(1);
+            self.metrics.wait_micros.observe(waited);
+        }
+    }
+
+    /// Links a client with a server connection. True if its messages can be forwarded at once.
+    fn attach(&mut self, c: usize, s: usize) -> bool {
+        let (client, server) = (&mut self.clients[c], &mut self.servers[s]);
+        debug_assert!(client.server.is_none() && server.client.is_none() && server.expect.is_empty());
+        client.server = Some(s);
+        server.client = Some(c);
+        client.since = self.now;
+        self.metrics.servers_busy.add(1);
+        let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
+        place.busy += 1;
+        let greeting = matches!(client.phase, Phase::Login(_));
+        let ready = server.params.is(&client.params);
+        if !ready {
+            let params = client.params.clone();
+            self.prepare_session(s, &params);
+        }
+        if greeting {
+            if ready {
+                self.learn_greeting(c, s);
+            }
+            return false;
+        }
+        self.clients[c].unit.routed = true;
+        true
+    }
+
+    /// Takes a waiting client's unit back with an error.
+    pub(super) fn refuse_unit(&mut self, c: usize, code: Sqlstate, text: &str) {
+        self.stop_waiting(c);
+        if matches!(self.clients[c].phase, Phase::Login(_)) {
+            return self.fail_login(c, code, text);
+        }
+        self.fail_unit(c, code, text);
+    }
+
+    pub(super) fn expire_waiters(&mut self, p: usize) {
+        for node in &mut self.pools[p].nodes {
+            // Whoever was asked had none, or closed it: ask again.
+            node.asked = false;
+        }
+        for readers in [false, true] {
+            loop {
+                let pool = &self.pools[p];
+                let Some(&waiter) = (if readers { pool.readers.front() } else { pool.writers.front() }) else { break };
+                let live = self.is_client(waiter.client) && self.clients[waiter.client.index()].waiting;
+                let no_primary = self.view.primary.is_none();
+                let limit = if no_primary { self.settings.no_primary_timeout } else { self.settings.wait_timeout };
+                if live && !over(waiter.since, limit, self.now) {
+                    break;
+                }
+                let pool = &mut self.pools[p];
+                if readers {
+                    pool.readers.pop_front()
+                } else {
+                    pool.writers.pop_front()
+                };
+                if live {
+                    self.metrics.wait_timeouts.add(1);
+                    let text = self.wait_error(p, no_primary, limit);
+                    self.refuse_unit(waiter.client.index(), Sqlstate::TOO_MANY_CONNECTIONS, &text);
+                }
+            }
+        }
+    }
+
+    fn wait_error(&self, p: usize, no_primary: bool, limit: Duration) -> String {
+        let key = &self.pools[p].key;
+        let limit = limit.as_secs_f32();
+        if no_primary {
+            return format!("no primary for database {:?} within {limit} s (no_primary_timeout)", key.database);
+        }
+        format!(
+            "no server connection for database {:?} and user {:?} came free within {limit} s (wait_timeout): pool size {}",
+            key.database,
+            key.user,
+            self.settings.pool_size(&key.database, &key.user),
+        )
+    }
+
+    // --- giving back ---
+
+    /// A server connection has done what its client wanted.
+    pub(super) fn release(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        if let Some(c) = server.client.take() {
+            let client = &mut self.clients[c];
+            client.server = None;
+            if server.unnamed == super::forward::LONG {
+                server.unnamed = 0;
+            }
+            if server.paused {
+                server.paused = false;
+                self.effects.push(Effect::Resume(server.token));
+            }
+            self.metrics.servers_busy.sub(1);
+            self.metrics.transactions.add(1);
+            self.pools[server.pool].nodes[usize::from(server.node.0)].busy -= 1;
+            // What was held up behind this unit goes on.
+            if !client.input.is_empty() {
+                self.runnable.push_back(client.token);
+            }
+            if self.draining {
+                self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, "terminating connection: the proxy is shutting down");
+            }
+        }
+        self.rest(s);
+    }
+
+    /// A server connection has nothing to do: the next client gets it, or another worker, or it is idle.
+    pub(super) fn rest(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        debug_assert!(server.client.is_none());
+        if server.cancels > 0 {
+            server.held_for_cancel = true;
+            return;
+        }
+        let expired = self.settings.server_lifetime.is_some_and(|limit| over(server.opened, limit, self.now));
+        if server.retire || expired {
+            return self.drop_server(s);
+        }
+        server.idle_since = self.now;
+        let (p, n) = (server.pool, usize::from(server.node.0));
+        let pool = &mut self.pools[p];
+        let waiting = !pool.writers.is_empty() || !pool.readers.is_empty();
+        let place = &mut pool.nodes[n];
+        let starving = place.budget.starving.load(Ordering::Relaxed) & !(1 << (self.id % 64));
+        if place.budget.open.load(Ordering::Relaxed) > place.budget.limit.load(Ordering::Relaxed) {
+            return self.drop_server(s);
+        }
+        if starving != 0 && (!waiting || place.kept >= KEEP) {
+            place.kept = 0;
+            let to = starving.trailing_zeros() as usize;
+            return self.hand_over(s, to);
+        }
+        place.kept = place.kept.saturating_add(1);
+        place.idle.push(s);
+        if waiting {
+            self.pump(p);
+        }
+    }
+
+    /// Another worker wants a connection.
+    pub(super) fn wanted(&mut self, key: &PoolKey, node: NodeId, from: usize) {
+        let Some(&p) = self.pool_ids.get(key) else { return };
+        let waiting = !self.pools[p].writers.is_empty() || !self.pools[p].readers.is_empty();
+        let Some(place) = self.pools[p].nodes.get_mut(usize::from(node.0)) else { return };
+        // The longest unused goes.
+        if !waiting && !place.idle.is_empty() {
+            let s = place.idle.remove(0);
+            self.hand_over(s, from);
+        }
+    }
+
+    fn hand_over(&mut self, s: usize, to: usize) {
+        let server = &self.servers[s];
+        debug_assert!(server.client.is_none() && server.output.is_empty());
+        let place = &self.pools[server.pool].nodes[usize::from(server.node.0)];
+        place.budget.starving.fetch_and(!(1 << (to % 64)), Ordering::AcqRel);
+        let key = self.pools[server.pool].key.clone();
+        let server = self.servers.remove(s);
+        self.metrics.servers.sub(1);
+        let token = server.token;
+        self.effects.push(Effect::Move { token, to, server: Box::new(Moved { key, server }) });
+    }
+
+    /// Takes in a connection from another worker.
+    pub fn adopt(&mut self, moved: Moved) -> Token {
+        let Moved { key, mut server } = moved;
+        let p = self.pool(&key);
+        let index = self.servers.vacant_key();
+        server.token = self.token(Kind::Server, index);
+        server.pool = p;
+        server.dirty = false;
+        let (token, node) = (server.token, usize::from(server.node.0));
+        self.servers.insert(server);
+        self.metrics.servers.add(1);
+        self.metrics.server_connections_moved.add(1);
+        if let Some(place) = self.pools[p].nodes.get_mut(node) {
+            place.asked = false;
+        }
+        token
+    }
+
+    /// To be called when the driver reads the adopted connection's socket.
+    pub fn adopted(&mut self, token: Token) {
+        if self.is_server(token) {
+            self.rest(token.index());
+            self.run();
+        }
+    }
+
+    // --- opening and closing ---
+
+    fn open(&mut self, p: usize, node: NodeId) {
+        let index = self.servers.vacant_key();
+        let token = self.token(Kind::Server, index);
+        self.servers.insert(Server::new(token, p, node, self.no_params.clone(), self.now));
+        self.metrics.servers.add(1);
+        match self.address(node) {
+            Some(address) => self.effects.push(Effect::Connect { token, address }),
+            None => debug_assert!(false, "a node of the view has an address"),
+        }
+    }
+
+    /// A connection is open and logged in.
+    pub(super) fn opened(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
+        place.connecting -= 1;
+        place.failures = 0;
+        place.retry_at = None;
+        self.metrics.server_connections_opened.add(1);
+        self.rest(s);
+    }
+
+    /// A connection could not be opened: the next attempt waits a little longer each time.
+    pub(super) fn open_failed(&mut self, s: usize, why: &str, is_node_down: bool) {
+        let server = &self.servers[s];
+        let (p, node) = (server.pool, server.node);
+        let place = &mut self.pools[p].nodes[usize::from(node.0)];
+        place.failures = (place.failures + 1).min(6);
+        place.retry_at = Some(self.now + Duration::from_millis(25 << place.failures));
+        self.metrics.server_connections_failed.add(1);
+        tracing::warn!(
+            node = self.view.node(node).map(|n| n.node.name.as_str()),
+            why,
+            "cannot open a server connection"
+        );
+        if is_node_down {
+            self.shared.topology.report_failure(node);
+        }
+        self.drop_server(s);
+        self.pump(p);
+    }
+
+    /// Forgets a server connection that no client has.
+    pub(super) fn drop_server(&mut self, s: usize) {
+        let mut server = self.servers.remove(s);
+        debug_assert!(server.client.is_none());
+        let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
+        if !matches!(server.phase, ServerPhase::Ready) {
+            place.connecting = place.connecting.saturating_sub(1);
+        }
+        place.idle.retain(|&idle| idle != s);
+        place.budget.close();
+        self.metrics.servers.sub(1);
+        let mut last = Vec::new();
+        if matches!(server.phase, ServerPhase::Ready) && server.output.is_empty() {
+            wire::message::empty(&mut last, b'X');
+        }
+        server.output.clear(&mut self.buffers);
+        self.buffers.give(std::mem::take(&mut server.input));
+        self.effects.push(Effect::Close { token: server.token, last });
+    }
+
+    /// Closes connections that are too old, idle for too long, or never came to be.
+    pub(super) fn expire_servers(&mut self) {
+        let mut late = Vec::new();
+        let mut slow = Vec::new();
+        for (s, server) in &self.servers {
+            match server.phase {
+                ServerPhase::Ready if server.client.is_none() && server.expect.is_empty() && server.cancels == 0 => {
+                    let unused = self.settings.server_idle_timeout;
+                    let aged = self.settings.server_lifetime;
+                    if unused.is_some_and(|limit| over(server.idle_since, limit, self.now))
+                        || aged.is_some_and(|limit| over(server.opened, limit, self.now))
+                    {
+                        late.push(s);
+                    }
+                }
+                ServerPhase::Ready => {}
+                _ if over(server.opened, self.settings.connect_timeout, self.now) => slow.push(s),
+                _ => {}
+            }
+        }
+        for s in late {
+            self.drop_server(s);
+        }
+        for s in slow {
+            self.open_failed(s, "not connected and logged in within connect_timeout", true);
+        }
+    }
+
+    // --- the cluster changes ---
+
+    /// Takes the new view, and lets go of what does not fit it.
+    pub(super) fn refresh_view(&mut self) {
+        let old = std::mem::replace(&mut self.view, self.shared.topology.view());
+        for p in 0..self.pools.len() {
+            self.size_pool(p);
+        }
+        let demoted = old.primary.or(self.last_primary).filter(|&n| self.view.primary.is_some_and(|now| now != n));
+        self.last_primary = self.view.primary.or(self.last_primary);
+        let mut idle = Vec::new();
+        let mut busy = Vec::new();
+        for (_, server) in &self.servers {
+            let is = self.view.node(server.node);
+            let was = old.node(server.node);
+            let moved = is.map(|n| &n.address) != was.map(|n| &n.address);
+            let gone = is.is_none_or(|n| matches!(n.role, Role::Unknown | Role::Stale)) || moved;
+            let stale = demoted == Some(server.node) || is.is_some_and(|n| n.role == Role::Stale);
+            if !gone && !stale {
+                continue;
+            }
+            if server.client.is_some() {
+                // While nobody else is primary, a statement on a silent node may still be answered.
+                if stale {
+                    busy.push(server.token);
+                }
+            } else if matches!(server.phase, ServerPhase::Ready) {
+                idle.push(server.token);
+            }
+        }
+        for token in busy.into_iter().chain(idle) {
+            if self.is_server(token) {
+                self.server_closed(token.index(), "the node is no longer part of the cluster in its role");
+            }
+        }
+        for p in 0..self.pools.len() {
+            // A change of the view is news of the nodes: no reason to wait longer.
+            for node in &mut self.pools[p].nodes {
+                node.retry_at = None;
+            }
+            self.pump(p);
+        }
+    }
+
+    /// True if this client keeps its server connection between transactions.
+    pub(super) fn is_bound(&self, c: usize) -> bool {
+        let client = &self.clients[c];
+        !client.pins.is_empty() || self.pools[client.pool].database.mode == PoolMode::Session
+    }
+}

@@ -1,0 +1,191 @@
+//! A server connection.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use topology::NodeId;
+use wire::message::Status;
+use wire::scram;
+
+use super::Core;
+use super::buffer::Output;
+use super::params::{Applied, Params};
+use super::pool::PoolKey;
+use super::statement::Statement;
+use super::token::Token;
+
+/// A connection to a server.
+pub(crate) struct Server {
+    pub(super) token: Token,
+    pub(super) pool: usize,
+    pub(super) node: NodeId,
+    pub(super) phase: ServerPhase,
+    pub(super) client: Option<usize>,
+    /// The beginning of a message that has not arrived whole.
+    pub(super) input: Vec<u8>,
+    pub(super) output: Output,
+    /// Bytes still to come of a message whose beginning was used, and whether the client gets them.
+    pub(super) pass: usize,
+    pub(super) pass_on: bool,
+    /// What it owes, oldest first.
+    pub(super) expect: VecDeque<Expect>,
+    /// As of its last `ReadyForQuery`.
+    pub(super) status: Status,
+    /// Extended-protocol messages were sent, and no Sync after them.
+    pub(super) in_unit: bool,
+    /// It failed, and skips what it gets until Sync, which has not been sent.
+    pub(super) skipping: bool,
+    /// It reads COPY data from the client.
+    pub(super) copy_in: bool,
+    /// Its replies up to `ReadyForQuery` go nowhere: the unit goes to another server.
+    pub(super) discard: bool,
+    /// Something that may have written was sent since it was last idle.
+    pub(super) wrote: bool,
+    /// Something that may have committed is in flight.
+    pub(super) committing: bool,
+    /// Id of the statement that is its unnamed one; 0 if none is known.
+    pub(super) unnamed: u64,
+    /// Ids of the statements it has, with the clock of their last use.
+    pub(super) prepared: HashMap<u64, u64>,
+    pub(super) clock: u64,
+    pub(super) params: Applied,
+    /// What it said of its parameters.
+    pub(super) reported: Vec<(String, String)>,
+    /// What the proxy's own statement failed with.
+    pub(super) setup_error: Option<Vec<u8>>,
+    /// The unit that just ended was a statement of the proxy's own.
+    pub(super) own_done: bool,
+    /// What it said before it closed.
+    pub(super) fatal: Option<String>,
+    /// Process id and secret, for cancel requests.
+    pub(super) key: (u32, Vec<u8>),
+    /// Cancel requests on their way.
+    pub(super) cancels: u8,
+    /// It would be idle, but for cancel requests on their way.
+    pub(super) held_for_cancel: bool,
+    /// Its session has state of a client that left.
+    pub(super) reset: bool,
+    /// To be closed when it is next idle.
+    pub(super) retire: bool,
+    pub(super) opened: Instant,
+    pub(super) idle_since: Instant,
+    pub(super) dirty: bool,
+    pub(super) paused: bool,
+}
+
+/// How far a connection has come.
+pub(super) enum ServerPhase {
+    Connecting,
+    /// Proves who the proxy is.
+    Login(Option<Box<scram::Client>>),
+    Ready,
+}
+
+/// A server connection on its way to another worker.
+pub struct Moved {
+    pub(super) key: PoolKey,
+    pub(super) server: Server,
+}
+
+/// What a server owes for one message.
+#[derive(Debug, Clone)]
+pub(super) enum Expect {
+    /// A statement of the proxy's own: nothing of its answer is for the client.
+    Setup,
+    /// `ParseComplete`, for the client's own Parse.
+    Parse {
+        statement: Arc<Statement>,
+        /// Under the server's name for it; false: as the unnamed statement.
+        named: bool,
+        /// The client gave it a name.
+        of_client: bool,
+    },
+    /// `ParseComplete`, for a Parse of the proxy's own.
+    ParseOwn { statement: Arc<Statement>, named: bool },
+    /// `CloseComplete`, for a Close of the proxy's own.
+    CloseOwn(u64),
+    /// Nothing: the proxy answers with this empty message when its turn comes.
+    Answer(u8),
+    /// `BindComplete`.
+    Bind,
+    /// `CloseComplete`, for a portal.
+    Close,
+    /// `ParameterDescription` and `RowDescription` or `NoData`.
+    Describe,
+    /// Rows, and `CommandComplete`, `EmptyQueryResponse` or `PortalSuspended`.
+    Execute,
+    /// `ReadyForQuery`.
+    Sync,
+    /// Anything, and `ReadyForQuery`.
+    Query,
+}
+
+impl Expect {
+    /// True if `ReadyForQuery` ends it.
+    pub(super) fn ends_unit(&self) -> bool {
+        matches!(self, Expect::Setup | Expect::Sync | Expect::Query)
+    }
+}
+
+impl Server {
+    pub(super) fn new(token: Token, pool: usize, node: NodeId, params: Arc<Params>, now: Instant) -> Server {
+        Server {
+            token,
+            pool,
+            node,
+            phase: ServerPhase::Connecting,
+            client: None,
+            input: Vec::new(),
+            output: Output::default(),
+            pass: 0,
+            pass_on: false,
+            expect: VecDeque::new(),
+            status: Status::Idle,
+            in_unit: false,
+            skipping: false,
+            copy_in: false,
+            discard: false,
+            wrote: false,
+            committing: false,
+            unnamed: 0,
+            prepared: HashMap::new(),
+            clock: 0,
+            params: Applied::These(params),
+            reported: Vec::new(),
+            setup_error: None,
+            own_done: false,
+            fatal: None,
+            key: (0, Vec::new()),
+            cancels: 0,
+            held_for_cancel: false,
+            reset: false,
+            retire: false,
+            opened: now,
+            idle_since: now,
+            dirty: false,
+            paused: false,
+        }
+    }
+
+    /// True if it works on a statement of its client.
+    pub(super) fn is_running(&self) -> bool {
+        self.expect.iter().any(|expect| !matches!(expect, Expect::Setup))
+    }
+
+    /// Keeps what a `ParameterStatus` says.
+    pub(super) fn report(&mut self, name: &[u8], value: &[u8]) {
+        let (name, value) = (String::from_utf8_lossy(name), String::from_utf8_lossy(value));
+        match self.reported.iter_mut().find(|(n, _)| *n == name) {
+            Some(entry) => entry.1 = value.into_owned(),
+            None => self.reported.push((name.into_owned(), value.into_owned())),
+        }
+    }
+}
+
+impl Core {
+    /// True if the server is the node that takes writes.
+    pub(super) fn is_primary(&self, s: usize) -> bool {
+        self.view.primary == Some(self.servers[s].node)
+    }
+}

@@ -1,0 +1,198 @@
+//! Prepared statements, shared by content: all clients of all workers that prepare the same text with the same
+//! parameter types share one [`Statement`], and a server connection holds it once, under a name made from its id.
+
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use hashbrown::HashTable;
+use sql::Class;
+
+/// A text with parameter types.
+#[derive(Debug)]
+pub struct Statement {
+    /// Never given twice in a process; never 0.
+    pub id: u64,
+    /// The text, without its NUL.
+    pub text: Box<[u8]>,
+    /// Count and ids of the declared parameter types, as on the wire.
+    pub types: Box<[u8]>,
+    /// What it is.
+    pub class: Class,
+    /// A server has taken it once: its Parse may be answered without asking again.
+    pub accepted: AtomicBool,
+    /// A replica refused to run it.
+    pub demoted: AtomicBool,
+}
+
+impl Statement {
+    /// A statement that is not kept, of which nothing is known.
+    pub fn unknown() -> Statement {
+        Statement {
+            id: 0,
+            text: Box::default(),
+            types: Box::default(),
+            class: Class::UNKNOWN,
+            accepted: AtomicBool::new(false),
+            demoted: AtomicBool::new(false),
+        }
+    }
+
+    /// Its name in server connections.
+    pub fn name(&self) -> StatementName {
+        StatementName::of(self.id)
+    }
+}
+
+/// `kp` and the id in decimal, without allocating.
+pub struct StatementName {
+    bytes: [u8; 22],
+    from: usize,
+}
+
+impl StatementName {
+    /// The name of the statement with this id.
+    pub fn of(mut id: u64) -> StatementName {
+        let mut bytes = [0; 22];
+        let mut from = bytes.len();
+        loop {
+            from -= 1;
+            bytes[from] = b'0' + (id % 10) as u8;
+            id /= 10;
+            if id == 0 {
+                break;
+            }
+        }
+        from -= 2;
+        bytes[from..from + 2].copy_from_slice(b"kp");
+        StatementName { bytes, from }
+    }
+
+    /// The name.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[self.from..]
+    }
+}
+
+/// The process's statements; asked only when a worker meets a text for the first time.
+#[derive(Debug, Default)]
+pub struct Registry {
+    next: AtomicU64,
+    known: Mutex<HashMap<Content, Weak<Statement>>>,
+}
+
+type Content = (Box<[u8]>, Box<[u8]>);
+
+impl Registry {
+    fn intern(&self, text: &[u8], types: &[u8], class: Class) -> Arc<Statement> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let key: Content = (text.into(), types.into());
+        if let Some(statement) = known.get(&key).and_then(Weak::upgrade) {
+            return statement;
+        }
+        if known.len() >= 1024 && known.len().is_power_of_two() {
+            known.retain(|_, statement| statement.strong_count() > 0);
+        }
+        let statement = Arc::new(Statement {
+            id: self.next.fetch_add(1, Ordering::Relaxed) + 1,
+            text: key.0.clone(),
+            types: key.1.clone(),
+            class,
+            accepted: AtomicBool::new(false),
+            demoted: AtomicBool::new(false),
+        });
+        known.insert(key, Arc::downgrade(&statement));
+        statement
+    }
+}
+
+/// A worker's own way to statements: a bounded table in front of the registry.
+pub struct Statements {
+    registry: Arc<Registry>,
+    hasher: RandomState,
+    table: HashTable<Entry>,
+    most: usize,
+    /// Total text length of the table, in bytes.
+    bytes: usize,
+    most_bytes: usize,
+    clock: u64,
+}
+
+struct Entry {
+    hash: u64,
+    used: u64,
+    statement: Arc<Statement>,
+}
+
+impl Statements {
+    /// A table of at most `most` statements and 16 MiB of text; what it evicts lives on while clients hold it.
+    pub fn new(registry: Arc<Registry>, most: usize) -> Statements {
+        Statements {
+            registry,
+            hasher: RandomState::new(),
+            table: HashTable::new(),
+            most: most.max(16),
+            bytes: 0,
+            most_bytes: 16 << 20,
+            clock: 0,
+        }
+    }
+
+    /// The statement of this content; `classify` is asked if this worker does not know it.
+    pub fn get(&mut self, text: &[u8], types: &[u8], classify: impl FnOnce() -> Class) -> Arc<Statement> {
+        self.clock += 1;
+        let hash = self.hasher.hash_one((text, types));
+        let same =
+            |entry: &Entry| entry.hash == hash && *entry.statement.text == *text && *entry.statement.types == *types;
+        if let Some(entry) = self.table.find_mut(hash, same) {
+            entry.used = self.clock;
+            return entry.statement.clone();
+        }
+        let statement = self.registry.intern(text, types, classify());
+        if self.table.len() >= self.most || self.bytes > self.most_bytes {
+            self.evict();
+        }
+        self.bytes += text.len();
+        let entry = Entry { hash, used: self.clock, statement: statement.clone() };
+        self.table.insert_unique(hash, entry, |entry| entry.hash);
+        statement
+    }
+
+    /// Drops the half that was not used for longest: rare, and then cheap for a while.
+    fn evict(&mut self) {
+        let mut used: Vec<u64> = self.table.iter().map(|entry| entry.used).collect();
+        let middle = used.len() / 2;
+        let (_, &mut limit, _) = used.select_nth_unstable(middle);
+        self.table.retain(|entry| entry.used > limit);
+        self.bytes = self.table.iter().map(|entry| entry.statement.text.len()).sum();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        assert_eq!(StatementName::of(0).as_bytes(), b"kp0");
+        assert_eq!(StatementName::of(1234).as_bytes(), b"kp1234");
+        assert_eq!(StatementName::of(u64::MAX).as_bytes(), b"kp18446744073709551615");
+    }
+
+    #[test]
+    fn one_content_is_one_statement_across_workers_and_evictions() {
+        let registry = Arc::new(Registry::default());
+        let mut a = Statements::new(registry.clone(), 16);
+        let mut b = Statements::new(registry, 16);
+        let first = a.get(b"select 1", b"\0\0", || Class::UNKNOWN);
+        assert!(Arc::ptr_eq(&first, &b.get(b"select 1", b"\0\0", || Class::UNKNOWN)));
+        assert_ne!(first.id, a.get(b"select 1", b"\0\x01\0\0\0\x17", || Class::UNKNOWN).id);
+        for i in 0..1000 {
+            a.get(format!("select {i}, x").as_bytes(), b"\0\0", || Class::UNKNOWN);
+            assert!(a.table.len() <= 16);
+        }
+        assert!(Arc::ptr_eq(&first, &a.get(b"select 1", b"\0\0", || Class::UNKNOWN)));
+    }
+}

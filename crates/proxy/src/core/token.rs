@@ -1,0 +1,53 @@
+//! Names of connections inside a worker.
+
+/// What a connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// From an application.
+    Client,
+    /// To a server.
+    Server,
+    /// To a server, for one cancel request.
+    Cancel,
+}
+
+/// A connection of one worker. The generation tells a connection from an earlier one in the same slot, so a late event
+/// for a closed connection is recognised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token(u64);
+
+impl Token {
+    /// From its parts; of the generation 24 bits are kept.
+    pub fn new(kind: Kind, generation: u32, index: usize) -> Token {
+        let kind = match kind {
+            Kind::Client => 1u64,
+            Kind::Server => 2,
+            Kind::Cancel => 3,
+        };
+        Token(kind << 56 | u64::from(generation & 0xff_ffff) << 32 | index as u64 & 0xffff_ffff)
+    }
+
+    /// From [`raw`](Token::raw); None if it is not a connection's.
+    pub fn from_raw(raw: u64) -> Option<Token> {
+        (1..=3).contains(&(raw >> 56)).then_some(Token(raw))
+    }
+
+    /// As one number, never 0.
+    pub fn raw(self) -> u64 {
+        self.0
+    }
+
+    /// What it is.
+    pub fn kind(self) -> Kind {
+        match self.0 >> 56 {
+            1 => Kind::Client,
+            2 => Kind::Server,
+            _ => Kind::Cancel,
+        }
+    }
+
+    /// Its slot among those of its kind.
+    pub fn index(self) -> usize {
+        (self.0 & 0xffff_ffff) as usize
+    }
+}

@@ -1,0 +1,351 @@
+//! A client without a server: finds out what its next messages are, and where they go.
+//!
+//! A **unit** is what is executed as one: a `Query`, or extended-protocol messages up to `Sync`. All of a unit goes to one
+//! server, so the destination is chosen when its end is seen. That costs no time: until `Sync` or `Flush` a server
+//! would not answer either. A unit that does not end within [`UNIT_MAX`] goes to the primary.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sql::{Access, Class, Control};
+use wire::message::Status;
+use wire::payload::{self, Named};
+use wire::{Frame, HEADER, Sqlstate, message};
+
+use super::client::{Aborted, Pass, Step, Unit};
+use super::statement::Statement;
+use super::{CLASSIFY_MAX, Core, SMALL_MAX, UNIT_MAX};
+
+/// What looking at one message of a unit gives.
+enum Scan {
+    /// It is counted in; the unit goes on.
+    On,
+    /// It ends the unit.
+    End,
+    /// It is not whole yet.
+    More,
+    /// It is too long to wait for: the unit goes to the primary.
+    Long,
+    /// The client is closed.
+    Gone,
+}
+
+impl Unit {
+    /// Counts a statement in.
+    fn note(&mut self, class: Class, demoted: bool) {
+        let read = class.access == Access::Read && !demoted;
+        let begin = matches!(class.control, Control::Begin { .. });
+        self.begin_read_only = class.control == Control::Begin { read_only: true };
+        self.read &= read;
+        self.repeatable &= read || begin;
+        self.hint = self.hint.or(class.hint);
+        self.needs_server = true;
+    }
+
+    fn doubt(&mut self) {
+        self.read = false;
+        self.repeatable = false;
+        self.needs_server = true;
+    }
+}
+
+impl Core {
+    /// A message of a client that is logged in.
+    pub(super) fn message(&mut self, c: usize, bytes: &[u8]) -> Step {
+        let client = &self.clients[c];
+        if client.waiting {
+            return Step::Blocked;
+        }
+        let frame = match Frame::read(bytes) {
+            Ok(Some(frame)) => frame,
+            Ok(None) => return Step::More,
+            Err(error) => {
+                self.violation(c, &error.to_string());
+                return Step::Gone;
+            }
+        };
+        if client.skipping {
+            return self.skip(c, frame);
+        }
+        if frame.tag == b'X' {
+            // What was sent before it is still carried out.
+            if client.server.is_some_and(|s| self.servers[s].is_running()) {
+                return Step::Blocked;
+            }
+            self.close_client(c);
+            return Step::Gone;
+        }
+        match client.server {
+            Some(s) if self.streams(c, s) => self.forward(c, s, bytes, frame),
+            // Pipelined behind a statement on a replica: where it goes is decided when that is done.
+            Some(_) => Step::Blocked,
+            None if matches!(frame.tag, b'd' | b'c' | b'f') => {
+                // The rest of a COPY that failed: a server ignores it, too.
+                self.clients[c].pass = Pass::Discard(frame.total());
+                Step::Again
+            }
+            None if client.aborted != Aborted::No => self.aborted_message(c, bytes, frame),
+            None if client.unit.routed => self.local_message(c, bytes, frame),
+            None => self.assemble(c, bytes),
+        }
+    }
+
+    /// True if the client's messages go to its server as they come.
+    fn streams(&self, c: usize, s: usize) -> bool {
+        let (client, server) = (&self.clients[c], &self.servers[s]);
+        client.unit.routed
+            || server.status != Status::Idle
+            || server.in_unit
+            || server.skipping
+            || self.is_bound(c)
+            || (self.is_primary(s) && !server.expect.is_empty())
+    }
+
+    /// Skips a message, up to and with Sync.
+    fn skip(&mut self, c: usize, frame: Frame) -> Step {
+        let client = &mut self.clients[c];
+        client.pass = Pass::Discard(frame.total());
+        match frame.tag {
+            b'S' => {
+                client.skipping = false;
+                self.ready(c);
+                Step::Again
+            }
+            b'X' => {
+                self.close_client(c);
+                Step::Gone
+            }
+            _ => Step::Again,
+        }
+    }
+
+    /// `ReadyForQuery` from the proxy itself.
+    pub(super) fn ready(&mut self, c: usize) {
+        let status = if self.clients[c].aborted == Aborted::No { Status::Idle } else { Status::Failed };
+        self.tell(c, |out| message::ready(out, status));
+    }
+
+    fn assemble(&mut self, c: usize, bytes: &[u8]) -> Step {
+        loop {
+            let at = self.clients[c].unit.scanned;
+            let rest = bytes.get(at..).unwrap_or_default();
+            let frame = match Frame::read(rest) {
+                Ok(Some(frame)) => frame,
+                Ok(None) if at > UNIT_MAX => return self.dispatch_long(c),
+                Ok(None) => return Step::More,
+                Err(error) => {
+                    self.violation(c, &error.to_string());
+                    return Step::Gone;
+                }
+            };
+            match self.scan(c, at == 0, rest, frame) {
+                Scan::On => self.clients[c].unit.scanned += frame.total(),
+                Scan::End => {
+                    let unit = &mut self.clients[c].unit;
+                    unit.scanned += frame.total();
+                    unit.end = frame.tag;
+                    unit.whole = frame.tag != b'H';
+                    return self.dispatch(c);
+                }
+                Scan::Long => return self.dispatch_long(c),
+                Scan::More if at + rest.len() > UNIT_MAX && frame.tag != b'P' => return self.dispatch_long(c),
+                Scan::More => return Step::More,
+                Scan::Gone => return Step::Gone,
+            }
+        }
+    }
+
+    fn scan(&mut self, c: usize, first: bool, rest: &[u8], frame: Frame) -> Scan {
+        let whole = rest.get(HEADER..frame.total());
+        match frame.tag {
+            b'Q' => {
+                let Some(data) = whole else {
+                    return if frame.payload > CLASSIFY_MAX { Scan::Long } else { Scan::More };
+                };
+                let Some((text, [])) = payload::cstr(data) else { return self.invalid(c, "Query") };
+                let class = self.classify(c, text);
+                let unit = &mut self.clients[c].unit;
+                if class.local && first {
+                    unit.query = Some(class);
+                } else {
+                    unit.note(class, false);
+                    unit.query = first.then_some(class);
+                }
+                Scan::End
+            }
+            b'P' => {
+                let Some(data) = whole else {
+                    let unnamed = rest.get(HEADER) == Some(&0);
+                    return match frame.payload {
+                        n if n > CLASSIFY_MAX && unnamed => Scan::Long,
+                        // A named one must be kept, to be prepared elsewhere; the proxy's own answer if that is too long.
+                        n if n > self.settings.max_statement => Scan::Long,
+                        _ => Scan::More,
+                    };
+                };
+                let Some((name, text, types)) = payload::parse(data) else { return self.invalid(c, "Parse") };
+                if frame.payload > self.settings.max_statement {
+                    return Scan::Long;
+                }
+                let class = self.classify(c, text);
+                let statement = self.statement_as(text, types, class);
+                let accepted = !name.is_empty() && statement.accepted.load(Ordering::Relaxed);
+                let unit = &mut self.clients[c].unit;
+                unit.parses_unnamed |= name.is_empty();
+                let needs_server = unit.needs_server;
+                unit.note(class, statement.demoted.load(Ordering::Relaxed));
+                // A Parse by itself only needs a server if none has ever taken this text.
+                unit.needs_server = needs_server || !accepted;
+                Scan::On
+            }
+            b'B' => {
+                let data = whole.unwrap_or(&rest[HEADER..]);
+                let Some((_, name, _)) = payload::bind(data) else {
+                    return match whole {
+                        Some(_) => self.invalid(c, "Bind"),
+                        None if data.len() > SMALL_MAX => self.invalid(c, "Bind"),
+                        None => Scan::More,
+                    };
+                };
+                // A statement that this very unit prepares is counted in by its Parse.
+                let own = name.is_empty() && self.clients[c].unit.parses_unnamed;
+                let known = self.statement_of(c, name).filter(|_| !own);
+                let known = known.map(|s| (s.class, s.demoted.load(Ordering::Relaxed)));
+                let unit = &mut self.clients[c].unit;
+                unit.needs_server = true;
+                if unit.scanned == 0 || known.is_some() {
+                    match known {
+                        Some((class, demoted)) => unit.note(class, demoted),
+                        None => unit.doubt(),
+                    }
+                }
+                if whole.is_some() { Scan::On } else { Scan::More }
+            }
+            b'C' | b'D' => {
+                if frame.payload > SMALL_MAX {
+                    return self.invalid(c, "Close or Describe");
+                }
+                let Some(data) = whole else { return Scan::More };
+                let Some(named) = payload::named(data) else { return self.invalid(c, "Close or Describe") };
+                let known = match named {
+                    Named::Statement(b"") if self.clients[c].unit.parses_unnamed => None,
+                    Named::Statement(name) => {
+                        self.statement_of(c, name).map(|s| (s.class, s.demoted.load(Ordering::Relaxed)))
+                    }
+                    Named::Portal(_) => None,
+                };
+                let unit = &mut self.clients[c].unit;
+                match (frame.tag, named, known) {
+                    (b'C', Named::Statement(_), _) => {}
+                    (b'D', Named::Statement(_), Some((class, demoted))) => unit.note(class, demoted),
+                    _ => unit.needs_server = true,
+                }
+                Scan::On
+            }
+            b'E' => {
+                self.clients[c].unit.needs_server = true;
+                if whole.is_some() { Scan::On } else { Scan::More }
+            }
+            b'S' | b'H' => {
+                if whole.is_some() {
+                    Scan::End
+                } else {
+                    Scan::More
+                }
+            }
+            b'F' => {
+                self.clients[c].unit.doubt();
+                if whole.is_some() {
+                    Scan::End
+                } else if frame.payload > CLASSIFY_MAX {
+                    Scan::Long
+                } else {
+                    Scan::More
+                }
+            }
+            tag => {
+                self.violation(c, &format!("unexpected message {:?}", char::from(tag)));
+                Scan::Gone
+            }
+        }
+    }
+
+    fn invalid(&mut self, c: usize, what: &str) -> Scan {
+        self.violation(c, &format!("invalid {what} message"));
+        Scan::Gone
+    }
+
+    /// A unit too long to be kept: only the primary can take whatever it turns out to be.
+    fn dispatch_long(&mut self, c: usize) -> Step {
+        let unit = &mut self.clients[c].unit;
+        unit.doubt();
+        unit.whole = false;
+        self.dispatch(c)
+    }
+
+    fn dispatch(&mut self, c: usize) -> Step {
+        if !self.clients[c].unit.needs_server {
+            let unit = &mut self.clients[c].unit;
+            unit.routed = true;
+            self.metrics.statements_local.add(1);
+            return Step::Again;
+        }
+        let want = self.want(c);
+        if self.acquire(c, want) { Step::Again } else { Step::Blocked }
+    }
+
+    /// The next unit of a client gets an error from the proxy. Its bytes are in the client's kept input.
+    pub(super) fn fail_unit(&mut self, c: usize, code: Sqlstate, text: &str) {
+        let client = &mut self.clients[c];
+        let unit = std::mem::take(&mut client.unit);
+        client.again = super::client::Again::default();
+        let first = Frame::read(&client.input).ok().flatten();
+        let query = matches!(first, Some(Frame { tag: b'Q' | b'F', .. }));
+        let ends = match first {
+            Some(_) if unit.whole => {
+                client.pass = Pass::Discard(unit.scanned);
+                true
+            }
+            Some(frame) if query => {
+                client.pass = Pass::Discard(frame.total());
+                true
+            }
+            _ => {
+                client.skipping = true;
+                false
+            }
+        };
+        self.tell(c, |out| super::login::error(out, code, text));
+        if ends {
+            self.ready(c);
+        }
+        self.runnable.push_back(self.clients[c].token);
+    }
+
+    // --- statements ---
+
+    /// What a text of this client is.
+    pub(super) fn classify(&mut self, c: usize, text: &[u8]) -> Class {
+        if self.clients[c].odd_strings { Class::UNKNOWN } else { self.classifier.classify(text) }
+    }
+
+    /// The shared statement of this content.
+    pub(super) fn statement(&mut self, text: &[u8], types: &[u8]) -> Arc<Statement> {
+        let class = self.classifier.classify(text);
+        self.statement_as(text, types, class)
+    }
+
+    pub(super) fn statement_as(&mut self, text: &[u8], types: &[u8], class: Class) -> Arc<Statement> {
+        self.statements.get(text, types, || class)
+    }
+
+    /// The statement that a client knows by this name.
+    pub(super) fn statement_of(&self, c: usize, name: &[u8]) -> Option<Arc<Statement>> {
+        let client = &self.clients[c];
+        if name.is_empty() {
+            client.unnamed.clone()
+        } else {
+            client.prepared.as_ref().and_then(|prepared| prepared.names.get(name)).cloned()
+        }
+    }
+}

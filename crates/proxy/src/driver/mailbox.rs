@@ -1,0 +1,55 @@
+//! What threads send to a worker.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+use super::sys::Wake;
+use crate::core::{Mail, Moved, Peer};
+
+/// A letter to a worker.
+pub(crate) enum Letter {
+    /// A client connection.
+    Client(OwnedFd, Peer),
+    /// An idle server connection.
+    Server(OwnedFd, Box<Moved>),
+    /// For the core.
+    Core(Mail),
+    /// End, whatever is still open.
+    Stop,
+}
+
+/// A worker's mailbox. The lock is held for a push or a swap; nothing in the path of a statement takes it.
+pub(crate) struct Mailbox {
+    letters: Mutex<Vec<Letter>>,
+    wake: Wake,
+}
+
+impl Mailbox {
+    pub(crate) fn new() -> io::Result<Mailbox> {
+        Ok(Mailbox { letters: Mutex::new(Vec::new()), wake: Wake::new()? })
+    }
+
+    pub(crate) fn post(&self, letter: Letter) {
+        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
+        letters.push(letter);
+        if letters.len() == 1 {
+            self.wake.ring();
+        }
+    }
+
+    /// Makes the worker have a look around.
+    pub(crate) fn ring(&self) {
+        self.wake.ring();
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.wake.fd()
+    }
+
+    /// Moves all letters into `into`, which is empty.
+    pub(crate) fn take(&self, into: &mut Vec<Letter>) {
+        self.wake.quiet();
+        std::mem::swap(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner), into);
+    }
+}

@@ -1,0 +1,197 @@
+//! Sessions, pools and routing: a sans-I/O core and its event-loop driver.
+//!
+//! ```text
+//!  acceptor ──socket──▶ worker: driver ⇄ core        worker ⇄ worker: mailboxes (idle server connections, cancels)
+//!                                 ▲
+//!                control: topology (views, replayed LSNs, oracle), settings
+//! ```
+//!
+//! [`Proxy::start`] starts the threads; [`Proxy::reload`] and [`Proxy::shutdown`] talk to them by mail. Nothing in here is
+//! asynchronous in the sense of tokio, and nothing waits for anything but its own event loop.
+
+pub mod config;
+pub mod core;
+mod driver;
+pub mod metrics;
+pub mod settings;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use topology::Topology;
+
+use crate::core::{Core, Mail, Shared};
+use config::ProxyConfig;
+use driver::acceptor::{self, Listener, Stop};
+use driver::mailbox::{Letter, Mailbox};
+use driver::worker::Worker;
+use metrics::{Metrics, Snapshot};
+use settings::{Settings, SettingsError};
+
+/// Most workers: a client's cancel key has eight bits for its worker, and a pool a word of bits for all of them.
+const MOST_WORKERS: usize = 64;
+
+/// Why a proxy could not start, or take a new configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration is no good.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// An address can't be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// As configured.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The system refused a thread, a descriptor or random bytes.
+    #[error("cannot start {what}: {source}")]
+    System {
+        /// What for.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A running proxy.
+pub struct Proxy {
+    mailboxes: Arc<Vec<Mailbox>>,
+    metrics: Vec<Arc<Metrics>>,
+    addresses: Vec<String>,
+    shared: Arc<Shared>,
+    stop: Arc<Stop>,
+    acceptor: Option<JoinHandle<()>>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Proxy {
+    /// Listens and starts the workers. Clients that come before the topology has a primary wait for it.
+    pub fn start(config: &ProxyConfig, topology: Arc<Topology>) -> Result<Proxy, StartError> {
+        let system = |what| move |source| StartError::System { what, source };
+        let settings = Arc::new(Settings::new(config)?);
+        let listeners = config
+            .listen
+            .iter()
+            .map(|listen| {
+                Listener::bind(listen).map_err(|source| StartError::Listen { address: listen.address.clone(), source })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let addresses = listeners.iter().map(|listener| listener.address.clone()).collect();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let count = (if config.workers == 0 { cores } else { config.workers }).min(MOST_WORKERS);
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).map_err(|e| StartError::System {
+            what: "the random generator",
+            source: io::Error::other(e.to_string()),
+        })?;
+        let shared = Arc::new(Shared {
+            topology: topology.clone(),
+            registry: Arc::default(),
+            budgets: Mutex::new(HashMap::new()),
+            keys: Mutex::new(HashMap::new()),
+            secret,
+            clients: AtomicUsize::new(0),
+            workers: count,
+        });
+        let mailboxes =
+            (0..count).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>().map_err(system("mailboxes"))?;
+        let mailboxes = Arc::new(mailboxes);
+        let metrics: Vec<Arc<Metrics>> = (0..count).map(|_| Arc::default()).collect();
+        let mut workers = Vec::new();
+        for (id, metrics) in metrics.iter().enumerate() {
+            let core = Core::new(id, shared.clone(), settings.clone(), metrics.clone(), Instant::now());
+            let mut worker = Worker::new(id, core, mailboxes.clone()).map_err(system("a worker"))?;
+            let thread = std::thread::Builder::new().name(format!("worker-{id}")).stack_size(8 << 20);
+            let body = move || {
+                or_abort("a worker", || worker.run());
+            };
+            workers.push(thread.spawn(body).map_err(system("a worker"))?);
+        }
+        let stop = Arc::new(Stop::new().map_err(system("the acceptor"))?);
+        let acceptor = {
+            let (stop, mailboxes, metrics) = (stop.clone(), mailboxes.clone(), metrics.clone());
+            let body = move || {
+                or_abort("the acceptor", || acceptor::run(&listeners, &stop, &mailboxes, &metrics));
+            };
+            std::thread::Builder::new().name("acceptor".into()).spawn(body).map_err(system("the acceptor"))?
+        };
+        let bells = mailboxes.clone();
+        topology.subscribe(Box::new(move || bells.iter().for_each(Mailbox::ring)));
+        Ok(Proxy { mailboxes, metrics, addresses, shared, stop, acceptor: Some(acceptor), workers })
+    }
+
+    /// Where clients can connect, ports chosen by the system included.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<String> {
+        self.addresses.clone()
+    }
+
+    /// Takes a new configuration: users, databases, pools, limits and routing. What the process was started with stays:
+    /// `listen` and `workers`.
+    pub fn reload(&self, config: &ProxyConfig) -> Result<(), StartError> {
+        let settings = Arc::new(Settings::new(config)?);
+        for mailbox in self.mailboxes.iter() {
+            mailbox.post(Letter::Core(Mail::Settings(settings.clone())));
+        }
+        Ok(())
+    }
+
+    /// The workers' numbers, added up.
+    #[must_use]
+    pub fn metrics(&self) -> Snapshot {
+        Snapshot::of(self.metrics.iter().map(|metrics| &**metrics))
+    }
+
+    /// Turns that each worker's loop has made: they grow as long as it is alive.
+    #[must_use]
+    pub fn turns(&self) -> Vec<u64> {
+        self.metrics.iter().map(|metrics| metrics.turns.get()).collect()
+    }
+
+    /// Stops accepting, lets transactions end for as long as `grace`, closes everything, and waits for the threads.
+    pub fn shutdown(mut self, grace: Duration) {
+        self.end(grace);
+    }
+
+    fn end(&mut self, grace: Duration) {
+        let Some(acceptor) = self.acceptor.take() else { return };
+        self.stop.now();
+        let _ = acceptor.join();
+        for mailbox in self.mailboxes.iter() {
+            mailbox.post(Letter::Core(Mail::Drain));
+        }
+        let until = Instant::now() + grace;
+        while self.shared.clients.load(Ordering::Relaxed) > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for mailbox in self.mailboxes.iter() {
+            mailbox.post(Letter::Stop);
+        }
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.end(Duration::ZERO);
+    }
+}
+
+/// A thread whose state is no longer known would answer some clients and not others: better none.
+fn or_abort(what: &str, body: impl FnOnce() -> io::Result<()>) {
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+    match result {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => tracing::error!(%error, what, "ended; the process cannot go on"),
+        Err(_) => tracing::error!(what, "panicked; the process cannot go on"),
+    }
+    std::process::abort();
+}

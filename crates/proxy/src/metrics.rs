@@ -1,0 +1,183 @@
+//! Counters of the workers.
+//!
+//! Each worker has its own set and is its only writer, so an increment is a load and a store, not a locked add; readers
+//! add the sets up.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sql::Pins;
+
+/// A number that one thread changes and others read.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds to it. Only the owner may call this.
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Takes from it. Only the owner may call this.
+    pub fn sub(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(n), Ordering::Relaxed);
+    }
+
+    /// Replaces it. Only the owner may call this.
+    pub fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+
+    /// Its value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Upper bounds of the histogram buckets, in microseconds; the last bucket has none.
+pub const BUCKETS: [u64; 18] = [
+    50, 100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 51_200, 102_400, 204_800, 409_600, 819_200, 1_638_400,
+    6_553_600, 26_214_400,
+];
+
+/// Durations by size.
+#[derive(Debug, Default)]
+pub struct Histogram {
+    buckets: [Counter; BUCKETS.len() + 1],
+    sum: Counter,
+}
+
+impl Histogram {
+    /// Counts a duration of so many microseconds.
+    pub fn observe(&self, micros: u64) {
+        let bucket = BUCKETS.partition_point(|&bound| bound < micros);
+        self.buckets[bucket].add(1);
+        self.sum.add(micros);
+    }
+}
+
+/// A histogram at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HistogramSnapshot {
+    /// Durations in each bucket of [`BUCKETS`], and above all of them; not cumulative.
+    pub buckets: [u64; BUCKETS.len() + 1],
+    /// Sum of all durations, in microseconds.
+    pub sum_micros: u64,
+}
+
+macro_rules! metrics {
+    (counters { $($(#[$cdoc:meta])* $counter:ident: $chelp:literal,)* }
+     gauges { $($(#[$gdoc:meta])* $gauge:ident: $ghelp:literal,)* }
+     histograms { $($histogram:ident: $hhelp:literal,)* }) => {
+        /// One worker's numbers.
+        #[derive(Debug, Default)]
+        pub struct Metrics {
+            $(#[doc = $chelp] pub $counter: Counter,)*
+            $(#[doc = $ghelp] pub $gauge: Counter,)*
+            $(#[doc = $hhelp] pub $histogram: Histogram,)*
+            /// Clients that became pinned, by reason: as [`Pins::NAMES`].
+            pub pins: [Counter; Pins::NAMES.len()],
+        }
+
+        /// All workers' numbers, added up.
+        #[derive(Debug, Clone, Default)]
+        pub struct Snapshot {
+            /// Counters that only grow: name, help, value.
+            pub counters: Vec<(&'static str, &'static str, u64)>,
+            /// Values of the moment: name, help, value.
+            pub gauges: Vec<(&'static str, &'static str, u64)>,
+            /// Durations: name, help, value.
+            pub histograms: Vec<(&'static str, &'static str, HistogramSnapshot)>,
+            /// Clients that became pinned: reason, count.
+            pub pins: Vec<(&'static str, u64)>,
+        }
+
+        impl Snapshot {
+            /// Adds the sets up.
+            pub fn of<'a>(sets: impl Iterator<Item = &'a Metrics> + Clone) -> Snapshot {
+                Snapshot {
+                    counters: vec![$((stringify!($counter), $chelp, sets.clone().map(|m| m.$counter.get()).sum()),)*],
+                    gauges: vec![$((stringify!($gauge), $ghelp, sets.clone().map(|m| m.$gauge.get()).sum()),)*],
+                    histograms: vec![$((stringify!($histogram), $hhelp, sum(sets.clone().map(|m| &m.$histogram))),)*],
+                    pins: Pins::NAMES
+                        .iter()
+                        .enumerate()
+                        .map(|(i, (_, name))| (*name, sets.clone().map(|m| m.pins[i].get()).sum()))
+                        .collect(),
+                }
+            }
+        }
+    };
+}
+
+metrics! {
+    counters {
+        clients_accepted: "Client connections accepted",
+        clients_refused: "Client connections refused: over max_clients, or a failed login",
+        statements_primary: "Statements (simple queries and extended-protocol batches) sent to the primary",
+        statements_replica: "Statements sent to a replica",
+        statements_local: "Statements answered by the proxy itself",
+        transactions: "Times a server connection went back to its pool",
+        bytes_from_clients: "Bytes read from clients",
+        bytes_from_servers: "Bytes read from servers",
+        server_connections_opened: "Server connections opened",
+        server_connections_failed: "Server connections that could not be opened",
+        server_connections_lost: "Server connections lost while in use",
+        server_connections_moved: "Idle server connections taken over from another worker",
+        replays_refused: "Reads that a replica refused and the primary answered",
+        replays_lost: "Reads whose server was lost and another answered",
+        outcome_unknown: "Statements whose outcome is unknown because their server was lost",
+        transactions_lost: "Transactions rolled back because their server was lost",
+        consistency_primary: "Reads sent to the primary because no replica had replayed the session's own writes yet",
+        wait_timeouts: "Statements refused because no server connection came free in time",
+        cancels: "Cancel requests passed on",
+        cancels_unknown: "Cancel requests with a wrong key",
+        protocol_errors: "Connections closed for a violation of the protocol",
+        prepares: "Prepared statements sent to a server because its connection did not have them",
+        parses_local: "Parse messages answered by the proxy itself",
+        classify_hits: "Statements whose class was known",
+        classify_misses: "Statements that had to be parsed",
+    }
+    gauges {
+        clients: "Client connections",
+        clients_waiting: "Clients waiting for a server connection",
+        clients_pinned: "Clients that keep their server connection because of state in its session",
+        servers: "Server connections, those being opened included",
+        servers_busy: "Server connections in use",
+        turns: "Turns of the event loop",
+    }
+    histograms {
+        statement_micros: "Time from the dispatch of a statement to the end of its answer",
+        wait_micros: "Time a client waited for a server connection",
+    }
+}
+
+fn sum<'a>(histograms: impl Iterator<Item = &'a Histogram>) -> HistogramSnapshot {
+    let mut total = HistogramSnapshot::default();
+    for histogram in histograms {
+        for (sum, bucket) in total.buckets.iter_mut().zip(&histogram.buckets) {
+            *sum += bucket.get();
+        }
+        total.sum_micros += histogram.sum.get();
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshot_adds_workers_up() {
+        let (a, b) = (Metrics::default(), Metrics::default());
+        a.clients.add(2);
+        b.clients.add(3);
+        b.clients.sub(1);
+        a.statement_micros.observe(50);
+        b.statement_micros.observe(51);
+        b.statement_micros.observe(u64::MAX / 4);
+        let snapshot = Snapshot::of([&a, &b].into_iter());
+        assert_eq!(snapshot.gauges.iter().find(|g| g.0 == "clients").map(|g| g.2), Some(4));
+        let (_, _, histogram) = &snapshot.histograms[0];
+        assert_eq!((histogram.buckets[0], histogram.buckets[1], histogram.buckets[BUCKETS.len()]), (1, 1, 1));
+    }
+}

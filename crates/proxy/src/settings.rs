@@ -1,0 +1,230 @@
+//! The configuration, resolved: what the workers look things up in.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use wire::scram::Verifier;
+
+use crate::config::{AuthMethod, Consistency, PoolMode, ProxyConfig, RouteTo, UserConfig};
+
+/// Everything a worker needs to know of the configuration. Immutable; a reload makes a new one.
+#[derive(Debug)]
+pub struct Settings {
+    /// How clients prove who they are.
+    pub auth: AuthMethod,
+    /// Most clients.
+    pub max_clients: usize,
+    /// Time from accept to a completed login.
+    pub login_timeout: Duration,
+    /// Longest named statement, in bytes.
+    pub max_statement: usize,
+    /// Output kept for a slow peer, in bytes.
+    pub buffer_limit: usize,
+    /// This proxy's zone.
+    pub zone: Option<String>,
+    /// Longest wait for a server connection.
+    pub wait_timeout: Duration,
+    /// Longest wait for a primary.
+    pub no_primary_timeout: Duration,
+    /// Age at which an idle server connection is closed.
+    pub server_lifetime: Option<Duration>,
+    /// Idle time after which it is closed.
+    pub server_idle_timeout: Option<Duration>,
+    /// Longest time to connect and log in to a server.
+    pub connect_timeout: Duration,
+    /// Prepared statements per server connection.
+    pub prepared_per_server: usize,
+    /// Functions that only read.
+    pub read_functions: Vec<String>,
+    /// Statement shapes kept per worker.
+    pub cache_entries: usize,
+    default: Database,
+    pool_size: usize,
+    databases: HashMap<String, Database>,
+    any_database: bool,
+    users: HashMap<String, User>,
+}
+
+/// How a database is served.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Database {
+    /// Its name on the servers; None: as the client says.
+    pub dbname: Option<String>,
+    /// Server connections a user and node.
+    pub pool_size: usize,
+    /// When a client holds on to a server connection.
+    pub mode: PoolMode,
+    /// What a read on a replica is sure to see.
+    pub consistency: Consistency,
+    /// Where statements go.
+    pub route: RouteTo,
+}
+
+/// A user that may log in.
+#[derive(Clone)]
+pub struct User {
+    /// What a client must prove to know; None: nothing to compare with, so only `trust` lets the user in.
+    pub verifier: Option<Verifier>,
+    /// Towards the servers.
+    pub password: Option<String>,
+    /// Pool size of this user.
+    pub pool_size: Option<usize>,
+}
+
+impl std::fmt::Debug for User {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("User").field("pool_size", &self.pool_size).finish_non_exhaustive()
+    }
+}
+
+/// What makes a configuration unusable.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// More than one secret, where one is expected.
+    #[error("user {0:?}: give at most one of password, password_file and verifier")]
+    Secrets(String),
+    /// The password can't be used.
+    #[error("user {user:?}: password: {source}")]
+    Password {
+        /// Whose.
+        user: String,
+        /// Why.
+        source: wire::scram::Error,
+    },
+    /// The verifier is not one.
+    #[error("user {0:?}: verifier: expected SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey> as in pg_authid")]
+    Verifier(String),
+    /// The password file can't be read.
+    #[error("user {user:?}: cannot read password_file {path}: {source}")]
+    PasswordFile {
+        /// Whose.
+        user: String,
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A second entry of the same name.
+    #[error("{kind} {name:?} is configured twice")]
+    Twice {
+        /// `user` or `database`.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+    },
+}
+
+impl Settings {
+    /// Resolves a configuration: reads password files and computes verifiers, which takes some milliseconds a user.
+    pub fn new(config: &ProxyConfig) -> Result<Settings, SettingsError> {
+        let default = Database {
+            dbname: None,
+            pool_size: config.pool.size,
+            mode: config.pool.mode,
+            consistency: config.routing.consistency,
+            route: config.routing.route,
+        };
+        let mut databases = HashMap::new();
+        for entry in &config.databases {
+            let database = Database {
+                dbname: entry.dbname.clone(),
+                pool_size: entry.pool_size.unwrap_or(default.pool_size),
+                mode: entry.pool_mode.unwrap_or(default.mode),
+                consistency: entry.consistency.unwrap_or(default.consistency),
+                route: entry.route.unwrap_or(default.route),
+            };
+            if databases.insert(entry.name.clone(), database).is_some() {
+                return Err(SettingsError::Twice { kind: "database", name: entry.name.clone() });
+            }
+        }
+        let mut users = HashMap::new();
+        for entry in &config.users {
+            if users.insert(entry.name.clone(), User::new(entry)?).is_some() {
+                return Err(SettingsError::Twice { kind: "user", name: entry.name.clone() });
+            }
+        }
+        let unless_zero = |d: Duration| (!d.is_zero()).then_some(d);
+        Ok(Settings {
+            auth: config.auth,
+            max_clients: config.max_clients,
+            login_timeout: config.login_timeout,
+            max_statement: config.max_statement_bytes,
+            buffer_limit: config.buffer_limit.max(16 << 10),
+            zone: config.zone.clone(),
+            wait_timeout: config.pool.wait_timeout,
+            no_primary_timeout: config.pool.no_primary_timeout,
+            server_lifetime: unless_zero(config.pool.server_lifetime),
+            server_idle_timeout: unless_zero(config.pool.server_idle_timeout),
+            connect_timeout: config.pool.connect_timeout,
+            prepared_per_server: config.pool.prepared_per_server.max(1),
+            read_functions: config.routing.read_functions.clone(),
+            cache_entries: config.routing.cache_entries,
+            pool_size: default.pool_size,
+            default,
+            any_database: databases.is_empty() || databases.contains_key("*"),
+            databases,
+            users,
+        })
+    }
+
+    /// How the database of this name is served; None: there is no such database.
+    pub fn database(&self, name: &str) -> Option<&Database> {
+        match self.databases.get(name) {
+            Some(database) => Some(database),
+            None if self.any_database => Some(self.databases.get("*").unwrap_or(&self.default)),
+            None => None,
+        }
+    }
+
+    /// How a database without settings of its own is served.
+    pub fn default_database(&self) -> &Database {
+        &self.default
+    }
+
+    /// The user of this name.
+    pub fn user(&self, name: &str) -> Option<&User> {
+        self.users.get(name)
+    }
+
+    /// True if any name may log in: nobody is listed.
+    pub fn any_user(&self) -> bool {
+        self.users.is_empty()
+    }
+
+    /// Most server connections of a database and user on one node.
+    pub fn pool_size(&self, database: &str, user: &str) -> usize {
+        let of_user = self.user(user).and_then(|user| user.pool_size);
+        of_user.or_else(|| self.database(database).map(|d| d.pool_size)).unwrap_or(self.pool_size).max(1)
+    }
+}
+
+impl User {
+    fn new(entry: &UserConfig) -> Result<User, SettingsError> {
+        let secrets = [entry.password.is_some(), entry.password_file.is_some(), entry.verifier.is_some()];
+        if secrets.iter().filter(|given| **given).count() > 1 {
+            return Err(SettingsError::Secrets(entry.name.clone()));
+        }
+        let password = match (&entry.password, &entry.password_file) {
+            (Some(password), _) => Some(password.clone()),
+            (None, Some(path)) => {
+                let text = std::fs::read_to_string(path).map_err(|source| SettingsError::PasswordFile {
+                    user: entry.name.clone(),
+                    path: path.clone(),
+                    source,
+                })?;
+                Some(text.lines().next().unwrap_or_default().to_owned())
+            }
+            (None, None) => None,
+        };
+        let verifier = match (&password, &entry.verifier) {
+            (Some(password), _) => Some(
+                Verifier::from_password(password)
+                    .map_err(|source| SettingsError::Password { user: entry.name.clone(), source })?,
+            ),
+            (None, Some(text)) => Some(Verifier::parse(text).map_err(|_| SettingsError::Verifier(entry.name.clone()))?),
+            (None, None) => None,
+        };
+        Ok(User { verifier, password, pool_size: entry.pool_size })
+    }
+}
