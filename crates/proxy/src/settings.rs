@@ -150,7 +150,7 @@ impl Settings {
             max_clients: config.max_clients,
             login_timeout: config.login_timeout,
             max_statement: config.max_statement_bytes,
-            buffer_limit: config.buffer_limit.max(16 << 10),
+            buffer_limit: config.buffer_limit.max(64 << 10),
             zone: config.zone.clone(),
             wait_timeout: config.pool.wait_timeout,
             no_primary_timeout: config.pool.no_primary_timeout,

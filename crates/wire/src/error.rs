@@ -81,6 +81,8 @@ sqlstates! {
     DATABASE_DROPPED = b"57P04";
     /// idle_session_timeout
     IDLE_SESSION_TIMEOUT = b"57P05";
+    /// undefined_file
+    UNDEFINED_FILE = b"58P01";
     /// internal_error
     INTERNAL_ERROR = b"XX000";
 }

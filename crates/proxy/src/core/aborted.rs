@@ -2,7 +2,7 @@
 //! ROLLBACK. Nothing of it can have been committed: a loss with COMMIT in flight is reported otherwise (see `lost`).
 
 use sql::Control;
-use wire::payload;
+use wire::payload::{self, Named};
 use wire::{Frame, HEADER, Sqlstate, message};
 
 use super::client::{Aborted, Prepared, Step};
@@ -47,7 +47,7 @@ impl Core {
             Some(data) => data,
             None if frame.payload > CLASSIFY_MAX => {
                 // Whatever it is, it is not a short ROLLBACK.
-                self.refuse_aborted(c, Control::None, frame.tag == b'Q');
+                self.refuse_aborted(c, Control::None, matches!(frame.tag, b'Q' | b'F'));
                 return self.discard(c, frame);
             }
             None => return Step::More,
@@ -65,7 +65,7 @@ impl Core {
                 };
                 let class = self.classify(c, text);
                 if matches!(class.control, Control::Commit | Control::Rollback) {
-                    let statement = self.statement_as(text, types, class);
+                    let statement = self.statement_as(c, text, types, class);
                     let client = &mut self.clients[c];
                     if name.is_empty() {
                         client.unnamed = Some(statement);
@@ -82,28 +82,50 @@ impl Core {
                 let statement = payload::bind(data).and_then(|(_, name, _)| self.statement_of(c, name));
                 let control = statement.map_or(Control::None, |statement| statement.class.control);
                 if turn(self.clients[c].aborted, control) == Turn::Ends {
+                    self.clients[c].ending = true;
                     self.tell(c, |out| message::empty(out, b'2'));
                 } else {
                     self.refuse_aborted(c, control, false);
                 }
             }
             b'D' => {
-                // Only of a statement or portal that ends the transaction can there be one: it takes and returns nothing.
-                let of_statement = data.first() == Some(&b'S');
-                self.tell(c, |out| {
-                    if of_statement {
-                        message::message(out, b't', |out| out.extend([0, 0]));
+                // What ends the transaction takes and returns nothing.
+                let (of_statement, known) = match payload::named(data) {
+                    Some(Named::Portal(_)) => (false, self.clients[c].ending),
+                    Some(Named::Statement(name)) => {
+                        let control = self.statement_of(c, name).map(|statement| statement.class.control);
+                        (true, matches!(control, Some(Control::Commit | Control::Rollback)))
                     }
-                    message::empty(out, b'n');
-                });
+                    None => (false, false),
+                };
+                if known {
+                    self.tell(c, |out| {
+                        if of_statement {
+                            message::message(out, b't', |out| out.extend([0, 0]));
+                        }
+                        message::empty(out, b'n');
+                    });
+                } else {
+                    self.refuse_aborted(c, Control::None, false);
+                }
             }
-            b'C' => self.tell(c, |out| message::empty(out, b'3')),
-            b'E' => {
+            b'C' => {
+                if let Some(Named::Statement(name)) = payload::named(data) {
+                    self.forget_statement(c, name);
+                }
+                self.tell(c, |out| message::empty(out, b'3'));
+            }
+            // Any other portal went with the transaction.
+            b'E' if std::mem::take(&mut self.clients[c].ending) => {
                 self.clients[c].aborted = Aborted::No;
                 self.tell(c, |out| message::complete(out, "ROLLBACK"));
             }
+            b'E' => self.refuse_aborted(c, Control::None, false),
             b'F' => self.refuse_aborted(c, Control::None, true),
-            b'S' => self.ready(c),
+            b'S' => {
+                self.clients[c].ending = false;
+                self.ready(c);
+            }
             _ => {}
         }
         Step::Used(frame.total())
@@ -131,6 +153,7 @@ impl Core {
         if ends_unit {
             self.ready(c);
         } else if code.is_some() {
+            self.clients[c].ending = false;
             self.clients[c].skipping = true;
         }
     }

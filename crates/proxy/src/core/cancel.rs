@@ -44,8 +44,8 @@ pub(super) fn worker_of(pid: u32) -> usize {
 impl Core {
     /// What a client presents to have its statement cancelled.
     pub(super) fn cancel_key(&self, c: usize, version: u32) -> (u32, Vec<u8>) {
-        // 8 bits of worker, 23 bits of slot: positive as a signed number, as drivers expect.
-        let pid = (self.id as u32 & 0xff) << 23 | c as u32 & 0x7f_ffff;
+        // 8 bits of worker, 23 bits of slot, counted from 1: positive as a signed number, as drivers expect.
+        let pid = (self.id as u32 & 0xff) << 23 | (c as u32 + 1) & 0x7f_ffff;
         let secret = self.cancel_secret(self.clients[c].token);
         let length = if version >= V3_2 { 32 } else { 4 };
         (pid, secret[..length].to_vec())
@@ -62,7 +62,8 @@ impl Core {
 
     /// A request for one of this worker's clients.
     pub(super) fn cancel(&mut self, pid: u32, secret: &[u8], from: usize, requester: Token) {
-        let c = (pid & 0x7f_ffff) as usize;
+        // 0 is nobody's; it becomes a slot that is never used.
+        let c = ((pid & 0x7f_ffff) as usize).wrapping_sub(1);
         let known = self.clients.get(c).filter(|client| matches!(client.phase, Phase::Ready)).is_some_and(|client| {
             let expected = self.cancel_secret(client.token);
             // Either length of key is good, whichever protocol version the client speaks: both are 32 bits or more.

@@ -1,6 +1,6 @@
 //! A client connection.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use super::login::Login;
 use super::params::Params;
 use super::statement::Statement;
 use super::token::Token;
-use super::{Core, Effect};
+use super::{Core, Effect, UNIT_MAX};
 use crate::config::{Consistency, RouteTo};
 
 /// A connection from an application. Small: there may be very many that do nothing.
@@ -34,12 +34,18 @@ pub(super) struct Client {
     pub unit: Unit,
     /// The unit in flight, if it may be sent to another server: its replies are held back.
     pub replay: Option<Vec<u8>>,
+    /// That unit may be sent again even if nobody knows how far it got: it changes nothing.
+    pub repeatable: bool,
+    /// Stands for the parameters that change how a text is read; 0 for the usual ones.
+    pub dialect: u64,
     /// What its reads must see.
     pub mark: Mark,
     pub prepared: Option<Box<Prepared>>,
     pub unnamed: Option<Arc<Statement>>,
     /// A failed transaction that only the proxy knows of.
     pub aborted: Aborted,
+    /// In a failed transaction, a statement that ends it is bound.
+    pub ending: bool,
     pub pins: Pins,
     /// `standard_conforming_strings` is off: its statements can't be told apart by the parser.
     pub odd_strings: bool,
@@ -50,6 +56,10 @@ pub(super) struct Client {
     pub since: Instant,
     /// It waits in its pool's queue.
     pub waiting: bool,
+    /// Its server owes so many answers that no more is sent to it.
+    pub held_up: bool,
+    /// Its kept input waits for something else than more of it.
+    pub blocked: bool,
     /// Messages up to Sync are skipped, after an error that the proxy gave.
     pub skipping: bool,
     pub dirty: bool,
@@ -97,7 +107,9 @@ pub(super) struct Unit {
     pub read: bool,
     /// It is one BEGIN, or nothing but reads: sending it twice does no harm.
     pub repeatable: bool,
-    /// It is one BEGIN READ ONLY.
+    /// A statement has been counted in.
+    pub noted: bool,
+    /// It begins with BEGIN READ ONLY.
     pub begin_read_only: bool,
     /// It has a Parse of the unnamed statement.
     pub parses_unnamed: bool,
@@ -117,6 +129,7 @@ impl Default for Unit {
             end: 0,
             read: true,
             repeatable: true,
+            noted: false,
             begin_read_only: false,
             parses_unnamed: false,
             needs_server: false,
@@ -161,6 +174,8 @@ pub(super) enum Aborted {
 #[derive(Default)]
 pub(super) struct Prepared {
     pub names: HashMap<Box<[u8]>, Arc<Statement>>,
+    /// Those of them whose columns the client has asked for, and relies on.
+    pub described: HashSet<Box<[u8]>>,
     /// Names whose Parse is on its way to a server, oldest first.
     pub parsing: VecDeque<Box<[u8]>>,
 }
@@ -193,16 +208,21 @@ impl Client {
             pass: Pass::No,
             unit: Unit::default(),
             replay: None,
+            repeatable: false,
+            dialect: 0,
             mark: Mark::Nothing,
             prepared: None,
             unnamed: None,
             aborted: Aborted::No,
+            ending: false,
             pins: Pins::NONE,
             odd_strings: false,
             route,
             consistency: None,
             since: now,
             waiting: false,
+            held_up: false,
+            blocked: false,
             skipping: false,
             dirty: false,
             paused: false,
@@ -253,13 +273,14 @@ impl Core {
     }
 
     /// A client whose kept input has reached its bound is not read until that shrinks.
-    fn bound_input(&mut self, c: usize) {
+    pub(super) fn bound_input(&mut self, c: usize) {
         let client = &mut self.clients[c];
-        let full = client.input.len() > self.settings.max_statement + UNIT_MAX_KEPT;
-        let server_full = client
-            .server
-            .and_then(|s| self.servers.get(s))
-            .is_some_and(|server| server.output.len() > self.settings.buffer_limit);
+        let limit = self.settings.buffer_limit;
+        // What only waits its turn need not be read ahead far: what is kept is moved with each unit that is taken off it.
+        let most = if client.blocked { UNIT_MAX } else { self.settings.max_statement + UNIT_MAX_KEPT };
+        let full = client.input.len() > most || client.output.len() > limit;
+        let server_full =
+            client.server.and_then(|s| self.servers.get(s)).is_some_and(|server| server.output.len() > limit);
         if full && !client.paused {
             client.paused = true;
             self.effects.push(Effect::Pause(client.token));
@@ -271,6 +292,7 @@ impl Core {
 
     /// Uses as many of the bytes as can be used now, and says how many.
     fn client_bytes(&mut self, c: usize, bytes: &[u8]) -> usize {
+        let token = self.clients[c].token;
         let mut used = 0;
         loop {
             let rest = &bytes[used..];
@@ -285,6 +307,12 @@ impl Core {
                     match client.server {
                         Some(s) => self.send(s, |out| out.extend_from_slice(&rest[..n])),
                         None => debug_assert!(false, "a message is forwarded to no server"),
+                    }
+                    if n == left {
+                        self.release_if_done(c);
+                        if !self.is_client(token) {
+                            return used;
+                        }
                     }
                     Step::Used(n)
                 }
@@ -303,7 +331,15 @@ impl Core {
             match step {
                 Step::Used(n) => used += n,
                 Step::Again => {}
-                Step::More | Step::Blocked | Step::Gone => return used,
+                Step::More => {
+                    self.clients[c].blocked = false;
+                    return used;
+                }
+                Step::Blocked => {
+                    self.clients[c].blocked = true;
+                    return used;
+                }
+                Step::Gone => return used,
             }
         }
     }

@@ -187,6 +187,7 @@ impl Core {
     /// Sends a statement of the proxy's own.
     pub(super) fn own_query(&mut self, s: usize, statement: &str) {
         self.send(s, |out| message::query(out, statement));
+        self.servers[s].unnamed = 0;
         self.servers[s].expect.push_back(Expect::Setup);
     }
 
@@ -199,7 +200,7 @@ impl Core {
                     Some(c) if matches!(self.clients[c].phase, Phase::Login(_)) => self.learn_greeting(c, s),
                     // It was cleaned up after a client that left.
                     None => self.rest(s),
-                    Some(_) => {}
+                    Some(c) => self.runnable.push_back(self.clients[c].token),
                 }
             }
             return;
@@ -213,7 +214,7 @@ impl Core {
                 if login {
                     self.fail_login_as(c, &error);
                 } else {
-                    // These parameters were good once: a setting of the server changed. Nothing of the client's may run without them.
+                    // These parameters were good once: a setting of the server changed. Nothing of the client's has been sent.
                     let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
                     let text = format!("cannot set this session's start-up parameters: {text}");
                     self.fatal(c, Sqlstate::INVALID_PARAMETER_VALUE, &text);
@@ -236,8 +237,11 @@ impl Core {
             }
         }
         pool.greetings.insert(params, Arc::new(self.servers[s].reported.clone()));
+        let token = self.clients[c].token;
         self.release(s);
-        self.greet(c);
+        if self.is_client(token) {
+            self.greet(c);
+        }
     }
 }
 

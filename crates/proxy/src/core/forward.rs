@@ -12,21 +12,29 @@ use wire::{Frame, HEADER, Sqlstate, message};
 
 use super::client::{Pass, Prepared, Step, Unit};
 use super::params::Applied;
-use super::server::Expect;
+use super::server::{Expect, Undo};
 use super::statement::{Statement, StatementName};
-use super::{CLASSIFY_MAX, Core, SMALL_MAX};
+use super::{Core, SMALL_MAX};
 
 /// Pipelined messages that a server may owe answers for; a client that sends more waits.
-const MOST_EXPECTED: usize = 4096;
+pub(super) const MOST_EXPECTED: usize = 4096;
+/// Prepared statements of one client.
+const MOST_NAMES: usize = 10_000;
 /// In place of a statement's id: the unnamed statement is one of the present client's that was too long to be kept.
 pub(super) const LONG: u64 = u64::MAX;
 
 impl Core {
     pub(super) fn forward(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
-        if self.servers[s].expect.len() >= MOST_EXPECTED {
+        self.keep_for_replay(c, s, bytes);
+        if self.servers[s].barrier {
             return Step::Blocked;
         }
-        self.keep_for_replay(c, bytes);
+        if self.servers[s].expect.len() >= MOST_EXPECTED {
+            // Only part of the unit has been sent: what is kept for a replay would overlap with what is still to come.
+            self.give_up_replay(c);
+            self.clients[c].held_up = true;
+            return Step::Blocked;
+        }
         if self.servers[s].skipping && frame.tag != b'S' {
             self.clients[c].pass = Pass::Discard(frame.total());
             return Step::Again;
@@ -48,14 +56,14 @@ impl Core {
             }
             b'S' => {
                 let server = &mut self.servers[s];
-                server.in_unit = false;
-                server.skipping = false;
                 // While it reads COPY data, a server ignores Sync.
                 if !server.copy_in {
+                    server.in_unit = false;
+                    server.skipping = false;
                     server.expect.push_back(Expect::Sync);
                     self.count_statement(s);
+                    self.end_unit(c);
                 }
-                self.end_unit(c);
                 self.pass_on(c, s, bytes, frame)
             }
             b'F' => {
@@ -98,15 +106,18 @@ impl Core {
     // --- replay ---
 
     /// At the first message of a unit that may be sent again: keeps it, and holds its replies back.
-    fn keep_for_replay(&mut self, c: usize, bytes: &[u8]) {
+    fn keep_for_replay(&mut self, c: usize, s: usize, bytes: &[u8]) {
+        // What a replica refuses it has not done, whatever it was.
+        let replica = self.is_replica(s);
         let client = &mut self.clients[c];
         let unit = &mut client.unit;
-        if unit.routed && unit.whole && unit.repeatable {
+        if unit.routed && unit.whole && (unit.repeatable || replica) {
             // Only once: `scanned` bytes from here are the unit.
             unit.whole = false;
             if client.pins.is_empty() && client.replay.is_none() {
                 let mut replay = self.buffers.take();
                 replay.extend_from_slice(&bytes[..unit.scanned]);
+                client.repeatable = unit.repeatable;
                 client.replay = Some(replay);
                 client.output.hold();
             }
@@ -138,7 +149,11 @@ impl Core {
                     return Step::Gone;
                 }
             },
-            (_, None) if frame.payload > CLASSIFY_MAX => Class::UNKNOWN,
+            (_, None) if frame.payload > self.settings.max_statement => {
+                // Nothing is known of it: whatever it leaves behind goes when the transaction ends.
+                self.servers[s].reset = true;
+                Class::UNKNOWN
+            }
             (_, None) => return Step::More,
         };
         if class.local
@@ -146,7 +161,11 @@ impl Core {
         {
             return step;
         }
-        self.note_effects(c, s, class);
+        self.note_effects(c, s, class, true);
+        // A simple query drops the unnamed statement.
+        self.clients[c].unnamed = None;
+        self.servers[s].unnamed = 0;
+        self.servers[s].in_unit = false;
         self.servers[s].expect.push_back(Expect::Query);
         self.count_statement(s);
         self.end_unit(c);
@@ -154,7 +173,8 @@ impl Core {
     }
 
     /// What a statement leaves behind, and whether its loss would leave doubt.
-    fn note_effects(&mut self, c: usize, s: usize, class: Class) {
+    fn note_effects(&mut self, c: usize, s: usize, class: Class, certain: bool) {
+        let replica = self.is_replica(s);
         let (client, server) = (&mut self.clients[c], &mut self.servers[s]);
         if class.access == Access::Write {
             match class.control {
@@ -166,21 +186,30 @@ impl Core {
                 }
             }
         }
+        // Which statements it has is not known until this has answered.
+        server.barrier |= certain && class.flags.has(Flags::DROPS_STATEMENTS);
         if class.flags.has(Flags::RESETS_PARAMETERS) {
             server.params = Applied::Unknown;
         }
-        if !class.pins.is_empty() || !class.unpins.is_empty() {
+        // It has cleared something only if it succeeds, and is not rolled back: seen at the end of the unit.
+        let alone = server.status == message::Status::Idle && !server.is_running();
+        server.unpins = server.unpins.without(class.pins);
+        if certain && alone && !class.flags.has(Flags::TRANSACTION) {
+            server.unpins = server.unpins.with(class.unpins);
+        }
+        if !class.pins.is_empty() && replica {
+            // A client that stays on a replica could not write any more: what a read-only transaction sets ends with it.
+            server.reset = true;
+        } else if !class.pins.is_empty() {
             let was_pinned = !client.pins.is_empty();
             for (i, (pin, _)) in Pins::NAMES.iter().enumerate() {
                 if class.pins.0 & pin.0 != 0 && client.pins.0 & pin.0 == 0 {
                     self.metrics.pins[i].add(1);
                 }
             }
-            client.pins = client.pins.without(class.unpins).with(class.pins);
-            match (was_pinned, !client.pins.is_empty()) {
-                (false, true) => self.metrics.clients_pinned.add(1),
-                (true, false) => self.metrics.clients_pinned.sub(1),
-                _ => {}
+            client.pins = client.pins.with(class.pins);
+            if !was_pinned {
+                self.metrics.clients_pinned.add(1);
             }
         }
     }
@@ -188,7 +217,8 @@ impl Core {
     fn forward_parse(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
         let Some(data) = bytes.get(HEADER..frame.total()) else {
             let unnamed = bytes.get(HEADER) == Some(&0);
-            if unnamed && frame.payload > CLASSIFY_MAX {
+            if unnamed && frame.payload > self.settings.max_statement {
+                self.servers[s].reset = true;
                 // Nothing is known of it, and it can be used only until this server is given back.
                 self.clients[c].unnamed = None;
                 let server = &mut self.servers[s];
@@ -207,7 +237,7 @@ impl Core {
             return Step::Gone;
         };
         let class = self.classify(c, text);
-        let statement = self.statement_as(text, types, class);
+        let statement = self.statement_as(c, text, types, class);
         self.servers[s].in_unit = true;
         if name.is_empty() {
             self.clients[c].unnamed = Some(statement.clone());
@@ -221,11 +251,16 @@ impl Core {
         let replaying = self.clients[c].again.attempts > 0;
         let prepared = self.clients[c].prepared.get_or_insert_with(Box::<Prepared>::default);
         let taken = prepared.names.contains_key(name) && !replaying;
+        if prepared.names.len() >= MOST_NAMES && !taken {
+            let text = format!("more than {MOST_NAMES} prepared statements in one session");
+            self.fatal(c, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text);
+            return Step::Gone;
+        }
         if !taken && statement.accepted.load(Ordering::Relaxed) {
             // Its text is good; a server without it gets it when it is used.
             prepared.names.insert(name.into(), statement);
             self.metrics.parses_local.add(1);
-            self.answer(c, s, b'1');
+            self.answer(c, s, b'1', || Undo::Forget(name.into()));
             return Step::Used(frame.total());
         }
         if taken {
@@ -237,11 +272,13 @@ impl Core {
             if self.servers[s].prepared.contains_key(&statement.id) {
                 // Another client's Parse of it is being answered here, or was.
                 prepared.parsing.pop_back();
-                self.answer(c, s, b'1');
+                self.answer(c, s, b'1', || Undo::Forget(name.into()));
                 return Step::Used(frame.total());
             }
         }
-        self.make_room(s);
+        if !taken {
+            self.make_room(s);
+        }
         let server = &mut self.servers[s];
         server.clock += 1;
         server.prepared.insert(statement.id, server.clock);
@@ -263,12 +300,17 @@ impl Core {
         };
         let statement = self.statement_of(c, name);
         if let Some(statement) = &statement {
-            self.note_effects(c, s, statement.class);
+            // What is bound need not be executed: it may pin, but not unpin.
+            self.note_effects(c, s, statement.class, false);
         }
-        let server_name = self.server_name(s, name, statement.as_ref());
+        let Some(server_name) = self.server_name(c, s, name, statement.as_ref()) else { return Step::Blocked };
+        let statement = self.statement_of(c, name);
         let server = &mut self.servers[s];
         server.in_unit = true;
-        server.expect.push_back(Expect::Bind);
+        server.expect.push_back(match server_name {
+            ServerName::Outdated => Expect::Outdated,
+            _ => Expect::Bind(statement),
+        });
         let payload = frame.payload - name.len() + server_name.as_bytes().len();
         self.send(s, |out| {
             message::header(out, b'B', payload);
@@ -298,14 +340,26 @@ impl Core {
         self.servers[s].in_unit = true;
         match (frame.tag, named) {
             (b'D', Named::Portal(_)) => {
-                self.servers[s].expect.push_back(Expect::Describe);
+                self.servers[s].expect.push_back(Expect::Describe(None));
                 self.pass_on(c, s, bytes, frame)
             }
             (b'D', Named::Statement(name)) => {
                 let statement = self.statement_of(c, name);
-                let server_name = self.server_name(s, name, statement.as_ref());
+                let statement = statement.map(|statement| self.up_to_date(c, name, statement));
+                if let Some(prepared) = &mut self.clients[c].prepared
+                    && prepared.names.contains_key(name)
+                {
+                    // From here on the client relies on what it is told now.
+                    prepared.described.remove(name);
+                }
+                let Some(server_name) = self.server_name(c, s, name, statement.as_ref()) else { return Step::Blocked };
+                if let Some(prepared) = &mut self.clients[c].prepared
+                    && prepared.names.contains_key(name)
+                {
+                    prepared.described.insert(name.into());
+                }
                 self.send(s, |out| message::describe_statement(out, server_name.as_bytes()));
-                self.servers[s].expect.push_back(Expect::Describe);
+                self.servers[s].expect.push_back(Expect::Describe(statement));
                 Step::Used(frame.total())
             }
             (_, Named::Portal(_)) => {
@@ -313,8 +367,12 @@ impl Core {
                 self.pass_on(c, s, bytes, frame)
             }
             (_, Named::Statement(name)) => {
+                let statement = self.statement_of(c, name);
                 self.forget_statement(c, name);
-                self.answer(c, s, b'3');
+                self.answer(c, s, b'3', || match statement {
+                    Some(statement) => Undo::Restore(name.into(), statement),
+                    None => Undo::Nothing,
+                });
                 Step::Used(frame.total())
             }
         }
@@ -326,14 +384,46 @@ impl Core {
         if name.is_empty() {
             return client.unnamed.take().is_some();
         }
-        client.prepared.as_mut().is_some_and(|prepared| prepared.names.remove(name).is_some())
+        client.prepared.as_mut().is_some_and(|prepared| {
+            prepared.described.remove(name);
+            prepared.names.remove(name).is_some()
+        })
     }
 
     /// Under which name the server finds the statement that the client calls `name`: prepared ahead, if need be.
-    fn server_name(&mut self, s: usize, name: &[u8], statement: Option<&Arc<Statement>>) -> ServerName {
-        match statement {
+    /// None: that has to be looked into first; the client is woken when it is.
+    fn server_name(
+        &mut self,
+        c: usize,
+        s: usize,
+        name: &[u8],
+        statement: Option<&Arc<Statement>>,
+    ) -> Option<ServerName> {
+        Some(match statement {
             Some(statement) if !name.is_empty() => {
-                self.prepare(s, statement);
+                let described = self.clients[c].prepared.as_ref().is_some_and(|p| p.described.contains(name));
+                let outdated = statement.outdated.load(Ordering::Relaxed);
+                let has = self.servers[s].prepared.contains_key(&statement.id);
+                if outdated && described && !has {
+                    return Some(ServerName::Outdated);
+                }
+                let statement = if outdated && !described {
+                    self.up_to_date(c, name, statement.clone())
+                } else {
+                    statement.clone()
+                };
+                self.prepare(s, &statement);
+                if described && !has && statement.shape.get().is_some() {
+                    // The client relies on what it was told of the columns: a fresh Parse may give others.
+                    self.send(s, |out| {
+                        message::describe_statement(out, statement.name().as_bytes());
+                        message::empty(out, b'H');
+                    });
+                    let server = &mut self.servers[s];
+                    server.in_unit = true;
+                    server.expect.push_back(Expect::DescribeOwn(statement));
+                    return None;
+                }
                 ServerName::Own(statement.name())
             }
             Some(statement) => {
@@ -349,7 +439,19 @@ impl Core {
             None if name.is_empty() && self.servers[s].unnamed == LONG => ServerName::Unnamed,
             // A name that no server has, so that the server says so: other clients' statements have names without `?`.
             None => ServerName::Missing([b"?", name].concat()),
+        })
+    }
+
+    /// A statement whose columns have changed is replaced by one that is parsed anew.
+    fn up_to_date(&mut self, c: usize, name: &[u8], statement: Arc<Statement>) -> Arc<Statement> {
+        if !statement.outdated.load(Ordering::Relaxed) {
+            return statement;
         }
+        let fresh = self.statement_as(c, &statement.text, &statement.types, statement.class);
+        if let Some(prepared) = &mut self.clients[c].prepared {
+            prepared.names.insert(name.into(), fresh.clone());
+        }
+        fresh
     }
 
     /// Makes sure that the server has, or will have, this statement under its own name.
@@ -381,12 +483,12 @@ impl Core {
     }
 
     /// Answers with an empty message, when its turn comes.
-    fn answer(&mut self, c: usize, s: usize, tag: u8) {
+    fn answer(&mut self, c: usize, s: usize, tag: u8, undo: impl FnOnce() -> Undo) {
         let server = &mut self.servers[s];
         if server.expect.is_empty() {
             self.tell(c, |out| message::empty(out, tag));
         } else {
-            server.expect.push_back(Expect::Answer(tag));
+            server.expect.push_back(Expect::Answer { tag, undo: undo() });
         }
     }
 
@@ -396,13 +498,14 @@ impl Core {
             "prepared statement is longer than max_statement_bytes ({}): raise it, or use a simple query",
             self.settings.max_statement
         );
-        if self.servers[s].expect.is_empty() && self.servers[s].status == message::Status::Idle {
+        let server = &self.servers[s];
+        if server.expect.is_empty() && server.status == message::Status::Idle && !server.in_unit && !self.is_bound(c) {
             self.tell(c, |out| super::login::error(out, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text));
             self.clients[c].unit = Unit::default();
             self.clients[c].skipping = true;
-            self.servers[s].in_unit = false;
+            let token = self.clients[c].token;
             self.release(s);
-            return Step::Again;
+            return if self.is_client(token) { Step::Again } else { Step::Gone };
         }
         // In a transaction, or behind other messages, an error of the proxy's own would leave the server in another state
         // than the client believes.
@@ -416,6 +519,8 @@ enum ServerName {
     Unnamed,
     Own(StatementName),
     Missing(Vec<u8>),
+    /// Its columns are no longer what the client was told.
+    Outdated,
 }
 
 impl ServerName {
@@ -424,6 +529,7 @@ impl ServerName {
             ServerName::Unnamed => b"",
             ServerName::Own(name) => name.as_bytes(),
             ServerName::Missing(name) => name,
+            ServerName::Outdated => b"?outdated",
         }
     }
 }

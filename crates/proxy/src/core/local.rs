@@ -30,7 +30,7 @@ impl Core {
             b'P' => {
                 if let Some((name, text, types)) = payload::parse(data) {
                     let class = self.classify(c, text);
-                    let statement = self.statement_as(text, types, class);
+                    let statement = self.statement_as(c, text, types, class);
                     let again = self.clients[c].again.attempts > 0;
                     let prepared = self.clients[c].prepared.get_or_insert_with(Box::<Prepared>::default);
                     if prepared.names.contains_key(name) && !again {
@@ -85,11 +85,15 @@ impl Core {
     pub(super) fn local_query(&mut self, c: usize, bytes: &[u8], frame: Frame) -> Option<Step> {
         let (text, _) = payload::cstr(bytes.get(HEADER..frame.total())?)?;
         let command = self.classifier.local_command(text)?;
-        if let Some(s) = self.clients[c].server
-            && !self.servers[s].expect.is_empty()
-        {
-            // Its turn has not come.
-            return Some(Step::Blocked);
+        if let Some(s) = self.clients[c].server {
+            if self.servers[s].in_unit {
+                // In the middle of an extended-protocol unit: the server's to answer.
+                return None;
+            }
+            if !self.servers[s].expect.is_empty() {
+                // Its turn has not come.
+                return Some(Step::Blocked);
+            }
         }
         let tag = match command {
             Local::Deallocate(name) => {

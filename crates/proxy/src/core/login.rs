@@ -14,6 +14,9 @@ use crate::config::{AuthMethod, RouteTo};
 /// The only mechanism offered.
 const MECHANISM: &str = "SCRAM-SHA-256";
 
+/// Pairs of database and user that one worker has served; they are not forgotten.
+const MOST_POOLS: usize = 1000;
+
 /// What a login knows before it is done.
 pub(super) struct Login {
     pub key: PoolKey,
@@ -40,6 +43,13 @@ impl Core {
             Ok(None) => Step::More,
             Ok(Some((packet, used))) => match packet {
                 Startup::Ssl | Startup::Gss => {
+                    // Each may be asked for once.
+                    let client = &mut self.clients[c];
+                    client.again.attempts += 1;
+                    if client.again.attempts > 2 {
+                        self.violation(c, "unsupported frontend protocol: encryption was refused already");
+                        return Step::Gone;
+                    }
                     self.tell(c, |out| out.push(b'N'));
                     Step::Used(used)
                 }
@@ -210,15 +220,21 @@ impl Core {
             return self.fail_login(c, Sqlstate::INVALID_CATALOG_NAME, &text);
         };
         let route = database.route;
+        if self.pools.len() >= MOST_POOLS && !self.pool_ids.contains_key(&key) {
+            let text = format!("the proxy serves {MOST_POOLS} pairs of database and user already");
+            return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
+        }
         let pool = self.pool(&key);
         let params = self.intern_params(params);
         let client = &mut self.clients[c];
+        client.again = super::client::Again::default();
         client.pool = pool;
         if client.route.is_none() && route != RouteTo::Auto {
             client.route = Some(route);
         }
         let known = self.pools[pool].greetings.contains_key(&params);
         client.odd_strings = params.get("standard_conforming_strings").is_some_and(|v| !v.eq_ignore_ascii_case("on"));
+        client.dialect = params.dialect();
         client.params = params;
         client.mark = Mark::Nothing;
         if known {

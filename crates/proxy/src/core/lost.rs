@@ -66,6 +66,8 @@ impl Core {
         let server = &mut self.servers[s];
         server.client = None;
         server.discard = false;
+        server.barrier = false;
+        server.unpins = sql::Pins::NONE;
         server.reset |= bound;
         if server.unnamed == super::forward::LONG {
             server.unnamed = 0;
@@ -75,14 +77,20 @@ impl Core {
         }
         self.metrics.servers_busy.sub(1);
         self.pools[server.pool].nodes[usize::from(server.node.0)].busy -= 1;
-        if half_sent {
-            // Half a message was sent: nothing else can follow it.
-            return self.drop_server(s);
+        // Half a message was sent: nothing else can follow it. Or half of an implicit transaction: the Sync that would end it would
+        // commit it, the end of the connection rolls it back.
+        let half_done = server.in_unit && server.status == Status::Idle && (server.wrote || server.committing);
+        if half_sent || half_done {
+            let p = server.pool;
+            // No Terminate either: it would complete the message.
+            server.silent = true;
+            self.drop_server(s);
+            return self.pump(p);
         }
         let (copy_in, in_unit) = (server.copy_in, server.in_unit);
         let only_reads = server.status == Status::Idle && !server.wrote && !server.committing;
         if copy_in {
-            self.send(s, |out| message::message(out, b'f', |out| out.extend(b"the client left\0")));
+            self.send(s, copy_fail);
         }
         if in_unit {
             let server = &mut self.servers[s];
@@ -100,6 +108,18 @@ impl Core {
             }
         } else if server.expect.is_empty() {
             self.clean_up(s);
+        }
+    }
+
+    /// COPY asks for data of a client that has left.
+    pub(super) fn refuse_copy(&mut self, s: usize) {
+        self.send(s, copy_fail);
+        let server = &mut self.servers[s];
+        server.copy_in = false;
+        if matches!(server.expect.front(), Some(Expect::Execute)) {
+            server.in_unit = false;
+            server.expect.push_back(Expect::Sync);
+            self.send(s, |out| message::empty(out, b'S'));
         }
     }
 
@@ -147,11 +167,20 @@ impl Core {
         self.metrics.servers_busy.sub(1);
         self.metrics.server_connections_lost.add(1);
         tracing::info!(node = node.0, why, "a server connection was lost while in use");
-        self.drop_server(s);
-
+        let p = server.pool;
         let bound = self.is_bound(c);
+        self.clients[c].server = None;
+        self.drop_server(s);
+        self.pump(p);
+
         let client = &mut self.clients[c];
-        client.server = None;
+        client.held_up = false;
+        // Parses that were not answered have not happened.
+        if let Some(prepared) = &mut client.prepared {
+            for name in prepared.parsing.drain(..) {
+                prepared.names.remove(&name);
+            }
+        }
         if let Pass::Forward(left) = client.pass {
             client.pass = Pass::Discard(left);
         }
@@ -167,7 +196,7 @@ impl Core {
             self.acquire(c, Want::Any);
             return;
         }
-        if client.replay.is_some() && client.again.attempts < MOST_ATTEMPTS && !bound {
+        if client.replay.is_some() && client.repeatable && client.again.attempts < MOST_ATTEMPTS && !bound {
             client.output.retract(&mut self.buffers);
             client.again.attempts += 1;
             client.again.avoid = Some(node);
@@ -184,17 +213,27 @@ impl Core {
             return self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, &text);
         }
         self.tell_loss(c, loss, units, in_unit && !skipping, in_transaction);
+        if in_unit && self.clients.contains(c) {
+            // What is still to come of the unit is not a unit of its own.
+            self.clients[c].skipping = true;
+        }
     }
 
     /// Answers everything that the lost server owed.
     fn tell_loss(&mut self, c: usize, loss: Loss, units: usize, unfinished: bool, in_transaction: bool) {
+        let told = units > 0 || unfinished;
+        // With nothing in flight, a transaction was rolled back for certain.
+        let loss = if in_transaction && !told { Loss::Transaction } else { loss };
         let (code, text) = loss.message();
         match loss {
             Loss::Transaction => self.metrics.transactions_lost.add(1),
-            Loss::Commit | Loss::Statement => self.metrics.outcome_unknown.add(1),
+            Loss::Commit | Loss::Statement => {
+                self.metrics.outcome_unknown.add(1);
+                // Who goes to see what became of it must not ask a replica that is behind.
+                self.mark_write(c);
+            }
             Loss::Read => {}
         }
-        let told = units > 0 || unfinished;
         let client = &mut self.clients[c];
         client.unit = super::client::Unit::default();
         client.again = Again::default();
@@ -212,6 +251,10 @@ impl Core {
         }
         self.runnable.push_back(self.clients[c].token);
     }
+}
+
+fn copy_fail(out: &mut Vec<u8>) {
+    message::message(out, b'f', |out| out.extend(b"the client left\0"));
 }
 
 #[cfg(test)]

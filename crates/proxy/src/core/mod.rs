@@ -73,6 +73,9 @@ const HOLD_MAX: usize = 16 << 10;
 /// Longest message that is kept whole though it is not a statement (errors, Describe, Close, authentication), in bytes.
 const SMALL_MAX: usize = 64 << 10;
 
+/// What clients are told at the end.
+const DRAINING: &str = "terminating connection: the proxy is shutting down";
+
 /// What all workers of a process share. Locks in here are taken when connections are made, never for a statement.
 pub struct Shared {
     /// Who is primary, and how far the replicas are.
@@ -315,16 +318,20 @@ impl Core {
                 {
                     self.effects.push(Effect::Resume(server.token));
                 }
+                let client = &self.clients[token.index()];
+                if client.paused && client.output.len() < limit {
+                    // Whether it may be read again depends on its server, too.
+                    self.bound_input(token.index());
+                }
             }
             Kind::Server if self.is_server(token) => {
                 let server = &mut self.servers[token.index()];
                 server.output.wrote(count, &mut self.buffers);
                 if server.output.len() < limit
-                    && let Some(client) = server.client.and_then(|c| self.clients.get_mut(c))
-                    && client.paused
+                    && let Some(c) = server.client
+                    && self.clients[c].paused
                 {
-                    client.paused = false;
-                    self.effects.push(Effect::Resume(client.token));
+                    self.bound_input(c);
                 }
             }
             Kind::Cancel if self.is_cancel(token) => {
@@ -437,6 +444,12 @@ impl Core {
             server.paused = true;
             self.effects.push(Effect::Pause(server.token));
         }
+        // The proxy's own answers count, too: who does not read them is not read.
+        let client = &mut self.clients[c];
+        if client.output.len() > self.settings.buffer_limit && !client.paused {
+            client.paused = true;
+            self.effects.push(Effect::Pause(client.token));
+        }
     }
 
     /// Appends to a server's output.
@@ -502,9 +515,19 @@ impl Core {
 
     fn drain(&mut self) {
         self.draining = true;
-        let idle: Vec<usize> = self.clients.iter().filter(|(_, c)| c.server.is_none()).map(|(i, _)| i).collect();
-        for c in idle {
-            self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, "terminating connection: the proxy is shutting down");
+        let is_idle = |client: &Client| match client.server {
+            None => true,
+            Some(s) => {
+                let server = &self.servers[s];
+                server.status == message::Status::Idle && server.expect.is_empty() && !server.in_unit
+            }
+        };
+        let idle: Vec<Token> =
+            self.clients.iter().filter(|(_, client)| is_idle(client)).map(|(_, client)| client.token).collect();
+        for token in idle {
+            if self.is_client(token) {
+                self.fatal(token.index(), Sqlstate::ADMIN_SHUTDOWN, DRAINING);
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Run-time parameters that clients start with, and how a server connection is brought to them.
 
 use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// What a client asked for at start-up, sorted by name, lower case. Shared by content inside a worker, so two clients that ask
@@ -48,6 +49,10 @@ impl Applied {
                 .filter(|(n, v)| have.and_then(|have| have.get(n)) != Some(v))
                 .map(|(n, v)| (n.as_str(), Some(v.as_str()))),
         );
+        // DateStyle is set in parts (`ISO`, `DMY`), so what an earlier value left must go first.
+        if calls.iter().any(|(name, value)| *name == "datestyle" && value.is_some()) {
+            calls.insert(0, ("datestyle", None));
+        }
         for (i, (name, value)) in calls.iter().enumerate() {
             // set_config() and not SET: it takes a list (search_path, DateStyle) as the start-up packet does.
             sql.push_str(if i == 0 { "SELECT pg_catalog.set_config(" } else { ", pg_catalog.set_config(" });
@@ -67,6 +72,21 @@ impl Params {
     /// The value of a parameter.
     pub(super) fn get(&self, name: &str) -> Option<&String> {
         self.0.binary_search_by(|(n, _)| n.as_str().cmp(name)).ok().map(|i| &self.0[i].1)
+    }
+
+    /// A number for what of these changes how a statement's text is read: 0 if nothing does.
+    pub(super) fn dialect(&self) -> u64 {
+        let plain = |name: &str, value: &str| {
+            matches!(name, "application_name" | "extra_float_digits" | "statement_timeout" | "lock_timeout")
+                || (name == "client_encoding" && matches!(&*value.to_ascii_lowercase(), "utf8" | "utf-8" | "unicode"))
+        };
+        let mut hasher = DefaultHasher::new();
+        let mut any = false;
+        for pair in self.0.iter().filter(|(name, value)| !plain(name, value)) {
+            any = true;
+            pair.hash(&mut hasher);
+        }
+        if any { hasher.finish().max(1) } else { 0 }
     }
 
     /// From pairs in any order and case; the last of a name wins, as in the server.

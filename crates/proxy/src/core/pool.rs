@@ -162,6 +162,12 @@ impl Core {
         for p in 0..self.pools.len() {
             let pool = &mut self.pools[p];
             if let Some(database) = self.settings.database(&pool.key.database) {
+                if pool.database.dbname != database.dbname {
+                    pool.greetings.clear();
+                    for (_, server) in self.servers.iter_mut().filter(|(_, server)| server.pool == p) {
+                        server.retire = true;
+                    }
+                }
                 pool.database = database.clone();
             }
             let limit = self.settings.pool_size(&pool.key.database, &pool.key.user);
@@ -286,6 +292,15 @@ impl Core {
             pool.writers.push_back(Waiter { want: Want::Primary, ..waiter });
             return true;
         }
+        if matches!(self.clients[c].phase, Phase::Login(_))
+            && self.pools[p].greetings.contains_key(&self.clients[c].params)
+        {
+            // Another login has found out meanwhile.
+            self.pools[p].readers.pop_front();
+            self.stop_waiting(c);
+            self.greet(c);
+            return true;
+        }
         let Some(s) = self.take(p, c, waiter.want) else { return false };
         let pool = &mut self.pools[p];
         if readers {
@@ -332,12 +347,18 @@ impl Core {
             return false;
         }
         self.clients[c].unit.routed = true;
-        true
+        // Its parameters may be refused: nothing of the client's may be on its way by then.
+        ready
     }
 
     /// Takes a waiting client's unit back with an error.
     pub(super) fn refuse_unit(&mut self, c: usize, code: Sqlstate, text: &str) {
         self.stop_waiting(c);
+        let client = &self.clients[c];
+        let (p, token) = (client.pool, client.token);
+        // Left in a queue, it would serve the client's next statement with this one's want.
+        self.pools[p].writers.retain(|waiter| waiter.client != token);
+        self.pools[p].readers.retain(|waiter| waiter.client != token);
         if matches!(self.clients[c].phase, Phase::Login(_)) {
             return self.fail_login(c, code, text);
         }
@@ -396,6 +417,9 @@ impl Core {
         if let Some(c) = server.client.take() {
             let client = &mut self.clients[c];
             client.server = None;
+            client.held_up = false;
+            server.failed = false;
+            server.unpins = sql::Pins::NONE;
             if server.unnamed == super::forward::LONG {
                 server.unnamed = 0;
             }
@@ -407,12 +431,16 @@ impl Core {
             self.metrics.transactions.add(1);
             self.pools[server.pool].nodes[usize::from(server.node.0)].busy -= 1;
             // What was held up behind this unit goes on.
-            if !client.input.is_empty() {
+            if client.paused || !client.input.is_empty() {
                 self.runnable.push_back(client.token);
             }
             if self.draining {
-                self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, "terminating connection: the proxy is shutting down");
+                self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, super::DRAINING);
             }
+        }
+        let server = &self.servers[s];
+        if server.status != wire::message::Status::Idle || server.reset {
+            return self.clean_up(s);
         }
         self.rest(s);
     }
@@ -427,7 +455,9 @@ impl Core {
         }
         let expired = self.settings.server_lifetime.is_some_and(|limit| over(server.opened, limit, self.now));
         if server.retire || expired {
-            return self.drop_server(s);
+            let p = server.pool;
+            self.drop_server(s);
+            return self.pump(p);
         }
         server.idle_since = self.now;
         let (p, n) = (server.pool, usize::from(server.node.0));
@@ -438,7 +468,7 @@ impl Core {
         if place.budget.open.load(Ordering::Relaxed) > place.budget.limit.load(Ordering::Relaxed) {
             return self.drop_server(s);
         }
-        if starving != 0 && (!waiting || place.kept >= KEEP) {
+        if starving != 0 && (!waiting || place.kept >= KEEP) && self.servers[s].output.is_empty() {
             place.kept = 0;
             let to = starving.trailing_zeros() as usize;
             return self.hand_over(s, to);
@@ -495,7 +525,14 @@ impl Core {
     /// To be called when the driver reads the adopted connection's socket.
     pub fn adopted(&mut self, token: Token) {
         if self.is_server(token) {
-            self.rest(token.index());
+            let s = token.index();
+            let role = self.view.node(self.servers[s].node).map(|node| node.role);
+            // What happened to the node while it was on its way?
+            if matches!(role, Some(Role::Primary | Role::Replica)) {
+                self.rest(s)
+            } else {
+                self.drop_server(s)
+            }
             self.run();
         }
     }
@@ -556,7 +593,7 @@ impl Core {
         place.budget.close();
         self.metrics.servers.sub(1);
         let mut last = Vec::new();
-        if matches!(server.phase, ServerPhase::Ready) && server.output.is_empty() {
+        if matches!(server.phase, ServerPhase::Ready) && server.output.is_empty() && !server.silent {
             wire::message::empty(&mut last, b'X');
         }
         server.output.clear(&mut self.buffers);
@@ -570,7 +607,7 @@ impl Core {
         let mut slow = Vec::new();
         for (s, server) in &self.servers {
             match server.phase {
-                ServerPhase::Ready if server.client.is_none() && server.expect.is_empty() && server.cancels == 0 => {
+                ServerPhase::Ready if server.is_idle() => {
                     let unused = self.settings.server_idle_timeout;
                     let aged = self.settings.server_lifetime;
                     if unused.is_some_and(|limit| over(server.idle_since, limit, self.now))
@@ -584,6 +621,10 @@ impl Core {
                 _ => {}
             }
         }
+        // A retired one that has no use ahead is not waited for.
+        late.extend(self.servers.iter().filter(|(_, server)| server.retire && server.is_idle()).map(|(s, _)| s));
+        late.sort_unstable();
+        late.dedup();
         for s in late {
             self.drop_server(s);
         }
@@ -614,8 +655,10 @@ impl Core {
                 continue;
             }
             if server.client.is_some() {
-                // While nobody else is primary, a statement on a silent node may still be answered.
-                if stale {
+                // While nobody else is primary, a statement on a silent node may still be answered; a read is rather sent
+                // to another.
+                let client = server.client.and_then(|c| self.clients.get(c));
+                if stale || client.is_some_and(|client| client.replay.is_some() && client.repeatable) {
                     busy.push(server.token);
                 }
             } else if matches!(server.phase, ServerPhase::Ready) {
@@ -627,6 +670,8 @@ impl Core {
                 self.server_closed(token.index(), "the node is no longer part of the cluster in its role");
             }
         }
+        let held = self.clients.iter().filter(|(_, c)| c.server.is_some() && !c.input.is_empty());
+        self.runnable.extend(held.map(|(_, client)| client.token));
         for p in 0..self.pools.len() {
             // A change of the view is news of the nodes: no reason to wait longer.
             for node in &mut self.pools[p].nodes {

@@ -1,5 +1,6 @@
 //! A server's messages: which reply ends which request, and what of it the client gets.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use wire::message::{self, Status};
@@ -7,7 +8,9 @@ use wire::payload;
 use wire::{Frame, HEADER, Sqlstate};
 
 use super::client::{Again, Phase, Unit};
-use super::server::{Expect, ServerPhase};
+use super::forward::MOST_EXPECTED;
+use super::params::Applied;
+use super::server::{Expect, ServerPhase, Undo};
 use super::{Core, HOLD_MAX, SMALL_MAX};
 
 /// What becomes of a reply.
@@ -21,6 +24,8 @@ enum Verdict {
     Ready,
     /// Nobody gets it, and it ends a unit or a statement of the proxy's own.
     SwallowReady,
+    /// The client is told instead that the columns of its statement have changed.
+    Outdated,
     /// It makes no sense: the connection can't be used any more.
     Broken(&'static str),
 }
@@ -92,7 +97,7 @@ impl Core {
                 }
             };
             let there = frame.total().min(rest.len());
-            let long = matches!(frame.tag, b'D' | b'd' | b'T' | b'V');
+            let long = matches!(frame.tag, b'D' | b'd' | b'V');
             if there < frame.total() && !long && there < SMALL_MAX {
                 break;
             }
@@ -109,17 +114,25 @@ impl Core {
                     used += there;
                     from = used;
                 }
-                Verdict::Ready => {
+                Verdict::Ready | Verdict::SwallowReady => {
+                    let end = if verdict == Verdict::Ready { used + there } else { used };
+                    self.give(s, &bytes[from..end]);
                     used += there;
-                    self.give(s, &bytes[from..used]);
                     from = used;
+                    // It may go to another worker here and now: with all that it has said.
+                    self.servers[s].input.extend_from_slice(&bytes[used..]);
                     self.unit_done(s);
+                    if self.is_server(token) {
+                        self.buffers.give(std::mem::take(&mut self.servers[s].input));
+                    }
                 }
-                Verdict::SwallowReady => {
+                Verdict::Outdated => {
                     self.give(s, &bytes[from..used]);
                     used += there;
                     from = used;
-                    self.unit_done(s);
+                    if let Some(c) = self.servers[s].client {
+                        self.tell(c, outdated_plan);
+                    }
                 }
                 Verdict::Broken(why) => {
                     self.server_closed(s, why);
@@ -130,7 +143,7 @@ impl Core {
                 return bytes.len();
             }
             // Answers of the proxy's own whose turn has come.
-            while let Some(Expect::Answer(tag)) = self.servers[s].expect.front() {
+            while let Some(Expect::Answer { tag, .. }) = self.servers[s].expect.front() {
                 let tag = *tag;
                 self.servers[s].expect.pop_front();
                 self.give(s, &bytes[from..used]);
@@ -141,12 +154,21 @@ impl Core {
             }
         }
         self.give(s, &bytes[from..used]);
+        if let Some(c) = self.servers[s].client {
+            let (client, owed) = (&mut self.clients[c], self.servers[s].expect.len());
+            let waits = client.blocked && !client.input.is_empty() && owed == 0;
+            if waits || (client.held_up && owed < MOST_EXPECTED / 2) {
+                client.held_up = false;
+                self.runnable.push_back(client.token);
+            }
+        }
         used
     }
 
     /// Passes bytes to the server's client.
     fn give(&mut self, s: usize, bytes: &[u8]) {
-        if bytes.is_empty() {
+        // What was said before a unit is given up is given up with it.
+        if bytes.is_empty() || self.servers[s].discard {
             return;
         }
         let Some(c) = self.servers[s].client else { return };
@@ -162,12 +184,32 @@ impl Core {
         let unheard = own || server.discard || server.client.is_none();
         let verdict = if unheard { Verdict::Swallow } else { Verdict::Forward };
         match tag {
-            b'D' | b'd' | b'c' | b'H' | b'V' | b't' => {}
-            b'T' | b'n' => {
-                if matches!(server.expect.front(), Some(Expect::Describe)) {
+            b'D' | b'd' | b'c' | b'H' | b'V' => {}
+            b't' if matches!(server.expect.front(), Some(Expect::DescribeOwn(_))) => return Verdict::Swallow,
+            b't' => {}
+            b'T' | b'n' => match server.expect.front() {
+                Some(Expect::Describe(statement)) => {
+                    if let Some(statement) = statement
+                        && !statement.is_described_as(tag, data)
+                    {
+                        statement.outdated.store(true, Ordering::Relaxed);
+                    }
                     server.expect.pop_front();
                 }
-            }
+                Some(Expect::DescribeOwn(statement)) => {
+                    if !statement.is_described_as(tag, data) {
+                        statement.outdated.store(true, Ordering::Relaxed);
+                        // Under its name the server has something else now, and keeps it: nobody asks for it again.
+                        server.prepared.remove(&statement.id);
+                    }
+                    server.expect.pop_front();
+                    if let Some(c) = server.client {
+                        self.runnable.push_back(self.clients[c].token);
+                    }
+                    return Verdict::Swallow;
+                }
+                _ => {}
+            },
             b'1' => match server.expect.pop_front() {
                 Some(Expect::Parse { statement, of_client, named }) => {
                     statement.accepted.store(true, Ordering::Relaxed);
@@ -185,7 +227,7 @@ impl Core {
                 _ => return Verdict::Broken("ParseComplete without a Parse"),
             },
             b'2' => {
-                if !matches!(server.expect.pop_front(), Some(Expect::Bind)) {
+                if !matches!(server.expect.pop_front(), Some(Expect::Bind(_))) {
                     return Verdict::Broken("BindComplete without a Bind");
                 }
             }
@@ -199,6 +241,10 @@ impl Core {
                 if data.starts_with(b"DISCARD ALL\0") || data.starts_with(b"DEALLOCATE ALL\0") {
                     server.prepared.clear();
                     server.unnamed = 0;
+                    if let Some(c) = server.client.filter(|_| !own) {
+                        self.clients[c].prepared = None;
+                        self.clients[c].unnamed = None;
+                    }
                 }
                 if matches!(server.expect.front(), Some(Expect::Execute)) {
                     server.expect.pop_front();
@@ -210,10 +256,13 @@ impl Core {
                     while matches!(server.expect.get(1), Some(Expect::Sync)) {
                         server.expect.remove(1);
                     }
+                    // The Sync that ends this unit is still to come.
+                    server.in_unit = true;
                 }
                 server.copy_in = true;
-                if let Some(c) = server.client {
-                    self.give_up_replay(c);
+                match server.client {
+                    Some(c) => self.give_up_replay(c),
+                    None => self.refuse_copy(s),
                 }
             }
             b'S' => {
@@ -267,22 +316,48 @@ impl Core {
             server.setup_error.get_or_insert_with(|| data.to_vec());
             return Verdict::Swallow;
         }
+        server.failed = true;
         let code = payload::sqlstate(data);
         // RevalidateCachedQuery: a statement that was prepared here before its table changed.
         let outdated = code == Some(Sqlstate::FEATURE_NOT_SUPPORTED)
             && payload::error_field(data, b'R') == Some(b"RevalidateCachedQuery");
-        if outdated && let Some(Expect::Bind | Expect::Execute | Expect::Describe) = server.expect.front() {
-            // Which one it was is not said; they are prepared again where they are next used.
+        if matches!(server.expect.front(), Some(Expect::Outdated)) {
+            self.drop_failed(s);
+            return Verdict::Outdated;
+        }
+        let mut relied_on = false;
+        if outdated
+            && let Some(Expect::Bind(Some(statement)) | Expect::Describe(Some(statement))) = server.expect.front()
+        {
+            statement.outdated.store(true, Ordering::Relaxed);
+            // Who was told of its columns must hear of this; anybody else gets a fresh one without noticing.
+            relied_on = server.client.and_then(|c| self.clients[c].prepared.as_ref()).is_some_and(|prepared| {
+                prepared
+                    .described
+                    .iter()
+                    .any(|name| prepared.names.get(name).is_some_and(|known| Arc::ptr_eq(known, statement)))
+            });
+            // On this connection it stays as it is, under a name that nobody will ask for.
+            server.prepared.remove(&statement.id);
+        }
+        let outdated = outdated && !relied_on;
+        let stale_plan = outdated || relied_on;
+        let front = server.expect.front();
+        let lacking = code == Some(Sqlstate::INVALID_STATEMENT_NAME)
+            && matches!(front, Some(Expect::Bind(_) | Expect::Describe(_)));
+        if lacking || (code == Some(Sqlstate::DUPLICATE_STATEMENT) && matches!(front, Some(Expect::ParseOwn { .. }))) {
+            // What it has is not what it was thought to have. (A client's own wrong name does no more harm than a new connection.)
             server.retire = true;
         }
         self.drop_failed(s);
         let server = &self.servers[s];
-        let on_replica = !self.is_primary(s);
+        let on_replica = self.is_replica(s);
         if verdict == Verdict::Forward
             && let Some(c) = server.client
             && self.clients[c].replay.is_some()
             && self.clients[c].again.attempts < 3
-            && ((on_replica && is_refusal(code)) || outdated)
+            && !self.is_bound(c)
+            && ((on_replica && !stale_plan && code.is_some_and(is_refusal)) || outdated)
         {
             let client = &mut self.clients[c];
             client.output.retract(&mut self.buffers);
@@ -290,7 +365,7 @@ impl Core {
             client.again.primary |= on_replica && !outdated;
             let unit = client.replay.take().unwrap_or_default();
             // A conflict with recovery says nothing of the statement.
-            if !outdated && code != Some(Sqlstate::SERIALIZATION_FAILURE) {
+            if !outdated && code.is_some_and(is_for_good) {
                 self.demote(c, &unit);
             }
             self.clients[c].replay = Some(unit);
@@ -305,35 +380,51 @@ impl Core {
     fn drop_failed(&mut self, s: usize) {
         let server = &mut self.servers[s];
         server.copy_in = false;
-        while let Some(expect) = server.expect.front() {
-            if expect.ends_unit() {
-                return;
-            }
-            match server.expect.pop_front() {
-                Some(Expect::Parse { statement, named, of_client }) => {
-                    if named && of_client {
-                        server.prepared.remove(&statement.id);
-                        if let Some(prepared) = server.client.and_then(|c| self.clients[c].prepared.as_mut())
-                            && let Some(name) = prepared.parsing.pop_front()
-                        {
-                            prepared.names.remove(&name);
-                        }
-                    } else if !named {
-                        server.unnamed = 0;
+        if server.expect.front().is_none_or(Expect::ends_unit) {
+            server.skipping = server.expect.is_empty() && server.in_unit;
+            return;
+        }
+        // A server that skips to Sync skips queries, too.
+        let skipped = server.expect.iter().position(|e| matches!(e, Expect::Sync | Expect::Setup));
+        let run: Vec<Expect> = server.expect.drain(..skipped.unwrap_or(server.expect.len())).collect();
+        let mut prepared = server.client.and_then(|c| self.clients[c].prepared.as_mut());
+        let own = |e: &&Expect| matches!(e, Expect::Parse { named: true, of_client: true, .. });
+        let parses = run.iter().filter(own).count();
+        let mut names: Vec<Box<[u8]>> = match &mut prepared {
+            Some(prepared) => prepared.parsing.drain(..parses.min(prepared.parsing.len())).collect(),
+            None => Vec::new(),
+        };
+        // The last is taken back first.
+        for expect in run.into_iter().rev() {
+            match expect {
+                Expect::Parse { statement, named: true, of_client } if of_client => {
+                    server.prepared.remove(&statement.id);
+                    if let (Some(prepared), Some(name)) = (&mut prepared, names.pop()) {
+                        prepared.names.remove(&name);
                     }
                 }
-                Some(Expect::ParseOwn { statement, named }) => {
-                    if named {
-                        server.prepared.remove(&statement.id);
-                    } else {
-                        server.unnamed = 0;
-                    }
+                Expect::ParseOwn { statement, named: true } => {
+                    server.prepared.remove(&statement.id);
                 }
-                Some(Expect::CloseOwn(id)) => {
+                Expect::Parse { named: false, .. } | Expect::ParseOwn { named: false, .. } => server.unnamed = 0,
+                Expect::CloseOwn(id) => {
                     server.prepared.insert(id, 0);
+                }
+                Expect::Answer { undo: Undo::Forget(name), .. } => {
+                    if let Some(prepared) = &mut prepared {
+                        prepared.names.remove(&name);
+                    }
+                }
+                Expect::Answer { undo: Undo::Restore(name, statement), .. } => {
+                    if let Some(prepared) = &mut prepared {
+                        prepared.names.insert(name, statement);
+                    }
                 }
                 _ => {}
             }
+        }
+        if skipped.is_some() {
+            return;
         }
         server.skipping = server.in_unit;
     }
@@ -356,11 +447,20 @@ impl Core {
         let idle = server.status == Status::Idle;
         let done = server.expect.is_empty();
         let wrote = server.wrote;
-        if idle && done {
-            server.wrote = false;
+        if done {
+            // Nothing is in flight: nothing can be committing.
             server.committing = false;
+            server.wrote &= !idle;
         }
         let in_unit = server.in_unit;
+        server.barrier &= !done;
+        if idle && done {
+            let failed = std::mem::take(&mut server.failed);
+            let unpins = std::mem::take(&mut server.unpins);
+            if !failed && !unpins.is_empty() {
+                self.unpin(c, unpins);
+            }
+        }
         let client = &mut self.clients[c];
         client.again = Again::default();
         let micros = self.now.saturating_duration_since(client.since).as_micros() as u64;
@@ -369,16 +469,33 @@ impl Core {
             self.buffers.give(replay);
             client.output.release();
         }
-        if idle && wrote {
+        if idle && wrote && !self.is_replica(s) {
             self.mark_write(c);
+        }
+        if idle && done && self.is_bound(c) && matches!(self.servers[s].params, Applied::Unknown) {
+            // It has reset its session: that is, to what it started with.
+            let params = self.clients[c].params.clone();
+            self.prepare_session(s, &params);
         }
         let client = &self.clients[c];
         let forwarding = matches!(client.pass, super::client::Pass::Forward(_));
         let open = client.unit.routed || in_unit || forwarding;
         if idle && done && !open && !self.is_bound(c) && matches!(client.phase, Phase::Ready) {
             self.release(s);
+        } else if self.draining && idle && done && !open {
+            self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, super::DRAINING);
         } else if !client.input.is_empty() {
             self.runnable.push_back(client.token);
+        }
+    }
+
+    /// What a client had in its session is gone from it.
+    fn unpin(&mut self, c: usize, unpins: sql::Pins) {
+        let client = &mut self.clients[c];
+        let was_pinned = !client.pins.is_empty();
+        client.pins = client.pins.without(unpins);
+        if was_pinned && client.pins.is_empty() {
+            self.metrics.clients_pinned.sub(1);
         }
     }
 
@@ -402,15 +519,34 @@ impl Core {
     }
 }
 
-/// What a replica answers to a statement that only the primary can run, or that it had to give up.
-fn is_refusal(code: Option<Sqlstate>) -> bool {
+/// What PostgreSQL says when a prepared statement's columns have changed; drivers that cache statements know it by its
+/// routine, and prepare again.
+fn outdated_plan(out: &mut Vec<u8>) {
+    message::message(out, b'E', |out| {
+        out.extend_from_slice(
+            b"SERROR\0VERROR\0C0A000\0Mcached plan must not change result type\0RRevalidateCachedQuery\0\0",
+        );
+    });
+}
+
+/// What a replica answers to a statement that only the primary can run.
+fn is_for_good(code: Sqlstate) -> bool {
     matches!(
         code,
-        Some(
-            Sqlstate::READ_ONLY_TRANSACTION
-                | Sqlstate::FEATURE_NOT_SUPPORTED
-                | Sqlstate::NOT_IN_PREREQUISITE_STATE
-                | Sqlstate::SERIALIZATION_FAILURE
-        )
+        Sqlstate::READ_ONLY_TRANSACTION
+            | Sqlstate::FEATURE_NOT_SUPPORTED
+            | Sqlstate::NOT_IN_PREREQUISITE_STATE
+            // COPY of an unlogged table: a replica has no file of it.
+            | Sqlstate::UNDEFINED_FILE
     )
+}
+
+/// What a replica answers to a statement that the primary may well answer otherwise.
+fn is_refusal(code: Sqlstate) -> bool {
+    let behind = [&b"42P01"[..], b"42703", b"42883", b"42704", b"3F000", b"42P02"];
+    is_for_good(code)
+        // A conflict with recovery.
+        || code == Sqlstate::SERIALIZATION_FAILURE
+        // A table, column, function, type or schema that it has not heard of yet.
+        || behind.contains(&&code.0[..])
 }

@@ -158,7 +158,7 @@ impl Core {
                 }
                 b'P' => {
                     if let Some((_, text, types)) = wire::payload::parse(data) {
-                        self.statement(text, types).demoted.store(true, Ordering::Relaxed);
+                        self.statement(c, text, types).demoted.store(true, Ordering::Relaxed);
                     }
                 }
                 b'B' => {

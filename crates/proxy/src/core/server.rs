@@ -4,7 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use topology::NodeId;
+use sql::Pins;
+use topology::{NodeId, Role};
 use wire::message::Status;
 use wire::scram;
 
@@ -40,6 +41,12 @@ pub(crate) struct Server {
     pub(super) copy_in: bool,
     /// Its replies up to `ReadyForQuery` go nowhere: the unit goes to another server.
     pub(super) discard: bool,
+    /// Pins of its client that are cleared if the unit in flight succeeds.
+    pub(super) unpins: Pins,
+    /// A statement is in flight after which it is not known which prepared statements it has.
+    pub(super) barrier: bool,
+    /// Something in the unit in flight has failed.
+    pub(super) failed: bool,
     /// Something that may have written was sent since it was last idle.
     pub(super) wrote: bool,
     /// Something that may have committed is in flight.
@@ -66,6 +73,8 @@ pub(crate) struct Server {
     pub(super) held_for_cancel: bool,
     /// Its session has state of a client that left.
     pub(super) reset: bool,
+    /// It is closed without a word.
+    pub(super) silent: bool,
     /// To be closed when it is next idle.
     pub(super) retire: bool,
     pub(super) opened: Instant,
@@ -106,19 +115,37 @@ pub(super) enum Expect {
     /// `CloseComplete`, for a Close of the proxy's own.
     CloseOwn(u64),
     /// Nothing: the proxy answers with this empty message when its turn comes.
-    Answer(u8),
+    Answer {
+        tag: u8,
+        /// How to take back what it did, if the server skips that far after an error.
+        undo: Undo,
+    },
     /// `BindComplete`.
-    Bind,
+    Bind(Option<Arc<Statement>>),
+    /// An error, in whose place the client is told that the statement's columns have changed.
+    Outdated,
+    /// `ParameterDescription` and `RowDescription` or `NoData`, for a Describe of the proxy's own.
+    DescribeOwn(Arc<Statement>),
     /// `CloseComplete`, for a portal.
     Close,
     /// `ParameterDescription` and `RowDescription` or `NoData`.
-    Describe,
+    Describe(Option<Arc<Statement>>),
     /// Rows, and `CommandComplete`, `EmptyQueryResponse` or `PortalSuspended`.
     Execute,
     /// `ReadyForQuery`.
     Sync,
     /// Anything, and `ReadyForQuery`.
     Query,
+}
+
+/// What the proxy has done to a client's statements ahead of the server.
+#[derive(Debug, Clone)]
+pub(super) enum Undo {
+    Nothing,
+    /// A name was given.
+    Forget(Box<[u8]>),
+    /// A name was taken from this statement.
+    Restore(Box<[u8]>, Arc<Statement>),
 }
 
 impl Expect {
@@ -146,6 +173,9 @@ impl Server {
             skipping: false,
             copy_in: false,
             discard: false,
+            unpins: Pins::NONE,
+            barrier: false,
+            failed: false,
             wrote: false,
             committing: false,
             unnamed: 0,
@@ -160,6 +190,7 @@ impl Server {
             cancels: 0,
             held_for_cancel: false,
             reset: false,
+            silent: false,
             retire: false,
             opened: now,
             idle_since: now,
@@ -173,6 +204,11 @@ impl Server {
         self.expect.iter().any(|expect| !matches!(expect, Expect::Setup))
     }
 
+    /// True if it is logged in and has nothing to do.
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.phase, ServerPhase::Ready) && self.client.is_none() && self.expect.is_empty() && self.cancels == 0
+    }
+
     /// Keeps what a `ParameterStatus` says.
     pub(super) fn report(&mut self, name: &[u8], value: &[u8]) {
         let (name, value) = (String::from_utf8_lossy(name), String::from_utf8_lossy(value));
@@ -184,6 +220,11 @@ impl Server {
 }
 
 impl Core {
+    /// True if the server is known to be a replica.
+    pub(super) fn is_replica(&self, s: usize) -> bool {
+        self.view.node(self.servers[s].node).is_some_and(|node| node.role == Role::Replica)
+    }
+
     /// True if the server is the node that takes writes.
     pub(super) fn is_primary(&self, s: usize) -> bool {
         self.view.primary == Some(self.servers[s].node)

@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use hashbrown::HashTable;
 use sql::Class;
@@ -15,6 +15,8 @@ use sql::Class;
 pub struct Statement {
     /// Never given twice in a process; never 0.
     pub id: u64,
+    /// Stands for the session parameters that it was parsed under.
+    pub dialect: u64,
     /// The text, without its NUL.
     pub text: Box<[u8]>,
     /// Count and ids of the declared parameter types, as on the wire.
@@ -23,6 +25,10 @@ pub struct Statement {
     pub class: Class,
     /// A server has taken it once: its Parse may be answered without asking again.
     pub accepted: AtomicBool,
+    /// Hash of its `RowDescription`, or of there being none, once a client has asked for it.
+    pub shape: OnceLock<u64>,
+    /// Its columns have changed since: nobody is given it any more.
+    pub outdated: AtomicBool,
     /// A replica refused to run it.
     pub demoted: AtomicBool,
 }
@@ -32,12 +38,23 @@ impl Statement {
     pub fn unknown() -> Statement {
         Statement {
             id: 0,
+            dialect: 0,
             text: Box::default(),
             types: Box::default(),
             class: Class::UNKNOWN,
             accepted: AtomicBool::new(false),
+            shape: OnceLock::new(),
+            outdated: AtomicBool::new(false),
             demoted: AtomicBool::new(false),
         }
+    }
+
+    /// What a server says its columns are. False if that is not what was said before.
+    pub fn is_described_as(&self, tag: u8, description: &[u8]) -> bool {
+        let mut hasher = DefaultHasher::new();
+        (tag, description).hash(&mut hasher);
+        let shape = hasher.finish();
+        *self.shape.get_or_init(|| shape) == shape
     }
 
     /// Its name in server connections.
@@ -83,13 +100,14 @@ pub struct Registry {
     known: Mutex<HashMap<Content, Weak<Statement>>>,
 }
 
-type Content = (Box<[u8]>, Box<[u8]>);
+type Content = (u64, Box<[u8]>, Box<[u8]>);
 
 impl Registry {
-    fn intern(&self, text: &[u8], types: &[u8], class: Class) -> Arc<Statement> {
+    fn intern(&self, dialect: u64, text: &[u8], types: &[u8], class: Class) -> Arc<Statement> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let key: Content = (text.into(), types.into());
-        if let Some(statement) = known.get(&key).and_then(Weak::upgrade) {
+        let key: Content = (dialect, text.into(), types.into());
+        let current = known.get(&key).and_then(Weak::upgrade).filter(|s| !s.outdated.load(Ordering::Relaxed));
+        if let Some(statement) = current {
             return statement;
         }
         if known.len() >= 1024 && known.len().is_power_of_two() {
@@ -97,10 +115,13 @@ impl Registry {
         }
         let statement = Arc::new(Statement {
             id: self.next.fetch_add(1, Ordering::Relaxed) + 1,
-            text: key.0.clone(),
-            types: key.1.clone(),
+            dialect,
+            text: key.1.clone(),
+            types: key.2.clone(),
             class,
             accepted: AtomicBool::new(false),
+            shape: OnceLock::new(),
+            outdated: AtomicBool::new(false),
             demoted: AtomicBool::new(false),
         });
         known.insert(key, Arc::downgrade(&statement));
@@ -141,16 +162,23 @@ impl Statements {
     }
 
     /// The statement of this content; `classify` is asked if this worker does not know it.
-    pub fn get(&mut self, text: &[u8], types: &[u8], classify: impl FnOnce() -> Class) -> Arc<Statement> {
+    pub fn get(&mut self, dialect: u64, text: &[u8], types: &[u8], classify: impl FnOnce() -> Class) -> Arc<Statement> {
         self.clock += 1;
-        let hash = self.hasher.hash_one((text, types));
-        let same =
-            |entry: &Entry| entry.hash == hash && *entry.statement.text == *text && *entry.statement.types == *types;
+        let hash = self.hasher.hash_one((dialect, text, types));
+        let same = |entry: &Entry| {
+            entry.hash == hash
+                && entry.statement.dialect == dialect
+                && *entry.statement.text == *text
+                && *entry.statement.types == *types
+        };
         if let Some(entry) = self.table.find_mut(hash, same) {
             entry.used = self.clock;
+            if entry.statement.outdated.load(Ordering::Relaxed) {
+                entry.statement = self.registry.intern(dialect, text, types, classify());
+            }
             return entry.statement.clone();
         }
-        let statement = self.registry.intern(text, types, classify());
+        let statement = self.registry.intern(dialect, text, types, classify());
         if self.table.len() >= self.most || self.bytes > self.most_bytes {
             self.evict();
         }
@@ -186,13 +214,13 @@ mod tests {
         let registry = Arc::new(Registry::default());
         let mut a = Statements::new(registry.clone(), 16);
         let mut b = Statements::new(registry, 16);
-        let first = a.get(b"select 1", b"\0\0", || Class::UNKNOWN);
-        assert!(Arc::ptr_eq(&first, &b.get(b"select 1", b"\0\0", || Class::UNKNOWN)));
-        assert_ne!(first.id, a.get(b"select 1", b"\0\x01\0\0\0\x17", || Class::UNKNOWN).id);
+        let first = a.get(0, b"select 1", b"\0\0", || Class::UNKNOWN);
+        assert!(Arc::ptr_eq(&first, &b.get(0, b"select 1", b"\0\0", || Class::UNKNOWN)));
+        assert_ne!(first.id, a.get(0, b"select 1", b"\0\x01\0\0\0\x17", || Class::UNKNOWN).id);
         for i in 0..1000 {
-            a.get(format!("select {i}, x").as_bytes(), b"\0\0", || Class::UNKNOWN);
+            a.get(0, format!("select {i}, x").as_bytes(), b"\0\0", || Class::UNKNOWN);
             assert!(a.table.len() <= 16);
         }
-        assert!(Arc::ptr_eq(&first, &a.get(b"select 1", b"\0\0", || Class::UNKNOWN)));
+        assert!(Arc::ptr_eq(&first, &a.get(0, b"select 1", b"\0\0", || Class::UNKNOWN)));
     }
 }

@@ -7,12 +7,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sql::{Access, Class, Control};
+use sql::{Access, Class, Control, Pins};
 use wire::message::Status;
 use wire::payload::{self, Named};
 use wire::{Frame, HEADER, Sqlstate, message};
 
 use super::client::{Aborted, Pass, Step, Unit};
+use super::server::Expect;
 use super::statement::Statement;
 use super::{CLASSIFY_MAX, Core, SMALL_MAX, UNIT_MAX};
 
@@ -35,7 +36,9 @@ impl Unit {
     fn note(&mut self, class: Class, demoted: bool) {
         let read = class.access == Access::Read && !demoted;
         let begin = matches!(class.control, Control::Begin { .. });
-        self.begin_read_only = class.control == Control::Begin { read_only: true };
+        // What follows it in the unit is in that transaction.
+        let first = !std::mem::replace(&mut self.noted, true);
+        self.begin_read_only |= first && class.control == Control::Begin { read_only: true };
         self.read &= read;
         self.repeatable &= read || begin;
         self.hint = self.hint.or(class.hint);
@@ -45,6 +48,7 @@ impl Unit {
     fn doubt(&mut self) {
         self.read = false;
         self.repeatable = false;
+        self.begin_read_only = false;
         self.needs_server = true;
     }
 }
@@ -77,6 +81,11 @@ impl Core {
         }
         match client.server {
             Some(s) if self.streams(c, s) => self.forward(c, s, bytes, frame),
+            Some(s) if self.servers[s].expect.is_empty() => {
+                let token = client.token;
+                self.release_if_done(c);
+                if self.is_client(token) { Step::Again } else { Step::Gone }
+            }
             // Pipelined behind a statement on a replica: where it goes is decided when that is done.
             Some(_) => Step::Blocked,
             None if matches!(frame.tag, b'd' | b'c' | b'f') => {
@@ -93,12 +102,27 @@ impl Core {
     /// True if the client's messages go to its server as they come.
     fn streams(&self, c: usize, s: usize) -> bool {
         let (client, server) = (&self.clients[c], &self.servers[s]);
-        client.unit.routed
-            || server.status != Status::Idle
-            || server.in_unit
-            || server.skipping
-            || self.is_bound(c)
-            || (self.is_primary(s) && !server.expect.is_empty())
+        // While what it was sent goes to another server, nothing may follow it to this one.
+        !server.discard
+            && !matches!(server.expect.front(), Some(Expect::Setup))
+            && (client.unit.routed
+                || server.in_unit
+                || server.skipping
+                || server.copy_in
+                || self.is_bound(c)
+                // Behind something unanswered only the primary can be right: elsewhere that may end the transaction.
+                || (server.status != Status::Idle && server.expect.is_empty())
+                || (self.is_primary(s) && (server.status != Status::Idle || !server.expect.is_empty())))
+    }
+
+    /// Gives the server back, if only the rest of a message kept it (COPY data that came after the COPY had failed).
+    pub(super) fn release_if_done(&mut self, c: usize) {
+        if let Some(s) = self.clients[c].server
+            && self.servers[s].expect.is_empty()
+            && !self.streams(c, s)
+        {
+            self.release(s);
+        }
     }
 
     /// Skips a message, up to and with Sync.
@@ -148,7 +172,10 @@ impl Core {
                     return self.dispatch(c);
                 }
                 Scan::Long => return self.dispatch_long(c),
-                Scan::More if at + rest.len() > UNIT_MAX && frame.tag != b'P' => return self.dispatch_long(c),
+                // A text is waited for, to know what it leaves behind; it has its own bound.
+                Scan::More if at + rest.len() > UNIT_MAX && (at > 0 || !matches!(frame.tag, b'P' | b'Q')) => {
+                    return self.dispatch_long(c);
+                }
                 Scan::More => return Step::More,
                 Scan::Gone => return Step::Gone,
             }
@@ -160,7 +187,7 @@ impl Core {
         match frame.tag {
             b'Q' => {
                 let Some(data) = whole else {
-                    return if frame.payload > CLASSIFY_MAX { Scan::Long } else { Scan::More };
+                    return if frame.payload > self.settings.max_statement { Scan::Long } else { Scan::More };
                 };
                 let Some((text, [])) = payload::cstr(data) else { return self.invalid(c, "Query") };
                 let class = self.classify(c, text);
@@ -175,20 +202,14 @@ impl Core {
             }
             b'P' => {
                 let Some(data) = whole else {
-                    let unnamed = rest.get(HEADER) == Some(&0);
-                    return match frame.payload {
-                        n if n > CLASSIFY_MAX && unnamed => Scan::Long,
-                        // A named one must be kept, to be prepared elsewhere; the proxy's own answer if that is too long.
-                        n if n > self.settings.max_statement => Scan::Long,
-                        _ => Scan::More,
-                    };
+                    return if frame.payload > self.settings.max_statement { Scan::Long } else { Scan::More };
                 };
                 let Some((name, text, types)) = payload::parse(data) else { return self.invalid(c, "Parse") };
                 if frame.payload > self.settings.max_statement {
                     return Scan::Long;
                 }
                 let class = self.classify(c, text);
-                let statement = self.statement_as(text, types, class);
+                let statement = self.statement_as(c, text, types, class);
                 let accepted = !name.is_empty() && statement.accepted.load(Ordering::Relaxed);
                 let unit = &mut self.clients[c].unit;
                 unit.parses_unnamed |= name.is_empty();
@@ -326,17 +347,25 @@ impl Core {
 
     /// What a text of this client is.
     pub(super) fn classify(&mut self, c: usize, text: &[u8]) -> Class {
-        if self.clients[c].odd_strings { Class::UNKNOWN } else { self.classifier.classify(text) }
+        if self.clients[c].odd_strings {
+            // Nothing is known of it, so it may leave anything behind.
+            Class { pins: Pins::SET, ..Class::UNKNOWN }
+        } else {
+            self.classifier.classify(text)
+        }
     }
 
     /// The shared statement of this content.
-    pub(super) fn statement(&mut self, text: &[u8], types: &[u8]) -> Arc<Statement> {
-        let class = self.classifier.classify(text);
-        self.statement_as(text, types, class)
+    pub(super) fn statement(&mut self, c: usize, text: &[u8], types: &[u8]) -> Arc<Statement> {
+        let class = self.classify(c, text);
+        self.statement_as(c, text, types, class)
     }
 
-    pub(super) fn statement_as(&mut self, text: &[u8], types: &[u8], class: Class) -> Arc<Statement> {
-        self.statements.get(text, types, || class)
+    pub(super) fn statement_as(&mut self, c: usize, text: &[u8], types: &[u8], class: Class) -> Arc<Statement> {
+        let client = &self.clients[c];
+        // Literals are read when a text is parsed: whoever reads them otherwise has a statement of its own.
+        let dialect = if client.pins.is_empty() { client.dialect } else { client.token.raw() };
+        self.statements.get(dialect, text, types, || class)
     }
 
     /// The statement that a client knows by this name.

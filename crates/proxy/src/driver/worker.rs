@@ -43,6 +43,8 @@ struct Socket {
     connecting: bool,
     /// The core does not want to read it.
     paused: bool,
+    /// Its end, or an error, was announced; that happens only once.
+    ended: bool,
     /// It is in `again`.
     queued: bool,
 }
@@ -82,7 +84,7 @@ impl Worker {
             for token in &again {
                 if let Some(socket) = self.socket(*token) {
                     socket.queued = false;
-                    self.read(*token, false);
+                    self.read(*token);
                 }
             }
             if self.again.is_empty() {
@@ -108,21 +110,27 @@ impl Worker {
                 socket.connecting = false;
                 match sys::connect_result(socket.fd.as_fd()) {
                     Ok(()) => self.core.connected(token),
-                    Err(error) => self.core.closed(token, &error.to_string()),
+                    Err(error) => return self.core.closed(token, &error.to_string()),
                 }
+            } else {
+                return;
             }
-            return;
         }
         if flags & libc::EPOLLOUT != 0 {
             self.flush(token);
         }
         if broken || flags & (libc::EPOLLIN | libc::EPOLLRDHUP) != 0 {
-            self.read(token, broken || flags & libc::EPOLLRDHUP != 0);
+            if (broken || flags & libc::EPOLLRDHUP != 0)
+                && let Some(socket) = self.socket(token)
+            {
+                socket.ended = true;
+            }
+            self.read(token);
         }
     }
 
-    /// Reads a socket once. With `ending` it is read until nothing comes: its end will not be announced again.
-    fn read(&mut self, token: Token, ending: bool) {
+    /// Reads a socket once; one whose end was announced is read again until it comes.
+    fn read(&mut self, token: Token) {
         let Some(socket) = slot(&mut self.sockets, token) else { return };
         if socket.paused {
             return;
@@ -131,7 +139,7 @@ impl Worker {
             Ok(0) => self.core.closed(token, "the peer closed the connection"),
             Ok(n) => {
                 // A short read has emptied the socket: the next bytes make a new event.
-                if (n == BUFFER || ending) && !socket.queued {
+                if (n == BUFFER || socket.ended) && !socket.queued {
                     socket.queued = true;
                     self.again.push(token);
                 }
@@ -297,7 +305,7 @@ impl Worker {
         if sockets.len() <= token.index() {
             sockets.resize_with(token.index() + 1, || None);
         }
-        sockets[token.index()] = Some(Socket { fd, token, connecting, paused: false, queued: false });
+        sockets[token.index()] = Some(Socket { fd, token, connecting, paused: false, ended: false, queued: false });
         Ok(())
     }
 

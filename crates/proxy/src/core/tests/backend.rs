@@ -1,0 +1,558 @@
+//! A model of one PostgreSQL session: protocol 3 from the server's side, and just enough of SQL.
+//!
+//! It serves twice: as the servers behind the core, and as the reference, which one client talks to alone. What a client
+//! hears through the core must be what its reference says.
+//!
+//! Every number in a statement names who sent it (`number / OWNER`), so a session notices by itself that two clients meet in one
+//! transaction, or that one sees what another left behind.
+
+use std::collections::HashMap;
+
+use wire::message::{self, Status};
+use wire::{Frame, HEADER, Severity, Sqlstate, payload, startup};
+
+/// Numbers of one client.
+pub(super) const OWNER: u64 = 100_000;
+/// Length of the row that `SELECT rpad(…)` gives: more than the core holds back for a replay.
+pub(super) const BIG: usize = 40_000;
+
+type Code = &'static [u8; 5];
+
+/// What the servers of a cluster share: committed numbers, in order.
+#[derive(Debug, Default)]
+pub(super) struct Store {
+    pub committed: Vec<u64>,
+}
+
+#[derive(Default)]
+pub(super) struct Backend {
+    pub pid: u32,
+    pub replica: bool,
+    pub out: Vec<u8>,
+    input: Vec<u8>,
+    started: bool,
+    status: u8,
+    read_only: bool,
+    pending: Vec<u64>,
+    /// Whose numbers the open transaction has seen.
+    transaction_of: Option<u64>,
+    search_path: String,
+    default_path: String,
+    listening: Option<u64>,
+    /// `search_path` and `listening` as they were before the transaction.
+    saved: Option<(String, Option<u64>)>,
+    prepared: HashMap<Vec<u8>, String>,
+    portals: HashMap<Vec<u8>, Portal>,
+    skipping: bool,
+    copy: Option<Copy>,
+    /// What `SELECT pg_sleep(…)` will answer; nothing is read meanwhile.
+    pub sleeping: Option<Sleep>,
+    /// It never sleeps: for a reference.
+    pub sleepless: bool,
+    pub terminated: bool,
+}
+
+#[derive(Clone)]
+struct Portal {
+    text: String,
+    parameter: Option<String>,
+}
+
+struct Copy {
+    extended: bool,
+    line: Vec<u8>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Sleep {
+    pub number: u64,
+    extended: bool,
+}
+
+enum Answer {
+    Row(String, &'static str),
+    Done(&'static str),
+    CopyIn,
+    CopyOut,
+    Sleep(u64),
+}
+
+impl Backend {
+    pub(super) fn new(pid: u32, replica: bool) -> Backend {
+        Backend {
+            pid,
+            replica,
+            status: b'I',
+            search_path: "public".into(),
+            default_path: "public".into(),
+            ..Backend::default()
+        }
+    }
+
+    /// True if a client has left nothing in it.
+    pub(super) fn is_clean(&self) -> bool {
+        self.status == b'I'
+            && self.pending.is_empty()
+            && self.listening.is_none()
+            && self.copy.is_none()
+            && !self.skipping
+    }
+
+    pub(super) fn receive(&mut self, bytes: &[u8], store: &mut Store) {
+        if std::env::var("TRACE").is_ok() {
+            eprintln!(
+                "server {} {} <- {}",
+                self.pid,
+                if self.replica { "replica" } else { "primary" },
+                String::from_utf8_lossy(&bytes[..bytes.len().min(300)]).replace('\0', "·")
+            );
+        }
+        self.input.extend_from_slice(bytes);
+        self.go_on(store);
+    }
+
+    /// A cancel request, or the end of the sleep.
+    pub(super) fn wake(&mut self, cancelled: bool, store: &mut Store) {
+        if let Some(sleep) = self.sleeping.take() {
+            if cancelled {
+                self.fail(b"57014");
+            } else {
+                self.row(&sleep.number.to_string(), !sleep.extended);
+                message::complete(&mut self.out, "SELECT 1");
+            }
+            if !sleep.extended {
+                self.ready(store);
+            }
+            self.go_on(store);
+        }
+    }
+
+    fn go_on(&mut self, store: &mut Store) {
+        let mut input = std::mem::take(&mut self.input);
+        let mut used = 0;
+        if !self.started {
+            match startup::read(&input).expect("a startup packet") {
+                Some((startup::Startup::Login { parameters, .. }, length)) => {
+                    for (name, value) in startup::parameters(parameters).flatten() {
+                        if name == b"search_path" {
+                            self.default_path = String::from_utf8(value.to_vec()).unwrap();
+                            self.search_path = self.default_path.clone();
+                        }
+                    }
+                    used = length;
+                    self.started = true;
+                    message::authentication_ok(&mut self.out);
+                    message::parameter_status(&mut self.out, "server_version", "15.0");
+                    message::parameter_status(&mut self.out, "standard_conforming_strings", "on");
+                    message::backend_key(&mut self.out, self.pid, b"sesame");
+                    message::ready(&mut self.out, Status::Idle);
+                }
+                Some((other, _)) => panic!("unexpected {other:?}"),
+                None => {}
+            }
+        }
+        while self.started && self.sleeping.is_none() && !self.terminated {
+            let Some(frame) = Frame::read(&input[used..]).expect("a frame") else { break };
+            let Some(data) = input.get(used + HEADER..used + frame.total()) else { break };
+            self.message(frame.tag, data, store);
+            used += frame.total();
+        }
+        input.drain(..used);
+        self.input = input;
+    }
+
+    fn message(&mut self, tag: u8, data: &[u8], store: &mut Store) {
+        if let Some(extended) = self.copy.as_ref().map(|copy| copy.extended) {
+            return self.copy_message(tag, data, extended, store);
+        }
+        if self.skipping && tag != b'S' {
+            assert_ne!(tag, b'Q', "a Query in an unfinished extended unit");
+            return;
+        }
+        let result = match tag {
+            b'Q' => return self.query(payload::cstr(data).unwrap().0, store),
+            b'S' => {
+                self.skipping = false;
+                return self.ready(store);
+            }
+            b'X' => {
+                self.terminated = true;
+                Ok(())
+            }
+            b'd' | b'c' | b'f' | b'H' => Ok(()),
+            b'P' => self.parse(data),
+            b'B' => self.bind(data),
+            b'D' => self.describe(data),
+            b'C' => {
+                match payload::named(data).unwrap() {
+                    payload::Named::Statement(name) => drop(self.prepared.remove(name)),
+                    payload::Named::Portal(name) => drop(self.portals.remove(name)),
+                }
+                message::empty(&mut self.out, b'3');
+                Ok(())
+            }
+            b'E' => self.execute(data, store),
+            tag => panic!("unexpected message {:?}", char::from(tag)),
+        };
+        if let Err(code) = result {
+            self.fail(code);
+            self.skipping = true;
+        }
+    }
+
+    fn copy_message(&mut self, tag: u8, data: &[u8], extended: bool, store: &mut Store) {
+        let failure: Option<Code> = match tag {
+            b'd' => {
+                if let Some(copy) = &mut self.copy {
+                    copy.line.extend_from_slice(data);
+                }
+                match self.copy_lines() {
+                    Ok(()) => return,
+                    Err(code) => Some(code),
+                }
+            }
+            b'c' => None,
+            b'f' => Some(b"57014"),
+            b'S' | b'H' => return,
+            tag => panic!("{:?} during COPY", char::from(tag)),
+        };
+        self.copy = None;
+        match failure {
+            None => message::complete(&mut self.out, "COPY 1"),
+            Some(code) => {
+                self.fail(code);
+                self.skipping = extended;
+            }
+        }
+        if !extended {
+            self.ready(store);
+        }
+    }
+
+    /// Takes the lines that are whole.
+    fn copy_lines(&mut self) -> Result<(), Code> {
+        while let Some(copy) = &mut self.copy
+            && let Some(end) = copy.line.iter().position(|&b| b == b'\n')
+        {
+            let line: Vec<u8> = copy.line.drain(..=end).collect();
+            let number = std::str::from_utf8(&line[..end]).unwrap().parse().map_err(|_| b"22P02")?;
+            self.belongs(number);
+            self.pending.push(number);
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, code: Code) {
+        self.pending.clear();
+        if self.status == b'T' {
+            self.status = b'E';
+        } else if self.status == b'I' {
+            self.restore();
+        }
+        message::error(&mut self.out, Severity::Error, Sqlstate(*code), "it failed", "");
+    }
+
+    fn ready(&mut self, store: &mut Store) {
+        if self.status == b'I' {
+            self.commit(store);
+        }
+        message::ready(&mut self.out, Status::from_byte(self.status).unwrap());
+    }
+
+    fn commit(&mut self, store: &mut Store) {
+        assert!(!self.replica || self.pending.is_empty());
+        store.committed.append(&mut self.pending);
+        self.saved = None;
+        self.end();
+    }
+
+    fn restore(&mut self) {
+        if let Some((path, listening)) = self.saved.take() {
+            self.search_path = path;
+            self.listening = listening;
+        }
+    }
+
+    fn end(&mut self) {
+        self.status = b'I';
+        self.read_only = false;
+        self.transaction_of = None;
+        self.portals.clear();
+    }
+
+    /// Whoever sent this number may see what is here.
+    fn belongs(&mut self, number: u64) {
+        let owner = number / OWNER;
+        let other = *self.transaction_of.get_or_insert(owner);
+        assert_eq!(owner, other, "two clients in one transaction of session {}", self.pid);
+        if let Some(listening) = self.listening {
+            assert_eq!(owner, listening, "a client in a session {} with another's LISTEN", self.pid);
+        }
+    }
+
+    fn row(&mut self, value: &str, described: bool) {
+        let mut both = Vec::new();
+        message::text_row(&mut both, &[("n", value)]);
+        let first = Frame::read(&both).unwrap().unwrap().total();
+        self.out.extend_from_slice(if described { &both } else { &both[first..] });
+    }
+
+    fn query(&mut self, text: &[u8], store: &mut Store) {
+        self.prepared.remove(&b""[..]);
+        self.portals.remove(&b""[..]);
+        let text = std::str::from_utf8(text).unwrap();
+        if text.contains("SELEC ") {
+            self.fail(b"42601");
+            return self.ready(store);
+        }
+        for text in text.split("; ").filter(|text| !text.is_empty()) {
+            match self.run(text, None, store) {
+                Ok(answer) => {
+                    if let Some(wait) = self.answer(answer, false) {
+                        return wait;
+                    }
+                }
+                Err(code) => {
+                    self.fail(code);
+                    break;
+                }
+            }
+        }
+        self.ready(store);
+    }
+
+    /// Sends it; Some if there is more to come from elsewhere.
+    fn answer(&mut self, answer: Answer, extended: bool) -> Option<()> {
+        match answer {
+            Answer::Row(value, tag) => {
+                self.row(&value, !extended);
+                message::complete(&mut self.out, tag);
+            }
+            Answer::Done(tag) => message::complete(&mut self.out, tag),
+            Answer::CopyIn => {
+                message::message(&mut self.out, b'G', |out| out.extend([0, 0, 0]));
+                self.copy = Some(Copy { extended, line: Vec::new() });
+                return Some(());
+            }
+            Answer::CopyOut => {
+                message::message(&mut self.out, b'H', |out| out.extend([0, 0, 0]));
+                for _ in 0..3 {
+                    message::message(&mut self.out, b'd', |out| out.extend(b"1\t2\n"));
+                }
+                message::empty(&mut self.out, b'c');
+                message::complete(&mut self.out, "COPY 3");
+            }
+            Answer::Sleep(number) if self.sleepless => {
+                self.row(&number.to_string(), !extended);
+                message::complete(&mut self.out, "SELECT 1");
+            }
+            Answer::Sleep(number) => {
+                self.sleeping = Some(Sleep { number, extended });
+                return Some(());
+            }
+        }
+        None
+    }
+
+    fn returns_rows(text: &str) -> bool {
+        text.starts_with("SELECT") || text.starts_with("SHOW")
+    }
+
+    fn ends_transaction(text: &str) -> bool {
+        text == "COMMIT" || text == "ROLLBACK"
+    }
+
+    fn parse(&mut self, data: &[u8]) -> Result<(), Code> {
+        let (name, text, _) = payload::parse(data).unwrap();
+        let text = String::from_utf8(text.to_vec()).unwrap();
+        // A server refuses most of this in a failed transaction already; here only Bind does, since the core may
+        // answer a Parse by itself and that difference is wanted.
+        if name.is_empty() {
+            self.prepared.remove(name);
+        }
+        if text.contains("SELEC ") {
+            return Err(b"42601");
+        }
+        if text.contains("nope") {
+            return Err(b"42703");
+        }
+        if self.prepared.contains_key(name) {
+            return Err(b"42P05");
+        }
+        self.prepared.insert(name.to_vec(), text);
+        message::empty(&mut self.out, b'1');
+        Ok(())
+    }
+
+    fn bind(&mut self, data: &[u8]) -> Result<(), Code> {
+        let (portal, name, rest) = payload::bind(data).unwrap();
+        let text = self.prepared.get(name).ok_or(b"26000")?.clone();
+        let count = u16::from_be_bytes([rest[2], rest[3]]);
+        let parameter = (count == 1).then(|| {
+            let length = u32::from_be_bytes(rest[4..8].try_into().unwrap()) as usize;
+            String::from_utf8(rest[8..8 + length].to_vec()).unwrap()
+        });
+        if parameter.is_some() != text.contains("$1") {
+            return Err(b"08P01");
+        }
+        if self.status == b'E' && !Self::ends_transaction(&text) {
+            return Err(b"25P02");
+        }
+        if !portal.is_empty() && self.portals.contains_key(portal) {
+            return Err(b"42P03");
+        }
+        self.portals.insert(portal.to_vec(), Portal { text, parameter });
+        message::empty(&mut self.out, b'2');
+        Ok(())
+    }
+
+    fn describe(&mut self, data: &[u8]) -> Result<(), Code> {
+        let text = match payload::named(data).unwrap() {
+            payload::Named::Statement(name) => {
+                let text = self.prepared.get(name).ok_or(b"26000")?.clone();
+                if self.status == b'E' && Self::returns_rows(&text) {
+                    return Err(b"25P02");
+                }
+                let count = u16::from(text.contains("$1"));
+                message::message(&mut self.out, b't', |out| {
+                    out.extend(count.to_be_bytes());
+                    (0..count).for_each(|_| out.extend(23u32.to_be_bytes()));
+                });
+                text
+            }
+            payload::Named::Portal(name) => self.portals.get(name).ok_or(b"34000")?.text.clone(),
+        };
+        if Self::returns_rows(&text) {
+            let mut both = Vec::new();
+            message::text_row(&mut both, &[("n", "")]);
+            let first = Frame::read(&both).unwrap().unwrap().total();
+            self.out.extend_from_slice(&both[..first]);
+        } else {
+            message::empty(&mut self.out, b'n');
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self, data: &[u8], store: &mut Store) -> Result<(), Code> {
+        let (name, _) = payload::cstr(data).unwrap();
+        let portal = self.portals.get(name).ok_or(b"34000")?.clone();
+        let answer = self.run(&portal.text, portal.parameter.as_deref(), store)?;
+        self.answer(answer, true);
+        Ok(())
+    }
+
+    fn writes(&self) -> Result<(), Code> {
+        if self.replica || self.read_only { Err(b"25006") } else { Ok(()) }
+    }
+
+    fn run(&mut self, text: &str, parameter: Option<&str>, store: &mut Store) -> Result<Answer, Code> {
+        if self.status == b'E' && !Self::ends_transaction(text) {
+            return Err(b"25P02");
+        }
+        if self.saved.is_none() {
+            self.saved = Some((self.search_path.clone(), self.listening));
+        }
+        let inner = |text: &str| -> u64 {
+            parameter.map_or_else(
+                || text.chars().filter(char::is_ascii_digit).collect::<String>().parse().unwrap(),
+                |parameter| parameter.parse().unwrap(),
+            )
+        };
+        Ok(match text {
+            "BEGIN" | "BEGIN READ ONLY" => {
+                self.status = b'T';
+                self.read_only = text == "BEGIN READ ONLY";
+                Answer::Done("BEGIN")
+            }
+            "COMMIT" if self.status != b'E' => {
+                self.commit(store);
+                Answer::Done("COMMIT")
+            }
+            "COMMIT" | "ROLLBACK" => {
+                self.pending.clear();
+                self.restore();
+                self.end();
+                Answer::Done("ROLLBACK")
+            }
+            "SELECT 1/0" => return Err(b"22012"),
+            "COPY t FROM STDIN" => {
+                self.writes()?;
+                Answer::CopyIn
+            }
+            "COPY t TO STDOUT" => Answer::CopyOut,
+            "SHOW search_path" => Answer::Row(self.search_path.clone(), "SHOW"),
+            "RESET ALL" => {
+                self.search_path = self.default_path.clone();
+                Answer::Done("RESET")
+            }
+            "DISCARD ALL" => {
+                if self.status != b'I' {
+                    return Err(b"25001");
+                }
+                self.search_path = self.default_path.clone();
+                self.listening = None;
+                self.saved = None;
+                self.prepared.clear();
+                self.portals.clear();
+                Answer::Done("DISCARD ALL")
+            }
+            "UNLISTEN *" => {
+                self.listening = None;
+                Answer::Done("UNLISTEN")
+            }
+            _ if text.starts_with("SELECT nope") => return Err(b"42703"),
+            _ if text.starts_with("SELECT pg_catalog.set_config(") => {
+                for call in text.split("set_config(").skip(1) {
+                    let call = call.split(')').next().unwrap();
+                    let words: Vec<&str> = call.split(", ").collect();
+                    assert_eq!(words[0], "'search_path'");
+                    self.search_path = if words[1] == "NULL" {
+                        self.default_path.clone()
+                    } else {
+                        words[1].trim_matches('\'').to_owned()
+                    };
+                }
+                Answer::Row(String::new(), "SELECT 1")
+            }
+            _ if text.starts_with("SET search_path = ") => {
+                self.search_path = text["SET search_path = ".len()..].to_owned();
+                Answer::Done("SET")
+            }
+            _ if text.starts_with("LISTEN c") => {
+                self.writes()?;
+                self.listening = Some(text["LISTEN c".len()..].parse().unwrap());
+                Answer::Done("LISTEN")
+            }
+            _ if text.starts_with("SELECT rpad(") => {
+                let number = inner(text.split(',').next().unwrap());
+                self.belongs(number);
+                Answer::Row(format!("{number:<width$}", width = BIG), "SELECT 1")
+            }
+            _ if text.starts_with("SELECT pg_sleep(") => {
+                let number = inner(text);
+                self.belongs(number);
+                Answer::Sleep(number)
+            }
+            _ if text.starts_with("SELECT sneaky(") => {
+                self.writes()?;
+                let number = inner(text);
+                self.belongs(number);
+                self.pending.push(number);
+                Answer::Row(number.to_string(), "SELECT 1")
+            }
+            _ if text.starts_with("SELECT ") => {
+                let number = inner(text);
+                self.belongs(number);
+                Answer::Row(number.to_string(), "SELECT 1")
+            }
+            _ if text.starts_with("INSERT INTO t VALUES (") => {
+                self.writes()?;
+                let number = inner(text);
+                self.belongs(number);
+                self.pending.push(number);
+                Answer::Done("INSERT 0 1")
+            }
+            _ => panic!("the model does not know {text:?}"),
+        })
+    }
+}

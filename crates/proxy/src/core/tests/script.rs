@@ -1,0 +1,495 @@
+//! What model clients do: runs of messages chosen at random, with what is to be expected of each unit.
+
+use std::collections::{HashSet, VecDeque};
+
+use wire::message;
+
+use super::backend::OWNER;
+
+/// A small deterministic generator (splitmix64).
+#[derive(Debug, Clone)]
+pub(super) struct Random(pub u64);
+
+impl Random {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Below `limit`.
+    pub(super) fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit.max(1) as u64) as usize
+    }
+
+    /// True once in `n`.
+    pub(super) fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    pub(super) fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+        &list[self.below(list.len())]
+    }
+}
+
+/// What ends in one `ReadyForQuery`.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Unit {
+    /// Numbers that its rows may have.
+    pub rows: Vec<u64>,
+    /// Numbers that it inserts, in order.
+    pub inserts: Vec<u64>,
+    pub sleeps: bool,
+    /// What goes wrong in it without anybody's fault.
+    pub errors: HashSet<[u8; 5]>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Step {
+    Send(Vec<u8>),
+    /// A unit begins; what was sent before belongs to the units before.
+    Unit(Unit),
+    /// Waits until everything has been answered.
+    Await,
+    /// Waits until the server asks for COPY data, or has refused to.
+    AwaitCopy,
+    /// Asks for a cancel of whatever this client is running.
+    Cancel,
+    /// Closes its end.
+    Leave,
+}
+
+/// What scripts may contain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Style {
+    /// Requests follow each other without waiting.
+    pub pipelined: bool,
+    /// Names of statements and session state; what a lost server makes unforeseeable.
+    pub stateful: bool,
+    /// SET, LISTEN, DISCARD.
+    pub session: bool,
+    pub cancels: bool,
+}
+
+pub(super) struct Script {
+    random: Random,
+    id: u64,
+    next: u64,
+    style: Style,
+    resets: bool,
+    out: VecDeque<Step>,
+    bytes: Vec<u8>,
+    unit: Unit,
+    /// Where in `out` the unit begins.
+    begins: usize,
+    named: HashSet<&'static str>,
+}
+
+/// The script of client `id`, with so many requests. `resets`: it may go back to the server's defaults (its own start-up
+/// parameters then are, too).
+pub(super) fn script(seed: u64, id: u64, requests: usize, style: Style, resets: bool) -> VecDeque<Step> {
+    let mut script = Script {
+        random: Random(seed),
+        id,
+        next: 0,
+        style,
+        resets,
+        out: VecDeque::new(),
+        bytes: Vec::new(),
+        unit: Unit::default(),
+        begins: 0,
+        named: HashSet::new(),
+    };
+    for _ in 0..requests {
+        script.request();
+        if !style.pipelined || script.random.one_in(3) {
+            script.out.push_back(Step::Await);
+        }
+    }
+    script.out.push_back(Step::Await);
+    if script.random.one_in(2) {
+        let mut bytes = Vec::new();
+        message::empty(&mut bytes, b'X');
+        script.out.push_back(Step::Send(bytes));
+    }
+    script.out.push_back(Step::Leave);
+    script.out
+}
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+impl Script {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.id * OWNER + self.next
+    }
+
+    fn row(&mut self) -> u64 {
+        let n = self.number();
+        self.unit.rows.push(n);
+        n
+    }
+
+    fn insert(&mut self) -> u64 {
+        let n = self.number();
+        self.unit.inserts.push(n);
+        n
+    }
+
+    fn error(&mut self, code: &[u8; 5]) {
+        self.unit.errors.insert(*code);
+    }
+
+    fn flush(&mut self) {
+        if !self.bytes.is_empty() {
+            self.out.push_back(Step::Send(std::mem::take(&mut self.bytes)));
+        }
+    }
+
+    /// The unit's messages are complete.
+    fn end(&mut self) {
+        let unit = std::mem::take(&mut self.unit);
+        // Announced before its first byte.
+        let mut at = self.begins;
+        while matches!(self.out.get(at), Some(Step::Await | Step::Cancel)) {
+            at += 1;
+        }
+        self.out.insert(at, Step::Unit(unit));
+        self.flush();
+        self.begins = self.out.len();
+    }
+
+    fn query(&mut self, text: &str) {
+        message::query(&mut self.bytes, text);
+        self.end();
+    }
+
+    fn sync(&mut self) {
+        message::empty(&mut self.bytes, b'S');
+        self.end();
+    }
+
+    fn parse(&mut self, name: &str, text: &str) {
+        message::parse(&mut self.bytes, name.as_bytes(), text.as_bytes(), &[0, 0]);
+    }
+
+    fn bind(&mut self, portal: &str, name: &str, parameter: Option<u64>) {
+        message::message(&mut self.bytes, b'B', |out| {
+            out.extend(portal.as_bytes());
+            out.push(0);
+            out.extend(name.as_bytes());
+            out.push(0);
+            out.extend([0, 0]);
+            match parameter {
+                Some(n) => {
+                    let text = n.to_string();
+                    out.extend([0, 1]);
+                    out.extend((text.len() as u32).to_be_bytes());
+                    out.extend(text.as_bytes());
+                }
+                None => out.extend([0, 0]),
+            }
+            out.extend([0, 0]);
+        });
+    }
+
+    fn describe(&mut self, kind: u8, name: &str) {
+        message::message(&mut self.bytes, b'D', |out| {
+            out.push(kind);
+            out.extend(name.as_bytes());
+            out.push(0);
+        });
+    }
+
+    fn execute(&mut self, portal: &str) {
+        message::message(&mut self.bytes, b'E', |out| {
+            out.extend(portal.as_bytes());
+            out.push(0);
+            out.extend([0; 4]);
+        });
+    }
+
+    fn close(&mut self, name: &str) {
+        message::close_statement(&mut self.bytes, name.as_bytes());
+    }
+
+    fn request(&mut self) {
+        match self.random.below(if self.style.session { 15 } else { 13 }) {
+            0 | 1 => self.statement(),
+            2 | 3 => self.transaction(),
+            4 => self.batch(),
+            5 | 6 => self.extended(),
+            7 | 8 => self.prepared(),
+            9 => self.copy(),
+            10 => {
+                let n = self.row();
+                self.query(&format!("SELECT rpad('{n}', 40000)"));
+            }
+            11 => {
+                if self.style.cancels {
+                    self.out.push_back(Step::Await);
+                }
+                let n = self.row();
+                self.unit.sleeps = true;
+                self.query(&format!("SELECT pg_sleep({n})"));
+                if self.style.cancels {
+                    self.out.push_back(Step::Cancel);
+                    self.out.push_back(Step::Await);
+                }
+            }
+            12 => self.flushed(),
+            _ => self.session(),
+        }
+    }
+
+    /// A simple query.
+    fn statement(&mut self) {
+        match self.random.below(8) {
+            0..=2 => {
+                let n = self.row();
+                self.query(&format!("SELECT {n}"));
+            }
+            3 | 4 => {
+                let n = self.insert();
+                self.query(&format!("INSERT INTO t VALUES ({n})"));
+            }
+            5 if self.style.stateful => {
+                // A replica gets it, refuses it, and the primary answers.
+                let n = self.insert();
+                self.unit.rows.push(n);
+                self.query(&format!("SELECT sneaky({n})"));
+            }
+            5 | 6 => {
+                let (code, text) =
+                    *self.random.pick(&[(b"22012", "SELECT 1/0"), (b"42601", "SELEC 1"), (b"42703", "SELECT nope")]);
+                self.error(code);
+                self.query(text);
+            }
+            _ => {
+                let (n, m) = (self.insert(), self.row());
+                if self.random.one_in(2) {
+                    self.error(b"22012");
+                    self.query(&format!("INSERT INTO t VALUES ({n}); SELECT 1/0; SELECT {m}"));
+                } else {
+                    self.query(&format!("INSERT INTO t VALUES ({n}); SELECT {m}"));
+                }
+            }
+        }
+    }
+
+    fn transaction(&mut self) {
+        let read_only = self.random.one_in(4);
+        let begin = if read_only { "BEGIN READ ONLY" } else { "BEGIN" };
+        if self.random.one_in(4) {
+            self.parse("", begin);
+            self.bind("", "", None);
+            self.execute("");
+            self.sync();
+        } else {
+            self.query(begin);
+        }
+        for _ in 0..self.random.below(4) {
+            if !self.style.pipelined || self.random.one_in(3) {
+                self.out.push_back(Step::Await);
+            }
+            self.unit.errors.extend([*b"25P02", *b"25006"]);
+            match self.random.below(6) {
+                0 | 1 => self.statement(),
+                2 => self.extended(),
+                3 if !read_only => self.copy(),
+                4 => self.prepared(),
+                _ => self.batch(),
+            }
+        }
+        if read_only {
+            self.out.push_back(Step::Await);
+        }
+        let end = *self.random.pick(&["COMMIT", "COMMIT", "ROLLBACK"]);
+        if self.random.one_in(4) {
+            self.parse("", end);
+            self.bind("", "", None);
+            self.execute("");
+            self.sync();
+        } else {
+            self.query(end);
+        }
+        if read_only {
+            self.out.push_back(Step::Await);
+        }
+    }
+
+    /// One statement that is parsed, bound and executed, perhaps described.
+    fn portion(&mut self) {
+        let portal = "";
+        let (text, parameter) = match self.random.below(8) {
+            0 => (format!("SELECT {}", self.row()), None),
+            1 => (format!("INSERT INTO t VALUES ({})", self.insert()), None),
+            2 | 3 => ("INSERT INTO t VALUES ($1::int4)".to_owned(), Some(self.insert())),
+            4 if self.style.stateful => {
+                let n = self.insert();
+                self.unit.rows.push(n);
+                ("SELECT sneaky($1)".to_owned(), Some(n))
+            }
+            _ => (format!("SELECT $1::int4 + {}", self.random.below(6)), Some(self.row())),
+        };
+        self.parse("", &text);
+        if self.random.one_in(3) {
+            self.describe(b'S', "");
+        }
+        self.bind(portal, "", parameter);
+        if self.random.one_in(2) {
+            self.describe(b'P', portal);
+        }
+        self.execute(portal);
+    }
+
+    fn extended(&mut self) {
+        self.portion();
+        self.sync();
+    }
+
+    /// Several statements under one Sync.
+    fn batch(&mut self) {
+        for _ in 0..1 + self.random.below(4) {
+            if self.random.one_in(8) {
+                self.error(b"42703");
+                self.parse("", "SELECT nope");
+            }
+            self.portion();
+        }
+        self.sync();
+    }
+
+    /// Named statements. Without `stateful` only such uses as can't fail.
+    fn prepared(&mut self) {
+        if !self.style.stateful {
+            let name = *self.random.pick(&NAMES);
+            if self.named.insert(name) {
+                let (name, text) = match name {
+                    "a" => ("a", "SELECT $1::int4 + 0"),
+                    "b" => ("b", "INSERT INTO t VALUES ($1::int4)"),
+                    _ => ("c", "SELECT $1::int4 + 1"),
+                };
+                // In a transaction of its own, so that nothing that failed before can make it fail.
+                self.close(name);
+                self.parse(name, text);
+            }
+            let n = if name == "b" { self.insert() } else { self.row() };
+            self.bind("", name, Some(n));
+            self.execute("");
+            self.sync();
+            // A lost server may have failed the Parse: made anew each time.
+            self.named.remove(name);
+            return;
+        }
+        for _ in 0..1 + self.random.below(3) {
+            let name = *self.random.pick(&NAMES);
+            match self.random.below(8) {
+                0..=2 => {
+                    let texts = [
+                        "SELECT $1::int4 + 0",
+                        "SELECT $1::int4 + 1",
+                        "SELECT $1::int4 + 2",
+                        "SELECT $1::int4 + 3",
+                        "INSERT INTO t VALUES ($1::int4)",
+                        "SELECT nope",
+                    ];
+                    let text = *self.random.pick(&texts);
+                    self.parse(name, text);
+                }
+                3..=5 => {
+                    // Whichever of the texts it is.
+                    let n = self.insert();
+                    self.unit.rows.push(n);
+                    self.bind("", name, Some(n));
+                    self.execute("");
+                }
+                6 => self.describe(b'S', name),
+                _ => self.close(name),
+            }
+        }
+        self.sync();
+    }
+
+    fn copy(&mut self) {
+        if self.random.one_in(3) {
+            return self.query("COPY t TO STDOUT");
+        }
+        // Nothing may be in flight: the data is sent when the server asks for it.
+        self.out.push_back(Step::Await);
+        let extended = self.style.stateful && self.random.one_in(2);
+        if extended {
+            self.parse("", "COPY t FROM STDIN");
+            self.bind("", "", None);
+            self.execute("");
+            let early = self.random.one_in(2);
+            message::empty(&mut self.bytes, if early { b'S' } else { b'H' });
+        } else {
+            message::query(&mut self.bytes, "COPY t FROM STDIN");
+        }
+        self.flush();
+        let awaits = self.out.len();
+        let mut lines = Vec::new();
+        for _ in 0..self.random.below(4) {
+            lines.extend(format!("{}\n", self.insert()).into_bytes());
+        }
+        let bad = self.random.one_in(6);
+        if bad {
+            self.error(b"22P02");
+            lines.extend(b"bad\n");
+        }
+        for chunk in lines.chunks(1 + self.random.below(20)) {
+            message::message(&mut self.bytes, b'd', |out| out.extend(chunk));
+        }
+        if self.random.one_in(5) {
+            self.error(b"57014");
+            message::message(&mut self.bytes, b'f', |out| out.extend(b"no\0"));
+        } else {
+            message::empty(&mut self.bytes, b'c');
+        }
+        if extended {
+            message::empty(&mut self.bytes, b'S');
+        }
+        self.end();
+        // Behind the unit's announcement.
+        self.out.insert(awaits + 1, Step::AwaitCopy);
+        self.begins = self.out.len();
+    }
+
+    /// What was asked so far is answered before the Sync.
+    fn flushed(&mut self) {
+        for _ in 0..1 + self.random.below(2) {
+            self.portion();
+            message::empty(&mut self.bytes, b'H');
+            self.flush();
+            if self.style.stateful && self.random.one_in(2) {
+                self.out.push_back(Step::Await);
+            }
+        }
+        self.sync();
+    }
+
+    fn session(&mut self) {
+        match self.random.below(8) {
+            0 => self.query(&format!("SET search_path = s{}", self.id)),
+            1 | 2 => self.query("SHOW search_path"),
+            3 => self.query(&format!("LISTEN c{}", self.id)),
+            4 => self.query("UNLISTEN *"),
+            5 => {
+                self.query("BEGIN");
+                let undone = *self.random.pick(&["UNLISTEN *", "SELECT 1/0", "DISCARD ALL"]);
+                self.query(undone);
+                self.query("ROLLBACK");
+            }
+            6 if self.resets => self.query("RESET ALL"),
+            7 if self.resets => {
+                self.out.push_back(Step::Await);
+                self.query("DISCARD ALL");
+                self.out.push_back(Step::Await);
+            }
+            _ => self.query("UNLISTEN *; SELECT 1/0"),
+        }
+    }
+}

@@ -1,0 +1,974 @@
+//! Cores, model clients and model servers in memory: everything that the driver does with sockets, done with byte strings, in an
+//! order and in pieces chosen at random.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use topology::{Address, Node, NodeId, NodeView, Role, Term, Topology, View};
+use watermark::{Answer, Lsn};
+use wire::{Frame, HEADER, payload, startup};
+
+use super::backend::{Backend, OWNER, Store};
+use super::script::{Random, Step, Style, Unit, script};
+use crate::config::{AuthMethod, Consistency, PoolConfig, ProxyConfig, RoutingConfig};
+use crate::core::token::{Kind, Token};
+use crate::core::{Core, Effect, Mail, Moved, Peer, Shared};
+use crate::metrics::Metrics;
+use crate::settings::Settings;
+
+/// What a run is made of.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub seed: u64,
+    pub cores: usize,
+    pub nodes: usize,
+    pub clients: usize,
+    pub requests: usize,
+    pub pool: usize,
+    pub prepared_per_server: usize,
+    pub style: Style,
+    /// Some clients leave in the middle of whatever they do.
+    pub leaves: bool,
+    /// Servers are lost, the primary changes: answers are checked for what they may be, not for what they must be.
+    pub faults: bool,
+}
+
+/// Messages as they came, comparable.
+#[derive(Default)]
+struct Frames {
+    rest: Vec<u8>,
+    list: Vec<Vec<u8>>,
+    /// The login is over.
+    greeted: bool,
+}
+
+impl Frames {
+    fn take(&mut self, bytes: &[u8]) {
+        self.rest.extend_from_slice(bytes);
+        let mut used = 0;
+        while let Some(frame) = Frame::read(&self.rest[used..]).expect("a message") {
+            let Some(whole) = self.rest.get(used..used + frame.total()) else { break };
+            used += frame.total();
+            match frame.tag {
+                _ if !self.greeted => {
+                    assert_ne!(frame.tag, b'E', "login refused: {}", String::from_utf8_lossy(whole));
+                    self.greeted = frame.tag == b'Z';
+                }
+                b'S' | b'N' => {}
+                b'E' => self.list.push([b"E", &payload::sqlstate(&whole[HEADER..]).expect("a code").0[..]].concat()),
+                _ => self.list.push(whole.to_vec()),
+            }
+        }
+        self.rest.drain(..used);
+    }
+}
+
+struct Person {
+    id: u64,
+    core: usize,
+    token: Option<Token>,
+    steps: VecDeque<Step>,
+    paused: bool,
+    /// Closed by the proxy.
+    dropped: bool,
+    got: Frames,
+    checked: usize,
+    reference: Backend,
+    store: Store,
+    expected: Frames,
+    /// Units sent and not answered.
+    units: VecDeque<Unit>,
+    answered: Answered,
+    key: Option<(u32, Vec<u8>)>,
+    /// It has asked for a cancel.
+    cancelling: bool,
+    leaves_at: Option<usize>,
+    sent: usize,
+}
+
+/// What a client has been told, where that can't be foreseen.
+#[derive(Default)]
+struct Answered {
+    /// Of the unit in progress.
+    inserts: usize,
+    rows: usize,
+    errors: Vec<[u8; 5]>,
+    committed: bool,
+    /// Acknowledged inside the transaction that is open.
+    open: Vec<u64>,
+    in_transaction: bool,
+    /// Told that these were rolled back.
+    undone: Vec<u64>,
+    /// Told that these were committed.
+    done: Vec<u64>,
+}
+
+struct Link {
+    connecting: bool,
+    node: usize,
+    to_server: VecDeque<u8>,
+    backend: Backend,
+    cancel: bool,
+    paused: bool,
+    /// The server end is closed; what it had sent still arrives.
+    over: bool,
+}
+
+pub(super) struct World {
+    pub plan: Plan,
+    random: Random,
+    now: Instant,
+    topology: Arc<Topology>,
+    shared: Arc<Shared>,
+    pub cores: Vec<Core>,
+    metrics: Vec<Arc<Metrics>>,
+    links: BTreeMap<(usize, u64), Link>,
+    unwritten: Vec<(usize, Token)>,
+    mail: VecDeque<(usize, Letter)>,
+    people: Vec<Person>,
+    by_token: HashMap<(usize, u64), usize>,
+    /// Requesters of cancels.
+    requesters: HashMap<(usize, u64), usize>,
+    store: Store,
+    primary: usize,
+    timeline: u32,
+    pids: u32,
+    faults_left: usize,
+}
+
+enum Letter {
+    Mail(Mail),
+    Server(Box<Moved>, Link),
+}
+
+fn view(nodes: &[Arc<Node>], primary: Option<usize>, timeline: u32) -> View {
+    let entry = |(i, node): (usize, &Arc<Node>)| NodeView {
+        node: node.clone(),
+        address: Address::Tcp(([127, 0, 0, 1], 1000 + i as u16).into()),
+        role: if Some(i) == primary { Role::Primary } else { Role::Replica },
+        usable: true,
+        weight: 10,
+        zone: None,
+    };
+    View {
+        epoch: 0,
+        term: Term { system: 1, timeline },
+        primary: primary.map(|i| NodeId(i as u16)),
+        nodes: nodes.iter().enumerate().map(entry).collect(),
+    }
+}
+
+impl World {
+    pub(super) fn new(plan: Plan) -> World {
+        let mut random = Random(plan.seed);
+        let nodes: Vec<Arc<Node>> =
+            (0..plan.nodes).map(|i| Arc::new(Node::new(NodeId(i as u16), format!("n{i}")))).collect();
+        let topology = Topology::fixed(view(&nodes, Some(0), 1));
+        let config = ProxyConfig {
+            auth: AuthMethod::Trust,
+            buffer_limit: 16 << 10,
+            login_timeout: Duration::from_secs(1 << 30),
+            pool: PoolConfig {
+                size: plan.pool,
+                prepared_per_server: plan.prepared_per_server,
+                wait_timeout: Duration::from_secs(1 << 30),
+                no_primary_timeout: Duration::from_secs(1 << 30),
+                connect_timeout: Duration::from_secs(1 << 30),
+                ..PoolConfig::default()
+            },
+            routing: RoutingConfig {
+                consistency: *random.pick(&[Consistency::Session, Consistency::Eventual]),
+                read_functions: vec!["sneaky".into()],
+                ..RoutingConfig::default()
+            },
+            ..ProxyConfig::default()
+        };
+        let settings = Arc::new(Settings::new(&config).unwrap());
+        let shared = Arc::new(Shared {
+            topology: topology.clone(),
+            registry: Arc::default(),
+            budgets: Mutex::new(HashMap::new()),
+            keys: Mutex::new(HashMap::new()),
+            secret: [7; 32],
+            clients: AtomicUsize::new(0),
+            workers: plan.cores,
+        });
+        let now = Instant::now();
+        let metrics: Vec<Arc<Metrics>> = (0..plan.cores).map(|_| Arc::default()).collect();
+        let cores = metrics
+            .iter()
+            .enumerate()
+            .map(|(id, metrics)| Core::new(id, shared.clone(), settings.clone(), metrics.clone(), now))
+            .collect();
+        let mut world = World {
+            random,
+            now,
+            topology,
+            shared,
+            cores,
+            metrics,
+            links: BTreeMap::new(),
+            unwritten: Vec::new(),
+            mail: VecDeque::new(),
+            people: Vec::new(),
+            by_token: HashMap::new(),
+            requesters: HashMap::new(),
+            store: Store::default(),
+            primary: 0,
+            timeline: 1,
+            pids: 0,
+            faults_left: if plan.faults { 12 } else { 0 },
+            plan,
+        };
+        for id in 1..=world.plan.clients as u64 {
+            world.arrive(id);
+        }
+        world
+    }
+
+    fn arrive(&mut self, id: u64) {
+        let core = self.random.below(self.cores.len());
+        let token = self.cores[core].accept(Peer { route: None });
+        // One of two has a start-up parameter of its own, and then stays away from the server's defaults.
+        let own = self.plan.style.session && self.random.one_in(2);
+        let path = format!("home{id}");
+        let mut pairs = vec![("user", "u"), ("database", "d")];
+        if own {
+            pairs.push(("search_path", &path));
+        }
+        let mut login = Vec::new();
+        wire::message::startup(&mut login, &pairs);
+        let mut steps = script(self.random.next(), id, self.plan.requests, self.plan.style, !own);
+        let length: usize = steps.iter().map(|step| if let Step::Send(bytes) = step { bytes.len() } else { 0 }).sum();
+        let leaves_at = (self.plan.leaves && self.random.one_in(2)).then(|| self.random.below(length + login.len()));
+        steps.push_front(Step::Await);
+        steps.push_front(Step::Send(login));
+        self.by_token.insert((core, token.raw()), self.people.len());
+        let mut reference = Backend::new(0, false);
+        reference.sleepless = true;
+        self.people.push(Person {
+            id,
+            core,
+            token: Some(token),
+            steps,
+            paused: false,
+            dropped: false,
+            got: Frames::default(),
+            checked: 0,
+            reference,
+            store: Store::default(),
+            expected: Frames::default(),
+            units: VecDeque::new(),
+            answered: Answered::default(),
+            key: None,
+            cancelling: false,
+            leaves_at,
+            sent: 0,
+        });
+        self.settle(core);
+    }
+
+    // --- the driver's part ---
+
+    /// Carries out effects and writes outputs of a core, as the driver's `settle`.
+    fn settle(&mut self, core: usize) {
+        loop {
+            let mut effects = Vec::new();
+            self.cores[core].take_effects(&mut effects);
+            let mut any = !effects.is_empty();
+            for effect in effects {
+                self.effect(core, effect);
+            }
+            while let Some(token) = self.cores[core].next_dirty() {
+                any = true;
+                self.write(core, token);
+            }
+            if !any {
+                return;
+            }
+        }
+    }
+
+    fn effect(&mut self, core: usize, effect: Effect) {
+        match effect {
+            Effect::Connect { token, address } => {
+                let Address::Tcp(address) = address else { panic!("an address of the view") };
+                let node = usize::from(address.port() - 1000);
+                self.pids += 1;
+                let link = Link {
+                    connecting: true,
+                    node,
+                    to_server: VecDeque::new(),
+                    backend: Backend::new(self.pids, node != self.primary),
+                    cancel: token.kind() == Kind::Cancel,
+                    paused: false,
+                    over: false,
+                };
+                assert!(self.links.insert((core, token.raw()), link).is_none(), "a token is used twice");
+            }
+            Effect::Close { token, last } => match token.kind() {
+                Kind::Client => {
+                    if self.requesters.remove(&(core, token.raw())).is_some() {
+                        return;
+                    }
+                    let Some(i) = self.by_token.remove(&(core, token.raw())) else {
+                        panic!("closes a client it does not have")
+                    };
+                    self.hear(i, &last);
+                    let person = &mut self.people[i];
+                    if person.token.take().is_some() {
+                        person.dropped = true;
+                    }
+                }
+                _ => {
+                    let link = self.links.remove(&(core, token.raw())).expect("closes a server it has");
+                    if !link.cancel && link.backend.pid > 0 {
+                        // An open transaction ends with its connection.
+                        assert!(last.is_empty() || last == [b'X', 0, 0, 0, 4]);
+                    }
+                }
+            },
+            Effect::Pause(token) => self.pause(core, token, true),
+            Effect::Resume(token) => self.pause(core, token, false),
+            Effect::Move { token, to, server } => {
+                let link = self.links.remove(&(core, token.raw())).expect("moves a server it has");
+                self.mail.push_back((to, Letter::Server(server, link)));
+            }
+            Effect::Post { to, mail } => self.mail.push_back((to, Letter::Mail(mail))),
+        }
+    }
+
+    fn pause(&mut self, core: usize, token: Token, paused: bool) {
+        if let Some(&i) = self.by_token.get(&(core, token.raw())) {
+            self.people[i].paused = paused;
+        } else if let Some(link) = self.links.get_mut(&(core, token.raw())) {
+            link.paused = paused;
+        }
+    }
+
+    /// Writes some or all of an output.
+    fn write(&mut self, core: usize, token: Token) {
+        let Some(output) = self.cores[core].output(token) else { return };
+        let bytes = output.writable();
+        if bytes.is_empty() {
+            return;
+        }
+        assert!(output.len() < (4 << 20), "an output without a bound");
+        let count = if self.random.one_in(3) { 1 + self.random.below(bytes.len()) } else { bytes.len() };
+        let piece = bytes[..count].to_vec();
+        if count < bytes.len() && !self.unwritten.contains(&(core, token)) {
+            self.unwritten.push((core, token));
+        }
+        match token.kind() {
+            Kind::Client => {
+                if let Some(&i) = self.by_token.get(&(core, token.raw())) {
+                    self.hear(i, &piece);
+                }
+            }
+            _ => {
+                let link = self.links.get_mut(&(core, token.raw())).expect("a server it has");
+                assert!(!link.connecting, "writes before it is connected");
+                link.to_server.extend(piece);
+            }
+        }
+        self.cores[core].wrote(token, count);
+    }
+
+    // --- what happens ---
+
+    /// One thing, chosen at random; false if there was nothing of the kind.
+    fn happen(&mut self) -> bool {
+        self.now += Duration::from_micros(self.random.below(2_000) as u64);
+        match self.random.below(100) {
+            0..35 => {
+                let i = self.random.below(self.people.len());
+                self.act(i)
+            }
+            35..75 => {
+                if self.links.is_empty() {
+                    return false;
+                }
+                let at = self.random.below(self.links.len());
+                let key = *self.links.keys().nth(at).unwrap();
+                self.move_bytes(key)
+            }
+            75..85 => {
+                if self.unwritten.is_empty() {
+                    return false;
+                }
+                let at = self.random.below(self.unwritten.len());
+                let (core, token) = self.unwritten.swap_remove(at);
+                self.write(core, token);
+                self.settle(core);
+                true
+            }
+            85..90 => {
+                let Some((to, letter)) = self.mail.pop_front() else { return false };
+                match letter {
+                    Letter::Mail(mail) => self.cores[to].mail(mail),
+                    Letter::Server(moved, link) => {
+                        let token = self.cores[to].adopt(*moved);
+                        assert!(self.links.insert((to, token.raw()), link).is_none());
+                        self.cores[to].adopted(token);
+                    }
+                }
+                self.settle(to);
+                true
+            }
+            90..94 => {
+                let core = self.random.below(self.cores.len());
+                self.cores[core].turn(self.now);
+                if self.random.one_in(2) {
+                    self.now += Duration::from_millis(self.random.below(3_000) as u64);
+                    self.cores[core].turn(self.now);
+                    self.cores[core].tick();
+                }
+                self.settle(core);
+                false
+            }
+            94..97 => {
+                // The oracle answers, and replicas follow.
+                let oracle = self.topology.oracle();
+                let lsn = Lsn(self.store.committed.len() as u64 + 1);
+                if oracle.is_wanted() {
+                    let batch = oracle.begin();
+                    oracle.complete(batch, Answer { term: u64::from(self.timeline), lsn });
+                }
+                for node in &self.topology.view().nodes {
+                    node.node.replayed.publish(lsn);
+                }
+                false
+            }
+            _ => self.fault(),
+        }
+    }
+
+    fn fault(&mut self) -> bool {
+        if self.faults_left == 0 || self.links.is_empty() {
+            return false;
+        }
+        self.faults_left -= 1;
+        let at = self.random.below(self.links.len());
+        let key = *self.links.keys().nth(at).unwrap();
+        match self.random.below(4) {
+            0..3 => self.lose(key),
+            _ => {
+                // Another node is primary. The old one's sessions end: it is fenced, and comes back as a replica.
+                let old = self.primary;
+                self.primary = self.random.below(self.plan.nodes);
+                self.timeline += 1;
+                let nodes: Vec<_> = self.topology.view().nodes.iter().map(|n| n.node.clone()).collect();
+                if self.random.one_in(2) {
+                    self.topology.publish(view(&nodes, None, self.timeline - 1));
+                    let core = self.random.below(self.cores.len());
+                    self.cores[core].turn(self.now);
+                    self.settle(core);
+                }
+                let keys: Vec<_> =
+                    self.links.iter().filter(|(_, link)| link.node == old).map(|(key, _)| *key).collect();
+                for key in keys {
+                    if let Some(link) = self.links.get_mut(&key) {
+                        link.over = true;
+                        link.to_server.clear();
+                    }
+                }
+                for link in self.links.values_mut() {
+                    link.backend.replica = link.node != self.primary;
+                }
+                for (_, letter) in &mut self.mail {
+                    if let Letter::Server(_, link) = letter {
+                        link.over |= link.node == old;
+                        link.backend.replica = link.node != self.primary;
+                    }
+                }
+                self.topology.publish(view(&nodes, Some(self.primary), self.timeline));
+            }
+        }
+        true
+    }
+
+    /// The server end closes: some of what it had sent is lost with it.
+    fn lose(&mut self, key: (usize, u64)) {
+        let Some(link) = self.links.get_mut(&key) else { return };
+        link.over = true;
+        link.to_server.clear();
+        let left = self.random.below(link.backend.out.len() + 1);
+        if self.random.one_in(2) {
+            link.backend.out.truncate(left);
+        }
+    }
+
+    fn move_bytes(&mut self, key: (usize, u64)) -> bool {
+        let (core, token) = (key.0, Token::from_raw(key.1).unwrap());
+        let faulty = self.faults_left > 0;
+        let link = self.links.get_mut(&key).unwrap();
+        if link.connecting {
+            if link.over || (faulty && self.random.one_in(20)) {
+                self.faults_left = self.faults_left.saturating_sub(1);
+                self.cores[core].closed(token, "refused");
+            } else {
+                link.connecting = false;
+                self.cores[core].connected(token);
+            }
+            self.settle(core);
+            return true;
+        }
+        if link.cancel {
+            let bytes: Vec<u8> = link.to_server.iter().copied().collect();
+            match startup::read(&bytes).expect("a cancel request") {
+                Some((startup::Startup::Cancel { pid, .. }, _)) => {
+                    self.cancelled(pid);
+                    self.cores[core].closed(token, "done");
+                }
+                Some(_) => panic!("not a cancel request"),
+                None if link.over => self.cores[core].closed(token, "lost"),
+                None => return false,
+            }
+            self.settle(core);
+            return true;
+        }
+        if self.random.one_in(2) && !link.to_server.is_empty() && !link.over {
+            let whole = link.to_server.len();
+            let count = if self.random.one_in(2) { whole } else { 1 + self.random.below(whole) };
+            let piece: Vec<u8> = link.to_server.drain(..count).collect();
+            link.backend.receive(&piece, &mut self.store);
+            return true;
+        }
+        if link.backend.sleeping.is_some() && self.random.one_in(6) && !link.over {
+            link.backend.wake(false, &mut self.store);
+            return true;
+        }
+        if link.paused {
+            return false;
+        }
+        let whole = link.backend.out.len();
+        if whole == 0 {
+            if link.over {
+                self.cores[core].closed(token, "it went away");
+                self.settle(core);
+                return true;
+            }
+            return false;
+        }
+        let count = if self.random.one_in(2) { whole } else { 1 + self.random.below(whole) };
+        let piece: Vec<u8> = link.backend.out.drain(..count).collect();
+        if std::env::var("TRACE").is_ok() {
+            eprintln!(
+                "server {} -> {}",
+                link.backend.pid,
+                String::from_utf8_lossy(&piece[..piece.len().min(300)]).replace('\0', "·")
+            );
+        }
+        self.cores[core].received(token, &piece);
+        self.settle(core);
+        true
+    }
+
+    /// A server gets a cancel request for its session `pid`.
+    fn cancelled(&mut self, pid: u32) {
+        let Some((&(core, raw), link)) =
+            self.links.iter_mut().find(|(_, link)| link.backend.pid == pid && !link.cancel)
+        else {
+            return;
+        };
+        let token = Token::from_raw(raw).unwrap();
+        if link.over || !self.cores[core].is_server(token) {
+            return;
+        }
+        if let Some(sleep) = link.backend.sleeping.clone() {
+            let person = &self.people[(sleep.number / OWNER - 1) as usize];
+            assert!(
+                person.token.is_none() || person.cancelling,
+                "client {}'s statement is cancelled, and it did not ask",
+                person.id
+            );
+            link.backend.wake(true, &mut self.store);
+        }
+        // It must not reach what another client runs next.
+        if let Some(c) = self.cores[core].servers[token.index()].client {
+            let raw = self.cores[core].clients[c].token.raw();
+            let i = self.by_token[&(core, raw)];
+            assert!(
+                self.people[i].cancelling,
+                "a cancel request meets client {}, which did not ask",
+                self.people[i].id
+            );
+        }
+    }
+
+    /// A client does the next thing.
+    fn act(&mut self, i: usize) -> bool {
+        let settled = self.is_answered(i);
+        let person = &mut self.people[i];
+        let Some(token) = person.token else { return false };
+        let core = person.core;
+        match person.steps.front_mut() {
+            None => false,
+            Some(Step::Unit(_)) => {
+                let Some(Step::Unit(unit)) = person.steps.pop_front() else { unreachable!() };
+                person.units.push_back(unit);
+                true
+            }
+            Some(Step::Await) => {
+                if settled {
+                    person.steps.pop_front();
+                }
+                settled
+            }
+            Some(Step::AwaitCopy) => {
+                let asked = person.got.list.last().is_some_and(|frame| frame[0] == b'G');
+                let go = settled || (self.plan.faults && asked);
+                if go {
+                    person.steps.pop_front();
+                }
+                go
+            }
+            Some(Step::Cancel) => {
+                person.steps.pop_front();
+                let Some((pid, secret)) = person.key.clone() else { return true };
+                person.cancelling = true;
+                let core = self.random.below(self.cores.len());
+                let requester = self.cores[core].accept(Peer { route: None });
+                self.requesters.insert((core, requester.raw()), i);
+                let mut bytes = Vec::new();
+                wire::message::cancel(&mut bytes, pid, &secret);
+                self.cores[core].received(requester, &bytes);
+                self.settle(core);
+                true
+            }
+            Some(Step::Leave) => {
+                self.leave(i);
+                true
+            }
+            Some(Step::Send(bytes)) => {
+                if person.paused {
+                    return false;
+                }
+                let mut count = if self.random.one_in(3) { bytes.len() } else { 1 + self.random.below(bytes.len()) };
+                if let Some(at) = person.leaves_at {
+                    count = count.min(at - person.sent);
+                }
+                let piece: Vec<u8> = bytes.drain(..count).collect();
+                if bytes.is_empty() {
+                    person.steps.pop_front();
+                }
+                person.sent += count;
+                let leaves = person.leaves_at == Some(person.sent);
+                person.reference.receive(&piece, &mut person.store);
+                let out = std::mem::take(&mut person.reference.out);
+                person.expected.take(&out);
+                if std::env::var("TRACE").is_ok() {
+                    eprintln!("client {} -> {}", i + 1, String::from_utf8_lossy(&piece).replace('\0', "·"));
+                }
+                if !piece.is_empty() {
+                    self.cores[core].received(token, &piece);
+                    self.settle(core);
+                }
+                if leaves {
+                    self.leave(i);
+                }
+                true
+            }
+        }
+    }
+
+    fn leave(&mut self, i: usize) {
+        let person = &mut self.people[i];
+        let core = person.core;
+        // It may be gone already, after its Terminate.
+        if let Some(token) = person.token.take() {
+            person.steps.clear();
+            self.cores[core].closed(token, "the client left");
+            self.settle(core);
+        }
+    }
+
+    /// True if a client has been told everything that it can wait for.
+    fn is_answered(&self, i: usize) -> bool {
+        let person = &self.people[i];
+        if person.dropped {
+            return true;
+        }
+        if self.requesters.values().any(|&of| of == i) {
+            // A client that asks for a cancel waits until that has had its effect.
+            return false;
+        }
+        if !self.plan.faults {
+            return person.got.greeted && person.got.list.len() == person.expected.list.len();
+        }
+        if !person.got.greeted {
+            return false;
+        }
+        person.units.is_empty()
+    }
+
+    /// Bytes reach a client.
+    fn hear(&mut self, i: usize, bytes: &[u8]) {
+        let plan = self.plan.clone();
+        let person = &mut self.people[i];
+        if person.key.is_none() {
+            let mut all = person.got.rest.clone();
+            all.extend_from_slice(bytes);
+            let mut used = 0;
+            while let Ok(Some(frame)) = Frame::read(&all[used..]) {
+                let Some(data) = all.get(used + HEADER..used + frame.total()) else { break };
+                if frame.tag == b'K' {
+                    person.key = payload::backend_key(data).map(|(pid, secret)| (pid, secret.to_vec()));
+                }
+                used += frame.total();
+            }
+        }
+        person.got.take(bytes);
+        while person.checked < person.got.list.len() {
+            let frame = &person.got.list[person.checked];
+            if plan.faults {
+                person.answered.check(person.id, frame, &mut person.units, &self.store, person.cancelling);
+            } else {
+                let expected = person.expected.list.get(person.checked);
+                assert!(
+                    expected == Some(frame),
+                    "seed {}: client {} gets {} where a server alone says {:?}, after {:?}",
+                    plan.seed,
+                    person.id,
+                    text(frame),
+                    expected.map(|frame| text(frame)),
+                    person.got.list[person.checked.saturating_sub(6)..person.checked]
+                        .iter()
+                        .map(|f| text(f))
+                        .collect::<Vec<_>>(),
+                );
+            }
+            person.checked += 1;
+        }
+    }
+
+    // --- runs ---
+
+    /// Everything until everybody has left and nothing moves.
+    pub(super) fn run(&mut self) {
+        let mut quiet = 0;
+        for _ in 0..4_000_000 {
+            quiet = if self.happen() { 0 } else { quiet + 1 };
+            if quiet > 3_000 {
+                break;
+            }
+        }
+        let stuck: Vec<String> = self
+            .people
+            .iter()
+            .filter(|person| person.token.is_some())
+            .map(|person| {
+                format!(
+                    "client {}: next {:?}, got {}, expected {}, last {:?}, units {:?}",
+                    person.id,
+                    person.steps.front(),
+                    person.got.list.len(),
+                    person.expected.list.len(),
+                    person.got.list.last().map(|f| text(f)),
+                    person.units.front(),
+                )
+            })
+            .collect();
+        assert!(stuck.is_empty(), "{:?}\nstuck: {stuck:#?}\n{}", self.plan, self.describe());
+        self.at_rest();
+    }
+
+    /// The cores' state, for somebody who looks for a reason.
+    fn describe(&self) -> String {
+        use std::fmt::Write;
+        let mut out = String::new();
+        for (i, core) in self.cores.iter().enumerate() {
+            for (c, client) in &core.clients {
+                let person = self.by_token.get(&(i, client.token.raw()));
+                let _ = writeln!(
+                    out,
+                    "core {i}: client {:?} in slot {c}: server {:?}, waiting {}, skipping {}, {:?}, {:?}, {} bytes kept, paused {}, replay {:?}, held {:?}",
+                    person.map(|&p| self.people[p].id),
+                    client.server,
+                    client.waiting,
+                    client.skipping,
+                    client.pass,
+                    client.unit,
+                    client.input.len(),
+                    client.paused,
+                    client.replay.as_ref().map(Vec::len),
+                    client.output.held(),
+                );
+            }
+            for (s, server) in &core.servers {
+                let link = self.links.get(&(i, server.token.raw()));
+                let _ = writeln!(
+                    out,
+                    "core {i}: server {s} of {:?}: client {:?}, {:?}, in_unit {}, skipping {}, copy_in {}, expects {:?}, cancels {}, link {:?}",
+                    server.node,
+                    server.client,
+                    server.status,
+                    server.in_unit,
+                    server.skipping,
+                    server.copy_in,
+                    server.expect,
+                    server.cancels,
+                    link.map(|l| (
+                        l.backend.pid,
+                        l.connecting,
+                        l.over,
+                        l.paused,
+                        l.to_server.len(),
+                        l.backend.out.len()
+                    )),
+                );
+            }
+            for pool in &core.pools {
+                for (n, node) in pool.nodes.iter().enumerate() {
+                    let _ = writeln!(
+                        out,
+                        "core {i}: node {n}: idle {:?}, busy {}, connecting {}, {:?}, retry {:?}",
+                        node.idle,
+                        node.busy,
+                        node.connecting,
+                        node.budget,
+                        node.retry_at.map(|at| at.saturating_duration_since(self.now))
+                    );
+                }
+                let _ = writeln!(
+                    out,
+                    "core {i}: writers {:?}, readers {:?}, primary {:?}",
+                    pool.writers, pool.readers, core.view.primary
+                );
+            }
+        }
+        let _ = write!(out, "{} letters, {} unwritten", self.mail.len(), self.unwritten.len());
+        out
+    }
+
+    /// What must be true when everybody has left.
+    fn at_rest(&self) {
+        let plan = &self.plan;
+        let servers: usize = self.cores.iter().map(|core| core.servers.len()).sum();
+        for (core, metrics) in self.cores.iter().zip(&self.metrics) {
+            assert!(core.clients.is_empty() && core.cancels.is_empty() && core.runnable.is_empty(), "{plan:?}");
+            for (_, server) in &core.servers {
+                assert!(server.client.is_none() && server.expect.is_empty() && server.output.is_empty(), "{plan:?}");
+                assert!(
+                    core.pools[server.pool].nodes[usize::from(server.node.0)].idle.contains(&server.token.index()),
+                    "{plan:?}"
+                );
+            }
+            for pool in &core.pools {
+                assert!(pool.nodes.iter().all(|node| node.busy == 0 && node.connecting == 0), "{plan:?}");
+            }
+            let gauges = [&metrics.clients, &metrics.clients_waiting, &metrics.clients_pinned, &metrics.servers_busy];
+            assert!(gauges.iter().all(|gauge| gauge.get() == 0), "{plan:?}: {:?}", gauges.map(|g| g.get()));
+            assert_eq!(metrics.servers.get(), core.servers.len() as u64, "{plan:?}");
+        }
+        let budgets = self.shared.budgets.lock().unwrap();
+        let open: usize = budgets
+            .values()
+            .map(|budget| {
+                let shown = format!("{budget:?}");
+                let digits: String =
+                    shown.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
+                digits.parse::<usize>().unwrap()
+            })
+            .sum();
+        assert_eq!(open, servers, "the budget counts what is open: {plan:?}");
+        assert_eq!(self.shared.clients.load(Ordering::Relaxed), 0);
+        for link in self.links.values() {
+            assert!(link.backend.is_clean(), "session {} has something left in it: {plan:?}", link.backend.pid);
+        }
+        let mut committed = self.store.committed.clone();
+        committed.sort_unstable();
+        let twice = committed.windows(2).find(|two| two[0] == two[1]);
+        assert_eq!(twice, None, "carried out twice: {plan:?}");
+        for person in &self.people {
+            let own: Vec<u64> = committed.iter().copied().filter(|n| n / OWNER == person.id).collect();
+            if plan.faults {
+                let lost = person.answered.done.iter().find(|n| !own.contains(n));
+                assert_eq!(lost, None, "acknowledged and not there: {plan:?}");
+                let kept = person.answered.undone.iter().find(|n| own.contains(n));
+                assert_eq!(kept, None, "said to be rolled back, and there: {plan:?}");
+                continue;
+            }
+            let mut alone = person.store.committed.clone();
+            alone.sort_unstable();
+            if person.leaves_at.is_some() {
+                let more = own.iter().find(|n| !alone.contains(n));
+                assert_eq!(more, None, "committed, which a server alone would not have: {plan:?}");
+            } else {
+                assert_eq!(own, alone, "what client {} has written: {plan:?}", person.id);
+            }
+        }
+    }
+}
+
+impl Answered {
+    /// One message of an answer that can't be foreseen: must be one that this client may get now.
+    fn check(&mut self, id: u64, frame: &[u8], units: &mut VecDeque<Unit>, store: &Store, cancelling: bool) {
+        let unit = units.front().unwrap_or_else(|| panic!("client {id} gets {} unasked", text(frame)));
+        match frame[0] {
+            b'D' => {
+                let value = String::from_utf8_lossy(&frame[HEADER + 6..]);
+                let number: u64 = value.trim().parse().unwrap();
+                assert!(unit.rows.contains(&number), "client {id} gets {number} and asked for {:?}", unit.rows);
+                self.rows += 1;
+                if unit.inserts.contains(&number) {
+                    self.inserts += 1;
+                }
+            }
+            b'C' => {
+                if frame[HEADER..].starts_with(b"INSERT") {
+                    self.inserts += 1;
+                } else if frame[HEADER..].starts_with(b"COMMIT") {
+                    self.committed = true;
+                } else if frame[HEADER..].starts_with(b"COPY 1") {
+                    self.inserts = unit.inserts.len();
+                }
+            }
+            b'E' => {
+                let code: [u8; 5] = frame[1..6].try_into().unwrap();
+                let own = unit.errors.contains(&code);
+                // 25006: from a node that is no longer primary, before the core has heard of it.
+                let lost = [*b"40001", *b"40003", *b"08007", *b"25006"].contains(&code);
+                let after = self.in_transaction && code == *b"25P02";
+                let cancelled = code == *b"57014" && unit.sleeps && cancelling;
+                assert!(own || lost || after || cancelled, "client {id} gets {} for {unit:?}", text(frame));
+                self.errors.push(code);
+            }
+            b'Z' => {
+                let status = frame[HEADER];
+                let unit = units.pop_front().unwrap();
+                let failed = !self.errors.is_empty();
+                let done: Vec<u64> = unit.inserts.iter().copied().take(self.inserts).collect();
+                if self.errors.contains(b"40001") {
+                    // Certainly not done: neither this, nor what the transaction had before it.
+                    self.undone.append(&mut self.open);
+                    self.undone.extend(&unit.inserts);
+                } else if status == b'T' {
+                    self.open.extend(done);
+                } else if status == b'I' {
+                    if self.committed {
+                        self.done.append(&mut self.open);
+                    }
+                    if !failed && !self.in_transaction {
+                        self.done.extend(&done);
+                    }
+                    self.open.clear();
+                }
+                for n in &self.done {
+                    assert!(store.committed.contains(n), "client {id} is told that {n} is committed");
+                }
+                self.in_transaction = status != b'I';
+                (self.inserts, self.rows, self.committed) = (0, 0, false);
+                self.errors.clear();
+            }
+            _ => {}
+        }
+    }
+}
+
+fn text(frame: &[u8]) -> String {
+    let shown = String::from_utf8_lossy(&frame[..frame.len().min(60)]).replace('\0', "·");
+    shown.trim_end().to_owned()
+}

@@ -1,0 +1,229 @@
+//! In the steady state a statement costs no allocation, whichever protocol it comes by.
+
+#![allow(clippy::unwrap_used)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use proxy::config::{AuthMethod, Consistency, ProxyConfig, RoutingConfig};
+use proxy::core::token::Token;
+use proxy::core::{Core, Effect, Peer, Shared};
+use proxy::settings::Settings;
+use topology::{Address, Node, NodeId, NodeView, Role, Term, Topology, View};
+use wire::message::{self, Status};
+
+thread_local! {
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: hands everything to the system's allocator unchanged; the counter is a const-initialised thread local without
+// a destructor, which does not allocate.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's obligations are those of `System::alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        COUNT.with(|count| count.set(count.get() + 1));
+        // SAFETY: as above.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A core with one primary and one replica, whose servers say what they are told to say.
+struct World {
+    core: Core,
+    now: Instant,
+    effects: Vec<Effect>,
+    /// Server connections that are open.
+    servers: Vec<Token>,
+    /// Where the last bytes for a server went.
+    asked: Option<Token>,
+    /// Bytes that clients were sent.
+    heard: usize,
+}
+
+impl World {
+    fn new() -> World {
+        let node = |i: u16, role| NodeView {
+            node: Arc::new(Node::new(NodeId(i), format!("n{i}"))),
+            address: Address::Tcp(([127, 0, 0, 1], i).into()),
+            role,
+            usable: true,
+            weight: 10,
+            zone: None,
+        };
+        let view = View {
+            epoch: 0,
+            term: Term { system: 1, timeline: 1 },
+            primary: Some(NodeId(0)),
+            nodes: vec![node(0, Role::Primary), node(1, Role::Replica)],
+        };
+        let config = ProxyConfig {
+            auth: AuthMethod::Trust,
+            routing: RoutingConfig { consistency: Consistency::Session, ..RoutingConfig::default() },
+            ..ProxyConfig::default()
+        };
+        let shared = Arc::new(Shared {
+            topology: Topology::fixed(view),
+            registry: Arc::default(),
+            budgets: Mutex::new(HashMap::new()),
+            keys: Mutex::new(HashMap::new()),
+            secret: [7; 32],
+            clients: AtomicUsize::new(0),
+            workers: 1,
+        });
+        let now = Instant::now();
+        let core = Core::new(0, shared, Arc::new(Settings::new(&config).unwrap()), Arc::default(), now);
+        World { core, now, effects: Vec::new(), servers: Vec::new(), asked: None, heard: 0 }
+    }
+
+    /// Carries out effects and takes outputs, as the driver does.
+    fn settle(&mut self) {
+        loop {
+            self.core.take_effects(&mut self.effects);
+            let mut any = !self.effects.is_empty();
+            let mut connect = None;
+            for effect in self.effects.drain(..) {
+                if let Effect::Connect { token, .. } = effect {
+                    connect = Some(token);
+                }
+            }
+            if let Some(token) = connect {
+                self.servers.push(token);
+                self.core.connected(token);
+                let mut greeting = Vec::new();
+                message::authentication_ok(&mut greeting);
+                message::parameter_status(&mut greeting, "server_version", "15.0");
+                message::backend_key(&mut greeting, 7, b"sesame");
+                message::ready(&mut greeting, Status::Idle);
+                self.core.received(token, &greeting);
+            }
+            while let Some(token) = self.core.next_dirty() {
+                any = true;
+                let Some(output) = self.core.output(token) else { continue };
+                let count = output.writable().len();
+                if count > 0 && self.servers.contains(&token) {
+                    self.asked = Some(token);
+                } else {
+                    self.heard += count;
+                }
+                self.core.wrote(token, count);
+            }
+            if !any {
+                return;
+            }
+        }
+    }
+
+    fn login(&mut self) -> Token {
+        let client = self.core.accept(Peer { route: None });
+        let mut login = Vec::new();
+        message::startup(&mut login, &[("user", "u"), ("database", "d")]);
+        self.core.received(client, &login);
+        self.settle();
+        client
+    }
+
+    /// A client's unit, and the answer of whichever server gets it.
+    fn exchange(&mut self, client: Token, request: &[u8], answer: &[u8]) {
+        self.now += Duration::from_micros(100);
+        self.core.turn(self.now);
+        self.asked = None;
+        self.core.received(client, request);
+        self.settle();
+        let server = self.asked.expect("a server is asked");
+        let before = self.heard;
+        self.core.received(server, answer);
+        self.settle();
+        // BindComplete may be preceded by a ParseComplete that the client did not ask for.
+        assert!(self.heard >= before + answer.len() - 5, "the client hears the answer");
+    }
+}
+
+fn row_and_ready(prefix: &[u8], tag: &str, row: bool) -> Vec<u8> {
+    let mut out = prefix.to_vec();
+    if row {
+        message::text_row(&mut out, &[("n", "12")]);
+    }
+    message::complete(&mut out, tag);
+    message::ready(&mut out, Status::Idle);
+    out
+}
+
+fn bind(out: &mut Vec<u8>, name: &str) {
+    message::message(out, b'B', |out| {
+        out.push(0);
+        out.extend(name.as_bytes());
+        out.extend([0, 0, 0, 0, 0, 0, 0]);
+    });
+    message::message(out, b'E', |out| out.extend([0; 5]));
+    message::empty(out, b'S');
+}
+
+/// Allocations of a thousand exchanges after a hundred to warm up.
+fn steady(world: &mut World, client: Token, requests: &[Vec<u8>], answer: &[u8]) -> u64 {
+    for request in requests.iter().cycle().take(100) {
+        world.exchange(client, request, answer);
+    }
+    let before = COUNT.with(Cell::get);
+    for request in requests.iter().cycle().take(1_000) {
+        world.exchange(client, request, answer);
+    }
+    COUNT.with(Cell::get) - before
+}
+
+#[test]
+fn a_statement_does_not_allocate() {
+    let mut world = World::new();
+    let client = world.login();
+    let query = |text: String| {
+        let mut out = Vec::new();
+        message::query(&mut out, &text);
+        out
+    };
+    // Texts differ in what a shape leaves out.
+    let reads: Vec<_> = (1_000..1_010).map(|i| query(format!("SELECT abalance FROM accounts WHERE aid = {i}"))).collect();
+    assert_eq!(steady(&mut world, client, &reads, &row_and_ready(b"", "SELECT 1", true)), 0, "simple reads");
+    let writes: Vec<_> = (1_000..1_010).map(|i| query(format!("UPDATE accounts SET a = {i} WHERE aid = {i}"))).collect();
+    assert_eq!(steady(&mut world, client, &writes, &row_and_ready(b"", "UPDATE 1", false)), 0, "simple writes");
+
+    let mut unnamed = Vec::new();
+    message::parse(&mut unnamed, b"", b"SELECT 1 FROM t", &[0, 0]);
+    bind(&mut unnamed, "");
+    let answer = row_and_ready(b"1\0\0\0\x042\0\0\0\x04", "SELECT 1", true);
+    assert_eq!(steady(&mut world, client, &[unnamed], &answer), 0, "unnamed statements");
+
+    // On the primary, so that one server connection has it and only one.
+    let mut parse = Vec::new();
+    message::parse(&mut parse, b"named", b"SELECT 2 FROM t FOR UPDATE", &[0, 0]);
+    message::empty(&mut parse, b'S');
+    let mut parsed = b"1\0\0\0\x04".to_vec();
+    message::ready(&mut parsed, Status::Idle);
+    world.exchange(client, &parse, &parsed);
+    let mut named = Vec::new();
+    bind(&mut named, "named");
+    let answer = row_and_ready(b"2\0\0\0\x04", "SELECT 1", true);
+    assert_eq!(steady(&mut world, client, &[named], &answer), 0, "named statements");
+
+    // The counter counts: a new text is parsed.
+    let before = COUNT.with(Cell::get);
+    world.exchange(client, &query("SELECT something_new".into()), &row_and_ready(b"", "SELECT 1", true));
+    assert!(COUNT.with(Cell::get) > before);
+}
