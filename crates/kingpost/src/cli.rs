@@ -1,0 +1,134 @@
+//! The command line. Help, completions and man pages come from these definitions.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::LogFormat;
+use crate::error::EXIT_CODES;
+
+/// A PostgreSQL proxy: one address over a primary and its replicas.
+#[derive(Debug, Parser)]
+#[command(name = "kingpost", version, after_help = EXIT_CODES, propagate_version = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// What to log: error, warn, info, debug, trace, or a list such as `info,proxy=debug`
+    #[arg(long, global = true, value_name = "LEVEL")]
+    pub(crate) log_level: Option<String>,
+    /// How to log; the default is human on a terminal and JSON otherwise
+    #[arg(long, global = true, value_enum, value_name = "FORMAT")]
+    pub(crate) log_format: Option<LogFormat>,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Runs the proxy
+    ///
+    /// SIGHUP reloads the configuration, SIGTERM and SIGINT stop gracefully, a second one stops at once.
+    #[command(after_help = EXIT_CODES)]
+    Proxy(ProxyArgs),
+    /// Checks a configuration file, and the environment variables that override it
+    ///
+    /// Prints every error with file, line and column, the key, what was found and what was expected.
+    #[command(after_help = EXIT_CODES)]
+    Check(CheckArgs),
+    /// Starts a local cluster in one directory: a primary, replicas, and the proxy in front of them
+    ///
+    /// Runs until Ctrl-C. A second start uses the same data again.
+    #[command(after_help = EXIT_CODES)]
+    Up(UpArgs),
+    /// Stops the local cluster of a directory, also what was left of one that was killed
+    #[command(after_help = EXIT_CODES)]
+    Down(DownArgs),
+    /// Shows the nodes of the local cluster of a directory
+    #[command(after_help = EXIT_CODES)]
+    Status(StatusArgs),
+    /// Prints a completion script for a shell
+    #[command(after_help = EXIT_CODES)]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Writes man pages
+    #[command(hide = true, after_help = EXIT_CODES)]
+    Man {
+        /// Directory to write one page a command to; without it the main page goes to standard output
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ProxyArgs {
+    /// Configuration file
+    #[arg(long, short, env = "KINGPOST_CONFIG", value_name = "FILE")]
+    pub(crate) config: PathBuf,
+    /// How long transactions may go on when stopping
+    #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) grace: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// Configuration file
+    #[arg(long, short, env = "KINGPOST_CONFIG", default_value = "kingpost.toml", value_name = "FILE")]
+    pub(crate) config: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Dir {
+    /// Directory of the cluster
+    #[arg(long, short = 'D', env = "KINGPOST_DIR", default_value = "./.kingpost", value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UpArgs {
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+    /// Number of replicas; the default is 2, or as many as the directory has
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=16))]
+    pub(crate) replicas: Option<u16>,
+    /// Directory of PostgreSQL's programs (13 to 18); searched for if not given
+    #[arg(long, env = "KINGPOST_PG_BIN", value_name = "DIR")]
+    pub(crate) pg_bin: Option<PathBuf>,
+    /// Address of the proxy: loopback only, for there are no passwords; port 0 lets the system choose
+    #[arg(long, default_value = "127.0.0.1:6432", value_name = "ADDRESS")]
+    pub(crate) listen: String,
+    /// Address of /metrics, /healthz and /readyz; the default is 127.0.0.1:9632, or a free port if that is taken
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) metrics_listen: Option<String>,
+    /// Start, check, print, stop
+    #[arg(long)]
+    pub(crate) once: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DownArgs {
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+    /// How long to wait for a clean stop
+    #[arg(long, default_value = "60s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+    /// Prints JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn definitions_are_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

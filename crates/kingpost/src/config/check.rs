@@ -1,0 +1,410 @@
+//! What the values mean together. Pure but for `stat`, which looks at password files.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::path::Path;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use super::Config;
+use super::problem::{Problem, Severity};
+use super::tree::Tree;
+use proxy::config::{AuthMethod, ProxyConfig, UserConfig};
+
+/// Longest path of a Unix socket, in bytes, without the closing zero.
+const SOCKET_PATH_LIMIT: usize = 107;
+
+/// Something found in a value.
+#[derive(Debug)]
+pub(super) struct Finding {
+    path: String,
+    message: String,
+    severity: Severity,
+}
+
+impl Finding {
+    /// Adds the place where the value, or the table it should be in, was written.
+    pub(super) fn at(self, tree: &Tree) -> Problem {
+        let origin = tree.nearest(&self.path).origin.clone();
+        Problem { severity: self.severity, ..Problem::new(origin, &self.path, self.message) }
+    }
+}
+
+/// What is known about a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Stat {
+    /// It can be read.
+    Readable {
+        /// Permission bits.
+        mode: u32,
+        /// Whether its first line is empty.
+        empty: bool,
+    },
+    /// It cannot: why.
+    Unreadable(String),
+}
+
+/// Looks at a password file. Reads no more than the longest password could be.
+pub(crate) fn stat_file(path: &Path) -> Stat {
+    use std::io::{BufRead, BufReader, Read};
+    use std::os::unix::fs::PermissionsExt;
+    let look = || -> std::io::Result<Stat> {
+        let file = std::fs::File::open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Ok(Stat::Unreadable("not a file".into()));
+        }
+        let mut line = String::new();
+        BufReader::new(file.take(8 << 10)).read_line(&mut line)?;
+        Ok(Stat::Readable {
+            mode: metadata.permissions().mode(),
+            empty: line.trim_end_matches(['\r', '\n']).is_empty(),
+        })
+    };
+    look().unwrap_or_else(|error| Stat::Unreadable(error.to_string()))
+}
+
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn error(&mut self, path: impl Into<String>, message: impl Into<String>) {
+        self.0.push(Finding { path: path.into(), message: message.into(), severity: Severity::Error });
+    }
+
+    fn warn(&mut self, path: impl Into<String>, message: impl Into<String>) {
+        self.0.push(Finding { path: path.into(), message: message.into(), severity: Severity::Warning });
+    }
+
+    /// Reports every name that was there before.
+    fn unique<'a>(&mut self, list: &str, field: &str, values: impl Iterator<Item = &'a str>) {
+        let mut seen: HashMap<&str, usize> = HashMap::new();
+        for (index, value) in values.enumerate() {
+            let path = format!("{list}[{index}]{field}");
+            if value.is_empty() {
+                self.error(path, "found \"\", expected something that is not empty");
+            } else if let Some(first) = seen.insert(value, index) {
+                self.error(
+                    path,
+                    format!("found {value:?}, which {list}[{first}] has already; expected a different one"),
+                );
+                seen.insert(value, first);
+            }
+        }
+    }
+}
+
+/// Everything that is wrong or doubtful in a configuration whose keys and types are right.
+pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Finding> {
+    let mut findings = Findings(Vec::new());
+    check_cluster(config, &mut findings);
+    check_listen(&config.proxy, &mut findings);
+    check_databases(&config.proxy, &mut findings);
+    check_users(&config.proxy, stat, &mut findings);
+    check_routing(&config.proxy, &mut findings);
+    check_metrics(config, &mut findings);
+    // Anything the topology refuses that was not found above.
+    if !findings.0.iter().any(|finding| finding.path.starts_with("cluster"))
+        && let Err(error) = config.cluster.validate()
+    {
+        findings.error("cluster", error.to_string());
+    }
+    if tracing_subscriber::EnvFilter::try_new(&config.log.level).is_err() {
+        let found = &config.log.level;
+        findings
+            .error("log.level", format!("found {found:?}, expected a level such as info, or a list of target=level"));
+    }
+    findings.0
+}
+
+fn check_cluster(config: &Config, findings: &mut Findings) {
+    let nodes = &config.cluster.nodes;
+    if nodes.is_empty() {
+        findings.error("cluster.nodes", "found no node, expected at least one [[cluster.nodes]]");
+    }
+    findings.unique("cluster.nodes", ".name", nodes.iter().map(|node| node.name.as_str()));
+    findings.unique("cluster.nodes", ".address", nodes.iter().map(|node| node.address.as_str()));
+    for (index, node) in nodes.iter().enumerate().filter(|(_, node)| !node.address.is_empty()) {
+        if let Err(why) = parse_address(&node.address, false) {
+            findings.error(format!("cluster.nodes[{index}].address"), why);
+        }
+    }
+    if !nodes.is_empty() && nodes.iter().all(|node| node.weight == 0) {
+        findings.warn("cluster.nodes", "every node has weight 0: no replica will get reads");
+    }
+    if let Some(zone) = &config.proxy.zone
+        && !nodes.iter().any(|node| node.zone.as_ref() == Some(zone))
+    {
+        findings.warn("proxy.zone", format!("found {zone:?}, which is the zone of no node"));
+    }
+    if config.cluster.user.is_empty() {
+        findings.error("cluster.user", "found \"\", expected the name of a user");
+    }
+    if config.cluster.database.is_empty() {
+        findings.error("cluster.database", "found \"\", expected the name of a database");
+    }
+}
+
+fn check_listen(proxy: &ProxyConfig, findings: &mut Findings) {
+    if proxy.listen.is_empty() {
+        findings.error("proxy.listen", "found no address, expected at least one");
+    }
+    // Port 0 may be there more than once: each gets a port of its own.
+    let fixed = |address: &str| !address.ends_with(":0");
+    let mut seen: HashMap<&str, usize> = HashMap::new();
+    for (index, listen) in proxy.listen.iter().enumerate() {
+        let path = format!("proxy.listen[{index}]");
+        let address = listen.address.as_str();
+        if let Some(first) = seen.insert(address, index).filter(|_| fixed(address)) {
+            findings.error(&*path, format!("found {address:?}, which proxy.listen[{first}] has already"));
+        }
+        match parse_address(address, true) {
+            Err(why) => findings.error(path, why),
+            Ok(host) if proxy.auth == AuthMethod::Trust && !host.is_local() => findings.error(
+                path,
+                format!(
+                    "found {address:?} with auth = \"trust\": anybody who reaches it would be let in; expected a \
+                     loopback address or a Unix socket, or auth = \"scram-sha-256\""
+                ),
+            ),
+            Ok(_) => {}
+        }
+    }
+}
+
+fn check_databases(proxy: &ProxyConfig, findings: &mut Findings) {
+    findings.unique("proxy.databases", ".name", proxy.databases.iter().map(|database| database.name.as_str()));
+    for (index, database) in proxy.databases.iter().enumerate() {
+        let path = format!("proxy.databases[{index}].dbname");
+        match database.dbname.as_deref() {
+            Some("") => findings.error(path, "found \"\", expected the name of a database"),
+            Some("*") => findings.error(path, "found \"*\", expected the name of a database"),
+            _ => {}
+        }
+    }
+}
+
+fn check_users(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+    let scram = proxy.auth == AuthMethod::ScramSha256;
+    if scram && proxy.users.is_empty() {
+        findings.error(
+            "proxy.users",
+            "found no user, expected at least one [[proxy.users]] with a password, for auth is \"scram-sha-256\"",
+        );
+    }
+    findings.unique("proxy.users", ".name", proxy.users.iter().map(|user| user.name.as_str()));
+    for (index, user) in proxy.users.iter().enumerate() {
+        check_user(user, &format!("proxy.users[{index}]"), scram, stat, findings);
+    }
+}
+
+fn check_user(user: &UserConfig, path: &str, scram: bool, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+    let given: Vec<&str> = [
+        ("password", user.password.is_some()),
+        ("password_file", user.password_file.is_some()),
+        ("verifier", user.verifier.is_some()),
+    ]
+    .iter()
+    .filter(|(_, given)| *given)
+    .map(|(name, _)| *name)
+    .collect();
+    if given.len() > 1 {
+        findings.error(path, format!("found {}, expected at most one of them", given.join(" and ")));
+    }
+    if given.is_empty() && scram {
+        findings.error(
+            path,
+            "found no password, expected one of password, password_file, verifier, for auth is \"scram-sha-256\"",
+        );
+    }
+    if user.password.as_deref() == Some("") {
+        findings.error(format!("{path}.password"), "found an empty string, expected a password");
+    }
+    if let Some(file) = &user.password_file {
+        let path = format!("{path}.password_file");
+        let name = file.display().to_string();
+        match stat(file) {
+            Stat::Unreadable(why) => findings.error(path, format!("cannot read {name:?}: {why}")),
+            Stat::Readable { empty: true, .. } => {
+                findings.error(path, format!("found nothing in the first line of {name:?}, expected a password"));
+            }
+            Stat::Readable { mode, .. } if mode & 0o007 != 0 => findings.warn(
+                path,
+                format!("{name:?} has mode {:03o}, everybody may use it; expected 600 or 640", mode & 0o777),
+            ),
+            Stat::Readable { .. } => {}
+        }
+    }
+    if let Some(why) = user.verifier.as_deref().and_then(|verifier| verifier_error(verifier).err()) {
+        findings.error(
+            format!("{path}.verifier"),
+            format!("{why}; expected SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key> as in pg_authid"),
+        );
+    }
+}
+
+fn check_routing(proxy: &ProxyConfig, findings: &mut Findings) {
+    for (index, name) in proxy.routing.read_functions.iter().enumerate() {
+        let parts: Vec<&str> = name.split('.').collect();
+        let whole = parts.len() <= 2 && parts.iter().all(|part| !part.is_empty());
+        if !whole || name.contains(|c: char| c.is_whitespace() || "()\"".contains(c)) {
+            let path = format!("proxy.routing.read_functions[{index}]");
+            findings.error(path, format!("found {name:?}, expected a function as name or schema.name"));
+        }
+    }
+}
+
+fn check_metrics(config: &Config, findings: &mut Findings) {
+    let listen = &config.metrics.listen;
+    if listen.is_empty() {
+        return;
+    }
+    match parse_address(listen, true) {
+        Err(why) => findings.error("metrics.listen", why),
+        Ok(Host::Unix) => {
+            findings.error("metrics.listen", format!("found the path {listen:?}, expected host:port"));
+        }
+        Ok(host) if !host.is_local() && !config.metrics.allow_remote => findings.error(
+            "metrics.listen",
+            format!(
+                "found {listen:?}, which other machines can reach without a login; expected a loopback address, or \
+                 metrics.allow_remote = true"
+            ),
+        ),
+        Ok(_) => {}
+    }
+}
+
+/// The host part of an address.
+#[derive(Debug, PartialEq, Eq)]
+enum Host {
+    Unix,
+    Ip(IpAddr),
+    Name(String),
+}
+
+impl Host {
+    fn is_local(&self) -> bool {
+        match self {
+            Host::Unix => true,
+            Host::Ip(ip) => ip.is_loopback(),
+            Host::Name(name) => name == "localhost",
+        }
+    }
+}
+
+/// Whether an address (`host:port`, or a socket's path) can be reached from this machine only.
+pub(crate) fn is_loopback(address: &str) -> bool {
+    parse_address(address, true).is_ok_and(|host| host.is_local())
+}
+
+/// Reads `host:port`, `[v6]:port` or an absolute path.
+fn parse_address(text: &str, port_zero: bool) -> Result<Host, String> {
+    let expected = "expected host:port, [v6]:port, or the absolute path of a Unix socket";
+    if text.starts_with('/') {
+        return match text.len() {
+            ..=SOCKET_PATH_LIMIT => Ok(Host::Unix),
+            length => Err(format!("found a path of {length} bytes, expected at most {SOCKET_PATH_LIMIT}: {text:?}")),
+        };
+    }
+    let Some((host, port)) = text.rsplit_once(':') else {
+        return Err(format!("found {text:?} without a port, {expected}"));
+    };
+    let port_expected = if port_zero { "from 0 to 65535" } else { "from 1 to 65535" };
+    match port.parse::<u16>() {
+        Ok(0) if !port_zero => return Err(format!("found port 0 in {text:?}, expected a port {port_expected}")),
+        Ok(_) if port.bytes().all(|byte| byte.is_ascii_digit()) => {}
+        _ => return Err(format!("found {port:?} as the port in {text:?}, expected a port {port_expected}")),
+    }
+    if let Some(inner) = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        return match inner.parse() {
+            Ok(ip) => Ok(Host::Ip(IpAddr::V6(ip))),
+            Err(_) => Err(format!("found {inner:?} in brackets, expected an IPv6 address")),
+        };
+    }
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return match ip {
+            IpAddr::V4(_) => Ok(Host::Ip(ip)),
+            IpAddr::V6(_) => Err(format!("found {text:?}, expected brackets around an IPv6 address: [{host}]:{port}")),
+        };
+    }
+    let name = !host.is_empty()
+        && host.len() <= 253
+        && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+        && !host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    if name { Ok(Host::Name(host.into())) } else { Err(format!("found {host:?} as the host in {text:?}, {expected}")) }
+}
+
+/// Why a text is not a SCRAM verifier. Shows nothing of it.
+fn verifier_error(verifier: &str) -> Result<(), &'static str> {
+    let rest = verifier.strip_prefix("SCRAM-SHA-256$").ok_or("does not start with SCRAM-SHA-256$")?;
+    let (parameters, keys) = rest.split_once('$').ok_or("has no $ before the keys")?;
+    let (iterations, salt) = parameters.split_once(':').ok_or("has no : between iterations and salt")?;
+    let (stored, server) = keys.split_once(':').ok_or("has no : between the keys")?;
+    if !iterations.parse::<u32>().is_ok_and(|iterations| iterations > 0) {
+        return Err("has no number of iterations above 0");
+    }
+    if !STANDARD.decode(salt).is_ok_and(|salt| !salt.is_empty()) {
+        return Err("has a salt that is not base64");
+    }
+    for key in [stored, server] {
+        if !STANDARD.decode(key).is_ok_and(|key| key.len() == 32) {
+            return Err("has a key that is not 32 bytes in base64");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        for (text, zero, expected) in [
+            ("127.0.0.1:5432", false, Some(true)),
+            ("127.3.2.1:1", false, Some(true)),
+            ("[::1]:5432", false, Some(true)),
+            ("localhost:5432", false, Some(true)),
+            ("/run/postgresql/.s.PGSQL.5432", false, Some(true)),
+            ("10.0.0.1:5432", false, Some(false)),
+            ("0.0.0.0:6432", true, Some(false)),
+            ("[::]:6432", true, Some(false)),
+            ("db-1.example:5432", false, Some(false)),
+            ("localhost.example:5432", false, Some(false)),
+            ("127.0.0.1:0", true, Some(true)),
+            ("127.0.0.1:0", false, None),
+            ("127.0.0.1", false, None),
+            ("127.0.0.1:+80", false, None),
+            ("127.0.0.1:65536", false, None),
+            ("127.0.0:5432", false, None),
+            ("::1:5432", false, None),
+            ("[::g]:5432", false, None),
+            (":5432", false, None),
+            ("a b:5432", false, None),
+            ("relative/path", false, None),
+        ] {
+            assert_eq!(parse_address(text, zero).ok().map(|host| host.is_local()), expected, "{text}");
+        }
+        assert!(parse_address(&format!("/{}", "x".repeat(107)), false).is_err());
+        assert!(parse_address(&format!("/{}", "x".repeat(106)), false).is_ok());
+    }
+
+    #[test]
+    fn verifiers() {
+        let key = STANDARD.encode([7_u8; 32]);
+        let salt = STANDARD.encode([1_u8; 16]);
+        let good = format!("SCRAM-SHA-256$4096:{salt}${key}:{key}");
+        assert_eq!(verifier_error(&good), Ok(()));
+        for bad in [
+            "md5aabbccdd".to_owned(),
+            format!("SCRAM-SHA-256$0:{salt}${key}:{key}"),
+            format!("SCRAM-SHA-256$4096:${key}:{key}"),
+            format!("SCRAM-SHA-256$4096:{salt}${key}"),
+            format!("SCRAM-SHA-256$4096:{salt}${key}:{salt}"),
+            format!("SCRAM-SHA-256$4096:{salt}"),
+        ] {
+            assert!(verifier_error(&bad).is_err(), "{bad}");
+        }
+    }
+}

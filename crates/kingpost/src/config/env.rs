@@ -1,0 +1,108 @@
+//! Environment variables over the file: `KINGPOST__PROXY__POOL__SIZE=30` is `proxy.pool.size = 30`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use super::problem::{Origin, Problem};
+use super::schema::{self, Kind};
+use super::tree::{self, Tree, Value};
+
+/// What every such variable starts with; two underscores stand for a dot.
+const PREFIX: &str = "KINGPOST__";
+
+/// Puts the variables into the tree.
+pub(super) fn apply(
+    tree: &mut Tree,
+    variables: impl IntoIterator<Item = (OsString, OsString)>,
+    problems: &mut Vec<Problem>,
+) {
+    let mut ours: Vec<(String, OsString)> = variables
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
+        .filter(|(name, _)| name.starts_with(PREFIX))
+        .collect();
+    ours.sort();
+    for (name, value) in ours {
+        let origin = Origin::Variable(name.clone());
+        let steps: Vec<String> = name[PREFIX.len()..].split("__").map(str::to_lowercase).collect();
+        let path = steps.join(".");
+        let result = resolve(&steps).and_then(|kind| {
+            let text = value.into_string().map_err(|_| "found bytes that are not UTF-8, expected text".to_owned())?;
+            read(&text, kind, &origin)
+        });
+        match result {
+            Ok(value) => insert(tree, &steps, value),
+            Err(message) => problems.push(Problem::new(origin, &path, message)),
+        }
+    }
+}
+
+/// What the schema says about a path.
+fn resolve(steps: &[String]) -> Result<Kind, String> {
+    let mut keys = schema::ROOT;
+    let mut found = None;
+    for step in steps {
+        if let Some(kind) = found {
+            match kind {
+                Kind::Table(inner) => keys = inner,
+                _ => return Err("unknown key: what is above it is not a table".into()),
+            }
+        }
+        match keys.iter().find(|key| key.name == step) {
+            Some(key) => found = Some(key.kind),
+            None => return Err(schema::unknown(step, keys)),
+        }
+    }
+    match found {
+        None | Some(Kind::Table(_)) => Err("a whole table, expected the name of a key in it".into()),
+        Some(kind) => Ok(kind),
+    }
+}
+
+/// Reads the text by what is expected; what does not fit is left to the schema, which reports it.
+fn read(text: &str, kind: Kind, origin: &Origin) -> Result<Tree, String> {
+    let leaf = |value: Value| Tree { value, origin: origin.clone(), key_origin: origin.clone() };
+    let trimmed = text.trim();
+    let value = match kind {
+        Kind::Boolean => match trimmed {
+            "true" => Value::Boolean(true),
+            "false" => Value::Boolean(false),
+            _ => Value::Text(text.into()),
+        },
+        Kind::Integer { .. } => match trimmed.parse() {
+            Ok(number) => Value::Integer(number),
+            Err(_) => Value::Text(text.into()),
+        },
+        Kind::Texts | Kind::TextsOrTables(_) if !trimmed.starts_with('[') => Value::Array(
+            trimmed
+                .split(',')
+                .map(str::trim)
+                .filter(|item| !item.is_empty())
+                .map(|item| leaf(Value::Text(item.into())))
+                .collect(),
+        ),
+        Kind::Texts | Kind::TextsOrTables(_) | Kind::Tables(_) => {
+            return tree::parse_value(trimmed, origin)
+                .map_err(|error| format!("not TOML: {error}; expected {}", kind.expected()));
+        }
+        _ => Value::Text(text.into()),
+    };
+    Ok(leaf(value))
+}
+
+fn insert(tree: &mut Tree, steps: &[String], value: Tree) {
+    let Some((last, tables)) = steps.split_last() else { return };
+    let mut at = tree;
+    for step in tables {
+        // Something that is not a table here is an error of the file, which the schema reports.
+        let Value::Table(table) = &mut at.value else { return };
+        at = table.entry(step.clone()).or_insert_with(|| Tree {
+            value: Value::Table(BTreeMap::new()),
+            origin: value.origin.clone(),
+            key_origin: value.origin.clone(),
+        });
+    }
+    if let Value::Table(table) = &mut at.value {
+        table.insert(last.clone(), value);
+    }
+}

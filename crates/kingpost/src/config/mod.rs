@@ -1,0 +1,178 @@
+//! Configuration: one TOML file, and environment variables over it.
+//!
+//! ```text
+//!  file ──tree──▶ Tree (values with positions) ◀──env── KINGPOST__PROXY__POOL__SIZE=30
+//!                  └─ schema: unknown keys, types, ranges ─▶ serde ─▶ Config ─ check: what the values mean together
+//! ```
+//!
+//! Every step adds to one list of [`Problem`]s, so that a user sees all that is wrong at once.
+
+mod check;
+mod env;
+mod problem;
+mod schema;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use topology::ClusterConfig;
+
+use crate::error::Failure;
+use proxy::config::ProxyConfig;
+
+pub(crate) use check::is_loopback;
+pub(crate) use problem::{Problem, Severity};
+
+/// The whole file.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Config {
+    /// `[proxy]`.
+    pub(crate) proxy: ProxyConfig,
+    /// `[cluster]`.
+    pub(crate) cluster: ClusterConfig,
+    /// `[metrics]`.
+    pub(crate) metrics: MetricsConfig,
+    /// `[log]`.
+    pub(crate) log: LogConfig,
+}
+
+/// `[metrics]`: the admin HTTP address.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct MetricsConfig {
+    /// `host:port` of /metrics, /healthz and /readyz; empty switches them off.
+    pub(crate) listen: String,
+    /// Whether `listen` may be reachable from other machines: there is no login.
+    pub(crate) allow_remote: bool,
+}
+
+impl Default for MetricsConfig {
+    fn default() -> Self {
+        MetricsConfig { listen: "127.0.0.1:9632".into(), allow_remote: false }
+    }
+}
+
+/// `[log]`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct LogConfig {
+    /// A level, or a list of `target=level`.
+    pub(crate) level: String,
+    /// How lines look.
+    pub(crate) format: LogFormat,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        LogConfig { level: "info".into(), format: LogFormat::Auto }
+    }
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum LogFormat {
+    /// Human on a terminal, JSON otherwise
+    Auto,
+    /// For people
+    Human,
+    /// One JSON object a line
+    Json,
+}
+
+/// What the command line says about logs: stronger than the file and the environment.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LogFlags {
+    /// `--log-level`.
+    pub(crate) level: Option<String>,
+    /// `--log-format`.
+    pub(crate) format: Option<LogFormat>,
+}
+
+impl LogFlags {
+    /// The settings with the flags over them.
+    pub(crate) fn over(&self, config: &LogConfig) -> LogConfig {
+        LogConfig {
+            level: self.level.clone().unwrap_or_else(|| config.level.clone()),
+            format: self.format.unwrap_or(config.format),
+        }
+    }
+}
+
+/// What came of reading a configuration.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    /// The configuration, if nothing but warnings was found.
+    pub(crate) config: Option<Config>,
+    /// Errors and warnings, by position.
+    pub(crate) problems: Vec<Problem>,
+}
+
+impl Loaded {
+    /// The configuration and the warnings, or all errors as one failure.
+    pub(crate) fn accept(self, path: &Path) -> Result<(Config, Vec<Problem>), Failure> {
+        match self.config {
+            Some(config) => Ok((config, self.problems)),
+            None => {
+                let errors = self.problems.iter().filter(|problem| problem.severity == Severity::Error).count();
+                let lines: Vec<String> = self.problems.iter().map(ToString::to_string).collect();
+                let count = if errors == 1 { "1 error".into() } else { format!("{errors} errors") };
+                Err(Failure::config(format!("{count} in the configuration {}\n{}", path.display(), lines.join("\n"))))
+            }
+        }
+    }
+}
+
+/// Reads a file, with this process's environment over it.
+///
+/// # Errors
+/// The file cannot be read. What is wrong inside it is in [`Loaded`].
+pub(crate) fn load(path: &Path) -> Result<Loaded, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Failure::config(format!("cannot read the configuration {}: {error}", path.display()))
+            .advise("name the file with --config, or by the variable KINGPOST_CONFIG")
+    })?;
+    Ok(parse(&path.display().to_string(), &text, std::env::vars_os(), &check::stat_file))
+}
+
+/// Reads a text. `name` is what messages call it; `stat` looks at password files.
+pub(crate) fn parse(
+    name: &str,
+    text: &str,
+    variables: impl IntoIterator<Item = (OsString, OsString)>,
+    stat: &dyn Fn(&Path) -> check::Stat,
+) -> Loaded {
+    let mut problems = Vec::new();
+    let mut tree = tree::parse(name, text, &mut problems);
+    let torn = !problems.is_empty();
+    env::apply(&mut tree, variables, &mut problems);
+    schema::check(&tree, &mut problems);
+    let mut config = None;
+    if !problems.iter().any(|problem| problem.severity == Severity::Error) {
+        match Config::deserialize(tree::to_toml(&tree)) {
+            Ok(parsed) => {
+                for finding in check::check(&parsed, stat) {
+                    problems.push(finding.at(&tree));
+                }
+                config = Some(parsed);
+            }
+            // The schema is meant to find everything; this is the net below it.
+            Err(error) => problems.push(Problem::new(tree.origin.clone(), "", error.message().to_owned())),
+        }
+    }
+    if torn {
+        // What a broken line would have said is unknown: only what cannot follow from that is worth showing.
+        problems.retain(|problem| !problem.missing);
+    }
+    problems.sort_by(|a, b| a.origin.cmp(&b.origin));
+    problems.dedup();
+    if problems.iter().any(|problem| problem.severity == Severity::Error) {
+        config = None;
+    }
+    Loaded { config, problems }
+}

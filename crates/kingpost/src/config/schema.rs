@@ -1,0 +1,266 @@
+//! Every key that the file may have, and what its value must look like.
+//!
+//! The types that the configuration ends up in are the parts' own (`proxy::config`, `topology::config`); this table is
+//! what lets all wrong keys and values be reported at once, with their places, and tells how to read an environment
+//! variable. A test compares the two.
+
+use super::problem::{Problem, nearest};
+use super::tree::{Tree, Value};
+
+/// What a value must look like.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Kind {
+    /// Any string.
+    Text,
+    /// Any string, never shown.
+    Secret,
+    Boolean,
+    Integer {
+        min: i64,
+        max: i64,
+    },
+    /// `"30s"`.
+    Duration {
+        /// Whether `"0s"` is allowed.
+        zero: bool,
+    },
+    Choice(&'static [&'static str]),
+    /// An array of strings.
+    Texts,
+    /// An array of strings or tables.
+    TextsOrTables(&'static [Key]),
+    Table(&'static [Key]),
+    /// `[[…]]`.
+    Tables(&'static [Key]),
+}
+
+/// One key of a table.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Key {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    /// Whether its table is wrong without it.
+    pub(super) required: bool,
+}
+
+const fn key(name: &'static str, kind: Kind) -> Key {
+    Key { name, kind, required: false }
+}
+
+const fn required(name: &'static str, kind: Kind) -> Key {
+    Key { name, kind, required: true }
+}
+
+const fn integer(min: i64, max: i64) -> Kind {
+    Kind::Integer { min, max }
+}
+
+const POSITIVE: Kind = Kind::Duration { zero: false };
+const OR_NEVER: Kind = Kind::Duration { zero: true };
+const ROUTE: Kind = Kind::Choice(&["primary", "replica", "auto"]);
+const POOL_MODE: Kind = Kind::Choice(&["transaction", "session"]);
+const CONSISTENCY: Kind = Kind::Choice(&["eventual", "session"]);
+const POOL_SIZE: Kind = integer(1, 10_000);
+
+/// The whole file.
+pub(super) const ROOT: &[Key] = &[
+    key("proxy", Kind::Table(PROXY)),
+    key("cluster", Kind::Table(CLUSTER)),
+    key("metrics", Kind::Table(METRICS)),
+    key("log", Kind::Table(LOG)),
+];
+
+const PROXY: &[Key] = &[
+    key("listen", Kind::TextsOrTables(LISTEN)),
+    key("workers", integer(0, 1024)),
+    key("auth", Kind::Choice(&["trust", "scram-sha-256"])),
+    key("max_clients", integer(1, 1_000_000)),
+    key("login_timeout", POSITIVE),
+    key("max_statement_bytes", integer(1024, 1 << 30)),
+    key("buffer_limit", integer(16 << 10, 1 << 30)),
+    key("zone", Kind::Text),
+    key("pool", Kind::Table(POOL)),
+    key("routing", Kind::Table(ROUTING)),
+    key("databases", Kind::Tables(DATABASE)),
+    key("users", Kind::Tables(USER)),
+];
+
+const LISTEN: &[Key] = &[required("address", Kind::Text), key("route", ROUTE)];
+
+const POOL: &[Key] = &[
+    key("mode", POOL_MODE),
+    key("size", POOL_SIZE),
+    key("wait_timeout", POSITIVE),
+    key("no_primary_timeout", POSITIVE),
+    key("server_lifetime", OR_NEVER),
+    key("server_idle_timeout", OR_NEVER),
+    key("connect_timeout", POSITIVE),
+    key("prepared_per_server", integer(1, 100_000)),
+];
+
+const ROUTING: &[Key] = &[
+    key("route", ROUTE),
+    key("consistency", CONSISTENCY),
+    key("read_functions", Kind::Texts),
+    key("cache_entries", integer(1, 1_000_000)),
+];
+
+const DATABASE: &[Key] = &[
+    required("name", Kind::Text),
+    key("dbname", Kind::Text),
+    key("pool_size", POOL_SIZE),
+    key("pool_mode", POOL_MODE),
+    key("consistency", CONSISTENCY),
+    key("route", ROUTE),
+];
+
+const USER: &[Key] = &[
+    required("name", Kind::Text),
+    key("password", Kind::Secret),
+    key("password_file", Kind::Text),
+    key("verifier", Kind::Secret),
+    key("pool_size", POOL_SIZE),
+];
+
+const CLUSTER: &[Key] = &[
+    key("name", Kind::Text),
+    key("user", Kind::Text),
+    key("password", Kind::Secret),
+    key("database", Kind::Text),
+    key("probe_interval", POSITIVE),
+    key("probe_timeout", POSITIVE),
+    key("probe_failures", integer(1, 1000)),
+    key("lag_limit", POSITIVE),
+    key("oracle_pace", POSITIVE),
+    key("nodes", Kind::Tables(NODE)),
+];
+
+const NODE: &[Key] = &[
+    required("name", Kind::Text),
+    required("address", Kind::Text),
+    key("weight", integer(0, 10_000)),
+    key("zone", Kind::Text),
+];
+
+const METRICS: &[Key] = &[key("listen", Kind::Text), key("allow_remote", Kind::Boolean)];
+
+const LOG: &[Key] = &[key("level", Kind::Text), key("format", Kind::Choice(&["auto", "human", "json"]))];
+
+impl Kind {
+    /// What a value must be, for a message.
+    pub(super) fn expected(self) -> String {
+        match self {
+            Kind::Text | Kind::Secret => "a string".into(),
+            Kind::Boolean => "true or false".into(),
+            Kind::Integer { min, max } => format!("an integer from {min} to {max}"),
+            Kind::Duration { zero: false } => "a duration above zero such as \"30s\", \"500ms\" or \"1h\"".into(),
+            Kind::Duration { zero: true } => "a duration such as \"30s\" or \"1h\", or \"0s\" for never".into(),
+            Kind::Choice(choices) => match choices {
+                [all @ .., last] if !all.is_empty() => {
+                    let all: Vec<String> = all.iter().map(|choice| format!("{choice:?}")).collect();
+                    format!("{} or {last:?}", all.join(", "))
+                }
+                _ => format!("{choices:?}"),
+            },
+            Kind::Texts => "an array of strings".into(),
+            Kind::TextsOrTables(_) => "an array of addresses".into(),
+            Kind::Table(_) => "a table".into(),
+            Kind::Tables(_) => "an array of tables".into(),
+        }
+    }
+
+    pub(super) fn is_secret(self) -> bool {
+        matches!(self, Kind::Secret)
+    }
+}
+
+/// Reports unknown keys, missing keys, and values that are not what they must be.
+pub(super) fn check(tree: &Tree, problems: &mut Vec<Problem>) {
+    if let Value::Table(_) = &tree.value {
+        check_table(tree, ROOT, "", problems);
+    }
+}
+
+fn check_table(tree: &Tree, keys: &[Key], path: &str, problems: &mut Vec<Problem>) {
+    let Value::Table(table) = &tree.value else { return };
+    for (name, item) in table {
+        let path = join(path, name);
+        match keys.iter().find(|key| key.name == name) {
+            Some(key) => check_value(item, key.kind, &path, problems),
+            None => problems.push(Problem::new(item.key_origin.clone(), &path, unknown(name, keys))),
+        }
+    }
+    for key in keys.iter().filter(|key| key.required && !table.contains_key(key.name)) {
+        problems.push(Problem {
+            missing: true,
+            ..Problem::new(
+                tree.origin.clone(),
+                &join(path, key.name),
+                format!("missing, expected {}", key.kind.expected()),
+            )
+        });
+    }
+}
+
+fn check_value(item: &Tree, kind: Kind, path: &str, problems: &mut Vec<Problem>) {
+    let fits = match (kind, &item.value) {
+        (Kind::Text | Kind::Secret, Value::Text(_)) | (Kind::Boolean, Value::Boolean(_)) => true,
+        (Kind::Integer { min, max }, Value::Integer(number)) => (min..=max).contains(number),
+        (Kind::Duration { zero }, Value::Text(text)) => {
+            humantime::parse_duration(text).is_ok_and(|duration| zero || !duration.is_zero())
+        }
+        (Kind::Choice(choices), Value::Text(text)) => {
+            let fits = choices.contains(&text.as_str());
+            if let (false, Some(near)) = (fits, nearest(text, choices.iter().copied())) {
+                let message = format!("found {text:?}, expected {}; did you mean {near:?}?", kind.expected());
+                problems.push(Problem::new(item.origin.clone(), path, message));
+                return;
+            }
+            fits
+        }
+        (Kind::Table(keys), Value::Table(_)) => {
+            check_table(item, keys, path, problems);
+            true
+        }
+        (Kind::Texts, Value::Array(items)) => {
+            for (index, item) in items.iter().enumerate() {
+                check_value(item, Kind::Text, &format!("{path}[{index}]"), problems);
+            }
+            true
+        }
+        (Kind::Tables(keys), Value::Array(items)) => {
+            for (index, item) in items.iter().enumerate() {
+                check_value(item, Kind::Table(keys), &format!("{path}[{index}]"), problems);
+            }
+            true
+        }
+        (Kind::TextsOrTables(keys), Value::Array(items)) => {
+            for (index, item) in items.iter().enumerate() {
+                let kind = if matches!(item.value, Value::Table(_)) { Kind::Table(keys) } else { Kind::Text };
+                check_value(item, kind, &format!("{path}[{index}]"), problems);
+            }
+            true
+        }
+        _ => false,
+    };
+    if !fits {
+        let message = format!("found {}, expected {}", item.value.describe(kind.is_secret()), kind.expected());
+        problems.push(Problem::new(item.origin.clone(), path, message));
+    }
+}
+
+/// The message about a key that is not there.
+pub(super) fn unknown(name: &str, keys: &[Key]) -> String {
+    match nearest(name, keys.iter().map(|key| key.name)) {
+        Some(near) => format!("unknown key; did you mean `{near}`?"),
+        None => {
+            let names: Vec<&str> = keys.iter().map(|key| key.name).collect();
+            format!("unknown key, expected one of {}", names.join(", "))
+        }
+    }
+}
+
+/// `path.name`.
+pub(super) fn join(path: &str, name: &str) -> String {
+    if path.is_empty() { name.into() } else { format!("{path}.{name}") }
+}

@@ -1,0 +1,300 @@
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+
+use super::check::Stat;
+use super::schema::{self, Key, Kind};
+use super::*;
+
+const EXAMPLE: &str = include_str!("../../../../docs/guide/kingpost.toml");
+
+/// Password files as the table tests see them.
+fn stat(path: &Path) -> Stat {
+    match path.to_str() {
+        Some("/good") => Stat::Readable { mode: 0o100_600, empty: false },
+        Some("/open") => Stat::Readable { mode: 0o100_644, empty: false },
+        Some("/empty") => Stat::Readable { mode: 0o100_600, empty: true },
+        _ => Stat::Unreadable("No such file or directory (os error 2)".into()),
+    }
+}
+
+fn load_text(text: &str, variables: &[(&str, &str)]) -> Loaded {
+    parse("k.toml", text, variables.iter().map(|(name, value)| (name.into(), value.into())), &stat)
+}
+
+fn messages(text: &str, variables: &[(&str, &str)]) -> Vec<String> {
+    let loaded = load_text(text, variables);
+    let errors = loaded.problems.iter().any(|problem| problem.severity == Severity::Error);
+    assert_eq!(loaded.config.is_none(), errors, "a configuration with errors is not used: {text}");
+    loaded.problems.iter().map(ToString::to_string).collect()
+}
+
+/// A file without problems, to add one to.
+const GOOD: &str = "[proxy]\nauth = \"trust\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"127.0.0.1:5432\"\n";
+
+#[test]
+fn good() {
+    assert_eq!(messages(GOOD, &[]), [""; 0]);
+    assert_eq!(messages(EXAMPLE, &[]), [""; 0]);
+}
+
+#[test]
+fn golden_messages() {
+    let cases: &[(&str, &[&str])] = &[
+        // Syntax: all of them, with what can still be said about the rest.
+        (
+            "[proxy]\nauth = \"trust\nworkers == 3\n[log]\nlevle = \"info\"\n",
+            &[
+                "k.toml:2:14: not TOML",
+                "k.toml:3:10: not TOML",
+                "k.toml:5:1: log.levle: unknown key; did you mean `level`?",
+            ],
+        ),
+        // Keys and types: all at once.
+        (
+            "[proxy]\nwrokers = 1\nmax_clients = 0\nauth = \"scram\"\nlogin_timeout = 15\nlisten = \"127.0.0.1:1\"\n\
+             [proxy.pool]\nsize = \"many\"\nmode = \"transactoin\"\nconnect_timeout = \"0s\"\n[cluster]\nnodes = [{name = 3}]\n[extra]\n",
+            &[
+                "k.toml:2:1: proxy.wrokers: unknown key; did you mean `workers`?",
+                "k.toml:3:15: proxy.max_clients: found the integer 0, expected an integer from 1 to 1000000",
+                "k.toml:4:8: proxy.auth: found \"scram\", expected \"trust\" or \"scram-sha-256\"",
+                "k.toml:5:17: proxy.login_timeout: found the integer 15, expected a duration above zero such as \"30s\", \"500ms\" or \"1h\"",
+                "k.toml:6:10: proxy.listen: found \"127.0.0.1:1\", expected an array of addresses",
+                "k.toml:8:8: proxy.pool.size: found \"many\", expected an integer from 1 to 10000",
+                "k.toml:9:8: proxy.pool.mode: found \"transactoin\", expected \"transaction\" or \"session\"; did you mean \"transaction\"?",
+                "k.toml:10:19: proxy.pool.connect_timeout: found \"0s\", expected a duration above zero such as \"30s\", \"500ms\" or \"1h\"",
+                "k.toml:12:10: cluster.nodes[0].address: missing, expected a string",
+                "k.toml:12:18: cluster.nodes[0].name: found the integer 3, expected a string",
+                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, metrics, log",
+            ],
+        ),
+        (
+            "",
+            &[
+                "k.toml:1:1: cluster.nodes: found no node, expected at least one [[cluster.nodes]]",
+                "k.toml:1:1: proxy.users: found no user, expected at least one [[proxy.users]] with a password, for auth is \"scram-sha-256\"",
+            ],
+        ),
+        // Meaning: all at once.
+        (
+            "[proxy]\nauth = \"trust\"\nlisten = [\"0.0.0.0:6432\", \"/run/k.sock\", \"here\", \"127.0.0.1:0\", \"127.0.0.1:0\"]\n\
+             routing.read_functions = [\"f\", \"a.b.c\"]\n\
+             [[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n\
+             [[cluster.nodes]]\nname = \"a\"\naddress = \"db:0\"\n\
+             [metrics]\nlisten = \"0.0.0.0:9632\"\n[log]\nlevel = \"info,proxy=loud\"\n",
+            &[
+                "k.toml:3:11: proxy.listen[0]: found \"0.0.0.0:6432\" with auth = \"trust\": anybody who reaches it would be let in; expected a loopback address or a Unix socket, or auth = \"scram-sha-256\"",
+                "k.toml:3:42: proxy.listen[2]: found \"here\" without a port, expected host:port, [v6]:port, or the absolute path of a Unix socket",
+                "k.toml:4:32: proxy.routing.read_functions[1]: found \"a.b.c\", expected a function as name or schema.name",
+                "k.toml:9:8: cluster.nodes[1].name: found \"a\", which cluster.nodes[0] has already; expected a different one",
+                "k.toml:10:11: cluster.nodes[1].address: found port 0 in \"db:0\", expected a port from 1 to 65535",
+                "k.toml:12:10: metrics.listen: found \"0.0.0.0:9632\", which other machines can reach without a login; expected a loopback address, or metrics.allow_remote = true",
+                "k.toml:14:9: log.level: found \"info,proxy=loud\", expected a level such as info, or a list of target=level",
+            ],
+        ),
+        // Users. No password is ever shown.
+        (
+            "[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n\
+             [[proxy.users]]\nname = \"none\"\n\
+             [[proxy.users]]\nname = \"two\"\npassword = \"s3cret\"\npassword_file = \"/good\"\n\
+             [[proxy.users]]\nname = \"lost\"\npassword_file = \"/lost\"\n\
+             [[proxy.users]]\nname = \"open\"\npassword_file = \"/open\"\n\
+             [[proxy.users]]\nname = \"empty\"\npassword_file = \"/empty\"\n\
+             [[proxy.users]]\nname = \"bad\"\nverifier = \"md5s3cret\"\n\
+             [[proxy.users]]\nname = \"bad\"\npassword = \"\"\n",
+            &[
+                "k.toml:4:1: proxy.users[0]: found no password, expected one of password, password_file, verifier, for auth is \"scram-sha-256\"",
+                "k.toml:6:1: proxy.users[1]: found password and password_file, expected at most one of them",
+                "k.toml:12:17: proxy.users[2].password_file: cannot read \"/lost\": No such file or directory (os error 2)",
+                "k.toml:15:17: warning: proxy.users[3].password_file: \"/open\" has mode 644, everybody may use it; expected 600 or 640",
+                "k.toml:18:17: proxy.users[4].password_file: found nothing in the first line of \"/empty\", expected a password",
+                "k.toml:21:12: proxy.users[5].verifier: does not start with SCRAM-SHA-256$; expected SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key> as in pg_authid",
+                "k.toml:23:8: proxy.users[6].name: found \"bad\", which proxy.users[5] has already; expected a different one",
+                "k.toml:24:12: proxy.users[6].password: found an empty string, expected a password",
+            ],
+        ),
+        (
+            "[[proxy.users]]\nname = \"a\"\npassword = 12345\n",
+            &["k.toml:3:12: proxy.users[0].password: found an integer, expected a string"],
+        ),
+        (
+            "[cluster]\npassword = \"s3cret\nname = 1\n",
+            &["k.toml:2:19: not TOML", "k.toml:3:8: cluster.name: found the integer 1, expected a string"],
+        ),
+    ];
+    for (text, expected) in cases {
+        let found = messages(text, &[]);
+        assert_eq!(found.len(), expected.len(), "{text}\n{found:#?}");
+        for (found, expected) in found.iter().zip(*expected) {
+            // The wording of a syntax error is the parser's.
+            if expected.ends_with("not TOML") {
+                assert!(found.starts_with(expected), "{text}\n{found}\n{expected}");
+            } else {
+                assert_eq!(found, expected, "{text}");
+            }
+        }
+        for secret in ["s3cret", "12345"] {
+            assert!(!found.concat().contains(secret), "{found:#?}");
+        }
+    }
+}
+
+#[test]
+fn variables_override() {
+    let loaded = load_text(
+        GOOD,
+        &[
+            ("KINGPOST__PROXY__POOL__SIZE", "30"),
+            ("KINGPOST__PROXY__LISTEN", "127.0.0.1:1, /run/k.sock"),
+            ("KINGPOST__PROXY__ROUTING__READ_FUNCTIONS", "[\"f\"]"),
+            ("KINGPOST__CLUSTER__NODES", "[{name = \"n\", address = \"db:1\", weight = 2}]"),
+            ("KINGPOST__CLUSTER__PASSWORD", " keeps spaces "),
+            ("KINGPOST__METRICS__ALLOW_REMOTE", "true"),
+            ("KINGPOST__LOG__LEVEL", "debug"),
+            ("KINGPOST_PG_BIN", "/elsewhere"),
+            ("PATH", "/bin"),
+        ],
+    );
+    let config = loaded.config.unwrap();
+    assert_eq!(config.proxy.pool.size, 30);
+    let listen: Vec<&str> = config.proxy.listen.iter().map(|listen| listen.address.as_str()).collect();
+    assert_eq!(listen, ["127.0.0.1:1", "/run/k.sock"]);
+    assert_eq!(config.proxy.routing.read_functions, ["f"]);
+    assert_eq!((config.cluster.nodes.len(), config.cluster.nodes[0].weight), (1, 2));
+    assert_eq!(config.cluster.password.as_deref(), Some(" keeps spaces "));
+    assert!(config.metrics.allow_remote);
+    assert_eq!(config.log.level, "debug");
+}
+
+#[test]
+fn golden_messages_of_variables() {
+    for (name, value, expected) in [
+        ("KINGPOST__PROXY__POOL__SIZE", "x", "proxy.pool.size: found \"x\", expected an integer from 1 to 10000"),
+        ("KINGPOST__PROXY__POOL__SISE", "1", "proxy.pool.sise: unknown key; did you mean `size`?"),
+        ("KINGPOST__PROXY__POOL", "1", "proxy.pool: a whole table, expected the name of a key in it"),
+        ("KINGPOST__LOG__LEVEL__X", "1", "log.level.x: unknown key: what is above it is not a table"),
+        ("KINGPOST__CLUSTER__NODES", "a", "cluster.nodes: not TOML"),
+        (
+            "KINGPOST__PROXY__LISTEN",
+            "127.0.0.1:1,b",
+            "proxy.listen[1]: found \"b\" without a port, expected host:port, [v6]:port, or the absolute path of a Unix socket",
+        ),
+        ("KINGPOST__METRICS__ALLOW_REMOTE", "yes", "metrics.allow_remote: found \"yes\", expected true or false"),
+    ] {
+        let found = messages(GOOD, &[(name, value)]);
+        let expected = format!("environment variable {name}: {expected}");
+        assert_eq!(found.len(), 1, "{found:#?}");
+        assert!(found[0].starts_with(&expected), "{}\n{expected}", found[0]);
+    }
+}
+
+/// The example with its commented keys (`#key`, without a space) made real.
+fn uncommented() -> String {
+    let line = |line: &str| match line.strip_prefix('#') {
+        Some(rest) if rest.starts_with(|c: char| c.is_ascii_alphabetic() || c == '[') => format!("{rest}\n"),
+        _ => format!("{line}\n"),
+    };
+    EXAMPLE.lines().map(line).collect()
+}
+
+#[test]
+fn the_example_shows_the_defaults() {
+    let config = load_text(EXAMPLE, &[]).config.unwrap();
+    let mut expected = Config::default();
+    expected.cluster.nodes.clone_from(&config.cluster.nodes);
+    expected.proxy.users.clone_from(&config.proxy.users);
+    assert_eq!(config, expected);
+    assert_eq!((config.cluster.nodes[0].weight, config.cluster.nodes.len()), (1, 1));
+}
+
+#[test]
+fn the_example_has_every_key_and_each_is_explained() {
+    let text = uncommented();
+    let value: toml::Value = toml::from_str(&text).unwrap();
+    Config::deserialize(value.clone()).unwrap();
+    let mut missing = Vec::new();
+    find_missing(&value, schema::ROOT, "", &mut missing);
+    assert_eq!(missing, [""; 0]);
+    // Each key has a comment above it, or follows a key of the same comment.
+    let undefaulted: Vec<Problem> = load_text(&text, &[]).problems;
+    let multiple = "expected at most one of them";
+    assert!(
+        undefaulted.iter().all(|problem| problem.message.contains(multiple) || problem.key.ends_with("password_file"))
+    );
+}
+
+fn find_missing(value: &toml::Value, keys: &[Key], path: &str, missing: &mut Vec<String>) {
+    for key in keys {
+        let path = schema::join(path, key.name);
+        match (value.get(key.name), key.kind) {
+            (None, _) => missing.push(path),
+            (Some(value), Kind::Table(keys)) => find_missing(value, keys, &path, missing),
+            (Some(value), Kind::Tables(keys)) => find_missing(&value[0], keys, &path, missing),
+            _ => {}
+        }
+    }
+}
+
+/// The keys that a type knows: serde names them when it meets another one.
+fn known<T: DeserializeOwned>(required: &[(&str, &str)]) -> BTreeSet<String> {
+    let mut table = toml::Table::new();
+    table.insert("no_such_key".into(), toml::Value::Boolean(true));
+    for (name, value) in required {
+        table.insert((*name).into(), toml::Value::String((*value).into()));
+    }
+    let Err(error) = T::deserialize(toml::Value::Table(table)) else { panic!("an unknown key is accepted") };
+    let expected = error.message().split_once("expected").unwrap().1.to_owned();
+    expected.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_schema_is_that_of_the_types() {
+    use proxy::config::{DatabaseConfig, PoolConfig, RoutingConfig, UserConfig};
+    let inner = |keys: &'static [Key], path: &[&str]| -> &'static [Key] {
+        path.iter().fold(keys, |keys, step| match keys.iter().find(|key| key.name == *step).unwrap().kind {
+            Kind::Table(keys) | Kind::Tables(keys) => keys,
+            other => panic!("{step}: {other:?}"),
+        })
+    };
+    for (path, known) in [
+        (&[][..], known::<Config>(&[])),
+        (&["proxy"], known::<ProxyConfig>(&[])),
+        (&["proxy", "pool"], known::<PoolConfig>(&[])),
+        (&["proxy", "routing"], known::<RoutingConfig>(&[])),
+        (&["proxy", "databases"], known::<DatabaseConfig>(&[])),
+        (&["proxy", "users"], known::<UserConfig>(&[])),
+        (&["cluster"], known::<ClusterConfig>(&[])),
+        (&["cluster", "nodes"], known::<topology::NodeConfig>(&[])),
+        (&["metrics"], known::<MetricsConfig>(&[])),
+        (&["log"], known::<LogConfig>(&[])),
+    ] {
+        let ours: BTreeSet<String> = inner(schema::ROOT, path).iter().map(|key| key.name.to_owned()).collect();
+        assert_eq!(ours, known, "{path:?}");
+    }
+}
+
+#[test]
+fn every_choice_is_one_of_the_type() {
+    fn visit(keys: &'static [Key], path: &str, all: &mut Vec<(String, &'static [&'static str])>) {
+        for key in keys {
+            let path = schema::join(path, key.name);
+            match key.kind {
+                Kind::Choice(choices) => all.push((path, choices)),
+                Kind::Table(keys) => visit(keys, &path, all),
+                _ => {}
+            }
+        }
+    }
+    let mut all = Vec::new();
+    visit(schema::ROOT, "", &mut all);
+    assert!(all.len() >= 5);
+    for (path, choices) in all {
+        for choice in choices {
+            let text = format!("{path} = \"{choice}\"");
+            assert!(toml::from_str::<Config>(&text).is_ok(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The `kingpost` binary.
+//!
+//! ```text
+//!  cli ──▶ proxy ─▶ config (file + environment, checked) ─▶ run (topology + proxy) ◀─ admin (HTTP)
+//!      ├─▶ check ─▶ config
+//!      └─▶ up ───▶ PostgreSQL servers in a directory ─▶ config (generated) ─▶ run ◀─ admin
+//! ```
+//!
+//! This crate knows every part; no part knows it.
+
+mod admin;
+mod cli;
+mod config;
+mod error;
+mod exposition;
+mod logging;
+mod out;
+mod run;
+mod serve;
+mod up;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use crate::cli::{Cli, Command};
+use crate::error::Failure;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match dispatch(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            out::note(format_args!("kingpost: {failure}"));
+            ExitCode::from(failure.exit as u8)
+        }
+    }
+}
+
+fn dispatch(cli: Cli) -> Result<(), Failure> {
+    let log = config::LogFlags { level: cli.log_level, format: cli.log_format };
+    match cli.command {
+        Command::Proxy(args) => serve::proxy(&args, &log),
+        Command::Check(args) => serve::check(&args, &log),
+        Command::Up(args) => up::up(&args, &log),
+        Command::Down(args) => up::down(&args),
+        Command::Status(args) => up::status(&args),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "kingpost", &mut script);
+            out::raw(&String::from_utf8_lossy(&script));
+            Ok(())
+        }
+        Command::Man { out: Some(dir) } => {
+            std::fs::create_dir_all(&dir).map_err(|error| Failure::path("create", &dir, &error))?;
+            clap_mangen::generate_to(Cli::command(), &dir)
+                .map_err(|error| Failure::path("write man pages to", &dir, &error))
+        }
+        Command::Man { out: None } => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(Cli::command())
+                .render(&mut page)
+                .map_err(|error| Failure::runtime(format!("cannot render the man page: {error}")))?;
+            out::raw(&String::from_utf8_lossy(&page));
+            Ok(())
+        }
+    }
+}

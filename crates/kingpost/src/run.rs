@@ -1,0 +1,288 @@
+//! The running parts: the topology and the proxy, wired together. The only module that knows how they are driven.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use topology::{NodeView, Role, Topology, View, WEIGHT_SCALE};
+
+use crate::admin::Source;
+use crate::config::Config;
+use crate::error::Failure;
+use crate::exposition::{Exposition, Type};
+use proxy::metrics::{BUCKETS, Snapshot};
+use proxy::{Proxy, StartError};
+
+/// The parts of one process.
+pub(crate) struct Running {
+    topology: Arc<Topology>,
+    /// `None` once it was shut down.
+    proxy: RwLock<Option<Proxy>>,
+    pulse: Mutex<Pulse>,
+}
+
+/// Whether each worker's loop still turns. An idle one turns at least once in [`Pulse::LIMIT`].
+#[derive(Debug, Default)]
+struct Pulse {
+    /// By worker: its turns, and since when it has had so many.
+    last: Vec<(u64, Instant)>,
+}
+
+impl Pulse {
+    /// Longest time without a turn.
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    /// Compares with what was seen before; `now` never goes back.
+    fn observe(&mut self, turns: &[u64], now: Instant) -> Result<(), String> {
+        self.last.resize(turns.len(), (u64::MAX, now));
+        for (worker, (last, turns)) in self.last.iter_mut().zip(turns).enumerate() {
+            if last.0 != *turns {
+                *last = (*turns, now);
+            }
+            let still = now.saturating_duration_since(last.1);
+            if still > Pulse::LIMIT {
+                return Err(format!("worker {worker} has not turned for {} s", still.as_secs()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Totals for people.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Traffic {
+    /// Clients connected.
+    pub(crate) clients: u64,
+    /// Statements so far.
+    pub(crate) queries: u64,
+}
+
+impl Running {
+    /// Starts probing and listening.
+    ///
+    /// # Errors
+    /// A part cannot start, for example because an address is taken.
+    pub(crate) fn start(config: &Config, runtime: &tokio::runtime::Handle) -> Result<Running, Failure> {
+        raise_descriptor_limit();
+        let topology = Topology::start(config.cluster.clone(), runtime)
+            .map_err(|error| Failure::environment(format!("cannot start watching the cluster: {error}")))?;
+        match Proxy::start(&config.proxy, Arc::clone(&topology)) {
+            Ok(proxy) => Ok(Running { topology, proxy: RwLock::new(Some(proxy)), pulse: Mutex::default() }),
+            Err(error) => {
+                topology.shutdown();
+                Err(failure_of(&error))
+            }
+        }
+    }
+
+    /// Asks the proxy, as long as there is one.
+    fn ask<T: Default>(&self, question: impl FnOnce(&Proxy) -> T) -> T {
+        self.proxy.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(question).unwrap_or_default()
+    }
+
+    /// Where clients connect; port 0 resolved.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        self.ask(Proxy::addresses)
+    }
+
+    /// Waits until a primary is known.
+    ///
+    /// # Errors
+    /// It took longer; what each node is and said is in the failure.
+    pub(crate) async fn wait_ready(&self, limit: Duration) -> Result<(), Failure> {
+        self.topology
+            .wait_ready(limit)
+            .await
+            .map_err(|error| Failure::runtime(format!("the proxy found no primary: {error}")))
+    }
+
+    /// Takes over a new configuration. What may be refused is asked first, so that a refusal leaves everything as it was.
+    ///
+    /// # Errors
+    /// A part refused.
+    pub(crate) fn reload(&self, config: &Config) -> Result<(), Failure> {
+        let refused =
+            |error: &dyn std::fmt::Display| Failure::config(format!("the new configuration is refused: {error}"));
+        config.cluster.validate().map_err(|error| refused(&error))?;
+        let proxy = self.proxy.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(proxy) = proxy.as_ref() {
+            proxy.reload(&config.proxy).map_err(|error| refused(&error))?;
+        }
+        self.topology.reload(config.cluster.clone()).map_err(|error| refused(&error))
+    }
+
+    /// Totals.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let snapshot = self.ask(Proxy::metrics);
+        let sum = |list: &[(&'static str, &'static str, u64)], names: &[&str]| {
+            list.iter().filter(|(name, _, _)| names.contains(name)).map(|(_, _, value)| value).sum()
+        };
+        Traffic {
+            clients: sum(&snapshot.gauges, &["clients"]),
+            queries: sum(&snapshot.counters, &["statements_primary", "statements_replica", "statements_local"]),
+        }
+    }
+
+    /// Stops accepting, lets transactions finish until `grace` is over, closes everything. Blocks.
+    pub(crate) fn shutdown(&self, grace: Duration) {
+        if let Some(proxy) = self.proxy.write().unwrap_or_else(PoisonError::into_inner).take() {
+            proxy.shutdown(grace);
+        }
+        self.topology.shutdown();
+    }
+}
+
+impl Source for Running {
+    fn metrics(&self) -> String {
+        let mut exposition = Exposition::default();
+        exposition
+            .metric(Type::Gauge, "build_info", "Always 1; the label is the version.")
+            .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1_u64);
+        describe_proxy(&self.ask(Proxy::metrics), &mut exposition);
+        describe_view(&self.topology.view(), &mut exposition);
+        exposition.render()
+    }
+
+    fn alive(&self) -> Result<(), String> {
+        let turns = self.ask(Proxy::turns);
+        if turns.is_empty() {
+            return Err("the proxy has been stopped".into());
+        }
+        self.pulse.lock().unwrap_or_else(PoisonError::into_inner).observe(&turns, Instant::now())
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        if self.addresses().is_empty() {
+            return Err("the proxy does not listen".into());
+        }
+        match self.topology.view().primary {
+            Some(_) => Ok(()),
+            None => Err("no primary is known".into()),
+        }
+    }
+}
+
+/// The workers' metrics. Their names are the proxy's; the unit becomes seconds, counters get their suffix.
+fn describe_proxy(snapshot: &Snapshot, exposition: &mut Exposition) {
+    for (name, help, value) in &snapshot.counters {
+        exposition.counter(&format!("{name}_total"), help, *value);
+    }
+    for (name, help, value) in &snapshot.gauges {
+        exposition.gauge(name, help, *value);
+    }
+    let mut pins = exposition.metric(Type::Counter, "pins_total", "Clients that became pinned, by reason");
+    for (reason, count) in &snapshot.pins {
+        pins.sample(&[("reason", reason)], *count);
+    }
+    for (name, help, histogram) in &snapshot.histograms {
+        let name = name.replace("_micros", "_seconds");
+        let buckets: Vec<(f64, u64)> =
+            BUCKETS.iter().zip(&histogram.buckets).map(|(bound, count)| (*bound as f64 / 1e6, *count)).collect();
+        let above = histogram.buckets.last().copied().unwrap_or(0);
+        exposition.histogram(&name, help, &buckets, above, histogram.sum_micros as f64 / 1e6);
+    }
+}
+
+/// The cluster's metrics.
+fn describe_view(view: &View, exposition: &mut Exposition) {
+    exposition.gauge("topology_epoch", "Grows with each change of the cluster's picture.", view.epoch);
+    exposition.gauge("topology_timeline", "Timeline of the current or last primary.", view.term.timeline);
+    exposition.gauge("topology_primary_known", "1 while there is a primary.", view.primary.is_some());
+    let mut role = exposition.metric(Type::Gauge, "node_role", "1 for the role that a node has.");
+    for node in &view.nodes {
+        for (name, value) in
+            [("unknown", Role::Unknown), ("primary", Role::Primary), ("replica", Role::Replica), ("stale", Role::Stale)]
+        {
+            role.sample(&[("node", &node.node.name), ("role", name)], node.role == value);
+        }
+    }
+    let mut each = |name, help, value: &dyn Fn(&NodeView) -> f64| {
+        let mut metric = exposition.metric(Type::Gauge, name, help);
+        for node in &view.nodes {
+            metric.sample(&[("node", &node.node.name)], value(node));
+        }
+    };
+    each("node_usable", "1 while a node may be given new work.", &|node| f64::from(u8::from(node.usable)));
+    each("node_weight", "Share of reads relative to the other nodes, lowered during slow start.", &|node| {
+        f64::from(node.weight) / f64::from(WEIGHT_SCALE)
+    });
+    each("node_lag_seconds", "Time a replica is behind, by the last probe.", &|node| {
+        node.node.lag_ms.load(Ordering::Relaxed) as f64 / 1000.0
+    });
+    each("node_lag_bytes", "Bytes a replica's replay is behind, by the last probe.", &|node| {
+        node.node.lag_bytes.load(Ordering::Relaxed) as f64
+    });
+}
+
+/// What the user can do about a proxy that does not start.
+fn failure_of(error: &StartError) -> Failure {
+    let what = format!("cannot start the proxy: {error}");
+    match error {
+        StartError::Settings(_) => Failure::config(what),
+        StartError::Listen { .. } => Failure::environment(what)
+            .advise("choose another address: proxy.listen in the configuration, --listen for `up`"),
+        StartError::System { .. } => Failure::environment(what),
+    }
+}
+
+/// A client is a descriptor, and the usual soft limit is 1024.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return;
+    }
+    limit.current = limit.maximum;
+    match setrlimit(Resource::Nofile, limit) {
+        Ok(()) => tracing::debug!(limit = ?limit.maximum, "raised the limit of open files"),
+        Err(error) => tracing::warn!(%error, "cannot raise the limit of open files"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proxy::metrics::HistogramSnapshot;
+
+    #[test]
+    fn pulse() {
+        let start = Instant::now();
+        let mut pulse = Pulse::default();
+        for (turns, seconds, alive) in [
+            ([5, 5], 0, true),
+            ([5, 6], 9, true),
+            ([5, 7], 11, false),
+            ([6, 8], 12, true),
+            ([7, 8], 22, true),
+            ([8, 8], 23, false),
+            ([8, 9], 24, true),
+        ] {
+            let observed = pulse.observe(&turns, start + Duration::from_secs(seconds));
+            assert_eq!(observed.is_ok(), alive, "{turns:?} turns after {seconds} s");
+        }
+    }
+
+    #[test]
+    fn histograms_are_in_seconds() {
+        let mut buckets = [0; BUCKETS.len() + 1];
+        buckets[0] = 1;
+        buckets[BUCKETS.len()] = 2;
+        let snapshot = Snapshot {
+            counters: vec![("cancels", "Cancels", 4)],
+            histograms: vec![("wait_micros", "Waits", HistogramSnapshot { buckets, sum_micros: 1_500_000 })],
+            ..Snapshot::default()
+        };
+        let mut exposition = Exposition::default();
+        describe_proxy(&snapshot, &mut exposition);
+        let text = exposition.render();
+        for line in [
+            "kingpost_cancels_total 4",
+            "kingpost_wait_seconds_bucket{le=\"0.00005\"} 1",
+            "kingpost_wait_seconds_bucket{le=\"+Inf\"} 3",
+            "kingpost_wait_seconds_sum 1.5",
+            "kingpost_wait_seconds_count 3",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+        }
+    }
+}

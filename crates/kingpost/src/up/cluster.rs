@@ -1,0 +1,351 @@
+//! The servers of one directory together: made, started in order, stopped in order.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::dir::{Directory, FORMAT, NodeState, State};
+use super::install::{self, Installation};
+use super::plan::{Part, plan};
+use super::postgres::{self, Server};
+use super::process::{Account, Launcher};
+use super::stop::Stop;
+use crate::error::Failure;
+
+/// Longest time for a replica with data of its own to stream; then its data are made again.
+const FOLLOW_LIMIT: Duration = Duration::from_secs(20);
+/// Longest time for a new replica to stream.
+const REBUILT_LIMIT: Duration = Duration::from_secs(60);
+/// How often the primary is asked about it.
+const PACE: Duration = Duration::from_millis(100);
+/// Longest path of a Unix socket.
+const SOCKET_PATH_LIMIT: usize = 107;
+/// Where data go that the servers' user could not reach in the cluster's directory.
+const SHARED_DATA: &str = "/var/lib/kingpost";
+/// Replicas of a new cluster.
+const DEFAULT_REPLICAS: u16 = 2;
+
+/// The servers of one directory.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    directory: Directory,
+    state: State,
+    installation: Installation,
+    launcher: Launcher,
+    /// The primary first, then the replicas; only what was started.
+    pub(super) servers: Vec<Server>,
+}
+
+impl Cluster {
+    /// Looks at what is there: programs, account, earlier data. Starts nothing.
+    ///
+    /// # Errors
+    /// No usable PostgreSQL, no account for it, or a directory that cannot be used.
+    pub(super) fn prepare(directory: &Directory, pg_bin: Option<&Path>, stop: Stop) -> Result<Cluster, Failure> {
+        let previous = directory.state()?;
+        let usable = previous.as_ref().filter(|state| state.complete);
+        let installation = install::find(pg_bin, usable.map(|state| (state.version, state.bin.as_path())))?;
+        let account = Account::choose(&directory.path)?;
+        let data = match &previous {
+            Some(state) => state.data.clone(),
+            None => data_root(directory, account.as_ref())?,
+        };
+        let state = State {
+            format: FORMAT,
+            complete: usable.is_some(),
+            version: installation.version,
+            bin: installation.bin.clone(),
+            sockets: socket_directory(&data, account.as_ref())?,
+            nodes: usable.map(|state| state.nodes.clone()).unwrap_or_default(),
+            data,
+        };
+        let launcher = Launcher { account, logs: directory.logs(), cwd: state.data.clone(), stop };
+        Ok(Cluster { directory: directory.clone(), state, installation, launcher, servers: Vec::new() })
+    }
+
+    /// Where data are, if that is not the cluster's directory.
+    pub(super) fn data_elsewhere(&self) -> Option<&Path> {
+        (self.state.data != self.directory.path).then_some(self.state.data.as_path())
+    }
+
+    pub(super) fn version(&self) -> u32 {
+        self.installation.version
+    }
+
+    pub(super) fn account(&self) -> Option<&str> {
+        self.launcher.account.as_ref().map(|account| account.name.as_str())
+    }
+
+    /// Whether all nodes were made.
+    pub(super) fn is_complete(&self) -> bool {
+        self.state.complete
+    }
+
+    /// Stops servers that an earlier `up` left behind; says their names.
+    pub(super) async fn stop_leftovers(&self) -> Vec<String> {
+        let mut stopped = Vec::new();
+        let Ok(entries) = fs::read_dir(self.nodes_dir()) else { return stopped };
+        for entry in entries.flatten().take(256) {
+            if super::process::postmaster(&entry.path()).is_some() {
+                postgres::stop_data(&self.installation, &self.launcher, &entry.path()).await;
+                stopped.push(entry.file_name().to_string_lossy().into_owned());
+            }
+        }
+        stopped
+    }
+
+    fn nodes_dir(&self) -> PathBuf {
+        self.state.data.join("nodes")
+    }
+
+    /// Starts the primary and so many replicas, making what is missing. `step` is told what happens.
+    ///
+    /// # Errors
+    /// A server cannot be made or started. What was started is in `servers`, to be stopped.
+    pub(super) async fn start(&mut self, replicas: Option<u16>, step: &dyn Fn(&str)) -> Result<(), Failure> {
+        let fresh = !self.state.complete;
+        if fresh {
+            postgres::remove_dir(&self.nodes_dir())?;
+        }
+        own_directory(&self.nodes_dir(), self.launcher.account.as_ref(), 0o700)?;
+        let existing = self.state.nodes.len();
+        let wanted = 1 + match replicas {
+            Some(replicas) => usize::from(replicas),
+            None if fresh => usize::from(DEFAULT_REPLICAS),
+            None => existing.saturating_sub(1),
+        };
+        for number in existing + 1..=wanted {
+            self.state.nodes.push(NodeState { name: format!("node{number}"), port: 0 });
+        }
+        self.directory.save_state(&self.state)?;
+        if fresh {
+            step("making node1 with initdb");
+            postgres::initdb(&self.installation, &self.launcher, &self.state.node_data("node1")).await?;
+        }
+        let mut on_disk = Vec::new();
+        for node in &self.state.nodes {
+            let data = self.state.node_data(&node.name);
+            on_disk.push(postgres::inspect(&self.installation, &self.launcher, &data).await?);
+        }
+        let parts = plan(&on_disk).ok_or_else(|| {
+            Failure::environment(format!("no node under {} has data", self.nodes_dir().display()))
+                .advise("remove the directory and start again, or name another one with --dir")
+        })?;
+        let mut followers = Vec::new();
+        for (node, part) in self.state.nodes.clone().iter().zip(parts) {
+            let data = self.state.node_data(&node.name);
+            let server = Server::new(&node.name, data, node.port, &self.launcher.logs);
+            match part {
+                Part::Primary { promote } => self.start_primary(server, promote, step).await?,
+                part => followers.push((server, part)),
+            }
+        }
+        followers.truncate(wanted.saturating_sub(1));
+        self.set_slots(&followers.iter().map(|(server, _)| server.slot()).collect::<Vec<_>>()).await?;
+        for (server, part) in followers {
+            self.start_replica(server, part == Part::Follow, step).await?;
+        }
+        self.state.complete = true;
+        self.directory.save_state(&self.state)
+    }
+
+    async fn start_primary(&mut self, server: Server, promote: bool, step: &dyn Fn(&str)) -> Result<(), Failure> {
+        step(&format!("starting {} as primary", server.name));
+        self.servers.insert(0, server);
+        self.start_server(0, None).await?;
+        if promote {
+            step("promoting it: the earlier primary is lost");
+            self.servers[0].promote().await?;
+        }
+        Ok(())
+    }
+
+    async fn start_replica(&mut self, server: Server, has_data: bool, step: &dyn Fn(&str)) -> Result<(), Failure> {
+        let primary = self.servers[0].port;
+        let name = server.name.clone();
+        let index = self.servers.len();
+        self.servers.push(server);
+        if has_data {
+            step(&format!("starting {name} as replica"));
+            let followed = match self.start_server(index, Some(primary)).await {
+                Ok(()) => self.wait_streaming(&name, FOLLOW_LIMIT).await?,
+                Err(failure) => {
+                    tracing::warn!(node = name, "{failure}");
+                    false
+                }
+            };
+            if followed {
+                return Ok(());
+            }
+            self.servers[index].stop(&self.installation, &self.launcher).await;
+            step(&format!("{name} cannot follow the primary: its data are made again"));
+        } else {
+            step(&format!("making {name} with pg_basebackup"));
+        }
+        let (data, slot) = (self.servers[index].data.clone(), self.servers[index].slot());
+        postgres::basebackup(&self.installation, &self.launcher, &data, primary, &slot).await?;
+        self.start_server(index, Some(primary)).await?;
+        if self.wait_streaming(&name, REBUILT_LIMIT).await? {
+            return Ok(());
+        }
+        let log = self.launcher.logs.join(format!("{name}.log"));
+        Err(Failure::runtime(format!("{name} does not stream from the primary; the end of {}:", log.display()))
+            .advise(super::process::tail(&log, 12)))
+    }
+
+    /// Starts a server and takes note of its port.
+    async fn start_server(&mut self, index: usize, follow: Option<u16>) -> Result<(), Failure> {
+        let server = &mut self.servers[index];
+        server.start(&self.installation, &self.launcher, &self.state.sockets, follow).await?;
+        if let Some(node) = self.state.nodes.iter_mut().find(|node| node.name == server.name) {
+            node.port = server.port;
+        }
+        self.directory.save_state(&self.state)
+    }
+
+    /// Makes the primary keep WAL for these slots, and for no other one of ours.
+    async fn set_slots(&self, slots: &[String]) -> Result<(), Failure> {
+        let port = self.servers[0].port;
+        let list = slots.iter().map(|slot| format!("'{slot}'")).collect::<Vec<_>>().join(", ");
+        let mut statements = vec![format!(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+             WHERE starts_with(slot_name, 'kingpost_') AND NOT active AND slot_name <> ALL (ARRAY[{list}]::text[])"
+        )];
+        statements.extend(slots.iter().map(|slot| {
+            format!(
+                "SELECT pg_create_physical_replication_slot('{slot}', true) \
+                 WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '{slot}')"
+            )
+        }));
+        for statement in statements {
+            postgres::query(port, &statement)
+                .await
+                .map_err(|error| Failure::runtime(format!("cannot set up replication slots: {error}")))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a replica streams from the primary, within a time. An end of the replica or a signal ends the wait.
+    async fn wait_streaming(&mut self, name: &str, limit: Duration) -> Result<bool, Failure> {
+        let port = self.servers[0].port;
+        let question =
+            format!("SELECT 1 FROM pg_stat_replication WHERE application_name = '{name}' AND state = 'streaming'");
+        let started = Instant::now();
+        loop {
+            if postgres::query(port, &question).await.is_ok_and(|rows| !rows.is_empty()) {
+                return Ok(true);
+            }
+            let down = self.servers.iter_mut().any(|server| server.name == name && server.is_down());
+            if down || started.elapsed() > limit {
+                return Ok(false);
+            }
+            tokio::select! {
+                () = tokio::time::sleep(PACE) => {}
+                failure = self.launcher.stop.failure() => return Err(failure),
+            }
+        }
+    }
+
+    /// Stops the replicas, then what is a primary: so that the replicas have everything it wrote.
+    pub(super) async fn stop(&mut self) {
+        let (primaries, replicas): (Vec<_>, Vec<_>) = std::mem::take(&mut self.servers)
+            .into_iter()
+            .partition(|server| !server.data.join("standby.signal").exists());
+        for mut server in replicas.into_iter().chain(primaries) {
+            server.stop(&self.installation, &self.launcher).await;
+        }
+    }
+
+    /// Removes nodes that were only half made.
+    pub(super) fn discard(&self) {
+        if let Err(failure) = postgres::remove_dir(&self.nodes_dir()) {
+            tracing::warn!("{failure}");
+        }
+    }
+
+    /// Names and ports, the primary at start first.
+    pub(super) fn ports(&self) -> Vec<(String, u16)> {
+        self.servers.iter().map(|server| (server.name.clone(), server.port)).collect()
+    }
+}
+
+/// Where data go: the cluster's directory, or a shared place if the servers' user cannot get into it (as with root's
+/// home).
+fn data_root(directory: &Directory, account: Option<&Account>) -> Result<PathBuf, Failure> {
+    let Some(account) = account else { return Ok(directory.path.clone()) };
+    let own = fs::metadata(&directory.path).map_err(|error| Failure::path("look at", &directory.path, &error))?;
+    if own.uid() == 0 {
+        // Others may pass through, not look around.
+        let mode = own.permissions().mode() | 0o111;
+        fs::set_permissions(&directory.path, fs::Permissions::from_mode(mode))
+            .map_err(|error| Failure::path("open to the servers' user", &directory.path, &error))?;
+    }
+    if account.can_enter(&directory.path) {
+        return Ok(directory.path.clone());
+    }
+    let data = Path::new(SHARED_DATA).join(tag(&directory.path));
+    fs::create_dir_all(&data).map_err(|error| Failure::path("create", &data, &error))?;
+    for path in [Path::new(SHARED_DATA), data.as_path()] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+            .map_err(|error| Failure::path("open to the servers' user", path, &error))?;
+    }
+    Ok(data)
+}
+
+/// A short name that is different for different paths (FNV-1a).
+fn tag(path: &Path) -> String {
+    use std::os::unix::ffi::OsStrExt;
+    let hash = path
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
+    format!("{hash:016x}")
+}
+
+/// A directory for sockets, whose paths may not be long.
+fn socket_directory(data: &Path, account: Option<&Account>) -> Result<PathBuf, Failure> {
+    let near = data.join("sockets");
+    let longest = near.join(".s.PGSQL.65535");
+    if longest.as_os_str().len() <= SOCKET_PATH_LIMIT {
+        own_directory(&near, account, 0o755)?;
+        return Ok(near);
+    }
+    // In a place where anybody may have made it first: only one that is ours is used.
+    let far = PathBuf::from(format!("/tmp/kingpost-{}", tag(data)));
+    if !far.exists() {
+        own_directory(&far, account, 0o755)?;
+    }
+    let metadata = fs::symlink_metadata(&far).map_err(|error| Failure::path("look at", &far, &error))?;
+    let owner = account.map_or_else(|| rustix::process::geteuid().as_raw(), |account| account.uid);
+    if metadata.is_dir() && metadata.uid() == owner {
+        return Ok(far);
+    }
+    Err(Failure::environment(format!("{} is not a directory of the servers' user", far.display()))
+        .advise("remove it, or use a --dir with a shorter path"))
+}
+
+/// Makes a directory that belongs to the account.
+fn own_directory(path: &Path, account: Option<&Account>, mode: u32) -> Result<(), Failure> {
+    let make = || -> std::io::Result<()> {
+        fs::create_dir_all(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+        match account {
+            Some(account) => std::os::unix::fs::chown(path, Some(account.uid), Some(account.gid)),
+            None => Ok(()),
+        }
+    };
+    make().map_err(|error| Failure::path("prepare", path, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_differ() {
+        assert_eq!(tag(Path::new("/a/b")), tag(Path::new("/a/b")));
+        assert_ne!(tag(Path::new("/a/b")), tag(Path::new("/a/c")));
+    }
+}

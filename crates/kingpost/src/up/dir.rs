@@ -1,0 +1,295 @@
+//! The cluster's directory: whose it is, what is in it, who uses it.
+//!
+//! ```text
+//!  <dir>/kingpost.marker   written first: the directory is ours
+//!        lock              held (flock) while somebody starts, runs or stops the cluster
+//!        up.json           the running `kingpost up`: pid, start time, addresses
+//!        state.json        the nodes; `complete` once every one of them was made
+//!        kingpost.toml     the configuration that the proxy was started with
+//!        logs/             one file a node, one for the proxy, one a tool
+//!  <data>/nodes/<name>/    data directories; <data> is <dir>, unless the servers' user cannot get there
+//! ```
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::process::Identity;
+use crate::error::Failure;
+
+const MARKER: &str = "kingpost.marker";
+const MARKER_TEXT: &str =
+    "A local cluster of kingpost. Made by `kingpost up`; stop it with `kingpost down` before removing it.\n";
+
+/// A cluster's directory.
+#[derive(Debug, Clone)]
+pub(super) struct Directory {
+    /// Absolute.
+    pub(super) path: PathBuf,
+}
+
+/// Held while the cluster is started, run or stopped; the system gives it back when the process ends, however it ends.
+#[derive(Debug)]
+pub(super) struct Lock {
+    _file: File,
+}
+
+/// `state.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct State {
+    /// Version of this file.
+    pub(super) format: u32,
+    /// Whether every node was made. Without it everything is made again.
+    pub(super) complete: bool,
+    /// Major version of PostgreSQL.
+    pub(super) version: u32,
+    /// Where its programs are.
+    pub(super) bin: PathBuf,
+    /// Where `nodes/` is.
+    pub(super) data: PathBuf,
+    /// Where the servers' Unix sockets are.
+    pub(super) sockets: PathBuf,
+    /// The nodes.
+    pub(super) nodes: Vec<NodeState>,
+}
+
+/// A node in `state.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct NodeState {
+    pub(super) name: String,
+    /// Port it had last, taken again if it is free; 0 before the first start.
+    pub(super) port: u16,
+}
+
+/// `up.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct UpState {
+    /// The process.
+    pub(super) process: Identity,
+    /// Where the proxy listens; empty while starting.
+    pub(super) proxy: Vec<String>,
+    /// Where metrics are.
+    pub(super) metrics: String,
+}
+
+/// The only version of `state.json` so far.
+pub(super) const FORMAT: u32 = 1;
+
+impl State {
+    /// A node's data directory.
+    pub(super) fn node_data(&self, name: &str) -> PathBuf {
+        self.data.join("nodes").join(name)
+    }
+}
+
+impl Directory {
+    /// Uses a directory: makes it if it is not there, refuses one that holds something else.
+    ///
+    /// # Errors
+    /// The directory is not ours, or cannot be made.
+    pub(super) fn create(path: &Path) -> Result<Directory, Failure> {
+        match fs::read_dir(path) {
+            Ok(mut entries) => {
+                if !path.join(MARKER).is_file() && entries.next().is_some() {
+                    return Err(not_ours(path));
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                fs::create_dir_all(path).map_err(|error| Failure::path("create", path, &error))?;
+            }
+            Err(error) => return Err(Failure::path("use", path, &error)),
+        }
+        let directory = Directory { path: absolute(path)? };
+        let marker = directory.path.join(MARKER);
+        if !marker.exists() {
+            write_whole(&marker, MARKER_TEXT.as_bytes())?;
+        }
+        let logs = directory.logs();
+        fs::create_dir_all(&logs).map_err(|error| Failure::path("create", &logs, &error))?;
+        Ok(directory)
+    }
+
+    /// Uses a directory that must be there already.
+    ///
+    /// # Errors
+    /// There is none, or it is not ours.
+    pub(super) fn open(path: &Path) -> Result<Directory, Failure> {
+        if path.join(MARKER).is_file() {
+            return Ok(Directory { path: absolute(path)? });
+        }
+        if path.exists() {
+            return Err(not_ours(path));
+        }
+        Err(Failure::environment(format!("there is no cluster in {}: no such directory", path.display()))
+            .advise("start one with `kingpost up`, or name its directory with --dir"))
+    }
+
+    /// Takes the lock without waiting. `None` if another process has it.
+    ///
+    /// # Errors
+    /// The lock's file cannot be used.
+    pub(super) fn try_lock(&self) -> Result<Option<Lock>, Failure> {
+        let path = self.path.join("lock");
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(|error| Failure::path("open", &path, &error))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Lock { _file: file })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(Failure::path("lock", &path, &error)),
+        }
+    }
+
+    pub(super) fn logs(&self) -> PathBuf {
+        self.path.join("logs")
+    }
+
+    /// The nodes; `None` before the first start.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is of a later version.
+    pub(super) fn state(&self) -> Result<Option<State>, Failure> {
+        let state: Option<State> = read_json(&self.path.join("state.json"))?;
+        match state {
+            Some(state) if state.format != FORMAT => Err(Failure::environment(format!(
+                "{} was made by another version of kingpost (format {}, this one knows {FORMAT})",
+                self.path.display(),
+                state.format
+            ))
+            .advise("use another directory with --dir")),
+            state => Ok(state),
+        }
+    }
+
+    pub(super) fn save_state(&self, state: &State) -> Result<(), Failure> {
+        write_json(&self.path.join("state.json"), state)
+    }
+
+    /// The `kingpost up` of this directory, if there is one and it is alive.
+    pub(super) fn running(&self) -> Result<Option<UpState>, Failure> {
+        let state: Option<UpState> = read_json(&self.path.join("up.json"))?;
+        Ok(state.filter(|state| state.process.is_alive()))
+    }
+
+    pub(super) fn save_running(&self, state: &UpState) -> Result<(), Failure> {
+        write_json(&self.path.join("up.json"), state)
+    }
+
+    pub(super) fn clear_running(&self) {
+        let _ = fs::remove_file(self.path.join("up.json"));
+    }
+}
+
+fn not_ours(path: &Path) -> Failure {
+    Failure::environment(format!("{} holds something that kingpost did not make, and is left alone", path.display()))
+        .advise("name an empty or a new directory with --dir")
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    fs::canonicalize(path).map_err(|error| Failure::path("find", path, &error))
+}
+
+fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Failure> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Failure::path("read", path, &error)),
+    };
+    serde_json::from_str(&text)
+        .map(Some)
+        .map_err(|error| Failure::environment(format!("cannot understand {}: {error}", path.display())))
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_vec_pretty(value)
+        .map_err(|error| Failure::runtime(format!("cannot write {}: {error}", path.display())))?;
+    write_whole(path, &text)
+}
+
+/// Writes a file so that it is there wholly or not at all.
+pub(super) fn write_whole(path: &Path, content: &[u8]) -> Result<(), Failure> {
+    let new = path.with_extension("new");
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(&new)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&new, path)
+    };
+    write().map_err(|error| {
+        let _ = fs::remove_file(&new);
+        Failure::path("write", path, &error)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_strange_directory_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("thesis.txt"), "x").unwrap();
+        assert!(Directory::create(dir.path()).unwrap_err().to_string().contains("left alone"));
+        assert!(Directory::open(dir.path()).is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_empty_directory_becomes_ours_and_stays_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        Directory::create(dir.path()).unwrap();
+        fs::write(dir.path().join("junk"), "x").unwrap();
+        Directory::create(dir.path()).unwrap();
+        Directory::open(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn one_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = Directory::create(dir.path()).unwrap();
+        let lock = directory.try_lock().unwrap();
+        assert!(lock.is_some());
+        assert!(directory.try_lock().unwrap().is_none());
+        drop(lock);
+        assert!(directory.try_lock().unwrap().is_some());
+    }
+
+    #[test]
+    fn state_is_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = Directory::create(dir.path()).unwrap();
+        assert_eq!(directory.state().unwrap(), None);
+        let mut state = State {
+            format: FORMAT,
+            complete: true,
+            version: 15,
+            bin: "/bin".into(),
+            data: dir.path().into(),
+            sockets: "/tmp/x".into(),
+            nodes: vec![NodeState { name: "node1".into(), port: 5 }],
+        };
+        directory.save_state(&state).unwrap();
+        assert_eq!(directory.state().unwrap().as_ref(), Some(&state));
+        state.format = 99;
+        directory.save_state(&state).unwrap();
+        assert!(directory.state().is_err());
+    }
+
+    #[test]
+    fn a_recycled_pid_is_not_the_running_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = Directory::create(dir.path()).unwrap();
+        let mut process = Identity::own().unwrap();
+        directory.save_running(&UpState { process, proxy: vec![], metrics: String::new() }).unwrap();
+        assert!(directory.running().unwrap().is_some());
+        process.started += 1;
+        directory.save_running(&UpState { process, proxy: vec![], metrics: String::new() }).unwrap();
+        assert!(directory.running().unwrap().is_none());
+    }
+}

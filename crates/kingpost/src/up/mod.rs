@@ -1,0 +1,366 @@
+//! `kingpost up`, `down`, `status`: a local cluster in one directory.
+//!
+//! ```text
+//!  Directory (marker, lock, state) ─▶ Cluster (plan, servers) ─▶ run (topology + proxy) ─▶ selfcheck ─▶ watch
+//! ```
+//!
+//! Whatever ends it, the same way back is taken: proxy, replicas, primary. What a kill -9 leaves behind is found by
+//! `postmaster.pid` and the working directory of that process, by the next `up` and by `down`.
+
+mod cluster;
+mod dir;
+mod install;
+mod plan;
+mod postgres;
+mod process;
+mod selfcheck;
+mod status;
+mod stop;
+mod watch;
+
+use std::fmt::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::admin::{self, Admin};
+use crate::cli::{DownArgs, StatusArgs, UpArgs};
+use crate::config::{self, LogConfig, LogFlags};
+use crate::error::Failure;
+use crate::run::Running;
+use crate::serve::{control_runtime, end};
+use crate::{logging, out};
+use cluster::Cluster;
+use dir::{Directory, Lock, UpState};
+use process::{Identity, Launcher};
+use stop::Stop;
+
+/// Where /metrics is, if the port is free.
+const METRICS: &str = "127.0.0.1:9632";
+/// Longest time from the servers' start to the proxy's knowing the primary.
+const READY_LIMIT: Duration = Duration::from_secs(30);
+/// How long clients' transactions may go on when stopping.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Starts a cluster and runs it until a signal.
+pub(crate) fn up(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
+    let runtime = control_runtime()?;
+    let result = runtime.block_on(start(args, log));
+    runtime.shutdown_timeout(Duration::from_secs(2));
+    result
+}
+
+async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
+    let stop = Stop::listen()?;
+    let directory = Directory::create(&args.dir.dir)?;
+    let Some(_lock) = directory.try_lock()? else {
+        return Err(already_runs(&directory)?);
+    };
+    start_logging(&directory, log)?;
+    check_listen(&args.listen)?;
+    let metrics = bind_metrics(args.metrics_listen.as_deref())?;
+    let mut record = UpState { process: Identity::own()?, proxy: Vec::new(), metrics: metrics.1.to_string() };
+    let mut cluster = Cluster::prepare(&directory, args.pg_bin.as_deref(), stop.clone())?;
+    directory.save_running(&record)?;
+    let started = Instant::now();
+    for name in cluster.stop_leftovers().await {
+        out::line(format_args!("stopped {name}, which an earlier run had left"));
+    }
+    out::line(format_args!(
+        "cluster in {} · PostgreSQL {}{}{}",
+        directory.path.display(),
+        cluster.version(),
+        cluster.account().map(|name| format!(" as user {name}")).unwrap_or_default(),
+        cluster.data_elsewhere().map(|data| format!(" · data in {}", data.display())).unwrap_or_default(),
+    ));
+    let step = |text: &str| out::line(format_args!("  {:5.1} s  {text}", started.elapsed().as_secs_f32()));
+    let result = match cluster.start(args.replicas, &step).await {
+        Ok(()) => serve(args, &directory, &cluster, metrics, &mut record, &stop, &step).await,
+        Err(failure) => Err(failure),
+    };
+    if !args.once || result.is_err() {
+        out::line("stopping");
+    }
+    cluster.stop().await;
+    if !cluster.is_complete() {
+        cluster.discard();
+    }
+    directory.clear_running();
+    if result.is_ok() {
+        out::line(format_args!("stopped; the data stay in {}", directory.path.display()));
+    }
+    result
+}
+
+/// Runs the proxy in front of the servers until a signal comes, and stops it.
+async fn serve(
+    args: &UpArgs,
+    directory: &Directory,
+    cluster: &Cluster,
+    metrics: (TcpListener, SocketAddr),
+    record: &mut UpState,
+    stop: &Stop,
+    step: &dyn Fn(&str),
+) -> Result<(), Failure> {
+    let nodes = cluster.ports();
+    let path = directory.path.join("kingpost.toml");
+    dir::write_whole(&path, proxy_config(&args.listen, metrics.1, &nodes).as_bytes())?;
+    let (config, _) = config::load(&path)?.accept(&path)?;
+    step("starting the proxy");
+    let running = Arc::new(Running::start(&config, &tokio::runtime::Handle::current())?);
+    let result = async {
+        let listener = tokio::net::TcpListener::from_std(metrics.0)
+            .map_err(|error| Failure::runtime(format!("cannot serve metrics: {error}")))?;
+        let _admin = Admin::serve(listener, Arc::clone(&running), admin::IDLE)?;
+        tokio::select! {
+            result = check_through_proxy(&running, nodes.len() > 1, step) => result?,
+            failure = stop.failure() => return Err(failure),
+        }
+        record.proxy = running.addresses();
+        directory.save_running(record)?;
+        announce(record);
+        if !args.once {
+            watch::until_stopped(&nodes, &running, stop).await;
+        }
+        Ok(())
+    }
+    .await;
+    end(&running, GRACE).await;
+    result
+}
+
+/// Waits until the proxy knows a primary, then writes and reads through it.
+async fn check_through_proxy(running: &Running, replicas: bool, step: &dyn Fn(&str)) -> Result<(), Failure> {
+    running.wait_ready(READY_LIMIT).await?;
+    let addresses = running.addresses();
+    let address: SocketAddr = addresses
+        .iter()
+        .find_map(|address| address.parse().ok())
+        .ok_or_else(|| Failure::runtime(format!("the proxy listens on no TCP address: {}", addresses.join(", "))))?;
+    let outcome = selfcheck::run(&address.ip().to_string(), address.port(), replicas).await?;
+    match outcome.reader {
+        Some(reader) => step(&format!(
+            "self-check: wrote through the proxy to port {}, read it back from the replica at port {reader}",
+            outcome.writer
+        )),
+        None => step(&format!("self-check: wrote and read through the proxy at port {}", outcome.writer)),
+    }
+    Ok(())
+}
+
+fn announce(record: &UpState) {
+    out::line("");
+    for address in &record.proxy {
+        out::line(format_args!("proxy    {address}"));
+    }
+    out::line(format_args!("metrics  http://{}/metrics", record.metrics));
+    if let Some(address) = record.proxy.iter().find_map(|address| address.parse::<SocketAddr>().ok()) {
+        let superuser = postgres::SUPERUSER;
+        out::line(format_args!("try      psql -h {} -p {} -U {superuser}", address.ip(), address.port()));
+    }
+    out::line("");
+}
+
+/// The configuration that the proxy of a local cluster runs with: written down so that it can be looked at.
+fn proxy_config(listen: &str, metrics: SocketAddr, nodes: &[(String, u16)]) -> String {
+    let mut text = format!(
+        "# Written by `kingpost up` at each start. KINGPOST__… variables change it; see the guide's configuration page.\n\
+         [proxy]\nlisten = [{listen:?}]\nauth = \"trust\"\n\n\
+         [metrics]\nlisten = \"{metrics}\"\n\n\
+         [cluster]\nname = \"local\"\nuser = \"{}\"\ndatabase = \"postgres\"\n",
+        postgres::SUPERUSER
+    );
+    for (name, port) in nodes {
+        let _ = write!(text, "\n[[cluster.nodes]]\nname = \"{name}\"\naddress = \"127.0.0.1:{port}\"\n");
+    }
+    text
+}
+
+fn already_runs(directory: &Directory) -> Result<Failure, Failure> {
+    let path = directory.path.display();
+    let what = match directory.running()? {
+        Some(state) => {
+            let listen = if state.proxy.is_empty() { "starting".into() } else { state.proxy.join(", ") };
+            format!("a cluster runs in {path} already (process {}, {listen})", state.process.pid)
+        }
+        None => format!("another kingpost is at work in {path}"),
+    };
+    Ok(Failure::environment(what).advise("stop it with `kingpost down`, or name another directory with --dir"))
+}
+
+/// On a terminal the log goes to a file, for the table is redrawn in place.
+fn start_logging(directory: &Directory, flags: &LogFlags) -> Result<(), Failure> {
+    let base = LogConfig { level: "warn".into(), ..LogConfig::default() };
+    let file = match out::is_terminal() {
+        true => Some(process::log_file(&directory.logs().join("kingpost.log"), false)?.0),
+        false => None,
+    };
+    logging::start(&flags.over(&base), file)
+}
+
+/// Refuses an address early: before servers are made.
+fn check_listen(listen: &str) -> Result<(), Failure> {
+    if listen.starts_with('/') || !config::is_loopback(listen) {
+        return Err(Failure::config(format!(
+            "cannot listen on {listen}: a local cluster has no passwords, so only loopback addresses such as \
+             127.0.0.1:6432 are allowed"
+        ))
+        .advise("for other machines, configure `kingpost proxy` with auth = \"scram-sha-256\""));
+    }
+    match TcpListener::bind(listen) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Failure::environment(format!("cannot listen on {listen} for clients: {error}"))
+            .advise("choose another address with --listen; --listen 127.0.0.1:0 lets the system choose a port")),
+    }
+}
+
+fn bind_metrics(wanted: Option<&str>) -> Result<(TcpListener, SocketAddr), Failure> {
+    let address = wanted.unwrap_or(METRICS);
+    if !config::is_loopback(address) {
+        return Err(Failure::config(format!("cannot listen on {address} for metrics: it is not a loopback address")));
+    }
+    let listener = match TcpListener::bind(address) {
+        Err(error) if wanted.is_none() && error.kind() == std::io::ErrorKind::AddrInUse => {
+            TcpListener::bind("127.0.0.1:0")
+        }
+        result => result,
+    };
+    listener
+        .and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            let address = listener.local_addr()?;
+            Ok((listener, address))
+        })
+        .map_err(|error| {
+            Failure::environment(format!("cannot listen on {address} for metrics: {error}"))
+                .advise("choose another address with --metrics-listen")
+        })
+}
+
+/// Stops what runs in a directory.
+pub(crate) fn down(args: &DownArgs) -> Result<(), Failure> {
+    let directory = Directory::open(&args.dir.dir)?;
+    control_runtime()?.block_on(async {
+        let (_lock, mut stopped) = end_up(&directory, args.timeout).await?;
+        if let Some(state) = directory.state()? {
+            let installation = install::Installation { bin: state.bin.clone(), version: state.version };
+            let launcher = Launcher {
+                account: process::Account::choose(&directory.path)?,
+                logs: directory.logs(),
+                cwd: state.data.clone(),
+                stop: Stop::listen()?,
+            };
+            for node in &state.nodes {
+                let data = state.node_data(&node.name);
+                if process::postmaster(&data).is_some() {
+                    postgres::stop_data(&installation, &launcher, &data).await;
+                    out::line(format_args!("stopped {}, which an earlier run had left", node.name));
+                    stopped = true;
+                }
+            }
+        }
+        directory.clear_running();
+        let path = directory.path.display();
+        match stopped {
+            true => out::line(format_args!("stopped; the data stay in {path}")),
+            false => out::line(format_args!("nothing runs in {path}")),
+        }
+        Ok(())
+    })
+}
+
+/// Ends the `up` of a directory if there is one, and takes its lock.
+async fn end_up(directory: &Directory, limit: Duration) -> Result<(Lock, bool), Failure> {
+    let started = Instant::now();
+    let mut asked = false;
+    loop {
+        if let Some(lock) = directory.try_lock()? {
+            return Ok((lock, asked));
+        }
+        let running = directory.running()?;
+        if let (Some(state), false) = (&running, asked) {
+            state.process.terminate();
+            asked = true;
+        }
+        if started.elapsed() > limit {
+            let who = running.map(|state| format!(" (process {})", state.process.pid)).unwrap_or_default();
+            return Err(Failure::runtime(format!(
+                "the cluster in {} did not stop within {} s{who}",
+                directory.path.display(),
+                limit.as_secs()
+            ))
+            .advise("wait longer with --timeout; after a kill -9 of that process, `kingpost down` stops its servers"));
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Shows the nodes of a directory.
+pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
+    let directory = Directory::open(&args.dir.dir)?;
+    let running = directory.running()?;
+    let nodes: Vec<(String, u16)> = directory
+        .state()?
+        .map(|state| state.nodes.into_iter().map(|node| (node.name, node.port)).collect())
+        .unwrap_or_default();
+    let observed = control_runtime()?.block_on(status::observe(&nodes));
+    if args.json {
+        let document = serde_json::json!({
+            "directory": directory.path,
+            "running": running.is_some(),
+            "pid": running.as_ref().map(|state| state.process.pid),
+            "proxy": running.as_ref().map(|state| state.proxy.clone()).unwrap_or_default(),
+            "metrics": running.as_ref().map(|state| state.metrics.clone()),
+            "nodes": observed,
+        });
+        out::line(format_args!("{document:#}"));
+        return Ok(());
+    }
+    if let Some(state) = &running {
+        let proxy = if state.proxy.is_empty() { "starting".into() } else { state.proxy.join(", ") };
+        out::line(format_args!(
+            "proxy {proxy} · metrics http://{}/metrics · process {}",
+            state.metrics, state.process.pid
+        ));
+    }
+    out::raw(&status::table(&observed, None));
+    match running {
+        Some(_) => Ok(()),
+        None => Err(not_running(&directory.path)),
+    }
+}
+
+fn not_running(path: &Path) -> Failure {
+    Failure::runtime(format!("no `kingpost up` runs in {}", path.display())).advise("start it with `kingpost up`")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_written_configuration_is_good() {
+        let nodes = vec![("node1".to_owned(), 1), ("node2".to_owned(), 2)];
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kingpost.toml");
+        std::fs::write(&path, proxy_config("127.0.0.1:0", "127.0.0.1:9".parse().unwrap(), &nodes)).unwrap();
+        let (config, warnings) = config::load(&path).unwrap().accept(&path).unwrap();
+        assert_eq!(config.cluster.nodes.len(), 2);
+        assert_eq!(warnings, []);
+    }
+
+    #[test]
+    fn addresses_are_refused_early() {
+        for (listen, exit) in [("0.0.0.0:6432", 3), ("/tmp/socket", 3), ("nonsense", 3)] {
+            assert_eq!(check_listen(listen).unwrap_err().exit as u8, exit, "{listen}");
+        }
+        let held = TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken = held.local_addr().unwrap().to_string();
+        let failure = check_listen(&taken).unwrap_err();
+        assert_eq!(failure.exit as u8, 4);
+        assert!(failure.to_string().contains(&taken) && failure.to_string().contains("--listen"), "{failure}");
+        check_listen("127.0.0.1:0").unwrap();
+    }
+}

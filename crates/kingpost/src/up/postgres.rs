@@ -1,0 +1,379 @@
+//! One PostgreSQL server: making its data, reading what is on disk, starting, asking, stopping.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use tokio::process::{Child, Command};
+use tokio_postgres::{NoTls, SimpleQueryMessage, SimpleQueryRow};
+
+use super::install::Installation;
+use super::plan::OnDisk;
+use super::process::{self, Launcher};
+use crate::error::Failure;
+
+/// Superuser of the local cluster.
+pub(super) const SUPERUSER: &str = "postgres";
+/// Longest time for initdb.
+const INITDB_LIMIT: Duration = Duration::from_secs(120);
+/// Longest time for a base backup.
+const BACKUP_LIMIT: Duration = Duration::from_secs(3600);
+/// Longest time from start to accepting connections, recovery included.
+const START_LIMIT: Duration = Duration::from_secs(300);
+/// How often a starting server is asked.
+const START_PACE: Duration = Duration::from_millis(50);
+/// Longest time for a clean stop of one server, before it is stopped at once.
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+
+/// Settings of every server of a local cluster: room for replicas and tools, and bounds on what a lost one can hold.
+const SETTINGS: &str = "
+# Written by kingpost when it made this cluster; yours to change. Port, sockets and where to follow the primary are given
+# at each start.
+wal_level = replica
+hot_standby = on
+hot_standby_feedback = on
+wal_log_hints = on
+max_wal_senders = 20
+max_replication_slots = 20
+wal_keep_size = 128MB
+max_slot_wal_keep_size = 2GB
+max_connections = 200
+wal_retrieve_retry_interval = 500ms
+";
+
+/// Makes the data of a primary.
+pub(super) async fn initdb(installation: &Installation, launcher: &Launcher, data: &Path) -> Result<(), Failure> {
+    let command = |locale: &str| {
+        let mut command = launcher.command(&installation.program("initdb"));
+        command.arg("-D").arg(data).args(["-U", SUPERUSER, "-E", "UTF8", "--auth=trust", "--locale", locale]);
+        command
+    };
+    if let Err(failure) = launcher.run("initdb", command("C.UTF-8"), INITDB_LIMIT).await {
+        // Not every system has this locale; the plain one is everywhere.
+        if !failure.to_string().contains("locale") {
+            return Err(failure);
+        }
+        remove_dir(data)?;
+        launcher.run("initdb", command("C"), INITDB_LIMIT).await?;
+    }
+    let path = data.join("postgresql.conf");
+    let append = || -> std::io::Result<()> {
+        use std::io::Write;
+        std::fs::OpenOptions::new().append(true).open(&path)?.write_all(SETTINGS.as_bytes())
+    };
+    append().map_err(|error| Failure::path("write", &path, &error))
+}
+
+/// Makes the data of a replica from a running primary.
+pub(super) async fn basebackup(
+    installation: &Installation,
+    launcher: &Launcher,
+    data: &Path,
+    primary_port: u16,
+    slot: &str,
+) -> Result<(), Failure> {
+    remove_dir(data)?;
+    let mut command = launcher.command(&installation.program("pg_basebackup"));
+    command
+        .args(["-h", "127.0.0.1", "-p", &primary_port.to_string(), "-U", SUPERUSER, "-w"])
+        .args(["-R", "-X", "stream", "-c", "fast", "-S", slot, "-D"])
+        .arg(data);
+    launcher.run(&format!("basebackup-{slot}"), command, BACKUP_LIMIT).await
+}
+
+/// Removes a data directory, if it is there.
+pub(super) fn remove_dir(path: &Path) -> Result<(), Failure> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Failure::path("remove", path, &error)),
+        _ => Ok(()),
+    }
+}
+
+/// Reads what a data directory of a stopped server holds; `None` if it holds none that is whole.
+pub(super) async fn inspect(
+    installation: &Installation,
+    launcher: &Launcher,
+    data: &Path,
+) -> Result<Option<OnDisk>, Failure> {
+    if !data.join("global/pg_control").is_file() {
+        return Ok(None);
+    }
+    let mut command = launcher.command(&installation.program("pg_controldata"));
+    command.arg("-D").arg(data).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(Duration::from_secs(30), command.output())
+        .await
+        .map_err(|_| Failure::runtime(format!("pg_controldata of {} took longer than 30 s", data.display())))?
+        .map_err(|error| Failure::environment(format!("cannot start pg_controldata: {error}")))?;
+    let standby = data.join("standby.signal").exists();
+    let histories = std::fs::read_dir(data.join("pg_wal")).map_or(0, |entries| {
+        entries.flatten().filter_map(|entry| history_timeline(&entry.file_name().to_string_lossy())).max().unwrap_or(0)
+    });
+    Ok(parse_controldata(&String::from_utf8_lossy(&output.stdout), standby, histories))
+}
+
+/// The timeline that a file such as `00000002.history` begins.
+fn history_timeline(name: &str) -> Option<u32> {
+    u32::from_str_radix(name.strip_suffix(".history")?, 16).ok()
+}
+
+/// Reads pg_controldata's output. `histories` is the highest timeline with a history file: a primary that died right
+/// after its promotion may not have had its first checkpoint, but it has the file; a replica may have the file of a
+/// timeline that it never got to.
+fn parse_controldata(text: &str, standby: bool, histories: u32) -> Option<OnDisk> {
+    let field = |name: &str| {
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim).map(str::to_owned))
+    };
+    let checkpoint: u32 = field("Latest checkpoint's TimeLineID")?.parse().ok()?;
+    let recovery: u32 = field("Min recovery ending loc's timeline")?.parse().ok()?;
+    let lsn = |name| parse_lsn(&field(name)?);
+    Some(OnDisk {
+        system: field("Database system identifier")?.parse().ok()?,
+        standby,
+        timeline: checkpoint.max(recovery).max(if standby { 0 } else { histories }),
+        lsn: lsn("Latest checkpoint location")?.max(lsn("Minimum recovery ending location")?),
+    })
+}
+
+/// `16/B374D848` as a number.
+pub(super) fn parse_lsn(text: &str) -> Option<u64> {
+    let (high, low) = text.split_once('/')?;
+    Some(u64::from_str_radix(high, 16).ok()? << 32 | u64::from(u32::from_str_radix(low, 16).ok()?))
+}
+
+/// A server of the cluster, running or not.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) name: String,
+    pub(super) data: PathBuf,
+    pub(super) port: u16,
+    log: PathBuf,
+    child: Option<Child>,
+}
+
+impl Server {
+    pub(super) fn new(name: &str, data: PathBuf, port: u16, logs: &Path) -> Server {
+        Server { name: name.into(), data, port, log: logs.join(format!("{name}.log")), child: None }
+    }
+
+    /// Name of the slot that keeps the primary's WAL for this node.
+    pub(super) fn slot(&self) -> String {
+        format!("kingpost_{}", self.name)
+    }
+
+    pub(super) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Starts it and waits until it answers. `follow` is the primary's port. A port that is taken meanwhile is replaced.
+    ///
+    /// # Errors
+    /// It does not come up; the end of its log is in the failure.
+    pub(super) async fn start(
+        &mut self,
+        installation: &Installation,
+        launcher: &Launcher,
+        sockets: &Path,
+        follow: Option<u16>,
+    ) -> Result<(), Failure> {
+        const ATTEMPTS: u32 = 4;
+        launcher.stop.covers(self.data.clone());
+        for attempt in 1..=ATTEMPTS {
+            if self.port == 0 || !port_is_free(self.port) {
+                self.port = free_port()?;
+            }
+            match self.try_start(installation, launcher, sockets, follow).await {
+                Err(failure) if attempt < ATTEMPTS && failure.to_string().contains("Address already in use") => {
+                    self.port = 0;
+                }
+                result => return result,
+            }
+        }
+        Ok(())
+    }
+
+    async fn try_start(
+        &mut self,
+        installation: &Installation,
+        launcher: &Launcher,
+        sockets: &Path,
+        follow: Option<u16>,
+    ) -> Result<(), Failure> {
+        let mut command: Command = launcher.command(&installation.program("postgres"));
+        let mut set = |name: &str, value: &str| {
+            command.arg("-c").arg(format!("{name}={value}"));
+        };
+        set("port", &self.port.to_string());
+        set("listen_addresses", "127.0.0.1");
+        set("unix_socket_directories", &sockets.display().to_string());
+        set("cluster_name", &self.name);
+        if let Some(port) = follow {
+            let name = &self.name;
+            let conninfo = format!("host=127.0.0.1 port={port} user={SUPERUSER} application_name={name}");
+            set("primary_conninfo", &conninfo);
+            set("primary_slot_name", &self.slot());
+            set("recovery_target_timeline", "latest");
+        }
+        let (output, errors) = process::log_file(&self.log, false)?;
+        command.arg("-D").arg(&self.data).stdout(output).stderr(errors);
+        let child = command
+            .spawn()
+            .map_err(|error| Failure::environment(format!("cannot start the server {}: {error}", self.name)))?;
+        self.child = Some(child);
+        let started = Instant::now();
+        loop {
+            if self.is_down() {
+                let what = format!("the server {} did not start; the end of {}:", self.name, self.log.display());
+                let advice = format!("{}\n{}", process::tail(&self.log, 12), process::free_space(&self.data));
+                return Err(Failure::environment(what).advise(advice));
+            }
+            if query(self.port, "SELECT 1").await.is_ok() {
+                return Ok(());
+            }
+            if started.elapsed() > START_LIMIT {
+                return Err(Failure::environment(format!(
+                    "the server {} did not answer on {} within {} s; the end of {}:",
+                    self.name,
+                    self.address(),
+                    START_LIMIT.as_secs(),
+                    self.log.display()
+                ))
+                .advise(process::tail(&self.log, 12)));
+            }
+            tokio::select! {
+                () = tokio::time::sleep(START_PACE) => {}
+                failure = launcher.stop.failure() => return Err(failure),
+            }
+        }
+    }
+
+    /// Whether its process has ended.
+    pub(super) fn is_down(&mut self) -> bool {
+        match &mut self.child {
+            Some(child) => !matches!(child.try_wait(), Ok(None)),
+            None => true,
+        }
+    }
+
+    /// Makes a replica the primary.
+    pub(super) async fn promote(&self) -> Result<(), Failure> {
+        let promoted = query(self.port, "SELECT pg_promote(true, 60)").await;
+        match promoted.as_ref().map(|rows| rows.first().and_then(|row| row.get(0))) {
+            Ok(Some("t")) => Ok(()),
+            other => Err(Failure::runtime(format!("cannot promote {}: {other:?}", self.name))),
+        }
+    }
+
+    /// Stops it and takes note of its end.
+    pub(super) async fn stop(&mut self, installation: &Installation, launcher: &Launcher) {
+        stop_data(installation, launcher, &self.data).await;
+        if let Some(mut child) = self.child.take()
+            && tokio::time::timeout(STOP_LIMIT, child.wait()).await.is_err()
+        {
+            tracing::error!(node = self.name, "the server's process does not end");
+        }
+    }
+}
+
+/// Stops the server of a data directory if one runs there, ours or left over: cleanly, then at once, then by force.
+pub(super) async fn stop_data(installation: &Installation, launcher: &Launcher, data: &Path) {
+    for mode in ["fast", "immediate"] {
+        // pg_ctl believes postmaster.pid; a number that was given to another process must not get that far.
+        if process::postmaster(data).is_none() {
+            return;
+        }
+        let mut command = launcher.command(&installation.program("pg_ctl"));
+        command.arg("stop").arg("-D").arg(data).args(["-s", "-m", mode, "-t", &STOP_LIMIT.as_secs().to_string()]);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+        let ended = tokio::time::timeout(STOP_LIMIT + Duration::from_secs(5), command.status()).await;
+        match ended {
+            Ok(Ok(status)) if status.success() => return,
+            other => tracing::warn!(data = %data.display(), mode, ?other, "pg_ctl stop did not work"),
+        }
+    }
+    process::kill_postmaster(data);
+}
+
+/// A port that nothing listens on; the system chooses.
+pub(super) fn free_port() -> Result<u16, Failure> {
+    std::net::TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .map(|address| address.port())
+        .map_err(|error| Failure::environment(format!("cannot get a free port on 127.0.0.1: {error}")))
+}
+
+fn port_is_free(port: u16) -> bool {
+    std::net::TcpListener::bind(("127.0.0.1", port)).is_ok()
+}
+
+/// Asks a server of the cluster, as superuser, on a connection of its own. Bounded in time.
+///
+/// # Errors
+/// No connection, an error of the server, or no answer in time.
+pub(super) async fn query(port: u16, sql: &str) -> Result<Vec<SimpleQueryRow>, String> {
+    query_at("127.0.0.1", port, sql, Duration::from_secs(70)).await
+}
+
+/// As [`query`], with a limit.
+pub(super) async fn query_at(host: &str, port: u16, sql: &str, limit: Duration) -> Result<Vec<SimpleQueryRow>, String> {
+    let ask = async {
+        let mut config = tokio_postgres::Config::new();
+        config.host(host).port(port).user(SUPERUSER).dbname("postgres").application_name("kingpost up");
+        config.connect_timeout(Duration::from_secs(2));
+        let (client, connection) = config.connect(NoTls).await.map_err(|error| describe(&error))?;
+        let connection = tokio::spawn(connection);
+        let answer = client.simple_query(sql).await.map_err(|error| describe(&error));
+        drop(client);
+        let _ = tokio::time::timeout(Duration::from_secs(1), connection).await;
+        let rows = answer?.into_iter().filter_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some(row),
+            _ => None,
+        });
+        Ok(rows.collect())
+    };
+    tokio::time::timeout(limit, ask)
+        .await
+        .unwrap_or_else(|_| Err(format!("no answer within {} s", limit.as_secs_f32())))
+}
+
+/// An error of the client library with what the server said.
+pub(super) fn describe(error: &tokio_postgres::Error) -> String {
+    use std::error::Error;
+    match (error.as_db_error(), error.source()) {
+        (Some(database), _) => format!("{} ({})", database.message(), database.code().code()),
+        (None, Some(source)) => format!("{error}: {source}"),
+        (None, None) => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONTROL: &str = "\
+pg_control version number:            1300
+Database system identifier:           7300000000000000001
+Database cluster state:               shut down in recovery
+Latest checkpoint location:           0/3000028
+Latest checkpoint's TimeLineID:       1
+Minimum recovery ending location:     0/4000100
+Min recovery ending loc's timeline:   2
+";
+
+    #[test]
+    fn controldata() {
+        let on_disk =
+            |standby, timeline| Some(OnDisk { system: 7300000000000000001, standby, timeline, lsn: 0x0400_0100 });
+        assert_eq!(parse_controldata(CONTROL, true, 5), on_disk(true, 2));
+        assert_eq!(parse_controldata(CONTROL, false, 5), on_disk(false, 5));
+        assert_eq!(parse_controldata(CONTROL, false, 0), on_disk(false, 2));
+        assert_eq!(parse_controldata("", true, 0), None);
+    }
+
+    #[test]
+    fn names_and_numbers() {
+        assert_eq!(history_timeline("0000000A.history"), Some(10));
+        assert_eq!(history_timeline("000000010000000000000001"), None);
+        assert_eq!(parse_lsn("16/B374D848"), Some(0x16_B374_D848));
+        assert_eq!(parse_lsn("16"), None);
+    }
+}

@@ -1,0 +1,301 @@
+//! Processes: who they are, as whom servers run, and running a tool with a limit on time.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
+
+use super::stop::Stop;
+use crate::error::Failure;
+
+/// A process that a later one with the same pid is not mistaken for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Identity {
+    pub(super) pid: u32,
+    /// Start time in clock ticks since boot.
+    pub(super) started: u64,
+}
+
+impl Identity {
+    /// Of this process.
+    pub(super) fn own() -> Result<Identity, Failure> {
+        let pid = std::process::id();
+        let started = start_time(pid)
+            .ok_or_else(|| Failure::environment("cannot read this process's start time from /proc/self/stat"))?;
+        Ok(Identity { pid, started })
+    }
+
+    pub(super) fn is_alive(self) -> bool {
+        start_time(self.pid) == Some(self.started)
+    }
+
+    /// Asks it to end, if it is still the same process.
+    pub(super) fn terminate(self) {
+        if self.is_alive() {
+            signal(self.pid, Signal::TERM);
+        }
+    }
+}
+
+fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw)
+        && let Err(error) = kill_process(pid, signal)
+    {
+        tracing::debug!(%error, ?pid, ?signal, "cannot signal");
+    }
+}
+
+/// A zombie counts as dead.
+fn start_time(pid: u32) -> Option<u64> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The 22nd field of `/proc/<pid>/stat`. The second is the program's name in parentheses, with anything in it.
+fn parse_stat(stat: &str) -> Option<u64> {
+    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
+    match fields.next()? {
+        "Z" | "X" => None,
+        _ => fields.nth(18)?.parse().ok(),
+    }
+}
+
+/// The postmaster that runs on a data directory, if one does: `postmaster.pid` names it, and its working directory
+/// proves that the number was not given to another process since.
+pub(super) fn postmaster(data: &Path) -> Option<u32> {
+    let text = fs::read_to_string(data.join("postmaster.pid")).ok()?;
+    let pid: u32 = text.lines().next()?.trim().parse().ok()?;
+    start_time(pid)?;
+    let works_in = fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
+    (works_in == fs::canonicalize(data).ok()?).then_some(pid)
+}
+
+/// Ends a postmaster without waiting for anything: its next start recovers.
+pub(super) fn quit_postmaster(data: &Path) {
+    if let Some(pid) = postmaster(data) {
+        signal(pid, Signal::QUIT);
+    }
+}
+
+/// Ends a postmaster that does not answer to anything else.
+pub(super) fn kill_postmaster(data: &Path) {
+    if let Some(pid) = postmaster(data) {
+        signal(pid, Signal::KILL);
+    }
+}
+
+/// Whom servers run as; PostgreSQL refuses root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Account {
+    pub(super) name: String,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+}
+
+impl Account {
+    /// `None`: as ourselves. For root: the directory's owner, or else `postgres`, or else `nobody`.
+    pub(super) fn choose(dir: &Path) -> Result<Option<Account>, Failure> {
+        if !geteuid().is_root() {
+            return Ok(None);
+        }
+        let metadata = fs::metadata(dir).map_err(|error| Failure::path("look at", dir, &error))?;
+        let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+        choose_account(metadata.uid(), metadata.gid(), &passwd).map(Some).ok_or_else(|| {
+            Failure::environment("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
+                .advise("run kingpost as another user")
+        })
+    }
+
+    /// Whether it can get into a directory, by the permission bits of all that is above.
+    pub(super) fn can_enter(&self, path: &Path) -> bool {
+        path.ancestors().all(|part| match fs::metadata(part) {
+            Ok(metadata) => {
+                let shift = if metadata.uid() == self.uid {
+                    6
+                } else if metadata.gid() == self.gid {
+                    3
+                } else {
+                    0
+                };
+                metadata.mode() >> shift & 1 == 1
+            }
+            Err(_) => part.as_os_str().is_empty(),
+        })
+    }
+}
+
+fn choose_account(owner: u32, group: u32, passwd: &str) -> Option<Account> {
+    let mut accounts = passwd.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?.to_owned();
+        Some(Account { name, uid: fields.nth(1)?.parse().ok()?, gid: fields.next()?.parse().ok()? })
+    });
+    if owner != 0 {
+        let known = accounts.find(|account| account.uid == owner);
+        return Some(known.unwrap_or(Account { name: owner.to_string(), uid: owner, gid: group }));
+    }
+    let accounts: Vec<Account> = accounts.filter(|account| account.uid != 0).collect();
+    ["postgres", "nobody"].iter().find_map(|name| accounts.iter().find(|account| account.name == *name).cloned())
+}
+
+/// Runs programs as an account, with nothing of our own environment that would change what they do.
+#[derive(Debug, Clone)]
+pub(super) struct Launcher {
+    pub(super) account: Option<Account>,
+    /// Where tools' output goes.
+    pub(super) logs: PathBuf,
+    /// Where programs start: a directory that the account can be in.
+    pub(super) cwd: PathBuf,
+    pub(super) stop: Stop,
+}
+
+impl Launcher {
+    /// A program in a process group of its own, so that a Ctrl-C in the terminal does not reach it.
+    pub(super) fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.env_clear().env("LC_ALL", "C").current_dir(&self.cwd).stdin(Stdio::null()).process_group(0);
+        for name in ["PATH", "TZ", "TMPDIR", "LD_LIBRARY_PATH"] {
+            if let Some(value) = std::env::var_os(name) {
+                command.env(name, value);
+            }
+        }
+        if let Some(account) = &self.account {
+            command.uid(account.uid).gid(account.gid);
+        }
+        command
+    }
+
+    /// Runs a tool to its end. Its output is in `logs/<name>.log`, whose end is in the failure.
+    ///
+    /// # Errors
+    /// The tool cannot be started, fails, takes longer than `limit`, or the user stops us; it is ended then.
+    pub(super) async fn run(&self, name: &str, mut command: Command, limit: Duration) -> Result<(), Failure> {
+        let log = self.logs.join(format!("{name}.log"));
+        let (output, errors) = log_file(&log, true)?;
+        command.stdout(output).stderr(errors).kill_on_drop(true);
+        let program = command.as_std().get_program().to_string_lossy().into_owned();
+        let mut child =
+            command.spawn().map_err(|error| Failure::environment(format!("cannot start {program}: {error}")))?;
+        let status = tokio::select! {
+            status = child.wait() => status.map_err(|error| Failure::runtime(format!("cannot wait for {program}: {error}")))?,
+            () = tokio::time::sleep(limit) => {
+                let _ = child.kill().await;
+                return Err(Failure::runtime(format!("{program} took longer than {} s and was ended", limit.as_secs())));
+            }
+            failure = self.stop.failure() => {
+                let _ = child.kill().await;
+                return Err(failure);
+            }
+        };
+        if status.success() {
+            return Ok(());
+        }
+        Err(Failure::environment(format!("{program} failed ({status}); the end of {}:", log.display()))
+            .advise(format!("{}\n{}", tail(&log, 12), free_space(&self.cwd))))
+    }
+}
+
+/// Opens a log for a program's output and errors. It begins anew, or when it has grown too long.
+pub(super) fn log_file(path: &Path, anew: bool) -> Result<(File, File), Failure> {
+    const LIMIT: u64 = 64 << 20;
+    let anew = anew || fs::metadata(path).is_ok_and(|metadata| metadata.len() > LIMIT);
+    let mut options = fs::OpenOptions::new();
+    options.create(true);
+    if anew {
+        options.write(true).truncate(true)
+    } else {
+        options.append(true)
+    };
+    let open = || -> std::io::Result<(File, File)> {
+        let file = options.open(path)?;
+        Ok((file.try_clone()?, file))
+    };
+    open().map_err(|error| Failure::path("write", path, &error))
+}
+
+/// The last lines of a file.
+pub(super) fn tail(path: &Path, lines: usize) -> String {
+    let read = || -> std::io::Result<String> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(8 << 10)))?;
+        let mut bytes = Vec::new();
+        file.take(8 << 10).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    match read() {
+        Ok(text) => {
+            let all: Vec<&str> = text.lines().collect();
+            all[all.len().saturating_sub(lines)..].join("\n")
+        }
+        Err(error) => format!("(cannot read it: {error})"),
+    }
+}
+
+/// What is free on a path's file system, for messages.
+pub(super) fn free_space(path: &Path) -> String {
+    match rustix::fs::statvfs(path) {
+        Ok(stat) => {
+            let mib = stat.f_bavail.saturating_mul(stat.f_frsize) >> 20;
+            format!("free space at {}: {mib} MiB", path.display())
+        }
+        Err(error) => format!("free space at {}: unknown ({error})", path.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn start_times() {
+        let stat = "42 (a) b (c)) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 777 1000 1 18446744073709551615";
+        assert_eq!(parse_stat(stat), Some(777));
+        assert_eq!(parse_stat(&stat.replace(" S ", " Z ")), None);
+        assert_eq!(parse_stat("garbage"), None);
+        assert_eq!(parse_stat(""), None);
+    }
+
+    #[test]
+    fn accounts() {
+        let passwd =
+            "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\nann:x:1000:1001::/home/ann:/bin/sh\n";
+        let with_postgres = format!("{passwd}postgres:x:101:104::/var/lib/postgresql:/bin/bash\n");
+        for (owner, passwd, expected) in [
+            (1000, passwd, Some(("ann", 1000, 1001))),
+            (7, passwd, Some(("7", 7, 8))),
+            (0, passwd, Some(("nobody", 65534, 65534))),
+            (0, with_postgres.as_str(), Some(("postgres", 101, 104))),
+            (0, "postgres:x:0:0:::\n", None),
+            (0, "", None),
+        ] {
+            let chosen = choose_account(owner, 8, passwd);
+            let expected = expected.map(|(name, uid, gid)| Account { name: name.into(), uid, gid });
+            assert_eq!(chosen, expected, "{owner} {passwd}");
+        }
+    }
+
+    #[test]
+    fn tails() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        fs::write(&path, "1\n2\n3\n").unwrap();
+        assert_eq!(tail(&path, 2), "2\n3");
+        assert_eq!(tail(&path, 9), "1\n2\n3");
+        assert!(tail(&dir.path().join("none"), 2).contains("cannot read"));
+    }
+
+    #[test]
+    fn a_postmaster_is_known_by_its_working_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(postmaster(dir.path()), None);
+        fs::write(dir.path().join("postmaster.pid"), format!("{}\n", std::process::id())).unwrap();
+        assert_eq!(postmaster(dir.path()), None, "a process that works elsewhere is not the server");
+    }
+}

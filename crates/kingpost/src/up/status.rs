@@ -1,0 +1,240 @@
+//! What the nodes are doing, for people and for programs.
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::postgres::{parse_lsn, query_at};
+use crate::run::Traffic;
+
+/// Longest time to ask one node.
+const LIMIT: Duration = Duration::from_millis(1500);
+
+const QUESTION: &str = "SELECT pg_is_in_recovery(), \
+     CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END, \
+     (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()), \
+     (SELECT sum(xact_commit + xact_rollback) FROM pg_stat_database), \
+     (SELECT timeline_id FROM pg_control_checkpoint()), \
+     (SELECT status FROM pg_stat_wal_receiver)";
+
+/// A node at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct NodeStatus {
+    pub(super) name: String,
+    pub(super) address: String,
+    /// `primary`, `replica`, or `down`.
+    pub(super) role: &'static str,
+    pub(super) timeline: Option<u32>,
+    /// Written on a primary, replayed on a replica.
+    pub(super) lsn: Option<String>,
+    /// Bytes behind the primary.
+    pub(super) lag_bytes: Option<u64>,
+    pub(super) connections: Option<u64>,
+    /// Whether a replica receives from the primary.
+    pub(super) streaming: Option<bool>,
+    /// Transactions since the server's statistics began.
+    pub(super) transactions: Option<u64>,
+    /// Why it is down.
+    pub(super) error: Option<String>,
+}
+
+/// Asks all nodes (name, port) at the same time.
+pub(super) async fn observe(nodes: &[(String, u16)]) -> Vec<NodeStatus> {
+    let asked: Vec<_> = nodes.iter().map(|(name, port)| tokio::spawn(ask(name.clone(), *port))).collect();
+    let mut all = Vec::new();
+    for node in asked {
+        if let Ok(node) = node.await {
+            all.push(node);
+        }
+    }
+    fill_lag(&mut all);
+    all
+}
+
+async fn ask(name: String, port: u16) -> NodeStatus {
+    let address = format!("127.0.0.1:{port}");
+    let mut status = NodeStatus {
+        name,
+        address,
+        role: "down",
+        timeline: None,
+        lsn: None,
+        lag_bytes: None,
+        connections: None,
+        streaming: None,
+        transactions: None,
+        error: None,
+    };
+    match query_at("127.0.0.1", port, QUESTION, LIMIT).await {
+        Ok(rows) => {
+            let field = |index: usize| rows.first().and_then(|row| row.get(index));
+            let replica = field(0) == Some("t");
+            status.role = if replica { "replica" } else { "primary" };
+            status.lsn = field(1).map(str::to_owned);
+            status.connections = field(2).and_then(|text| text.parse().ok());
+            status.transactions = field(3).and_then(|text| text.parse().ok());
+            status.timeline = field(4).and_then(|text| text.parse().ok());
+            status.streaming = replica.then(|| field(5) == Some("streaming"));
+        }
+        Err(error) => status.error = Some(error),
+    }
+    status
+}
+
+/// The lag of replicas behind the furthest primary.
+fn fill_lag(nodes: &mut [NodeStatus]) {
+    let lsn = |node: &NodeStatus| node.lsn.as_deref().and_then(parse_lsn);
+    let Some(written) = nodes.iter().filter(|node| node.role == "primary").filter_map(lsn).max() else { return };
+    for node in nodes.iter_mut().filter(|node| node.role == "replica") {
+        node.lag_bytes = lsn(node).map(|replayed| written.saturating_sub(replayed));
+    }
+}
+
+/// Makes rates of totals.
+#[derive(Debug, Default)]
+pub(super) struct Rates {
+    last: Option<Totals>,
+}
+
+#[derive(Debug)]
+struct Totals {
+    at: Instant,
+    /// By node.
+    transactions: Vec<(String, u64)>,
+    queries: u64,
+}
+
+/// Per second since the last time.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Rate {
+    /// By node, in the order of the nodes.
+    pub(super) transactions: Vec<Option<f64>>,
+    /// Through the proxy.
+    pub(super) queries: Option<f64>,
+}
+
+impl Rates {
+    pub(super) fn next(&mut self, now: Instant, nodes: &[NodeStatus], traffic: Traffic) -> Rate {
+        let transactions: Vec<(String, u64)> =
+            nodes.iter().filter_map(|node| Some((node.name.clone(), node.transactions?))).collect();
+        let last = self.last.replace(Totals { at: now, transactions, queries: traffic.queries });
+        let Some(last) = last else { return Rate::default() };
+        let seconds = now.saturating_duration_since(last.at).as_secs_f64();
+        if seconds <= 0.0 {
+            return Rate::default();
+        }
+        // A server that was restarted counts from zero again.
+        let rate = |new: u64, old: u64| new.saturating_sub(old) as f64 / seconds;
+        let transactions = nodes.iter().map(|node| {
+            let (_, old) = last.transactions.iter().find(|(name, _)| *name == node.name)?;
+            Some(rate(node.transactions?, *old))
+        });
+        Rate { transactions: transactions.collect(), queries: Some(rate(traffic.queries, last.queries)) }
+    }
+}
+
+/// The table. Without rates it has no column for them.
+pub(super) fn table(nodes: &[NodeStatus], rate: Option<&Rate>) -> String {
+    let mut rows =
+        vec![["node", "role", "address", "timeline", "lsn", "lag", "connections", "tx/s"].map(str::to_owned)];
+    for (index, node) in nodes.iter().enumerate() {
+        let role = match node.streaming {
+            Some(false) => "replica (not streaming)",
+            _ => node.role,
+        };
+        let number = |value: Option<u64>| value.map_or("-".into(), |value| value.to_string());
+        let per_second = rate.and_then(|rate| rate.transactions.get(index).copied().flatten());
+        rows.push([
+            node.name.clone(),
+            role.into(),
+            node.address.clone(),
+            number(node.timeline.map(u64::from)),
+            node.lsn.clone().unwrap_or_else(|| "-".into()),
+            node.lag_bytes.map_or("-".into(), bytes),
+            number(node.connections),
+            per_second.map_or("-".into(), |value| format!("{value:.0}")),
+        ]);
+    }
+    let columns = if rate.is_some() { 8 } else { 7 };
+    let mut text = String::new();
+    for row in &rows {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate().take(columns) {
+            let width = rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+            let _ = write!(line, "{cell:width$}  ");
+        }
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+fn bytes(count: u64) -> String {
+    match count {
+        0..10_240 => format!("{count} B"),
+        10_240..10_485_760 => format!("{} KiB", count >> 10),
+        _ => format!("{} MiB", count >> 20),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str, role: &'static str, lsn: &str, transactions: u64) -> NodeStatus {
+        NodeStatus {
+            name: name.into(),
+            address: "127.0.0.1:1".into(),
+            role,
+            timeline: Some(1),
+            lsn: Some(lsn.into()),
+            lag_bytes: None,
+            connections: Some(2),
+            streaming: (role == "replica").then_some(true),
+            transactions: Some(transactions),
+            error: None,
+        }
+    }
+
+    fn down(name: &str) -> NodeStatus {
+        NodeStatus {
+            role: "down",
+            timeline: None,
+            lsn: None,
+            connections: None,
+            streaming: None,
+            transactions: None,
+            ..node(name, "down", "", 0)
+        }
+    }
+
+    #[test]
+    fn golden_table() {
+        let mut nodes =
+            vec![node("node1", "primary", "0/5000", 5), node("node2", "replica", "0/4000", 5), down("node3")];
+        fill_lag(&mut nodes);
+        let expected = "\
+node   role     address      timeline  lsn     lag     connections
+node1  primary  127.0.0.1:1  1         0/5000  -       2
+node2  replica  127.0.0.1:1  1         0/4000  4096 B  2
+node3  down     127.0.0.1:1  -         -       -       -
+";
+        assert_eq!(table(&nodes, None), expected);
+        let rate = Rate { transactions: vec![Some(12.4), None, None], queries: None };
+        assert!(table(&nodes, Some(&rate)).lines().nth(1).is_some_and(|line| line.ends_with("12")));
+    }
+
+    #[test]
+    fn rates() {
+        let start = Instant::now();
+        let mut rates = Rates::default();
+        let traffic = |queries| Traffic { clients: 1, queries };
+        let first = rates.next(start, &[node("a", "primary", "0/1", 100)], traffic(10));
+        assert_eq!(first, Rate::default());
+        let nodes = [node("a", "primary", "0/1", 120), node("b", "replica", "0/1", 7), down("c")];
+        let second = rates.next(start + Duration::from_secs(2), &nodes, traffic(50));
+        assert_eq!(second, Rate { transactions: vec![Some(10.0), None, None], queries: Some(20.0) });
+        let third = rates.next(start + Duration::from_secs(3), &[node("a", "primary", "0/1", 1)], traffic(50));
+        assert_eq!(third.transactions, vec![Some(0.0)], "restarted");
+    }
+}
