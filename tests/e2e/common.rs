@@ -1,0 +1,58 @@
+//! What several modules share.
+
+use kingpost_tests::{Cluster, Kingpost, ShowLogs, Subject, subject, unique};
+use tokio::sync::OnceCell;
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+/// A cluster of one primary and two replicas with a proxy in front, shared by tests that change nothing for others: each
+/// uses tables of its own.
+pub(crate) struct Shared {
+    pub(crate) cluster: Cluster,
+    pub(crate) kingpost: Kingpost,
+}
+
+/// The shared fixture, and a guard that shows its logs if the test panics.
+pub(crate) async fn shared() -> (&'static Shared, ShowLogs<'static>) {
+    static SHARED: OnceCell<Shared> = OnceCell::const_new();
+    let shared = SHARED
+        .get_or_init(async || {
+            let cluster = Cluster::builder().replicas(2).start().await;
+            let kingpost = Kingpost::of(&cluster).set("proxy.pool.size", 20).start().await;
+            Shared { cluster, kingpost }
+        })
+        .await;
+    (shared, ShowLogs(shared.cluster.dir()))
+}
+
+/// True, and says so, when a stand-in is under test, which cannot do what the test is about.
+pub(crate) fn only_kingpost() -> bool {
+    let skip = subject() != Subject::Kingpost;
+    if skip {
+        eprintln!("skipped: a stand-in cannot do this");
+    }
+    skip
+}
+
+/// A name that no other test uses.
+pub(crate) fn name(stem: &str) -> String {
+    format!("{stem}_{}", unique())
+}
+
+/// The rows of a simple query, columns as text, NULL as `NULL`.
+pub(crate) async fn simple(client: &Client, sql: &str) -> Vec<Vec<String>> {
+    let messages = client.simple_query(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
+    let rows = messages.iter().filter_map(|message| match message {
+        SimpleQueryMessage::Row(row) => {
+            Some((0..row.len()).map(|column| row.get(column).unwrap_or("NULL").to_owned()).collect())
+        }
+        _ => None,
+    });
+    rows.collect()
+}
+
+/// The only value of a simple query.
+pub(crate) async fn value(client: &Client, sql: &str) -> String {
+    let mut rows = simple(client, sql).await;
+    assert_eq!(rows.len(), 1, "{sql}: {rows:?}");
+    rows[0].swap_remove(0)
+}

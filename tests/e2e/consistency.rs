@@ -1,0 +1,160 @@
+//! A client always reads its own writes, whatever the replicas do; and with `eventual` it does not, which proves that the
+//! test can tell.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+use kingpost_tests::{Cluster, Kingpost, ShowLogs, within};
+use tokio_postgres::Client;
+
+use crate::common::{only_kingpost, value};
+
+const LATER_READS: usize = 3;
+/// What an application does between two statements: part of the load, nothing waits for it.
+const THINK: Duration = Duration::from_millis(8);
+const CLIENTS: usize = 8;
+/// Writes, by all clients together, in each state of the replicas.
+const WRITES_A_PHASE: usize = 120;
+/// In each read: to count on which nodes they ran.
+const READ: &str = "own_read";
+
+#[derive(Default)]
+struct Tally {
+    writes: AtomicUsize,
+    misses: AtomicUsize,
+    stop: AtomicBool,
+}
+
+/// Writes a row in one of the ways there are.
+async fn write(client: &Client, id: i64, way: usize) {
+    let insert = format!("INSERT INTO own VALUES ({id})");
+    match way {
+        0 => drop(client.simple_query(&insert).await.unwrap()),
+        1 => drop(client.execute("INSERT INTO own VALUES ($1)", &[&id]).await.unwrap()),
+        2 => client.batch_execute(&format!("BEGIN; {insert}; COMMIT")).await.unwrap(),
+        3 => {
+            client.batch_execute("BEGIN").await.unwrap();
+            client.batch_execute(&insert).await.unwrap();
+            client.batch_execute("COMMIT").await.unwrap();
+        }
+        4 => drop(client.query("SELECT put($1)", &[&id]).await.unwrap()),
+        _ => {
+            use futures_util::SinkExt;
+            let sink = client.copy_in("COPY own FROM STDIN").await.unwrap();
+            futures_util::pin_mut!(sink);
+            sink.send(bytes::Bytes::from(format!("{id}\n"))).await.unwrap();
+            sink.finish().await.unwrap();
+        }
+    }
+}
+
+/// Whether a read by key finds the row.
+async fn find(client: &Client, id: i64, way: usize) -> bool {
+    let select = format!("SELECT count(*) AS {READ} FROM own WHERE id = {id}");
+    match way {
+        0 => value(client, &select).await == "1",
+        1 => {
+            let select = format!("SELECT count(*) AS {READ} FROM own WHERE id = $1");
+            client.query_one(&select, &[&id]).await.unwrap().get::<_, i64>(0) == 1
+        }
+        2 => value(client, &format!("/* kingpost.route=replica */ {select}")).await == "1",
+        _ => {
+            client.batch_execute("BEGIN READ ONLY").await.unwrap();
+            let found = value(client, &select).await == "1";
+            client.batch_execute("COMMIT").await.unwrap();
+            found
+        }
+    }
+}
+
+async fn load(kingpost: &Kingpost, tally: &Tally) {
+    let client = |n: usize| async move {
+        let client = kingpost.connect().await;
+        let mut turn = 0;
+        while !tally.stop.load(Ordering::Relaxed) {
+            let id = (turn * CLIENTS + n) as i64;
+            write(&client, id, (turn + n) % 6).await;
+            if !find(&client, id, (turn / 6 + n) % 4).await {
+                tally.misses.fetch_add(1, Ordering::Relaxed);
+            }
+            tally.writes.fetch_add(1, Ordering::Relaxed);
+            // Right after a write only the primary is sure to have it; a little later a replica may answer.
+            for _ in 0..LATER_READS {
+                tokio::time::sleep(THINK).await;
+                if !find(&client, id, turn % 4).await {
+                    tally.misses.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            turn += 1;
+        }
+    };
+    join_all((0..CLIENTS).map(client)).await;
+}
+
+/// Takes the replicas through every kind of lag, each for so many writes.
+async fn disturb(cluster: &Cluster, tally: &Tally) {
+    let phase = async |what: &str| {
+        let until = tally.writes.load(Ordering::Relaxed) + WRITES_A_PHASE;
+        cluster
+            .wait_for(&format!("{WRITES_A_PHASE} writes with {what}"), Duration::from_secs(60), async || {
+                (tally.writes.load(Ordering::Relaxed) >= until).then_some(())
+            })
+            .await;
+    };
+    let (one, two) = (cluster.replica(0), cluster.replica(1));
+    phase("replicas that keep up").await;
+    one.pause_replay().await;
+    phase("one paused replica").await;
+    two.pause_replay().await;
+    phase("both paused").await;
+    one.resume_replay().await;
+    phase("one that catches up").await;
+    two.resume_replay().await;
+    one.recovery_delay(Duration::from_millis(150)).await;
+    phase("one that is late").await;
+    two.recovery_delay(Duration::from_millis(40)).await;
+    phase("both late").await;
+    one.recovery_delay(Duration::ZERO).await;
+    two.recovery_delay(Duration::ZERO).await;
+    phase("replicas that have recovered").await;
+    tally.stop.store(true, Ordering::Relaxed);
+}
+
+/// Misses, writes, and reads that replicas answered.
+async fn run(consistency: &str) -> (usize, usize, usize) {
+    let cluster = Cluster::builder().replicas(2).log_statements().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let admin = cluster.primary().admin().await;
+    let table = "CREATE TABLE own (id bigint PRIMARY KEY); GRANT ALL ON own TO alice;
+                 CREATE FUNCTION put(bigint) RETURNS void LANGUAGE sql AS 'INSERT INTO own VALUES ($1)'";
+    admin.batch_execute(table).await.unwrap();
+    cluster.wait_caught_up().await;
+    let tweaks = Kingpost::of(&cluster).set("proxy.pool.size", 12).set("proxy.routing.consistency", consistency);
+    let kingpost = tweaks.set("cluster.lag_limit", "1h").start().await;
+    let tally = Tally::default();
+    let all = join(load(&kingpost, &tally), disturb(&cluster, &tally));
+    within("writes and reads", Duration::from_secs(240), cluster.dir(), all).await;
+    let on_replicas = cluster.replicas().iter().map(|node| node.log().matches(READ).count()).sum();
+    (tally.misses.into_inner(), tally.writes.into_inner(), on_replicas)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn own_writes_are_always_read_back() {
+    let (misses, writes, on_replicas) = run("session").await;
+    assert_eq!(misses, 0, "of {writes} own writes");
+    if !only_kingpost() {
+        // A proxy that reads everything at the primary would have it easy. Right after a write few replicas are known to
+        // have it, so the share is small; the reads of old rows below raise it.
+        assert!(on_replicas >= CLIENTS, "only {on_replicas} of {writes} reads on replicas");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn eventual_reads_miss_own_writes() {
+    if only_kingpost() {
+        return;
+    }
+    let (misses, writes, on_replicas) = run("eventual").await;
+    assert!(misses > 0, "none of {writes} missed with {on_replicas} reads on replicas: this test cannot fail");
+}

@@ -1,0 +1,25 @@
+//! End to end: the real binary, real PostgreSQL, real clients.
+//!
+//! One binary for all modules, as linking is slow. Tests that change nothing for others share a cluster (see
+//! `common::shared`); what kills or slows servers has a cluster of its own.
+#![allow(clippy::unwrap_used)]
+
+mod auth;
+mod cancel;
+mod clients;
+mod common;
+mod consistency;
+mod copy;
+mod failover;
+mod faults;
+mod harness;
+mod hostile;
+mod large;
+mod operations;
+mod parameters;
+mod pools;
+mod prepared;
+mod protocol;
+mod psql;
+mod routing;
+mod sql;

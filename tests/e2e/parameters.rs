@@ -1,0 +1,191 @@
+//! Session parameters: those of the start-up packet and those of SET, with server connections that move between clients.
+
+use futures_util::future::join_all;
+use kingpost_tests::raw::{Raw, query, startup};
+use kingpost_tests::{DATABASE, Kingpost, Subject, USER, subject};
+use tokio_postgres::Client;
+
+use crate::common::{name, shared, value};
+
+/// More clients than server connections, so that every round moves connections to clients with other settings.
+const CLIENTS: usize = 10;
+const SERVERS: usize = 3;
+
+async fn check(client: &Client, n: usize) {
+    let zone = ["UTC", "Asia/Tokyo", "America/New_York"][n % 3];
+    for (sql, expected) in [
+        ("SHOW application_name", format!("app {n}")),
+        ("SELECT replace(current_setting('search_path'), ' ', '')", format!("s{n},public")),
+        ("SHOW TimeZone", zone.into()),
+        ("SHOW statement_timeout", format!("{}s", 100 + n)),
+        ("SHOW DateStyle", if n.is_multiple_of(2) { "ISO, MDY" } else { "German, DMY" }.into()),
+    ] {
+        assert_eq!(value(client, sql).await, expected, "client {n}: {sql}");
+    }
+    // What a replica does with them counts too.
+    let instant = value(client, "SELECT to_char(timestamptz '2024-01-01 00:00:00+00', 'HH24')").await;
+    assert_eq!(instant, ["00", "09", "19"][n % 3], "client {n} in {zone}");
+}
+
+#[tokio::test]
+async fn startup_parameters_move_with_their_client() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", SERVERS as i64).start().await;
+    let clients = join_all((0..CLIENTS).map(async |n| {
+        let zone = ["UTC", "Asia/Tokyo", "America/New_York"][n % 3];
+        let style = if n.is_multiple_of(2) { "ISO" } else { "German" };
+        let mut config = kingpost.endpoint().config();
+        config.application_name(format!("app {n}"));
+        config.options(format!(
+            "-c search_path=s{n},public -c TimeZone={zone} -c statement_timeout={}s --DateStyle={style}",
+            100 + n
+        ));
+        kingpost.endpoint().connect_as(&config).await
+    }))
+    .await;
+    for _ in 0..5 {
+        join_all(clients.iter().enumerate().map(|(n, client)| check(client, n))).await;
+    }
+}
+
+#[tokio::test]
+async fn set_parameters_stay_with_their_client() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    // SET may keep a client on its server connection, so here there is one for each.
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", CLIENTS as i64 + 1).start().await;
+    let clients = join_all((0..CLIENTS).map(|_| kingpost.connect())).await;
+    let plain = kingpost.connect().await;
+    for (n, client) in clients.iter().enumerate() {
+        let zone = ["UTC", "Asia/Tokyo", "America/New_York"][n % 3];
+        let style = if n % 2 == 0 { "ISO" } else { "German" };
+        client
+            .batch_execute(&format!(
+                "SET application_name = 'app {n}'; SET search_path = s{n}, public; SET TIME ZONE '{zone}';
+                 SET statement_timeout = '{}s'; SET DateStyle = {style}",
+                100 + n
+            ))
+            .await
+            .unwrap();
+    }
+    for _ in 0..5 {
+        join_all(clients.iter().enumerate().map(|(n, client)| check(client, n))).await;
+        assert_eq!(
+            value(&plain, "SHOW statement_timeout").await,
+            "0",
+            "a client that set nothing has another's setting"
+        );
+        assert_eq!(value(&plain, "SHOW search_path").await, "\"$user\", public");
+    }
+    // SET LOCAL and a rolled back SET leave nothing behind.
+    clients[0].batch_execute("BEGIN; SET LOCAL statement_timeout = '5s'; COMMIT").await.unwrap();
+    clients[0].batch_execute("BEGIN; SET statement_timeout = '6s'; ROLLBACK").await.unwrap();
+    check(&clients[0], 0).await;
+    clients[0].batch_execute("RESET statement_timeout").await.unwrap();
+    assert_eq!(value(&clients[0], "SHOW statement_timeout").await, "0");
+    clients[1].batch_execute("DISCARD ALL").await.unwrap();
+    assert_eq!(value(&clients[1], "SHOW statement_timeout").await, "0");
+    // All leave; whoever comes next finds defaults.
+    drop(clients);
+    for _ in 0..CLIENTS {
+        assert_eq!(value(&kingpost.connect().await, "SHOW statement_timeout").await, "0");
+    }
+}
+
+#[tokio::test]
+async fn a_schema_of_the_search_path_is_used_for_names() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 2).start().await;
+    let admin = shared.cluster.primary().admin().await;
+    let table = name("same");
+    let mut clients = Vec::new();
+    for n in 0..4 {
+        let schema = format!("{table}_{n}");
+        admin
+            .batch_execute(&format!(
+                "CREATE SCHEMA {schema}; CREATE TABLE {schema}.{table} AS SELECT {n} AS n;
+                 GRANT USAGE ON SCHEMA {schema} TO {USER}; GRANT SELECT ON {schema}.{table} TO {USER}"
+            ))
+            .await
+            .unwrap();
+        let mut config = kingpost.endpoint().config();
+        config.options(format!("-c search_path={schema}"));
+        clients.push(kingpost.endpoint().connect_as(&config).await);
+    }
+    shared.cluster.wait_caught_up().await;
+    // The same text, prepared by each: a shared plan must not show one client another's table.
+    let statements =
+        join_all(clients.iter().map(|client| client.prepare(&*format!("SELECT n FROM {table}").leak()))).await;
+    for _ in 0..10 {
+        for (n, client) in clients.iter().enumerate() {
+            assert_eq!(value(client, &format!("SELECT n FROM {table}")).await, n.to_string());
+            let row = client.query_one(statements[n].as_ref().unwrap(), &[]).await.unwrap();
+            assert_eq!(row.get::<_, i32>(0), n as i32);
+        }
+    }
+}
+
+#[tokio::test]
+async fn parameter_status_tells_the_client() {
+    let (shared, _logs) = shared().await;
+    let port = shared.kingpost.port();
+    let mut raw = Raw::connect(port).await;
+    let parameters =
+        [("user", USER), ("database", DATABASE), ("application_name", "first"), ("client_encoding", "LATIN1")];
+    raw.send(&startup(3 << 16, &parameters)).await;
+    let status = |messages: &[kingpost_tests::raw::Message]| -> Vec<(String, String)> {
+        let pairs = messages.iter().filter(|message| message.kind == b'S').map(|message| {
+            let mut fields = message.body.split(|&b| b == 0).map(|field| String::from_utf8_lossy(field).into_owned());
+            (fields.next().unwrap(), fields.next().unwrap())
+        });
+        pairs.collect()
+    };
+    let login = status(&raw.until(b'Z').await);
+    let of = |name: &str| login.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+    assert_eq!(of("client_encoding"), Some("LATIN1"));
+    assert_eq!(of("server_encoding"), Some("UTF8"));
+    assert_eq!(of("integer_datetimes"), Some("on"));
+    assert_eq!(of("standard_conforming_strings"), Some("on"));
+    assert!(of("server_version").is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit())), "{login:?}");
+    if subject() != Subject::PgBouncer {
+        assert_eq!(of("application_name"), Some("first"));
+    }
+    // In this client's encoding an é is one byte.
+    raw.send(&query("SELECT chr(233)")).await;
+    let messages = raw.until(b'Z').await;
+    let row = messages.iter().find(|message| message.kind == b'D').unwrap();
+    assert_eq!(row.body, [0, 1, 0, 0, 0, 1, 0xe9]);
+    raw.send(&query("SET application_name = 'second'")).await;
+    let changed = status(&raw.until(b'Z').await);
+    assert!(changed.contains(&("application_name".into(), "second".into())), "{changed:?}");
+    raw.send(&query("SET TimeZone = 'Asia/Tokyo'")).await;
+    let changed = status(&raw.until(b'Z').await);
+    assert!(changed.contains(&("TimeZone".into(), "Asia/Tokyo".into())), "{changed:?}");
+}
+
+#[tokio::test]
+async fn a_wrong_startup_parameter_is_refused_clearly() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    for options in ["-c no_such_parameter=1", "-c statement_timeout=soon"] {
+        let mut config = shared.kingpost.endpoint().config();
+        config.options(options);
+        // A proxy may only find out when it has a server for the client.
+        let error = match shared.kingpost.endpoint().try_connect(&config).await {
+            Ok(client) => client.simple_query("SELECT 1").await.map(|_| ()).unwrap_err(),
+            Err(error) => error,
+        };
+        assert!(["42704", "22023"].contains(&kingpost_tests::sqlstate(&error)), "{options}: {error:?}");
+    }
+    assert_eq!(value(&shared.kingpost.connect().await, "SELECT 7").await, "7", "the pool is spoilt");
+}

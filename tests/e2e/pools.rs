@@ -1,0 +1,166 @@
+//! Pools: few servers for many clients, waiting, session mode.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kingpost_tests::{Cluster, Kingpost, ShowLogs, Subject, database, sqlstate, subject, within};
+
+use crate::common::{name, only_kingpost, shared, value};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_stay_within_the_pool() {
+    if subject() == Subject::Direct {
+        return;
+    }
+    let cluster = Cluster::builder().replicas(1).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let size = 4;
+    let kingpost = Kingpost::of(&cluster).set("proxy.pool.size", size as i64).start().await;
+    let table = name("pool");
+    kingpost.connect().await.batch_execute(&format!("CREATE TABLE {table} (n int)")).await.unwrap();
+    drop(kingpost.connect().await);
+    let clients = join_all((0..40).map(|_| kingpost.connect())).await;
+    let base = kingpost.process().fd_count();
+    let work = clients.iter().enumerate().map(async |(n, client)| {
+        for _ in 0..20 {
+            client.batch_execute(&format!("BEGIN; INSERT INTO {table} VALUES ({n}); COMMIT")).await.unwrap();
+            let own = value(client, &format!("SELECT count(*) > 0 FROM {table} WHERE n = {n}")).await;
+            assert_eq!(own, "t");
+        }
+    });
+    let most = async {
+        let mut most = 0;
+        for _ in 0..20 {
+            for node in cluster.nodes() {
+                most = most.max(node.pool_connections().await);
+            }
+        }
+        most
+    };
+    let both = futures_util::future::join(join_all(work), most);
+    let (_, most) = within("40 clients", Duration::from_secs(60), cluster.dir(), both).await;
+    assert!((1..=size).contains(&most), "{most} connections to one node, for a pool of {size}");
+    assert_eq!(value(&clients[0], &format!("/* kingpost.route=primary */ SELECT count(*) FROM {table}")).await, "800");
+    drop(clients);
+    // All descriptors of the 40 clients are given back; server connections may be fewer or, up to the pools, more.
+    let limit = base - 40 + 2 * size + 4;
+    cluster
+        .wait("the proxy to close its clients' descriptors", async || {
+            (kingpost.process().fd_count() <= limit).then_some(())
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn clients_take_turns_on_one_server() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 1).start().await;
+    let clients = join_all((0..5).map(|_| kingpost.connect())).await;
+    let mut pids = Vec::new();
+    for client in &clients {
+        pids.push(value(client, "SELECT pg_backend_pid()").await);
+    }
+    pids.dedup();
+    assert_eq!(pids.len(), 1, "one server connection, but {pids:?}");
+}
+
+#[tokio::test]
+async fn waiting_too_long_is_an_error_that_the_client_survives() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let tweaks = Kingpost::of(&shared.cluster).set("proxy.pool.size", 1).set("proxy.pool.wait_timeout", "300ms");
+    let kingpost = tweaks.start().await;
+    let (holder, waiting) = (kingpost.connect().await, kingpost.connect().await);
+    holder.batch_execute("BEGIN").await.unwrap();
+    let pid = value(&holder, "SELECT pg_backend_pid()").await;
+    for _ in 0..2 {
+        let error = waiting.simple_query("SELECT pg_backend_pid()").await.unwrap_err();
+        assert_eq!(sqlstate(&error), "53300", "{error:?}");
+        let error = waiting.query("SELECT pg_backend_pid()", &[]).await.unwrap_err();
+        assert_eq!(sqlstate(&error), "53300", "{error:?}");
+    }
+    holder.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(value(&waiting, "SELECT pg_backend_pid()").await, pid);
+    assert_eq!(waiting.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get::<_, i32>(0).to_string(), pid);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_a_transaction_leaves_nothing() {
+    let (shared, _logs) = shared().await;
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 1).start().await;
+    let table = name("left");
+    let client = kingpost.connect().await;
+    client.batch_execute(&format!("CREATE TABLE {table} (n int)")).await.unwrap();
+    client.batch_execute(&format!("BEGIN; INSERT INTO {table} VALUES (1); LOCK TABLE {table}")).await.unwrap();
+    drop(client);
+    let next = kingpost.connect().await;
+    let sql = format!("SELECT count(*) FROM {table}");
+    let seen = within("the lock of a client that has gone", kingpost_tests::SOON, shared.cluster.dir(), async {
+        next.batch_execute(&format!("BEGIN; LOCK TABLE {table}; COMMIT")).await.unwrap();
+        value(&next, &format!("/* kingpost.route=primary */ {sql}")).await
+    });
+    assert_eq!(seen.await, "0");
+}
+
+#[tokio::test]
+async fn session_mode_keeps_the_server() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster)
+        .set("proxy.pool.size", 2)
+        .set("proxy.pool.wait_timeout", "300ms")
+        .add("proxy.databases", database("sessions", "pool_mode", "session"))
+        .start()
+        .await;
+    let mut config = kingpost.endpoint().config();
+    config.dbname("sessions");
+    let one = kingpost.endpoint().connect_as(&config).await;
+    let two = kingpost.endpoint().connect_as(&config).await;
+    let pids = (value(&one, "SELECT pg_backend_pid()").await, value(&two, "SELECT pg_backend_pid()").await);
+    assert_ne!(pids.0, pids.1);
+    one.batch_execute("SET work_mem = '9MB'; CREATE TEMP TABLE mine (n int)").await.unwrap();
+    for _ in 0..5 {
+        assert_eq!((value(&one, "SELECT pg_backend_pid()").await, value(&two, "SELECT pg_backend_pid()").await), pids);
+        assert_eq!(
+            (value(&one, "SHOW work_mem").await, value(&two, "SHOW work_mem").await),
+            ("9MB".into(), "4MB".into())
+        );
+    }
+    // Both servers are taken for as long as their clients stay.
+    let three = kingpost.endpoint().connect_as(&config).await;
+    assert_eq!(sqlstate(&three.simple_query("SELECT 1").await.unwrap_err()), "53300");
+    drop(one);
+    shared
+        .cluster
+        .wait("the server of a client that has left", async || {
+            three.simple_query("SELECT * FROM pg_class LIMIT 1").await.ok()
+        })
+        .await;
+    assert_eq!(value(&three, "SHOW work_mem").await, "4MB", "another's setting");
+    let error = three.simple_query("SELECT * FROM mine").await.unwrap_err();
+    assert_eq!(sqlstate(&error), "42P01", "another's temporary table");
+}
+
+#[tokio::test]
+async fn too_many_clients_are_refused() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.max_clients", 5).start().await;
+    let clients = join_all((0..5).map(|_| kingpost.connect())).await;
+    let error = kingpost.endpoint().try_connect(&kingpost.endpoint().config()).await.map(|_| ()).unwrap_err();
+    assert_eq!(sqlstate(&error), "53300", "{error:?}");
+    drop(clients);
+    shared
+        .cluster
+        .wait("a place", async || kingpost.endpoint().try_connect(&kingpost.endpoint().config()).await.ok())
+        .await;
+}

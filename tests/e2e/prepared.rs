@@ -1,0 +1,247 @@
+//! Prepared statements and portals by the protocol, in transaction mode.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kingpost_tests::raw::{Message, Raw, bind, close, describe, execute, flush, parse, query, sync};
+use kingpost_tests::{Cluster, Kingpost, ShowLogs, Subject, pg_bin, subject, within};
+
+use crate::common::{name, shared, value};
+
+/// Text of the first column of each row.
+fn column(messages: &[Message]) -> Vec<String> {
+    let rows = messages.iter().filter(|message| message.kind == b'D');
+    rows.map(|row| String::from_utf8_lossy(&row.body[6..]).into_owned()).collect()
+}
+
+fn code(messages: &[Message]) -> Option<String> {
+    messages.iter().find(|message| message.kind == b'E').and_then(|message| message.field(b'C'))
+}
+
+async fn run(raw: &mut Raw, bytes: &[Vec<u8>]) -> Vec<Message> {
+    raw.send(&bytes.concat()).await;
+    raw.until(b'Z').await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_clients_with_statements_on_few_servers() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 3).start().await;
+    let work = (0..30i32).map(async |n| {
+        let client = kingpost.connect().await;
+        let add = client.prepare(&format!("SELECT $1::int + {n}")).await.unwrap();
+        let join = client.prepare("SELECT $1::text || $2::text").await.unwrap();
+        for round in 0..30i32 {
+            assert_eq!(client.query_one(&add, &[&round]).await.unwrap().get::<_, i32>(0), round + n);
+            let (a, b) = (n.to_string(), round.to_string());
+            assert_eq!(client.query_one(&join, &[&a, &b]).await.unwrap().get::<_, String>(0), format!("{n}{round}"));
+        }
+    });
+    within("30 clients", Duration::from_secs(60), shared.cluster.dir(), join_all(work)).await;
+}
+
+#[tokio::test]
+async fn one_name_in_two_clients_is_two_statements() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 1).start().await;
+    let (mut one, mut two) = (Raw::login(kingpost.port()).await, Raw::login(kingpost.port()).await);
+    assert_eq!(code(&run(&mut one, &[parse("s", "SELECT 'one' || $1::text"), sync()]).await), None);
+    assert_eq!(code(&run(&mut two, &[parse("s", "SELECT 'two' || $1::text"), sync()]).await), None);
+    for round in 0..5 {
+        let round = round.to_string();
+        let ask = [bind("", "s", &[&round]), execute("", 0), sync()];
+        assert_eq!(column(&run(&mut one, &ask).await), [format!("one{round}")]);
+        assert_eq!(column(&run(&mut two, &ask).await), [format!("two{round}")]);
+    }
+}
+
+#[tokio::test]
+async fn a_statement_lives_until_it_is_closed() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 2).start().await;
+    let mut raw = Raw::login(kingpost.port()).await;
+    let ask = [bind("", "s", &[]), execute("", 0), sync()];
+    assert_eq!(code(&run(&mut raw, &ask).await).as_deref(), Some("26000"), "bind of what is not there");
+    assert_eq!(code(&run(&mut raw, &[parse("s", "SELECT 1"), sync()]).await), None);
+    assert_eq!(code(&run(&mut raw, &[parse("s", "SELECT 2"), sync()]).await).as_deref(), Some("42P05"), "a second s");
+    assert_eq!(column(&run(&mut raw, &ask).await), ["1"]);
+    assert_eq!(code(&run(&mut raw, &[close(b'S', "s"), sync()]).await), None);
+    assert_eq!(code(&run(&mut raw, &ask).await).as_deref(), Some("26000"), "bind of what is closed");
+    assert_eq!(code(&run(&mut raw, &[close(b'S', "never"), sync()]).await), None, "closing nothing is no error");
+    // Close, a new text under the old name, and its use, in one go.
+    let again =
+        [parse("s", "SELECT 3"), close(b'S', "s"), parse("s", "SELECT 4"), bind("", "s", &[]), execute("", 0), sync()];
+    assert_eq!(column(&run(&mut raw, &again).await), ["4"]);
+    // By SQL.
+    for (sql, name) in [("DEALLOCATE s", "s"), ("DEALLOCATE ALL", "t"), ("DISCARD ALL", "u")] {
+        run(&mut raw, &[close(b'S', name), parse(name, "SELECT 5"), sync()]).await;
+        assert_eq!(column(&run(&mut raw, &[bind("", name, &[]), execute("", 0), sync()]).await), ["5"]);
+        assert_eq!(code(&run(&mut raw, &[query(sql)]).await), None, "{sql}");
+        let messages = run(&mut raw, &[bind("", name, &[]), execute("", 0), sync()]).await;
+        assert_eq!(code(&messages).as_deref(), Some("26000"), "after {sql}");
+    }
+    // A Parse that fails leaves no statement.
+    assert_eq!(code(&run(&mut raw, &[parse("bad", "SELECT * FROM nowhere"), sync()]).await).as_deref(), Some("42P01"));
+    let messages = run(&mut raw, &[bind("", "bad", &[]), execute("", 0), sync()]).await;
+    assert_eq!(code(&messages).as_deref(), Some("26000"));
+}
+
+#[tokio::test]
+async fn answers_come_in_the_order_of_the_questions() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    let mut raw = Raw::login(shared.kingpost.port()).await;
+    raw.send(&[parse("d", "SELECT $1::int AS a, now()"), describe(b'S', "d"), sync()].concat()).await;
+    assert_eq!(raw.kinds_until(b'Z').await, "1tTZ");
+    // Again, when the proxy knows the text.
+    raw.send(&[parse("e", "SELECT $1::int AS a, now()"), describe(b'S', "e"), close(b'S', "e"), sync()].concat()).await;
+    assert_eq!(raw.kinds_until(b'Z').await, "1tT3Z");
+    let all = [
+        bind("p", "d", &["1"]),
+        describe(b'P', "p"),
+        execute("p", 0),
+        close(b'P', "p"),
+        parse("", "SELECT 2 WHERE false"),
+        bind("", "", &[]),
+        execute("", 0),
+        sync(),
+    ];
+    raw.send(&all.concat()).await;
+    assert_eq!(raw.kinds_until(b'Z').await, "2TDC312CZ");
+    // No rows to describe; an empty statement.
+    raw.send(&[parse("", "BEGIN"), describe(b'S', ""), bind("", "", &[]), execute("", 0), sync()].concat()).await;
+    assert_eq!(raw.kinds_until(b'Z').await, "1tn2CZ");
+    raw.send(&[parse("", ""), bind("", "", &[]), execute("", 0), sync()].concat()).await;
+    assert_eq!(raw.kinds_until(b'Z').await, "12IZ");
+    raw.send(&query("ROLLBACK")).await;
+    raw.until(b'Z').await;
+    // After an error everything up to Sync is skipped, then the next unit counts again.
+    let skipped = [parse("", "SELECT 1/0"), bind("", "", &[]), execute("", 0), parse("x", "SELECT 1"), sync()];
+    raw.send(&[skipped.concat(), parse("", "SELECT 7"), bind("", "", &[]), execute("", 0), sync()].concat()).await;
+    let first = raw.until(b'Z').await;
+    assert_eq!(code(&first).as_deref(), Some("22012"));
+    assert_eq!(first.last().unwrap().body, b"I");
+    assert_eq!(column(&raw.until(b'Z').await), ["7"]);
+    let messages = run(&mut raw, &[bind("", "x", &[]), execute("", 0), sync()]).await;
+    assert_eq!(code(&messages).as_deref(), Some("26000"), "a Parse that was skipped left a statement");
+}
+
+#[tokio::test]
+async fn many_units_in_one_packet() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    let mut raw = Raw::login(shared.kingpost.port()).await;
+    let unit = |n: usize| match n % 3 {
+        0 => query(&format!("SELECT {n}")),
+        1 => [parse("", &format!("SELECT {n}")), bind("", "", &[]), execute("", 0), sync()].concat(),
+        _ => [
+            parse(&format!("u{n}"), "SELECT $1::text"),
+            bind("", &format!("u{n}"), &[&n.to_string()]),
+            execute("", 0),
+            sync(),
+        ]
+        .concat(),
+    };
+    raw.send(&(0..300).map(unit).collect::<Vec<_>>().concat()).await;
+    for n in 0..300 {
+        assert_eq!(column(&raw.until(b'Z').await), [n.to_string()]);
+    }
+}
+
+#[tokio::test]
+async fn portals_and_flush() {
+    let (shared, _logs) = shared().await;
+    let mut raw = Raw::login(shared.kingpost.port()).await;
+    // Each answer must come on Flush alone: no Sync is sent before it is read.
+    raw.send(&[parse("", "SELECT generate_series(1, 5)"), flush()].concat()).await;
+    assert_eq!(raw.next().await.unwrap().kind, b'1');
+    raw.send(&[bind("", "", &[]), describe(b'P', ""), flush()].concat()).await;
+    assert_eq!(raw.kinds_until(b'T').await, "2T");
+    raw.send(&[execute("", 2), flush()].concat()).await;
+    assert_eq!(column(&raw.until(b's').await), ["1", "2"]);
+    raw.send(&[execute("", 2), flush()].concat()).await;
+    assert_eq!(column(&raw.until(b's').await), ["3", "4"]);
+    raw.send(&[execute("", 2), flush()].concat()).await;
+    assert_eq!(column(&raw.until(b'C').await), ["5"]);
+    raw.send(&sync()).await;
+    assert_eq!(raw.next().await.unwrap(), Message { kind: b'Z', body: b"I".to_vec() });
+    // An error answers a Flush too, and the Sync after it ends the unit.
+    raw.send(&[parse("", "SELECT * FROM nowhere"), flush()].concat()).await;
+    assert_eq!(raw.next().await.unwrap().kind, b'E');
+    raw.send(&sync()).await;
+    assert_eq!(raw.next().await.unwrap().kind, b'Z');
+    raw.send(&query("SELECT 7")).await;
+    assert_eq!(column(&raw.until(b'Z').await), ["7"]);
+}
+
+#[tokio::test]
+async fn a_table_that_changes_under_a_statement() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    let client = shared.kingpost.connect().await;
+    let table = name("changes");
+    client.batch_execute(&format!("CREATE TABLE {table} AS SELECT 1 AS a")).await.unwrap();
+    let count = client.prepare(&format!("SELECT count(*) FROM {table}")).await.unwrap();
+    for n in 0..5 {
+        client
+            .batch_execute(&format!("ALTER TABLE {table} ADD COLUMN c{n} int; INSERT INTO {table} (a) VALUES (2)"))
+            .await
+            .unwrap();
+        assert_eq!(client.query_one(&count, &[]).await.unwrap().get::<_, i64>(0), n + 2);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pgbench_prepared_does_not_deadlock() {
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    let cluster = Cluster::builder().replicas(1).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = Kingpost::of(&cluster).set("proxy.pool.size", 16).start().await;
+    let pgbench = |port: u16, arguments: &[&str]| {
+        let mut command = tokio::process::Command::new(pg_bin().join("pgbench"));
+        command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-U", "alice"]).args(arguments).arg("app");
+        command.kill_on_drop(true).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.output()
+    };
+    // Through the proxy as well: it drops and makes tables, copies, vacuums, adds keys.
+    let made =
+        within("pgbench -i", Duration::from_secs(60), cluster.dir(), pgbench(kingpost.port(), &["-i", "-s", "2"]))
+            .await
+            .unwrap();
+    assert!(made.status.success(), "pgbench -i: {}", String::from_utf8_lossy(&made.stderr));
+    for mode in ["prepared", "extended", "simple"] {
+        let arguments = ["-M", mode, "-c", "40", "-j", "2", "-t", "25", "-n"];
+        let run =
+            within(mode, Duration::from_secs(90), cluster.dir(), pgbench(kingpost.port(), &arguments)).await.unwrap();
+        let out = String::from_utf8_lossy(&run.stdout).into_owned();
+        assert!(run.status.success(), "pgbench -M {mode}: {}\n{out}", String::from_utf8_lossy(&run.stderr));
+        assert!(out.contains("processed: 1000/1000"), "pgbench -M {mode}:\n{out}");
+    }
+    let client = kingpost.connect().await;
+    let sums = "SELECT count(*), sum(delta) = (SELECT sum(abalance) FROM pgbench_accounts) FROM pgbench_history";
+    let row = crate::common::simple(&client, &format!("/* kingpost.route=primary */ {sums}")).await.concat();
+    assert_eq!(row, ["3000", "t"]);
+    assert!(value(&client, "SELECT 7").await == "7");
+    if subject() == Subject::Kingpost {
+        let held = cluster.primary().pool_connections().await;
+        assert!(held <= 16, "{held} connections for a pool of 16");
+    }
+}

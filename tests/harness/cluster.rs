@@ -1,0 +1,146 @@
+//! A primary and its replicas.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::node::Node;
+use crate::run::new_dir;
+use crate::wait::{SOON, wait_until};
+
+/// One primary and replicas that stream from it; all ended when dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    dir: PathBuf,
+    nodes: Vec<Node>,
+}
+
+/// What a [`Cluster`] should be.
+#[derive(Debug, Default)]
+pub struct ClusterBuilder {
+    replicas: usize,
+    settings: Vec<(String, String)>,
+    durable: bool,
+}
+
+impl ClusterBuilder {
+    /// Number of replicas; none if not said.
+    #[must_use]
+    pub fn replicas(mut self, replicas: usize) -> Self {
+        self.replicas = replicas;
+        self
+    }
+
+    /// A setting of every node.
+    #[must_use]
+    pub fn setting(mut self, name: &str, value: &str) -> Self {
+        self.settings.push((name.into(), value.into()));
+        self
+    }
+
+    /// Every node writes each statement to its log before it runs it; see [`Node::saw`].
+    #[must_use]
+    pub fn log_statements(self) -> Self {
+        self.setting("log_statement", "all")
+    }
+
+    /// Commits reach the disk; only for tests in which the machine's memory may be lost, which a killed process is not.
+    #[must_use]
+    pub fn durable(mut self) -> Self {
+        self.durable = true;
+        self
+    }
+
+    /// Starts all nodes and waits until every replica streams from the primary.
+    ///
+    /// # Panics
+    /// When that does not happen in time.
+    pub async fn start(self) -> Cluster {
+        let dir = new_dir("cluster");
+        let mut settings = vec![("fsync".to_owned(), if self.durable { "on" } else { "off" }.to_owned())];
+        settings.extend(self.settings);
+        let names = (0..=self.replicas).map(|n| format!("n{n}"));
+        let nodes: Vec<Node> = names.map(|name| Node::create(&name, &dir, &settings)).collect();
+        for replica in &nodes[1..] {
+            replica.set_follow(nodes[0].port());
+        }
+        for node in &nodes {
+            node.launch();
+        }
+        for node in &nodes {
+            node.wait_ready().await;
+        }
+        let cluster = Cluster { dir, nodes };
+        cluster.wait_streaming(&cluster.nodes[0], self.replicas).await;
+        cluster
+    }
+}
+
+impl Cluster {
+    /// A cluster to be described further.
+    pub fn builder() -> ClusterBuilder {
+        ClusterBuilder::default()
+    }
+
+    /// Directory of data and logs.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// All nodes; the first was the primary at the start.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The node that was the primary at the start.
+    pub fn primary(&self) -> &Node {
+        &self.nodes[0]
+    }
+
+    /// The replica `n`, from 0, as numbered at the start.
+    pub fn replica(&self, n: usize) -> &Node {
+        &self.nodes[1 + n]
+    }
+
+    /// All that were replicas at the start.
+    pub fn replicas(&self) -> &[Node] {
+        &self.nodes[1..]
+    }
+
+    /// Waits until `count` replicas stream from `primary`.
+    pub async fn wait_streaming(&self, primary: &Node, count: usize) {
+        let sql = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'";
+        primary.wait_value(sql, &count.to_string()).await;
+    }
+
+    /// Waits until every running replica has applied what the primary has written so far.
+    pub async fn wait_caught_up(&self) {
+        for replica in self.replicas().iter().filter(|node| node.is_running()) {
+            replica.wait_caught_up(self.primary()).await;
+        }
+    }
+
+    /// Connections that pools hold on all running nodes.
+    pub async fn pool_connections(&self) -> usize {
+        let mut sum = 0;
+        for node in self.nodes.iter().filter(|node| node.is_running()) {
+            sum += node.pool_connections().await;
+        }
+        sum
+    }
+
+    /// Waits for something, and shows this cluster's logs if it does not come.
+    ///
+    /// # Panics
+    /// When it does not come within [`SOON`].
+    pub async fn wait<T>(&self, what: &str, condition: impl AsyncFnMut() -> Option<T>) -> T {
+        self.wait_for(what, SOON, condition).await
+    }
+
+    /// [`Cluster::wait`] with another bound.
+    ///
+    /// # Panics
+    /// When it does not come in time.
+    pub async fn wait_for<T>(&self, what: &str, limit: Duration, condition: impl AsyncFnMut() -> Option<T>) -> T {
+        wait_until(what, limit, &self.dir, condition).await
+    }
+}

@@ -1,0 +1,39 @@
+//! End-to-end harness: starts real PostgreSQL servers and the real binary on system-chosen ports, kills and cuts them, and
+//! cleans up.
+//!
+//! ```text
+//! test ── Endpoint ──▶ Kingpost ── (Cut) ──▶ Cluster: Node n0 (primary) ──WAL──▶ n1, n2 … (replicas)
+//! ```
+//!
+//! Whatever a test starts ends with it: by drop, also when it panics; by the parent-death signal of each child and a
+//! watchdog (see [`run_dir`]) when the whole test process is killed. Every wait has a bound and, when it is reached,
+//! shows the last lines of all logs involved.
+//!
+//! Environment: `KINGPOST_BIN` (binary under test), `PG_BIN` (directory of PostgreSQL's programs),
+//! `KINGPOST_TESTS_DIRECT=1` or `KINGPOST_TESTS_PGBOUNCER=1` (run the tests against a stand-in, see [`Subject`]).
+
+mod cluster;
+mod cut;
+mod endpoint;
+mod kingpost;
+mod metrics;
+mod node;
+mod port;
+mod process;
+/// The wire protocol by hand.
+pub mod raw;
+mod run;
+mod template;
+mod wait;
+
+pub use cluster::{Cluster, ClusterBuilder};
+pub use cut::{Cut, Link};
+pub use endpoint::{DATABASE, Endpoint, SCRAM_PASSWORD, SCRAM_USER, USER, sqlstate};
+pub use kingpost::{Kingpost, KingpostBuilder, Subject, database, kingpost_bin, subject, user};
+pub use metrics::{Labels, Metrics, Sample};
+pub use node::Node;
+pub use port::Port;
+pub use process::{Process, RunAs, command, signal};
+pub use run::{new_dir, run_dir, unique};
+pub use template::pg_bin;
+pub use wait::{SOON, ShowLogs, tails, wait_until, within};

@@ -1,0 +1,333 @@
+//! One real PostgreSQL server.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio_postgres::{Client, Config};
+
+use crate::endpoint::{Endpoint, USER};
+use crate::port::Port;
+use crate::process::{Process, RunAs, children, command, signal};
+use crate::template::{pg_bin, run, template};
+use crate::wait::{SOON, wait_until};
+
+/// Lag of a follower's receiver reconnecting, and similar, is not what tests wait for.
+const SETTINGS: &str = "\
+listen_addresses = '127.0.0.1'
+unix_socket_directories = ''
+max_connections = 200
+superuser_reserved_connections = 10
+shared_buffers = 32MB
+dynamic_shared_memory_type = mmap
+wal_level = replica
+wal_keep_size = 512MB
+wal_log_hints = on
+hot_standby = on
+max_wal_senders = 10
+wal_retrieve_retry_interval = 100ms
+wal_receiver_status_interval = 1s
+wal_receiver_timeout = 10s
+wal_sender_timeout = 10s
+max_standby_streaming_delay = 30s
+autovacuum_naptime = 1h
+timezone = 'UTC'
+logging_collector = off
+log_line_prefix = '%m [%p] %q%u@%d '
+log_parameter_max_length = 200
+";
+
+/// A server: a primary, or a replica by streaming replication. Ended when dropped.
+#[derive(Debug)]
+pub struct Node {
+    name: String,
+    dir: PathBuf,
+    logs: PathBuf,
+    port: Port,
+    process: Mutex<Option<Process>>,
+    dynamic: Mutex<Dynamic>,
+}
+
+/// Settings that a running server can be told to change.
+#[derive(Debug, Default)]
+struct Dynamic {
+    /// Port of the server to follow.
+    follows: Option<u16>,
+    apply_delay_ms: u64,
+}
+
+impl Node {
+    /// Makes the data directory `logs/name` with `settings` after the harness's own; does not start it.
+    pub(crate) fn create(name: &str, logs: &Path, settings: &[(String, String)]) -> Node {
+        let dir = logs.join(name);
+        run(Command::new("cp").args(["-a", "--reflink=auto"]).arg(template()).arg(&dir));
+        let port = Port::reserve();
+        let mut text = format!("{SETTINGS}port = {}\ncluster_name = '{name}'\n", port.number());
+        for (key, value) in settings {
+            let _ = writeln!(text, "{key} = '{}'", value.replace('\'', "''"));
+        }
+        text.push_str("include_if_exists = 'dynamic.conf'\n");
+        std::fs::write(dir.join("postgresql.conf"), text).expect("write postgresql.conf");
+        Node {
+            name: name.into(),
+            dir,
+            logs: logs.into(),
+            port,
+            process: Mutex::new(None),
+            dynamic: Mutex::new(Dynamic::default()),
+        }
+    }
+
+    /// Name, in the configuration of the proxy too.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Port on 127.0.0.1; the same for the node's whole life.
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// Where the tests' clients reach it directly.
+    pub fn endpoint(&self) -> Endpoint {
+        Endpoint::new(self.port(), &self.logs)
+    }
+
+    /// Its log so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.log_path()).unwrap_or_default()).into_owned()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.logs.join(format!("{}.log", self.name))
+    }
+
+    /// Whether its log names `marker`; with `log_statement = all` that is: whether it was sent a statement that holds the
+    /// marker. The line is written before the statement runs.
+    pub fn saw(&self, marker: &str) -> bool {
+        self.log().contains(marker)
+    }
+
+    /// How the harness connects: a superuser in the tests' database.
+    pub fn admin_config(&self) -> Config {
+        let mut config = self.endpoint().config();
+        config.user("postgres").application_name("harness");
+        config
+    }
+
+    /// A superuser's connection.
+    pub async fn admin(&self) -> Client {
+        self.endpoint().connect_as(&self.admin_config()).await
+    }
+
+    /// Runs SQL as a superuser.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub async fn execute(&self, sql: &str) {
+        self.admin().await.batch_execute(sql).await.unwrap_or_else(|e| panic!("{}: {sql}: {e:?}", self.name));
+    }
+
+    /// The single value, as text, of a query that a superuser runs.
+    ///
+    /// # Panics
+    /// When it fails, gives no row, or gives NULL.
+    pub async fn query(&self, sql: &str) -> String {
+        self.try_query(sql).await.unwrap_or_else(|| panic!("{}: {sql} gave nothing", self.name))
+    }
+
+    async fn try_query(&self, sql: &str) -> Option<String> {
+        let client = self.endpoint().try_connect(&self.admin_config()).await.ok()?;
+        let rows = client.simple_query(sql).await.ok()?;
+        rows.iter().find_map(|message| match message {
+            tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+            _ => None,
+        })
+    }
+
+    /// Connections of the tests' clients' user: those that a pool holds here.
+    pub async fn pool_connections(&self) -> usize {
+        let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{USER}'");
+        self.query(&sql).await.parse().expect("a count")
+    }
+
+    fn with_process<T>(&self, work: impl FnOnce(Option<&Process>) -> T) -> T {
+        work(self.process.lock().unwrap_or_else(PoisonError::into_inner).as_ref())
+    }
+
+    /// Whether its process runs (it may be stopped by [`Node::sigstop`]).
+    pub fn is_running(&self) -> bool {
+        self.with_process(|process| process.is_some_and(|process| process.exit_status().is_none()))
+    }
+
+    /// Starts the server and waits until it answers queries.
+    ///
+    /// # Panics
+    /// When it ends, or does not answer in time.
+    pub async fn start(&self) {
+        self.launch();
+        self.wait_ready().await;
+    }
+
+    /// Starts the server without waiting for it.
+    pub(crate) fn launch(&self) {
+        // A killed server leaves its pid file; the pid may by now be that of another process of the same user.
+        let _ = std::fs::remove_file(self.dir.join("postmaster.pid"));
+        // Not by pg_ctl: the server must be our child to get the parent-death signal. QUIT: it takes its children with it.
+        let mut postgres = command(&pg_bin().join("postgres"), RunAs::Server, "QUIT");
+        postgres.arg("-D").arg(&self.dir);
+        let process = Process::start(&self.name, postgres, &self.log_path());
+        *self.process.lock().unwrap_or_else(PoisonError::into_inner) = Some(process);
+    }
+
+    pub(crate) async fn wait_ready(&self) {
+        wait_until(&format!("{} to answer", self.name), SOON, &self.logs, async || {
+            assert!(self.is_running(), "{} ended:\n{}", self.name, self.log());
+            self.try_query("SELECT 1").await
+        })
+        .await;
+    }
+
+    /// The server and all its processes end at once, as at a crash of the machine (but what was written stays written).
+    pub async fn kill9(&self) {
+        self.signal_all(libc::SIGKILL);
+        self.wait_ended().await;
+    }
+
+    /// Fast shutdown: clients are thrown out, replicas get everything.
+    pub async fn stop(&self) {
+        self.with_process(|process| process.iter().for_each(|process| process.signal(libc::SIGINT)));
+        self.wait_ended().await;
+    }
+
+    async fn wait_ended(&self) {
+        wait_until(&format!("{} to end", self.name), SOON, &self.logs, async || (!self.is_running()).then_some(()))
+            .await;
+    }
+
+    /// Freezes the server: connections stay open, nothing answers, the kernel still accepts.
+    pub fn sigstop(&self) {
+        self.signal_all(libc::SIGSTOP);
+    }
+
+    /// Thaws it.
+    pub fn sigcont(&self) {
+        self.signal_all(libc::SIGCONT);
+    }
+
+    /// Parent first: a postmaster that is stopped or dead cannot replace a child that ends.
+    fn signal_all(&self, number: i32) {
+        self.with_process(|process| {
+            let Some(process) = process.filter(|process| process.exit_status().is_none()) else { return };
+            if number == libc::SIGKILL {
+                process.signal(libc::SIGSTOP);
+            } else {
+                process.signal(number);
+            }
+            for child in children(process.pid()) {
+                signal(child, number);
+            }
+            process.signal(number);
+        });
+    }
+
+    /// Makes a replica a primary, on a new timeline.
+    ///
+    /// # Panics
+    /// When that does not happen within a minute.
+    pub async fn promote(&self) {
+        let done = self.query("SELECT pg_promote(true, 60)").await;
+        assert_eq!(done, "t", "{} was not promoted:\n{}", self.name, self.log());
+    }
+
+    /// The replica goes on receiving, and applies nothing any more.
+    pub async fn pause_replay(&self) {
+        self.execute("SELECT pg_wal_replay_pause()").await;
+        self.wait_value("SELECT pg_get_wal_replay_pause_state()", "paused").await;
+    }
+
+    /// Ends [`Node::pause_replay`].
+    pub async fn resume_replay(&self) {
+        self.execute("SELECT pg_wal_replay_resume()").await;
+    }
+
+    /// Every commit is applied this much later than it happened on the primary; zero for at once.
+    pub async fn recovery_delay(&self, delay: Duration) {
+        self.dynamic.lock().unwrap_or_else(PoisonError::into_inner).apply_delay_ms = delay.as_millis() as u64;
+        self.reload_dynamic();
+        let sql = "SELECT setting FROM pg_settings WHERE name = 'recovery_min_apply_delay'";
+        self.wait_value(sql, &delay.as_millis().to_string()).await;
+    }
+
+    /// Streams from `primary`, from now on or, when it is not running, from the next start on as a replica.
+    pub async fn follow(&self, primary: &Node) {
+        self.set_follow(primary.port());
+        if self.is_running() {
+            let sql = "SELECT strpos(setting, 'port=PORT ') > 0 FROM pg_settings WHERE name = 'primary_conninfo'";
+            self.wait_value(&sql.replace("PORT", &primary.port().to_string()), "t").await;
+        }
+    }
+
+    pub(crate) fn set_follow(&self, port: u16) {
+        self.dynamic.lock().unwrap_or_else(PoisonError::into_inner).follows = Some(port);
+        std::fs::write(self.dir.join("standby.signal"), "").expect("write standby.signal");
+        self.reload_dynamic();
+    }
+
+    /// Writes the settings and has a running server read them.
+    fn reload_dynamic(&self) {
+        let dynamic = self.dynamic.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut text = format!("recovery_min_apply_delay = {}ms\n", dynamic.apply_delay_ms);
+        if let Some(port) = dynamic.follows {
+            let name = &self.name;
+            let _ =
+                writeln!(text, "primary_conninfo = 'host=127.0.0.1 port={port} user=postgres application_name={name}'");
+        }
+        std::fs::write(self.dir.join("dynamic.conf"), text).expect("write dynamic.conf");
+        self.with_process(|process| process.iter().for_each(|process| process.signal(libc::SIGHUP)));
+    }
+
+    /// Waits until a query that a superuser runs gives `value`.
+    ///
+    /// # Panics
+    /// When it does not in time.
+    pub async fn wait_value(&self, sql: &str, value: &str) {
+        let what = format!("{}: {sql} = {value}", self.name);
+        wait_until(&what, SOON, &self.logs, async || self.try_query(sql).await.filter(|now| now == value)).await;
+    }
+
+    /// Waits until this replica has applied all that `primary` has written so far.
+    pub async fn wait_caught_up(&self, primary: &Node) {
+        let target = primary.query("SELECT pg_current_wal_insert_lsn()").await;
+        let sql = format!("SELECT pg_last_wal_replay_lsn() >= '{target}'");
+        self.wait_value(&sql, "t").await;
+    }
+
+    /// Makes a stopped former primary follow `primary`, dropping what it alone has.
+    ///
+    /// # Panics
+    /// When it runs, or cannot be rewound.
+    pub async fn rejoin(&self, primary: &Node) {
+        assert!(!self.is_running(), "{} must be stopped to be rewound", self.name);
+        // Until its first checkpoint a promoted server's control file still names the old timeline, and pg_rewind would
+        // find nothing to do.
+        primary.execute("CHECKPOINT").await;
+        let config = std::fs::read(self.dir.join("postgresql.conf")).expect("read postgresql.conf");
+        let source = format!("host=127.0.0.1 port={} user=postgres dbname=postgres", primary.port());
+        let mut rewind = command(&pg_bin().join("pg_rewind"), RunAs::Server, "KILL");
+        rewind.args(["--no-sync", "--source-server", &source, "--target-pgdata"]).arg(&self.dir);
+        run(&mut rewind);
+        // The rewind copies every file that differs, configuration included.
+        std::fs::write(self.dir.join("postgresql.conf"), config).expect("write postgresql.conf");
+        self.set_follow(primary.port());
+        self.start().await;
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.signal_all(libc::SIGKILL);
+    }
+}

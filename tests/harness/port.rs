@@ -1,0 +1,31 @@
+//! Ports that the system chooses and that stay ours.
+
+use tokio::net::TcpSocket;
+
+/// A port on 127.0.0.1 kept for one server for as long as this lives, also while that server is down: the socket is bound
+/// and does not listen, so the system gives the port to no one who asks for any, and a server that sets `SO_REUSEADDR`
+/// (all do) can still listen there.
+#[derive(Debug)]
+pub struct Port {
+    number: u16,
+    _bound: TcpSocket,
+}
+
+impl Port {
+    /// Has the system choose one.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn reserve() -> Port {
+        let socket = TcpSocket::new_v4().expect("make a socket");
+        socket.set_reuseaddr(true).expect("set SO_REUSEADDR");
+        socket.bind(([127, 0, 0, 1], 0).into()).expect("bind a port on the loopback");
+        let number = socket.local_addr().expect("ask for the port").port();
+        Port { number, _bound: socket }
+    }
+
+    /// The port.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+}

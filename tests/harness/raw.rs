@@ -1,0 +1,197 @@
+//! The wire protocol by hand, for what a well-behaved driver never sends.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::endpoint::{DATABASE, USER};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A message from the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// Its type.
+    pub kind: u8,
+    /// What follows the length.
+    pub body: Vec<u8>,
+}
+
+impl Message {
+    /// A field of an ErrorResponse or NoticeResponse: `C` for the SQLSTATE, `M` for the text.
+    pub fn field(&self, code: u8) -> Option<String> {
+        let mut fields = self.body.split(|&b| b == 0);
+        let found = fields.find(|field| field.first() == Some(&code));
+        found.map(|field| String::from_utf8_lossy(&field[1..]).into_owned())
+    }
+}
+
+/// A bare connection. Every read is bounded by 20 s, which fails the test.
+#[derive(Debug)]
+pub struct Raw {
+    /// The socket.
+    pub stream: TcpStream,
+}
+
+/// A message with its type and length.
+pub fn message(kind: u8, body: &[u8]) -> Vec<u8> {
+    let mut out = vec![kind];
+    out.extend_from_slice(&(body.len() as u32 + 4).to_be_bytes());
+    out.extend_from_slice(body);
+    out
+}
+
+/// A `Query`.
+pub fn query(text: &str) -> Vec<u8> {
+    message(b'Q', format!("{text}\0").as_bytes())
+}
+
+/// A `Parse` without parameter types.
+pub fn parse(name: &str, text: &str) -> Vec<u8> {
+    message(b'P', format!("{name}\0{text}\0\0\0").as_bytes())
+}
+
+/// A `Bind` of the unnamed portal or a named one, with text parameters and text results.
+pub fn bind(portal: &str, statement: &str, parameters: &[&str]) -> Vec<u8> {
+    let mut body = format!("{portal}\0{statement}\0").into_bytes();
+    body.extend_from_slice(&0u16.to_be_bytes());
+    body.extend_from_slice(&(parameters.len() as u16).to_be_bytes());
+    for parameter in parameters {
+        body.extend_from_slice(&(parameter.len() as u32).to_be_bytes());
+        body.extend_from_slice(parameter.as_bytes());
+    }
+    body.extend_from_slice(&0u16.to_be_bytes());
+    message(b'B', &body)
+}
+
+/// A `Describe` of a statement (`S`) or portal (`P`).
+pub fn describe(what: u8, name: &str) -> Vec<u8> {
+    message(b'D', &[&[what], name.as_bytes(), &[0]].concat())
+}
+
+/// A `Close` of a statement (`S`) or portal (`P`).
+pub fn close(what: u8, name: &str) -> Vec<u8> {
+    message(b'C', &[&[what], name.as_bytes(), &[0]].concat())
+}
+
+/// An `Execute` of at most `rows` rows; 0 for all.
+pub fn execute(portal: &str, rows: u32) -> Vec<u8> {
+    message(b'E', &[portal.as_bytes(), &[0], &rows.to_be_bytes()].concat())
+}
+
+/// A `Sync`.
+pub fn sync() -> Vec<u8> {
+    message(b'S', &[])
+}
+
+/// A `Flush`.
+pub fn flush() -> Vec<u8> {
+    message(b'H', &[])
+}
+
+/// A start-up packet: version (`3 << 16 | minor`) and parameters.
+pub fn startup(version: u32, parameters: &[(&str, &str)]) -> Vec<u8> {
+    let mut body = version.to_be_bytes().to_vec();
+    for (name, value) in parameters {
+        body.extend_from_slice(format!("{name}\0{value}\0").as_bytes());
+    }
+    body.push(0);
+    let mut out = (body.len() as u32 + 4).to_be_bytes().to_vec();
+    out.extend_from_slice(&body);
+    out
+}
+
+impl Raw {
+    /// Connects, sends nothing.
+    ///
+    /// # Panics
+    /// When the port does not accept.
+    pub async fn connect(port: u16) -> Raw {
+        let stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap_or_else(|e| panic!("connect to {port}: {e}"));
+        stream.set_nodelay(true).expect("set TCP_NODELAY");
+        Raw { stream }
+    }
+
+    /// Connects as the tests' usual user with protocol 3.0, up to the first ReadyForQuery.
+    ///
+    /// # Panics
+    /// When that is refused.
+    pub async fn login(port: u16) -> Raw {
+        let mut raw = Raw::connect(port).await;
+        raw.send(&startup(3 << 16, &[("user", USER), ("database", DATABASE)])).await;
+        let messages = raw.until(b'Z').await;
+        assert_eq!(messages[0].kind, b'R', "{messages:?}");
+        raw
+    }
+
+    /// Sends bytes; that the peer has closed is left to the next read to find out.
+    pub async fn send(&mut self, bytes: &[u8]) {
+        let _ = tokio::time::timeout(LIMIT, self.stream.write_all(bytes)).await.expect("the peer takes what is sent");
+    }
+
+    /// The next `n` bytes.
+    ///
+    /// # Errors
+    /// When the peer closes.
+    ///
+    /// # Panics
+    /// When nothing comes.
+    pub async fn bytes(&mut self, n: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; n];
+        let read = tokio::time::timeout(LIMIT, self.stream.read_exact(&mut bytes)).await;
+        read.unwrap_or_else(|_| panic!("no answer in {LIMIT:?}"))?;
+        Ok(bytes)
+    }
+
+    /// The next message; none when the peer closes.
+    ///
+    /// # Panics
+    /// When nothing comes.
+    pub async fn next(&mut self) -> Option<Message> {
+        let head = self.bytes(5).await.ok()?;
+        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
+        let body = self.bytes(length.checked_sub(4).expect("a length counts itself") as usize).await.ok()?;
+        Some(Message { kind: head[0], body })
+    }
+
+    /// The messages up to and with the first of `kind`.
+    ///
+    /// # Panics
+    /// When the peer closes before.
+    pub async fn until(&mut self, kind: u8) -> Vec<Message> {
+        let mut messages = Vec::new();
+        loop {
+            let wanted = kind as char;
+            let Some(message) = self.next().await else { panic!("closed before {wanted}; came: {messages:?}") };
+            let last = message.kind == kind;
+            messages.push(message);
+            if last {
+                return messages;
+            }
+        }
+    }
+
+    /// The types of the messages up to and with the first of `kind`, leaving out what may come at any time
+    /// (ParameterStatus, NoticeResponse).
+    ///
+    /// # Panics
+    /// When the peer closes before.
+    pub async fn kinds_until(&mut self, kind: u8) -> String {
+        let messages = self.until(kind).await;
+        messages.iter().filter(|message| !b"SN".contains(&message.kind)).map(|message| message.kind as char).collect()
+    }
+
+    /// All messages until the peer closes.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub async fn rest(&mut self) -> Vec<Message> {
+        let mut messages = Vec::new();
+        while let Some(message) = self.next().await {
+            messages.push(message);
+        }
+        messages
+    }
+}

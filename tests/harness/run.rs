@@ -1,0 +1,78 @@
+//! The directory of one test run, and the watchdog that removes it when the test process is gone.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Reads its standard input until the test process is gone in whatever way, then ends the servers whose data lies in the
+/// directory and removes it. Statics are never dropped and a killed process drops nothing: this covers both.
+const WATCHDOG: &str = r#"
+trap '' INT TERM HUP
+cat >/dev/null
+for file in "$1"/*/*/postmaster.pid; do
+    [ -r "$file" ] || continue
+    read -r pid < "$file" || continue
+    [ "$(readlink "/proc/$pid/cwd")" = "${file%/postmaster.pid}" ] || continue
+    for child in $(cat "/proc/$pid/task/$pid/children"); do kill -CONT "$child"; done
+    kill -CONT "$pid"
+    kill -QUIT "$pid"
+    n=0
+    while kill -0 "$pid" && [ $n -lt 100 ]; do sleep 0.05; n=$((n + 1)); done
+    kill -KILL "$pid"
+done
+rm -rf "$1"
+"#;
+
+struct Run {
+    dir: PathBuf,
+    /// Never waited for: it outlives this process. The closing of its standard input tells it that this process has ended.
+    _watchdog: Child,
+}
+
+static RUN: OnceLock<Run> = OnceLock::new();
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// The directory of this run; everything the harness writes is below it.
+///
+/// # Panics
+/// When it cannot be made.
+pub fn run_dir() -> &'static Path {
+    &RUN.get_or_init(|| {
+        let dir =
+            tempfile::Builder::new().prefix("kingpost-tests-").tempdir().expect("make a directory for this run").keep();
+        // The database servers run as another user when the tests run as root.
+        std::fs::set_permissions(&dir, Permissions::from_mode(0o755))
+            .expect("open the run's directory for the servers");
+        let watchdog = Command::new("/bin/sh")
+            .args(["-c", WATCHDOG, "watchdog"])
+            .arg(&dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .expect("start the watchdog");
+        Run { dir, _watchdog: watchdog }
+    })
+    .dir
+}
+
+/// A new, empty directory below [`run_dir`], named after `what`.
+///
+/// # Panics
+/// When it cannot be made.
+pub fn new_dir(what: &str) -> PathBuf {
+    let dir = run_dir().join(format!("{what}-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+    std::fs::create_dir(&dir).unwrap_or_else(|e| panic!("make {}: {e}", dir.display()));
+    std::fs::set_permissions(&dir, Permissions::from_mode(0o755)).expect("open a directory for the servers");
+    dir
+}
+
+/// A number that no other call in this process returns; for names of tables, markers and the like.
+pub fn unique() -> u64 {
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}

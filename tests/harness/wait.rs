@@ -1,0 +1,80 @@
+//! Waiting for a condition, with a bound, and with the logs of everyone involved when it is not met.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Bound for anything that should take well under a second, on a machine that is busy with other things.
+pub const SOON: Duration = Duration::from_secs(30);
+
+const POLL: Duration = Duration::from_millis(20);
+const TAIL_LINES: usize = 30;
+const TAIL_BYTES: usize = 256 << 10;
+const LINE_CHARS: usize = 400;
+
+/// Asks `condition` until it gives a value.
+///
+/// # Panics
+/// After `limit`, with the tails of all logs in the directory `logs`.
+pub async fn wait_until<T>(
+    what: &str,
+    limit: Duration,
+    logs: &Path,
+    mut condition: impl AsyncFnMut() -> Option<T>,
+) -> T {
+    let start = Instant::now();
+    loop {
+        // The condition itself may hang: a connection to a stopped server does.
+        let left = limit.saturating_sub(start.elapsed()).max(POLL);
+        if let Ok(Some(value)) = tokio::time::timeout(left, condition()).await {
+            return value;
+        }
+        if start.elapsed() >= limit {
+            panic!("waited {limit:?} in vain for {what}\n{}", tails(logs));
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Awaits `work`.
+///
+/// # Panics
+/// After `limit`, with the tails of all logs in the directory `logs`.
+pub async fn within<T>(what: &str, limit: Duration, logs: &Path, work: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(limit, work).await {
+        Ok(value) => value,
+        Err(_) => panic!("not done after {limit:?}: {what}\n{}", tails(logs)),
+    }
+}
+
+/// The last lines of each `*.log` in a directory.
+pub fn tails(dir: &Path) -> String {
+    let mut out = String::new();
+    let Ok(entries) = std::fs::read_dir(dir) else { return out };
+    let mut logs: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    logs.retain(|path| path.extension().is_some_and(|extension| extension == "log"));
+    logs.sort();
+    for path in logs {
+        let bytes = std::fs::read(&path).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(TAIL_BYTES)..]);
+        let lines: Vec<&str> = text.lines().collect();
+        let _ = writeln!(out, "--- {}", path.display());
+        for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
+            let _ = writeln!(out, "{}", line.chars().take(LINE_CHARS).collect::<String>());
+        }
+    }
+    out
+}
+
+/// Prints the logs when the test that holds it panics. A fixture that tests share is never dropped, so each test takes one
+/// of these.
+#[derive(Debug)]
+pub struct ShowLogs<'a>(pub &'a Path);
+
+impl Drop for ShowLogs<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", tails(self.0));
+        }
+    }
+}
