@@ -1,0 +1,76 @@
+# Each target works in a clean clone: scripts/setup installs what is missing, and is silent when nothing is.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+# rustup puts cargo here, and into PATH only at the next login.
+export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
+
+# For the program that a target runs: make up ARGS="--replicas 3", make bench ARGS="--only select"
+ARGS ?=
+# How long each parser is fuzzed, in seconds.
+FUZZ_SECONDS ?= 60
+KINGPOST := target/release/kingpost
+
+.PHONY: help
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build the binary: target/release/kingpost
+	@scripts/setup build
+	cargo build --locked --release -p kingpost
+
+.PHONY: up
+up: ## Start a local cluster behind one address; Ctrl-C stops it
+	@scripts/setup up
+	cargo build --locked --release -p kingpost
+	@exec $(KINGPOST) up $(ARGS)
+
+.PHONY: down
+down: ## Stop the local cluster, also one that was left behind
+	@$(KINGPOST) down $(ARGS)
+
+.PHONY: test
+test: ## Every test, as CI runs them
+	@scripts/test
+
+.PHONY: bench
+bench: ## Measure side by side with the peers (long)
+	@scripts/setup bench
+	cargo build --locked --release -p kingpost
+	bench/run $(ARGS)
+
+.PHONY: bench-quick
+bench-quick: ## The same in under two minutes
+	@scripts/setup bench
+	cargo build --locked --release -p kingpost
+	bench/run --quick $(ARGS)
+
+.PHONY: clients
+clients: ## Install the client libraries the end-to-end tests use
+	@scripts/setup test
+	@scripts/clients
+
+.PHONY: fuzz
+fuzz: ## Fuzz each parser for FUZZ_SECONDS (needs cargo-fuzz and a nightly toolchain)
+	@cd fuzz && for target in $$(cargo +nightly fuzz list); do \
+		echo "==> $$target"; \
+		cargo +nightly fuzz run "$$target" -- -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=2048; \
+	done
+
+.PHONY: fmt
+fmt: ## Format the code
+	cargo fmt --all
+
+.PHONY: docs
+docs: ## The crates' documentation, in target/doc
+	cargo doc --locked --workspace --no-deps --document-private-items
+
+.PHONY: advisories
+advisories: ## Known vulnerabilities in dependencies (needs the network; not part of make test)
+	@scripts/cargo-deny check advisories
+
+.PHONY: clean
+clean: ## Remove everything that was built or installed here; not a cluster's data
+	rm -rf target fuzz/target bench/out bench/.venv tests/clients/.venv tests/clients/node/node_modules
