@@ -50,7 +50,7 @@ bench-quick: ## The same in under two minutes
 .PHONY: clients
 clients: ## Install the client libraries the end-to-end tests use
 	@scripts/setup test
-	@scripts/clients
+	@tests/clients/setup
 
 .PHONY: fuzz
 fuzz: ## Fuzz each parser for FUZZ_SECONDS (needs cargo-fuzz and a nightly toolchain)

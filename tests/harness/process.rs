@@ -50,7 +50,7 @@ pub(crate) fn server_user() -> Option<&'static str> {
 pub enum RunAs {
     /// As the tests themselves.
     Tests,
-    /// As [`server_user`].
+    /// As the servers do: as an unprivileged user when this is root.
     Server,
 }
 

@@ -199,9 +199,11 @@ fn a_statement_does_not_allocate() {
         out
     };
     // Texts differ in what a shape leaves out.
-    let reads: Vec<_> = (1_000..1_010).map(|i| query(format!("SELECT abalance FROM accounts WHERE aid = {i}"))).collect();
+    let reads: Vec<_> =
+        (1_000..1_010).map(|i| query(format!("SELECT abalance FROM accounts WHERE aid = {i}"))).collect();
     assert_eq!(steady(&mut world, client, &reads, &row_and_ready(b"", "SELECT 1", true)), 0, "simple reads");
-    let writes: Vec<_> = (1_000..1_010).map(|i| query(format!("UPDATE accounts SET a = {i} WHERE aid = {i}"))).collect();
+    let writes: Vec<_> =
+        (1_000..1_010).map(|i| query(format!("UPDATE accounts SET a = {i} WHERE aid = {i}"))).collect();
     assert_eq!(steady(&mut world, client, &writes, &row_and_ready(b"", "UPDATE 1", false)), 0, "simple writes");
 
     let mut unnamed = Vec::new();

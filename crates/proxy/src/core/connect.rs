@@ -188,7 +188,7 @@ impl Core {
     pub(super) fn own_query(&mut self, s: usize, statement: &str) {
         self.send(s, |out| message::query(out, statement));
         self.servers[s].unnamed = 0;
-        self.servers[s].expect.push_back(Expect::Setup);
+        self.servers[s].owe(Expect::Setup);
     }
 
     /// A statement of the proxy's own has ended.

@@ -10,7 +10,7 @@ use sql::{Access, Class, Control, Flags, Pins};
 use wire::payload::{self, Named};
 use wire::{Frame, HEADER, Sqlstate, message};
 
-use super::client::{Pass, Prepared, Step, Unit};
+use super::client::{Again, Pass, Prepared, Step, Unit};
 use super::params::Applied;
 use super::server::{Expect, Undo};
 use super::statement::{Statement, StatementName};
@@ -26,7 +26,10 @@ pub(super) const LONG: u64 = u64::MAX;
 impl Core {
     pub(super) fn forward(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
         self.keep_for_replay(c, s, bytes);
-        if self.servers[s].barrier {
+        let server = &self.servers[s];
+        // A unit that fails skips its Parses: what a later unit does with their statements depends on it.
+        let depends = server.unanswered_before > 0 && matches!(frame.tag, b'P' | b'B' | b'D' | b'C');
+        if server.barrier || depends {
             return Step::Blocked;
         }
         if self.servers[s].expect.len() >= MOST_EXPECTED {
@@ -46,7 +49,7 @@ impl Core {
             b'D' | b'C' => self.forward_named(c, s, bytes, frame),
             b'E' => {
                 self.servers[s].in_unit = true;
-                self.servers[s].expect.push_back(Expect::Execute);
+                self.servers[s].owe(Expect::Execute);
                 self.pass_on(c, s, bytes, frame)
             }
             b'H' => {
@@ -60,7 +63,7 @@ impl Core {
                 if !server.copy_in {
                     server.in_unit = false;
                     server.skipping = false;
-                    server.expect.push_back(Expect::Sync);
+                    server.owe(Expect::Sync);
                     self.count_statement(s);
                     self.end_unit(c);
                 }
@@ -70,7 +73,7 @@ impl Core {
                 let server = &mut self.servers[s];
                 server.wrote = true;
                 server.committing = true;
-                server.expect.push_back(Expect::Query);
+                server.owe(Expect::Query);
                 self.count_statement(s);
                 self.end_unit(c);
                 self.pass_on(c, s, bytes, frame)
@@ -124,6 +127,7 @@ impl Core {
         } else if !unit.routed && client.replay.is_some() {
             // Another unit follows before the first is answered.
             self.give_up_replay(c);
+            self.clients[c].again = Again::default();
         }
     }
 
@@ -166,7 +170,7 @@ impl Core {
         self.clients[c].unnamed = None;
         self.servers[s].unnamed = 0;
         self.servers[s].in_unit = false;
-        self.servers[s].expect.push_back(Expect::Query);
+        self.servers[s].owe(Expect::Query);
         self.count_statement(s);
         self.end_unit(c);
         self.pass_on(c, s, bytes, frame)
@@ -224,7 +228,7 @@ impl Core {
                 let server = &mut self.servers[s];
                 (server.unnamed, server.wrote, server.committing, server.in_unit) = (LONG, true, true, true);
                 let statement = Arc::new(Statement::unknown());
-                server.expect.push_back(Expect::Parse { statement, named: false, of_client: false });
+                server.owe(Expect::Parse { statement, named: false, of_client: false });
                 return self.pass_on(c, s, bytes, frame);
             }
             if frame.payload > self.settings.max_statement {
@@ -242,7 +246,7 @@ impl Core {
         if name.is_empty() {
             self.clients[c].unnamed = Some(statement.clone());
             self.servers[s].unnamed = statement.id;
-            self.servers[s].expect.push_back(Expect::Parse { statement, named: false, of_client: true });
+            self.servers[s].owe(Expect::Parse { statement, named: false, of_client: true });
             return self.pass_on(c, s, bytes, frame);
         }
         if frame.payload > self.settings.max_statement {
@@ -251,6 +255,11 @@ impl Core {
         let replaying = self.clients[c].again.attempts > 0;
         let prepared = self.clients[c].prepared.get_or_insert_with(Box::<Prepared>::default);
         let taken = prepared.names.contains_key(name) && !replaying;
+        if taken {
+            // It ends in an error; sent again, it would look like a replay of the first.
+            self.give_up_replay(c);
+        }
+        let prepared = self.clients[c].prepared.get_or_insert_with(Box::<Prepared>::default);
         if prepared.names.len() >= MOST_NAMES && !taken {
             let text = format!("more than {MOST_NAMES} prepared statements in one session");
             self.fatal(c, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text);
@@ -284,7 +293,7 @@ impl Core {
         server.prepared.insert(statement.id, server.clock);
         self.metrics.prepares.add(1);
         self.send(s, |out| message::parse(out, statement.name().as_bytes(), text, types));
-        self.servers[s].expect.push_back(Expect::Parse { statement, named: true, of_client: !taken });
+        self.servers[s].owe(Expect::Parse { statement, named: true, of_client: !taken });
         Step::Used(frame.total())
     }
 
@@ -307,7 +316,7 @@ impl Core {
         let statement = self.statement_of(c, name);
         let server = &mut self.servers[s];
         server.in_unit = true;
-        server.expect.push_back(match server_name {
+        server.owe(match server_name {
             ServerName::Outdated => Expect::Outdated,
             _ => Expect::Bind(statement),
         });
@@ -340,7 +349,7 @@ impl Core {
         self.servers[s].in_unit = true;
         match (frame.tag, named) {
             (b'D', Named::Portal(_)) => {
-                self.servers[s].expect.push_back(Expect::Describe(None));
+                self.servers[s].owe(Expect::Describe(None));
                 self.pass_on(c, s, bytes, frame)
             }
             (b'D', Named::Statement(name)) => {
@@ -359,11 +368,11 @@ impl Core {
                     prepared.described.insert(name.into());
                 }
                 self.send(s, |out| message::describe_statement(out, server_name.as_bytes()));
-                self.servers[s].expect.push_back(Expect::Describe(statement));
+                self.servers[s].owe(Expect::Describe(statement));
                 Step::Used(frame.total())
             }
             (_, Named::Portal(_)) => {
-                self.servers[s].expect.push_back(Expect::Close);
+                self.servers[s].owe(Expect::Close);
                 self.pass_on(c, s, bytes, frame)
             }
             (_, Named::Statement(name)) => {
@@ -421,7 +430,7 @@ impl Core {
                     });
                     let server = &mut self.servers[s];
                     server.in_unit = true;
-                    server.expect.push_back(Expect::DescribeOwn(statement));
+                    server.owe(Expect::DescribeOwn(statement));
                     return None;
                 }
                 ServerName::Own(statement.name())
@@ -432,7 +441,7 @@ impl Core {
                     self.servers[s].unnamed = statement.id;
                     self.send(s, |out| message::parse(out, b"", &statement.text, &statement.types));
                     let statement = statement.clone();
-                    self.servers[s].expect.push_back(Expect::ParseOwn { statement, named: false });
+                    self.servers[s].owe(Expect::ParseOwn { statement, named: false });
                 }
                 ServerName::Unnamed
             }
@@ -467,7 +476,7 @@ impl Core {
         server.prepared.insert(statement.id, server.clock);
         self.metrics.prepares.add(1);
         self.send(s, |out| message::parse(out, statement.name().as_bytes(), &statement.text, &statement.types));
-        self.servers[s].expect.push_back(Expect::ParseOwn { statement: statement.clone(), named: true });
+        self.servers[s].owe(Expect::ParseOwn { statement: statement.clone(), named: true });
     }
 
     /// Closes the statement that this server connection has not used for longest, if it has as many as it may.
@@ -478,7 +487,7 @@ impl Core {
         }
         let Some((&id, _)) = server.prepared.iter().min_by_key(|(_, used)| **used) else { return };
         server.prepared.remove(&id);
-        server.expect.push_back(Expect::CloseOwn(id));
+        server.owe(Expect::CloseOwn(id));
         self.send(s, |out| message::close_statement(out, StatementName::of(id).as_bytes()));
     }
 
@@ -488,7 +497,7 @@ impl Core {
         if server.expect.is_empty() {
             self.tell(c, |out| message::empty(out, tag));
         } else {
-            server.expect.push_back(Expect::Answer { tag, undo: undo() });
+            server.owe(Expect::Answer { tag, undo: undo() });
         }
     }
 

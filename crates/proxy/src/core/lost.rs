@@ -97,7 +97,7 @@ impl Core {
             server.in_unit = false;
             server.skipping = false;
             server.copy_in = false;
-            server.expect.push_back(Expect::Sync);
+            server.owe(Expect::Sync);
             self.send(s, |out| message::empty(out, b'S'));
         }
         let server = &self.servers[s];
@@ -118,7 +118,7 @@ impl Core {
         server.copy_in = false;
         if matches!(server.expect.front(), Some(Expect::Execute)) {
             server.in_unit = false;
-            server.expect.push_back(Expect::Sync);
+            server.owe(Expect::Sync);
             self.send(s, |out| message::empty(out, b'S'));
         }
     }

@@ -494,7 +494,7 @@ impl Core {
 
     fn hand_over(&mut self, s: usize, to: usize) {
         let server = &self.servers[s];
-        debug_assert!(server.client.is_none() && server.output.is_empty());
+        debug_assert!(server.client.is_none());
         let place = &self.pools[server.pool].nodes[usize::from(server.node.0)];
         place.budget.starving.fetch_and(!(1 << (to % 64)), Ordering::AcqRel);
         let key = self.pools[server.pool].key.clone();
@@ -511,7 +511,9 @@ impl Core {
         let index = self.servers.vacant_key();
         server.token = self.token(Kind::Server, index);
         server.pool = p;
-        server.dirty = false;
+        // A little may still be unsent: the rest of a COPY that had failed.
+        server.dirty = true;
+        self.dirty.push(server.token);
         let (token, node) = (server.token, usize::from(server.node.0));
         self.servers.insert(server);
         self.metrics.servers.add(1);

@@ -145,7 +145,7 @@ impl Core {
             // Answers of the proxy's own whose turn has come.
             while let Some(Expect::Answer { tag, .. }) = self.servers[s].expect.front() {
                 let tag = *tag;
-                self.servers[s].expect.pop_front();
+                self.servers[s].settled();
                 self.give(s, &bytes[from..used]);
                 from = used;
                 if let Some(c) = self.servers[s].client {
@@ -194,7 +194,7 @@ impl Core {
                     {
                         statement.outdated.store(true, Ordering::Relaxed);
                     }
-                    server.expect.pop_front();
+                    server.settled();
                 }
                 Some(Expect::DescribeOwn(statement)) => {
                     if !statement.is_described_as(tag, data) {
@@ -202,7 +202,7 @@ impl Core {
                         // Under its name the server has something else now, and keeps it: nobody asks for it again.
                         server.prepared.remove(&statement.id);
                     }
-                    server.expect.pop_front();
+                    server.settled();
                     if let Some(c) = server.client {
                         self.runnable.push_back(self.clients[c].token);
                     }
@@ -210,7 +210,7 @@ impl Core {
                 }
                 _ => {}
             },
-            b'1' => match server.expect.pop_front() {
+            b'1' => match server.settled() {
                 Some(Expect::Parse { statement, of_client, named }) => {
                     statement.accepted.store(true, Ordering::Relaxed);
                     if of_client
@@ -227,11 +227,11 @@ impl Core {
                 _ => return Verdict::Broken("ParseComplete without a Parse"),
             },
             b'2' => {
-                if !matches!(server.expect.pop_front(), Some(Expect::Bind(_))) {
+                if !matches!(server.settled(), Some(Expect::Bind(_))) {
                     return Verdict::Broken("BindComplete without a Bind");
                 }
             }
-            b'3' => match server.expect.pop_front() {
+            b'3' => match server.settled() {
                 Some(Expect::Close) => {}
                 Some(Expect::CloseOwn(_)) => return Verdict::Swallow,
                 _ => return Verdict::Broken("CloseComplete without a Close"),
@@ -247,7 +247,7 @@ impl Core {
                     }
                 }
                 if matches!(server.expect.front(), Some(Expect::Execute)) {
-                    server.expect.pop_front();
+                    server.settled();
                 }
             }
             b'G' => {
@@ -290,7 +290,7 @@ impl Core {
         let Some(status) = data.first().copied().and_then(Status::from_byte) else {
             return Verdict::Broken("invalid ReadyForQuery");
         };
-        if !server.expect.pop_front().is_some_and(|expect| expect.ends_unit()) {
+        if !server.settled().is_some_and(|expect| expect.ends_unit()) {
             return Verdict::Broken("ReadyForQuery out of order");
         }
         server.status = status;
@@ -386,7 +386,8 @@ impl Core {
         }
         // A server that skips to Sync skips queries, too.
         let skipped = server.expect.iter().position(|e| matches!(e, Expect::Sync | Expect::Setup));
-        let run: Vec<Expect> = server.expect.drain(..skipped.unwrap_or(server.expect.len())).collect();
+        let skipping = skipped.unwrap_or(server.expect.len());
+        let run: Vec<Expect> = (0..skipping).filter_map(|_| server.settled()).collect();
         let mut prepared = server.client.and_then(|c| self.clients[c].prepared.as_mut());
         let own = |e: &&Expect| matches!(e, Expect::Parse { named: true, of_client: true, .. });
         let parses = run.iter().filter(own).count();

@@ -31,6 +31,9 @@ pub(crate) struct Server {
     pub(super) pass_on: bool,
     /// What it owes, oldest first.
     pub(super) expect: VecDeque<Expect>,
+    /// How many of these change which prepared statements there are, and how many of those are of units before the last.
+    pub(super) unanswered: usize,
+    pub(super) unanswered_before: usize,
     /// As of its last `ReadyForQuery`.
     pub(super) status: Status,
     /// Extended-protocol messages were sent, and no Sync after them.
@@ -149,6 +152,11 @@ pub(super) enum Undo {
 }
 
 impl Expect {
+    /// True if it is about prepared statements, and may yet come to nothing.
+    fn changes_statements(&self) -> bool {
+        matches!(self, Expect::Parse { .. } | Expect::ParseOwn { .. } | Expect::Answer { .. })
+    }
+
     /// True if `ReadyForQuery` ends it.
     pub(super) fn ends_unit(&self) -> bool {
         matches!(self, Expect::Setup | Expect::Sync | Expect::Query)
@@ -168,6 +176,8 @@ impl Server {
             pass: 0,
             pass_on: false,
             expect: VecDeque::new(),
+            unanswered: 0,
+            unanswered_before: 0,
             status: Status::Idle,
             in_unit: false,
             skipping: false,
@@ -197,6 +207,26 @@ impl Server {
             dirty: false,
             paused: false,
         }
+    }
+
+    /// It owes one thing more.
+    pub(super) fn owe(&mut self, expect: Expect) {
+        if expect.changes_statements() {
+            self.unanswered += 1;
+        } else if expect.ends_unit() {
+            self.unanswered_before = self.unanswered;
+        }
+        self.expect.push_back(expect);
+    }
+
+    /// The oldest thing that it owed is settled: answered, or skipped.
+    pub(super) fn settled(&mut self) -> Option<Expect> {
+        let expect = self.expect.pop_front()?;
+        if expect.changes_statements() {
+            self.unanswered -= 1;
+            self.unanswered_before = self.unanswered_before.saturating_sub(1);
+        }
+        Some(expect)
     }
 
     /// True if it works on a statement of its client.
