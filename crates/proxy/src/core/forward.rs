@@ -124,7 +124,7 @@ impl Core {
                 client.replay = Some(replay);
                 client.output.hold();
             }
-        } else if !unit.routed && client.replay.is_some() {
+        } else if !unit.routed {
             // Another unit follows before the first is answered.
             self.give_up_replay(c);
             self.clients[c].again = Again::default();

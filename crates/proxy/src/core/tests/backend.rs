@@ -13,6 +13,8 @@ use wire::{Frame, HEADER, Severity, Sqlstate, payload, startup};
 
 /// Numbers of one client.
 pub(super) const OWNER: u64 = 100_000;
+/// Added to a number that is written by what is said to only read: when its client leaves, the core may let it end.
+pub(super) const SNEAKY: u64 = OWNER / 2;
 /// Length of the row that `SELECT rpad(…)` gives: more than the core holds back for a replay.
 pub(super) const BIG: usize = 40_000;
 
@@ -99,14 +101,6 @@ impl Backend {
     }
 
     pub(super) fn receive(&mut self, bytes: &[u8], store: &mut Store) {
-        if std::env::var("TRACE").is_ok() {
-            eprintln!(
-                "server {} {} <- {}",
-                self.pid,
-                if self.replica { "replica" } else { "primary" },
-                String::from_utf8_lossy(&bytes[..bytes.len().min(300)]).replace('\0', "·")
-            );
-        }
         self.input.extend_from_slice(bytes);
         self.go_on(store);
     }

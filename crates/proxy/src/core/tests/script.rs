@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 
 use wire::message;
 
-use super::backend::OWNER;
+use super::backend::{OWNER, SNEAKY};
 
 /// A small deterministic generator (splitmix64).
 #[derive(Debug, Clone)]
@@ -138,6 +138,15 @@ impl Script {
         n
     }
 
+    /// As `insert`, by a function that is said to only read.
+    fn sneak(&mut self) -> u64 {
+        self.next += 1;
+        let n = self.id * OWNER + SNEAKY + self.next;
+        self.unit.inserts.push(n);
+        self.unit.rows.push(n);
+        n
+    }
+
     fn error(&mut self, code: &[u8; 5]) {
         self.unit.errors.insert(*code);
     }
@@ -257,8 +266,7 @@ impl Script {
             }
             5 if self.style.stateful => {
                 // A replica gets it, refuses it, and the primary answers.
-                let n = self.insert();
-                self.unit.rows.push(n);
+                let n = self.sneak();
                 self.query(&format!("SELECT sneaky({n})"));
             }
             5 | 6 => {
@@ -328,8 +336,7 @@ impl Script {
             1 => (format!("INSERT INTO t VALUES ({})", self.insert()), None),
             2 | 3 => ("INSERT INTO t VALUES ($1::int4)".to_owned(), Some(self.insert())),
             4 if self.style.stateful => {
-                let n = self.insert();
-                self.unit.rows.push(n);
+                let n = self.sneak();
                 ("SELECT sneaky($1)".to_owned(), Some(n))
             }
             _ => (format!("SELECT $1::int4 + {}", self.random.below(6)), Some(self.row())),

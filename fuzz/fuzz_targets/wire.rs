@@ -1,0 +1,41 @@
+//! Frames, payload fields and startup packets, from arbitrary bytes.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wire::{Frame, HEADER, payload, startup};
+
+fuzz_target!(|bytes: &[u8]| {
+    // A packet before the first message.
+    if let Ok(Some((packet, used))) = startup::read(bytes) {
+        assert!(used <= bytes.len() && used <= startup::MAX_STARTUP);
+        if let wire::Startup::Login { parameters, .. } = packet {
+            for (name, value) in startup::parameters(parameters).flatten() {
+                assert!(!name.is_empty());
+                if let Ok(value) = std::str::from_utf8(value) {
+                    let _ = startup::options(value);
+                }
+            }
+        }
+    }
+    // A run of messages: each whole one is used up, and nothing is read beyond it.
+    let mut rest = bytes;
+    while let Ok(Some(frame)) = Frame::read(rest) {
+        assert_eq!(frame.total(), frame.payload + HEADER);
+        let Some(data) = rest.get(HEADER..frame.total()) else { break };
+        if let Some((name, text, types)) = payload::parse(data) {
+            assert_eq!(name.len() + text.len() + types.len() + 2, data.len());
+        }
+        if let Some((portal, statement, rest)) = payload::bind(data) {
+            assert_eq!(portal.len() + statement.len() + rest.len() + 2, data.len());
+        }
+        let _ = payload::named(data);
+        let _ = payload::sqlstate(data);
+        let _ = payload::error_field(data, b'M');
+        let _ = payload::parameter_status(data);
+        let _ = payload::backend_key(data);
+        let _ = payload::authentication(data);
+        let _ = payload::sasl_initial(data);
+        let _ = payload::has_mechanism(data, b"SCRAM-SHA-256");
+        rest = &rest[frame.total()..];
+    }
+});
