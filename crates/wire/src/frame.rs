@@ -53,7 +53,8 @@ mod tests {
 
     #[test]
     fn headers() {
-        let cases: [(&[u8], Result<Option<(u8, usize)>, ()>); 7] = [
+        type Expected = Result<Option<(u8, usize)>, ()>;
+        let cases: [(&[u8], Expected); 7] = [
             (b"", Ok(None)),
             (b"Q\0\0\0", Ok(None)),
             (b"Q\0\0\0\x04", Ok(Some((b'Q', 0)))),
