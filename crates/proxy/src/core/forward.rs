@@ -232,7 +232,7 @@ impl Core {
                 return self.pass_on(c, s, bytes, frame);
             }
             if frame.payload > self.settings.max_statement {
-                return self.too_long(c, s, frame);
+                return self.too_long(c, s);
             }
             return Step::More;
         };
@@ -250,7 +250,7 @@ impl Core {
             return self.pass_on(c, s, bytes, frame);
         }
         if frame.payload > self.settings.max_statement {
-            return self.too_long(c, s, frame);
+            return self.too_long(c, s);
         }
         let replaying = self.clients[c].again.attempts > 0;
         let prepared = self.clients[c].prepared.get_or_insert_with(Box::<Prepared>::default);
@@ -258,34 +258,23 @@ impl Core {
         if taken {
             // It ends in an error; sent again, it would look like a replay of the first.
             self.give_up_replay(c);
-        }
-        let prepared = self.clients[c].prepared.get_or_insert_with(Box::<Prepared>::default);
-        if prepared.names.len() >= MOST_NAMES && !taken {
-            let text = format!("more than {MOST_NAMES} prepared statements in one session");
-            self.fatal(c, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text);
-            return Step::Gone;
-        }
-        if !taken && statement.accepted.load(Ordering::Relaxed) {
-            // Its text is good; a server without it gets it when it is used.
-            prepared.names.insert(name.into(), statement);
-            self.metrics.parses_local.add(1);
-            self.answer(c, s, b'1', || Undo::Forget(name.into()));
-            return Step::Used(frame.total());
-        }
-        if taken {
             // A second Parse under a name that the server has: it gives the error, in its own words and at the right moment.
             self.prepare(s, &statement);
         } else {
+            if prepared.names.len() >= MOST_NAMES {
+                let text = format!("more than {MOST_NAMES} prepared statements in one session");
+                self.fatal(c, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text);
+                return Step::Gone;
+            }
             prepared.names.insert(name.into(), statement.clone());
-            prepared.parsing.push_back(name.into());
-            if self.servers[s].prepared.contains_key(&statement.id) {
-                // Another client's Parse of it is being answered here, or was.
-                prepared.parsing.pop_back();
+            // Its text is good, and a server without it gets it when it is used; or this server is being asked already.
+            let accepted = statement.accepted.load(Ordering::Relaxed);
+            if accepted || self.servers[s].prepared.contains_key(&statement.id) {
+                self.metrics.parses_local.add(u64::from(accepted));
                 self.answer(c, s, b'1', || Undo::Forget(name.into()));
                 return Step::Used(frame.total());
             }
-        }
-        if !taken {
+            prepared.parsing.push_back(name.into());
             self.make_room(s);
         }
         let server = &mut self.servers[s];
@@ -502,7 +491,7 @@ impl Core {
     }
 
     /// A named statement that is too long to be kept.
-    fn too_long(&mut self, c: usize, s: usize, _frame: Frame) -> Step {
+    fn too_long(&mut self, c: usize, s: usize) -> Step {
         let text = format!(
             "prepared statement is longer than max_statement_bytes ({}): raise it, or use a simple query",
             self.settings.max_statement

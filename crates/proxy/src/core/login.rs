@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use wire::startup::{self, End, Startup, V3_0, V3_2};
-use wire::{Frame, Severity, Sqlstate, message, payload, scram};
+use wire::{Severity, Sqlstate, message, payload, scram};
 
 use super::client::{Mark, Phase, Step};
 use super::params::Params;
@@ -152,13 +152,9 @@ impl Core {
 
     /// A message while logging in.
     pub(super) fn login_message(&mut self, c: usize, bytes: &[u8]) -> Step {
-        let frame = match Frame::read(bytes) {
-            Ok(Some(frame)) => frame,
-            Ok(None) => return Step::More,
-            Err(error) => {
-                self.violation(c, &error.to_string());
-                return Step::Gone;
-            }
+        let frame = match self.frame(c, bytes) {
+            Ok(frame) => frame,
+            Err(step) => return step,
         };
         let Phase::Login(login) = &mut self.clients[c].phase else { return Step::Blocked };
         if frame.tag == b'X' {

@@ -340,8 +340,6 @@ impl Core {
             // On this connection it stays as it is, under a name that nobody will ask for.
             server.prepared.remove(&statement.id);
         }
-        let outdated = outdated && !relied_on;
-        let stale_plan = outdated || relied_on;
         let front = server.expect.front();
         let lacking = code == Some(Sqlstate::INVALID_STATEMENT_NAME)
             && matches!(front, Some(Expect::Bind(_) | Expect::Describe(_)));
@@ -357,7 +355,7 @@ impl Core {
             && self.clients[c].replay.is_some()
             && self.clients[c].again.attempts < 3
             && !self.is_bound(c)
-            && ((on_replica && !stale_plan && code.is_some_and(is_refusal)) || outdated)
+            && (if outdated { !relied_on } else { on_replica && code.is_some_and(is_refusal) })
         {
             let client = &mut self.clients[c];
             client.output.retract(&mut self.buffers);
@@ -398,7 +396,7 @@ impl Core {
         // The last is taken back first.
         for expect in run.into_iter().rev() {
             match expect {
-                Expect::Parse { statement, named: true, of_client } if of_client => {
+                Expect::Parse { statement, named: true, of_client: true } => {
                     server.prepared.remove(&statement.id);
                     if let (Some(prepared), Some(name)) = (&mut prepared, names.pop()) {
                         prepared.names.remove(&name);
@@ -424,10 +422,9 @@ impl Core {
                 _ => {}
             }
         }
-        if skipped.is_some() {
-            return;
+        if skipped.is_none() {
+            server.skipping = server.in_unit;
         }
-        server.skipping = server.in_unit;
     }
 
     /// `ReadyForQuery` has been passed on, or swallowed.

@@ -56,18 +56,14 @@ impl Unit {
 impl Core {
     /// A message of a client that is logged in.
     pub(super) fn message(&mut self, c: usize, bytes: &[u8]) -> Step {
-        let client = &self.clients[c];
-        if client.waiting {
+        if self.clients[c].waiting {
             return Step::Blocked;
         }
-        let frame = match Frame::read(bytes) {
-            Ok(Some(frame)) => frame,
-            Ok(None) => return Step::More,
-            Err(error) => {
-                self.violation(c, &error.to_string());
-                return Step::Gone;
-            }
+        let frame = match self.frame(c, bytes) {
+            Ok(frame) => frame,
+            Err(step) => return step,
         };
+        let client = &self.clients[c];
         if client.skipping {
             return self.skip(c, frame);
         }
@@ -96,6 +92,18 @@ impl Core {
             None if client.aborted != Aborted::No => self.aborted_message(c, bytes, frame),
             None if client.unit.routed => self.local_message(c, bytes, frame),
             None => self.assemble(c, bytes),
+        }
+    }
+
+    /// The header of a client's next message; or what comes of there being none.
+    pub(super) fn frame(&mut self, c: usize, bytes: &[u8]) -> Result<Frame, Step> {
+        match Frame::read(bytes) {
+            Ok(Some(frame)) => Ok(frame),
+            Ok(None) => Err(Step::More),
+            Err(error) => {
+                self.violation(c, &error.to_string());
+                Err(Step::Gone)
+            }
         }
     }
 
