@@ -1,0 +1,175 @@
+//! Certificates and keys from files.
+
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustls::RootCertStore;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+/// Longest file read, in bytes: a bundle of all public CAs has about 250 KB.
+const LONGEST: u64 = 2 << 20;
+
+/// What is wrong with a setting of TLS. Carries no contents of any file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A file that the other settings need is not given.
+    #[error("{setting} is missing: {why}")]
+    Missing {
+        /// The setting's name.
+        setting: &'static str,
+        /// What it is needed for.
+        why: &'static str,
+    },
+    /// A file can't be read.
+    #[error("cannot read {setting} {}: {why}", path.display())]
+    Unreadable {
+        /// The setting's name.
+        setting: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// A file does not hold what it should.
+    #[error("{setting} {}: {why}", path.display())]
+    Contents {
+        /// The setting's name.
+        setting: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// Others may read the key.
+    #[error(
+        "key_file {} has mode {mode:03o} and owner {owner}: others may use it; expected 600 of the user that Kingpost runs as, or \
+         640 of root (chmod 600)",
+        path.display()
+    )]
+    Exposed {
+        /// Which file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+        /// User id of its owner.
+        owner: u32,
+    },
+}
+
+impl Error {
+    /// The setting that it is about.
+    #[must_use]
+    pub fn setting(&self) -> &'static str {
+        match self {
+            Error::Missing { setting, .. } | Error::Unreadable { setting, .. } | Error::Contents { setting, .. } => {
+                setting
+            }
+            Error::Exposed { .. } => "key_file",
+        }
+    }
+}
+
+/// A setting of the configuration that names a file.
+#[derive(Clone, Copy)]
+pub(crate) struct File<'a> {
+    pub(crate) setting: &'static str,
+    pub(crate) path: &'a Path,
+}
+
+impl File<'_> {
+    pub(crate) fn contents(self, why: impl Into<String>) -> Error {
+        Error::Contents { setting: self.setting, path: self.path.to_owned(), why: why.into() }
+    }
+
+    fn read(self, secret: bool) -> Result<Vec<u8>, Error> {
+        let unreadable = |why: String| Error::Unreadable { setting: self.setting, path: self.path.to_owned(), why };
+        // Before it is opened: opening a pipe would wait for its writer.
+        let metadata = std::fs::metadata(self.path).map_err(|e| unreadable(e.to_string()))?;
+        if !metadata.is_file() {
+            return Err(unreadable("not a file".into()));
+        }
+        if metadata.len() > LONGEST {
+            return Err(unreadable(format!("{} bytes, expected at most {LONGEST}", metadata.len())));
+        }
+        let user = rustix::process::geteuid().as_raw();
+        if secret && is_exposed(metadata.mode(), metadata.uid(), user) {
+            let (mode, owner) = (metadata.mode() & 0o777, metadata.uid());
+            return Err(Error::Exposed { path: self.path.to_owned(), mode, owner });
+        }
+        let mut bytes = Vec::new();
+        let file = std::fs::File::open(self.path).map_err(|e| unreadable(e.to_string()))?;
+        file.take(LONGEST).read_to_end(&mut bytes).map_err(|e| unreadable(e.to_string()))?;
+        Ok(bytes)
+    }
+
+    /// All certificates of a PEM file; at least one.
+    pub(crate) fn certificates(self) -> Result<Vec<CertificateDer<'static>>, Error> {
+        let bytes = self.read(false)?;
+        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+        match found {
+            Ok(found) if found.is_empty() => Err(self.contents("found no certificate, expected one in PEM form")),
+            Ok(found) => Ok(found),
+            Err(error) => Err(self.contents(format!("not a PEM file: {error}"))),
+        }
+    }
+
+    /// The private key of a PEM file.
+    pub(crate) fn key(self) -> Result<PrivateKeyDer<'static>, Error> {
+        let bytes = self.read(true)?;
+        let expected = "expected one in PEM form (PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY)";
+        match PrivateKeyDer::from_pem_slice(&bytes) {
+            Ok(key) => Ok(key),
+            Err(pem::Error::NoItemsFound) if contains(&bytes, b"ENCRYPTED") => Err(self.contents(
+                "the key is protected by a passphrase, which nobody could give after a restart; expected one without",
+            )),
+            Err(pem::Error::NoItemsFound) => Err(self.contents(format!("found no private key, {expected}"))),
+            // The parser's own words could quote the file.
+            Err(_) => Err(self.contents(format!("not a PEM file, {expected}"))),
+        }
+    }
+
+    /// The CAs of a PEM file.
+    pub(crate) fn authorities(self) -> Result<RootCertStore, Error> {
+        let mut roots = RootCertStore::empty();
+        for certificate in self.certificates()? {
+            roots.add(certificate).map_err(|error| self.contents(format!("a certificate cannot be used: {error}")))?;
+        }
+        Ok(roots)
+    }
+}
+
+fn contains(bytes: &[u8], word: &[u8]) -> bool {
+    bytes.windows(word.len()).any(|window| window == word)
+}
+
+/// Whether a key may be read by others than this process's user: PostgreSQL's rule, in which root may give it to a group.
+fn is_exposed(mode: u32, owner: u32, user: u32) -> bool {
+    match owner {
+        0 => mode & 0o027 != 0,
+        owner => owner != user || mode & 0o077 != 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_exposed;
+
+    #[test]
+    fn who_may_read_a_key() {
+        for (mode, owner, user, exposed) in [
+            (0o100_600, 70, 70, false),
+            (0o100_400, 70, 70, false),
+            (0o100_640, 70, 70, true),
+            (0o100_604, 70, 70, true),
+            (0o100_600, 71, 70, true),
+            (0o100_640, 0, 70, false),
+            (0o100_600, 0, 0, false),
+            (0o100_644, 0, 0, true),
+            (0o100_660, 0, 0, true),
+        ] {
+            assert_eq!(is_exposed(mode, owner, user), exposed, "{mode:o} of {owner} for {user}");
+        }
+    }
+}

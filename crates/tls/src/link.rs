@@ -1,0 +1,471 @@
+//! One connection's record layer.
+
+use std::sync::Arc;
+
+use rustls::client::UnbufferedClientConnection;
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus, WriteTraffic};
+use rustls::{CertificateError, CommonState};
+
+use crate::peers::{Acceptor, Target};
+use crate::{ALPN, x509};
+
+/// Most bytes kept of what has not arrived whole: a record has at most 16 KiB and some, a handshake message of an honest
+/// peer (a chain of certificates) less.
+pub const LONGEST_PART: usize = 32 << 10;
+
+/// What a record costs beyond its contents, in bytes, at most; and the longest contents.
+const RECORD_OVERHEAD: usize = 64;
+const RECORD: usize = 16 << 10;
+
+/// Messages that rustls can have ready at a time, with much to spare.
+const MOST_MESSAGES: usize = 64;
+
+/// Why a connection can't go on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LinkError {
+    /// The peer's certificate, or that it has none.
+    #[error("{0}")]
+    Certificate(String),
+    /// What the peer sent is not TLS, or not as agreed.
+    #[error("TLS: {0}")]
+    Protocol(String),
+    /// The peer refuses to go on.
+    #[error("the peer ended TLS: {0}")]
+    Alert(String),
+    /// A message longer than [`LONGEST_PART`].
+    #[error("TLS: a handshake message is longer than {LONGEST_PART} bytes")]
+    TooLong,
+    /// It began with TLS at once, and did not say that it means PostgreSQL.
+    #[error("TLS without SSLRequest needs ALPN: the client did not offer \"postgresql\"")]
+    NoAlpn,
+}
+
+/// What has come of bytes.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// The handshake is done, with this peer. Comes once, before any data.
+    Secured(Identity),
+    /// Plaintext, at least one byte.
+    Data(&'a [u8]),
+    /// The peer will send no more, and says so.
+    Closed,
+}
+
+/// What is known of a peer after the handshake.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// It has shown a certificate, and that was verified as configured.
+    pub certificate: bool,
+    /// The common name in it.
+    pub common_name: Option<String>,
+    /// Hash of the server's certificate for channel binding: the proxy's own towards clients, the server's towards servers.
+    pub end_point: Option<Vec<u8>>,
+}
+
+/// A connection's TLS, without a socket.
+///
+/// Whoever reads does so behind what [`Link::unfinished`] has put into its buffer, and hands all of it to
+/// [`Link::received`]; whoever writes takes [`Link::pending`] until nothing is left.
+pub struct Link {
+    side: Side,
+    state: State,
+    direct: bool,
+    end_point: Option<Vec<u8>>,
+    /// Of a record, or a handshake message, that has not arrived whole.
+    part: Vec<u8>,
+    /// For the peer: the first `written` bytes were.
+    out: Vec<u8>,
+    written: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Handshake,
+    Open,
+    /// The peer has closed its half.
+    Ended,
+    Failed,
+}
+
+enum Side {
+    Server(Box<UnbufferedServerConnection>),
+    Client(Box<UnbufferedClientConnection>),
+}
+
+/// What one look at the records came to.
+enum Step {
+    Again,
+    /// More bytes are needed; true if plaintext can be written.
+    Wait(bool),
+    Ended,
+}
+
+// === impl LinkError ===
+
+impl From<rustls::Error> for LinkError {
+    fn from(error: rustls::Error) -> LinkError {
+        use rustls::Error as E;
+        let certificate = |text: &str| LinkError::Certificate(text.to_owned());
+        match &error {
+            E::InvalidCertificate(CertificateError::UnknownIssuer) => {
+                certificate("the peer's certificate is not of a CA in ca_file")
+            }
+            E::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+                certificate("the peer's certificate has expired")
+            }
+            E::InvalidCertificate(CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. }) => {
+                certificate("the peer's certificate is not valid yet: is the clock right?")
+            }
+            E::InvalidCertificate(other) => {
+                LinkError::Certificate(format!("the peer's certificate is refused: {other}"))
+            }
+            E::NoCertificatesPresented => certificate("the peer showed no certificate"),
+            E::AlertReceived(alert) => LinkError::Alert(format!("{alert:?}")),
+            _ => LinkError::Protocol(error.to_string()),
+        }
+    }
+}
+
+// === impl Link ===
+
+impl Link {
+    /// For a client's connection. `direct`: it began with TLS instead of SSLRequest.
+    ///
+    /// # Errors
+    /// rustls refuses its configuration, which [`Acceptor::new`] would have found.
+    pub fn accept(acceptor: &Acceptor, direct: bool) -> Result<Link, LinkError> {
+        let connection = UnbufferedServerConnection::new(acceptor.config.clone())?;
+        Ok(Link::new(Side::Server(Box::new(connection)), direct, acceptor.end_point.clone()))
+    }
+
+    /// For a connection to a server that has agreed to TLS: the first message is [`pending`](Link::pending).
+    ///
+    /// # Errors
+    /// As for [`accept`](Link::accept).
+    pub fn connect(target: &Target) -> Result<Link, LinkError> {
+        let connection = UnbufferedClientConnection::new(Arc::clone(target.connector.config()), target.name.clone())?;
+        let mut link = Link::new(Side::Client(Box::new(connection)), false, None);
+        link.received(&mut [], &mut |_| {})?;
+        Ok(link)
+    }
+
+    fn new(side: Side, direct: bool, end_point: Option<Vec<u8>>) -> Link {
+        Link { side, state: State::Handshake, direct, end_point, part: Vec::new(), out: Vec::new(), written: 0 }
+    }
+
+    /// Bytes to be written before anything of TLS: the answer to SSLRequest.
+    pub fn prime(&mut self, bytes: &[u8]) {
+        self.out.extend_from_slice(bytes);
+    }
+
+    /// True once plaintext can be sent.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, State::Open | State::Ended)
+    }
+
+    /// Moves what was left of earlier bytes to the front of `buffer`, and says how many that are. `buffer` is longer than
+    /// [`LONGEST_PART`].
+    pub fn unfinished(&mut self, buffer: &mut [u8]) -> usize {
+        let length = self.part.len();
+        if length > 0 {
+            buffer[..length].copy_from_slice(&self.part);
+            self.part = Vec::new();
+        }
+        length
+    }
+
+    /// Takes back what [`unfinished`](Link::unfinished) gave: nothing was read behind it.
+    pub fn keep(&mut self, part: &[u8]) {
+        self.part = part.to_vec();
+    }
+
+    /// Takes what [`unfinished`](Link::unfinished) has put into `bytes` and what was read behind it. After an error only
+    /// what is [`pending`](Link::pending) may still be written: it says to the peer why.
+    ///
+    /// # Errors
+    /// The connection can't go on.
+    pub fn received(&mut self, bytes: &mut [u8], deliver: &mut dyn FnMut(Event<'_>)) -> Result<(), LinkError> {
+        let outcome = self.take(bytes, deliver);
+        if outcome.is_err() {
+            self.state = State::Failed;
+            // The alert. Asked only while there is something to send: rustls would else look for the bytes again that it has
+            // looked at before, and they are gone.
+            for _ in 0..MOST_MESSAGES {
+                if !self.side.common().wants_write() || self.side.step(&mut [], &mut self.out, &mut |_| {}).1.is_err() {
+                    break;
+                }
+            }
+        }
+        outcome
+    }
+
+    fn take(&mut self, bytes: &mut [u8], deliver: &mut dyn FnMut(Event<'_>)) -> Result<(), LinkError> {
+        if matches!(self.state, State::Ended | State::Failed) {
+            return Ok(());
+        }
+        let mut used = 0;
+        // The first data can arrive with the end of the handshake.
+        let mut first = Vec::new();
+        loop {
+            let shaking = self.state == State::Handshake;
+            let (discard, step) = self.side.step(&mut bytes[used..], &mut self.out, &mut |plain| {
+                if shaking {
+                    first.extend_from_slice(plain);
+                } else {
+                    deliver(Event::Data(plain));
+                }
+            });
+            used += discard;
+            let step = step?;
+            if shaking && (!first.is_empty() || matches!(step, Step::Wait(true))) {
+                self.open(deliver)?;
+                if !first.is_empty() {
+                    deliver(Event::Data(&std::mem::take(&mut first)));
+                }
+            }
+            match step {
+                Step::Again => {}
+                Step::Ended => {
+                    self.state = State::Ended;
+                    deliver(Event::Closed);
+                    return Ok(());
+                }
+                Step::Wait(_) => {
+                    let rest = &bytes[used..];
+                    if rest.len() > LONGEST_PART {
+                        return Err(LinkError::TooLong);
+                    }
+                    self.part = rest.to_vec();
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn open(&mut self, deliver: &mut dyn FnMut(Event<'_>)) -> Result<(), LinkError> {
+        if self.direct && self.side.common().alpn_protocol() != Some(ALPN) {
+            return Err(LinkError::NoAlpn);
+        }
+        self.state = State::Open;
+        deliver(Event::Secured(self.identity()));
+        Ok(())
+    }
+
+    fn identity(&self) -> Identity {
+        let common = self.side.common();
+        let theirs = common.peer_certificates().and_then(<[_]>::first);
+        let end_point = match self.side {
+            Side::Server(_) => self.end_point.clone(),
+            Side::Client(_) => theirs.and_then(|certificate| x509::end_point(certificate)),
+        };
+        Identity {
+            certificate: theirs.is_some(),
+            common_name: theirs.and_then(|certificate| x509::common_name(certificate)),
+            end_point,
+        }
+    }
+
+    /// Encrypts plaintext behind what is pending. `spare` lends a buffer if there is none.
+    ///
+    /// # Errors
+    /// The keys are used up (after 2^64 records), or the link is not open.
+    pub fn encrypt(&mut self, plain: &[u8], spare: &mut Vec<u8>) -> Result<(), LinkError> {
+        if !self.is_open() {
+            return Err(LinkError::Protocol("not open".into()));
+        }
+        if self.out.capacity() == 0 {
+            std::mem::swap(&mut self.out, spare);
+            self.out.clear();
+        }
+        self.side.write(Write::Plain(plain), &mut self.part, &mut self.out)
+    }
+
+    /// Tells the peer that no more will come. Nothing may be encrypted after that.
+    pub fn close(&mut self) {
+        if self.is_open() {
+            // Without it the peer sees a connection that broke: no more is lost.
+            let _ = self.side.write(Write::CloseNotify, &mut self.part, &mut self.out);
+            self.state = State::Failed;
+        }
+    }
+
+    // Deprecated for what it lacks of a connection's later life; the test ends before that.
+    #[cfg(test)]
+    #[allow(deprecated)]
+    pub(crate) fn into_secrets(self) -> rustls::ExtractedSecrets {
+        match self.side {
+            Side::Client(connection) => connection.dangerous_extract_secrets(),
+            Side::Server(connection) => connection.dangerous_extract_secrets(),
+        }
+        .expect("secrets of an open link")
+    }
+
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        self.part.capacity() + self.out.capacity()
+    }
+
+    /// What is to be written to the peer.
+    #[must_use]
+    pub fn pending(&self) -> &[u8] {
+        &self.out[self.written..]
+    }
+
+    /// So many bytes of it were written. Once all are, the buffer goes to `spare` if that has none.
+    pub fn wrote(&mut self, count: usize, spare: &mut Vec<u8>) {
+        self.written += count;
+        debug_assert!(self.written <= self.out.len());
+        if self.written == self.out.len() {
+            self.written = 0;
+            let mut out = std::mem::take(&mut self.out);
+            if spare.capacity() == 0 {
+                out.clear();
+                *spare = out;
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+// === impl Side ===
+
+/// What is written into the record layer.
+#[derive(Clone, Copy)]
+enum Write<'a> {
+    Plain(&'a [u8]),
+    CloseNotify,
+}
+
+impl Side {
+    fn common(&self) -> &CommonState {
+        match self {
+            Side::Server(connection) => connection,
+            Side::Client(connection) => connection,
+        }
+    }
+
+    fn step(
+        &mut self,
+        bytes: &mut [u8],
+        out: &mut Vec<u8>,
+        plain: &mut dyn FnMut(&[u8]),
+    ) -> (usize, Result<Step, LinkError>) {
+        match self {
+            Side::Server(connection) => look(connection.process_tls_records(bytes), out, plain),
+            Side::Client(connection) => look(connection.process_tls_records(bytes), out, plain),
+        }
+    }
+
+    /// `part` is what rustls has not let go of yet: it remembers places in it, and panics where they are missing.
+    fn write(&mut self, what: Write<'_>, part: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<(), LinkError> {
+        // Before plaintext come the messages that rustls has ready.
+        for _ in 0..MOST_MESSAGES {
+            let (used, done) = match self {
+                Side::Server(connection) => put(connection.process_tls_records(part), what, out),
+                Side::Client(connection) => put(connection.process_tls_records(part), what, out),
+            };
+            part.drain(..used);
+            if done? {
+                return Ok(());
+            }
+        }
+        Err(LinkError::Protocol("no end of messages before the data".into()))
+    }
+}
+
+/// Carries out what rustls asks for; how many bytes of its input are used, and what is next.
+fn look<D>(
+    status: UnbufferedStatus<'_, '_, D>,
+    out: &mut Vec<u8>,
+    plain: &mut dyn FnMut(&[u8]),
+) -> (usize, Result<Step, LinkError>) {
+    let mut used = status.discard;
+    let step = match status.state {
+        Err(error) => Err(error.into()),
+        Ok(ConnectionState::ReadTraffic(mut traffic)) => loop {
+            match traffic.next_record() {
+                Some(Ok(record)) => {
+                    used += record.discard;
+                    if !record.payload.is_empty() {
+                        plain(record.payload);
+                    }
+                }
+                Some(Err(error)) => break Err(error.into()),
+                None => break Ok(Step::Again),
+            }
+        },
+        Ok(ConnectionState::EncodeTlsData(mut data)) => {
+            let at = out.len();
+            match data.encode(&mut []) {
+                Err(EncodeError::InsufficientSize(need)) => {
+                    out.resize(at + need.required_size, 0);
+                    data.encode(&mut out[at..]).map(|_| Step::Again).map_err(|e| LinkError::Protocol(e.to_string()))
+                }
+                other => other.map(|_| Step::Again).map_err(|e| LinkError::Protocol(e.to_string())),
+            }
+        }
+        Ok(ConnectionState::TransmitTlsData(data)) => {
+            // From here on it is this link that keeps it.
+            data.done();
+            Ok(Step::Again)
+        }
+        Ok(ConnectionState::BlockedHandshake) => Ok(Step::Wait(false)),
+        Ok(ConnectionState::WriteTraffic(_)) => Ok(Step::Wait(true)),
+        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Ok(Step::Ended),
+        Ok(_) => Err(LinkError::Protocol("early data, which was not offered".into())),
+    };
+    (used, step)
+}
+
+/// How many bytes of its input are used; and true once it is written, false if something else had to be first.
+fn put<D>(status: UnbufferedStatus<'_, '_, D>, what: Write<'_>, out: &mut Vec<u8>) -> (usize, Result<bool, LinkError>) {
+    let used = status.discard;
+    match status.state {
+        Ok(ConnectionState::WriteTraffic(writer)) => (used, put_with(writer, what, out).map(|()| true)),
+        state => {
+            let (used, step) = look(UnbufferedStatus { discard: used, state }, out, &mut |_| {});
+            let done = match step {
+                Ok(Step::Wait(_)) => Err(LinkError::Protocol("the handshake is not done".into())),
+                Ok(Step::Again | Step::Ended) => Ok(false),
+                Err(error) => Err(error),
+            };
+            (used, done)
+        }
+    }
+}
+
+fn put_with<D>(mut writer: WriteTraffic<'_, D>, what: Write<'_>, out: &mut Vec<u8>) -> Result<(), LinkError> {
+    let at = out.len();
+    let mut room = match what {
+        Write::Plain(plain) => plain.len() + RECORD_OVERHEAD * (1 + plain.len().div_ceil(RECORD)),
+        Write::CloseNotify => RECORD_OVERHEAD,
+    };
+    // The second time round the room is what was asked for.
+    for _ in 0..2 {
+        out.resize(at + room, 0);
+        let written = match what {
+            Write::Plain(plain) => writer.encrypt(plain, &mut out[at..]),
+            Write::CloseNotify => writer.queue_close_notify(&mut out[at..]),
+        };
+        match written {
+            Ok(count) => {
+                out.truncate(at + count);
+                return Ok(());
+            }
+            Err(EncryptError::InsufficientSize(need)) => room = need.required_size,
+            Err(error) => {
+                out.truncate(at);
+                return Err(LinkError::Protocol(error.to_string()));
+            }
+        }
+    }
+    out.truncate(at);
+    Err(LinkError::Protocol("no room for a record".into()))
+}
