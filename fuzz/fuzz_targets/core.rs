@@ -85,6 +85,7 @@ impl World {
                     }
                     Effect::Pause(_) | Effect::Resume(_) | Effect::Post { .. } => {}
                     Effect::Move { .. } => unreachable!("there is one worker"),
+                    Effect::Secure { .. } => unreachable!("there is no TLS"),
                 }
             }
             while let Some(token) = self.core.next_dirty() {
@@ -127,7 +128,7 @@ fuzz_target!(|input: &[u8]| {
         match what {
             // A client, logged in or not.
             0 | 1 => {
-                let token = world.core.accept(Peer { route: None });
+                let token = world.core.accept(Peer::default());
                 world.clients.push(token);
                 if what == 0 {
                     let mut login = Vec::new();

@@ -104,6 +104,7 @@ impl Running {
         let refused =
             |error: &dyn std::fmt::Display| Failure::config(format!("the new configuration is refused: {error}"));
         config.cluster.validate().map_err(|error| refused(&error))?;
+        config.cluster.connector().map_err(|error| refused(&error))?;
         let proxy = self.proxy.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(proxy) = proxy.as_ref() {
             proxy.reload(&config.proxy).map_err(|error| refused(&error))?;

@@ -14,6 +14,8 @@ pub struct ProxyConfig {
     pub workers: usize,
     /// How clients prove who they are.
     pub auth: AuthMethod,
+    /// TLS with clients.
+    pub tls: tls::ListenConfig,
     /// Most clients at a time, all together; more are refused with 53300.
     pub max_clients: usize,
     /// Time from accept to a completed login.
@@ -42,6 +44,7 @@ impl Default for ProxyConfig {
             listen: vec![Listen { address: "127.0.0.1:6432".into(), route: None }],
             workers: 0,
             auth: AuthMethod::ScramSha256,
+            tls: tls::ListenConfig::default(),
             max_clients: 10_000,
             login_timeout: Duration::from_secs(15),
             max_statement_bytes: 1 << 20,
@@ -112,9 +115,13 @@ pub enum RouteTo {
 pub enum AuthMethod {
     /// No proof. Refused by `kingpost check` for an address that is not loopback or a Unix socket.
     Trust,
-    /// SCRAM-SHA-256.
+    /// SCRAM-SHA-256; under TLS also SCRAM-SHA-256-PLUS.
     #[serde(rename = "scram-sha-256")]
     ScramSha256,
+    /// MD5, for old clients; a user with a SCRAM verifier is asked for SCRAM all the same.
+    Md5,
+    /// A certificate whose common name (CN) is the user's name.
+    Cert,
 }
 
 /// When a client holds on to a server connection.
@@ -235,13 +242,17 @@ pub struct DatabaseConfig {
 pub struct UserConfig {
     /// Name, for clients and on the servers.
     pub name: String,
+    /// How this user proves who it is; as `proxy.auth` if not given. Never `trust`.
+    #[serde(default)]
+    pub auth: Option<AuthMethod>,
     /// Password, for clients and towards the servers.
     #[serde(default, skip_serializing)]
     pub password: Option<String>,
     /// File that holds the password (one line).
     #[serde(default)]
     pub password_file: Option<std::path::PathBuf>,
-    /// `SCRAM-SHA-256$…` as in `pg_authid`: enough to let clients in, not to log in to a server that wants SCRAM.
+    /// `SCRAM-SHA-256$…` or `md5…` as in `pg_authid`: enough to let clients in; of the two only `md5…` can log in to a
+    /// server, one that asks for MD5.
     #[serde(default, skip_serializing)]
     pub verifier: Option<String>,
     /// Pool size for this user.
@@ -253,6 +264,7 @@ impl std::fmt::Debug for UserConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("UserConfig")
             .field("name", &self.name)
+            .field("auth", &self.auth)
             .field("pool_size", &self.pool_size)
             .finish_non_exhaustive()
     }

@@ -113,6 +113,8 @@ metrics! {
     counters {
         clients_accepted: "Client connections accepted",
         clients_refused: "Client connections refused: over max_clients, or a failed login",
+        clients_secured: "Client connections that completed a TLS handshake",
+        tls_failures: "Connections, of clients and to servers, that ended by an error of TLS",
         statements_primary: "Statements (simple queries and extended-protocol batches) sent to the primary",
         statements_replica: "Statements sent to a replica",
         statements_local: "Statements answered by the proxy itself",

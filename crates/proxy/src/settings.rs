@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use wire::md5;
 use wire::scram::Verifier;
 
 use crate::config::{AuthMethod, Consistency, PoolMode, ProxyConfig, RouteTo, UserConfig};
@@ -11,8 +13,10 @@ use crate::config::{AuthMethod, Consistency, PoolMode, ProxyConfig, RouteTo, Use
 /// Everything a worker needs to know of the configuration. Immutable; a reload makes a new one.
 #[derive(Debug)]
 pub struct Settings {
-    /// How clients prove who they are.
+    /// How clients prove who they are, unless their user says otherwise.
     pub auth: AuthMethod,
+    /// TLS with clients; None: there is none.
+    pub tls: Option<Arc<tls::Acceptor>>,
     /// Most clients.
     pub max_clients: usize,
     /// Time from accept to a completed login.
@@ -64,8 +68,12 @@ pub struct Database {
 /// A user that may log in.
 #[derive(Clone)]
 pub struct User {
-    /// What a client must prove to know; None: nothing to compare with, so only `trust` lets the user in.
+    /// How it proves who it is.
+    pub auth: AuthMethod,
+    /// What a client must prove to know; None: nothing to compare with, so SCRAM does not let the user in.
     pub verifier: Option<Verifier>,
+    /// The same for MD5; also what MD5 towards a server takes.
+    pub md5: Option<md5::Verifier>,
     /// Towards the servers.
     pub password: Option<String>,
     /// Pool size of this user.
@@ -93,8 +101,21 @@ pub enum SettingsError {
         source: wire::scram::Error,
     },
     /// The verifier is not one.
-    #[error("user {0:?}: verifier: expected SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey> as in pg_authid")]
+    #[error(
+        "user {0:?}: verifier: expected SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey> or md5<hash> as in pg_authid"
+    )]
     Verifier(String),
+    /// Certificates or keys can't be used.
+    #[error("[proxy.tls] {0}")]
+    Tls(#[from] tls::Error),
+    /// A user proves who it is by its certificate, and nobody is asked for one.
+    #[error(
+        "user {0:?} has auth = \"cert\": [proxy.tls] needs a mode other than \"disable\" and a client_cert other than \"none\""
+    )]
+    NoCertificates(String),
+    /// A single user is trusted.
+    #[error("user {0:?} has auth = \"trust\", which is possible for all users together only")]
+    Trusted(String),
     /// The password file can't be read.
     #[error("user {user:?}: cannot read password_file {path}: {source}")]
     PasswordFile {
@@ -138,15 +159,22 @@ impl Settings {
                 return Err(SettingsError::Twice { kind: "database", name: entry.name.clone() });
             }
         }
+        let tls = tls::Acceptor::new(&config.tls)?.map(Arc::new);
+        let certificates = tls.as_ref().is_some_and(|tls| tls.client_cert != tls::ClientCert::None);
         let mut users = HashMap::new();
         for entry in &config.users {
-            if users.insert(entry.name.clone(), User::new(entry)?).is_some() {
+            let user = User::new(entry, config.auth)?;
+            if user.auth == AuthMethod::Cert && !certificates {
+                return Err(SettingsError::NoCertificates(entry.name.clone()));
+            }
+            if users.insert(entry.name.clone(), user).is_some() {
                 return Err(SettingsError::Twice { kind: "user", name: entry.name.clone() });
             }
         }
         let unless_zero = |d: Duration| (!d.is_zero()).then_some(d);
         Ok(Settings {
             auth: config.auth,
+            tls,
             max_clients: config.max_clients,
             login_timeout: config.login_timeout,
             max_statement: config.max_statement_bytes,
@@ -200,7 +228,11 @@ impl Settings {
 }
 
 impl User {
-    fn new(entry: &UserConfig) -> Result<User, SettingsError> {
+    fn new(entry: &UserConfig, auth: AuthMethod) -> Result<User, SettingsError> {
+        if entry.auth == Some(AuthMethod::Trust) && auth != AuthMethod::Trust {
+            return Err(SettingsError::Trusted(entry.name.clone()));
+        }
+        let auth = entry.auth.unwrap_or(auth);
         let secrets = [entry.password.is_some(), entry.password_file.is_some(), entry.verifier.is_some()];
         if secrets.iter().filter(|given| **given).count() > 1 {
             return Err(SettingsError::Secrets(entry.name.clone()));
@@ -217,14 +249,20 @@ impl User {
             }
             (None, None) => None,
         };
+        let md5 = match (&password, &entry.verifier) {
+            (Some(password), _) => Some(md5::Verifier::new(&entry.name, password)),
+            (None, Some(text)) => md5::Verifier::parse(text),
+            (None, None) => None,
+        };
         let verifier = match (&password, &entry.verifier) {
             (Some(password), _) => Some(
                 Verifier::from_password(password)
                     .map_err(|source| SettingsError::Password { user: entry.name.clone(), source })?,
             ),
+            (None, Some(_)) if md5.is_some() => None,
             (None, Some(text)) => Some(Verifier::parse(text).map_err(|_| SettingsError::Verifier(entry.name.clone()))?),
             (None, None) => None,
         };
-        Ok(User { verifier, password, pool_size: entry.pool_size })
+        Ok(User { auth, verifier, md5, password, pool_size: entry.pool_size })
     }
 }

@@ -133,7 +133,7 @@ impl World {
     }
 
     fn login(&mut self) -> Token {
-        let client = self.core.accept(Peer { route: None });
+        let client = self.core.accept(Peer::default());
         let mut login = Vec::new();
         message::startup(&mut login, &[("user", "u"), ("database", "d")]);
         self.core.received(client, &login);

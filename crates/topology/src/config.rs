@@ -21,6 +21,8 @@ pub struct ClusterConfig {
     pub password: Option<String>,
     /// Database that probes connect to.
     pub database: String,
+    /// TLS with the servers: of probes, and of the connections that the proxy makes for its clients.
+    pub tls: tls::ConnectConfig,
     /// Time between two probes of a node while all is well.
     #[serde(with = "humantime_serde")]
     pub probe_interval: Duration,
@@ -46,6 +48,7 @@ impl Default for ClusterConfig {
             user: "postgres".into(),
             password: None,
             database: "postgres".into(),
+            tls: tls::ConnectConfig::default(),
             probe_interval: Duration::from_secs(1),
             probe_timeout: Duration::from_secs(2),
             probe_failures: 2,
@@ -82,6 +85,7 @@ impl fmt::Debug for ClusterConfig {
             .field("name", &self.name)
             .field("user", &self.user)
             .field("database", &self.database)
+            .field("tls", &self.tls)
             .field("probe_interval", &self.probe_interval)
             .field("probe_timeout", &self.probe_timeout)
             .field("probe_failures", &self.probe_failures)
@@ -123,6 +127,9 @@ pub enum StartError {
         /// What is written.
         address: String,
     },
+    /// Certificates or keys can't be used.
+    #[error("[cluster.tls] {0}")]
+    Tls(#[from] tls::Error),
     /// A time that must not be 0.
     #[error("{setting} of cluster {cluster:?} is 0: expected a time such as 1s")]
     Zero {
@@ -137,7 +144,15 @@ pub enum StartError {
 pub(crate) const MOST_NODES: usize = 1024;
 
 impl ClusterConfig {
-    /// Whether a topology can be started with it.
+    /// Reads the files of `tls`; None if there is to be no TLS.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with them.
+    pub fn connector(&self) -> Result<Option<tls::Connector>, StartError> {
+        Ok(tls::Connector::new(&self.tls)?)
+    }
+
+    /// Whether a topology can be started with it; files are not looked at (that is [`connector`](Self::connector)).
     ///
     /// # Errors
     /// The first thing that is wrong.

@@ -185,6 +185,7 @@ impl Coordinator {
             name: member.node.name.clone(),
             target: member.target.clone(),
             config: Arc::clone(&self.config),
+            shared: Arc::clone(&self.shared),
             signal: Arc::clone(&member.signal),
             fast_until: self.fast_until.clone(),
             reports: self.sender.clone(),

@@ -4,18 +4,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use watermark::Oracle;
 
-use crate::config::{ClusterConfig, StartError};
+use crate::config::{ClusterConfig, StartError, Target};
 use crate::coordinate::Coordinator;
 use crate::oracle::Driver;
 use crate::probe::Signal;
-use crate::view::{NodeId, Term, View};
+use crate::view::{Address, NodeId, Term, View};
 
 /// For how long replicas are probed fast after [`Topology::want_replay`], and how often that must be said again.
 const FAST_FOR: Duration = Duration::from_secs(1);
@@ -52,6 +52,8 @@ pub(crate) struct Shared {
     /// Held while a view is installed, so that epochs rise also where several threads publish.
     installing: Mutex<()>,
     subscribers: Mutex<Vec<Arc<dyn Fn() + Send + Sync>>>,
+    /// TLS with the servers; none: there is none.
+    pub(crate) connector: ArcSwapOption<tls::Connector>,
     /// Each node's last failure, while it lasts.
     failures: Mutex<Vec<Option<String>>>,
 }
@@ -75,6 +77,7 @@ impl Shared {
             replay_asked: Notify::new(),
             installing: Mutex::new(()),
             subscribers: Mutex::default(),
+            connector: ArcSwapOption::empty(),
             failures: Mutex::default(),
         }
     }
@@ -129,6 +132,7 @@ impl Topology {
     /// # Errors
     /// The configuration is not usable. Servers that cannot be reached are no error.
     pub fn start(config: ClusterConfig, runtime: &Handle) -> Result<Arc<Topology>, StartError> {
+        let connector = config.connector()?;
         let config = Arc::new(config);
         let wanted = Arc::new(Notify::new());
         let oracle = {
@@ -137,6 +141,7 @@ impl Topology {
         };
         let empty = View { epoch: 0, term: Term::default(), primary: None, nodes: Vec::new() };
         let shared = Arc::new(Shared::new(empty, oracle));
+        shared.connector.store(connector.map(Arc::new));
         let (fast_until, fast) = watch::channel(Instant::now());
         let (asks, asked) = watch::channel(None);
         let (settings, changes) = watch::channel(Arc::clone(&config));
@@ -245,8 +250,28 @@ impl Topology {
     /// The configuration is not usable; nothing has changed.
     pub fn reload(&self, config: ClusterConfig) -> Result<(), StartError> {
         config.validate()?;
+        let connector = config.connector()?;
+        // First: probers that begin anew by the new configuration begin with its certificates.
+        self.shared.connector.store(connector.map(Arc::new));
         self.settings.send_replace(Arc::new(config));
         Ok(())
+    }
+
+    /// How a connection to this node at this address begins; None: without TLS, because there is to be none, or it is a Unix
+    /// socket. For whoever makes a connection, not for every statement: takes a lock for a moment.
+    #[must_use]
+    pub fn secure(&self, node: NodeId, address: &Address) -> Option<tls::Target> {
+        let Address::Tcp(address) = address else { return None };
+        let connector = self.shared.connector.load_full()?;
+        let view = self.shared.view.load();
+        let config = self.settings.borrow().clone();
+        let named = view.node(node).and_then(|node| config.nodes.iter().find(|of| of.name == node.node.name));
+        let target = match named.map(Target::of) {
+            Some(Ok(Target::Tcp { host, .. })) => tls::Target::new(connector.clone(), &host),
+            _ => None,
+        };
+        // A host that is no name a certificate could have; or its entry has just changed. Never without TLS for that.
+        Some(target.unwrap_or_else(|| tls::Target::at(connector, address.ip())))
     }
 
     /// Stops watching. The last view stays.

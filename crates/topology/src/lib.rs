@@ -25,6 +25,8 @@
 //!   primary when the answer arrives. Its term is the timeline.
 //! - Lag is measured against what the primary had written when, on this process's clock (`lag`): idleness makes none, and
 //!   the loss of the primary adds none.
+//! - A connection to a server begins with the certificates of the last good configuration ([`Topology::secure`]); one that is
+//!   there keeps those it began with.
 //! - Nobody outside this crate's tasks waits for a network or a name server.
 
 pub mod config;
@@ -34,6 +36,7 @@ mod handle;
 mod lag;
 mod oracle;
 mod probe;
+mod secure;
 mod view;
 
 pub use config::{ClusterConfig, NodeConfig, StartError};

@@ -64,7 +64,9 @@ impl Driver {
                 continue;
             };
             let limit = asked.config.probe_timeout;
-            let opened = timeout(limit, Line::open(asked.clone())).await.unwrap_or(Err(ProbeError::Timeout(limit)));
+            let connector = self.shared.connector.load_full();
+            let opened =
+                timeout(limit, Line::open(asked.clone(), connector)).await.unwrap_or(Err(ProbeError::Timeout(limit)));
             let next = Instant::now() + RETRY;
             match opened {
                 Ok(line) => self.serve(line).await,
@@ -142,8 +144,8 @@ impl Driver {
 }
 
 impl Line {
-    async fn open(asked: Asked) -> Result<Line, ProbeError> {
-        let session = connect(&asked.target, &asked.config, "kingpost oracle").await?;
+    async fn open(asked: Asked, connector: Option<Arc<tls::Connector>>) -> Result<Line, ProbeError> {
+        let session = connect(&asked.target, &asked.config, connector, "kingpost oracle").await?;
         let (system, segment, _) = ask_once(&session.client).await?;
         if system != asked.term.system {
             return Err(ProbeError::Unexpected(format!("database system {system}, not {}", asked.term.system)));

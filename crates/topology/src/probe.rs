@@ -10,6 +10,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
+use tokio_postgres::config::SslMode;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, NoTls, Statement};
 use tracing::warn;
@@ -17,6 +18,8 @@ use watermark::Lsn;
 
 use crate::config::{ClusterConfig, Target};
 use crate::decide::{Facts, Position, Report};
+use crate::handle::Shared;
+use crate::secure::Secure;
 use crate::view::{Address, NodeId};
 
 /// Time between two probes of a replica while somebody waits for it to catch up.
@@ -79,6 +82,7 @@ pub(crate) struct Prober {
     pub(crate) name: String,
     pub(crate) target: Target,
     pub(crate) config: Arc<ClusterConfig>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) signal: Arc<Signal>,
     /// Until when replicas are probed fast.
     pub(crate) fast_until: watch::Receiver<Instant>,
@@ -121,7 +125,12 @@ pub(crate) struct Session {
 }
 
 /// Connects and logs in, as `application`. Names are resolved anew each time. The caller bounds the time.
-pub(crate) async fn connect(target: &Target, config: &ClusterConfig, application: &str) -> Result<Session, ProbeError> {
+pub(crate) async fn connect(
+    target: &Target,
+    config: &ClusterConfig,
+    connector: Option<Arc<tls::Connector>>,
+    application: &str,
+) -> Result<Session, ProbeError> {
     let mut login = tokio_postgres::Config::new();
     login
         .user(&config.user)
@@ -144,14 +153,37 @@ pub(crate) async fn connect(target: &Target, config: &ClusterConfig, application
                 .await
                 .map_err(|source| ProbeError::Resolve { name: host.clone(), source })?
                 .collect();
+            let secure =
+                match connector {
+                    None => {
+                        login.ssl_mode(SslMode::Disable);
+                        None
+                    }
+                    Some(connector) => {
+                        login.ssl_mode(if connector.is_optional() { SslMode::Prefer } else { SslMode::Require });
+                        let named = tls::Target::new(connector, host);
+                        Some(named.ok_or_else(|| {
+                            ProbeError::Unexpected(format!("{host:?} is no name that a certificate has"))
+                        })?)
+                    }
+                };
             let mut failed = ProbeError::NoAddress(host.clone());
             for address in found {
                 match TcpStream::connect(address).await {
                     Ok(stream) => {
                         // Only latency is lost if this fails.
                         let _ = stream.set_nodelay(true);
-                        let (client, connection) = login.connect_raw(stream, NoTls).await?;
-                        return Ok(drive(client, connection, Address::Tcp(address)));
+                        let address = Address::Tcp(address);
+                        return Ok(match secure {
+                            None => {
+                                let (client, connection) = login.connect_raw(stream, NoTls).await?;
+                                drive(client, connection, address)
+                            }
+                            Some(target) => {
+                                let (client, connection) = login.connect_raw(stream, Secure(target)).await?;
+                                drive(client, connection, address)
+                            }
+                        });
                     }
                     Err(source) => failed = ProbeError::Connect { to: address.to_string(), source },
                 }
@@ -161,13 +193,10 @@ pub(crate) async fn connect(target: &Target, config: &ClusterConfig, application
     }
 }
 
-fn drive<S>(
-    client: Client,
-    connection: tokio_postgres::Connection<S, tokio_postgres::tls::NoTlsStream>,
-    address: Address,
-) -> Session
+fn drive<S, T>(client: Client, connection: tokio_postgres::Connection<S, T>, address: Address) -> Session
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
     // How it ended does not matter: whoever uses the client is told why, and a prober only wants to know that it did.
     let closed = tokio::spawn(async move { drop(connection.await) });
@@ -193,7 +222,8 @@ struct Watched {
 
 impl Watched {
     async fn open(prober: &Prober, warned: &mut bool) -> Result<Watched, ProbeError> {
-        let session = connect(&prober.target, &prober.config, "kingpost probe").await?;
+        let connector = prober.shared.connector.load_full();
+        let session = connect(&prober.target, &prober.config, connector, "kingpost probe").await?;
         let (system, _, informed) = ask_once(&session.client).await?;
         if !informed && !std::mem::replace(warned, true) {
             warn!(

@@ -2,12 +2,14 @@
 //!
 //! Messages are not turned into owned values. [`frame`] reads the five-byte header that every message has after
 //! start-up; [`startup`] reads the packets before it; [`payload`] picks single fields out of the few payloads a proxy
-//! must understand; [`message`] appends messages to a buffer; [`scram`] is the authentication exchange.
+//! must understand; [`message`] appends messages to a buffer; [`scram`] and [`md5`] are the
+//! authentication exchanges.
 //!
 //! Source of the formats: PostgreSQL documentation, "Frontend/Backend Protocol", "Message Formats".
 
 pub mod error;
 pub mod frame;
+pub mod md5;
 pub mod message;
 pub mod payload;
 pub mod scram;

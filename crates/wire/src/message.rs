@@ -107,11 +107,21 @@ pub fn authentication_ok(out: &mut Vec<u8>) {
     message(out, b'R', |out| out.extend(0u32.to_be_bytes()));
 }
 
-/// `AuthenticationSASL` with this one mechanism.
-pub fn authentication_sasl(out: &mut Vec<u8>, mechanism: &str) {
+/// `AuthenticationMD5Password`.
+pub fn authentication_md5(out: &mut Vec<u8>, salt: [u8; 4]) {
+    message(out, b'R', |out| {
+        out.extend(5u32.to_be_bytes());
+        out.extend(salt);
+    });
+}
+
+/// `AuthenticationSASL` with these mechanisms.
+pub fn authentication_sasl(out: &mut Vec<u8>, mechanisms: &[&str]) {
     message(out, b'R', |out| {
         out.extend(10u32.to_be_bytes());
-        cstr(out, mechanism.as_bytes());
+        for mechanism in mechanisms {
+            cstr(out, mechanism.as_bytes());
+        }
         out.push(0);
     });
 }
@@ -233,6 +243,12 @@ pub fn describe_statement(out: &mut Vec<u8>, name: &[u8]) {
         out.push(b'S');
         cstr(out, name);
     });
+}
+
+/// `SSLRequest`.
+pub fn ssl_request(out: &mut Vec<u8>) {
+    out.extend(8u32.to_be_bytes());
+    out.extend(crate::startup::SSL.to_be_bytes());
 }
 
 /// `PasswordMessage`.

@@ -11,7 +11,9 @@
 //! What must hold:
 //! - The text that is carried here is the SASL payload, without the protocol message around it.
 //! - The user name in the message is ignored, as PostgreSQL does: the startup packet has named the user.
-//! - Channel binding: only [`MECHANISM`] is offered, so `n` and `y` are taken and `p` is refused.
+//! - Channel binding is that of RFC 5929 by the server's certificate (`tls-server-end-point`), under TLS: see
+//!   [`Server::offer_binding`] and [`Client::bound`]. A client that could bind (`y`) while binding was offered has been lied to
+//!   about the offer, and is refused.
 //! - Everything secret is compared in constant time and is absent from `Debug` and from errors.
 //! - Deriving keys from a password costs milliseconds ([`SaltedKeys::derive`]); every other step, microseconds. An event
 //!   loop gives the client cached [`SaltedKeys`] and pays only when the server's salt has changed.
@@ -35,8 +37,14 @@ use keys::check_rounds_and_salt;
 pub use keys::{SaltedKeys, Verifier};
 use text::{Attributes, check_nonce, decode, decode_key, parse_iterations, text};
 
-/// The only mechanism offered and chosen: without channel binding.
+/// The mechanism without channel binding.
 pub const MECHANISM: &str = "SCRAM-SHA-256";
+
+/// The mechanism with channel binding: where both sides have TLS, nobody between them can pass the exchange on.
+pub const MECHANISM_PLUS: &str = "SCRAM-SHA-256-PLUS";
+
+/// The gs2 header with which a client binds.
+const BOUND: &str = "p=tls-server-end-point,,";
 
 /// Rounds of a verifier made here: what PostgreSQL itself uses.
 pub const DEFAULT_ITERATIONS: u32 = 4096;
@@ -97,14 +105,19 @@ pub struct Server {
     verifier: Verifier,
     /// A user that does not exist: goes through the same steps and never succeeds.
     mock: bool,
+    /// Hash of the server's certificate, if binding was offered.
+    end_point: Option<Vec<u8>>,
+    /// The client chose to bind.
+    plus: bool,
     state: ServerState,
 }
 
 enum ServerState {
     Start,
     Challenged {
-        /// `biws` or `eSws`: the gs2 header of the first message, which the last one has to repeat.
-        binding: &'static str,
+        /// What the last message has to repeat in base64: the gs2 header of the first (`biws`, `eSws`), and the certificate's
+        /// hash if it binds.
+        binding: String,
         /// Both nonces, as the last message has to repeat them.
         nonce: String,
         /// `client-first-message-bare,server-first-message,`: all of AuthMessage but its last part.
@@ -116,7 +129,7 @@ enum ServerState {
 impl Server {
     /// Expects the client to prove the password that the verifier was made from.
     pub fn new(verifier: Verifier) -> Self {
-        Self { verifier, mock: false, state: ServerState::Start }
+        Self { verifier, mock: false, end_point: None, plus: false, state: ServerState::Start }
     }
 
     /// For a user that does not exist or has no verifier: the exchange looks as any other and ends in
@@ -125,10 +138,35 @@ impl Server {
     pub fn mock(user: &str, secret: &[u8]) -> Self {
         let salt = hmac(secret, user.as_bytes())[..SALT_LEN].to_vec();
         let verifier = Verifier { iterations: DEFAULT_ITERATIONS, salt, stored_key: [0; 32], server_key: [0; 32] };
-        Self { verifier, mock: true, state: ServerState::Start }
+        Self { verifier, mock: true, end_point: None, plus: false, state: ServerState::Start }
     }
 
-    /// Takes the client's first message, gives the server's first.
+    /// Offers [`MECHANISM_PLUS`] beside [`MECHANISM`]: `end_point` is the hash of the certificate that the client has seen.
+    #[must_use]
+    pub fn offer_binding(mut self, end_point: Option<Vec<u8>>) -> Self {
+        self.end_point = end_point;
+        self
+    }
+
+    /// The mechanisms to offer, in the order of preference.
+    pub fn mechanisms(&self) -> &'static [&'static str] {
+        if self.end_point.is_some() { &[MECHANISM_PLUS, MECHANISM] } else { &[MECHANISM] }
+    }
+
+    /// Takes the client's choice.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]: it was not offered.
+    pub fn choose(&mut self, mechanism: &[u8]) -> Result<(), Error> {
+        if !self.mechanisms().iter().any(|offered| offered.as_bytes() == mechanism) {
+            return Err(Error::Unsupported("a mechanism that was not offered"));
+        }
+        self.plus = mechanism == MECHANISM_PLUS.as_bytes();
+        Ok(())
+    }
+
+    /// Takes the client's first message, gives the server's first. The mechanism is [`MECHANISM`] unless
+    /// [`choose`](Server::choose) was told otherwise.
     ///
     /// # Errors
     /// [`Error::Malformed`]; [`Error::Unsupported`] for channel binding, an authorization identity or a mandatory
@@ -143,11 +181,23 @@ impl Server {
             return Err(Error::OutOfOrder("the client's first message was already taken"));
         }
         let message = text(client_first)?;
-        let (binding, rest) = match message.as_bytes().first() {
-            Some(b'n') => ("biws", message.strip_prefix("n,")),
+        let (binding, rest) = match (message.as_bytes().first(), &self.end_point) {
+            (Some(b'p'), Some(end_point)) if self.plus => {
+                // Of the header the authorization identity is still to be looked at: it must be empty.
+                let binding = BASE64.encode([BOUND.as_bytes(), end_point].concat());
+                match message.strip_prefix("p=tls-server-end-point,") {
+                    Some(rest) => (binding, Some(rest)),
+                    None => return Err(Error::Unsupported("a channel binding other than tls-server-end-point")),
+                }
+            }
+            (_, Some(_)) if self.plus => return Err(Error::Malformed("SCRAM-SHA-256-PLUS without channel binding")),
+            (Some(b'p'), _) => return Err(Error::Unsupported("channel binding in SCRAM-SHA-256")),
+            (Some(b'n'), _) => ("biws".to_owned(), message.strip_prefix("n,")),
+            (Some(b'y'), Some(_)) => {
+                return Err(Error::Malformed("the client believes that channel binding was not offered: it was"));
+            }
             // The client could bind and believes that we cannot: true.
-            Some(b'y') => ("eSws", message.strip_prefix("y,")),
-            Some(b'p') => return Err(Error::Unsupported("channel binding: only SCRAM-SHA-256 is offered")),
+            (Some(b'y'), None) => ("eSws".to_owned(), message.strip_prefix("y,")),
             _ => return Err(Error::Malformed("the channel binding flag is none of n, y, p")),
         };
         let rest = rest.ok_or(Error::Malformed("no comma after the channel binding flag"))?;
@@ -273,7 +323,18 @@ pub struct Client {
     /// `client-first-message-bare`; ends with the nonce.
     bare: String,
     nonce_at: usize,
+    binding: Binding,
     state: ClientState,
+}
+
+/// What a client says about channel binding.
+enum Binding {
+    /// It cannot bind.
+    None,
+    /// It could, and the server has not offered to.
+    NotOffered,
+    /// It binds to the certificate of this hash.
+    EndPoint(Vec<u8>),
 }
 
 enum ClientState {
@@ -297,12 +358,36 @@ impl Client {
 
     fn with_nonce(credential: Credential, user: &str, nonce: &str) -> Self {
         let bare = format!("n={user},r={nonce}");
-        Self { credential, nonce_at: bare.len() - nonce.len(), bare, state: ClientState::Start }
+        Self { credential, nonce_at: bare.len() - nonce.len(), bare, binding: Binding::None, state: ClientState::Start }
+    }
+
+    /// Under TLS: `end_point` is the hash of the server's certificate, `offered` whether the server offers
+    /// [`MECHANISM_PLUS`], which is then the one to choose ([`Client::mechanism`]).
+    #[must_use]
+    pub fn bound(mut self, end_point: Vec<u8>, offered: bool) -> Self {
+        self.binding = if offered { Binding::EndPoint(end_point) } else { Binding::NotOffered };
+        self
+    }
+
+    /// The mechanism to choose.
+    pub fn mechanism(&self) -> &'static str {
+        match self.binding {
+            Binding::EndPoint(_) => MECHANISM_PLUS,
+            Binding::None | Binding::NotOffered => MECHANISM,
+        }
+    }
+
+    fn gs2_header(&self) -> &'static str {
+        match self.binding {
+            Binding::None => "n,,",
+            Binding::NotOffered => "y,,",
+            Binding::EndPoint(_) => BOUND,
+        }
     }
 
     /// The client's first message.
     pub fn first(&self) -> Vec<u8> {
-        format!("n,,{}", self.bare).into_bytes()
+        format!("{}{}", self.gs2_header(), self.bare).into_bytes()
     }
 
     /// Takes the server's first message, gives the client's final one. Derives the keys when none are cached for the
@@ -330,7 +415,12 @@ impl Client {
         check_rounds_and_salt(iterations, &salt)?;
 
         let keys = self.keys_for(&salt, iterations)?;
-        let signed = format!("c=biws,r={nonce}");
+        let end_point = match &self.binding {
+            Binding::EndPoint(end_point) => end_point.as_slice(),
+            Binding::None | Binding::NotOffered => &[],
+        };
+        let bound = BASE64.encode([self.gs2_header().as_bytes(), end_point].concat());
+        let signed = format!("c={bound},r={nonce}");
         let transcript = format!("{},{message},{signed}", self.bare);
         let stored_key: Key = Sha256::digest(keys.client_key).into();
         let proof = xor(&keys.client_key, &hmac(&stored_key, transcript.as_bytes()));

@@ -10,7 +10,7 @@ pub const V3_0: u32 = 3 << 16;
 /// Protocol 3.2: cancel keys of variable length.
 pub const V3_2: u32 = 3 << 16 | 2;
 
-const SSL: u32 = 1234 << 16 | 5679;
+pub(crate) const SSL: u32 = 1234 << 16 | 5679;
 const GSS: u32 = 1234 << 16 | 5680;
 const CANCEL: u32 = 1234 << 16 | 5678;
 

@@ -1,4 +1,5 @@
-//! What the values mean together. Pure but for `stat`, which looks at password files.
+//! What the values mean together. Pure but for `stat`, which looks at password files, and for the files of `[proxy.tls]` and
+//! `[cluster.tls]`, which are read as the parts themselves read them.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -102,6 +103,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
     check_databases(&config.proxy, &mut findings);
     check_users(&config.proxy, stat, &mut findings);
     check_routing(&config.proxy, &mut findings);
+    check_tls(config, &mut findings);
     check_metrics(config, &mut findings);
     // Anything the topology refuses that was not found above.
     if !findings.0.iter().any(|finding| finding.path.starts_with("cluster"))
@@ -185,20 +187,31 @@ fn check_databases(proxy: &ProxyConfig, findings: &mut Findings) {
 }
 
 fn check_users(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
-    let scram = proxy.auth == AuthMethod::ScramSha256;
-    if scram && proxy.users.is_empty() {
+    if proxy.auth != AuthMethod::Trust && proxy.users.is_empty() {
+        let proof = if proxy.auth == AuthMethod::Cert { "" } else { " with a password" };
+        let auth = method(proxy.auth);
         findings.error(
             "proxy.users",
-            "found no user, expected at least one [[proxy.users]] with a password, for auth is \"scram-sha-256\"",
+            format!("found no user, expected at least one [[proxy.users]]{proof}, for auth is {auth:?}"),
         );
     }
     findings.unique("proxy.users", ".name", proxy.users.iter().map(|user| user.name.as_str()));
     for (index, user) in proxy.users.iter().enumerate() {
-        check_user(user, &format!("proxy.users[{index}]"), scram, stat, findings);
+        check_user(user, &format!("proxy.users[{index}]"), user.auth.unwrap_or(proxy.auth), stat, findings);
     }
 }
 
-fn check_user(user: &UserConfig, path: &str, scram: bool, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+/// As the configuration writes it.
+fn method(auth: AuthMethod) -> &'static str {
+    match auth {
+        AuthMethod::Trust => "trust",
+        AuthMethod::ScramSha256 => "scram-sha-256",
+        AuthMethod::Md5 => "md5",
+        AuthMethod::Cert => "cert",
+    }
+}
+
+fn check_user(user: &UserConfig, path: &str, auth: AuthMethod, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     let given: Vec<&str> = [
         ("password", user.password.is_some()),
         ("password_file", user.password_file.is_some()),
@@ -211,10 +224,11 @@ fn check_user(user: &UserConfig, path: &str, scram: bool, stat: &dyn Fn(&Path) -
     if given.len() > 1 {
         findings.error(path, format!("found {}, expected at most one of them", given.join(" and ")));
     }
-    if given.is_empty() && scram {
+    if given.is_empty() && matches!(auth, AuthMethod::ScramSha256 | AuthMethod::Md5) {
+        let auth = method(auth);
         findings.error(
             path,
-            "found no password, expected one of password, password_file, verifier, for auth is \"scram-sha-256\"",
+            format!("found no password, expected one of password, password_file, verifier, for auth is {auth:?}"),
         );
     }
     if user.password.as_deref() == Some("") {
@@ -235,11 +249,56 @@ fn check_user(user: &UserConfig, path: &str, scram: bool, stat: &dyn Fn(&Path) -
             Stat::Readable { .. } => {}
         }
     }
-    if let Some(why) = user.verifier.as_deref().and_then(|verifier| verifier_error(verifier).err()) {
+    let verifier = user.verifier.as_deref();
+    if verifier.is_some_and(is_md5) {
+        if auth == AuthMethod::ScramSha256 {
+            findings.error(
+                format!("{path}.verifier"),
+                "found one of MD5, which nobody can log in with by auth \"scram-sha-256\"; expected auth = \"md5\", or a \
+                 verifier SCRAM-SHA-256$…",
+            );
+        }
+    } else if let Some(why) = verifier.and_then(|verifier| verifier_error(verifier).err()) {
         findings.error(
             format!("{path}.verifier"),
-            format!("{why}; expected SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key> as in pg_authid"),
+            format!("{why}; expected SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key> or md5<hash> as in pg_authid"),
         );
+    }
+}
+
+fn check_tls(config: &Config, findings: &mut Findings) {
+    let (clients, servers) = (&config.proxy.tls, &config.cluster.tls);
+    let mut file = |section: &str, error: tls::Error| {
+        findings.error(format!("{section}.{}", error.setting()), error.to_string());
+    };
+    if let Err(error) = tls::Acceptor::new(clients) {
+        file("proxy.tls", error);
+    }
+    if let Err(error) = tls::Connector::new(servers) {
+        file("cluster.tls", error);
+    }
+    if clients.mode == tls::ListenMode::Disable && (clients.cert_file.is_some() || clients.key_file.is_some()) {
+        findings.warn("proxy.tls.mode", "is \"disable\": cert_file and key_file are not used");
+    }
+    if servers.mode == tls::ConnectMode::Disable && (servers.ca_file.is_some() || servers.cert_file.is_some()) {
+        findings.warn("cluster.tls.mode", "is \"disable\": ca_file and cert_file are not used");
+    }
+    if clients.ca_file.is_some() && clients.client_cert == tls::ClientCert::None {
+        findings.warn("proxy.tls.client_cert", "is \"none\": ca_file is not used");
+    }
+    let asks = clients.mode != tls::ListenMode::Disable && clients.client_cert != tls::ClientCert::None;
+    let expected =
+        "expected [proxy.tls] with a mode other than \"disable\", a ca_file, and a client_cert other than \"none\"";
+    if config.proxy.auth == AuthMethod::Cert && !asks {
+        findings.error("proxy.auth", format!("found \"cert\", and no client is asked for a certificate; {expected}"));
+    }
+    for (index, user) in config.proxy.users.iter().enumerate() {
+        if user.auth == Some(AuthMethod::Cert) && !asks {
+            findings.error(
+                format!("proxy.users[{index}].auth"),
+                format!("found \"cert\", and no client is asked for a certificate; {expected}"),
+            );
+        }
     }
 }
 
@@ -333,6 +392,12 @@ fn parse_address(text: &str, port_zero: bool) -> Result<Host, String> {
         && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
         && !host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     if name { Ok(Host::Name(host.into())) } else { Err(format!("found {host:?} as the host in {text:?}, {expected}")) }
+}
+
+/// Whether a text is a verifier of MD5.
+fn is_md5(verifier: &str) -> bool {
+    let digits = verifier.strip_prefix("md5").unwrap_or_default();
+    digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
 }
 
 /// Why a text is not a SCRAM verifier. Shows nothing of it.

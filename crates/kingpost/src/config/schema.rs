@@ -60,6 +60,7 @@ const OR_NEVER: Kind = Kind::Duration { zero: true };
 const ROUTE: Kind = Kind::Choice(&["primary", "replica", "auto"]);
 const POOL_MODE: Kind = Kind::Choice(&["transaction", "session"]);
 const CONSISTENCY: Kind = Kind::Choice(&["eventual", "session"]);
+const TLS_VERSION: Kind = Kind::Choice(&["TLSv1.2", "TLSv1.3"]);
 const POOL_SIZE: Kind = integer(1, 10_000);
 
 /// The whole file.
@@ -73,7 +74,8 @@ pub(super) const ROOT: &[Key] = &[
 const PROXY: &[Key] = &[
     key("listen", Kind::TextsOrTables(LISTEN)),
     key("workers", integer(0, 1024)),
-    key("auth", Kind::Choice(&["trust", "scram-sha-256"])),
+    key("auth", Kind::Choice(&["trust", "scram-sha-256", "md5", "cert"])),
+    key("tls", Kind::Table(PROXY_TLS)),
     key("max_clients", integer(1, 1_000_000)),
     key("login_timeout", POSITIVE),
     key("max_statement_bytes", integer(1024, 1 << 30)),
@@ -83,6 +85,23 @@ const PROXY: &[Key] = &[
     key("routing", Kind::Table(ROUTING)),
     key("databases", Kind::Tables(DATABASE)),
     key("users", Kind::Tables(USER)),
+];
+
+const PROXY_TLS: &[Key] = &[
+    key("mode", Kind::Choice(&["disable", "allow", "require"])),
+    key("cert_file", Kind::Text),
+    key("key_file", Kind::Text),
+    key("ca_file", Kind::Text),
+    key("client_cert", Kind::Choice(&["none", "optional", "verify-ca", "verify-full"])),
+    key("min_protocol_version", TLS_VERSION),
+];
+
+const CLUSTER_TLS: &[Key] = &[
+    key("mode", Kind::Choice(&["disable", "prefer", "require", "verify-ca", "verify-full"])),
+    key("ca_file", Kind::Text),
+    key("cert_file", Kind::Text),
+    key("key_file", Kind::Text),
+    key("min_protocol_version", TLS_VERSION),
 ];
 
 const LISTEN: &[Key] = &[required("address", Kind::Text), key("route", ROUTE)];
@@ -116,6 +135,7 @@ const DATABASE: &[Key] = &[
 
 const USER: &[Key] = &[
     required("name", Kind::Text),
+    key("auth", Kind::Choice(&["scram-sha-256", "md5", "cert"])),
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
     key("verifier", Kind::Secret),
@@ -127,6 +147,7 @@ const CLUSTER: &[Key] = &[
     key("user", Kind::Text),
     key("password", Kind::Secret),
     key("database", Kind::Text),
+    key("tls", Kind::Table(CLUSTER_TLS)),
     key("probe_interval", POSITIVE),
     key("probe_timeout", POSITIVE),
     key("probe_failures", integer(1, 1000)),

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
-use topology::Address;
+use topology::{Address, NodeId};
 use wire::startup::V3_2;
 use wire::{Sqlstate, message};
 
 use super::buffer::Output;
 use super::client::Phase;
 use super::token::{Kind, Token};
-use super::{Core, Effect, Mail, over};
+use super::{Core, Effect, Mail, Secure, over};
 
 /// Longest time for a server to take a cancel request.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -27,6 +27,9 @@ const MOST_PER_SERVER: u8 = 4;
 pub(super) struct Cancel {
     pub token: Token,
     pub output: Output,
+    phase: CancelPhase,
+    node: NodeId,
+    address: Address,
     /// The server connection it is about.
     server: Token,
     pid: u32,
@@ -34,6 +37,17 @@ pub(super) struct Cancel {
     /// Who asked: worker and connection there.
     requester: Option<(usize, Token)>,
     since: Instant,
+}
+
+/// How far such a connection has come.
+enum CancelPhase {
+    Connecting,
+    /// The server was asked for TLS.
+    Asking(Box<tls::Target>),
+    /// TLS begins.
+    Securing,
+    /// The request is on its way.
+    Sent,
 }
 
 /// Which worker gave this process id to a client.
@@ -87,7 +101,8 @@ impl Core {
 
     /// Asks a server to stop what it runs on this connection.
     pub(super) fn send_cancel(&mut self, s: usize, requester: Option<(usize, Token)>) {
-        let Some(address) = self.address(self.servers[s].node) else {
+        let node = self.servers[s].node;
+        let Some(address) = self.address(node) else {
             if let Some((worker, requester)) = requester {
                 self.tell_requester(worker, requester);
             }
@@ -100,6 +115,9 @@ impl Core {
         self.cancels.insert(Cancel {
             token,
             output: Output::default(),
+            phase: CancelPhase::Connecting,
+            node,
+            address: address.clone(),
             server: server.token,
             pid: server.key.0,
             secret: server.key.1.clone(),
@@ -114,7 +132,44 @@ impl Core {
     }
 
     pub(super) fn cancel_connected(&mut self, x: usize) {
+        let cancel = &self.cancels[x];
+        match self.shared.topology.secure(cancel.node, &cancel.address) {
+            None => self.cancel_ready(x),
+            Some(target) => {
+                let cancel = &mut self.cancels[x];
+                cancel.phase = CancelPhase::Asking(Box::new(target));
+                message::ssl_request(cancel.output.append(&mut self.buffers));
+                self.dirty.push(cancel.token);
+            }
+        }
+    }
+
+    /// What a server says on such a connection: nothing but its answer to the request for TLS.
+    pub(super) fn cancel_received(&mut self, x: usize, bytes: &[u8]) {
         let cancel = &mut self.cancels[x];
+        match &cancel.phase {
+            CancelPhase::Asking(target) if bytes == b"S" => {
+                let with = Secure::Connect((**target).clone());
+                cancel.phase = CancelPhase::Securing;
+                self.effects.push(Effect::Secure { token: cancel.token, with });
+            }
+            CancelPhase::Asking(target) if bytes == b"N" && target.connector.is_optional() => self.cancel_ready(x),
+            CancelPhase::Asking(_) => {
+                // The key is a secret: it does not go where the configuration does not let it.
+                tracing::warn!("a cancel request was not sent: the server did not agree to TLS");
+                self.cancel_done(x);
+            }
+            _ => {}
+        }
+    }
+
+    /// The request can be sent.
+    pub(super) fn cancel_ready(&mut self, x: usize) {
+        let cancel = &mut self.cancels[x];
+        if matches!(cancel.phase, CancelPhase::Sent) {
+            return;
+        }
+        cancel.phase = CancelPhase::Sent;
         message::cancel(cancel.output.append(&mut self.buffers), cancel.pid, &cancel.secret);
         self.dirty.push(cancel.token);
     }

@@ -13,13 +13,17 @@ use super::login::Login;
 use super::params::Params;
 use super::statement::Statement;
 use super::token::Token;
-use super::{Core, Effect, UNIT_MAX};
+use super::{Core, Effect, Peer, UNIT_MAX};
 use crate::config::{Consistency, RouteTo};
 
 /// A connection from an application. Small: there may be very many that do nothing.
 pub(super) struct Client {
     pub token: Token,
     pub phase: Phase,
+    /// It came over a Unix socket.
+    pub local: bool,
+    /// It speaks TLS; until it has logged in, whose certificate it showed.
+    pub identity: Option<Box<tls::Identity>>,
     /// Index of its pool; meaningful once logged in.
     pub pool: usize,
     /// The server connection it holds.
@@ -73,6 +77,8 @@ pub(super) struct Client {
 pub(super) enum Phase {
     /// Waits for a startup packet.
     Startup,
+    /// TLS begins; then it is back at `Startup`.
+    Securing,
     /// Proves who it is, or waits for a server to learn what to greet it with.
     Login(Box<Login>),
     /// Logged in.
@@ -196,10 +202,12 @@ pub(super) enum Step {
 }
 
 impl Client {
-    pub(super) fn new(token: Token, route: Option<RouteTo>, params: Arc<Params>, now: Instant) -> Client {
+    pub(super) fn new(token: Token, peer: Peer, params: Arc<Params>, now: Instant) -> Client {
         Client {
             token,
             phase: Phase::Startup,
+            local: peer.local,
+            identity: None,
             pool: usize::MAX,
             server: None,
             params,
@@ -217,7 +225,7 @@ impl Client {
             ending: false,
             pins: Pins::NONE,
             odd_strings: false,
-            route,
+            route: peer.route,
             consistency: None,
             since: now,
             waiting: false,
@@ -323,6 +331,8 @@ impl Core {
                 }
                 Pass::No => match client.phase {
                     Phase::Startup => self.startup(c, rest),
+                    // The driver takes it.
+                    Phase::Securing => Step::Blocked,
                     Phase::Login(_) => self.login_message(c, rest),
                     Phase::Ready => self.message(c, rest),
                     Phase::Cancelling => Step::Used(rest.len()),

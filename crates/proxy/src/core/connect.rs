@@ -2,15 +2,16 @@
 
 use std::sync::{Arc, PoisonError};
 
+use topology::Address;
 use wire::message::{self, Status};
 use wire::payload::{self, Authentication};
-use wire::scram::{Client as Scram, Credential};
+use wire::scram::{Client as Scram, Credential, MECHANISM, MECHANISM_PLUS};
 use wire::{Frame, Sqlstate};
 
 use super::client::Phase;
 use super::params::{Applied, Params};
 use super::server::{Expect, ServerPhase};
-use super::{Core, SMALL_MAX};
+use super::{Core, Effect, SMALL_MAX, Secure};
 
 /// Why a login to a server failed.
 enum Failure {
@@ -24,10 +25,55 @@ enum Failure {
 
 impl Core {
     pub(super) fn server_connected(&mut self, s: usize) {
-        let server = &mut self.servers[s];
-        if !matches!(server.phase, ServerPhase::Connecting) {
+        if !matches!(self.servers[s].phase, ServerPhase::Connecting) {
             return;
         }
+        let node = self.servers[s].node;
+        let Some(address) = self.address(node) else {
+            return self.open_failed(s, "the node is no longer known", false);
+        };
+        match self.shared.topology.secure(node, &address) {
+            None => self.begin_server_login(s),
+            Some(target) => {
+                self.servers[s].phase = ServerPhase::Asking(Box::new(target));
+                self.send(s, message::ssl_request);
+            }
+        }
+    }
+
+    /// What a server answers to SSLRequest; false if the connection is gone.
+    fn asked_for_tls(&mut self, s: usize, target: &tls::Target, answer: &[u8]) -> bool {
+        let failure = match answer {
+            b"S" => {
+                let server = &mut self.servers[s];
+                server.phase = ServerPhase::Securing;
+                let with = Secure::Connect(target.clone());
+                self.effects.push(Effect::Secure { token: server.token, with });
+                return true;
+            }
+            b"N" if target.connector.is_optional() => {
+                self.begin_server_login(s);
+                return true;
+            }
+            b"N" => "it does not offer TLS (ssl = off), and [cluster.tls] mode is not \"disable\" or \"prefer\"",
+            // Whatever comes in clear before the handshake would be taken for the server's own words.
+            [b'S', ..] => "it sent more than its answer to the request for TLS",
+            // Whoever sends it has not shown who it is: its words are not passed on.
+            _ => "it answered the request for TLS with something else",
+        };
+        self.login_failed(s, Failure::Node(failure.into()));
+        false
+    }
+
+    pub(super) fn server_secured(&mut self, s: usize, identity: tls::Identity) {
+        if matches!(self.servers[s].phase, ServerPhase::Securing) {
+            self.servers[s].identity = Some(Box::new(identity));
+            self.begin_server_login(s);
+        }
+    }
+
+    fn begin_server_login(&mut self, s: usize) {
+        let server = &mut self.servers[s];
         server.phase = ServerPhase::Login(None);
         let pool = &self.pools[server.pool];
         let (user, database) = (pool.key.user.clone(), pool.database.dbname.clone());
@@ -48,6 +94,10 @@ impl Core {
     /// Messages of a server that is not logged in; how many bytes were used, or None if the connection is gone.
     pub(super) fn login_replies(&mut self, s: usize, bytes: &[u8]) -> Option<usize> {
         let mut used = 0;
+        if let ServerPhase::Asking(target) = &self.servers[s].phase {
+            let target = target.clone();
+            return self.asked_for_tls(s, &target, bytes).then_some(bytes.len());
+        }
         while matches!(self.servers[s].phase, ServerPhase::Login(_)) {
             let rest = &bytes[used..];
             let frame = match Frame::read(rest) {
@@ -115,16 +165,34 @@ impl Core {
         match payload::authentication(data).ok_or_else(unexpected)? {
             Authentication::Ok => {}
             Authentication::Cleartext => {
+                let node = self.servers[s].node;
+                let local = matches!(self.address(node), Some(Address::Unix(_)));
+                if !local && self.servers[s].identity.is_none() {
+                    return Err(Failure::Refused(refusal(
+                        "the server asks for a password in clear text, which is sent only over TLS or a Unix socket: set [cluster.tls] mode, or use scram-sha-256 in the server's pg_hba.conf",
+                    )));
+                }
                 let password = password()?;
                 self.send(s, |out| message::password(out, &password));
             }
-            Authentication::Sasl(mechanisms) if payload::has_mechanism(mechanisms, b"SCRAM-SHA-256") => {
+            Authentication::Md5(salt) => {
+                let verifier = self.settings.user(&user).and_then(|user| user.md5.clone()).ok_or_else(|| {
+                    Failure::Refused(refusal(&format!(
+                        "the server asks for an MD5 password of user {user:?}, and the proxy has none: give the user a password, password_file or md5 verifier"
+                    )))
+                })?;
+                self.send(s, |out| message::password(out, &verifier.answer(salt)));
+            }
+            Authentication::Sasl(mechanisms) if payload::has_mechanism(mechanisms, MECHANISM.as_bytes()) => {
                 let cached = self.shared.keys.lock().unwrap_or_else(PoisonError::into_inner).get(&*user).cloned();
                 let credential = Credential::Password { password: password()?.into(), cached };
-                let client = Scram::new(credential).map_err(|e| Failure::Node(e.to_string()))?;
-                let first = client.first();
+                let mut client = Scram::new(credential).map_err(|e| Failure::Node(e.to_string()))?;
+                if let Some(end_point) = self.servers[s].identity.as_ref().and_then(|of| of.end_point.clone()) {
+                    client = client.bound(end_point, payload::has_mechanism(mechanisms, MECHANISM_PLUS.as_bytes()));
+                }
+                let (mechanism, first) = (client.mechanism(), client.first());
                 self.servers[s].phase = ServerPhase::Login(Some(Box::new(client)));
-                self.send(s, |out| message::sasl_initial(out, "SCRAM-SHA-256", &first));
+                self.send(s, |out| message::sasl_initial(out, mechanism, &first));
             }
             Authentication::SaslContinue(challenge) => {
                 let ServerPhase::Login(Some(client)) = &mut self.servers[s].phase else { return Err(unexpected()) };
@@ -139,9 +207,9 @@ impl Core {
                     known.insert(user.to_string(), keys.clone());
                 }
             }
-            Authentication::Sasl(_) | Authentication::Md5(_) | Authentication::Other(_) => {
+            Authentication::Sasl(_) | Authentication::Other(_) => {
                 return Err(Failure::Refused(refusal(
-                    "the server asks for an authentication method that the proxy does not speak: expected trust, password or scram-sha-256",
+                    "the server asks for an authentication method that the proxy does not speak: expected trust, password, md5 or scram-sha-256",
                 )));
             }
         }

@@ -1,18 +1,23 @@
 //! From accept to a client's first `ReadyForQuery`.
+//!
+//! ```text
+//!  Startup ──SSLRequest: S──▶ Securing ──handshake──▶ Startup ──login packet──▶ Login ──▶ Ready
+//!     └──first byte 0x16───────▲                         └──cancel request──▶ Cancelling
+//! ```
 
 use std::sync::atomic::Ordering;
 
 use wire::startup::{self, End, Startup, V3_0, V3_2};
-use wire::{Severity, Sqlstate, message, payload, scram};
+use wire::{Severity, Sqlstate, md5, message, payload, scram};
 
 use super::client::{Mark, Phase, Step};
 use super::params::Params;
 use super::pool::{PoolKey, Want};
-use super::{Core, Effect, Mail, SMALL_MAX};
+use super::{Core, Effect, Mail, SMALL_MAX, Secure};
 use crate::config::{AuthMethod, RouteTo};
 
-/// The only mechanism offered.
-const MECHANISM: &str = "SCRAM-SHA-256";
+/// First byte of TLS: the record type of a handshake. A startup packet that begins with it would be longer than any is.
+const TLS_HANDSHAKE: u8 = 0x16;
 
 /// Pairs of database and user that one worker has served; they are not forgotten.
 const MOST_POOLS: usize = 1000;
@@ -32,6 +37,8 @@ pub(super) enum Exchange {
     First(Box<scram::Server>),
     /// `SASLResponse` is awaited.
     Last(Box<scram::Server>),
+    /// `PasswordMessage` with the MD5 hash for this salt is awaited; without a verifier nothing fits.
+    Md5(Option<Box<md5::Verifier>>, [u8; 4]),
     /// Done; a server connection is awaited, to learn what to greet the client with.
     Proved,
 }
@@ -39,9 +46,29 @@ pub(super) enum Exchange {
 impl Core {
     /// A packet before the first message.
     pub(super) fn startup(&mut self, c: usize, bytes: &[u8]) -> Step {
+        let client = &self.clients[c];
+        if bytes.first() == Some(&TLS_HANDSHAKE) && client.identity.is_none() && client.again.attempts == 0 {
+            return self.begin_tls(c, true);
+        }
         match startup::read(bytes) {
             Ok(None) => Step::More,
             Ok(Some((packet, used))) => match packet {
+                Startup::Ssl | Startup::Gss if self.clients[c].identity.is_some() => {
+                    self.violation(c, "unsupported frontend protocol: the connection is encrypted already");
+                    Step::Gone
+                }
+                Startup::Ssl if self.offers_tls(c) => {
+                    if bytes.len() > used {
+                        // Sent in clear, to be taken for a part of what is encrypted.
+                        self.violation(c, "received unencrypted data after SSL request");
+                        return Step::Gone;
+                    }
+                    self.tell(c, |out| out.push(b'S'));
+                    match self.begin_tls(c, false) {
+                        Step::Again => Step::Used(used),
+                        step => step,
+                    }
+                }
                 Startup::Ssl | Startup::Gss => {
                     // Each may be asked for once.
                     let client = &mut self.clients[c];
@@ -68,6 +95,42 @@ impl Core {
                 self.violation(c, &error.to_string());
                 Step::Gone
             }
+        }
+    }
+
+    /// Whether this client may begin TLS.
+    fn offers_tls(&self, c: usize) -> bool {
+        self.settings.tls.is_some() && !self.clients[c].local
+    }
+
+    /// Has the driver begin TLS with what comes next.
+    fn begin_tls(&mut self, c: usize, direct: bool) -> Step {
+        let acceptor = self.settings.tls.clone().filter(|_| self.offers_tls(c));
+        let Some(acceptor) = acceptor else {
+            // Nobody there could read an error of PostgreSQL's, but whoever looks at the wire can.
+            self.metrics.clients_refused.add(1);
+            self.violation(c, "the client began with TLS, which this address does not offer");
+            return Step::Gone;
+        };
+        let client = &mut self.clients[c];
+        client.phase = Phase::Securing;
+        self.effects.push(Effect::Secure { token: client.token, with: Secure::Accept { acceptor, direct } });
+        Step::Again
+    }
+
+    /// Why a client that comes as it does is turned away before it is asked who it is; None: it is not.
+    fn tls_refusal(&self, c: usize, user: &str) -> Option<String> {
+        let (client, tls) = (&self.clients[c], self.settings.tls.as_ref()?);
+        match &client.identity {
+            None if tls.mode == tls::ListenMode::Require && !client.local => {
+                Some("this address takes connections with TLS only: connect with sslmode=require or stronger".into())
+            }
+            Some(identity)
+                if tls.client_cert == tls::ClientCert::VerifyFull && identity.common_name.as_deref() != Some(user) =>
+            {
+                Some(certificate_refusal(identity, user))
+            }
+            _ => None,
         }
     }
 
@@ -125,20 +188,48 @@ impl Core {
             let text = format!("too many clients already: max_clients is {}", self.settings.max_clients);
             return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
         }
-        let exchange = match self.settings.auth {
+        if let Some(text) = self.tls_refusal(c, &user) {
+            return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
+        }
+        let known = self.settings.user(&user);
+        let method = known.map_or(self.settings.auth, |user| user.auth);
+        let exchange = match method {
             AuthMethod::Trust if self.settings.any_user() || self.settings.user(&user).is_some() => Exchange::Proved,
             AuthMethod::Trust => {
                 let text = format!("role {user:?} is not among the proxy's users");
                 return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
             }
-            AuthMethod::ScramSha256 => {
-                let verifier = self.settings.user(&user).and_then(|user| user.verifier.clone());
-                self.tell(c, |out| message::authentication_sasl(out, MECHANISM));
-                Exchange::First(Box::new(match verifier {
+            AuthMethod::Cert => {
+                let identity = self.clients[c].identity.as_deref();
+                let is_user = |identity: &&tls::Identity| {
+                    identity.certificate && identity.common_name.as_deref() == Some(user.as_str())
+                };
+                if known.is_none() || identity.filter(is_user).is_none() {
+                    let text = certificate_refusal(identity.unwrap_or(&tls::Identity::default()), &user);
+                    return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
+                }
+                Exchange::Proved
+            }
+            // As PostgreSQL does, a user whose verifier is one of SCRAM is asked for SCRAM.
+            AuthMethod::Md5 if known.is_none_or(|user| user.md5.is_some() || user.verifier.is_none()) => {
+                let verifier = known.and_then(|user| user.md5.clone()).map(Box::new);
+                let salt = match md5::salt() {
+                    Ok(salt) => salt,
+                    Err(error) => return self.fail_login(c, Sqlstate::INTERNAL_ERROR, &error.to_string()),
+                };
+                self.tell(c, |out| message::authentication_md5(out, salt));
+                Exchange::Md5(verifier, salt)
+            }
+            AuthMethod::ScramSha256 | AuthMethod::Md5 => {
+                let server = match known.and_then(|user| user.verifier.clone()) {
                     Some(verifier) => scram::Server::new(verifier),
                     // An unknown user's exchange looks the same, and fails at its end.
                     None => scram::Server::mock(&user, &self.shared.secret),
-                }))
+                };
+                let end_point = self.clients[c].identity.as_ref().and_then(|identity| identity.end_point.clone());
+                let server = server.offer_binding(end_point);
+                self.tell(c, |out| message::authentication_sasl(out, server.mechanisms()));
+                Exchange::First(Box::new(server))
             }
         };
         let proved = matches!(exchange, Exchange::Proved);
@@ -172,11 +263,24 @@ impl Core {
         let Some(data) = bytes.get(wire::HEADER..frame.total()) else { return Step::More };
         let (answer, next) = match std::mem::replace(&mut login.exchange, Exchange::Proved) {
             Exchange::First(mut server) => match payload::sasl_initial(data) {
-                Some((mechanism, first)) if mechanism == MECHANISM.as_bytes() => {
-                    (server.first(first), Some(Exchange::Last(server)))
+                Some((mechanism, first)) => {
+                    let answer = server.choose(mechanism).and_then(|()| server.first(first));
+                    (answer, Some(Exchange::Last(server)))
                 }
-                _ => (Err(scram::Error::Malformed("SASLInitialResponse")), None),
+                None => (Err(scram::Error::Malformed("SASLInitialResponse")), None),
             },
+            Exchange::Md5(verifier, salt) => {
+                let right = match (payload::cstr(data), &verifier) {
+                    (Some((answer, [])), Some(verifier)) => verifier.accepts(salt, answer),
+                    _ => false,
+                };
+                if right {
+                    let token = self.clients[c].token;
+                    self.proved(c);
+                    return if self.is_client(token) { Step::Used(frame.total()) } else { Step::Gone };
+                }
+                (Err(scram::Error::WrongPassword), None)
+            }
             Exchange::Last(mut server) => (server.last(data), None),
             Exchange::Proved => return Step::Blocked,
         };
@@ -208,6 +312,10 @@ impl Core {
 
     /// The client is who it says.
     fn proved(&mut self, c: usize) {
+        if let Some(identity) = &mut self.clients[c].identity {
+            // That it speaks TLS is remembered, its name no longer needed.
+            **identity = tls::Identity::default();
+        }
         let Phase::Login(login) = &mut self.clients[c].phase else { return };
         let key = login.key.clone();
         let params = std::mem::replace(&mut login.params, Params(Vec::new()));
@@ -294,6 +402,16 @@ impl Core {
             self.metrics.cancels_unknown.add(1);
             self.close_client(c);
         }
+    }
+}
+
+/// Why a certificate, or none, is not good for a user.
+fn certificate_refusal(identity: &tls::Identity, user: &str) -> String {
+    match &identity.common_name {
+        _ if !identity.certificate => format!("user {user:?} must show a certificate (over TLS), and showed none"),
+        Some(name) if name == user => format!("role {user:?} is not among the proxy's users"),
+        Some(name) => format!("the certificate is {name:?}'s (CN), not user {user:?}'s"),
+        None => format!("the certificate has no single common name (CN), expected user {user:?}'s name"),
     }
 }
 

@@ -3,12 +3,13 @@
 //! ```text
 //!  received(token, bytes) ─▶ client: login ─▶ assemble a unit ─▶ route ─▶ pool ─▶ forward ─┐
 //!                         └▶ server: login ─▶ follow the replies ─────────▶ forward ◀──────┘
-//!  effects: connect, close, pause, resume, move, post        output(token): bytes to write
+//!  effects: connect, secure, close, pause, resume, move, post        output(token): bytes to write
 //! ```
 //!
 //! A [`Core`] is given bytes, the time and mail from other workers; it appends to the outputs of its connections and
 //! to a list of [`Effect`]s. It never touches a socket or a clock, so the same code runs under the event loop, in unit
-//! tests and under a fuzzer.
+//! tests and under a fuzzer. TLS is below it: the core decides when a connection begins with it ([`Effect::Secure`]) and
+//! what its peer's certificate is good for; what it is given and what it gives is plaintext.
 //!
 //! - `login`: from accept to the first `ReadyForQuery` of a client.
 //! - `unit`: a client without a server: what its next statements are, and where they go.
@@ -95,10 +96,12 @@ pub struct Shared {
 }
 
 /// What a client connection came with.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Peer {
     /// The listener's fixed destination.
     pub route: Option<RouteTo>,
+    /// It came over a Unix socket: there is no TLS, and none is asked for.
+    pub local: bool,
 }
 
 /// What one worker sends another.
@@ -140,6 +143,14 @@ pub enum Effect {
         /// Where to.
         address: Address,
     },
+    /// From here on the connection speaks TLS. What the core still has to write to it goes before that, in clear;
+    /// what it was given and has not used ([`Core::early`]) is TLS already. Then [`Core::secured`] or [`Core::insecure`].
+    Secure {
+        /// Which.
+        token: Token,
+        /// How.
+        with: Secure,
+    },
     /// Write `last` as far as that goes at once, and close. The token is no longer known to the core.
     Close {
         /// Which.
@@ -167,6 +178,20 @@ pub enum Effect {
         /// What.
         mail: Mail,
     },
+}
+
+/// How a connection begins with TLS.
+#[derive(Debug)]
+pub enum Secure {
+    /// As the server.
+    Accept {
+        /// With the certificates of the day.
+        acceptor: Arc<tls::Acceptor>,
+        /// The client began with it, without SSLRequest.
+        direct: bool,
+    },
+    /// As the client.
+    Connect(tls::Target),
 }
 
 /// One worker's state.
@@ -250,7 +275,7 @@ impl Core {
     pub fn accept(&mut self, peer: Peer) -> Token {
         let index = self.clients.vacant_key();
         let token = self.token(Kind::Client, index);
-        self.clients.insert(Client::new(token, peer.route, self.no_params.clone(), self.now));
+        self.clients.insert(Client::new(token, peer, self.no_params.clone(), self.now));
         self.shared.clients.fetch_add(1, Ordering::Relaxed);
         self.metrics.clients.add(1);
         self.metrics.clients_accepted.add(1);
@@ -269,9 +294,46 @@ impl Core {
                 self.metrics.bytes_from_servers.add(bytes.len() as u64);
                 self.server_received(token.index(), bytes);
             }
+            Kind::Cancel if self.is_cancel(token) => self.cancel_received(token.index(), bytes),
             _ => {}
         }
         self.run();
+    }
+
+    /// Bytes that the core was given and has not used: to be asked for once, when [`Effect::Secure`] is carried out.
+    pub fn early(&mut self, token: Token) -> Vec<u8> {
+        match token.kind() {
+            Kind::Client if self.is_client(token) => std::mem::take(&mut self.clients[token.index()].input),
+            Kind::Server if self.is_server(token) => std::mem::take(&mut self.servers[token.index()].input),
+            _ => Vec::new(),
+        }
+    }
+
+    /// A connection's handshake is done.
+    pub fn secured(&mut self, token: Token, identity: tls::Identity) {
+        match token.kind() {
+            Kind::Client if self.is_client(token) => {
+                let client = &mut self.clients[token.index()];
+                if matches!(client.phase, Phase::Securing) {
+                    client.phase = Phase::Startup;
+                    client.identity = Some(Box::new(identity));
+                    self.metrics.clients_secured.add(1);
+                }
+            }
+            Kind::Server if self.is_server(token) => self.server_secured(token.index(), identity),
+            Kind::Cancel if self.is_cancel(token) => self.cancel_ready(token.index()),
+            _ => {}
+        }
+        self.run();
+    }
+
+    /// A connection's TLS can't go on: as [`closed`](Core::closed).
+    pub fn insecure(&mut self, token: Token, why: &str) {
+        self.metrics.tls_failures.add(1);
+        if token.kind() == Kind::Client {
+            tracing::info!(why, "a client's TLS failed");
+        }
+        self.closed(token, why);
     }
 
     /// A connection that the core asked for is there.

@@ -68,6 +68,8 @@ pub(crate) struct Server {
     pub(super) own_done: bool,
     /// What it said before it closed.
     pub(super) fatal: Option<String>,
+    /// It speaks TLS; its certificate, for channel binding.
+    pub(super) identity: Option<Box<tls::Identity>>,
     /// Process id and secret, for cancel requests.
     pub(super) key: (u32, Vec<u8>),
     /// Cancel requests on their way.
@@ -89,6 +91,10 @@ pub(crate) struct Server {
 /// How far a connection has come.
 pub(super) enum ServerPhase {
     Connecting,
+    /// Was asked for TLS.
+    Asking(Box<tls::Target>),
+    /// TLS begins.
+    Securing,
     /// Proves who the proxy is.
     Login(Option<Box<scram::Client>>),
     Ready,
@@ -196,6 +202,7 @@ impl Server {
             setup_error: None,
             own_done: false,
             fatal: None,
+            identity: None,
             key: (0, Vec::new()),
             cancels: 0,
             held_for_cancel: false,

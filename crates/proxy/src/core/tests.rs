@@ -4,6 +4,7 @@
 
 mod backend;
 mod script;
+mod secure;
 mod world;
 
 use script::{Random, Style};

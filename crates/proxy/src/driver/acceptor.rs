@@ -35,7 +35,7 @@ pub(crate) struct Listener {
 impl Listener {
     /// Listens where the configuration says.
     pub(crate) fn bind(listen: &Listen) -> io::Result<Listener> {
-        let peer = Peer { route: listen.route };
+        let peer = Peer { route: listen.route, local: listen.address.starts_with('/') };
         if listen.address.starts_with('/') {
             let path = PathBuf::from(&listen.address);
             // A file that nobody listens on is left over from a process that was killed.

@@ -6,13 +6,14 @@ use std::sync::{Mutex, PoisonError};
 
 use super::sys::Wake;
 use crate::core::{Mail, Moved, Peer};
+use tls::Link;
 
 /// A letter to a worker.
 pub(crate) enum Letter {
     /// A client connection.
     Client(OwnedFd, Peer),
-    /// An idle server connection.
-    Server(OwnedFd, Box<Moved>),
+    /// An idle server connection, with its TLS if it has that.
+    Server(OwnedFd, Option<Box<Link>>, Box<Moved>),
     /// For the core.
     Core(Mail),
     /// End, whatever is still open.

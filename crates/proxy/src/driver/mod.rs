@@ -6,5 +6,6 @@
 
 pub(crate) mod acceptor;
 pub(crate) mod mailbox;
+mod secured;
 pub(crate) mod sys;
 pub(crate) mod worker;

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tls::Link;
 use topology::Address;
 
 use super::mailbox::{Letter, Mailbox};
@@ -13,7 +14,7 @@ use crate::core::token::{Kind, Token};
 use crate::core::{Core, Effect};
 
 /// The one buffer that all connections of a worker are read into, in bytes.
-const BUFFER: usize = 64 << 10;
+pub(super) const BUFFER: usize = 64 << 10;
 /// Events taken a turn.
 const EVENTS: usize = 256;
 /// Longest time between two looks at the clock's business.
@@ -23,30 +24,34 @@ const MAILBOX: u64 = 0;
 
 /// A worker's sockets and the core that they serve.
 pub(crate) struct Worker {
-    core: Core,
+    pub(super) core: Core,
     epoll: Epoll,
     mailboxes: Arc<Vec<Mailbox>>,
     id: usize,
     /// By kind and slot, as the core numbers them.
-    sockets: [Vec<Option<Socket>>; 3],
+    pub(super) sockets: [Vec<Option<Socket>>; 3],
     /// Sockets to be read again without waiting for an event.
-    again: Vec<Token>,
+    pub(super) again: Vec<Token>,
     effects: Vec<Effect>,
     letters: Vec<Letter>,
-    buffer: Box<[u8]>,
+    pub(super) buffer: Box<[u8]>,
+    /// The buffer that links write into: with one of them only while its socket is full.
+    pub(super) sealed: Vec<u8>,
     stopping: bool,
 }
 
-struct Socket {
-    fd: OwnedFd,
+pub(super) struct Socket {
+    pub(super) fd: OwnedFd,
     token: Token,
+    /// Its TLS, if it speaks that.
+    pub(super) link: Option<Box<Link>>,
     connecting: bool,
     /// The core does not want to read it.
     paused: bool,
     /// Its end, or an error, was announced; that happens only once.
-    ended: bool,
+    pub(super) ended: bool,
     /// It is in `again`.
-    queued: bool,
+    pub(super) queued: bool,
 }
 
 impl Worker {
@@ -63,6 +68,7 @@ impl Worker {
             effects: Vec::new(),
             letters: Vec::new(),
             buffer: vec![0; BUFFER].into(),
+            sealed: Vec::new(),
             stopping: false,
         })
     }
@@ -135,6 +141,9 @@ impl Worker {
         if socket.paused {
             return;
         }
+        if socket.link.is_some() {
+            return self.read_link(token);
+        }
         match sys::receive(socket.fd.as_fd(), &mut self.buffer) {
             Ok(0) => self.core.closed(token, "the peer closed the connection"),
             Ok(n) => {
@@ -161,6 +170,9 @@ impl Worker {
             let Some(socket) = slot(&mut self.sockets, token) else { return };
             if socket.connecting {
                 return;
+            }
+            if socket.link.is_some() {
+                return self.flush_link(token);
             }
             let Some(output) = self.core.output(token) else { return };
             let bytes = output.writable();
@@ -222,9 +234,10 @@ impl Worker {
                     self.core.closed(token, &error.to_string());
                 }
             }
+            Effect::Secure { token, with } => self.secure(token, &with),
             Effect::Close { token, last } => {
                 if let Some(socket) = self.unregister(token) {
-                    self.say_goodbye(&socket, &last);
+                    self.say_goodbye(socket, &last);
                 }
             }
             Effect::Pause(token) => {
@@ -248,7 +261,7 @@ impl Worker {
                     if let Err(error) = self.epoll.remove(socket.fd.as_fd()) {
                         tracing::error!(%error, "cannot take a socket out of the event loop");
                     }
-                    self.mailboxes[to].post(Letter::Server(socket.fd, server));
+                    self.mailboxes[to].post(Letter::Server(socket.fd, socket.link, server));
                 }
             }
             Effect::Post { to, mail } => self.mailboxes[to].post(Letter::Core(mail)),
@@ -256,12 +269,23 @@ impl Worker {
     }
 
     /// Writes what is left, and lets the peer read it: closing a socket with unread input would make the kernel drop it.
-    fn say_goodbye(&mut self, socket: &Socket, last: &[u8]) {
+    fn say_goodbye(&mut self, mut socket: Socket, last: &[u8]) {
         if socket.connecting {
             return;
         }
-        if !last.is_empty() {
-            let _ = sys::send(socket.fd.as_fd(), last);
+        match &mut socket.link {
+            Some(link) => {
+                // Before the handshake is done there is no way to say anything.
+                if link.is_open() && !last.is_empty() {
+                    let _ = link.encrypt(last, &mut self.sealed);
+                }
+                link.close();
+                let _ = sys::send(socket.fd.as_fd(), link.pending());
+            }
+            None if !last.is_empty() => {
+                let _ = sys::send(socket.fd.as_fd(), last);
+            }
+            None => {}
         }
         sys::finish(socket.fd.as_fd());
         for _ in 0..16 {
@@ -284,10 +308,15 @@ impl Worker {
                         self.core.closed(token, &error.to_string());
                     }
                 }
-                Letter::Server(fd, moved) => {
+                Letter::Server(fd, link, moved) => {
                     let token = self.core.adopt(*moved);
                     match self.register(fd, token, false) {
-                        Ok(()) => self.core.adopted(token),
+                        Ok(()) => {
+                            if let Some(socket) = self.socket(token) {
+                                socket.link = link;
+                            }
+                            self.core.adopted(token);
+                        }
                         Err(error) => self.core.closed(token, &error.to_string()),
                     }
                 }
@@ -305,7 +334,8 @@ impl Worker {
         if sockets.len() <= token.index() {
             sockets.resize_with(token.index() + 1, || None);
         }
-        sockets[token.index()] = Some(Socket { fd, token, connecting, paused: false, ended: false, queued: false });
+        sockets[token.index()] =
+            Some(Socket { fd, token, link: None, connecting, paused: false, ended: false, queued: false });
         Ok(())
     }
 
@@ -319,7 +349,7 @@ impl Worker {
     }
 }
 
-fn slot(sockets: &mut [Vec<Option<Socket>>; 3], token: Token) -> Option<&mut Socket> {
+pub(super) fn slot(sockets: &mut [Vec<Option<Socket>>; 3], token: Token) -> Option<&mut Socket> {
     let socket = sockets[table(token)].get_mut(token.index())?.as_mut()?;
     (socket.token == token).then_some(socket)
 }

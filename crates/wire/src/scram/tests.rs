@@ -133,7 +133,7 @@ fn wrong_password_and_unknown_user_look_alike() {
 
 #[test]
 fn mock_refuses_even_a_proof_that_fits() {
-    let mut server = Server { verifier: cheap("secret"), mock: true, state: ServerState::Start };
+    let mut server = Server { mock: true, ..Server::new(cheap("secret")) };
     assert_eq!(log_in(&mut server, &mut client("secret")), Err(Error::WrongPassword));
 }
 
@@ -403,5 +403,55 @@ proptest! {
             client.verify(&signature)
         })();
         prop_assert_eq!(outcome.is_err(), changed);
+    }
+}
+
+// === Channel binding ===
+
+/// One exchange: what the client was told of the offer, whose certificate each side sees.
+fn bound_exchange(offered: Option<&[u8]>, seen: Option<(&[u8], bool)>, password: &str) -> Result<(), Error> {
+    let mut server = Server::new(cheap("secret")).offer_binding(offered.map(<[u8]>::to_vec));
+    let mut client = Client::new(Credential::password(password))?;
+    if let Some((end_point, told)) = seen {
+        client = client.bound(end_point.to_vec(), told);
+    }
+    server.choose(client.mechanism().as_bytes())?;
+    let challenge = server.first(&client.first())?;
+    let proof = client.final_(&challenge)?;
+    client.verify(&server.last(&proof)?)
+}
+
+#[test]
+fn channel_binding() {
+    let (ours, other) = (&b"hash of our certificate"[..], &b"hash of another"[..]);
+    assert_eq!(bound_exchange(Some(ours), Some((ours, true)), "secret"), Ok(()));
+    assert_eq!(bound_exchange(Some(ours), Some((ours, true)), "wrong"), Err(Error::WrongPassword));
+    assert_eq!(bound_exchange(Some(ours), None, "secret"), Ok(()), "a client that cannot bind need not");
+    assert_eq!(bound_exchange(None, Some((ours, false)), "secret"), Ok(()), "could bind, and there is no offer");
+    // Somebody between the two has another certificate, or hides the offer.
+    assert!(matches!(bound_exchange(Some(ours), Some((other, true)), "secret"), Err(Error::Malformed(_))));
+    assert!(matches!(bound_exchange(Some(ours), Some((ours, false)), "secret"), Err(Error::Malformed(_))));
+    // Chosen without an offer.
+    assert!(matches!(bound_exchange(None, Some((ours, true)), "secret"), Err(Error::Unsupported(_))));
+}
+
+#[test]
+fn the_mechanism_and_the_flag_agree() {
+    let server = |mechanism: &str| {
+        let mut server = Server::new(cheap("secret")).offer_binding(Some(b"hash".to_vec()));
+        server.choose(mechanism.as_bytes()).unwrap();
+        server
+    };
+    for (mechanism, first, good) in [
+        (MECHANISM_PLUS, "p=tls-server-end-point,,n=,r=abc", true),
+        (MECHANISM_PLUS, "p=tls-unique,,n=,r=abc", false),
+        (MECHANISM_PLUS, "p=tls-server-end-point,a=x,n=,r=abc", false),
+        (MECHANISM_PLUS, "n,,n=,r=abc", false),
+        (MECHANISM_PLUS, "y,,n=,r=abc", false),
+        (MECHANISM, "n,,n=,r=abc", true),
+        (MECHANISM, "p=tls-server-end-point,,n=,r=abc", false),
+        (MECHANISM, "y,,n=,r=abc", false),
+    ] {
+        assert_eq!(server(mechanism).first(first.as_bytes()).is_ok(), good, "{mechanism} {first}");
     }
 }

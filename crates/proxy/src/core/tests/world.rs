@@ -230,7 +230,7 @@ impl World {
 
     fn arrive(&mut self, id: u64) {
         let core = self.random.below(self.cores.len());
-        let token = self.cores[core].accept(Peer { route: None });
+        let token = self.cores[core].accept(Peer::default());
         // One of two has a start-up parameter of its own, and then stays away from the server's defaults.
         let own = self.plan.style.session && self.random.one_in(2);
         let path = format!("home{id}");
@@ -337,6 +337,7 @@ impl World {
                 self.mail.push_back((to, Letter::Server(server, Box::new(link))));
             }
             Effect::Post { to, mail } => self.mail.push_back((to, Letter::Mail(mail))),
+            Effect::Secure { .. } => unreachable!("nobody here has TLS"),
         }
     }
 
@@ -625,7 +626,7 @@ impl World {
                 let Some((pid, secret)) = person.key.clone() else { return true };
                 person.cancelling = true;
                 let core = self.random.below(self.cores.len());
-                let requester = self.cores[core].accept(Peer { route: None });
+                let requester = self.cores[core].accept(Peer::default());
                 self.requesters.insert((core, requester.raw()), i);
                 let mut bytes = Vec::new();
                 wire::message::cancel(&mut bytes, pid, &secret);
