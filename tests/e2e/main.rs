@@ -23,3 +23,4 @@ mod protocol;
 mod psql;
 mod routing;
 mod sql;
+mod tls;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::certs::Pair;
 use crate::node::Node;
 use crate::run::new_dir;
 use crate::wait::{SOON, wait_until};
@@ -20,6 +21,7 @@ pub struct ClusterBuilder {
     replicas: usize,
     settings: Vec<(String, String)>,
     durable: bool,
+    hba: Option<String>,
 }
 
 impl ClusterBuilder {
@@ -35,6 +37,21 @@ impl ClusterBuilder {
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.into(), value.into()));
         self
+    }
+
+    /// Every node's `pg_hba.conf`, instead of the harness's own: the harness connects as `postgres` without TLS, and so does
+    /// replication.
+    #[must_use]
+    pub fn hba(mut self, text: &str) -> Self {
+        self.hba = Some(text.into());
+        self
+    }
+
+    /// Every node offers TLS with this certificate.
+    #[must_use]
+    pub fn tls(self, pair: &Pair) -> Self {
+        let path = |path: &Path| path.to_str().expect("a path of UTF-8").to_owned();
+        self.setting("ssl", "on").setting("ssl_cert_file", &path(&pair.cert)).setting("ssl_key_file", &path(&pair.key))
     }
 
     /// Every node writes each statement to its log before it runs it; see [`Node::saw`].
@@ -59,7 +76,7 @@ impl ClusterBuilder {
         let mut settings = vec![("fsync".to_owned(), if self.durable { "on" } else { "off" }.to_owned())];
         settings.extend(self.settings);
         let names = (0..=self.replicas).map(|n| format!("n{n}"));
-        let nodes: Vec<Node> = names.map(|name| Node::create(&name, &dir, &settings)).collect();
+        let nodes: Vec<Node> = names.map(|name| Node::create(&name, &dir, &settings, self.hba.as_deref())).collect();
         for replica in &nodes[1..] {
             replica.set_follow(nodes[0].port());
         }

@@ -12,6 +12,8 @@
 //! Environment: `KINGPOST_BIN` (binary under test), `PG_BIN` (directory of PostgreSQL's programs),
 //! `KINGPOST_TESTS_DIRECT=1` or `KINGPOST_TESTS_PGBOUNCER=1` (run the tests against a stand-in, see [`Subject`]).
 
+/// Certificates, and TLS for tests' clients.
+pub mod certs;
 mod cluster;
 mod cut;
 mod endpoint;

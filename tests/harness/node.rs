@@ -59,8 +59,8 @@ struct Dynamic {
 }
 
 impl Node {
-    /// Makes the data directory `logs/name` with `settings` after the harness's own; does not start it.
-    pub(crate) fn create(name: &str, logs: &Path, settings: &[(String, String)]) -> Node {
+    /// Makes the data directory `logs/name` with `settings` after the harness's own, and `hba` instead of it; does not start it.
+    pub(crate) fn create(name: &str, logs: &Path, settings: &[(String, String)], hba: Option<&str>) -> Node {
         let dir = logs.join(name);
         run(Command::new("cp").args(["-a", "--reflink=auto"]).arg(template()).arg(&dir));
         let port = Port::reserve();
@@ -70,6 +70,9 @@ impl Node {
         }
         text.push_str("include_if_exists = 'dynamic.conf'\n");
         std::fs::write(dir.join("postgresql.conf"), text).expect("write postgresql.conf");
+        if let Some(hba) = hba {
+            std::fs::write(dir.join("pg_hba.conf"), hba).expect("write pg_hba.conf");
+        }
         Node {
             name: name.into(),
             dir,
