@@ -116,6 +116,32 @@ fn golden_messages() {
                 "k.toml:24:12: proxy.users[6].password: found an empty string, expected a password",
             ],
         ),
+        // TLS, and who proves what. Files are looked at as the parts look at them.
+        (
+            "[proxy.tls]\nmode = \"require\"\ncert_file = \"/no/such.crt\"\nkey_file = \"/no/such.key\"\n\
+             [cluster.tls]\nmode = \"verify-full\"\n\
+             [[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n\
+             [[proxy.users]]\nname = \"a\"\nauth = \"cert\"\n\
+             [[proxy.users]]\nname = \"b\"\nverifier = \"md50123456789abcdef0123456789abcdef\"\n\
+             [[proxy.users]]\nname = \"c\"\nauth = \"md5\"\nverifier = \"md50123456789abcdef0123456789abcdef\"\n\
+             [[proxy.users]]\nname = \"d\"\nauth = \"md5\"\n",
+            &[
+                "k.toml:3:13: proxy.tls.cert_file: cannot read cert_file /no/such.crt: No such file or directory (os error 2)",
+                "k.toml:5:1: cluster.tls.ca_file: ca_file is missing: servers' certificates are verified with it (the system's CAs are in /etc/ssl/certs/ca-certificates.crt)",
+                "k.toml:12:8: proxy.users[0].auth: found \"cert\", and no client is asked for a certificate; expected [proxy.tls] with a mode other than \"disable\", a ca_file, and a client_cert other than \"none\"",
+                "k.toml:15:12: proxy.users[1].verifier: found one of MD5, which nobody can log in with by auth \"scram-sha-256\"; expected auth = \"md5\", or a verifier SCRAM-SHA-256$…",
+                "k.toml:20:1: proxy.users[3]: found no password, expected one of password, password_file, verifier, for auth is \"md5\"",
+            ],
+        ),
+        (
+            "[proxy.tls]\nkey_file = \"/k\"\nca_file = \"/c\"\n[cluster.tls]\nca_file = \"/c\"\n[proxy]\nauth = \"trust\"\n\
+             [[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n",
+            &[
+                "k.toml:1:1: warning: proxy.tls.mode: is \"disable\": cert_file and key_file are not used",
+                "k.toml:1:1: warning: proxy.tls.client_cert: is \"none\": ca_file is not used",
+                "k.toml:4:1: warning: cluster.tls.mode: is \"disable\": ca_file and cert_file are not used",
+            ],
+        ),
         (
             "[[proxy.users]]\nname = \"a\"\npassword = 12345\n",
             &["k.toml:3:12: proxy.users[0].password: found an integer, expected a string"],
@@ -136,7 +162,7 @@ fn golden_messages() {
                 assert_eq!(found, expected, "{text}");
             }
         }
-        for secret in ["s3cret", "12345"] {
+        for secret in ["s3cret", "12345", "0123456789abcdef"] {
             assert!(!found.concat().contains(secret), "{found:#?}");
         }
     }

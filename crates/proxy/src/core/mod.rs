@@ -303,7 +303,13 @@ impl Core {
     /// Bytes that the core was given and has not used: to be asked for once, when [`Effect::Secure`] is carried out.
     pub fn early(&mut self, token: Token) -> Vec<u8> {
         match token.kind() {
-            Kind::Client if self.is_client(token) => std::mem::take(&mut self.clients[token.index()].input),
+            Kind::Client if self.is_client(token) => {
+                let client = &mut self.clients[token.index()];
+                if std::mem::take(&mut client.paused) {
+                    self.effects.push(Effect::Resume(token));
+                }
+                std::mem::take(&mut client.input)
+            }
             Kind::Server if self.is_server(token) => std::mem::take(&mut self.servers[token.index()].input),
             _ => Vec::new(),
         }
