@@ -83,7 +83,7 @@ impl World {
                             list.retain(|known| *known != token);
                         }
                     }
-                    Effect::Pause(_) | Effect::Resume(_) | Effect::Post { .. } => {}
+                    Effect::Pause(_) | Effect::Resume(_) | Effect::Post { .. } | Effect::Ask { .. } => {}
                     Effect::Move { .. } => unreachable!("there is one worker"),
                     Effect::Secure { .. } => unreachable!("there is no TLS"),
                 }

@@ -9,6 +9,7 @@ mod cancel;
 mod clients;
 mod common;
 mod consistency;
+mod console;
 mod copy;
 mod failover;
 mod faults;

@@ -10,6 +10,7 @@ use crate::admin::Source;
 use crate::config::Config;
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
+use proxy::console::Process;
 use proxy::metrics::{BUCKETS, Snapshot};
 use proxy::{Proxy, StartError};
 
@@ -110,6 +111,13 @@ impl Running {
             proxy.reload(&config.proxy).map_err(|error| refused(&error))?;
         }
         self.topology.reload(config.cluster.clone()).map_err(|error| refused(&error))
+    }
+
+    /// Lets operators reload and stop from the console.
+    pub(crate) fn serve_operators(&self, process: Box<dyn Process>) {
+        if let Some(proxy) = self.proxy.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            proxy.serve_operators(process);
+        }
     }
 
     /// Totals.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::admin::Admin;
 use crate::cli::{CheckArgs, ProxyArgs};
@@ -12,6 +13,7 @@ use crate::config::{self, Config, LogFlags, Problem};
 use crate::error::Failure;
 use crate::run::Running;
 use crate::{logging, out};
+use proxy::console::Process;
 
 /// Exit code after a second signal, as a shell reports a death by SIGINT.
 const INTERRUPTED: i32 = 130;
@@ -66,6 +68,8 @@ async fn serve(path: &Path, mut config: Config, grace: Duration) -> Result<(), F
             }
         },
     };
+    let (operators, mut orders) = Operators::new();
+    running.serve_operators(Box::new(operators));
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         listen = running.addresses().join(", "),
@@ -78,7 +82,21 @@ async fn serve(path: &Path, mut config: Config, grace: Duration) -> Result<(), F
                 tracing::info!(signal = name, ?grace, "stopping");
                 break;
             }
-            _ = hangup.recv() => reload(path, &mut config, &running),
+            _ = hangup.recv() => {
+                // It has said in the log what was wrong.
+                let _ = reload(path, &mut config, &running);
+            }
+            Some(order) = orders.recv() => match order {
+                Order::Reload(answer) => {
+                    let result = reload(path, &mut config, &running);
+                    // Who asked may be gone.
+                    let _ = answer.send(result.map_err(|failure| failure.to_string()));
+                }
+                Order::Stop => {
+                    tracing::info!(?grace, "an operator asks to stop");
+                    break;
+                }
+            },
         }
     }
     tokio::select! {
@@ -100,8 +118,39 @@ pub(crate) async fn end(running: &Arc<Running>, grace: Duration) {
     }
 }
 
+/// What an operator asks of the process, in the console.
+enum Order {
+    Reload(oneshot::Sender<Result<(), String>>),
+    Stop,
+}
+
+/// Passes operators' orders on to the loop that also hears signals.
+struct Operators(mpsc::Sender<Order>);
+
+impl Operators {
+    fn new() -> (Operators, mpsc::Receiver<Order>) {
+        // The console has one thread, which waits for each answer.
+        let (sender, receiver) = mpsc::channel(2);
+        (Operators(sender), receiver)
+    }
+}
+
+impl Process for Operators {
+    fn reload(&self) -> Result<(), String> {
+        let (answer, answered) = oneshot::channel();
+        let stopping = || "the process is stopping".to_owned();
+        self.0.blocking_send(Order::Reload(answer)).map_err(|_| stopping())?;
+        answered.blocking_recv().map_err(|_| stopping())?
+    }
+
+    fn stop(&self) {
+        // A full channel means that it stops already.
+        let _ = self.0.try_send(Order::Stop);
+    }
+}
+
 /// Reads the file again. Anything wrong with it: the running configuration stays.
-fn reload(path: &Path, config: &mut Config, running: &Running) {
+fn reload(path: &Path, config: &mut Config, running: &Running) -> Result<(), Failure> {
     let loaded = config::load(path).and_then(|loaded| loaded.accept(path));
     match loaded.and_then(|(new, warnings)| running.reload(&new).map(|()| (new, warnings))) {
         Ok((new, warnings)) => {
@@ -114,8 +163,12 @@ fn reload(path: &Path, config: &mut Config, running: &Running) {
             }
             *config = new;
             tracing::info!(file = %path.display(), "reloaded");
+            Ok(())
         }
-        Err(failure) => tracing::error!(file = %path.display(), "not reloaded, the old configuration stays: {failure}"),
+        Err(failure) => {
+            tracing::error!(file = %path.display(), "not reloaded, the old configuration stays: {failure}");
+            Err(failure)
+        }
     }
 }
 

@@ -18,6 +18,8 @@ pub struct ProxyConfig {
     pub tls: tls::ListenConfig,
     /// Most clients at a time, all together; more are refused with 53300.
     pub max_clients: usize,
+    /// Connections beyond `max_clients` that only operators get, in the console.
+    pub reserved_clients: usize,
     /// Time from accept to a completed login.
     #[serde(with = "humantime_serde")]
     pub login_timeout: Duration,
@@ -36,6 +38,8 @@ pub struct ProxyConfig {
     pub databases: Vec<DatabaseConfig>,
     /// Users that may log in. None listed (only possible with `auth = "trust"`): every name.
     pub users: Vec<UserConfig>,
+    /// Who may log in to the console, the database `kingpost`, and to nothing else.
+    pub operators: Vec<OperatorConfig>,
 }
 
 impl Default for ProxyConfig {
@@ -46,6 +50,7 @@ impl Default for ProxyConfig {
             auth: AuthMethod::ScramSha256,
             tls: tls::ListenConfig::default(),
             max_clients: 10_000,
+            reserved_clients: 8,
             login_timeout: Duration::from_secs(15),
             max_statement_bytes: 1 << 20,
             buffer_limit: 256 << 10,
@@ -54,6 +59,7 @@ impl Default for ProxyConfig {
             routing: RoutingConfig::default(),
             databases: Vec::new(),
             users: Vec::new(),
+            operators: Vec::new(),
         }
     }
 }
@@ -122,6 +128,19 @@ pub enum AuthMethod {
     Md5,
     /// A certificate whose common name (CN) is the user's name.
     Cert,
+}
+
+impl AuthMethod {
+    /// As the configuration writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            AuthMethod::Trust => "trust",
+            AuthMethod::ScramSha256 => "scram-sha-256",
+            AuthMethod::Md5 => "md5",
+            AuthMethod::Cert => "cert",
+        }
+    }
 }
 
 /// When a client holds on to a server connection.
@@ -267,5 +286,61 @@ impl std::fmt::Debug for UserConfig {
             .field("auth", &self.auth)
             .field("pool_size", &self.pool_size)
             .finish_non_exhaustive()
+    }
+}
+
+/// What somebody may do in the console.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// Look.
+    Viewer,
+    /// Look and act.
+    #[default]
+    Operator,
+}
+
+/// `[[proxy.operators]]`: an account that manages the proxy and reads nobody's data. Of `password`, `password_file` and
+/// `verifier` at most one, as with users.
+#[derive(Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct OperatorConfig {
+    /// Name.
+    pub name: String,
+    /// How this operator proves who it is; as `proxy.auth` if not given. Never `trust`.
+    #[serde(default)]
+    pub auth: Option<AuthMethod>,
+    /// Password.
+    #[serde(default, skip_serializing)]
+    pub password: Option<String>,
+    /// File that holds the password (one line).
+    #[serde(default)]
+    pub password_file: Option<std::path::PathBuf>,
+    /// `SCRAM-SHA-256$…` as in `pg_authid`.
+    #[serde(default, skip_serializing)]
+    pub verifier: Option<String>,
+    /// What is allowed.
+    #[serde(default)]
+    pub role: Role,
+}
+
+impl OperatorConfig {
+    /// Its name and secrets, as those of a user.
+    #[must_use]
+    pub fn as_user(&self) -> UserConfig {
+        UserConfig {
+            name: self.name.clone(),
+            auth: self.auth,
+            password: self.password.clone(),
+            password_file: self.password_file.clone(),
+            verifier: self.verifier.clone(),
+            pool_size: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for OperatorConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OperatorConfig").field("name", &self.name).field("role", &self.role).finish_non_exhaustive()
     }
 }

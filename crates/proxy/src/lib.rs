@@ -10,6 +10,7 @@
 //! asynchronous in the sense of tokio, and nothing waits for anything but its own event loop.
 
 pub mod config;
+pub mod console;
 pub mod core;
 mod driver;
 pub mod metrics;
@@ -18,12 +19,13 @@ pub mod settings;
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use topology::Topology;
 
+use crate::console::{Process, Room};
 use crate::core::{Core, Mail, Shared};
 use config::ProxyConfig;
 use driver::acceptor::{self, Listener, Stop};
@@ -65,6 +67,8 @@ pub struct Proxy {
     metrics: Vec<Arc<Metrics>>,
     addresses: Vec<String>,
     shared: Arc<Shared>,
+    room: Arc<Room>,
+    console: Option<JoinHandle<()>>,
     stop: Arc<Stop>,
     acceptor: Option<JoinHandle<()>>,
     workers: Vec<JoinHandle<()>>,
@@ -103,10 +107,19 @@ impl Proxy {
             (0..count).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>().map_err(system("mailboxes"))?;
         let mailboxes = Arc::new(mailboxes);
         let metrics: Vec<Arc<Metrics>> = (0..count).map(|_| Arc::default()).collect();
+        let (desk, requests) = console::desk();
+        let room = Arc::new(Room {
+            shared: shared.clone(),
+            mailboxes: mailboxes.clone(),
+            metrics: metrics.clone(),
+            settings: Mutex::new(settings.clone()),
+            process: OnceLock::new(),
+            started: Instant::now(),
+        });
         let mut workers = Vec::new();
         for (id, metrics) in metrics.iter().enumerate() {
             let core = Core::new(id, shared.clone(), settings.clone(), metrics.clone(), Instant::now());
-            let mut worker = Worker::new(id, core, mailboxes.clone()).map_err(system("a worker"))?;
+            let mut worker = Worker::new(id, core, mailboxes.clone(), desk.clone()).map_err(system("a worker"))?;
             let thread = std::thread::Builder::new().name(format!("worker-{id}")).stack_size(8 << 20);
             let body = move || {
                 or_abort("a worker", || worker.run());
@@ -121,9 +134,31 @@ impl Proxy {
             };
             std::thread::Builder::new().name("acceptor".into()).spawn(body).map_err(system("the acceptor"))?
         };
+        // The workers have the desks: the console ends with the last of them.
+        drop(desk);
+        let console = {
+            let room = room.clone();
+            let body = move || {
+                or_abort("the console", || {
+                    console::run(room, &requests);
+                    Ok(())
+                });
+            };
+            std::thread::Builder::new().name("console".into()).spawn(body).map_err(system("the console"))?
+        };
         let bells = mailboxes.clone();
         topology.subscribe(Box::new(move || bells.iter().for_each(Mailbox::ring)));
-        Ok(Proxy { mailboxes, metrics, addresses, shared, stop, acceptor: Some(acceptor), workers })
+        Ok(Proxy {
+            mailboxes,
+            metrics,
+            addresses,
+            shared,
+            room,
+            console: Some(console),
+            stop,
+            acceptor: Some(acceptor),
+            workers,
+        })
     }
 
     /// Where clients can connect, ports chosen by the system included.
@@ -136,10 +171,16 @@ impl Proxy {
     /// `listen` and `workers`.
     pub fn reload(&self, config: &ProxyConfig) -> Result<(), StartError> {
         let settings = Arc::new(Settings::new(config)?);
+        *self.room.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings.clone();
         for mailbox in self.mailboxes.iter() {
             mailbox.post(Letter::Core(Mail::Settings(settings.clone())));
         }
         Ok(())
+    }
+
+    /// Lets operators reload and stop the process from the console. Only the first call counts.
+    pub fn serve_operators(&self, process: Box<dyn Process>) {
+        let _ = self.room.process.set(process);
     }
 
     /// The workers' numbers, added up.
@@ -175,6 +216,9 @@ impl Proxy {
         }
         for worker in self.workers.drain(..) {
             let _ = worker.join();
+        }
+        if let Some(console) = self.console.take() {
+            let _ = console.join();
         }
     }
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use wire::md5;
 use wire::scram::Verifier;
 
-use crate::config::{AuthMethod, Consistency, PoolMode, ProxyConfig, RouteTo, UserConfig};
+use crate::config::{AuthMethod, Consistency, OperatorConfig, PoolMode, ProxyConfig, Role, RouteTo, UserConfig};
+use crate::console;
 
 /// Everything a worker needs to know of the configuration. Immutable; a reload makes a new one.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub struct Settings {
     pub tls: Option<Arc<tls::Acceptor>>,
     /// Most clients.
     pub max_clients: usize,
+    /// Clients beyond these, for the console alone.
+    pub reserved_clients: usize,
     /// Time from accept to a completed login.
     pub login_timeout: Duration,
     /// Longest named statement, in bytes.
@@ -48,6 +51,25 @@ pub struct Settings {
     databases: HashMap<String, Database>,
     any_database: bool,
     users: HashMap<String, User>,
+    operators: HashMap<String, Operator>,
+}
+
+/// What a client of the console may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// `SHOW`.
+    Viewer,
+    /// Everything.
+    Operator,
+}
+
+/// Somebody who may log in to the console, and nowhere else.
+#[derive(Debug, Clone)]
+pub struct Operator {
+    /// How it proves who it is.
+    pub account: User,
+    /// What is allowed.
+    pub access: Access,
 }
 
 /// How a database is served.
@@ -163,12 +185,14 @@ impl Settings {
         let certificates = tls.as_ref().is_some_and(|tls| tls.client_cert != tls::ClientCert::None);
         let mut users = HashMap::new();
         for entry in &config.users {
-            let user = User::new(entry, config.auth)?;
-            if user.auth == AuthMethod::Cert && !certificates {
-                return Err(SettingsError::NoCertificates(entry.name.clone()));
-            }
-            if users.insert(entry.name.clone(), user).is_some() {
+            if users.insert(entry.name.clone(), User::new(entry, config.auth, certificates)?).is_some() {
                 return Err(SettingsError::Twice { kind: "user", name: entry.name.clone() });
+            }
+        }
+        let mut operators = HashMap::new();
+        for entry in &config.operators {
+            if operators.insert(entry.name.clone(), Operator::new(entry, config.auth, certificates)?).is_some() {
+                return Err(SettingsError::Twice { kind: "operator", name: entry.name.clone() });
             }
         }
         let unless_zero = |d: Duration| (!d.is_zero()).then_some(d);
@@ -176,6 +200,7 @@ impl Settings {
             auth: config.auth,
             tls,
             max_clients: config.max_clients,
+            reserved_clients: config.reserved_clients,
             login_timeout: config.login_timeout,
             max_statement: config.max_statement_bytes,
             buffer_limit: config.buffer_limit.max(64 << 10),
@@ -193,6 +218,7 @@ impl Settings {
             any_database: databases.is_empty() || databases.contains_key("*"),
             databases,
             users,
+            operators,
         })
     }
 
@@ -220,6 +246,46 @@ impl Settings {
         self.users.is_empty()
     }
 
+    /// Every database that is listed, `*` left out.
+    pub fn databases(&self) -> impl Iterator<Item = (&str, &Database)> {
+        self.databases.iter().map(|(name, database)| (name.as_str(), database)).filter(|(name, _)| *name != "*")
+    }
+
+    /// Every user that is listed.
+    pub fn users(&self) -> impl Iterator<Item = (&str, &User)> {
+        self.users.iter().map(|(name, user)| (name.as_str(), user))
+    }
+
+    /// Every operator.
+    pub fn operators(&self) -> impl Iterator<Item = (&str, &Operator)> {
+        self.operators.iter().map(|(name, operator)| (name.as_str(), operator))
+    }
+
+    /// True if this name stands for the console: it does unless a database of that name is listed.
+    pub fn is_console(&self, database: &str) -> bool {
+        console::DATABASES.contains(&database) && !self.databases.contains_key(database)
+    }
+
+    /// Under `trust`: may this name log in?
+    pub fn trusts(&self, user: &str, console: bool) -> bool {
+        if console {
+            self.operators.is_empty() || self.operators.contains_key(user)
+        } else {
+            self.any_user() || self.users.contains_key(user)
+        }
+    }
+
+    /// The user of this name, or the operator.
+    pub fn account(&self, name: &str, console: bool) -> Option<&User> {
+        if console { self.operators.get(name).map(|operator| &operator.account) } else { self.users.get(name) }
+    }
+
+    /// What a client of the console, who is who it says, may do. Who got in without being listed came by `trust`, where
+    /// everybody may be anybody.
+    pub fn access(&self, operator: &str) -> Access {
+        self.operators.get(operator).map_or(Access::Operator, |operator| operator.access)
+    }
+
     /// Most server connections of a database and user on one node.
     pub fn pool_size(&self, database: &str, user: &str) -> usize {
         let of_user = self.user(user).and_then(|user| user.pool_size);
@@ -227,12 +293,37 @@ impl Settings {
     }
 }
 
+impl Access {
+    /// As the configuration has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Access::Viewer => "viewer",
+            Access::Operator => "operator",
+        }
+    }
+}
+
+impl Operator {
+    fn new(entry: &OperatorConfig, auth: AuthMethod, certificates: bool) -> Result<Operator, SettingsError> {
+        let account = User::new(&entry.as_user(), auth, certificates)?;
+        let access = match entry.role {
+            Role::Viewer => Access::Viewer,
+            Role::Operator => Access::Operator,
+        };
+        Ok(Operator { account, access })
+    }
+}
+
 impl User {
-    fn new(entry: &UserConfig, auth: AuthMethod) -> Result<User, SettingsError> {
+    /// `auth`: for one that does not say; `certificates`: clients can show theirs.
+    fn new(entry: &UserConfig, auth: AuthMethod, certificates: bool) -> Result<User, SettingsError> {
         if entry.auth == Some(AuthMethod::Trust) && auth != AuthMethod::Trust {
             return Err(SettingsError::Trusted(entry.name.clone()));
         }
         let auth = entry.auth.unwrap_or(auth);
+        if auth == AuthMethod::Cert && !certificates {
+            return Err(SettingsError::NoCertificates(entry.name.clone()));
+        }
         let secrets = [entry.password.is_some(), entry.password_file.is_some(), entry.verifier.is_some()];
         if secrets.iter().filter(|given| **given).count() > 1 {
             return Err(SettingsError::Secrets(entry.name.clone()));

@@ -59,6 +59,10 @@ sqlstates! {
     SERIALIZATION_FAILURE = b"40001";
     /// statement_completion_unknown
     COMPLETION_UNKNOWN = b"40003";
+    /// insufficient_privilege
+    INSUFFICIENT_PRIVILEGE = b"42501";
+    /// syntax_error
+    SYNTAX_ERROR = b"42601";
     /// duplicate_prepared_statement
     DUPLICATE_STATEMENT = b"42P05";
     /// too_many_connections

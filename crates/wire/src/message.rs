@@ -169,24 +169,46 @@ pub fn negotiate_version(out: &mut Vec<u8>, newest: u32, unknown: &[&[u8]]) {
     });
 }
 
-/// `RowDescription` and one `DataRow` of text columns.
-pub fn text_row(out: &mut Vec<u8>, columns: &[(&str, &str)]) {
+/// `RowDescription` of columns that belong to no table, in text: name, type id, length of the type (-1: varies).
+pub fn row_description<'a>(out: &mut Vec<u8>, columns: impl ExactSizeIterator<Item = (&'a str, u32, i16)>) {
     message(out, b'T', |out| {
         out.extend((columns.len() as u16).to_be_bytes());
-        for (name, _) in columns {
+        for (name, kind, length) in columns {
             cstr(out, name.as_bytes());
             out.extend([0; 6]);
-            out.extend(25u32.to_be_bytes());
-            out.extend((-1i16).to_be_bytes());
+            out.extend(kind.to_be_bytes());
+            out.extend(length.to_be_bytes());
             out.extend((-1i32).to_be_bytes());
             out.extend([0; 2]);
         }
     });
+}
+
+/// `DataRow` of so many values, which `fill` appends with [`value`].
+pub fn data_row(out: &mut Vec<u8>, count: u16, fill: impl FnOnce(&mut Vec<u8>)) {
     message(out, b'D', |out| {
-        out.extend((columns.len() as u16).to_be_bytes());
-        for (_, value) in columns {
-            out.extend((value.len() as u32).to_be_bytes());
-            out.extend(value.as_bytes());
+        out.extend(count.to_be_bytes());
+        fill(out);
+    });
+}
+
+/// One value of a `DataRow`, shorter than 2 GiB; None is NULL.
+pub fn value(out: &mut Vec<u8>, value: Option<&[u8]>) {
+    match value {
+        Some(bytes) => {
+            out.extend((bytes.len() as u32).to_be_bytes());
+            out.extend(bytes);
+        }
+        None => out.extend((-1i32).to_be_bytes()),
+    }
+}
+
+/// `RowDescription` and one `DataRow` of text columns.
+pub fn text_row(out: &mut Vec<u8>, columns: &[(&str, &str)]) {
+    row_description(out, columns.iter().map(|(name, _)| (*name, 25, -1)));
+    data_row(out, columns.len() as u16, |out| {
+        for (_, text) in columns {
+            value(out, Some(text.as_bytes()));
         }
     });
 }

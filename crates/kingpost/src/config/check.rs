@@ -189,7 +189,7 @@ fn check_databases(proxy: &ProxyConfig, findings: &mut Findings) {
 fn check_users(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     if proxy.auth != AuthMethod::Trust && proxy.users.is_empty() {
         let proof = if proxy.auth == AuthMethod::Cert { "" } else { " with a password" };
-        let auth = method(proxy.auth);
+        let auth = proxy.auth.name();
         findings.error(
             "proxy.users",
             format!("found no user, expected at least one [[proxy.users]]{proof}, for auth is {auth:?}"),
@@ -199,15 +199,10 @@ fn check_users(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut
     for (index, user) in proxy.users.iter().enumerate() {
         check_user(user, &format!("proxy.users[{index}]"), user.auth.unwrap_or(proxy.auth), stat, findings);
     }
-}
-
-/// As the configuration writes it.
-fn method(auth: AuthMethod) -> &'static str {
-    match auth {
-        AuthMethod::Trust => "trust",
-        AuthMethod::ScramSha256 => "scram-sha-256",
-        AuthMethod::Md5 => "md5",
-        AuthMethod::Cert => "cert",
+    findings.unique("proxy.operators", ".name", proxy.operators.iter().map(|operator| operator.name.as_str()));
+    for (index, operator) in proxy.operators.iter().enumerate() {
+        let (user, path) = (operator.as_user(), format!("proxy.operators[{index}]"));
+        check_user(&user, &path, operator.auth.unwrap_or(proxy.auth), stat, findings);
     }
 }
 
@@ -225,7 +220,7 @@ fn check_user(user: &UserConfig, path: &str, auth: AuthMethod, stat: &dyn Fn(&Pa
         findings.error(path, format!("found {}, expected at most one of them", given.join(" and ")));
     }
     if given.is_empty() && matches!(auth, AuthMethod::ScramSha256 | AuthMethod::Md5) {
-        let auth = method(auth);
+        let auth = auth.name();
         findings.error(
             path,
             format!("found no password, expected one of password, password_file, verifier, for auth is {auth:?}"),

@@ -77,6 +77,7 @@ const PROXY: &[Key] = &[
     key("auth", Kind::Choice(&["trust", "scram-sha-256", "md5", "cert"])),
     key("tls", Kind::Table(PROXY_TLS)),
     key("max_clients", integer(1, 1_000_000)),
+    key("reserved_clients", integer(0, 1000)),
     key("login_timeout", POSITIVE),
     key("max_statement_bytes", integer(1024, 1 << 30)),
     key("buffer_limit", integer(16 << 10, 1 << 30)),
@@ -85,6 +86,7 @@ const PROXY: &[Key] = &[
     key("routing", Kind::Table(ROUTING)),
     key("databases", Kind::Tables(DATABASE)),
     key("users", Kind::Tables(USER)),
+    key("operators", Kind::Tables(OPERATOR)),
 ];
 
 const PROXY_TLS: &[Key] = &[
@@ -140,6 +142,15 @@ const USER: &[Key] = &[
     key("password_file", Kind::Text),
     key("verifier", Kind::Secret),
     key("pool_size", POOL_SIZE),
+];
+
+const OPERATOR: &[Key] = &[
+    required("name", Kind::Text),
+    key("auth", Kind::Choice(&["scram-sha-256", "md5", "cert"])),
+    key("password", Kind::Secret),
+    key("password_file", Kind::Text),
+    key("verifier", Kind::Secret),
+    key("role", Kind::Choice(&["viewer", "operator"])),
 ];
 
 const CLUSTER: &[Key] = &[

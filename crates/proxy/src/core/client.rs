@@ -15,6 +15,7 @@ use super::statement::Statement;
 use super::token::Token;
 use super::{Core, Effect, Peer, UNIT_MAX};
 use crate::config::{Consistency, RouteTo};
+use crate::settings::Access;
 
 /// A connection from an application. Small: there may be very many that do nothing.
 pub(super) struct Client {
@@ -71,6 +72,8 @@ pub(super) struct Client {
     pub paused: bool,
     /// The unit being assembled was sent before: to the primary this time, if the first refused it.
     pub again: Again,
+    /// When it connected: seconds after its worker began.
+    pub connected: u32,
 }
 
 /// How far a connection has come.
@@ -85,6 +88,13 @@ pub(super) enum Phase {
     Ready,
     /// Asked for a cancel, is told when it is done.
     Cancelling,
+    /// Logged in to the console.
+    Console {
+        user: Arc<str>,
+        access: Access,
+        /// A command has no answer yet.
+        asked: bool,
+    },
 }
 
 /// The rest of a message.
@@ -202,7 +212,7 @@ pub(super) enum Step {
 }
 
 impl Client {
-    pub(super) fn new(token: Token, peer: Peer, params: Arc<Params>, now: Instant) -> Client {
+    pub(super) fn new(token: Token, peer: Peer, params: Arc<Params>, now: Instant, connected: u32) -> Client {
         Client {
             token,
             phase: Phase::Startup,
@@ -235,6 +245,7 @@ impl Client {
             dirty: false,
             paused: false,
             again: Again::default(),
+            connected,
         }
     }
 }
@@ -336,6 +347,7 @@ impl Core {
                     Phase::Login(_) => self.login_message(c, rest),
                     Phase::Ready => self.message(c, rest),
                     Phase::Cancelling => Step::Used(rest.len()),
+                    Phase::Console { .. } => self.console_message(c, rest),
                 },
             };
             match step {

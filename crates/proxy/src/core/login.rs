@@ -5,8 +5,6 @@
 //!     └──first byte 0x16───────▲                         └──cancel request──▶ Cancelling
 //! ```
 
-use std::sync::atomic::Ordering;
-
 use wire::startup::{self, End, Startup, V3_0, V3_2};
 use wire::{Severity, Sqlstate, md5, message, payload, scram};
 
@@ -184,19 +182,21 @@ impl Core {
         if self.draining {
             return self.fail_login(c, Sqlstate::CANNOT_CONNECT_NOW, "the proxy is shutting down");
         }
-        if self.shared.clients.load(Ordering::Relaxed) > self.settings.max_clients {
+        let console = self.settings.is_console(&database);
+        if !self.has_room(console) {
             let text = format!("too many clients already: max_clients is {}", self.settings.max_clients);
             return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
         }
         if let Some(text) = self.tls_refusal(c, &user) {
             return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
         }
-        let known = self.settings.user(&user);
+        let known = self.settings.account(&user, console);
         let method = known.map_or(self.settings.auth, |user| user.auth);
         let exchange = match method {
-            AuthMethod::Trust if self.settings.any_user() || self.settings.user(&user).is_some() => Exchange::Proved,
+            AuthMethod::Trust if self.settings.trusts(&user, console) => Exchange::Proved,
             AuthMethod::Trust => {
-                let text = format!("role {user:?} is not among the proxy's users");
+                let of = if console { "operators" } else { "users" };
+                let text = format!("role {user:?} is not among the proxy's {of}");
                 return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
             }
             AuthMethod::Cert => {
@@ -318,6 +318,9 @@ impl Core {
         }
         let Phase::Login(login) = &mut self.clients[c].phase else { return };
         let key = login.key.clone();
+        if self.settings.is_console(&key.database) {
+            return self.enter_console(c, self.settings.access(&key.user));
+        }
         let params = std::mem::replace(&mut login.params, Params(Vec::new()));
         let Some(database) = self.settings.database(&key.database) else {
             let text = format!("database {:?} is not among the proxy's databases", key.database);

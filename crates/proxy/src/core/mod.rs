@@ -19,12 +19,14 @@
 //! - `pool`: who gets which server connection.
 //! - `lost`: what a client is told when its server is gone.
 //! - `cancel`: cancel requests.
+//! - `console`: clients of the console database, and what operators do.
 
 mod aborted;
 pub mod buffer;
 mod cancel;
 mod client;
 mod connect;
+mod console;
 mod forward;
 mod local;
 mod login;
@@ -52,8 +54,9 @@ use wire::scram::SaltedKeys;
 use wire::{Severity, Sqlstate, message};
 
 use crate::config::RouteTo;
+use crate::console::Operation;
 use crate::metrics::Metrics;
-use crate::settings::Settings;
+use crate::settings::{Access, Settings};
 use buffer::{Buffers, Output};
 use client::{Client, Phase};
 use params::Params;
@@ -130,6 +133,15 @@ pub enum Mail {
     Cancelled(Token),
     /// A new configuration.
     Settings(Arc<Settings>),
+    /// What the console says to one of this worker's clients.
+    Answer {
+        /// Whose command it was.
+        client: Token,
+        /// Messages up to `ReadyForQuery`.
+        bytes: Vec<u8>,
+    },
+    /// An operator's doing.
+    Operate(Operation),
     /// Idle clients are closed now; the others when their transaction ends.
     Drain,
 }
@@ -170,6 +182,15 @@ pub enum Effect {
         to: usize,
         /// What goes with the socket: for [`Core::adopt`].
         server: Box<Moved>,
+    },
+    /// Ask the console: its answer comes by [`Mail::Answer`].
+    Ask {
+        /// For this client.
+        client: Token,
+        /// The command.
+        text: String,
+        /// What the client may do.
+        access: Access,
     },
     /// Send mail to a worker.
     Post {
@@ -221,6 +242,9 @@ pub struct Core {
     logins: VecDeque<(Instant, Token)>,
     effects: Vec<Effect>,
     draining: bool,
+    paused: console::Paused,
+    /// When it began; clients count their seconds from here.
+    born: Instant,
     /// The last node that was known to be primary.
     last_primary: Option<topology::NodeId>,
     random: u64,
@@ -254,6 +278,8 @@ impl Core {
             logins: VecDeque::new(),
             effects: Vec::new(),
             draining: false,
+            paused: console::Paused::default(),
+            born: now,
             last_primary: None,
             random: 0x9e37_79b9_7f4a_7c15 ^ id as u64,
         }
@@ -275,7 +301,7 @@ impl Core {
     pub fn accept(&mut self, peer: Peer) -> Token {
         let index = self.clients.vacant_key();
         let token = self.token(Kind::Client, index);
-        self.clients.insert(Client::new(token, peer, self.no_params.clone(), self.now));
+        self.clients.insert(Client::new(token, peer, self.no_params.clone(), self.now, self.seconds()));
         self.shared.clients.fetch_add(1, Ordering::Relaxed);
         self.metrics.clients.add(1);
         self.metrics.clients_accepted.add(1);
@@ -288,10 +314,14 @@ impl Core {
         match token.kind() {
             Kind::Client if self.is_client(token) => {
                 self.metrics.bytes_from_clients.add(bytes.len() as u64);
+                if let Some(pool) = self.pools.get_mut(self.clients[token.index()].pool) {
+                    pool.totals.received += bytes.len() as u64;
+                }
                 self.client_received(token.index(), bytes);
             }
             Kind::Server if self.is_server(token) => {
                 self.metrics.bytes_from_servers.add(bytes.len() as u64);
+                self.pools[self.servers[token.index()].pool].totals.sent += bytes.len() as u64;
                 self.server_received(token.index(), bytes);
             }
             Kind::Cancel if self.is_cancel(token) => self.cancel_received(token.index(), bytes),
@@ -436,6 +466,12 @@ impl Core {
                 }
             }
             Mail::Settings(settings) => self.apply(settings),
+            Mail::Answer { client, bytes } => {
+                if self.is_client(client) {
+                    self.console_answer(client.index(), &bytes);
+                }
+            }
+            Mail::Operate(operation) => self.operate(&operation),
             Mail::Drain => self.drain(),
         }
         self.run();
@@ -448,7 +484,12 @@ impl Core {
                 break;
             }
             self.logins.pop_front();
-            if self.is_client(token) && !matches!(self.clients[token.index()].phase, Phase::Ready | Phase::Cancelling) {
+            if self.is_client(token)
+                && !matches!(
+                    self.clients[token.index()].phase,
+                    Phase::Ready | Phase::Cancelling | Phase::Console { .. }
+                )
+            {
                 self.fail_login(token.index(), Sqlstate::INVALID_AUTHORIZATION, "login took longer than login_timeout");
             }
         }
@@ -470,6 +511,11 @@ impl Core {
     }
 
     // --- shared by the parts ---
+
+    /// Seconds since the worker began; in 136 years it stands still.
+    fn seconds(&self) -> u32 {
+        u32::try_from(self.now.saturating_duration_since(self.born).as_secs()).unwrap_or(u32::MAX)
+    }
 
     fn token(&mut self, kind: Kind, index: usize) -> Token {
         self.generation = self.generation.wrapping_add(1);

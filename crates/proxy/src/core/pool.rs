@@ -18,6 +18,7 @@ use super::server::{Moved, Server, ServerPhase};
 use super::token::{Kind, Token};
 use super::{Core, Effect, Mail, over};
 use crate::config::PoolMode;
+use crate::console::Totals;
 use crate::settings::Database;
 
 /// A database, as clients name it, and a user.
@@ -60,6 +61,9 @@ pub(super) struct Pool {
     pub readers: VecDeque<Waiter>,
     /// What servers report at login, by the parameters that the client asked for.
     pub greetings: HashMap<Arc<Params>, Arc<Vec<(String, String)>>>,
+    /// An operator has stopped it: it gives out nothing, and closes what comes back.
+    pub paused: bool,
+    pub totals: Totals,
 }
 
 /// One worker's connections of a pool to one node.
@@ -129,6 +133,8 @@ impl Core {
             writers: VecDeque::new(),
             readers: VecDeque::new(),
             greetings: HashMap::new(),
+            paused: self.paused.has(&key.database),
+            totals: Totals::default(),
         });
         self.pool_ids.insert(key.clone(), p);
         self.size_pool(p);
@@ -202,6 +208,9 @@ impl Core {
 
     /// An idle connection for a client, or None; in that case one is being opened or asked for, if that is possible.
     fn take(&mut self, p: usize, c: usize, want: Want) -> Option<usize> {
+        if self.pools[p].paused {
+            return None;
+        }
         match want {
             Want::Primary => {
                 let node = self.view.primary?;
@@ -321,6 +330,7 @@ impl Core {
             let waited = self.now.saturating_duration_since(client.since).as_micros() as u64;
             self.metrics.clients_waiting.sub(1);
             self.metrics.wait_micros.observe(waited);
+            self.pools[self.clients[c].pool].totals.wait_micros += waited;
         }
     }
 
@@ -332,8 +342,10 @@ impl Core {
         server.client = Some(c);
         client.since = self.now;
         self.metrics.servers_busy.add(1);
-        let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
-        place.busy += 1;
+        server.taken = self.now;
+        let pool = &mut self.pools[server.pool];
+        pool.totals.assignments += 1;
+        pool.nodes[usize::from(server.node.0)].busy += 1;
         let greeting = matches!(client.phase, Phase::Login(_));
         let ready = server.params.is(&client.params);
         if !ready {
@@ -429,7 +441,10 @@ impl Core {
             }
             self.metrics.servers_busy.sub(1);
             self.metrics.transactions.add(1);
-            self.pools[server.pool].nodes[usize::from(server.node.0)].busy -= 1;
+            let pool = &mut self.pools[server.pool];
+            pool.nodes[usize::from(server.node.0)].busy -= 1;
+            pool.totals.transactions += 1;
+            pool.totals.transaction_micros += self.now.saturating_duration_since(server.taken).as_micros() as u64;
             // What was held up behind this unit goes on.
             if client.paused || !client.input.is_empty() {
                 self.runnable.push_back(client.token);
@@ -454,7 +469,7 @@ impl Core {
             return;
         }
         let expired = self.settings.server_lifetime.is_some_and(|limit| over(server.opened, limit, self.now));
-        if server.retire || expired {
+        if server.retire || expired || self.pools[server.pool].paused {
             let p = server.pool;
             self.drop_server(s);
             return self.pump(p);

@@ -463,6 +463,9 @@ impl Core {
         client.again = Again::default();
         let micros = self.now.saturating_duration_since(client.since).as_micros() as u64;
         self.metrics.statement_micros.observe(micros);
+        let totals = &mut self.pools[client.pool].totals;
+        totals.queries += 1;
+        totals.query_micros += micros;
         if let Some(replay) = client.replay.take() {
             self.buffers.give(replay);
             client.output.release();

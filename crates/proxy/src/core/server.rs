@@ -83,6 +83,8 @@ pub(crate) struct Server {
     /// To be closed when it is next idle.
     pub(super) retire: bool,
     pub(super) opened: Instant,
+    /// When its client got it.
+    pub(super) taken: Instant,
     pub(super) idle_since: Instant,
     pub(super) dirty: bool,
     pub(super) paused: bool,
@@ -210,6 +212,7 @@ impl Server {
             silent: false,
             retire: false,
             opened: now,
+            taken: now,
             idle_since: now,
             dirty: false,
             paused: false,

@@ -32,6 +32,7 @@ fn plan(seed: u64, style: Style) -> Plan {
         style,
         leaves: random.one_in(2),
         faults: false,
+        operator: random.one_in(3),
     }
 }
 

@@ -2,9 +2,11 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Mutex, PoisonError};
 
 use super::sys::Wake;
+use crate::console::{Look, Report};
 use crate::core::{Mail, Moved, Peer};
 use tls::Link;
 
@@ -14,6 +16,8 @@ pub(crate) enum Letter {
     Client(OwnedFd, Peer),
     /// An idle server connection, with its TLS if it has that.
     Server(OwnedFd, Option<Box<Link>>, Box<Moved>),
+    /// The console wants to know what there is.
+    Look(Look, SyncSender<Report>),
     /// For the core.
     Core(Mail),
     /// End, whatever is still open.

@@ -197,6 +197,14 @@ pub(crate) fn connect_result(fd: BorrowedFd<'_>) -> io::Result<()> {
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
+/// Where a TCP socket leads, and where it begins; None for a Unix socket, or one that is no longer connected.
+pub(crate) fn addresses(fd: BorrowedFd<'_>) -> (Option<SocketAddr>, Option<SocketAddr>) {
+    match fd.try_clone_to_owned().map(std::net::TcpStream::from) {
+        Ok(stream) => (stream.peer_addr().ok(), stream.local_addr().ok()),
+        Err(_) => (None, None),
+    }
+}
+
 /// No delay for small packets; a peer that is gone without a word is noticed within half a minute.
 fn tune(fd: &OwnedFd) -> io::Result<()> {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;

@@ -10,8 +10,9 @@ use topology::Address;
 
 use super::mailbox::{Letter, Mailbox};
 use super::sys::{self, Epoll, Event};
+use crate::console::{Desk, Look, Report, Request};
 use crate::core::token::{Kind, Token};
-use crate::core::{Core, Effect};
+use crate::core::{Core, Effect, Mail};
 
 /// The one buffer that all connections of a worker are read into, in bytes.
 pub(super) const BUFFER: usize = 64 << 10;
@@ -28,6 +29,7 @@ pub(crate) struct Worker {
     epoll: Epoll,
     mailboxes: Arc<Vec<Mailbox>>,
     id: usize,
+    console: Desk,
     /// By kind and slot, as the core numbers them.
     pub(super) sockets: [Vec<Option<Socket>>; 3],
     /// Sockets to be read again without waiting for an event.
@@ -55,7 +57,7 @@ pub(super) struct Socket {
 }
 
 impl Worker {
-    pub(crate) fn new(id: usize, core: Core, mailboxes: Arc<Vec<Mailbox>>) -> io::Result<Worker> {
+    pub(crate) fn new(id: usize, core: Core, mailboxes: Arc<Vec<Mailbox>>, console: Desk) -> io::Result<Worker> {
         let epoll = Epoll::new()?;
         epoll.add_level(mailboxes[id].fd(), MAILBOX)?;
         Ok(Worker {
@@ -63,6 +65,7 @@ impl Worker {
             epoll,
             mailboxes,
             id,
+            console,
             sockets: [Vec::new(), Vec::new(), Vec::new()],
             again: Vec::new(),
             effects: Vec::new(),
@@ -265,7 +268,28 @@ impl Worker {
                 }
             }
             Effect::Post { to, mail } => self.mailboxes[to].post(Letter::Core(mail)),
+            Effect::Ask { client, text, access } => {
+                if let Err(bytes) = self.console.put(Request { worker: self.id, client, text, access }) {
+                    self.core.mail(Mail::Answer { client, bytes });
+                }
+            }
         }
+    }
+
+    /// What the core has, and where its sockets lead.
+    fn look(&mut self, look: Look) -> Report {
+        let mut report = self.core.report(look);
+        for client in &mut report.clients {
+            if let Some(socket) = self.socket(client.token) {
+                (client.address, client.local) = sys::addresses(socket.fd.as_fd());
+            }
+        }
+        for server in &mut report.servers {
+            if let Some(socket) = self.socket(server.token) {
+                (server.address, server.local) = sys::addresses(socket.fd.as_fd());
+            }
+        }
+        report
     }
 
     /// Writes what is left, and lets the peer read it: closing a socket with unread input would make the kernel drop it.
@@ -321,6 +345,10 @@ impl Worker {
                     }
                 }
                 Letter::Core(mail) => self.core.mail(mail),
+                Letter::Look(look, to) => {
+                    // Who asked may have given up.
+                    let _ = to.try_send(self.look(look));
+                }
                 Letter::Stop => self.stopping = true,
             }
         }

@@ -13,6 +13,7 @@ use wire::{Frame, HEADER, payload, startup};
 use super::backend::{Backend, OWNER, SNEAKY, Store};
 use super::script::{Random, Step, Style, Unit, script};
 use crate::config::{AuthMethod, Consistency, PoolConfig, ProxyConfig, RoutingConfig};
+use crate::console::Operation;
 use crate::core::token::{Kind, Token};
 use crate::core::{Core, Effect, Mail, Moved, Peer, Shared};
 use crate::metrics::Metrics;
@@ -33,6 +34,8 @@ pub(super) struct Plan {
     pub leaves: bool,
     /// Servers are lost, the primary changes: answers are checked for what they may be, not for what they must be.
     pub faults: bool,
+    /// An operator pauses, resumes and reconnects; in the end everything goes on.
+    pub operator: bool,
 }
 
 /// Messages as they came, comparable.
@@ -136,6 +139,8 @@ pub(super) struct World {
     timeline: u32,
     pids: u32,
     faults_left: usize,
+    operations_left: usize,
+    paused: bool,
 }
 
 enum Letter {
@@ -220,6 +225,8 @@ impl World {
             timeline: 1,
             pids: 0,
             faults_left: if plan.faults { 12 } else { 0 },
+            operations_left: if plan.operator { 6 } else { 0 },
+            paused: false,
             plan,
         };
         for id in 1..=world.plan.clients as u64 {
@@ -338,6 +345,7 @@ impl World {
             }
             Effect::Post { to, mail } => self.mail.push_back((to, Letter::Mail(mail))),
             Effect::Secure { .. } => unreachable!("nobody here has TLS"),
+            Effect::Ask { .. } => panic!("nobody came for the console"),
         }
     }
 
@@ -429,7 +437,8 @@ impl World {
                 self.settle(core);
                 false
             }
-            94..97 => {
+            94 => self.operate(),
+            95..97 => {
                 // The oracle answers, and replicas follow.
                 let oracle = self.topology.oracle();
                 let lsn = Lsn(self.store.committed.len() as u64 + 1);
@@ -444,6 +453,24 @@ impl World {
             }
             _ => self.fault(),
         }
+    }
+
+    /// What an operator does; the last of it is never PAUSE. While something is paused, quiet is no end.
+    fn operate(&mut self) -> bool {
+        if self.operations_left == 0 {
+            return false;
+        }
+        self.operations_left -= 1;
+        let operation = if std::mem::take(&mut self.paused) {
+            Operation::Resume(None)
+        } else {
+            self.paused = self.operations_left > 0 && self.random.one_in(2);
+            if self.paused { Operation::Pause(None) } else { Operation::Reconnect(None) }
+        };
+        for core in 0..self.cores.len() {
+            self.mail.push_back((core, Letter::Mail(Mail::Operate(operation.clone()))));
+        }
+        true
     }
 
     fn fault(&mut self) -> bool {
@@ -744,7 +771,7 @@ impl World {
     pub(super) fn run(&mut self) {
         let mut quiet = 0;
         for _ in 0..4_000_000 {
-            quiet = if self.happen() { 0 } else { quiet + 1 };
+            quiet = if self.happen() || self.paused { 0 } else { quiet + 1 };
             if quiet > 3_000 {
                 break;
             }

@@ -1,0 +1,359 @@
+//! The console: a database of the proxy's own, named `kingpost`, in which operators look around and act.
+//!
+//! ```text
+//!  operator ──psql──▶ worker: core ──Request──▶ console thread ──Look──▶ every worker
+//!                               ◀──Mail::Answer── (command, show) ◀──Report──
+//! ```
+//!
+//! A worker only passes the text on and the answer back, so nothing here can slow a statement down by more than the
+//! [`Report`] that a worker writes when it is asked for one. One thread serves all consoles, one command after the other; a command
+//! that takes time (`PAUSE`, `WAIT_CLOSE`) is kept in a list and looked at again, and nobody waits behind it.
+//!
+//! Commands and columns are PgBouncer's where the thing is the same, so that what reads its console reads this one
+//! (its usage page, "Admin console").
+
+mod command;
+mod report;
+mod show;
+mod table;
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use wire::{Severity, Sqlstate, message};
+
+use crate::core::token::Token;
+use crate::core::{Mail, Shared};
+use crate::driver::mailbox::{Letter, Mailbox};
+use crate::metrics::Metrics;
+use crate::settings::{Access, Settings};
+use command::{Command, Show};
+pub use report::{ClientReport, Look, Operation, PoolReport, Report, ServerReport, Totals};
+use show::{Averages, Scene};
+
+/// Names of the database that is the console; the second is what PgBouncer's tools ask for.
+pub const DATABASES: [&str; 2] = ["kingpost", "pgbouncer"];
+
+/// Commands that wait for the console thread.
+const QUEUE: usize = 64;
+/// Commands that wait for something to happen, all consoles together.
+const MOST_PENDING: usize = 64;
+/// Time between two looks at what pending commands wait for.
+const POLL: Duration = Duration::from_millis(20);
+/// Longest wait for the workers' reports.
+const REPORTS: Duration = Duration::from_secs(5);
+/// Time over which `SHOW STATS` averages.
+const PERIOD: Duration = Duration::from_secs(60);
+
+/// What the process around the proxy does for an operator.
+pub trait Process: Send + Sync {
+    /// Reads the configuration again.
+    ///
+    /// # Errors
+    /// It is refused, and the old one stays; the text says why.
+    fn reload(&self) -> Result<(), String>;
+    /// Begins to stop, as SIGTERM does.
+    fn stop(&self);
+}
+
+/// A command of an operator.
+#[derive(Debug)]
+pub(crate) struct Request {
+    /// Whose worker and connection.
+    pub(crate) worker: usize,
+    pub(crate) client: Token,
+    pub(crate) text: String,
+    pub(crate) access: Access,
+}
+
+/// Where workers put requests.
+#[derive(Clone)]
+pub(crate) struct Desk(SyncSender<Request>);
+
+/// What the console knows of the proxy.
+pub(crate) struct Room {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) mailboxes: Arc<Vec<Mailbox>>,
+    pub(crate) metrics: Vec<Arc<Metrics>>,
+    /// The newest configuration.
+    pub(crate) settings: Mutex<Arc<Settings>>,
+    /// Set once the process is there.
+    pub(crate) process: OnceLock<Box<dyn Process>>,
+    pub(crate) started: Instant,
+}
+
+/// The console thread's state.
+struct Console {
+    room: Arc<Room>,
+    pending: Vec<Pending>,
+    averages: Averages,
+}
+
+/// A command that waits for something.
+struct Pending {
+    worker: usize,
+    client: Token,
+    until: Until,
+    tag: &'static str,
+}
+
+enum Until {
+    /// No server connection of this database (of any, if None) is open.
+    Closed(Option<String>),
+    /// None that was opened before the command is open.
+    ClosedOld(Option<String>, Instant),
+}
+
+/// What a command comes to.
+enum Outcome {
+    Answer(Vec<u8>),
+    Wait(Until, &'static str),
+}
+
+// === impl Desk ===
+
+/// A desk and its other end.
+pub(crate) fn desk() -> (Desk, Receiver<Request>) {
+    let (sender, receiver) = sync_channel(QUEUE);
+    (Desk(sender), receiver)
+}
+
+impl Desk {
+    /// Hands a request over; an answer at once if that is impossible.
+    pub(crate) fn put(&self, request: Request) -> Result<(), Vec<u8>> {
+        self.0.try_send(request).map_err(|error| {
+            let text = match error {
+                TrySendError::Full(_) => "the console has too many commands waiting: try again",
+                TrySendError::Disconnected(_) => "the console has ended: the proxy is shutting down",
+            };
+            refusal(Sqlstate::CANNOT_CONNECT_NOW, text)
+        })
+    }
+}
+
+impl Room {
+    pub(crate) fn settings(&self) -> Arc<Settings> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn tell_all(&self, operation: &Operation) {
+        for mailbox in self.mailboxes.iter() {
+            mailbox.post(Letter::Core(Mail::Operate(operation.clone())));
+        }
+    }
+
+    /// What every worker has. A worker that does not answer in time is left out: better a part than nothing.
+    fn look(&self, look: Look) -> Vec<Report> {
+        let (sender, receiver) = sync_channel(self.mailboxes.len());
+        for mailbox in self.mailboxes.iter() {
+            mailbox.post(Letter::Look(look, sender.clone()));
+        }
+        drop(sender);
+        let until = Instant::now() + REPORTS;
+        let mut reports = Vec::new();
+        while let Ok(report) = receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            reports.push(report);
+        }
+        if reports.len() < self.mailboxes.len() {
+            tracing::warn!(
+                workers = self.mailboxes.len(),
+                answered = reports.len(),
+                "not every worker reported in time"
+            );
+        }
+        reports.sort_by_key(|report| report.worker);
+        reports
+    }
+
+    fn answer(&self, worker: usize, client: Token, bytes: Vec<u8>) {
+        self.mailboxes[worker].post(Letter::Core(Mail::Answer { client, bytes }));
+    }
+}
+
+// === impl Console ===
+
+/// Serves consoles until every desk is gone.
+pub(crate) fn run(room: Arc<Room>, requests: &Receiver<Request>) {
+    let averages = Averages::new(room.started);
+    let mut console = Console { room, pending: Vec::new(), averages };
+    loop {
+        let wait = if console.pending.is_empty() { console.averages.due_in(Instant::now()) } else { POLL };
+        match requests.recv_timeout(wait) {
+            Ok(request) => console.serve(&request),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        console.look_after_pending();
+        if console.averages.due_in(Instant::now()).is_zero() {
+            let reports = console.room.look(Look::default());
+            console.averages.sample(&reports, Instant::now());
+        }
+    }
+}
+
+impl Console {
+    fn serve(&mut self, request: &Request) {
+        let outcome = match command::parse(&request.text) {
+            Err(error) => Outcome::Answer(refusal(Sqlstate::SYNTAX_ERROR, &error)),
+            Ok(command) if !command.only_looks() && request.access != Access::Operator => Outcome::Answer(refusal(
+                Sqlstate::INSUFFICIENT_PRIVILEGE,
+                "this user may only look: its role is \"viewer\"",
+            )),
+            Ok(command) => {
+                if !command.only_looks() {
+                    tracing::info!(command = request.text.trim(), "an operator's command");
+                }
+                self.carry_out(command, request)
+            }
+        };
+        match outcome {
+            Outcome::Answer(bytes) => self.room.answer(request.worker, request.client, bytes),
+            Outcome::Wait(..) if self.pending.len() >= MOST_PENDING => {
+                let text = "too many commands wait already; what this one does has begun";
+                self.room.answer(request.worker, request.client, refusal(Sqlstate::TOO_MANY_CONNECTIONS, text));
+            }
+            Outcome::Wait(until, tag) => {
+                self.pending.push(Pending { worker: request.worker, client: request.client, until, tag });
+            }
+        }
+    }
+
+    fn carry_out(&mut self, command: Command, request: &Request) -> Outcome {
+        if let Some(name) = command.database()
+            && self.room.settings().database(name).is_none()
+        {
+            return Outcome::Answer(refusal(Sqlstate::INVALID_CATALOG_NAME, &format!("no such database: {name:?}")));
+        }
+        match command {
+            Command::Show(show) => Outcome::Answer(self.show(show, request)),
+            Command::Nothing => {
+                let mut out = Vec::new();
+                message::empty(&mut out, b'I');
+                Outcome::Answer(ended(out))
+            }
+            Command::Reload => Outcome::Answer(match self.room.process.get().map(|process| process.reload()) {
+                Some(Ok(())) => done("RELOAD"),
+                Some(Err(why)) => refusal(Sqlstate::INVALID_PARAMETER_VALUE, &format!("not reloaded: {why}")),
+                None => refusal(Sqlstate::CANNOT_CONNECT_NOW, "the process is still starting"),
+            }),
+            Command::Shutdown => match self.room.process.get() {
+                Some(process) => {
+                    process.stop();
+                    Outcome::Answer(done("SHUTDOWN"))
+                }
+                None => Outcome::Answer(refusal(Sqlstate::CANNOT_CONNECT_NOW, "the process is still starting")),
+            },
+            Command::Pause(database) => {
+                self.room.tell_all(&Operation::Pause(database.clone()));
+                Outcome::Wait(Until::Closed(database), "PAUSE")
+            }
+            Command::Resume(database) => {
+                self.room.tell_all(&Operation::Resume(database.clone()));
+                // A PAUSE that was not over yet never will be.
+                self.pending.retain(|pending| {
+                    let ends = matches!(&pending.until, Until::Closed(of) if database.is_none() || *of == database);
+                    if ends {
+                        let text = "RESUME came before everything was closed";
+                        self.room.answer(pending.worker, pending.client, refusal(Sqlstate::QUERY_CANCELED, text));
+                    }
+                    !ends
+                });
+                Outcome::Answer(done("RESUME"))
+            }
+            Command::Reconnect(database) => {
+                self.room.tell_all(&Operation::Reconnect(database));
+                Outcome::Answer(done("RECONNECT"))
+            }
+            Command::WaitClose(database) => Outcome::Wait(Until::ClosedOld(database, Instant::now()), "WAIT_CLOSE"),
+            Command::Kill(database) => {
+                self.room.tell_all(&Operation::Kill(database));
+                Outcome::Answer(done("KILL"))
+            }
+            Command::KillClient(id) if id == show::public_id(request.worker, request.client) => {
+                Outcome::Answer(refusal(Sqlstate::INVALID_PARAMETER_VALUE, "that is this console itself"))
+            }
+            Command::KillClient(id) => self.kill_client(id),
+        }
+    }
+
+    fn kill_client(&self, id: u64) -> Outcome {
+        let reports = self.room.look(Look { clients: true, servers: false });
+        let found = reports
+            .iter()
+            .flat_map(|report| report.clients.iter().map(|client| (report.worker, client.token)))
+            .find(|(worker, token)| show::public_id(*worker, *token) == id);
+        Outcome::Answer(match found {
+            Some((worker, token)) => {
+                self.room.mailboxes[worker].post(Letter::Core(Mail::Operate(Operation::KillClient(token))));
+                done("KILL_CLIENT")
+            }
+            None => refusal(Sqlstate::INVALID_PARAMETER_VALUE, &format!("no client has the id {id}: see SHOW CLIENTS")),
+        })
+    }
+
+    fn show(&self, show: Show, request: &Request) -> Vec<u8> {
+        let look = Look {
+            clients: matches!(show, Show::Clients | Show::Sockets | Show::Pins),
+            servers: matches!(show, Show::Servers | Show::Sockets | Show::Prepared),
+        };
+        let reports = if show.needs_reports() { self.room.look(look) } else { Vec::new() };
+        let settings = self.room.settings();
+        let scene = Scene {
+            reports: &reports,
+            settings: &settings,
+            view: &self.room.shared.topology.view(),
+            metrics: &self.room.metrics,
+            averages: &self.averages,
+            workers: self.room.shared.workers,
+            now: Instant::now(),
+            own: (request.worker, request.client),
+        };
+        let mut out = Vec::new();
+        scene.table(show).write(&mut out);
+        ended(out)
+    }
+
+    fn look_after_pending(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let reports = self.room.look(Look { clients: false, servers: true });
+        let open = |database: &Option<String>, before: Option<Instant>| {
+            reports.iter().flat_map(|report| &report.servers).any(|server| {
+                database.as_ref().is_none_or(|name| **name == *server.database)
+                    && before.is_none_or(|before| server.connected <= before)
+            })
+        };
+        let room = &self.room;
+        self.pending.retain(|pending| {
+            let waits = match &pending.until {
+                Until::Closed(database) => open(database, None),
+                Until::ClosedOld(database, before) => open(database, Some(*before)),
+            };
+            if !waits {
+                room.answer(pending.worker, pending.client, done(pending.tag));
+            }
+            waits
+        });
+    }
+}
+
+/// `CommandComplete` and `ReadyForQuery`.
+fn done(tag: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    message::complete(&mut out, tag);
+    ended(out)
+}
+
+fn ended(mut out: Vec<u8>) -> Vec<u8> {
+    message::ready(&mut out, message::Status::Idle);
+    out
+}
+
+/// `ErrorResponse` and `ReadyForQuery`.
+fn refusal(code: Sqlstate, text: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    message::error(&mut out, Severity::Error, code, text, "");
+    ended(out)
+}

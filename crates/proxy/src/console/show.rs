@@ -1,0 +1,752 @@
+//! The tables of `SHOW`.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
+
+use topology::{Address, Role, View};
+
+use super::PERIOD;
+use super::command::{ACTIONS, SHOWS, Show};
+use super::report::{ClientReport, PoolReport, Report, ServerReport, Totals};
+use super::table::Of::{Number, Text};
+use super::table::{Of, Table, Value};
+use crate::config::{Consistency, PoolMode, RouteTo};
+use crate::core::token::Token;
+use crate::metrics::{Metrics, Snapshot};
+use crate::settings::Settings;
+
+/// Everything that a table can be made of.
+pub(super) struct Scene<'a> {
+    pub(super) reports: &'a [Report],
+    pub(super) settings: &'a Settings,
+    pub(super) view: &'a View,
+    pub(super) metrics: &'a [Arc<Metrics>],
+    pub(super) averages: &'a Averages,
+    pub(super) workers: usize,
+    pub(super) now: Instant,
+    /// The console that asks: worker and connection.
+    pub(super) own: (usize, Token),
+}
+
+/// What databases do in a second, over the last full period.
+#[derive(Debug)]
+pub(super) struct Averages {
+    since: Instant,
+    before: BTreeMap<Arc<str>, Totals>,
+    /// By database: what was done, and in which time.
+    last: BTreeMap<Arc<str>, (Totals, Duration)>,
+}
+
+/// A connection's number in `SHOW`: unique over all workers, and positive as an int8.
+pub(super) fn public_id(worker: usize, token: Token) -> u64 {
+    // A token leaves the bits between its kind and its generation's 24 alone; kinds are 1 to 3.
+    token.raw() & 0x00ff_ffff_ffff_ffff | (worker as u64 & 0x3f) << 57 | (token.raw() >> 56 & 1) << 56
+}
+
+// === impl Averages ===
+
+impl Averages {
+    pub(super) fn new(now: Instant) -> Averages {
+        Averages { since: now, before: BTreeMap::new(), last: BTreeMap::new() }
+    }
+
+    /// Time until the next sample.
+    pub(super) fn due_in(&self, now: Instant) -> Duration {
+        PERIOD.saturating_sub(now.saturating_duration_since(self.since))
+    }
+
+    pub(super) fn sample(&mut self, reports: &[Report], now: Instant) {
+        let time = now.saturating_duration_since(self.since);
+        let totals = by_database(reports);
+        self.last = totals
+            .iter()
+            .map(|(name, now)| {
+                let before = self.before.get(name).copied().unwrap_or_default();
+                (name.clone(), (difference(*now, before), time))
+            })
+            .collect();
+        self.before = totals;
+        self.since = now;
+    }
+}
+
+fn difference(now: Totals, before: Totals) -> Totals {
+    Totals {
+        assignments: now.assignments.saturating_sub(before.assignments),
+        transactions: now.transactions.saturating_sub(before.transactions),
+        queries: now.queries.saturating_sub(before.queries),
+        received: now.received.saturating_sub(before.received),
+        sent: now.sent.saturating_sub(before.sent),
+        transaction_micros: now.transaction_micros.saturating_sub(before.transaction_micros),
+        query_micros: now.query_micros.saturating_sub(before.query_micros),
+        wait_micros: now.wait_micros.saturating_sub(before.wait_micros),
+    }
+}
+
+fn by_database(reports: &[Report]) -> BTreeMap<Arc<str>, Totals> {
+    let mut totals: BTreeMap<Arc<str>, Totals> = BTreeMap::new();
+    for pool in reports.iter().flat_map(|report| &report.pools) {
+        *totals.entry(pool.database.clone()).or_default() += pool.totals;
+    }
+    totals
+}
+
+/// A pool over all workers.
+struct Whole {
+    pool: PoolReport,
+}
+
+fn wholes(reports: &[Report]) -> Vec<Whole> {
+    let mut wholes: BTreeMap<(Arc<str>, Arc<str>), Whole> = BTreeMap::new();
+    for pool in reports.iter().flat_map(|report| &report.pools) {
+        match wholes.entry((pool.database.clone(), pool.user.clone())) {
+            std::collections::btree_map::Entry::Vacant(entry) => {
+                entry.insert(Whole { pool: pool.clone() });
+            }
+            std::collections::btree_map::Entry::Occupied(mut entry) => {
+                let sum = &mut entry.get_mut().pool;
+                sum.paused |= pool.paused;
+                sum.clients += pool.clients;
+                sum.waiting += pool.waiting;
+                sum.oldest_wait = sum.oldest_wait.max(pool.oldest_wait);
+                sum.busy += pool.busy;
+                sum.idle += pool.idle;
+                sum.connecting += pool.connecting;
+                sum.cancelling += pool.cancelling;
+                sum.totals += pool.totals;
+            }
+        }
+    }
+    wholes.into_values().collect()
+}
+
+fn mode(mode: PoolMode) -> &'static str {
+    match mode {
+        PoolMode::Transaction => "transaction",
+        PoolMode::Session => "session",
+    }
+}
+
+fn route(route: RouteTo) -> &'static str {
+    match route {
+        RouteTo::Auto => "auto",
+        RouteTo::Primary => "primary",
+        RouteTo::Replica => "replica",
+    }
+}
+
+fn consistency(consistency: Consistency) -> &'static str {
+    match consistency {
+        Consistency::Eventual => "eventual",
+        Consistency::Session => "session",
+    }
+}
+
+/// Columns that `SHOW CLIENTS` and `SHOW SERVERS` have in common, as PgBouncer has them.
+const CONNECTION: &[(&str, Of)] = &[
+    ("type", Text),
+    ("user", Text),
+    ("database", Text),
+    ("replication", Text),
+    ("state", Text),
+    ("addr", Text),
+    ("port", Number),
+    ("local_addr", Text),
+    ("local_port", Number),
+    ("connect_time", Text),
+    ("request_time", Text),
+    ("wait", Number),
+    ("wait_us", Number),
+    ("close_needed", Number),
+    ("ptr", Text),
+    ("link", Text),
+    ("remote_pid", Number),
+    ("tls", Text),
+    ("application_name", Text),
+    ("prepared_statements", Number),
+    ("id", Number),
+];
+
+/// What each `SHOW STATS*` counts: PgBouncer's name without `total_` or `avg_`, and whether its average is one of time per thing
+/// (then the thing), not of things per second.
+type Count = (&'static str, &'static str, fn(&Totals) -> u64, Option<fn(&Totals) -> u64>);
+const COUNTS: &[Count] = &[
+    ("total_server_assignment_count", "avg_server_assignment_count", |t| t.assignments, None),
+    ("total_xact_count", "avg_xact_count", |t| t.transactions, None),
+    ("total_query_count", "avg_query_count", |t| t.queries, None),
+    ("total_received", "avg_recv", |t| t.received, None),
+    ("total_sent", "avg_sent", |t| t.sent, None),
+    ("total_xact_time", "avg_xact_time", |t| t.transaction_micros, Some(|t| t.transactions)),
+    ("total_query_time", "avg_query_time", |t| t.query_micros, Some(|t| t.queries)),
+    ("total_wait_time", "avg_wait_time", |t| t.wait_micros, None),
+];
+
+// === impl Scene ===
+
+impl Scene<'_> {
+    /// What `SHOW` of this shows.
+    pub(super) fn table(&self, show: Show) -> Table {
+        match show {
+            Show::Help => help(),
+            Show::Version => {
+                let mut table = Table::new(&[("version", Text)]);
+                table.row(vec![concat!("Kingpost ", env!("CARGO_PKG_VERSION")).into()]);
+                table
+            }
+            Show::Databases => self.databases(),
+            Show::Pools => self.pools(),
+            Show::Clients => self.connections(true, false),
+            Show::Servers => self.connections(false, true),
+            Show::Sockets => self.connections(true, true),
+            Show::Stats => self.stats(true, true),
+            Show::StatsTotals => self.stats(true, false),
+            Show::StatsAverages => self.stats(false, true),
+            Show::Lists => self.lists(),
+            Show::Users => self.users(),
+            Show::Config => self.config(),
+            Show::Nodes => self.nodes(),
+            Show::Pins => self.pins(),
+            Show::Prepared => self.prepared(),
+            Show::State => self.state(),
+        }
+    }
+
+    fn databases(&self) -> Table {
+        let mut table = Table::new(&[
+            ("name", Text),
+            ("host", Text),
+            ("port", Number),
+            ("database", Text),
+            ("force_user", Text),
+            ("pool_size", Number),
+            ("min_pool_size", Number),
+            ("reserve_pool_size", Number),
+            ("server_lifetime", Number),
+            ("pool_mode", Text),
+            ("load_balance_hosts", Text),
+            ("max_connections", Number),
+            ("current_connections", Number),
+            ("max_client_connections", Number),
+            ("current_client_connections", Number),
+            ("paused", Number),
+            ("disabled", Number),
+            ("consistency", Text),
+            ("route", Text),
+        ]);
+        let wholes = wholes(self.reports);
+        let mut names: Vec<&str> = self.settings.databases().map(|(name, _)| name).collect();
+        names.extend(wholes.iter().map(|whole| &*whole.pool.database));
+        names.sort_unstable();
+        names.dedup();
+        let (host, port) = match self.view.primary_node().map(|node| &node.address) {
+            Some(Address::Tcp(address)) => (Some(address.ip().to_string()), Some(u64::from(address.port()))),
+            Some(Address::Unix(path)) => (Some(path.display().to_string()), None),
+            None => (None, None),
+        };
+        let lifetime = self.settings.server_lifetime.map_or(0, |lifetime| lifetime.as_secs());
+        for name in names {
+            let Some(database) = self.settings.database(name) else { continue };
+            let of: Vec<&PoolReport> =
+                wholes.iter().filter(|whole| *whole.pool.database == *name).map(|whole| &whole.pool).collect();
+            let servers: usize = of.iter().map(|pool| pool.busy + pool.idle + pool.connecting).sum();
+            let clients: usize = of.iter().map(|pool| pool.clients).sum();
+            table.row(vec![
+                name.into(),
+                host.clone().into(),
+                port.into(),
+                database.dbname.as_deref().unwrap_or(name).into(),
+                Value::Null,
+                database.pool_size.into(),
+                0usize.into(),
+                0usize.into(),
+                lifetime.into(),
+                mode(database.mode).into(),
+                Value::Null,
+                0usize.into(),
+                servers.into(),
+                self.settings.max_clients.into(),
+                clients.into(),
+                u64::from(of.iter().any(|pool| pool.paused)).into(),
+                0usize.into(),
+                consistency(database.consistency).into(),
+                route(database.route).into(),
+            ]);
+        }
+        table
+    }
+
+    fn pools(&self) -> Table {
+        let mut table = Table::new(&[
+            ("database", Text),
+            ("user", Text),
+            ("cl_active", Number),
+            ("cl_waiting", Number),
+            ("cl_active_cancel_req", Number),
+            ("cl_waiting_cancel_req", Number),
+            ("sv_active", Number),
+            ("sv_active_cancel", Number),
+            ("sv_being_canceled", Number),
+            ("sv_idle", Number),
+            ("sv_used", Number),
+            ("sv_tested", Number),
+            ("sv_login", Number),
+            ("maxwait", Number),
+            ("maxwait_us", Number),
+            ("pool_mode", Text),
+            ("load_balance_hosts", Text),
+        ]);
+        for Whole { pool } in wholes(self.reports) {
+            table.row(vec![
+                (*pool.database).into(),
+                (*pool.user).into(),
+                (pool.clients - pool.waiting.min(pool.clients)).into(),
+                pool.waiting.into(),
+                0usize.into(),
+                0usize.into(),
+                pool.busy.into(),
+                0usize.into(),
+                pool.cancelling.into(),
+                pool.idle.into(),
+                0usize.into(),
+                0usize.into(),
+                pool.connecting.into(),
+                pool.oldest_wait.as_secs().into(),
+                u64::from(pool.oldest_wait.subsec_micros()).into(),
+                mode(pool.mode).into(),
+                Value::Null,
+            ]);
+        }
+        table
+    }
+
+    fn connections(&self, clients: bool, servers: bool) -> Table {
+        let mut table = Table::new(CONNECTION);
+        for report in self.reports {
+            if clients {
+                for client in &report.clients {
+                    table.row(self.client(report.worker, client));
+                }
+            }
+            if servers {
+                for server in &report.servers {
+                    table.row(self.server(report.worker, server));
+                }
+            }
+        }
+        table
+    }
+
+    fn client(&self, worker: usize, client: &ClientReport) -> Vec<Value> {
+        let waits = client.since.filter(|_| client.state == "waiting").map(|since| self.now.duration_since(since));
+        let waits = waits.unwrap_or_default();
+        let (address, port) = place(client.address);
+        let (local, local_port) = place(client.local);
+        let id = public_id(worker, client.token);
+        vec![
+            "C".into(),
+            (*client.user).into(),
+            (*client.database).into(),
+            "none".into(),
+            client.state.into(),
+            address,
+            port,
+            local,
+            local_port,
+            wall(client.connected, self.now).into(),
+            client.since.map(|since| wall(since, self.now)).into(),
+            waits.as_secs().into(),
+            u64::from(waits.subsec_micros()).into(),
+            0usize.into(),
+            format!("{id:#x}").into(),
+            client.server.map_or(String::new(), |server| format!("{:#x}", public_id(worker, server))).into(),
+            0usize.into(),
+            if client.tls { "TLS" } else { "" }.into(),
+            client.application.as_str().into(),
+            client.prepared.into(),
+            id.into(),
+        ]
+    }
+
+    fn server(&self, worker: usize, server: &ServerReport) -> Vec<Value> {
+        let (address, port) = place(server.address);
+        let (local, local_port) = place(server.local);
+        let id = public_id(worker, server.token);
+        vec![
+            "S".into(),
+            (*server.user).into(),
+            (*server.database).into(),
+            "none".into(),
+            server.state.into(),
+            address,
+            port,
+            local,
+            local_port,
+            wall(server.connected, self.now).into(),
+            wall(server.since, self.now).into(),
+            0usize.into(),
+            0usize.into(),
+            u64::from(server.state == "closing").into(),
+            format!("{id:#x}").into(),
+            server.client.map_or(String::new(), |client| format!("{:#x}", public_id(worker, client))).into(),
+            u64::from(server.pid).into(),
+            if server.tls { "TLS" } else { "" }.into(),
+            server.application.as_str().into(),
+            server.prepared.len().into(),
+            id.into(),
+        ]
+    }
+
+    fn stats(&self, totals: bool, averages: bool) -> Table {
+        let mut columns = vec![("database", Text)];
+        if totals {
+            columns.extend(COUNTS.iter().map(|(total, _, _, _)| (*total, Number)));
+        }
+        if averages {
+            columns.extend(COUNTS.iter().map(|(_, average, _, _)| (*average, Number)));
+        }
+        let mut table = Table::new(&columns);
+        for (name, total) in by_database(self.reports) {
+            let mut row = vec![Value::from(&*name)];
+            if totals {
+                row.extend(COUNTS.iter().map(|(_, _, count, _)| Value::from(count(&total))));
+            }
+            if averages {
+                let (done, time) = self.averages.last.get(&name).copied().unwrap_or_default();
+                row.extend(COUNTS.iter().map(|(_, _, count, per)| {
+                    let average = match per {
+                        Some(things) => count(&done).checked_div(things(&done)),
+                        None => {
+                            let micros = (time.as_micros() as u64).max(1);
+                            Some((u128::from(count(&done)) * 1_000_000 / u128::from(micros)) as u64)
+                        }
+                    };
+                    Value::from(average.unwrap_or(0))
+                }));
+            }
+            table.row(row);
+        }
+        table
+    }
+
+    fn lists(&self) -> Table {
+        let mut table = Table::new(&[("list", Text), ("items", Number)]);
+        let wholes = wholes(self.reports);
+        let sum = |count: fn(&PoolReport) -> usize| wholes.iter().map(|whole| count(&whole.pool)).sum::<usize>();
+        let mut databases: Vec<&str> = wholes.iter().map(|whole| &*whole.pool.database).collect();
+        databases.extend(self.settings.databases().map(|(name, _)| name));
+        databases.sort_unstable();
+        databases.dedup();
+        let logins: usize = self.reports.iter().map(|report| report.logging_in).sum();
+        for (name, items) in [
+            ("databases", databases.len()),
+            ("users", self.settings.users().count()),
+            ("pools", wholes.len()),
+            ("free_clients", 0),
+            ("used_clients", sum(|pool| pool.clients)),
+            ("login_clients", logins),
+            ("free_servers", sum(|pool| pool.idle)),
+            ("used_servers", sum(|pool| pool.busy + pool.connecting + pool.cancelling)),
+            ("nodes", self.view.nodes.len()),
+            ("workers", self.workers),
+        ] {
+            table.row(vec![name.into(), items.into()]);
+        }
+        table
+    }
+
+    fn users(&self) -> Table {
+        let mut table = Table::new(&[
+            ("name", Text),
+            ("pool_size", Number),
+            ("reserve_pool_size", Number),
+            ("pool_mode", Text),
+            ("role", Text),
+        ]);
+        let mut users: Vec<_> = self.settings.users().collect();
+        users.sort_by_key(|(name, _)| *name);
+        for (name, user) in users {
+            let role = Value::from("user");
+            table.row(vec![name.into(), user.pool_size.into(), Value::Null, Value::Null, role]);
+        }
+        let mut operators: Vec<_> = self.settings.operators().collect();
+        operators.sort_by_key(|(name, _)| *name);
+        for (name, operator) in operators {
+            let role = operator.access.name();
+            table.row(vec![name.into(), Value::Null, Value::Null, Value::Null, role.into()]);
+        }
+        table
+    }
+
+    fn config(&self) -> Table {
+        let mut table = Table::new(&[("key", Text), ("value", Text), ("default", Text), ("changeable", Text)]);
+        let settings = self.settings;
+        let seconds = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64().to_string();
+        let default = settings.default_database();
+        // Under PgBouncer's names where it has the same thing: exporters read max_client_conn and default_pool_size.
+        for (key, value, changeable) in [
+            ("auth_type", settings.auth.name().to_owned(), true),
+            ("client_login_timeout", seconds(Some(settings.login_timeout)), true),
+            ("default_pool_size", default.pool_size.to_string(), true),
+            ("max_client_conn", settings.max_clients.to_string(), true),
+            ("max_prepared_statements", settings.prepared_per_server.to_string(), true),
+            ("pool_mode", mode(default.mode).to_owned(), true),
+            ("query_wait_timeout", seconds(Some(settings.wait_timeout)), true),
+            ("server_connect_timeout", seconds(Some(settings.connect_timeout)), true),
+            ("server_idle_timeout", seconds(settings.server_idle_timeout), true),
+            ("server_lifetime", seconds(settings.server_lifetime), true),
+            ("buffer_limit", settings.buffer_limit.to_string(), true),
+            ("cache_entries", settings.cache_entries.to_string(), true),
+            ("consistency", consistency(default.consistency).to_owned(), true),
+            ("max_statement_bytes", settings.max_statement.to_string(), true),
+            ("no_primary_timeout", seconds(Some(settings.no_primary_timeout)), true),
+            ("reserved_clients", settings.reserved_clients.to_string(), true),
+            ("route", route(default.route).to_owned(), true),
+            ("workers", self.workers.to_string(), false),
+        ] {
+            let changeable = if changeable { "yes" } else { "no" };
+            table.row(vec![key.into(), value.into(), Value::Null, changeable.into()]);
+        }
+        table
+    }
+
+    fn nodes(&self) -> Table {
+        let mut table = Table::new(&[
+            ("name", Text),
+            ("address", Text),
+            ("role", Text),
+            ("usable", Text),
+            ("replayed", Text),
+            ("lag_ms", Number),
+            ("lag_bytes", Number),
+            ("weight", Text),
+            ("zone", Text),
+        ]);
+        for node in &self.view.nodes {
+            let role = match node.role {
+                Role::Unknown => "unknown",
+                Role::Primary => "primary",
+                Role::Replica => "replica",
+                Role::Stale => "stale",
+            };
+            table.row(vec![
+                node.node.name.as_str().into(),
+                written(&node.address).into(),
+                role.into(),
+                if node.usable { "yes" } else { "no" }.into(),
+                node.node.replayed.get().to_string().into(),
+                node.node.lag_ms.load(Ordering::Relaxed).into(),
+                node.node.lag_bytes.load(Ordering::Relaxed).into(),
+                format!("{}", f64::from(node.weight) / f64::from(topology::WEIGHT_SCALE)).into(),
+                node.zone.as_deref().into(),
+            ]);
+        }
+        table
+    }
+
+    fn pins(&self) -> Table {
+        let mut table = Table::new(&[
+            ("reason", Text),
+            ("clients", Number),
+            ("total", Number),
+            ("database", Text),
+            ("user", Text),
+            ("id", Number),
+        ]);
+        // First how many by reason, then who.
+        let snapshot = Snapshot::of(self.metrics.iter().map(|metrics| &**metrics));
+        let pinned: Vec<(usize, &ClientReport)> = self
+            .reports
+            .iter()
+            .flat_map(|report| report.clients.iter().map(|client| (report.worker, client)))
+            .filter(|(_, client)| !client.pins.is_empty())
+            .collect();
+        for (reason, total) in &snapshot.pins {
+            let now = pinned.iter().filter(|(_, client)| reasons(client).any(|name| name == *reason)).count();
+            table.row(vec![(*reason).into(), now.into(), (*total).into(), Value::Null, Value::Null, Value::Null]);
+        }
+        for (worker, client) in pinned {
+            for reason in reasons(client) {
+                table.row(vec![
+                    reason.into(),
+                    1usize.into(),
+                    Value::Null,
+                    (*client.database).into(),
+                    (*client.user).into(),
+                    public_id(worker, client.token).into(),
+                ]);
+            }
+        }
+        table
+    }
+
+    fn prepared(&self) -> Table {
+        let mut table = Table::new(&[("name", Text), ("servers", Number), ("database", Text), ("user", Text)]);
+        let mut counts: BTreeMap<(u64, &str, &str), u64> = BTreeMap::new();
+        for server in self.reports.iter().flat_map(|report| &report.servers) {
+            for id in &server.prepared {
+                *counts.entry((*id, &server.database, &server.user)).or_default() += 1;
+            }
+        }
+        for ((id, database, user), servers) in counts {
+            let name = crate::core::statement::StatementName::of(id);
+            let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
+            table.row(vec![name.into(), servers.into(), database.into(), user.into()]);
+        }
+        table
+    }
+
+    fn state(&self) -> Table {
+        let mut table = Table::new(&[("key", Text), ("value", Text)]);
+        let pools = wholes(self.reports);
+        let all = !pools.is_empty() && pools.iter().all(|whole| whole.pool.paused);
+        let any = pools.iter().any(|whole| whole.pool.paused);
+        let yes = |yes: bool| if yes { "yes" } else { "no" };
+        table.row(vec!["active".into(), yes(!any).into()]);
+        table.row(vec!["paused".into(), yes(all).into()]);
+        table.row(vec!["suspended".into(), "no".into()]);
+        table.row(vec!["own_id".into(), public_id(self.own.0, self.own.1).to_string().into()]);
+        table
+    }
+}
+
+fn written(address: &Address) -> String {
+    match address {
+        Address::Tcp(address) => address.to_string(),
+        Address::Unix(path) => path.display().to_string(),
+    }
+}
+
+fn help() -> Table {
+    let mut table = Table::new(&[("command", Text), ("what", Text)]);
+    for (name, _, what) in SHOWS {
+        table.row(vec![format!("SHOW {name}").into(), (*what).into()]);
+    }
+    for (command, what) in ACTIONS {
+        table.row(vec![(*command).into(), (*what).into()]);
+    }
+    table
+}
+
+fn reasons(client: &ClientReport) -> impl Iterator<Item = &'static str> {
+    let pins = client.pins;
+    sql::Pins::NAMES.iter().filter(move |(pin, _)| pins.0 & pin.0 != 0).map(|(_, name)| *name)
+}
+
+fn place(address: Option<SocketAddr>) -> (Value, Value) {
+    match address {
+        Some(address) => (address.ip().to_string().into(), u64::from(address.port()).into()),
+        None => ("unix".into(), 0u64.into()),
+    }
+}
+
+/// A moment as the clock on the wall had it: UTC, to the second.
+fn wall(at: Instant, now: Instant) -> String {
+    let then = SystemTime::now() - now.saturating_duration_since(at);
+    humantime::format_rfc3339_seconds(then).to_string().replace('T', " ").replace('Z', " UTC")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ProxyConfig;
+    use crate::core::token::Kind;
+
+    fn pool(database: &str, user: &str, waiting: usize, totals: Totals) -> PoolReport {
+        PoolReport {
+            database: database.into(),
+            user: user.into(),
+            mode: PoolMode::Transaction,
+            paused: false,
+            clients: waiting + 2,
+            waiting,
+            oldest_wait: Duration::from_millis(1500 * waiting as u64),
+            busy: 1,
+            idle: 2,
+            connecting: 0,
+            cancelling: 0,
+            totals,
+        }
+    }
+
+    fn reports() -> Vec<Report> {
+        let totals = |n| Totals { queries: 10 * n, query_micros: 5000 * n, transactions: n, ..Totals::default() };
+        vec![
+            Report { worker: 0, pools: vec![pool("shop", "app", 1, totals(1))], ..Report::default() },
+            Report {
+                worker: 1,
+                pools: vec![pool("shop", "app", 0, totals(2)), pool("shop", "batch", 0, totals(4))],
+                ..Report::default()
+            },
+        ]
+    }
+
+    fn table(show: Show, reports: &[Report], averages: &Averages) -> Table {
+        let settings = Settings::new(&ProxyConfig::default()).expect("the defaults are good");
+        let view = View { epoch: 1, term: topology::Term::default(), primary: None, nodes: Vec::new() };
+        let now = Instant::now();
+        let own = (0, Token::new(Kind::Client, 1, 0));
+        Scene { reports, settings: &settings, view: &view, metrics: &[], averages, workers: 2, now, own }.table(show)
+    }
+
+    fn column(table: &Table, name: &str) -> Vec<Value> {
+        let at = table.columns.iter().position(|(column, _)| *column == name).expect(name);
+        table.rows.iter().map(|row| row[at].clone()).collect()
+    }
+
+    #[test]
+    fn every_table_has_as_many_values_as_columns() {
+        let averages = Averages::new(Instant::now());
+        for (name, show, _) in SHOWS {
+            let table = table(*show, &reports(), &averages);
+            assert!(table.rows.iter().all(|row| row.len() == table.columns.len()), "{name}");
+        }
+    }
+
+    #[test]
+    fn pools_are_added_up_over_workers() {
+        let table = table(Show::Pools, &reports(), &Averages::new(Instant::now()));
+        assert_eq!(column(&table, "user"), ["app", "batch"].map(Value::from));
+        assert_eq!(column(&table, "cl_waiting"), [1u64, 0].map(Value::from));
+        assert_eq!(column(&table, "cl_active"), [4u64, 2].map(Value::from));
+        assert_eq!(column(&table, "sv_idle"), [4u64, 2].map(Value::from));
+        assert_eq!(column(&table, "maxwait"), [1u64, 0].map(Value::from));
+        assert_eq!(column(&table, "maxwait_us"), [500_000u64, 0].map(Value::from));
+    }
+
+    #[test]
+    fn stats_are_of_databases_and_averages_of_the_last_period() {
+        let start = Instant::now();
+        let mut averages = Averages::new(start);
+        averages.sample(&[], start);
+        averages.sample(&reports(), start + Duration::from_secs(10));
+        let stats = table(Show::Stats, &reports(), &averages);
+        for (name, expected) in [
+            ("total_query_count", 70u64),
+            ("total_query_time", 35_000),
+            ("avg_query_count", 7),
+            ("avg_query_time", 500),
+            ("avg_xact_count", 0),
+        ] {
+            assert_eq!(column(&stats, name), [Value::from(expected)], "{name}");
+        }
+        averages.sample(&reports(), start + Duration::from_secs(20));
+        assert_eq!(column(&table(Show::StatsAverages, &reports(), &averages), "avg_query_count"), [Value::from(0u64)]);
+    }
+
+    #[test]
+    fn ids_differ_and_are_positive() {
+        let mut ids = std::collections::HashSet::new();
+        for worker in 0..64 {
+            for kind in [Kind::Client, Kind::Server] {
+                for (generation, index) in [(0, 0), (1, 0), (0xff_ffff, 1), (0, 0xffff_ffff)] {
+                    let id = public_id(worker, Token::new(kind, generation, index));
+                    assert!(i64::try_from(id).is_ok(), "{id:#x}");
+                    assert!(ids.insert(id), "{worker} {kind:?} {generation} {index}");
+                }
+            }
+        }
+    }
+}

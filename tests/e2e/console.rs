@@ -1,0 +1,255 @@
+//! The console database: what operators see and do, through real clients.
+
+use std::collections::HashMap;
+
+use kingpost_tests::{Cluster, DATABASE, Kingpost, SOON, ShowLogs, USER, sqlstate, user, wait_until, within};
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+use crate::common::{only_kingpost, value};
+
+/// The console of a proxy under `trust`, where everybody is an operator.
+async fn console(kingpost: &Kingpost) -> Client {
+    let mut config = kingpost.endpoint().config();
+    config.user("anybody").dbname("kingpost");
+    kingpost.endpoint().connect_as(&config).await
+}
+
+/// Rows by column name.
+async fn rows(console: &Client, command: &str) -> Vec<HashMap<String, String>> {
+    let messages = console.simple_query(command).await.unwrap_or_else(|e| panic!("{command}: {e:?}"));
+    let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
+    let row = |message: &SimpleQueryMessage| match message {
+        SimpleQueryMessage::Row(row) => Some(
+            row.columns().iter().enumerate().map(|(i, column)| (column.name().to_owned(), text(row.get(i)))).collect(),
+        ),
+        _ => None,
+    };
+    messages.iter().filter_map(row).collect()
+}
+
+/// The value of a key in a table of keys and values.
+async fn state(console: &Client, key: &str) -> String {
+    let rows = rows(console, "SHOW STATE").await;
+    rows.iter().find(|row| row["key"] == key).expect(key)["value"].clone()
+}
+
+async fn cluster() -> Cluster {
+    Cluster::builder().replicas(1).start().await
+}
+
+#[tokio::test]
+async fn shows_what_there_is() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster().await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = Kingpost::of(&cluster).start().await;
+    let client = kingpost.connect().await;
+    client.batch_execute("CREATE TABLE seen (a int); INSERT INTO seen VALUES (1)").await.unwrap();
+    let console = console(&kingpost).await;
+
+    let pools = rows(&console, "SHOW POOLS").await;
+    assert_eq!((pools[0]["database"].as_str(), pools[0]["user"].as_str()), (DATABASE, USER));
+    assert_eq!(pools[0]["cl_active"], "1");
+
+    let clients = rows(&console, "show clients;").await;
+    let states: Vec<&str> = clients.iter().map(|row| row["state"].as_str()).collect();
+    assert!(states.contains(&"idle") && states.contains(&"console"), "{states:?}");
+    assert!(clients.iter().all(|row| row["addr"] == "127.0.0.1" && row["port"] != "0"), "{clients:?}");
+
+    let servers = rows(&console, "SHOW SERVERS").await;
+    let primary = cluster.primary().port().to_string();
+    assert!(servers.iter().any(|row| row["port"] == primary && row["remote_pid"] != "0"), "{servers:?}");
+
+    let stats = rows(&console, "SHOW STATS").await;
+    assert!(stats[0]["total_query_count"].parse::<u64>().unwrap() >= 1, "{stats:?}");
+    let nodes = rows(&console, "SHOW NODES").await;
+    assert_eq!(nodes.iter().map(|row| row["role"].as_str()).collect::<Vec<_>>(), ["primary", "replica"]);
+    // Everything that is offered can be shown.
+    for row in rows(&console, "SHOW HELP").await {
+        if row["command"].starts_with("SHOW ") {
+            rows(&console, &row["command"]).await;
+        }
+    }
+
+    // A client that is pinned says why.
+    client.batch_execute("LISTEN news").await.unwrap();
+    let pins = rows(&console, "SHOW PINS").await;
+    assert!(pins.iter().any(|row| row["reason"] == "listen" && row["clients"] == "1"), "{pins:?}");
+
+    // It is no database: nothing else is understood, and parameters are not.
+    let error = console.simple_query("SELECT 1").await.unwrap_err();
+    assert_eq!(sqlstate(&error), "42601");
+    let error = console.query("SHOW POOLS", &[]).await.unwrap_err();
+    assert_eq!(sqlstate(&error), "0A000");
+    assert_eq!(rows(&console, "SHOW VERSION").await.len(), 1);
+}
+
+#[tokio::test]
+async fn operators_are_accounts_of_their_own() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster().await;
+    let _logs = ShowLogs(cluster.dir());
+    let mut viewer = user("watcher", "looking glass");
+    viewer.insert("role".into(), "viewer".into());
+    let kingpost = Kingpost::of(&cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .set("proxy.max_clients", 2)
+        .add("proxy.users", user(USER, "user's own"))
+        .add("proxy.operators", user("boss", "master key"))
+        .add("proxy.operators", viewer)
+        .start()
+        .await;
+    let login = |user: &str, password: &str, database: &str| {
+        let mut config = kingpost.endpoint().config();
+        config.user(user).password(password).dbname(database);
+        config
+    };
+    // Who manages does not read data, and who reads data does not manage.
+    for (user, password, database) in
+        [("boss", "master key", DATABASE), (USER, "user's own", "kingpost"), ("boss", "wrong", "kingpost")]
+    {
+        let error = kingpost.endpoint().try_connect(&login(user, password, database)).await.unwrap_err();
+        assert_eq!(sqlstate(&error), "28P01", "{user} at {database}");
+    }
+    // Applications have used up every connection: an operator still gets in.
+    let _first = kingpost.endpoint().connect_as(&login(USER, "user's own", DATABASE)).await;
+    let _second = kingpost.endpoint().connect_as(&login(USER, "user's own", DATABASE)).await;
+    let error = kingpost.endpoint().try_connect(&login(USER, "user's own", DATABASE)).await.unwrap_err();
+    assert_eq!(sqlstate(&error), "53300");
+    let boss = kingpost.endpoint().connect_as(&login("boss", "master key", "kingpost")).await;
+    let watcher = kingpost.endpoint().connect_as(&login("watcher", "looking glass", "pgbouncer")).await;
+
+    assert_eq!(rows(&watcher, "SHOW POOLS").await.len(), 1);
+    for command in ["PAUSE", "RELOAD", "KILL", "SHUTDOWN", "KILL_CLIENT 1"] {
+        let error = watcher.simple_query(command).await.unwrap_err();
+        assert_eq!(sqlstate(&error), "42501", "{command}");
+    }
+    // A configuration that is wrong is refused, and says so to the one who asked.
+    rows(&boss, "RELOAD").await;
+    std::fs::write(kingpost.config_path(), "[proxy]\nlisten = 5\n").unwrap();
+    let error = boss.simple_query("RELOAD").await.unwrap_err();
+    assert_eq!(sqlstate(&error), "22023");
+}
+
+#[tokio::test]
+async fn pause_lets_transactions_end_and_holds_clients() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster().await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = Kingpost::of(&cluster).start().await;
+    let (console, other) = (console(&kingpost).await, console(&kingpost).await);
+    let mut inside = kingpost.connect().await;
+    let outside = kingpost.connect().await;
+    let tx = inside.transaction().await.unwrap();
+    tx.batch_execute("CREATE TABLE paused (a int); INSERT INTO paused VALUES (1)").await.unwrap();
+
+    let pause = tokio::spawn(async move { console.simple_query("PAUSE").await.map(drop) });
+    let logs = cluster.dir();
+    wait_until("the pools to be paused", SOON, logs, async || (state(&other, "paused").await == "yes").then_some(()))
+        .await;
+    // The transaction goes on to its end; PAUSE is over only then.
+    tx.batch_execute("INSERT INTO paused VALUES (2)").await.unwrap();
+    assert!(!pause.is_finished());
+    tx.commit().await.unwrap();
+    within("PAUSE", SOON, logs, pause).await.unwrap().unwrap();
+    assert_eq!(rows(&other, "SHOW SERVERS").await.len(), 0);
+
+    // Who comes now waits, without an error, and is served after RESUME.
+    let waits = tokio::spawn(async move { value(&outside, "SELECT count(*) FROM paused").await });
+    wait_until("the client to wait", SOON, logs, async || {
+        rows(&other, "SHOW POOLS").await.iter().any(|row| row["cl_waiting"] == "1").then_some(())
+    })
+    .await;
+    assert!(!waits.is_finished());
+    rows(&other, "RESUME").await;
+    assert_eq!(within("the client", SOON, logs, waits).await.unwrap(), "2");
+}
+
+#[tokio::test]
+async fn a_pause_that_cannot_end_is_ended_by_resume() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster().await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = Kingpost::of(&cluster).start().await;
+    let (console, other) = (console(&kingpost).await, console(&kingpost).await);
+    let mut inside = kingpost.connect().await;
+    let tx = inside.transaction().await.unwrap();
+    tx.batch_execute("SELECT 1").await.unwrap();
+    let pause = tokio::spawn(async move { console.simple_query(&format!("PAUSE {DATABASE}")).await.map(drop) });
+    let logs = cluster.dir();
+    wait_until("the pools to be paused", SOON, logs, async || {
+        rows(&other, "SHOW DATABASES").await.iter().any(|row| row["paused"] == "1").then_some(())
+    })
+    .await;
+    rows(&other, &format!("RESUME {DATABASE}")).await;
+    let error = within("PAUSE", SOON, logs, pause).await.unwrap().unwrap_err();
+    assert_eq!(sqlstate(&error), "57014");
+    tx.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn reconnect_replaces_and_wait_close_waits() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster().await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = Kingpost::of(&cluster).start().await;
+    let console = console(&kingpost).await;
+    let client = kingpost.connect().await;
+    let pid = "/* kingpost.route=primary */ SELECT pg_backend_pid()";
+    let before = value(&client, pid).await;
+    rows(&console, "RECONNECT").await;
+    within("WAIT_CLOSE", SOON, cluster.dir(), console.simple_query("WAIT_CLOSE")).await.unwrap();
+    assert_ne!(value(&client, pid).await, before);
+}
+
+#[tokio::test]
+async fn kill_client_and_kill() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster().await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = Kingpost::of(&cluster).start().await;
+    let console = console(&kingpost).await;
+    let (one, two) = (kingpost.connect().await, kingpost.connect().await);
+    let mut config = kingpost.endpoint().config();
+    config.application_name("marked");
+    let marked = kingpost.endpoint().connect_as(&config).await;
+    let clients = rows(&console, "SHOW CLIENTS").await;
+    let id = &clients.iter().find(|row| row["application_name"] == "marked").unwrap()["id"];
+    rows(&console, &format!("KILL_CLIENT {id}")).await;
+    wait_until("the client to be gone", SOON, cluster.dir(), async || marked.is_closed().then_some(())).await;
+    assert_eq!(value(&one, "SELECT 1").await, "1");
+    let error = console.simple_query(&format!("KILL_CLIENT {id}")).await.unwrap_err();
+    assert_eq!(sqlstate(&error), "22023");
+
+    rows(&console, &format!("KILL {DATABASE}")).await;
+    let gone = async || (one.is_closed() && two.is_closed()).then_some(());
+    wait_until("all to be gone", SOON, cluster.dir(), gone).await;
+    rows(&console, &format!("RESUME {DATABASE}")).await;
+    assert_eq!(value(&kingpost.connect().await, "SELECT 1").await, "1");
+}
+
+#[tokio::test]
+async fn shutdown_stops_the_process() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster().await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = Kingpost::of(&cluster).start().await;
+    let console = console(&kingpost).await;
+    // The answer may be overtaken by the end.
+    let _ = within("SHUTDOWN", SOON, cluster.dir(), console.simple_query("SHUTDOWN")).await;
+    assert!(kingpost.process().wait_exit(SOON).await.success());
+}
