@@ -34,6 +34,9 @@ pub(crate) enum Command {
     /// Prints every error with file, line and column, the key, what was found and what was expected.
     #[command(after_help = EXIT_CODES)]
     Check(CheckArgs),
+    /// Makes configurations
+    #[command(after_help = EXIT_CODES, subcommand)]
+    Config(ConfigCommand),
     /// Starts a local cluster in one directory: a primary, replicas, and the proxy in front of them
     ///
     /// Runs until Ctrl-C. A second start uses the same data again.
@@ -75,6 +78,25 @@ pub(crate) struct CheckArgs {
     /// Configuration file
     #[arg(long, short, env = "KINGPOST_CONFIG", default_value = "kingpost.toml", value_name = "FILE")]
     pub(crate) config: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Translates PgBouncer's configuration, users included
+    ///
+    /// What has no counterpart is listed in a comment, with the reason.
+    #[command(after_help = EXIT_CODES)]
+    FromPgbouncer(FromPgbouncerArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FromPgbouncerArgs {
+    /// PgBouncer's file, usually pgbouncer.ini
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// File to write, which must not exist; standard output if not given. It may hold passwords.
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -3,6 +3,7 @@
 //! ```text
 //!  cli ──▶ proxy ─▶ config (file + environment, checked) ─▶ run (topology + proxy) ◀─ admin (HTTP)
 //!      ├─▶ check ─▶ config
+//!      ├─▶ config from-pgbouncer ─▶ a configuration's text
 //!      └─▶ up ───▶ PostgreSQL servers in a directory ─▶ config (generated) ─▶ run ◀─ admin
 //! ```
 //!
@@ -13,6 +14,7 @@ mod cli;
 mod config;
 mod error;
 mod exposition;
+mod from_pgbouncer;
 mod logging;
 mod out;
 mod run;
@@ -23,7 +25,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, ConfigCommand};
 use crate::error::Failure;
 
 fn main() -> ExitCode {
@@ -42,6 +44,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Proxy(args) => serve::proxy(&args, &log),
         Command::Check(args) => serve::check(&args, &log),
+        Command::Config(ConfigCommand::FromPgbouncer(args)) => from_pgbouncer::run(&args),
         Command::Up(args) => up::up(&args, &log),
         Command::Down(args) => up::down(&args),
         Command::Status(args) => up::status(&args),
