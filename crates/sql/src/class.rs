@@ -104,6 +104,9 @@ impl Flags {
     pub const DROPS_STATEMENTS: Flags = Flags(1 << 3);
     /// No statement at all (empty text, or only comments and semicolons).
     pub const EMPTY: Flags = Flags(1 << 4);
+    /// A read, but not one plain query over PostgreSQL's own functions: COPY, EXPLAIN, SHOW, or a function that only
+    /// the operator knows. It should have a server connection to itself.
+    pub const APART: Flags = Flags(1 << 5);
 
     /// True if all bits of `other` are set.
     #[must_use]

@@ -89,6 +89,8 @@ pub struct Classifier {
     hand: usize,
     /// The key of the text at hand.
     scratch: Vec<u8>,
+    /// Hash of that key; 0 if the text was not looked at.
+    shape: u64,
     counters: Counters,
 }
 
@@ -112,6 +114,7 @@ impl Classifier {
             entries: Vec::new(),
             hand: 0,
             scratch: Vec::new(),
+            shape: 0,
             counters: Counters::default(),
         }
     }
@@ -120,10 +123,12 @@ impl Classifier {
     pub fn classify(&mut self, text: &[u8]) -> Class {
         let Some(valid) = self.accept(text) else {
             self.counters.refused += 1;
+            self.shape = 0;
             return unparsed::classify(text);
         };
         shape::key(text, &mut self.scratch);
         let hash = self.hash();
+        self.shape = hash;
         if let Some(position) = self.find(hash) {
             self.counters.hits += 1;
             let entry = &mut self.entries[position];
@@ -134,6 +139,13 @@ impl Classifier {
         let class = fresh(valid, &self.functions);
         self.insert(hash, class);
         class
+    }
+
+    /// Stands for the shape of the text last classified, among those that this classifier has seen; 0 if it has none. Two
+    /// shapes may share one, though hardly ever.
+    #[must_use]
+    pub fn shape(&self) -> u64 {
+        self.shape
     }
 
     /// A replica refused this text because it writes: from now on texts of its shape are writes. Forgotten if the shape

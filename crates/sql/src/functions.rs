@@ -103,6 +103,11 @@ impl Functions {
         Functions { configured: configured.into_iter().collect() }
     }
 
+    /// Is it PostgreSQL's own, and only reads?
+    pub(crate) fn is_own(schema: &str, name: &str) -> bool {
+        matches!(schema, "" | "pg_catalog") && READ.contains(name)
+    }
+
     /// May a replica run it? `schema` is empty if the text names none.
     pub(crate) fn reads(&self, schema: &str, name: &str) -> bool {
         match schema {

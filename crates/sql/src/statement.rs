@@ -15,7 +15,8 @@ const CURSOR_HOLD: i32 = 0x20;
 /// What a text whose parse tree this is does. The hint is not in the tree.
 pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
     let statements: Vec<&NodeEnum> = tree.stmts.iter().filter_map(|raw| raw.stmt.as_ref()?.node.as_ref()).collect();
-    let mut text = Text { functions, read: true, class: Class { access: Access::Write, ..Class::UNKNOWN } };
+    let mut text =
+        Text { functions, read: true, foreign: false, class: Class { access: Access::Write, ..Class::UNKNOWN } };
     match statements.as_slice() {
         [] => text.flag(Flags::EMPTY),
         [one] if is_local(one) => {
@@ -44,6 +45,10 @@ pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
     }
     if text.read {
         text.class.access = Access::Read;
+        let plain = matches!(statements.as_slice(), [] | [NodeEnum::SelectStmt(_)]) && !text.foreign;
+        if !plain {
+            text.flag(Flags::APART);
+        }
     }
     text.class
 }
@@ -109,6 +114,7 @@ fn begins_read_only(options: &[Node]) -> bool {
 struct Text<'a> {
     functions: &'a Functions,
     read: bool,
+    foreign: bool,
     class: Class,
 }
 
@@ -132,6 +138,7 @@ impl Text<'_> {
         let mut walk = Walk::new(self.functions);
         go(&mut walk);
         self.pin(walk.pins);
+        self.foreign |= walk.foreign;
         walk.read
     }
 

@@ -17,12 +17,14 @@ pub(crate) struct Walk<'a> {
     functions: &'a Functions,
     /// Nothing but reads so far.
     pub(crate) read: bool,
+    /// Some function only reads because the operator says so.
+    pub(crate) foreign: bool,
     pub(crate) pins: Pins,
 }
 
 impl<'a> Walk<'a> {
     pub(crate) fn new(functions: &'a Functions) -> Walk<'a> {
-        Walk { functions, read: true, pins: Pins::NONE }
+        Walk { functions, read: true, foreign: false, pins: Pins::NONE }
     }
 
     pub(crate) fn pin(&mut self, pins: Pins) {
@@ -329,6 +331,7 @@ impl<'a> Walk<'a> {
         if !self.functions.reads(schema, name) {
             self.read = false;
         }
+        self.foreign |= !Functions::is_own(schema, name);
         if is_temp_schema(schema) {
             self.pin(Pins::TEMP);
         }

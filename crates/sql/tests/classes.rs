@@ -161,6 +161,26 @@ fn leaves(pins: Pins) -> Class {
 }
 
 #[test]
+fn apart() {
+    let cases = [
+        ("select * from t where id = 5", false),
+        ("table t", false),
+        ("values (1), (2)", false),
+        ("with x as (select 1) select lower(a), pg_catalog.upper(b) from t union select 'a', 'b'", false),
+        ("select 1; select 2", true),
+        ("explain select 1", true),
+        ("copy t to stdout", true),
+        ("select my_area(a) from t", true),
+        ("select a from t where exists (select 1 from u order by geo.length(a))", true),
+        ("", false),
+    ];
+    for (text, expected) in cases {
+        let class = classify(text);
+        assert_eq!((class.access, class.flags.has(Flags::APART)), (Access::Read, expected), "{text}");
+    }
+}
+
+#[test]
 fn session_state() {
     let set_or_role = Pins::SET.with(Pins::ROLE);
     for (text, want) in [
