@@ -153,6 +153,17 @@ pub enum PoolMode {
     Session,
 }
 
+/// Whether statements of several clients may share a server connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LaneMode {
+    /// Plain reads that are known to be quick and small, when there are more of them than connections they would have to
+    /// themselves. In transaction mode only.
+    Auto,
+    /// Never.
+    Off,
+}
+
 /// `[proxy.pool]`: limits of server connections.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -178,6 +189,20 @@ pub struct PoolConfig {
     pub connect_timeout: Duration,
     /// Prepared statements kept in one server connection; the longest unused is closed for a new one.
     pub prepared_per_server: usize,
+    /// Whether statements of several clients may share a server connection.
+    pub lanes: LaneMode,
+    /// Most statements on one shared connection at a time.
+    pub lane_depth: usize,
+    /// Connections a worker uses for one database and user on one node before statements share them.
+    pub lane_width: usize,
+    /// A statement that runs for longer on a shared connection has it to itself from then on; a quarter of this is what counts as
+    /// quick.
+    #[serde(with = "humantime_serde")]
+    pub lane_stall: Duration,
+    /// Time that a worker with many statements on shared connections lets their answers gather before it looks at them; 0:
+    /// none.
+    #[serde(with = "humantime_serde")]
+    pub lane_gather: Duration,
 }
 
 impl Default for PoolConfig {
@@ -191,6 +216,11 @@ impl Default for PoolConfig {
             server_idle_timeout: Duration::from_secs(600),
             connect_timeout: Duration::from_secs(5),
             prepared_per_server: 500,
+            lanes: LaneMode::Auto,
+            lane_depth: 16,
+            lane_width: 2,
+            lane_stall: Duration::from_millis(20),
+            lane_gather: Duration::ZERO,
         }
     }
 }
@@ -246,6 +276,9 @@ pub struct DatabaseConfig {
     /// Pool mode for this database.
     #[serde(default)]
     pub pool_mode: Option<PoolMode>,
+    /// Whether statements may share server connections, for this database.
+    #[serde(default)]
+    pub lanes: Option<LaneMode>,
     /// Consistency for this database.
     #[serde(default)]
     pub consistency: Option<Consistency>,

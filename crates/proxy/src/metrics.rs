@@ -136,6 +136,14 @@ metrics! {
         protocol_errors: "Connections closed for a violation of the protocol",
         prepares: "Prepared statements sent to a server because its connection did not have them",
         parses_local: "Parse messages answered by the proxy itself",
+        lane_statements: "Statements sent on a server connection shared with other clients",
+        lane_batches: "Batches in which they were sent: statements divided by batches is the size of a batch",
+        lane_unknown: "Reads that had a server connection to themselves because their cost was not known yet",
+        lane_slow: "Reads that had a server connection to themselves because their shape is slow or has held others up",
+        lane_large: "Reads that had a server connection to themselves because of the size of their answers",
+        lane_stalls: "Shared server connections given up to a statement that ran for too long",
+        lane_moved: "Statements taken out of a shared server connection because of the one before them",
+        lane_redone: "Statements sent again by themselves because a shared server connection could not answer them",
         classify_hits: "Statements whose class was known",
         classify_misses: "Statements that had to be parsed",
     }
@@ -145,6 +153,7 @@ metrics! {
         clients_pinned: "Clients that keep their server connection because of state in its session",
         servers: "Server connections, those being opened included",
         servers_busy: "Server connections in use",
+        lanes: "Server connections shared by several clients' statements at the moment",
         turns: "Turns of the event loop",
     }
     histograms {

@@ -8,7 +8,9 @@ use std::time::Duration;
 use wire::md5;
 use wire::scram::Verifier;
 
-use crate::config::{AuthMethod, Consistency, OperatorConfig, PoolMode, ProxyConfig, Role, RouteTo, UserConfig};
+use crate::config::{
+    AuthMethod, Consistency, LaneMode, OperatorConfig, PoolMode, ProxyConfig, Role, RouteTo, UserConfig,
+};
 use crate::console;
 
 /// Everything a worker needs to know of the configuration. Immutable; a reload makes a new one.
@@ -42,6 +44,8 @@ pub struct Settings {
     pub connect_timeout: Duration,
     /// Prepared statements per server connection.
     pub prepared_per_server: usize,
+    /// Shared lanes.
+    pub lanes: Lanes,
     /// Functions that only read.
     pub read_functions: Vec<String>,
     /// Statement shapes kept per worker.
@@ -72,6 +76,26 @@ pub struct Operator {
     pub access: Access,
 }
 
+/// Which statements share server connections, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lanes {
+    /// Most statements in one lane.
+    pub depth: usize,
+    /// Lanes a worker, pool and node before statements share one.
+    pub width: usize,
+    /// A shape that usually takes as long has connections to itself.
+    pub slow: Duration,
+    /// A statement that has run for as long has its connection to itself from then on.
+    pub stall: Duration,
+    /// Time that answers are let gather; 0: none.
+    pub gather: Duration,
+    /// A shape that answers as much has connections to itself, in bytes.
+    pub bytes: u32,
+}
+
+/// Answers up to this size share a lane, in bytes: they can be held back until they are whole.
+const LANE_BYTES: u32 = 12 << 10;
+
 /// How a database is served.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Database {
@@ -81,6 +105,8 @@ pub struct Database {
     pub pool_size: usize,
     /// When a client holds on to a server connection.
     pub mode: PoolMode,
+    /// Whether statements of several clients may share a server connection.
+    pub lanes: bool,
     /// What a read on a replica is sure to see.
     pub consistency: Consistency,
     /// Where statements go.
@@ -165,6 +191,7 @@ impl Settings {
             dbname: None,
             pool_size: config.pool.size,
             mode: config.pool.mode,
+            lanes: config.pool.lanes == LaneMode::Auto,
             consistency: config.routing.consistency,
             route: config.routing.route,
         };
@@ -174,6 +201,7 @@ impl Settings {
                 dbname: entry.dbname.clone(),
                 pool_size: entry.pool_size.unwrap_or(default.pool_size),
                 mode: entry.pool_mode.unwrap_or(default.mode),
+                lanes: entry.lanes.map_or(default.lanes, |lanes| lanes == LaneMode::Auto),
                 consistency: entry.consistency.unwrap_or(default.consistency),
                 route: entry.route.unwrap_or(default.route),
             };
@@ -211,6 +239,14 @@ impl Settings {
             server_idle_timeout: unless_zero(config.pool.server_idle_timeout),
             connect_timeout: config.pool.connect_timeout,
             prepared_per_server: config.pool.prepared_per_server.max(1),
+            lanes: Lanes {
+                depth: config.pool.lane_depth.max(1),
+                width: config.pool.lane_width.max(1),
+                slow: config.pool.lane_stall / 4,
+                stall: config.pool.lane_stall,
+                gather: config.pool.lane_gather,
+                bytes: LANE_BYTES,
+            },
             read_functions: config.routing.read_functions.clone(),
             cache_entries: config.routing.cache_entries,
             pool_size: default.pool_size,

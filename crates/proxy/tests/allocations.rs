@@ -9,9 +9,10 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use proxy::config::{AuthMethod, Consistency, ProxyConfig, RoutingConfig};
+use proxy::config::{AuthMethod, Consistency, PoolConfig, ProxyConfig, RoutingConfig};
 use proxy::core::token::Token;
 use proxy::core::{Core, Effect, Peer, Shared};
+use proxy::metrics::Metrics;
 use proxy::settings::Settings;
 use topology::{Address, Node, NodeId, NodeView, Role, Term, Topology, View};
 use wire::message::{self, Status};
@@ -49,6 +50,7 @@ static ALLOCATOR: Counting = Counting;
 /// A core with one primary and one replica, whose servers say what they are told to say.
 struct World {
     core: Core,
+    metrics: Arc<Metrics>,
     now: Instant,
     effects: Vec<Effect>,
     /// Server connections that are open.
@@ -78,6 +80,7 @@ impl World {
         let config = ProxyConfig {
             auth: AuthMethod::Trust,
             routing: RoutingConfig { consistency: Consistency::Session, ..RoutingConfig::default() },
+            pool: PoolConfig { lane_width: 1, ..PoolConfig::default() },
             ..ProxyConfig::default()
         };
         let shared = Arc::new(Shared {
@@ -90,8 +93,9 @@ impl World {
             workers: 1,
         });
         let now = Instant::now();
-        let core = Core::new(0, shared, Arc::new(Settings::new(&config).unwrap()), Arc::default(), now);
-        World { core, now, effects: Vec::new(), servers: Vec::new(), asked: None, heard: 0 }
+        let metrics: Arc<Metrics> = Arc::default();
+        let core = Core::new(0, shared, Arc::new(Settings::new(&config).unwrap()), metrics.clone(), now);
+        World { core, metrics, now, effects: Vec::new(), servers: Vec::new(), asked: None, heard: 0 }
     }
 
     /// Carries out effects and takes outputs, as the driver does.
@@ -154,6 +158,22 @@ impl World {
         self.settle();
         // BindComplete may be preceded by a ParseComplete that the client did not ask for.
         assert!(self.heard >= before + answer.len() - 5, "the client hears the answer");
+    }
+
+    /// One unit of each client in one turn, and all answers at once from the server connection that they share.
+    fn together(&mut self, clients: &[Token], request: &[u8], answers: &[u8]) {
+        self.now += Duration::from_micros(100);
+        self.core.turn(self.now);
+        self.asked = None;
+        for client in clients {
+            self.core.received(*client, request);
+        }
+        self.settle();
+        let server = self.asked.expect("a server is asked");
+        let before = self.heard;
+        self.core.received(server, answers);
+        self.settle();
+        assert_eq!(self.heard, before + answers.len(), "the clients hear the answers");
     }
 }
 
@@ -223,6 +243,25 @@ fn a_statement_does_not_allocate() {
     bind(&mut named, "named");
     let answer = row_and_ready(b"2\0\0\0\x04", "SELECT 1", true);
     assert_eq!(steady(&mut world, client, &[named], &answer), 0, "named statements");
+
+    // Several clients on one server connection.
+    let clients: Vec<Token> = (0..8).map(|_| world.login()).collect();
+    let mut unnamed = Vec::new();
+    message::parse(&mut unnamed, b"", b"SELECT 1 FROM t", &[0, 0]);
+    bind(&mut unnamed, "");
+    let extended = row_and_ready(b"1\0\0\0\x042\0\0\0\x04", "SELECT 1", true).repeat(clients.len());
+    let simple = row_and_ready(b"", "SELECT 1", true).repeat(clients.len());
+    for _ in 0..10 {
+        world.together(&clients, &reads[0], &simple);
+        world.together(&clients, &unnamed, &extended);
+    }
+    let (before, statements) = (COUNT.with(Cell::get), world.metrics.lane_statements.get());
+    for read in reads.iter().cycle().take(100) {
+        world.together(&clients, read, &simple);
+        world.together(&clients, &unnamed, &extended);
+    }
+    assert_eq!(world.metrics.lane_statements.get() - statements, 1600, "all of them are in lanes");
+    assert_eq!(COUNT.with(Cell::get), before, "shared lanes");
 
     // The counter counts: a new text is parsed.
     let before = COUNT.with(Cell::get);

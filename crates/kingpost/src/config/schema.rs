@@ -58,6 +58,7 @@ const fn integer(min: i64, max: i64) -> Kind {
 const POSITIVE: Kind = Kind::Duration { zero: false };
 const OR_NEVER: Kind = Kind::Duration { zero: true };
 const ROUTE: Kind = Kind::Choice(&["primary", "replica", "auto"]);
+const LANES: Kind = Kind::Choice(&["auto", "off"]);
 const POOL_MODE: Kind = Kind::Choice(&["transaction", "session"]);
 const CONSISTENCY: Kind = Kind::Choice(&["eventual", "session"]);
 const TLS_VERSION: Kind = Kind::Choice(&["TLSv1.2", "TLSv1.3"]);
@@ -117,6 +118,11 @@ const POOL: &[Key] = &[
     key("server_idle_timeout", OR_NEVER),
     key("connect_timeout", POSITIVE),
     key("prepared_per_server", integer(1, 100_000)),
+    key("lanes", LANES),
+    key("lane_depth", integer(1, 256)),
+    key("lane_width", integer(1, 1_000)),
+    key("lane_stall", POSITIVE),
+    key("lane_gather", OR_NEVER),
 ];
 
 const ROUTING: &[Key] = &[
@@ -131,6 +137,7 @@ const DATABASE: &[Key] = &[
     key("dbname", Kind::Text),
     key("pool_size", POOL_SIZE),
     key("pool_mode", POOL_MODE),
+    key("lanes", LANES),
     key("consistency", CONSISTENCY),
     key("route", ROUTE),
 ];

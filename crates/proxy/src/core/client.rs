@@ -29,6 +29,8 @@ pub(super) struct Client {
     pub pool: usize,
     /// The server connection it holds.
     pub server: Option<usize>,
+    /// The server connection that it shares with others for the unit in flight; never together with `server`.
+    pub lane: Option<u32>,
     pub params: Arc<Params>,
     /// Bytes that arrived and could not be used yet.
     pub input: Vec<u8>,
@@ -134,6 +136,13 @@ pub(super) struct Unit {
     pub hint: Option<Hint>,
     /// Class of the simple query that it consists of.
     pub query: Option<Class>,
+    /// Nothing in it that keeps it from sharing a server connection so far.
+    pub plain: bool,
+    /// It has a Bind, and an Execute after that.
+    pub bound: bool,
+    pub executed: bool,
+    /// Stands for the shape of its statement, where costs are kept; 0 if it has none.
+    pub key: u64,
 }
 
 impl Default for Unit {
@@ -151,6 +160,10 @@ impl Default for Unit {
             needs_server: false,
             hint: None,
             query: None,
+            plain: true,
+            bound: false,
+            executed: false,
+            key: 0,
         }
     }
 }
@@ -161,6 +174,8 @@ pub(super) struct Again {
     pub attempts: u8,
     /// A replica refused it.
     pub primary: bool,
+    /// It has been in a shared lane, and is to have a server connection to itself.
+    pub alone: bool,
     /// Where it was lost.
     pub avoid: Option<NodeId>,
 }
@@ -194,6 +209,8 @@ pub(super) struct Prepared {
     pub described: HashSet<Box<[u8]>>,
     /// Names whose Parse is on its way to a server, oldest first.
     pub parsing: VecDeque<Box<[u8]>>,
+    /// Names that the unit in flight has closed, while it may be sent again.
+    pub closed: Vec<(Box<[u8]>, Arc<Statement>)>,
 }
 
 /// What came of looking at a client's bytes.
@@ -220,6 +237,7 @@ impl Client {
             identity: None,
             pool: usize::MAX,
             server: None,
+            lane: None,
             params,
             input: Vec::new(),
             output: Output::default(),
@@ -370,6 +388,9 @@ impl Core {
     pub(super) fn close_client(&mut self, c: usize) {
         if self.clients[c].server.is_some() {
             self.abandon_server(c);
+        }
+        if self.clients[c].lane.is_some() {
+            self.leave_lane(c);
         }
         let mut client = self.clients.remove(c);
         if client.waiting {

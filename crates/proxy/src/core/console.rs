@@ -260,7 +260,8 @@ impl Core {
             (_, Some(pool)) => (pool.key.user.clone(), pool.key.database.clone()),
             (_, None) => ("".into(), "".into()),
         };
-        let running = client.server.is_some_and(|s| self.servers[s].client.is_some());
+        let server = client.server.or(client.lane.map(|s| s as usize));
+        let running = server.is_some_and(|s| self.servers[s].client.is_some());
         let state = match client.phase {
             Phase::Startup | Phase::Securing | Phase::Login(_) => "login",
             Phase::Cancelling => "active_cancel_req",
@@ -276,7 +277,7 @@ impl Core {
             state,
             connected: self.born + std::time::Duration::from_secs(u64::from(client.connected)),
             since: (client.waiting || running).then_some(client.since),
-            server: client.server.map(|s| self.servers[s].token),
+            server: server.map(|s| self.servers[s].token),
             application: client.params.get("application_name").cloned().unwrap_or_default(),
             prepared: client.prepared.as_ref().map_or(0, |prepared| prepared.names.len()),
             pins: client.pins,

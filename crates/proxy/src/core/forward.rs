@@ -116,6 +116,9 @@ impl Core {
         let unit = &mut client.unit;
         if unit.routed && unit.whole && (unit.repeatable || replica) {
             // Only once: `scanned` bytes from here are the unit.
+            if unit.is_single() {
+                (self.servers[s].measured, self.servers[s].answered) = (unit.key, 0);
+            }
             unit.whole = false;
             if client.pins.is_empty() && client.replay.is_none() {
                 let mut replay = self.buffers.take();
@@ -367,6 +370,12 @@ impl Core {
             (_, Named::Statement(name)) => {
                 let statement = self.statement_of(c, name);
                 self.forget_statement(c, name);
+                let client = &mut self.clients[c];
+                if client.replay.is_some()
+                    && let (Some(statement), Some(prepared)) = (&statement, &mut client.prepared)
+                {
+                    prepared.closed.push((name.into(), statement.clone()));
+                }
                 self.answer(c, s, b'3', || match statement {
                     Some(statement) => Undo::Restore(name.into(), statement),
                     None => Undo::Nothing,
@@ -453,7 +462,7 @@ impl Core {
     }
 
     /// Makes sure that the server has, or will have, this statement under its own name.
-    fn prepare(&mut self, s: usize, statement: &Arc<Statement>) {
+    pub(super) fn prepare(&mut self, s: usize, statement: &Arc<Statement>) {
         let server = &mut self.servers[s];
         server.clock += 1;
         if let Some(used) = server.prepared.get_mut(&statement.id) {

@@ -154,6 +154,9 @@ impl Core {
         }
         let node = server.node;
         self.shared.topology.report_failure(node);
+        if self.lanes.contains(&s) {
+            return self.lane_lost(s, &why);
+        }
         let Some(c) = server.client.take() else {
             tracing::debug!(node = node.0, why, "an idle server connection was closed");
             return self.drop_server(s);
@@ -217,6 +220,28 @@ impl Core {
             // What is still to come of the unit is not a unit of its own.
             self.clients[c].skipping = true;
         }
+    }
+
+    /// A client's unit was in a lane that is lost. `mid_message`: the client may have half a message.
+    pub(super) fn seat_lost(&mut self, c: usize, node: topology::NodeId, mid_message: bool) {
+        let client = &mut self.clients[c];
+        if client.replay.is_some() && client.again.attempts < MOST_ATTEMPTS {
+            client.output.retract(&mut self.buffers);
+            client.again.attempts += 1;
+            client.again.avoid = Some(node);
+            // Whatever the server was lost for: a second time it is not shared.
+            client.again.alone |= client.again.attempts > 1;
+            self.metrics.replays_lost.add(1);
+            return self.send_again(c);
+        }
+        if client.replay.is_none() && mid_message {
+            return self.close_client(c);
+        }
+        client.output.retract(&mut self.buffers);
+        if let Some(replay) = client.replay.take() {
+            self.buffers.give(replay);
+        }
+        self.tell_loss(c, Loss::Read, 1, false, false);
     }
 
     /// Answers everything that the lost server owed.

@@ -13,6 +13,7 @@
 //!
 //! - `login`: from accept to the first `ReadyForQuery` of a client.
 //! - `unit`: a client without a server: what its next statements are, and where they go.
+//! - `lane`: statements of many clients on one server connection; `fit`, `cost`: which of them may share one.
 //! - `forward`: a client with a server: its messages, one by one.
 //! - `reply`: a server's messages.
 //! - `connect`: a server's login.
@@ -27,7 +28,10 @@ mod cancel;
 mod client;
 mod connect;
 mod console;
+mod cost;
+mod fit;
 mod forward;
+mod lane;
 mod local;
 mod login;
 mod lost;
@@ -233,6 +237,9 @@ pub struct Core {
     no_params: Arc<Params>,
     classifier: Classifier,
     statements: Statements,
+    costs: cost::Costs,
+    /// Server connections that are lanes at the moment.
+    lanes: Vec<usize>,
     buffers: Buffers,
     /// Clients whose kept input can be looked at again.
     runnable: VecDeque<Token>,
@@ -272,6 +279,8 @@ impl Core {
             pool_ids: HashMap::new(),
             params: HashMap::from([(no_params.clone(), ())]),
             no_params,
+            costs: cost::Costs::new(),
+            lanes: Vec::new(),
             buffers: Buffers::default(),
             runnable: VecDeque::new(),
             dirty: Vec::new(),
@@ -289,8 +298,12 @@ impl Core {
 
     /// A new turn begins at this time.
     pub fn turn(&mut self, now: Instant) {
-        self.now = now;
+        let then = std::mem::replace(&mut self.now, now);
         self.metrics.turns.add(1);
+        if !self.lanes.is_empty() {
+            self.check_lanes(then);
+            self.run();
+        }
         if self.shared.topology.epoch() != self.view.epoch {
             self.refresh_view();
             self.run();
@@ -410,8 +423,10 @@ impl Core {
             Kind::Client if self.is_client(token) => {
                 let client = &mut self.clients[token.index()];
                 client.output.wrote(count, &mut self.buffers);
+                let server = client.server.or(client.lane.map(|s| s as usize));
                 if client.output.len() < limit
-                    && let Some(server) = client.server.and_then(|s| self.servers.get_mut(s))
+                    && let Some(server) = server.and_then(|s| self.servers.get_mut(s))
+                    && server.client == Some(token.index())
                     && std::mem::take(&mut server.paused)
                 {
                     self.effects.push(Effect::Resume(server.token));
@@ -630,7 +645,7 @@ impl Core {
     fn drain(&mut self) {
         self.draining = true;
         let is_idle = |client: &Client| match client.server {
-            None => true,
+            None => client.lane.is_none(),
             Some(s) => {
                 let server = &self.servers[s];
                 server.status == message::Status::Idle && server.expect.is_empty() && !server.in_unit

@@ -73,8 +73,12 @@ pub(super) struct PoolNode {
     pub idle: Vec<usize>,
     /// Connections being opened.
     pub connecting: usize,
-    /// Connections in use.
+    /// Connections in use, lanes included.
     pub busy: usize,
+    /// Those that are shared lanes.
+    pub lanes: Vec<usize>,
+    /// Units in them.
+    pub seated: usize,
     /// Not tried again before, after a failure.
     pub retry_at: Option<Instant>,
     failures: u32,
@@ -92,7 +96,7 @@ pub(super) struct Waiter {
 }
 
 /// Clients that one worker serves before it hands a connection to a worker that has none.
-const KEEP: u32 = 16;
+pub(super) const KEEP: u32 = 16;
 
 // === impl Budget ===
 
@@ -101,7 +105,7 @@ impl Budget {
         Budget { open: AtomicUsize::new(0), limit: AtomicUsize::new(limit), starving: AtomicU64::new(0) }
     }
 
-    fn try_open(&self) -> bool {
+    pub(super) fn try_open(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         self.open.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |open| (open < limit).then_some(open + 1)).is_ok()
     }
@@ -115,6 +119,17 @@ impl PoolNode {
     /// True if the last attempts to reach the node failed and it is not yet time for another.
     pub(super) fn is_suspect(&self, now: Instant) -> bool {
         self.retry_at.is_some_and(|at| now < at)
+    }
+
+    /// Units in flight.
+    pub(super) fn load(&self) -> usize {
+        self.busy - self.lanes.len() + self.seated
+    }
+
+    /// True if another worker than `id` waits for a connection, or there are more than there may be.
+    pub(super) fn is_asked_for(&self, id: usize) -> bool {
+        let others = self.budget.starving.load(Ordering::Relaxed) & !(1 << (id % 64));
+        others != 0 || self.budget.open.load(Ordering::Relaxed) > self.budget.limit.load(Ordering::Relaxed)
     }
 }
 
@@ -156,6 +171,8 @@ impl Core {
                 idle: Vec::new(),
                 connecting: 0,
                 busy: 0,
+                lanes: Vec::new(),
+                seated: 0,
                 retry_at: None,
                 failures: 0,
                 asked: false,
@@ -310,6 +327,9 @@ impl Core {
             self.greet(c);
             return true;
         }
+        if self.seat_waiter(p, c, waiter.want, readers) {
+            return true;
+        }
         let Some(s) = self.take(p, c, waiter.want) else { return false };
         let pool = &mut self.pools[p];
         if readers {
@@ -322,6 +342,32 @@ impl Core {
             self.runnable.push_back(self.clients[c].token);
         }
         true
+    }
+
+    /// Puts the client at the front of a queue into a shared lane, if its unit fits and there is one.
+    fn seat_waiter(&mut self, p: usize, c: usize, want: Want, readers: bool) -> bool {
+        if !self.clients[c].unit.is_single() {
+            return false;
+        }
+        let input = std::mem::take(&mut self.clients[c].input);
+        let since = self.clients[c].since;
+        let seated = input.len() == self.clients[c].unit.scanned && self.enter_lane(c, want, &input, true);
+        if !seated {
+            self.clients[c].input = input;
+        } else {
+            self.buffers.give(input);
+            let pool = &mut self.pools[p];
+            if readers {
+                pool.readers.pop_front()
+            } else {
+                pool.writers.pop_front()
+            };
+            self.clients[c].since = since;
+            self.stop_waiting(c);
+            self.clients[c].since = self.now;
+            self.bound_input(c);
+        }
+        seated
     }
 
     fn stop_waiting(&mut self, c: usize) {
@@ -340,6 +386,7 @@ impl Core {
         debug_assert!(client.server.is_none() && server.client.is_none() && server.expect.is_empty());
         client.server = Some(s);
         server.client = Some(c);
+        (server.measured, server.answered) = (0, 0);
         client.since = self.now;
         self.metrics.servers_busy.add(1);
         server.taken = self.now;
@@ -556,7 +603,7 @@ impl Core {
 
     // --- opening and closing ---
 
-    fn open(&mut self, p: usize, node: NodeId) {
+    pub(super) fn open(&mut self, p: usize, node: NodeId) {
         let index = self.servers.vacant_key();
         let token = self.token(Kind::Server, index);
         self.servers.insert(Server::new(token, p, node, self.no_params.clone(), self.now));
@@ -671,7 +718,10 @@ impl Core {
             if !gone && !stale {
                 continue;
             }
-            if server.client.is_some() {
+            if self.lanes.contains(&server.token.index()) {
+                // Nothing but reads: they are rather sent to another.
+                busy.push(server.token);
+            } else if server.client.is_some() {
                 // While nobody else is primary, a statement on a silent node may still be answered; a read is rather sent
                 // to another.
                 let client = server.client.and_then(|c| self.clients.get(c));

@@ -119,6 +119,13 @@ impl Core {
                     self.give(s, &bytes[from..end]);
                     used += there;
                     from = used;
+                    if self.servers[s].lane.seats.len() > 1 {
+                        self.seat_done(s);
+                        if !self.is_server(token) {
+                            return bytes.len();
+                        }
+                        continue;
+                    }
                     // It may go to another worker here and now: with all that it has said.
                     self.servers[s].input.extend_from_slice(&bytes[used..]);
                     self.unit_done(s);
@@ -172,10 +179,14 @@ impl Core {
             return;
         }
         let Some(c) = self.servers[s].client else { return };
+        self.servers[s].answered = self.servers[s].answered.saturating_add(bytes.len() as u32);
         if self.clients[c].output.held().is_some_and(|held| held + bytes.len() > HOLD_MAX) {
             self.give_up_replay(c);
         }
         self.tell(c, |out| out.extend_from_slice(bytes));
+        if self.clients[c].lane.is_some() && self.clients[c].output.len() > self.settings.buffer_limit {
+            self.hold_lane(s);
+        }
     }
 
     fn reply(&mut self, s: usize, tag: u8, data: &[u8]) -> Verdict {
@@ -201,9 +212,16 @@ impl Core {
                         statement.outdated.store(true, Ordering::Relaxed);
                         // Under its name the server has something else now, and keeps it: nobody asks for it again.
                         server.prepared.remove(&statement.id);
+                        if !server.lane.is_empty() {
+                            server.settled();
+                            self.redo_alone(s);
+                            return Verdict::Swallow;
+                        }
                     }
                     server.settled();
-                    if let Some(c) = server.client {
+                    if let Some(c) = server.client
+                        && server.lane.is_empty()
+                    {
                         self.runnable.push_back(self.clients[c].token);
                     }
                     return Verdict::Swallow;
@@ -347,7 +365,15 @@ impl Core {
             // What it has is not what it was thought to have. (A client's own wrong name does no more harm than a new connection.)
             server.retire = true;
         }
+        // Another's cancel; or what another's failure has left undone. In a lane neither is this client's.
+        let server = &self.servers[s];
+        let shared = !server.lane.is_empty() && server.client.is_some_and(|c| self.clients[c].replay.is_some());
+        let missing = lacking || code == Some(Sqlstate::DUPLICATE_STATEMENT);
         self.drop_failed(s);
+        if shared && verdict == Verdict::Forward && missing {
+            self.redo_alone(s);
+            return Verdict::Swallow;
+        }
         let server = &self.servers[s];
         let on_replica = self.is_replica(s);
         if verdict == Verdict::Forward
@@ -432,6 +458,9 @@ impl Core {
         if std::mem::take(&mut self.servers[s].own_done) {
             return self.own_query_done(s);
         }
+        if !self.servers[s].lane.is_empty() {
+            return self.seat_done(s);
+        }
         let server = &mut self.servers[s];
         let Some(c) = server.client else {
             if server.expect.is_empty() && !server.in_unit {
@@ -451,6 +480,7 @@ impl Core {
             server.wrote &= !idle;
         }
         let in_unit = server.in_unit;
+        let failed = server.failed;
         server.barrier &= !done;
         if idle && done {
             let failed = std::mem::take(&mut server.failed);
@@ -461,14 +491,23 @@ impl Core {
         }
         let client = &mut self.clients[c];
         client.again = Again::default();
-        let micros = self.now.saturating_duration_since(client.since).as_micros() as u64;
+        let elapsed = self.now.saturating_duration_since(client.since);
+        let micros = elapsed.as_micros() as u64;
         self.metrics.statement_micros.observe(micros);
         let totals = &mut self.pools[client.pool].totals;
         totals.queries += 1;
         totals.query_micros += micros;
+        let server = &mut self.servers[s];
+        let (measured, answered) = (std::mem::take(&mut server.measured), std::mem::take(&mut server.answered));
+        if measured != 0 && !failed {
+            self.costs.note(measured, super::lane::micros(elapsed), answered);
+        }
         if let Some(replay) = client.replay.take() {
             self.buffers.give(replay);
             client.output.release();
+        }
+        if let Some(prepared) = &mut client.prepared {
+            prepared.closed.clear();
         }
         if idle && wrote && !self.is_replica(s) {
             self.mark_write(c);
@@ -514,6 +553,12 @@ impl Core {
         if let Some(mut unit) = client.replay.take() {
             unit.extend_from_slice(&client.input);
             self.buffers.give(std::mem::replace(&mut client.input, unit));
+        }
+        // What it has closed it finds again.
+        if let Some(prepared) = &mut client.prepared {
+            for (name, statement) in prepared.closed.drain(..).rev() {
+                prepared.names.insert(name, statement);
+            }
         }
         client.unit = Unit::default();
         self.runnable.push_back(client.token);

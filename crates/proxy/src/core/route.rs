@@ -92,7 +92,7 @@ impl Core {
                 count = 0;
             }
             if zoned == same_zone && count < fit.len() {
-                fit[count] = (i as u16, place.busy, node.weight);
+                fit[count] = (i as u16, place.load(), node.weight);
                 count += 1;
             }
         }

@@ -11,6 +11,7 @@ use wire::scram;
 
 use super::Core;
 use super::buffer::Output;
+use super::lane::Lane;
 use super::params::{Applied, Params};
 use super::pool::PoolKey;
 use super::statement::Statement;
@@ -22,7 +23,13 @@ pub(crate) struct Server {
     pub(super) pool: usize,
     pub(super) node: NodeId,
     pub(super) phase: ServerPhase,
+    /// Whose unit it works on: of a lane's clients the front one's.
     pub(super) client: Option<usize>,
+    /// The units that share it.
+    pub(super) lane: Lane,
+    /// Shape of the unit in flight, if its cost is to be known, and bytes of its answer so far.
+    pub(super) measured: u64,
+    pub(super) answered: u32,
     /// The beginning of a message that has not arrived whole.
     pub(super) input: Vec<u8>,
     pub(super) output: Output,
@@ -179,6 +186,9 @@ impl Server {
             node,
             phase: ServerPhase::Connecting,
             client: None,
+            lane: Lane::new(now),
+            measured: 0,
+            answered: 0,
             input: Vec::new(),
             output: Output::default(),
             pass: 0,

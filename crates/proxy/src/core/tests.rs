@@ -33,6 +33,7 @@ fn plan(seed: u64, style: Style) -> Plan {
         leaves: random.one_in(2),
         faults: false,
         operator: random.one_in(3),
+        lanes: random.one_in(2),
     }
 }
 
@@ -40,7 +41,13 @@ fn plan(seed: u64, style: Style) -> Plan {
 fn every_client_hears_what_a_server_alone_would_say() {
     for seed in seeds(500) {
         let mut random = Random(!seed);
-        let style = Style { pipelined: random.one_in(2), stateful: true, session: random.one_in(2), cancels: false };
+        let style = Style {
+            pipelined: random.one_in(2),
+            stateful: true,
+            session: random.one_in(2),
+            cancels: false,
+            reads: false,
+        };
         World::new(plan(seed, style)).run();
     }
 }
@@ -49,7 +56,92 @@ fn every_client_hears_what_a_server_alone_would_say() {
 fn nothing_is_lost_or_done_twice_when_servers_are_lost() {
     for seed in seeds(300) {
         let mut random = Random(!seed);
-        let style = Style { pipelined: random.one_in(3), stateful: false, session: false, cancels: random.one_in(2) };
+        let style = Style {
+            pipelined: random.one_in(3),
+            stateful: false,
+            session: false,
+            cancels: random.one_in(2),
+            reads: false,
+        };
         World::new(Plan { faults: true, ..plan(seed, style) }).run();
     }
+}
+
+/// Many clients, few connections, mostly reads.
+fn crowd(seed: u64, style: Style) -> Plan {
+    let mut random = Random(seed ^ 0xc0de);
+    Plan {
+        clients: 4 + random.below(8),
+        requests: 10 + random.below(20),
+        pool: 1 + random.below(2),
+        lanes: true,
+        ..plan(seed, style)
+    }
+}
+
+/// What has happened in lanes over all runs: a run in which they are not used tests nothing.
+#[derive(Debug, Default)]
+struct Seen {
+    runs: u64,
+    with_lanes: u64,
+    statements: u64,
+    moved: u64,
+    redone: u64,
+    stalls: u64,
+    lost: u64,
+}
+
+impl Seen {
+    fn add(&mut self, world: &World) {
+        let statements = world.counted(|m| m.lane_statements.get());
+        self.runs += 1;
+        self.with_lanes += u64::from(statements > 0);
+        self.statements += statements;
+        self.moved += world.counted(|m| m.lane_moved.get());
+        self.redone += world.counted(|m| m.lane_redone.get());
+        self.stalls += world.counted(|m| m.lane_stalls.get());
+        self.lost += world.counted(|m| m.replays_lost.get());
+    }
+}
+
+#[test]
+fn in_shared_lanes_every_client_hears_its_own_answers() {
+    let mut seen = Seen::default();
+    for seed in seeds(400) {
+        let mut random = Random(!seed);
+        let style = Style {
+            pipelined: random.one_in(3),
+            stateful: true,
+            session: random.one_in(4),
+            cancels: false,
+            reads: true,
+        };
+        let mut world = World::new(crowd(seed, style));
+        world.run();
+        seen.add(&world);
+    }
+    eprintln!("{seen:?}");
+    assert!(seen.runs < 100 || seen.with_lanes * 10 > seen.runs * 9, "{seen:?}");
+    assert!(seen.runs < 100 || (seen.moved > 0 && seen.stalls > 0), "{seen:?}");
+}
+
+#[test]
+fn in_shared_lanes_nobody_is_harmed_by_cancels_and_lost_servers() {
+    let mut seen = Seen::default();
+    for seed in seeds(400) {
+        let mut random = Random(!seed);
+        let style = Style {
+            pipelined: random.one_in(3),
+            stateful: false,
+            session: false,
+            cancels: random.one_in(2),
+            reads: true,
+        };
+        let mut world = World::new(Plan { faults: true, ..crowd(seed, style) });
+        world.run();
+        seen.add(&world);
+    }
+    eprintln!("{seen:?}");
+    assert!(seen.runs < 100 || seen.with_lanes * 10 > seen.runs * 9, "{seen:?}");
+    assert!(seen.runs < 100 || (seen.moved > 0 && seen.lost > 0), "{seen:?}");
 }

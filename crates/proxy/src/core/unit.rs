@@ -43,6 +43,7 @@ impl Unit {
         self.repeatable &= read || begin;
         self.hint = self.hint.or(class.hint);
         self.needs_server = true;
+        self.plain &= first && super::fit::is_plain(class);
     }
 
     fn doubt(&mut self) {
@@ -56,7 +57,7 @@ impl Unit {
 impl Core {
     /// A message of a client that is logged in.
     pub(super) fn message(&mut self, c: usize, bytes: &[u8]) -> Step {
-        if self.clients[c].waiting {
+        if self.clients[c].waiting || self.clients[c].lane.is_some() {
             return Step::Blocked;
         }
         let frame = match self.frame(c, bytes) {
@@ -177,7 +178,7 @@ impl Core {
                     unit.scanned += frame.total();
                     unit.end = frame.tag;
                     unit.whole = frame.tag != b'H';
-                    return self.dispatch(c);
+                    return self.dispatch(c, bytes);
                 }
                 Scan::Long => return self.dispatch_long(c),
                 // A text is waited for, to know what it leaves behind; it has its own bound.
@@ -205,6 +206,7 @@ impl Core {
                 } else {
                     unit.note(class, false);
                     unit.query = first.then_some(class);
+                    unit.key = self.classifier.shape();
                 }
                 Scan::End
             }
@@ -221,6 +223,8 @@ impl Core {
                 let accepted = !name.is_empty() && statement.accepted.load(Ordering::Relaxed);
                 let unit = &mut self.clients[c].unit;
                 unit.parses_unnamed |= name.is_empty();
+                unit.plain &= name.is_empty() && !unit.bound;
+                unit.key = self.classifier.shape();
                 let needs_server = unit.needs_server;
                 unit.note(class, statement.demoted.load(Ordering::Relaxed));
                 // A Parse by itself only needs a server if none has ever taken this text.
@@ -229,7 +233,7 @@ impl Core {
             }
             b'B' => {
                 let data = whole.unwrap_or(&rest[HEADER..]);
-                let Some((_, name, _)) = payload::bind(data) else {
+                let Some((portal, name, _)) = payload::bind(data) else {
                     return match whole {
                         Some(_) => self.invalid(c, "Bind"),
                         None if data.len() > SMALL_MAX => self.invalid(c, "Bind"),
@@ -239,9 +243,16 @@ impl Core {
                 // A statement that this very unit prepares is counted in by its Parse.
                 let own = name.is_empty() && self.clients[c].unit.parses_unnamed;
                 let known = self.statement_of(c, name).filter(|_| !own);
+                let (id, outdated) = known.as_ref().map_or((0, false), |s| (s.id, s.outdated.load(Ordering::Relaxed)));
                 let known = known.map(|s| (s.class, s.demoted.load(Ordering::Relaxed)));
                 let unit = &mut self.clients[c].unit;
                 unit.needs_server = true;
+                // What the unnamed statement is in a shared session only its own Parse tells.
+                unit.plain &= portal.is_empty() && !outdated && !unit.bound && (own || !name.is_empty());
+                unit.bound = true;
+                if !own {
+                    unit.key = !id;
+                }
                 if unit.scanned == 0 || known.is_some() {
                     match known {
                         Some((class, demoted)) => unit.note(class, demoted),
@@ -264,6 +275,8 @@ impl Core {
                     Named::Portal(_) => None,
                 };
                 let unit = &mut self.clients[c].unit;
+                let portal = matches!((frame.tag, named), (b'D', Named::Portal(b"")));
+                unit.plain &= portal && unit.bound && !unit.executed;
                 match (frame.tag, named, known) {
                     (b'C', Named::Statement(_), _) => {}
                     (b'D', Named::Statement(_), Some((class, demoted))) => unit.note(class, demoted),
@@ -272,7 +285,11 @@ impl Core {
                 Scan::On
             }
             b'E' => {
-                self.clients[c].unit.needs_server = true;
+                let unit = &mut self.clients[c].unit;
+                unit.needs_server = true;
+                // The unnamed portal, to its end.
+                unit.plain &= unit.bound && !unit.executed && whole == Some(&[0; 5]);
+                unit.executed = true;
                 if whole.is_some() { Scan::On } else { Scan::More }
             }
             b'S' | b'H' => {
@@ -309,10 +326,11 @@ impl Core {
         let unit = &mut self.clients[c].unit;
         unit.doubt();
         unit.whole = false;
-        self.dispatch(c)
+        self.dispatch(c, &[])
     }
 
-    fn dispatch(&mut self, c: usize) -> Step {
+    /// Sends the unit that `bytes` begin with on its way.
+    fn dispatch(&mut self, c: usize, bytes: &[u8]) -> Step {
         if !self.clients[c].unit.needs_server {
             let unit = &mut self.clients[c].unit;
             unit.routed = true;
@@ -320,6 +338,10 @@ impl Core {
             return Step::Again;
         }
         let want = self.want(c);
+        // A client that has sent more than this is better served by a connection that it can fill by itself.
+        if bytes.len() == self.clients[c].unit.scanned && self.enter_lane(c, want, bytes, false) {
+            return Step::Used(bytes.len());
+        }
         if self.acquire(c, want) { Step::Again } else { Step::Blocked }
     }
 

@@ -81,7 +81,10 @@ impl Worker {
         let mut events = [Event { events: 0, u64: 0 }; EVENTS];
         let mut ticked = Instant::now();
         while !self.stopping {
-            let wait = if self.again.is_empty() { TICK.as_millis() as i32 } else { 0 };
+            if let Some(gather) = self.core.gather() {
+                std::thread::sleep(gather);
+            }
+            let wait = if self.again.is_empty() { self.core.patience(TICK).as_millis() as i32 } else { 0 };
             let count = self.epoll.wait(&mut events, wait)?;
             let now = Instant::now();
             self.core.turn(now);

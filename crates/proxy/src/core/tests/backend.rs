@@ -469,6 +469,21 @@ impl Backend {
                 Answer::Done("ROLLBACK")
             }
             "SELECT 1/0" => return Err(b"22012"),
+            _ if text.starts_with("SELECT upper('") => {
+                let number = inner(text);
+                self.belongs(number);
+                Answer::Sleep(number)
+            }
+            // Division of one shape, by zero or not.
+            _ if text.contains(" / ") => {
+                let (number, divisor) = text["SELECT ".len()..].split_once(" / ").unwrap();
+                let number = number.parse().unwrap();
+                self.belongs(number);
+                if divisor == "0" {
+                    return Err(b"22012");
+                }
+                Answer::Row(number.to_string(), "SELECT 1")
+            }
             "COPY t FROM STDIN" => {
                 self.writes()?;
                 Answer::CopyIn

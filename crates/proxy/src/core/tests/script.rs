@@ -71,6 +71,8 @@ pub(super) struct Style {
     /// SET, LISTEN, DISCARD.
     pub session: bool,
     pub cancels: bool,
+    /// Mostly plain reads, which can share a server connection.
+    pub reads: bool,
 }
 
 pub(super) struct Script {
@@ -224,7 +226,54 @@ impl Script {
         message::close_statement(&mut self.bytes, name.as_bytes());
     }
 
+    /// A plain read, which sometimes fails, is large, or takes its time.
+    fn read(&mut self) {
+        match self.random.below(12) {
+            0..=3 => {
+                let n = self.row();
+                self.query(&format!("SELECT {n}"));
+            }
+            4 => {
+                let (n, by) = (self.row(), self.random.below(3));
+                if by == 0 {
+                    self.error(b"22012");
+                }
+                self.query(&format!("SELECT {n} / {by}"));
+            }
+            5 => {
+                let n = self.row();
+                self.query(&format!("SELECT rpad('{n}', 40000)"));
+            }
+            6 => {
+                let n = self.row();
+                self.unit.sleeps = true;
+                if self.style.cancels {
+                    self.out.push_back(Step::Await);
+                }
+                self.query(&format!("SELECT upper('{n}')"));
+                if self.style.cancels {
+                    self.out.push_back(Step::Cancel);
+                    self.out.push_back(Step::Await);
+                }
+            }
+            7..=9 => self.prepared(),
+            _ => {
+                let (n, by) = (self.row(), self.random.below(2));
+                self.parse("", &format!("SELECT $1::int4 + {by}"));
+                self.bind("", "", Some(n));
+                if self.random.one_in(2) {
+                    self.describe(b'P', "");
+                }
+                self.execute("");
+                self.sync();
+            }
+        }
+    }
+
     fn request(&mut self) {
+        if self.style.reads && !self.random.one_in(6) {
+            return self.read();
+        }
         match self.random.below(if self.style.session { 15 } else { 13 }) {
             0 | 1 => self.statement(),
             2 | 3 => self.transaction(),

@@ -17,7 +17,7 @@ use crate::console::Operation;
 use crate::core::token::{Kind, Token};
 use crate::core::{Core, Effect, Mail, Moved, Peer, Shared};
 use crate::metrics::Metrics;
-use crate::settings::Settings;
+use crate::settings::{Lanes, Settings};
 
 /// What a run is made of.
 #[derive(Debug, Clone)]
@@ -36,6 +36,8 @@ pub(super) struct Plan {
     pub faults: bool,
     /// An operator pauses, resumes and reconnects; in the end everything goes on.
     pub operator: bool,
+    /// Shared lanes, with few connections and little patience in various degrees.
+    pub lanes: bool,
 }
 
 /// Messages as they came, comparable.
@@ -190,7 +192,21 @@ impl World {
             },
             ..ProxyConfig::default()
         };
-        let settings = Arc::new(Settings::new(&config).unwrap());
+        let mut settings = Settings::new(&config).unwrap();
+        if plan.lanes {
+            // Time goes by in leaps here: what is slow or large is a matter of chance, not of figures.
+            let long = Duration::from_secs(1 << 20);
+            settings.lanes = Lanes {
+                depth: 1 + random.below(8),
+                width: 1 + random.below(2),
+                slow: long,
+                stall: *random.pick(&[long, long, Duration::from_millis(700)]),
+                gather: Duration::ZERO,
+                bytes: *random.pick(&[8 << 10, u32::MAX]),
+            };
+            settings.buffer_limit = 24 << 10;
+        }
+        let settings = Arc::new(settings);
         let shared = Arc::new(Shared {
             topology: topology.clone(),
             registry: Arc::default(),
@@ -602,8 +618,12 @@ impl World {
         }
         if let Some(sleep) = link.backend.sleeping.clone() {
             let person = &self.people[(sleep.number / OWNER - 1) as usize];
+            // In a lane there may be statements whose clients have left their seats; they are nobody's.
+            let server = &self.cores[core].servers[token.index()];
+            let of = server.client.map(|c| self.cores[core].clients[c].token.raw());
+            let nobodys = !server.lane.is_empty() && of != person.token.map(|token| token.raw());
             assert!(
-                person.token.is_none() || person.cancelling,
+                person.token.is_none() || person.cancelling || nobodys,
                 "client {}'s statement is cancelled, and it did not ask",
                 person.id
             );
@@ -796,6 +816,11 @@ impl World {
         self.at_rest();
     }
 
+    /// How often a counter of all cores has counted.
+    pub(super) fn counted(&self, counter: impl Fn(&Metrics) -> u64) -> u64 {
+        self.metrics.iter().map(|metrics| counter(metrics)).sum()
+    }
+
     /// The cores' state, for somebody who looks for a reason.
     fn describe(&self) -> String {
         use std::fmt::Write;
@@ -805,9 +830,10 @@ impl World {
                 let person = self.by_token.get(&(i, client.token.raw()));
                 let _ = writeln!(
                     out,
-                    "core {i}: client {:?} in slot {c}: server {:?}, waiting {}, skipping {}, {:?}, {:?}, {} bytes kept, paused {}, replay {:?}, held {:?}",
+                    "core {i}: client {:?} in slot {c}: server {:?}, lane {:?}, waiting {}, skipping {}, {:?}, {:?}, {} bytes kept, paused {}, replay {:?}, held {:?}",
                     person.map(|&p| self.people[p].id),
                     client.server,
+                    client.lane,
                     client.waiting,
                     client.skipping,
                     client.pass,
@@ -822,8 +848,9 @@ impl World {
                 let link = self.links.get(&(i, server.token.raw()));
                 let _ = writeln!(
                     out,
-                    "core {i}: server {s} of {:?}: client {:?}, {:?}, in_unit {}, skipping {}, copy_in {}, expects {:?}, cancels {}, link {:?}",
+                    "core {i}: server {s} of {:?}: lane {:?}, client {:?}, {:?}, in_unit {}, skipping {}, copy_in {}, expects {:?}, cancels {}, link {:?}",
                     server.node,
+                    server.lane.seats,
                     server.client,
                     server.status,
                     server.in_unit,
@@ -869,6 +896,7 @@ impl World {
         let plan = &self.plan;
         let servers: usize = self.cores.iter().map(|core| core.servers.len()).sum();
         for (core, metrics) in self.cores.iter().zip(&self.metrics) {
+            assert!(core.lanes.is_empty(), "{plan:?}");
             assert!(core.clients.is_empty() && core.cancels.is_empty() && core.runnable.is_empty(), "{plan:?}");
             for (_, server) in &core.servers {
                 assert!(server.client.is_none() && server.expect.is_empty() && server.output.is_empty(), "{plan:?}");
@@ -879,6 +907,7 @@ impl World {
             }
             for pool in &core.pools {
                 assert!(pool.nodes.iter().all(|node| node.busy == 0 && node.connecting == 0), "{plan:?}");
+                assert!(pool.nodes.iter().all(|node| node.lanes.is_empty() && node.seated == 0), "{plan:?}");
             }
             let gauges = [&metrics.clients, &metrics.clients_waiting, &metrics.clients_pinned, &metrics.servers_busy];
             assert!(gauges.iter().all(|gauge| gauge.get() == 0), "{plan:?}: {:?}", gauges.map(|g| g.get()));

@@ -1,0 +1,497 @@
+//! Shared lanes: statements of many clients, one behind the other on one server connection.
+//!
+//! A unit that is one plain query, and nothing but a whole implicit transaction, need not have a server connection to itself. It
+//! is written behind those of other clients, each with its own `Sync` (a `Query` is its own), and the answers come back in
+//! the same order: a server connection then is a **lane**, and each unit in it has a **seat**. PostgreSQL answers a batch with
+//! fewer wake-ups and system calls, and so does the proxy.
+//!
+//! What must hold:
+//!
+//! - The front seat's client is the server's `client`: so what follows the replies (`reply`) need not know of lanes. The others
+//!   have `Client::lane`, and nobody but the front hears anything.
+//! - A seat's unit is kept, and its answer held back, as any read's (`Client::replay`). So whatever goes wrong for a reason that is
+//!   not the unit's own ends in the unit being sent again, `alone` from then on: on a connection of its own.
+//! - A seat whose client is gone, or has moved on, stays until the server has answered it; nobody hears that.
+//! - Nobody enters a lane that is held up (`Lane::closed`, a slow front), or while others wait for a connection of that node:
+//!   lanes come to an end, and their connections to rest, however many clients there are.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use topology::NodeId;
+use wire::payload;
+use wire::{Frame, HEADER, Sqlstate, message};
+
+use super::client::{Again, Phase, Unit};
+use super::cost::Fit;
+use super::fit::{Candidate, Pick, is_fit, pick, seats_for};
+use super::pool::{KEEP, Want};
+use super::server::{Expect, ServerPhase};
+use super::{Core, Effect, over};
+use crate::config::PoolMode;
+
+/// Statements in a worker's lanes from which on it lets answers gather.
+const MANY: usize = 8;
+
+/// The units that share a server connection.
+pub(super) struct Lane {
+    /// In the order in which they were sent.
+    pub seats: VecDeque<Seat>,
+    /// Since when the front seat's unit has been the one that runs.
+    since: Instant,
+    /// Nobody enters any more; it goes on when the last seat is empty.
+    closed: bool,
+    /// Units let in since the connection last rested.
+    admitted: u32,
+}
+
+/// A unit in a lane.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seat {
+    /// Who hears the answer; None: nobody any more.
+    pub client: Option<usize>,
+    /// Its shape, for its cost.
+    key: u64,
+}
+
+// === impl Lane ===
+
+impl Lane {
+    pub(super) fn new(now: Instant) -> Lane {
+        Lane { seats: VecDeque::new(), since: now, closed: false, admitted: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.seats.is_empty()
+    }
+}
+
+impl Core {
+    // --- entering ---
+
+    /// Puts the client's unit, which `unit` holds, into a lane. False if it has to go another way. `queued`: it has waited for
+    /// its turn already.
+    pub(super) fn enter_lane(&mut self, c: usize, want: Want, unit: &[u8], queued: bool) -> bool {
+        let client = &self.clients[c];
+        let (p, key) = (client.pool, client.unit.key);
+        let database = &self.pools[p].database;
+        let candidate = Candidate {
+            on: database.lanes && database.mode == PoolMode::Transaction && !self.pools[p].paused,
+            unit: client.unit,
+            pinned: !client.pins.is_empty(),
+            alone: client.again.alone,
+        };
+        if !is_fit(&candidate) || !matches!(client.phase, Phase::Ready) || unit.len() != client.unit.scanned {
+            return false;
+        }
+        let lanes = &self.settings.lanes;
+        let seats = match self.costs.fit(key, micros(lanes.slow), lanes.bytes, self.now) {
+            Fit::Fits(micros) => seats_for(micros, lanes),
+            Fit::Unknown => {
+                self.metrics.lane_unknown.add(1);
+                return false;
+            }
+            Fit::Slow => {
+                self.metrics.lane_slow.add(1);
+                return false;
+            }
+            Fit::Large => {
+                self.metrics.lane_large.add(1);
+                return false;
+            }
+        };
+        let node = match want {
+            Want::Primary => self.view.primary,
+            Want::Read => self.read_node(p, c),
+            Want::Any => None,
+        };
+        let Some(node) = node else { return false };
+        let pool = &self.pools[p];
+        let others = !pool.readers.is_empty() || (self.view.primary == Some(node) && !pool.writers.is_empty());
+        if others && !queued {
+            return false;
+        }
+        let Some(place) = pool.nodes.get(usize::from(node.0)) else { return false };
+        let wanted = &self.clients[c].params;
+        let idle = place.idle.iter().rposition(|&s| self.servers[s].params.is(wanted));
+        let open = place.lanes.iter().enumerate().filter(|&(_, &s)| self.is_open(c, s));
+        let open = open.map(|(position, &s)| (position, self.servers[s].lane.seats.len()));
+        let s = match pick(open, place.lanes.len(), idle.is_some(), seats, self.settings.lanes.width) {
+            Pick::Join(position) => {
+                let s = place.lanes[position];
+                if place.lanes.len() < self.settings.lanes.width && place.connecting == 0 {
+                    self.widen(p, node);
+                }
+                s
+            }
+            Pick::Start => {
+                let Some(at) = idle else { return false };
+                let place = &mut self.pools[p].nodes[usize::from(node.0)];
+                let s = place.idle.remove(at);
+                self.begin_lane(s);
+                s
+            }
+            Pick::None => return false,
+        };
+        self.take_seat(c, s, unit);
+        true
+    }
+
+    /// Can this client's unit be sent behind what this lane has?
+    fn is_open(&self, c: usize, s: usize) -> bool {
+        let server = &self.servers[s];
+        let place = &self.pools[server.pool].nodes[usize::from(server.node.0)];
+        let aged = self.settings.server_lifetime.is_some_and(|limit| over(server.opened, limit, self.now));
+        !server.lane.closed
+            && !server.retire
+            && !server.paused
+            && server.cancels == 0
+            && !aged
+            && !over(server.lane.since, self.settings.lanes.slow, self.now)
+            && server.output.len() < self.settings.buffer_limit
+            && server.params.is(&self.clients[c].params)
+            && (server.lane.admitted < KEEP || !place.is_asked_for(self.id))
+    }
+
+    /// There are fewer lanes than there could be, and no idle connection: one more is opened.
+    fn widen(&mut self, p: usize, node: NodeId) {
+        let place = &mut self.pools[p].nodes[usize::from(node.0)];
+        if !place.is_suspect(self.now) && place.budget.try_open() {
+            place.connecting += 1;
+            self.open(p, node);
+        }
+    }
+
+    fn begin_lane(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        debug_assert!(server.client.is_none() && server.expect.is_empty() && server.lane.is_empty());
+        server.lane.closed = false;
+        server.lane.admitted = 0;
+        let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
+        place.lanes.push(s);
+        place.busy += 1;
+        self.lanes.push(s);
+        self.metrics.servers_busy.add(1);
+        self.metrics.lanes.add(1);
+    }
+
+    fn take_seat(&mut self, c: usize, s: usize, unit: &[u8]) {
+        let (client, server) = (&mut self.clients[c], &mut self.servers[s]);
+        debug_assert!(client.server.is_none() && client.lane.is_none());
+        if server.lane.is_empty() {
+            server.client = Some(c);
+            server.lane.since = self.now;
+        }
+        server.lane.admitted = server.lane.admitted.saturating_add(1);
+        server.lane.seats.push_back(Seat { client: Some(c), key: client.unit.key });
+        let pool = &mut self.pools[server.pool];
+        pool.totals.assignments += 1;
+        pool.nodes[usize::from(server.node.0)].seated += 1;
+        if !server.dirty {
+            self.metrics.lane_batches.add(1);
+        }
+        self.metrics.lane_statements.add(1);
+        client.lane = Some(s as u32);
+        if client.replay.is_none() {
+            let mut replay = self.buffers.take();
+            replay.extend_from_slice(unit);
+            client.replay = Some(replay);
+            client.output.hold();
+        }
+        client.repeatable = true;
+        self.send_unit(c, s, unit);
+        self.count_statement(s);
+        let client = &mut self.clients[c];
+        client.unit = Unit::default();
+        client.since = self.now;
+    }
+
+    /// Writes a unit's messages, which have been looked at, to the server: under its own names for statements.
+    fn send_unit(&mut self, c: usize, s: usize, unit: &[u8]) {
+        let mut rest = unit;
+        while let Ok(Some(frame)) = Frame::read(rest) {
+            let Some((whole, after)) = rest.split_at_checked(frame.total()) else { break };
+            rest = after;
+            let data = &whole[HEADER..];
+            match frame.tag {
+                b'Q' => {
+                    self.clients[c].unnamed = None;
+                    self.servers[s].unnamed = 0;
+                    self.servers[s].owe(Expect::Query);
+                }
+                b'P' => {
+                    let Some((_, text, types)) = payload::parse(data) else { break };
+                    let statement = self.statement(c, text, types);
+                    self.clients[c].unnamed = Some(statement.clone());
+                    self.servers[s].unnamed = statement.id;
+                    self.servers[s].owe(Expect::Parse { statement, named: false, of_client: true });
+                }
+                b'B' => {
+                    let Some((_, name, values)) = payload::bind(data) else { break };
+                    self.send_bind(c, s, name, values);
+                    continue;
+                }
+                b'D' => self.servers[s].owe(Expect::Describe(None)),
+                b'E' => self.servers[s].owe(Expect::Execute),
+                _ => self.servers[s].owe(Expect::Sync),
+            }
+            self.send(s, |out| out.extend_from_slice(whole));
+        }
+    }
+
+    /// A Bind to the unnamed portal.
+    fn send_bind(&mut self, c: usize, s: usize, name: &[u8], values: &[u8]) {
+        let statement = self.statement_of(c, name);
+        let Some(own) = statement.as_ref().filter(|_| !name.is_empty()) else {
+            self.servers[s].owe(Expect::Bind(statement));
+            return self.send(s, |out| {
+                message::header(out, b'B', 2 + values.len());
+                out.extend_from_slice(b"\0\0");
+                out.extend_from_slice(values);
+            });
+        };
+        if !self.servers[s].prepared.contains_key(&own.id) {
+            let relied_on = self.clients[c].prepared.as_ref().is_some_and(|p| p.described.contains(name));
+            self.prepare(s, own);
+            if relied_on && own.shape.get().is_some() {
+                // The client relies on what it was told of the columns. If they have changed, this answer is thrown away.
+                self.send(s, |out| message::describe_statement(out, own.name().as_bytes()));
+                self.servers[s].owe(Expect::DescribeOwn(own.clone()));
+            }
+        } else {
+            self.prepare(s, own);
+        }
+        let server_name = own.name();
+        self.servers[s].owe(Expect::Bind(statement.clone()));
+        self.send(s, |out| {
+            message::header(out, b'B', 2 + server_name.as_bytes().len() + values.len());
+            out.push(0);
+            out.extend_from_slice(server_name.as_bytes());
+            out.push(0);
+            out.extend_from_slice(values);
+        });
+    }
+
+    // --- the answers ---
+
+    /// The front seat's unit goes again, on a connection of its own; what its server says of it is not heard.
+    pub(super) fn redo_alone(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        if let Some(client) = server.client.map(|c| &mut self.clients[c]) {
+            client.output.retract(&mut self.buffers);
+            client.again.attempts = client.again.attempts.saturating_add(1);
+            client.again.alone = true;
+            server.discard = true;
+            self.metrics.lane_redone.add(1);
+        }
+    }
+
+    /// The front seat's `ReadyForQuery` has been passed on, or swallowed.
+    pub(super) fn seat_done(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        let Some(seat) = server.lane.seats.pop_front() else { return };
+        let bytes = std::mem::take(&mut server.answered);
+        let discard = std::mem::take(&mut server.discard);
+        server.failed = false;
+        server.client = server.lane.seats.front().and_then(|seat| seat.client);
+        let elapsed = self.now.saturating_duration_since(server.lane.since);
+        server.lane.since = self.now;
+        let (p, n) = (server.pool, usize::from(server.node.0));
+        if std::mem::take(&mut server.paused) {
+            self.effects.push(Effect::Resume(server.token));
+        }
+        let idle = server.status == message::Status::Idle;
+        self.pools[p].nodes[n].seated -= 1;
+        self.costs.note(seat.key, micros(elapsed), bytes);
+        if elapsed >= self.settings.lanes.stall / 2 {
+            self.costs.strike(seat.key, self.now);
+        }
+        if let Some(c) = seat.client {
+            let client = &mut self.clients[c];
+            client.lane = None;
+            if discard {
+                self.send_again(c);
+            } else {
+                client.again = Again::default();
+                if let Some(replay) = client.replay.take() {
+                    self.buffers.give(replay);
+                    client.output.release();
+                }
+                let total = self.now.saturating_duration_since(client.since).as_micros() as u64;
+                self.metrics.statement_micros.observe(total);
+                self.metrics.transactions.add(1);
+                let totals = &mut self.pools[p].totals;
+                totals.transactions += 1;
+                totals.queries += 1;
+                totals.query_micros += total;
+                totals.transaction_micros += elapsed.as_micros() as u64;
+                if client.paused || !client.input.is_empty() {
+                    self.runnable.push_back(client.token);
+                }
+                if self.draining {
+                    self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, super::DRAINING);
+                }
+            }
+        }
+        if !idle {
+            // A plain query has left a transaction open: whoever is behind it must not be in it.
+            return self.server_closed(s, "a query in a shared lane left a transaction open");
+        }
+        if self.servers[s].lane.is_empty() {
+            self.end_lane(s);
+            if self.servers[s].reset { self.clean_up(s) } else { self.rest(s) }
+        } else if !self.pools[p].writers.is_empty() || !self.pools[p].readers.is_empty() {
+            self.pump(p);
+        }
+    }
+
+    /// The connection is no lane any more.
+    fn end_lane(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        server.client = None;
+        let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
+        place.seated -= server.lane.seats.len();
+        server.lane.seats.clear();
+        place.busy -= 1;
+        place.lanes.retain(|&lane| lane != s);
+        self.lanes.retain(|&lane| lane != s);
+        self.metrics.servers_busy.sub(1);
+        self.metrics.lanes.sub(1);
+    }
+
+    /// The front seat's client does not read its answer: the server waits for it, and nobody else does.
+    pub(super) fn hold_lane(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        if server.paused {
+            return;
+        }
+        server.paused = true;
+        self.effects.push(Effect::Pause(server.token));
+        self.move_others(s);
+    }
+
+    // --- leaving ---
+
+    /// The client's seat is nobody's any more.
+    pub(super) fn leave_lane(&mut self, c: usize) {
+        let Some(s) = self.clients[c].lane.take().map(|s| s as usize) else { return };
+        let server = &mut self.servers[s];
+        let Some(at) = server.lane.seats.iter().position(|seat| seat.client == Some(c)) else { return };
+        server.lane.seats[at].client = None;
+        if at == 0 {
+            server.client = None;
+            server.discard = false;
+            if std::mem::take(&mut server.paused) {
+                self.effects.push(Effect::Resume(server.token));
+            }
+        }
+        // Nobody waits for a read.
+        if server.lane.seats.iter().all(|seat| seat.client.is_none()) && server.cancels == 0 {
+            server.lane.closed = true;
+            self.send_cancel(s, None);
+        }
+    }
+
+    /// Everybody behind the front seat goes another way.
+    fn move_others(&mut self, s: usize) {
+        self.servers[s].lane.closed = true;
+        for at in 1..self.servers[s].lane.seats.len() {
+            let Some(c) = self.servers[s].lane.seats[at].client.take() else { continue };
+            let client = &mut self.clients[c];
+            client.lane = None;
+            client.again.alone = true;
+            client.output.retract(&mut self.buffers);
+            self.metrics.lane_moved.add(1);
+            self.send_again(c);
+        }
+    }
+
+    /// A client in a lane asks for a cancel. True if its statement is the one that runs: then the request has to be sent.
+    pub(super) fn cancel_in_lane(&mut self, c: usize, s: usize) -> bool {
+        if self.servers[s].client == Some(c) {
+            // It may come late, and meet what runs next.
+            self.move_others(s);
+            return true;
+        }
+        self.leave_lane(c);
+        let client = &mut self.clients[c];
+        client.output.retract(&mut self.buffers);
+        client.again = Again::default();
+        if let Some(replay) = client.replay.take() {
+            self.buffers.give(replay);
+        }
+        let token = client.token;
+        self.tell(c, |out| {
+            super::login::error(out, Sqlstate::QUERY_CANCELED, "canceling statement due to user request");
+        });
+        self.ready(c);
+        self.runnable.push_back(token);
+        false
+    }
+
+    // --- trouble ---
+
+    /// Looks for lanes whose front seat had been running for too long at the beginning of the turn that has just ended: all that
+    /// had arrived by then has been read since.
+    pub(super) fn check_lanes(&mut self, then: Instant) {
+        for i in 0..self.lanes.len() {
+            let Some(&s) = self.lanes.get(i) else { return };
+            let lane = &self.servers[s].lane;
+            if lane.closed || !over(lane.since, self.settings.lanes.stall, then) {
+                continue;
+            }
+            if let Some(front) = lane.seats.front() {
+                self.costs.strike(front.key, self.now);
+            }
+            self.metrics.lane_stalls.add(1);
+            self.move_others(s);
+        }
+    }
+
+    /// How long the driver may wait for something to happen, if nothing else says so: a lane that is held up is looked after in time.
+    pub fn patience(&self, longest: Duration) -> Duration {
+        let shared = self.lanes.iter().any(|&s| self.servers[s].lane.seats.len() > 1 && !self.servers[s].lane.closed);
+        if shared { (self.settings.lanes.stall / 2).clamp(Duration::from_millis(1), longest) } else { longest }
+    }
+
+    /// How long the driver had better do nothing, so that more answers come in one piece: None, or while there are many
+    /// statements in lanes that nobody else is held up by.
+    pub fn gather(&self) -> Option<Duration> {
+        let gather = self.settings.lanes.gather;
+        if gather.is_zero() || self.lanes.is_empty() {
+            return None;
+        }
+        let seats: usize = self.lanes.iter().map(|&s| self.servers[s].lane.seats.len()).sum();
+        (seats >= MANY).then_some(gather)
+    }
+
+    /// A lane's connection is gone: its units are sent again, but for one of whose answer the client has a part.
+    pub(super) fn lane_lost(&mut self, s: usize, why: &str) {
+        let server = &mut self.servers[s];
+        let (p, node) = (server.pool, server.node);
+        debug_assert!(matches!(server.phase, ServerPhase::Ready));
+        let mid_message = server.pass > 0 && server.pass_on;
+        let seats = std::mem::take(&mut server.lane.seats);
+        self.pools[p].nodes[usize::from(node.0)].seated -= seats.len();
+        self.metrics.server_connections_lost.add(1);
+        tracing::info!(node = node.0, why, statements = seats.len(), "a server connection was lost while in use");
+        self.end_lane(s);
+        self.drop_server(s);
+        for seat in &seats {
+            if let Some(c) = seat.client {
+                self.clients[c].lane = None;
+            }
+        }
+        for (at, seat) in seats.iter().enumerate() {
+            if let Some(c) = seat.client {
+                self.seat_lost(c, node, at == 0 && mid_message);
+            }
+        }
+        self.pump(p);
+    }
+}
+
+/// A duration for a [`super::cost::Costs`].
+pub(super) fn micros(elapsed: Duration) -> u32 {
+    elapsed.as_micros().try_into().unwrap_or(u32::MAX)
+}
