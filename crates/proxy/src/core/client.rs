@@ -115,7 +115,7 @@ pub(super) enum Pass {
 pub(super) struct Unit {
     /// The destination is decided, the messages are being forwarded.
     pub routed: bool,
-    /// Bytes looked at.
+    /// Bytes looked at; once it is routed, those of them that have not been forwarded yet.
     pub scanned: usize,
     /// Ends with the `scanned` bytes, in Query or Sync; false if it was too long to wait for its end, or ends in Flush.
     pub whole: bool,
@@ -369,7 +369,12 @@ impl Core {
                 },
             };
             match step {
-                Step::Used(n) => used += n,
+                Step::Used(n) => {
+                    used += n;
+                    if let Some(client) = self.clients.get_mut(c).filter(|client| client.unit.routed) {
+                        client.unit.scanned = client.unit.scanned.saturating_sub(n);
+                    }
+                }
                 Step::Again => {}
                 Step::More => {
                     self.clients[c].blocked = false;

@@ -365,7 +365,7 @@ impl Core {
             // What it has is not what it was thought to have. (A client's own wrong name does no more harm than a new connection.)
             server.retire = true;
         }
-        // Another's cancel; or what another's failure has left undone. In a lane neither is this client's.
+        // In a lane a statement may be missing because another client's unit, which was to prepare it, has failed.
         let server = &self.servers[s];
         let shared = !server.lane.is_empty() && server.client.is_some_and(|c| self.clients[c].replay.is_some());
         let missing = lacking || code == Some(Sqlstate::DUPLICATE_STATEMENT);
@@ -551,7 +551,9 @@ impl Core {
     pub(super) fn send_again(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if let Some(mut unit) = client.replay.take() {
-            unit.extend_from_slice(&client.input);
+            // The end of the unit may be there still: it waited for an answer to its beginning.
+            let rest = if client.unit.routed { client.unit.scanned.min(client.input.len()) } else { 0 };
+            unit.extend_from_slice(&client.input[rest..]);
             self.buffers.give(std::mem::replace(&mut client.input, unit));
         }
         // What it has closed it finds again.

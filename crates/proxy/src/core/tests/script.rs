@@ -432,6 +432,13 @@ impl Script {
                 self.close(name);
                 self.parse(name, text);
             }
+            if name != "b" && self.random.one_in(3) {
+                // What it relies on the columns of is described anew where a server does not have it.
+                self.describe(b'S', name);
+                self.sync();
+                self.out.push_back(Step::Await);
+                self.error(b"26000");
+            }
             let n = if name == "b" { self.insert() } else { self.row() };
             self.bind("", name, Some(n));
             self.execute("");

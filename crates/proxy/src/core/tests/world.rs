@@ -559,6 +559,12 @@ impl World {
             self.settle(core);
             return true;
         }
+        if link.cancel && link.over {
+            // Lost in the middle of its message, perhaps: what comes after that is no message.
+            self.cores[core].closed(token, "lost");
+            self.settle(core);
+            return true;
+        }
         if link.cancel {
             let bytes: Vec<u8> = link.to_server.iter().copied().collect();
             match startup::read(&bytes).expect("a cancel request") {
@@ -567,7 +573,6 @@ impl World {
                     self.cores[core].closed(token, "done");
                 }
                 Some(_) => panic!("not a cancel request"),
-                None if link.over => self.cores[core].closed(token, "lost"),
                 None => return false,
             }
             self.settle(core);
