@@ -385,7 +385,12 @@ impl Core {
                 self.effects.push(Effect::Resume(server.token));
             }
         }
-        // Nobody waits for a read.
+        self.cancel_if_nobodys(s);
+    }
+
+    /// Nobody waits for a read: if all seats are empty, the statement that runs is cancelled.
+    fn cancel_if_nobodys(&mut self, s: usize) {
+        let server = &mut self.servers[s];
         if server.lane.seats.iter().all(|seat| seat.client.is_none()) && server.cancels == 0 {
             server.lane.closed = true;
             self.send_cancel(s, None);
@@ -404,6 +409,8 @@ impl Core {
             self.metrics.lane_moved.add(1);
             self.send_again(c);
         }
+        // The front one may have been left before.
+        self.cancel_if_nobodys(s);
     }
 
     /// A client in a lane asks for a cancel. True if its statement is the one that runs: then the request has to be sent.
