@@ -15,6 +15,7 @@ mod failover;
 mod faults;
 mod harness;
 mod hostile;
+mod lanes;
 mod large;
 mod operations;
 mod parameters;
