@@ -2,7 +2,8 @@
 //!
 //! Messages are not turned into owned values. [`frame`] reads the five-byte header that every message has after
 //! start-up; [`startup`] reads the packets before it; [`payload`] picks single fields out of the few payloads a proxy
-//! must understand; [`message`] appends messages to a buffer; [`scram`] is the authentication exchange.
+//! must understand; [`message`] appends messages to a buffer; [`scram`] is the authentication exchange; [`replication`] is
+//! what standbys speak.
 //!
 //! Source of the formats: PostgreSQL documentation, "Frontend/Backend Protocol", "Message Formats".
 
@@ -10,6 +11,7 @@ pub mod error;
 pub mod frame;
 pub mod message;
 pub mod payload;
+pub mod replication;
 pub mod scram;
 pub mod startup;
 
