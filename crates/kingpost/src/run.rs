@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use topology::{NodeView, Role, Topology, View, WEIGHT_SCALE};
+use topology::{NodeView, OracleTimes, Role, Topology, View, WEIGHT_SCALE};
 
 use crate::admin::Source;
 use crate::config::Config;
@@ -140,6 +140,7 @@ impl Source for Running {
             .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1_u64);
         describe_proxy(&self.ask(Proxy::metrics), &mut exposition);
         describe_view(&self.topology.view(), &mut exposition);
+        describe_oracle(&self.topology.oracle_times(), &mut exposition);
         exposition.render()
     }
 
@@ -212,6 +213,20 @@ fn describe_view(view: &View, exposition: &mut Exposition) {
     each("node_lag_bytes", "Bytes a replica's replay is behind, by the last probe.", &|node| {
         node.node.lag_bytes.load(Ordering::Relaxed) as f64
     });
+}
+
+/// The oracle's metrics.
+fn describe_oracle(times: &OracleTimes, exposition: &mut Exposition) {
+    for (name, help, times) in [
+        ("oracle_wait_seconds", "Time from when a batch was wanted until it was sent.", &times.waited),
+        ("oracle_round_trip_seconds", "Time from sending a batch's question to its answer.", &times.round_trip),
+    ] {
+        let bounds = topology::times::BUCKETS.iter().map(|bound| *bound as f64 / 1e6);
+        let buckets: Vec<(f64, u64)> = bounds.zip(times.buckets).collect();
+        let above = times.buckets.last().copied().unwrap_or(0);
+        exposition.histogram(name, help, &buckets, above, times.sum_micros as f64 / 1e6);
+    }
+    exposition.counter("oracle_failed_total", "Batches that were not answered.", times.failed);
 }
 
 /// What the user can do about a proxy that does not start.
