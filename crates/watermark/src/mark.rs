@@ -8,8 +8,8 @@ use crate::place::Places;
 use crate::sync::{AtomicU64, OnceLock, Ordering, fence};
 use crate::tasks::{Reached, Tasks};
 
-/// A number that only grows: an [`Lsn`], a revision, a count. Publishing never blocks and takes no lock that anybody waits
-/// with; a reader that is already satisfied pays one load.
+/// A number that only grows: an [`Lsn`], a revision, a count. Publishing never blocks; a reader that is already satisfied pays
+/// one load.
 ///
 /// Three ways to wait, none of which polls: a task awaits [`reached`](Watermark::reached), a thread has a
 /// [`Parker`](crate::Parker), an event loop has [`Waiters`](crate::Waiters). Publishing looks at one word for each waiting

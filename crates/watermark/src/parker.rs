@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use crate::mark::{Number, Watermark};
 use crate::place::Place;
-use crate::sync::{AtomicBool, Ordering, thread};
+use crate::sync::{AtomicBool, Ordering, Sleeper};
 
 /// Lets one thread at a time sleep until a watermark has reached a target.
 pub struct Parker<N: Number = crate::Lsn> {
     mark: Arc<Watermark<N>>,
     place: Arc<Place>,
     unparked: Arc<AtomicBool>,
-    /// Which thread the place wakes.
-    thread: Option<thread::ThreadId>,
+    /// Whom the place wakes.
+    sleeper: Option<Sleeper>,
 }
 
 /// Ends a [`Parker`]'s wait, or its next one, without the target being reached: to stop it, or because it is asked for
@@ -36,15 +36,13 @@ pub enum Waited<N> {
     TimedOut,
 }
 
-struct Unpark(thread::Thread);
-
-impl Wake for Unpark {
+impl Wake for Sleeper {
     fn wake(self: Arc<Self>) {
-        self.0.unpark();
+        Sleeper::wake(&self);
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.0.unpark();
+        Sleeper::wake(self);
     }
 }
 
@@ -55,7 +53,7 @@ impl<N: Number> Parker<N> {
     #[must_use]
     pub fn new(mark: Arc<Watermark<N>>) -> Parker<N> {
         let place = mark.mark().waiting().places.claim();
-        Parker { mark, place, unparked: Arc::new(AtomicBool::new(false)), thread: None }
+        Parker { mark, place, unparked: Arc::new(AtomicBool::new(false)), sleeper: None }
     }
 
     /// Where it waits.
@@ -79,13 +77,13 @@ impl<N: Number> Parker<N> {
         if number >= target {
             return Waited::Reached(number);
         }
-        self.be_woken_here();
-        let waited = self.sleep(target, deadline);
+        let sleeper = self.sleeper();
+        let waited = self.sleep(&sleeper, target, deadline);
         self.place.alarm().disarm();
         waited
     }
 
-    fn sleep(&self, target: N, deadline: Option<Instant>) -> Waited<N> {
+    fn sleep(&self, sleeper: &Sleeper, target: N, deadline: Option<Instant>) -> Waited<N> {
         // Ends with what is waited for; whatever else wakes the thread makes it arm anew and look again.
         loop {
             self.place.alarm().arm(target.to_u64());
@@ -96,26 +94,22 @@ impl<N: Number> Parker<N> {
             if self.unparked.load(Ordering::Relaxed) && self.unparked.swap(false, Ordering::Acquire) {
                 return Waited::Unparked;
             }
-            match deadline {
-                None => thread::park(),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Waited::TimedOut;
-                    }
-                    #[cfg(not(loom))]
-                    thread::park_timeout(left);
-                }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Waited::TimedOut;
             }
+            sleeper.sleep(deadline);
         }
     }
 
-    fn be_woken_here(&mut self) {
-        let current = thread::current();
-        if self.thread != Some(current.id()) {
-            self.thread = Some(current.id());
-            self.place.set_waker(Waker::from(Arc::new(Unpark(current))));
+    /// This thread's, which the place wakes from now on.
+    fn sleeper(&mut self) -> Sleeper {
+        if let Some(sleeper) = self.sleeper.as_ref().filter(|sleeper| sleeper.is_here()) {
+            return sleeper.clone();
         }
+        let sleeper = Sleeper::here();
+        self.place.set_waker(Waker::from(Arc::new(sleeper.clone())));
+        self.sleeper = Some(sleeper.clone());
+        sleeper
     }
 }
 

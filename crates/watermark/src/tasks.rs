@@ -39,8 +39,8 @@ impl Tasks {
     /// after this.
     fn enter(&self, mark: &Mark, key: &mut Option<Key>, target: u64, waker: Waker) {
         let mut heap = lock(&self.heap);
-        // What is dropped must be dropped without the lock: it may be a task's last waker, and with the task go futures
-        // that want to leave this very heap.
+        // Wakers are dropped and woken without the lock: with a task's last waker go its futures, which may want to leave
+        // this very heap, and who wakes may poll at once.
         let known = key.and_then(|key| heap.get_mut(key));
         let dropped = match known {
             Some(known) if known.will_wake(&waker) => Some(waker),
@@ -50,18 +50,22 @@ impl Tasks {
                     *key = Some(entered);
                     None
                 }
-                // 2^32 tasks: memory ends before. This one is polled again and again instead of being forgotten.
                 Err(waker) => {
-                    waker.wake_by_ref();
+                    *key = None;
                     Some(waker)
                 }
             },
         };
         self.arm(&heap);
         drop(heap);
-        drop(dropped);
         fence(Ordering::SeqCst);
         self.settle(mark);
+        // 2^32 tasks wait already: memory ends before. This one is polled again and again instead of being forgotten.
+        if let Some(waker) = dropped
+            && key.is_none()
+        {
+            waker.wake();
+        }
     }
 
     fn leave(&self, mark: &Mark, key: Key) {
@@ -72,9 +76,9 @@ impl Tasks {
             self.arm(&heap);
         }
         drop(heap);
-        drop(waker);
         fence(Ordering::SeqCst);
         self.settle(mark);
+        drop(waker);
     }
 
     /// To be called while the heap is held.

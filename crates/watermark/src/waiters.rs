@@ -52,7 +52,7 @@ impl<F: Fn() + Send + Sync + 'static> Wake for Call<F> {
 
 impl<T, N: Number> Waiters<T, N> {
     /// For at most `limit` waiters. `wake` is called when the lowest target has been reached: by the thread that publishes, so
-    /// it should be short, and once only until [`pop`](Waiters::pop) has given None.
+    /// it should be short and must not panic, and once only until [`pop`](Waiters::pop) has given None.
     pub fn new(mark: Arc<Watermark<N>>, limit: usize, wake: impl Fn() + Send + Sync + 'static) -> Waiters<T, N> {
         let place = mark.mark().waiting().places.claim();
         place.set_waker(Waker::from(Arc::new(Call(wake))));

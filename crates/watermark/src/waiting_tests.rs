@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::sync::Sleeper;
 use crate::{Lsn, Parker, Waited, Waiters, Watermark};
 
 #[derive(Default)]
@@ -31,22 +32,15 @@ fn poll<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(waker))
 }
 
-struct Unpark(thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
 fn block_on<F: Future>(future: F) -> F::Output {
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let sleeper = Sleeper::here();
+    let waker = Waker::from(Arc::new(sleeper.clone()));
     let mut future = pin!(future);
     loop {
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return output;
         }
-        thread::park();
+        sleeper.sleep(None);
     }
 }
 

@@ -4,30 +4,24 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use loom::thread;
 
+use crate::sync::Sleeper;
 use crate::{Parker, Waited, Waiters, Watermark};
 
-struct Unpark(thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
 fn block_on<F: Future>(future: F) -> F::Output {
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let sleeper = Sleeper::here();
+    let waker = Waker::from(Arc::new(sleeper.clone()));
     let mut context = Context::from_waker(&waker);
     let mut future = pin!(future);
     loop {
         if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
             return output;
         }
-        thread::park();
+        sleeper.sleep(None);
     }
 }
 
@@ -35,6 +29,13 @@ fn block_on<F: Future>(future: F) -> F::Output {
 fn begin<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     let waker = Waker::noop();
     std::pin::Pin::new(future).poll(&mut Context::from_waker(waker))
+}
+
+/// For models of three threads that all sleep and wake: with three preemptions they would take a minute.
+fn wide(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(model);
 }
 
 fn zero() -> Arc<Watermark<u64>> {
@@ -82,7 +83,7 @@ fn two_publish_and_a_thread_is_woken() {
 
 #[test]
 fn two_threads_are_woken() {
-    loom::model(|| {
+    wide(|| {
         let mark = zero();
         let other = {
             let mark = Arc::clone(&mark);
@@ -232,7 +233,7 @@ fn a_task_is_woken() {
 /// Two tasks share the heap: the one who holds it does the work of a publisher who cannot.
 #[test]
 fn two_tasks_are_woken() {
-    loom::model(|| {
+    wide(|| {
         let mark = zero();
         let other = {
             let mark = Arc::clone(&mark);
@@ -245,10 +246,31 @@ fn two_tasks_are_woken() {
     });
 }
 
+/// One who waits for more, and stays asleep, holds the heap while somebody publishes what another task waits for.
+#[test]
+fn a_task_that_enters_does_not_hide_another() {
+    wide(|| {
+        let mark = zero();
+        let other = {
+            let mark = Arc::clone(&mark);
+            thread::spawn(move || {
+                let mut stays = mark.reached(2);
+                let _ = begin(&mut stays);
+                // Dropped, it would look after the other when it leaves.
+                std::mem::forget(stays);
+            })
+        };
+        let publisher = publisher(&mark, 1);
+        assert_eq!(block_on(mark.reached(1)), 1);
+        other.join().unwrap();
+        publisher.join().unwrap();
+    });
+}
+
 /// A time-out drops a future (which holds the heap) while somebody publishes what another task waits for.
 #[test]
 fn a_dropped_task_does_not_take_another_with_it() {
-    loom::model(|| {
+    wide(|| {
         let mark = zero();
         let other = {
             let mark = Arc::clone(&mark);
@@ -267,7 +289,7 @@ fn a_dropped_task_does_not_take_another_with_it() {
 /// A task and a thread at one watermark; the waker of the task counts, so that nothing but the publisher can help.
 #[test]
 fn tasks_and_threads_do_not_hide_each_other() {
-    loom::model(|| {
+    wide(|| {
         let mark = zero();
         let thread = {
             let mark = Arc::clone(&mark);
