@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  cli ──▶ proxy ─▶ config (file + environment, checked) ─▶ run (topology + proxy) ◀─ admin (HTTP)
+//!      ├─▶ relay ─▶ config ─▶ relay (the crate, and topology where it follows the primary) ◀─ admin
 //!      ├─▶ check ─▶ config
 //!      └─▶ up ───▶ PostgreSQL servers in a directory ─▶ config (generated) ─▶ run ◀─ admin
 //! ```
@@ -15,6 +16,7 @@ mod error;
 mod exposition;
 mod logging;
 mod out;
+mod relay;
 mod run;
 mod serve;
 mod up;
@@ -41,6 +43,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
     let log = config::LogFlags { level: cli.log_level, format: cli.log_format };
     match cli.command {
         Command::Proxy(args) => serve::proxy(&args, &log),
+        Command::Relay(args) => relay::command(&args, &log),
         Command::Check(args) => serve::check(&args, &log),
         Command::Up(args) => up::up(&args, &log),
         Command::Down(args) => up::down(&args),
