@@ -21,5 +21,7 @@ mod pools;
 mod prepared;
 mod protocol;
 mod psql;
+mod relay;
+mod relay_failover;
 mod routing;
 mod sql;
