@@ -83,11 +83,11 @@ impl Relaying {
         &self.relay
     }
 
-    /// Follows the primary, wherever it is; returns when the log has failed.
+    /// Follows the primary, wherever it is; returns when the relay cannot go on.
     pub(crate) async fn watch(&self) -> Failure {
         loop {
-            if let Some(failure) = self.relay.failure() {
-                return Failure::runtime(format!("the relay's log failed: {failure}"))
+            if let Err(reason) = self.relay.alive() {
+                return Failure::runtime(format!("the relay cannot go on: {reason}"))
                     .advise("look after the disk; what was acknowledged is in the log and stays there");
             }
             if let Some(address) = self.primary() {
@@ -137,10 +137,7 @@ impl Source for Relaying {
     }
 
     fn alive(&self) -> Result<(), String> {
-        match self.relay.failure() {
-            None => Ok(()),
-            Some(failure) => Err(failure.to_string()),
-        }
+        self.relay.alive()
     }
 
     fn ready(&self) -> Result<(), String> {

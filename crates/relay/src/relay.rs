@@ -29,7 +29,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub struct Relay {
     shared: Arc<Shared>,
     addresses: Vec<SocketAddr>,
-    threads: Mutex<Option<JoinHandle<()>>>,
+    /// The receiving thread, until it was joined.
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Relay {
@@ -61,7 +62,7 @@ impl Relay {
             .name("relay-receive".into())
             .spawn(move || upstream::run(&receiver, writer))
             .map_err(StartError::Thread)?;
-        let relay = Relay { shared, addresses, threads: Mutex::new(Some(thread)) };
+        let relay = Relay { shared, addresses, thread: Mutex::new(Some(thread)) };
         let _context = runtime.enter();
         for listener in listeners {
             let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
@@ -93,6 +94,22 @@ impl Relay {
     #[must_use]
     pub fn failure(&self) -> Option<LogFailure> {
         self.shared.log().and_then(|log| log.failure().cloned())
+    }
+
+    /// Whether it does its work; if not, why. An upstream that is away is no reason.
+    ///
+    /// # Errors
+    /// The log has failed, or the receiving thread has ended.
+    pub fn alive(&self) -> Result<(), String> {
+        if let Some(failure) = self.failure() {
+            return Err(failure.to_string());
+        }
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        match thread.as_ref() {
+            Some(thread) if !thread.is_finished() => Ok(()),
+            Some(_) => Err("the receiving thread has ended".into()),
+            None => Err("the relay has been stopped".into()),
+        }
     }
 
     /// Follows another upstream from now on, from where the log is. It must have that position in its history.
@@ -138,7 +155,7 @@ impl Relay {
     pub fn shutdown(&self) {
         self.shared.control.stop();
         self.shared.stopping.send_replace(true);
-        let thread = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             warn!("the receiving thread panicked");
         }

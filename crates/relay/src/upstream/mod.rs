@@ -163,7 +163,10 @@ pub(crate) fn run(shared: &Arc<Shared>, mut writer: Option<Writer>) {
             error!(upstream = config.address, error = %failed, "the upstream cannot be followed; nothing was cut off");
             ALARM_PAUSE
         } else {
-            warn!(upstream = config.address, error = %failed, again_in = ?back_off, "not receiving");
+            match failed {
+                UpstreamError::ShuttingDown => info!(upstream = config.address, "the upstream is shutting down"),
+                error => warn!(upstream = config.address, %error, again_in = ?back_off, "not receiving"),
+            }
             jittered(back_off)
         };
         shared.control.pause(generation, pause);
