@@ -125,7 +125,7 @@ fn golden_messages() {
                 "k.toml:3:11: relay.listen[0]: found \"0.0.0.0:6442\" with auth = \"trust\": anybody who reaches it could read the write-ahead log; expected a loopback address, or auth = \"scram-sha-256\"",
                 "k.toml:3:27: relay.listen[1]: found a path, expected host:port",
                 "k.toml:4:13: relay.max_bytes: found 100000000, which is less than keep_bytes (1073741824)",
-                "k.toml:5:2: relay.upstream: found password and password_file, expected at most one of them",
+                "k.toml:5:1: relay.upstream: found password and password_file, expected at most one of them",
                 "k.toml:6:11: relay.upstream.address: found \"db\" without a port, expected host:port, [v6]:port, or the absolute path of a Unix socket",
                 "k.toml:7:8: relay.upstream.slot: found \"A-b\", expected 1 to 63 lower-case letters, digits and underscores, or \"\" for none",
             ],
@@ -133,7 +133,7 @@ fn golden_messages() {
         (
             "[relay]\nserve = \"written\"\nlisten = [\"0.0.0.0:6442\"]\n",
             &[
-                "k.toml:1:2: relay.users: found no user, expected at least one [[relay.users]] with a password, for auth is \"scram-sha-256\"",
+                "k.toml:1:1: relay.users: found no user, expected at least one [[relay.users]] with a password, for auth is \"scram-sha-256\"",
                 "k.toml:3:11: warning: relay.listen[0]: found \"0.0.0.0:6442\": the relay does not speak TLS yet, so WAL crosses the network in clear",
             ],
         ),
