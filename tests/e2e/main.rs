@@ -25,3 +25,4 @@ mod relay;
 mod relay_failover;
 mod routing;
 mod sql;
+mod wal;
