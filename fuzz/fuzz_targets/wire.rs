@@ -1,7 +1,8 @@
-//! Frames, payload fields and startup packets, from arbitrary bytes.
+//! Frames, payload fields, startup packets and the replication protocol, from arbitrary bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use wire::replication::{Command, Rows, WalStream, read_reply};
 use wire::{Frame, HEADER, payload, startup};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -16,6 +17,18 @@ fuzz_target!(|bytes: &[u8]| {
                 }
             }
         }
+    }
+    // A server's stream, a standby's answers, a command.
+    let (mut stream, mut used) = (WalStream::default(), 0);
+    while let Ok(Some((_, n))) = stream.next(&bytes[used..]) {
+        assert!(n > 0);
+        used += n;
+        assert!(used <= bytes.len());
+    }
+    let _ = read_reply(bytes);
+    let _ = Rows::read(bytes);
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        let _ = Command::parse(text);
     }
     // A run of messages: each whole one is used up, and nothing is read beyond it.
     let mut rest = bytes;

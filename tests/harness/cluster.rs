@@ -13,6 +13,7 @@ use crate::wait::{SOON, wait_until};
 pub struct Cluster {
     dir: PathBuf,
     nodes: Vec<Node>,
+    settings: Vec<(String, String)>,
 }
 
 /// What a [`Cluster`] should be.
@@ -86,7 +87,7 @@ impl ClusterBuilder {
         for node in &nodes {
             node.wait_ready().await;
         }
-        let cluster = Cluster { dir, nodes };
+        let cluster = Cluster { dir, nodes, settings };
         cluster.wait_streaming(&cluster.nodes[0], self.replicas).await;
         cluster
     }
@@ -101,6 +102,20 @@ impl Cluster {
     /// Directory of data and logs.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// One more server, with data as old as this cluster and not started, that will stream from `port`.
+    pub fn standby(&self, name: &str, port: u16) -> Node {
+        let standby = Node::create(name, &self.dir, &self.settings);
+        standby.set_follow(port);
+        standby
+    }
+
+    /// As [`Cluster::standby`], following nobody, with one more setting.
+    pub fn copy(&self, name: &str, setting: (&str, &str)) -> Node {
+        let mut settings = self.settings.clone();
+        settings.push((setting.0.into(), setting.1.into()));
+        Node::create(name, &self.dir, &settings)
     }
 
     /// All nodes; the first was the primary at the start.

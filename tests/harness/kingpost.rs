@@ -120,7 +120,7 @@ fn section_of<'t>(config: &'t mut Table, section: &str) -> &'t mut Table {
     })
 }
 
-fn set(config: &mut Table, path: &str, value: Value) {
+pub(crate) fn set(config: &mut Table, path: &str, value: Value) {
     let (section, key) = path.rsplit_once('.').expect("a path of section.key");
     section_of(config, section).insert(key.into(), value);
 }

@@ -93,6 +93,11 @@ impl Node {
         self.port.number()
     }
 
+    /// Its data directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Where the tests' clients reach it directly.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint::new(self.port(), &self.logs)
@@ -271,6 +276,11 @@ impl Node {
             let sql = "SELECT strpos(setting, 'port=PORT ') > 0 FROM pg_settings WHERE name = 'primary_conninfo'";
             self.wait_value(&sql.replace("PORT", &primary.port().to_string()), "t").await;
         }
+    }
+
+    /// Streams from whatever listens on `port`, from the next start on.
+    pub fn follow_port(&self, port: u16) {
+        self.set_follow(port);
     }
 
     pub(crate) fn set_follow(&self, port: u16) {

@@ -29,6 +29,11 @@ pub(crate) enum Command {
     /// SIGHUP reloads the configuration, SIGTERM and SIGINT stop gracefully, a second one stops at once.
     #[command(after_help = EXIT_CODES)]
     Proxy(ProxyArgs),
+    /// Runs the relay: makes write-ahead log durable here, and feeds standbys with it
+    ///
+    /// SIGHUP reloads the configuration (also which upstream to follow), SIGTERM and SIGINT stop.
+    #[command(after_help = EXIT_CODES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+    Relay(RelayArgs),
     /// Checks a configuration file, and the environment variables that override it
     ///
     /// Prints every error with file, line and column, the key, what was found and what was expected.
@@ -37,7 +42,7 @@ pub(crate) enum Command {
     /// Makes configurations
     #[command(after_help = EXIT_CODES, subcommand)]
     Config(ConfigCommand),
-    /// Starts a local cluster in one directory: a primary, replicas, and the proxy in front of them
+    /// Starts a local cluster in one directory: a primary, a relay, replicas, and the proxy in front of them
     ///
     /// Runs until Ctrl-C. A second start uses the same data again.
     #[command(after_help = EXIT_CODES)]
@@ -71,6 +76,35 @@ pub(crate) struct ProxyArgs {
     /// How long transactions may go on when stopping
     #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) grace: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RelayArgs {
+    /// Configuration file
+    #[arg(long, short, env = "KINGPOST_CONFIG", value_name = "FILE", required = true)]
+    pub(crate) config: Option<PathBuf>,
+    #[command(subcommand)]
+    pub(crate) command: Option<RelayCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RelayCommand {
+    /// Copies a segment or a history file out of a relay's directory: restore_command = 'kingpost relay fetch %f %p'
+    ///
+    /// Exits with 1 and says nothing if the relay does not hold it: a server in recovery asks for the next segment all the time.
+    #[command(after_help = EXIT_CODES)]
+    Fetch(FetchArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FetchArgs {
+    /// Name of the file (%f)
+    pub(crate) name: String,
+    /// Where to put it (%p)
+    pub(crate) target: PathBuf,
+    /// Directory of the relay's log
+    #[arg(long, env = "KINGPOST_RELAY_DIR", default_value = "/var/lib/kingpost/relay", value_name = "DIR")]
+    pub(crate) dir: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -122,6 +156,9 @@ pub(crate) struct UpArgs {
     /// Address of /metrics, /healthz and /readyz; the default is 127.0.0.1:9632, or a free port if that is taken
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics_listen: Option<String>,
+    /// No relay: replicas stream from the primary
+    #[arg(long)]
+    pub(crate) no_relay: bool,
     /// Start, check, print, stop
     #[arg(long)]
     pub(crate) once: bool,

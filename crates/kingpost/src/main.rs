@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  cli ──▶ proxy ─▶ config (file + environment, checked) ─▶ run (topology + proxy) ◀─ admin (HTTP)
+//!      ├─▶ relay ─▶ config ─▶ relay (the crate, and topology where it follows the primary) ◀─ admin
 //!      ├─▶ check ─▶ config
 //!      ├─▶ config from-pgbouncer ─▶ a configuration's text
 //!      └─▶ up ───▶ PostgreSQL servers in a directory ─▶ config (generated) ─▶ run ◀─ admin
@@ -17,6 +18,7 @@ mod exposition;
 mod from_pgbouncer;
 mod logging;
 mod out;
+mod relay;
 mod run;
 mod serve;
 mod up;
@@ -43,6 +45,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
     let log = config::LogFlags { level: cli.log_level, format: cli.log_format };
     match cli.command {
         Command::Proxy(args) => serve::proxy(&args, &log),
+        Command::Relay(args) => relay::command(&args, &log),
         Command::Check(args) => serve::check(&args, &log),
         Command::Config(ConfigCommand::FromPgbouncer(args)) => from_pgbouncer::run(&args),
         Command::Up(args) => up::up(&args, &log),

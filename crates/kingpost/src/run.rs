@@ -1,10 +1,10 @@
 //! The running parts: the topology and the proxy, wired together. The only module that knows how they are driven.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use topology::{NodeView, Role, Topology, View, WEIGHT_SCALE};
+use topology::{Address, NodeView, OracleTimes, Role, Topology, View, WEIGHT_SCALE};
 
 use crate::admin::Source;
 use crate::config::Config;
@@ -20,6 +20,8 @@ pub(crate) struct Running {
     /// `None` once it was shut down.
     proxy: RwLock<Option<Proxy>>,
     pulse: Mutex<Pulse>,
+    /// The relay of this process, where there is one.
+    relay: OnceLock<Arc<::relay::Relay>>,
 }
 
 /// Whether each worker's loop still turns. An idle one turns at least once in [`Pulse::LIMIT`].
@@ -68,7 +70,12 @@ impl Running {
         let topology = Topology::start(config.cluster.clone(), runtime)
             .map_err(|error| Failure::environment(format!("cannot start watching the cluster: {error}")))?;
         match Proxy::start(&config.proxy, Arc::clone(&topology)) {
-            Ok(proxy) => Ok(Running { topology, proxy: RwLock::new(Some(proxy)), pulse: Mutex::default() }),
+            Ok(proxy) => Ok(Running {
+                topology,
+                proxy: RwLock::new(Some(proxy)),
+                pulse: Mutex::default(),
+                relay: OnceLock::new(),
+            }),
             Err(error) => {
                 topology.shutdown();
                 Err(failure_of(&error))
@@ -79,6 +86,17 @@ impl Running {
     /// Asks the proxy, as long as there is one.
     fn ask<T: Default>(&self, question: impl FnOnce(&Proxy) -> T) -> T {
         self.proxy.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(question).unwrap_or_default()
+    }
+
+    /// Shows a relay's metrics beside the proxy's.
+    pub(crate) fn show_relay(&self, relay: Arc<::relay::Relay>) {
+        // There is one at most.
+        let _ = self.relay.set(relay);
+    }
+
+    /// Where the primary is, while there is one.
+    pub(crate) fn primary(&self) -> Option<String> {
+        primary_of(&self.topology)
     }
 
     /// Where clients connect; port 0 resolved.
@@ -149,6 +167,10 @@ impl Source for Running {
             .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1_u64);
         describe_proxy(&self.ask(Proxy::metrics), &mut exposition);
         describe_view(&self.topology.view(), &mut exposition);
+        if let Some(relay) = self.relay.get() {
+            crate::relay::describe(relay, &mut exposition);
+        }
+        describe_oracle(&self.topology.oracle_times(), &mut exposition);
         exposition.render()
     }
 
@@ -169,6 +191,14 @@ impl Source for Running {
             None => Err("no primary is known".into()),
         }
     }
+}
+
+/// Where a topology's primary is, while there is one.
+pub(crate) fn primary_of(topology: &Topology) -> Option<String> {
+    Some(match &topology.view().primary_node()?.address {
+        Address::Tcp(address) => address.to_string(),
+        Address::Unix(path) => path.display().to_string(),
+    })
 }
 
 /// The workers' metrics. Their names are the proxy's; the unit becomes seconds, counters get their suffix.
@@ -221,6 +251,20 @@ fn describe_view(view: &View, exposition: &mut Exposition) {
     each("node_lag_bytes", "Bytes a replica's replay is behind, by the last probe.", &|node| {
         node.node.lag_bytes.load(Ordering::Relaxed) as f64
     });
+}
+
+/// The oracle's metrics.
+fn describe_oracle(times: &OracleTimes, exposition: &mut Exposition) {
+    for (name, help, times) in [
+        ("oracle_wait_seconds", "Time from when a batch was wanted until it was sent.", &times.waited),
+        ("oracle_round_trip_seconds", "Time from sending a batch's question to its answer.", &times.round_trip),
+    ] {
+        let bounds = topology::times::BUCKETS.iter().map(|bound| *bound as f64 / 1e6);
+        let buckets: Vec<(f64, u64)> = bounds.zip(times.buckets).collect();
+        let above = times.buckets.last().copied().unwrap_or(0);
+        exposition.histogram(name, help, &buckets, above, times.sum_micros as f64 / 1e6);
+    }
+    exposition.counter("oracle_failed_total", "Batches that were not answered.", times.failed);
 }
 
 /// What the user can do about a proxy that does not start.

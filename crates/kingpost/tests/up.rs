@@ -137,6 +137,7 @@ fn once_twice_in_the_same_directory() {
         assert_success(&output);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(text.contains("read it back from the replica"), "{start}: {text}");
+        assert!(text.contains("starting the relay"), "{start}: {text}");
         assert_eq!(text.contains("initdb"), made, "{start}: {text}");
         assert_eq!(scratch.postmasters(), 0, "{start}");
     }
@@ -149,10 +150,12 @@ fn runs_until_down_and_survives_a_kill() {
     up.wait_for("ready");
     let seen = status(&scratch);
     assert_eq!(roles(&seen), ["primary", "replica", "replica"], "{seen:#}");
+    assert_eq!((&seen["relay"]["role"], &seen["relay"]["connections"]), (&"relay".into(), &2.into()), "{seen:#}");
     let metrics = seen["metrics"].as_str().unwrap().to_owned();
     assert!(http(&metrics, "/readyz").starts_with("HTTP/1.1 200"));
     assert!(http(&metrics, "/healthz").starts_with("HTTP/1.1 200"));
     assert!(http(&metrics, "/metrics").contains("kingpost_node_role{"));
+    assert!(http(&metrics, "/metrics").contains("kingpost_relay_streaming 1"));
 
     let second = scratch.run("up", &["--once"]);
     assert_eq!(second.status.code(), Some(4));
@@ -172,6 +175,19 @@ fn runs_until_down_and_survives_a_kill() {
     up.kill();
     assert_success(&scratch.run("down", &[]));
     assert_eq!(scratch.postmasters(), 0, "`down` stops what a killed `up` left");
+}
+
+#[test]
+fn without_a_relay_too() {
+    let scratch = Scratch::new();
+    for relay in [false, true] {
+        let args: &[&str] = if relay { &["--once"] } else { &["--once", "--replicas", "1", "--no-relay"] };
+        let output = scratch.run("up", args);
+        assert_success(&output);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(text.contains("starting the relay"), relay, "{text}");
+        assert!(!text.contains("made again"), "the replica goes over from one to the other: {text}");
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ use crate::config::{ClusterConfig, StartError, Target};
 use crate::coordinate::Coordinator;
 use crate::oracle::Driver;
 use crate::probe::Signal;
+use crate::times::{Clock, OracleTimes};
 use crate::view::{Address, NodeId, Term, View};
 
 /// For how long replicas are probed fast after [`Topology::want_replay`], and how often that must be said again.
@@ -44,6 +45,7 @@ pub(crate) struct Shared {
     /// That of `view`, stored after it: whoever sees an epoch finds a view at least as new.
     epoch: AtomicU64,
     pub(crate) oracle: Oracle,
+    pub(crate) clock: Arc<Clock>,
     /// By node id.
     pub(crate) signals: ArcSwap<Vec<Arc<Signal>>>,
     replay_wanted: AtomicBool,
@@ -66,12 +68,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 // === impl Shared ===
 
 impl Shared {
-    fn new(view: View, oracle: Oracle) -> Shared {
+    fn new(view: View, oracle: Oracle, clock: Arc<Clock>) -> Shared {
         Shared {
             epoch: AtomicU64::new(view.epoch),
             published: watch::Sender::new(view.epoch),
             view: ArcSwap::from_pointee(view),
             oracle,
+            clock,
             signals: ArcSwap::default(),
             replay_wanted: AtomicBool::new(false),
             replay_asked: Notify::new(),
@@ -135,12 +138,16 @@ impl Topology {
         let connector = config.connector()?;
         let config = Arc::new(config);
         let wanted = Arc::new(Notify::new());
+        let clock = Arc::new(Clock::new());
         let oracle = {
-            let wanted = Arc::clone(&wanted);
-            Oracle::new(move || wanted.notify_one())
+            let (wanted, clock) = (Arc::clone(&wanted), Arc::clone(&clock));
+            Oracle::new(move || {
+                clock.wanted();
+                wanted.notify_one();
+            })
         };
         let empty = View { epoch: 0, term: Term::default(), primary: None, nodes: Vec::new() };
-        let shared = Arc::new(Shared::new(empty, oracle));
+        let shared = Arc::new(Shared::new(empty, oracle, clock));
         shared.connector.store(connector.map(Arc::new));
         let (fast_until, fast) = watch::channel(Instant::now());
         let (asks, asked) = watch::channel(None);
@@ -158,7 +165,7 @@ impl Topology {
     /// tickets come from whoever calls [`Oracle::begin`] and [`Oracle::complete`].
     #[must_use]
     pub fn fixed(view: View) -> Arc<Topology> {
-        let shared = Arc::new(Shared::new(view, Oracle::new(|| {})));
+        let shared = Arc::new(Shared::new(view, Oracle::new(|| {}), Arc::new(Clock::new())));
         let (settings, _) = watch::channel(Arc::default());
         Arc::new(Topology { shared, settings, tasks: Mutex::default() })
     }
@@ -186,6 +193,12 @@ impl Topology {
     #[must_use]
     pub fn oracle(&self) -> &Oracle {
         &self.shared.oracle
+    }
+
+    /// What the oracle's batches have taken since the start.
+    #[must_use]
+    pub fn oracle_times(&self) -> OracleTimes {
+        self.shared.clock.read()
     }
 
     /// A node refused or broke a connection: it is probed at once, and taken out if that one probe fails. From any thread;

@@ -37,8 +37,10 @@ mod lag;
 mod oracle;
 mod probe;
 mod secure;
+pub mod times;
 mod view;
 
 pub use config::{ClusterConfig, NodeConfig, StartError};
 pub use handle::{NotReady, Topology};
+pub use times::OracleTimes;
 pub use view::{Address, Node, NodeId, NodeView, Role, Term, View, WEIGHT_SCALE};

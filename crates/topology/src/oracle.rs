@@ -51,7 +51,8 @@ struct Line {
     segment: u64,
 }
 
-type Reply = (u64, Result<Answer, ProbeError>);
+/// The number of the batch, the answer, and how long it took.
+type Reply = (u64, Result<Answer, ProbeError>, Duration);
 
 impl Driver {
     /// Runs until it is aborted.
@@ -98,12 +99,14 @@ impl Driver {
                 next = Instant::now() + pace;
                 count += 1;
                 under_way.insert(count, oracle.begin());
+                self.shared.clock.sent();
                 let (client, ask) = (Arc::clone(&line.session.client), line.ask.clone());
                 let (segment, expected) = (line.segment, line.asked.term.timeline);
                 let limit = line.asked.config.probe_timeout;
                 replies.spawn(async move {
+                    let sent = Instant::now();
                     let answer = timeout(limit, question(&client, &ask, segment, expected)).await;
-                    (count, answer.unwrap_or(Err(ProbeError::Timeout(limit))))
+                    (count, answer.unwrap_or(Err(ProbeError::Timeout(limit))), sent.elapsed())
                 });
             }
             tokio::select! {
@@ -116,17 +119,22 @@ impl Driver {
                     break;
                 }
                 Some(reply) = replies.join_next(), if !under_way.is_empty() => {
-                    let Ok((number, answer)) = reply else { break };
+                    let Ok((number, answer, took)) = reply else { break };
                     let Some(batch) = under_way.remove(&number) else { continue };
                     let current = self.asked.borrow().as_ref() == Some(&line.asked);
                     match answer {
-                        Ok(answer) if current => oracle.complete(batch, answer),
+                        Ok(answer) if current => {
+                            self.shared.clock.answered(took);
+                            oracle.complete(batch, answer);
+                        }
                         Ok(_) => {
+                            self.shared.clock.failed();
                             oracle.fail(batch);
                             break;
                         }
                         Err(error) => {
                             debug!(node = line.asked.node.0, %error, "oracle's question failed");
+                            self.shared.clock.failed();
                             oracle.fail(batch);
                             self.shared.suspect(line.asked.node);
                             break;
@@ -138,6 +146,7 @@ impl Driver {
             }
         }
         for (_, batch) in under_way {
+            self.shared.clock.failed();
             oracle.fail(batch);
         }
     }

@@ -280,6 +280,11 @@ async fn a_cluster_from_discovery_to_failover() {
     let second = topology.view().term;
     assert_eq!((second.system, second.timeline), (first.system, 2));
     let answer = until(&topology, "an answer from the new primary", || topology.oracle().answer(waiting)).await;
+    let times = topology.oracle_times();
+    let counts = [times.waited, times.round_trip].map(|times| times.buckets.iter().sum::<u64>());
+    assert!(counts[1] >= 2, "two questions were answered at least: {times:?}");
+    // One may have been sent and neither answered nor failed yet.
+    assert!(counts[0] >= counts[1] + times.failed, "each that ended was sent: {times:?}");
     assert_eq!(answer.term, 2, "who asked while there was no primary is answered by the new one");
     let writer = servers.client("b").await;
     let committed = write(&writer).await;

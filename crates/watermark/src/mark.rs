@@ -1,34 +1,148 @@
-//! One atomic, monotone position.
+//! One atomic, monotone number, and those who wait for it.
+
+use std::fmt;
+use std::marker::PhantomData;
 
 use crate::Lsn;
-use crate::sync::{AtomicU64, Ordering};
+use crate::place::Places;
+use crate::sync::{AtomicU64, OnceLock, Ordering, fence};
+use crate::tasks::{Reached, Tasks};
 
-/// A position that only grows. Publishing never blocks; a reader pays one load.
-#[derive(Debug, Default)]
-pub struct Watermark(AtomicU64);
+/// A number that only grows: an [`Lsn`], a revision, a count. Publishing never blocks; a reader that is already satisfied pays
+/// one load.
+///
+/// Three ways to wait, none of which polls: a task awaits [`reached`](Watermark::reached), a thread has a
+/// [`Parker`](crate::Parker), an event loop has [`Waiters`](crate::Waiters). Publishing looks at one word for each waiting
+/// thread and one for all tasks together, and wakes a thread only if the lowest number it waits for has been reached.
+///
+/// 24 bytes, and about 200 more from the first time that somebody has to wait.
+pub struct Watermark<N: Number = Lsn> {
+    mark: Mark,
+    number: PhantomData<fn() -> N>,
+}
 
-impl Watermark {
-    /// Starts at `lsn`.
+/// What a [`Watermark`] can hold: a `u64` by another name, in the same order.
+pub trait Number: Copy + Ord {
+    /// As a plain number.
+    fn to_u64(self) -> u64;
+    /// From a plain number that [`to_u64`](Number::to_u64) gave.
+    fn from_u64(number: u64) -> Self;
+}
+
+/// A watermark without the number's name.
+pub(crate) struct Mark {
+    number: AtomicU64,
+    waiting: OnceLock<Box<Waiting>>,
+}
+
+/// Everyone who waits.
+pub(crate) struct Waiting {
+    pub(crate) places: Places,
+    pub(crate) tasks: Tasks,
+}
+
+// === impl Watermark ===
+
+impl<N: Number> Watermark<N> {
+    /// Starts at `number`.
     #[must_use]
-    pub fn new(lsn: Lsn) -> Watermark {
-        Watermark(AtomicU64::new(lsn.0))
+    pub fn new(number: N) -> Watermark<N> {
+        let mark = Mark { number: AtomicU64::new(number.to_u64()), waiting: OnceLock::new() };
+        Watermark { mark, number: PhantomData }
     }
 
-    /// The highest position published so far.
+    /// The highest number published so far.
     #[must_use]
-    pub fn get(&self) -> Lsn {
-        Lsn(self.0.load(Ordering::Acquire))
+    pub fn get(&self) -> N {
+        N::from_u64(self.mark.get())
     }
 
-    /// Raises the mark to `lsn`; a lower position changes nothing. True if it rose.
-    pub fn publish(&self, lsn: Lsn) -> bool {
-        self.0.fetch_max(lsn.0, Ordering::AcqRel) < lsn.0
+    /// Raises the mark to `number`, and wakes who waited for it or for less; a lower one changes nothing. True if it rose.
+    ///
+    /// Never blocks. It costs two atomic operations, one load for each waiting thread, and what the wakers cost of those who
+    /// are due: one for each thread, and one for each task.
+    pub fn publish(&self, number: N) -> bool {
+        let number = number.to_u64();
+        let rose = self.mark.number.fetch_max(number, Ordering::AcqRel) < number;
+        if rose {
+            self.mark.published(number);
+        }
+        rose
     }
 
-    /// Starts over at `lsn`, which may be lower: only where positions known so far mean nothing any more (a new term, a
-    /// server that may have been restarted).
-    pub fn reset(&self, lsn: Lsn) {
-        self.0.store(lsn.0, Ordering::Release);
+    /// Starts over at `number`, which may be lower: only where numbers known so far mean nothing any more (a new term, a
+    /// server that may have been restarted). Who waits goes on waiting for the same number.
+    pub fn reset(&self, number: N) {
+        let number = number.to_u64();
+        self.mark.number.store(number, Ordering::Release);
+        self.mark.published(number);
+    }
+
+    /// Completes with the mark's number once that is `target` or higher. One load and nothing else if it already is.
+    ///
+    /// May be dropped at any time, as a time-out does. The waiting tasks of one watermark share a lock with one another, not
+    /// with who publishes: who publishes and finds it held leaves the waking to its holder.
+    pub fn reached(&self, target: N) -> Reached<'_, N> {
+        Reached::new(self, target)
+    }
+
+    pub(crate) fn mark(&self) -> &Mark {
+        &self.mark
+    }
+}
+
+impl<N: Number + Default> Default for Watermark<N> {
+    fn default() -> Watermark<N> {
+        Watermark::new(N::default())
+    }
+}
+
+impl<N: Number + fmt::Debug> fmt::Debug for Watermark<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Watermark").field(&self.get()).finish()
+    }
+}
+
+// === impl Number ===
+
+impl Number for u64 {
+    fn to_u64(self) -> u64 {
+        self
+    }
+
+    fn from_u64(number: u64) -> u64 {
+        number
+    }
+}
+
+impl Number for Lsn {
+    fn to_u64(self) -> u64 {
+        self.0
+    }
+
+    fn from_u64(number: u64) -> Lsn {
+        Lsn(number)
+    }
+}
+
+// === impl Mark ===
+
+impl Mark {
+    pub(crate) fn get(&self) -> u64 {
+        self.number.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn waiting(&self) -> &Waiting {
+        self.waiting.get_or_init(|| Box::new(Waiting { places: Places::new(), tasks: Tasks::new() }))
+    }
+
+    fn published(&self, number: u64) {
+        // Between the number and everything that says who waits: see `place`.
+        fence(Ordering::SeqCst);
+        if let Some(waiting) = self.waiting.get() {
+            waiting.places.published(number);
+            waiting.tasks.settle(self);
+        }
     }
 }
 
@@ -38,7 +152,7 @@ mod tests {
 
     #[test]
     fn only_rises() {
-        let mark = Watermark::default();
+        let mark: Watermark = Watermark::default();
         assert_eq!(mark.get(), Lsn(0));
         assert!(mark.publish(Lsn(7)));
         assert!(!mark.publish(Lsn(7)), "the same position is no progress");
@@ -52,5 +166,11 @@ mod tests {
         mark.reset(Lsn(2));
         assert_eq!(mark.get(), Lsn(2));
         assert!(mark.publish(Lsn(3)));
+    }
+
+    #[test]
+    fn is_small() {
+        assert_eq!(size_of::<Watermark<u64>>(), 24);
+        assert!(size_of::<Waiting>() <= 256, "{}", size_of::<Waiting>());
     }
 }

@@ -1,6 +1,121 @@
-//! The atomics: std's, or loom's under `--cfg loom`, where a test explores every interleaving.
+//! What threads share: std's, or loom's under `--cfg loom`, where a test explores every interleaving.
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+#[cfg(not(loom))]
+pub(crate) use std::sync::{Mutex, MutexGuard, OnceLock};
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+#[cfg(loom)]
+pub(crate) use loom::sync::{Mutex, MutexGuard};
+#[cfg(loom)]
+pub(crate) use model::{OnceLock, Sleeper};
+
+use std::sync::{PoisonError, TryLockError};
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::time::Instant;
+
+/// One thread's sleep: a call of `wake` ends it, or the next one. It may end for no reason.
+#[cfg(not(loom))]
+#[derive(Debug, Clone)]
+pub(crate) struct Sleeper(std::thread::Thread);
+
+#[cfg(not(loom))]
+impl Sleeper {
+    /// Of this thread.
+    pub(crate) fn here() -> Sleeper {
+        Sleeper(std::thread::current())
+    }
+
+    pub(crate) fn is_here(&self) -> bool {
+        self.0.id() == std::thread::current().id()
+    }
+
+    pub(crate) fn wake(&self) {
+        self.0.unpark();
+    }
+
+    /// Sleeps; until `deadline` at most. To be called where `is_here`.
+    pub(crate) fn sleep(&self, deadline: Option<Instant>) {
+        match deadline {
+            None => std::thread::park(),
+            Some(deadline) => std::thread::park_timeout(deadline.saturating_duration_since(Instant::now())),
+        }
+    }
+}
+
+/// Waits for the lock. Nothing that is guarded here can be left half-changed by a panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The lock if nobody holds it; never waits.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use loom::sync::Notify;
+
+    use super::{AtomicBool, Mutex, Ordering, lock};
+
+    /// Loom's own `park` cannot be used: its `unpark` also ends a wait for a mutex or for the end of a thread.
+    #[derive(Debug, Clone)]
+    pub(crate) struct Sleeper(Arc<Notify>);
+
+    impl Sleeper {
+        pub(crate) fn here() -> Sleeper {
+            Sleeper(Arc::new(Notify::new()))
+        }
+
+        pub(crate) fn is_here(&self) -> bool {
+            true
+        }
+
+        pub(crate) fn wake(&self) {
+            self.0.notify();
+        }
+
+        pub(crate) fn sleep(&self, deadline: Option<Instant>) {
+            assert_eq!(deadline, None, "loom has no clock");
+            self.0.wait();
+        }
+    }
+
+    /// std's, with what makes loom see who may know that it is set.
+    pub(crate) struct OnceLock<T> {
+        set: AtomicBool,
+        setting: Mutex<()>,
+        value: std::sync::OnceLock<T>,
+    }
+
+    impl<T> OnceLock<T> {
+        pub(crate) fn new() -> OnceLock<T> {
+            OnceLock { set: AtomicBool::new(false), setting: Mutex::new(()), value: std::sync::OnceLock::new() }
+        }
+
+        pub(crate) fn get(&self) -> Option<&T> {
+            if self.set.load(Ordering::Acquire) { self.value.get() } else { None }
+        }
+
+        pub(crate) fn get_or_init(&self, init: impl FnOnce() -> T) -> &T {
+            if let Some(value) = self.get() {
+                return value;
+            }
+            let setting = lock(&self.setting);
+            let value = self.value.get_or_init(init);
+            self.set.store(true, Ordering::Release);
+            drop(setting);
+            value
+        }
+    }
+}

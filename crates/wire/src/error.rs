@@ -85,6 +85,18 @@ sqlstates! {
     DATABASE_DROPPED = b"57P04";
     /// idle_session_timeout
     IDLE_SESSION_TIMEOUT = b"57P05";
+    /// duplicate_object
+    DUPLICATE_OBJECT = b"42710";
+    /// undefined_object
+    UNDEFINED_OBJECT = b"42704";
+    /// syntax_error
+    SYNTAX_ERROR = b"42601";
+    /// object_in_use
+    OBJECT_IN_USE = b"55006";
+    /// insufficient_privilege
+    INSUFFICIENT_PRIVILEGE = b"42501";
+    /// disk_full
+    DISK_FULL = b"53100";
     /// undefined_file
     UNDEFINED_FILE = b"58P01";
     /// internal_error

@@ -3,7 +3,7 @@
 //! Messages are not turned into owned values. [`frame`] reads the five-byte header that every message has after
 //! start-up; [`startup`] reads the packets before it; [`payload`] picks single fields out of the few payloads a proxy
 //! must understand; [`message`] appends messages to a buffer; [`scram`] and [`md5`] are the
-//! authentication exchanges.
+//! authentication exchanges; [`replication`] is what standbys speak.
 //!
 //! Source of the formats: PostgreSQL documentation, "Frontend/Backend Protocol", "Message Formats".
 
@@ -12,6 +12,7 @@ pub mod frame;
 pub mod md5;
 pub mod message;
 pub mod payload;
+pub mod replication;
 pub mod scram;
 pub mod startup;
 

@@ -53,12 +53,18 @@ impl Status {
 
 /// `ErrorResponse`. `hint` may be empty.
 pub fn error(out: &mut Vec<u8>, severity: Severity, code: Sqlstate, text: &str, hint: &str) {
+    error_with_detail(out, severity, code, text, "", hint);
+}
+
+/// `ErrorResponse` with a detail. `detail` and `hint` may be empty.
+pub fn error_with_detail(out: &mut Vec<u8>, severity: Severity, code: Sqlstate, text: &str, detail: &str, hint: &str) {
     message(out, b'E', |out| {
         for (field, value) in [
             (b'S', severity.as_str().as_bytes()),
             (b'V', severity.as_str().as_bytes()),
             (b'C', &code.0),
             (b'M', text.as_bytes()),
+            (b'D', detail.as_bytes()),
             (b'H', hint.as_bytes()),
         ] {
             if !value.is_empty() {
@@ -169,48 +175,54 @@ pub fn negotiate_version(out: &mut Vec<u8>, newest: u32, unknown: &[&[u8]]) {
     });
 }
 
-/// `RowDescription` of columns that belong to no table, in text: name, type id, length of the type (-1: varies).
-pub fn row_description<'a>(out: &mut Vec<u8>, columns: impl ExactSizeIterator<Item = (&'a str, u32, i16)>) {
+/// A column of a `RowDescription`, in text form, of no table.
+#[derive(Debug, Clone, Copy)]
+pub struct Column<'a> {
+    /// Name.
+    pub name: &'a str,
+    /// Type's object id.
+    pub kind: u32,
+    /// Type's size in bytes; -1 for one that varies.
+    pub size: i16,
+}
+
+/// `RowDescription`.
+pub fn row_description(out: &mut Vec<u8>, columns: &[Column<'_>]) {
     message(out, b'T', |out| {
         out.extend((columns.len() as u16).to_be_bytes());
-        for (name, kind, length) in columns {
-            cstr(out, name.as_bytes());
+        for column in columns {
+            cstr(out, column.name.as_bytes());
             out.extend([0; 6]);
-            out.extend(kind.to_be_bytes());
-            out.extend(length.to_be_bytes());
+            out.extend(column.kind.to_be_bytes());
+            out.extend(column.size.to_be_bytes());
             out.extend((-1i32).to_be_bytes());
             out.extend([0; 2]);
         }
     });
 }
 
-/// `DataRow` of so many values, which `fill` appends with [`value`].
-pub fn data_row(out: &mut Vec<u8>, count: u16, fill: impl FnOnce(&mut Vec<u8>)) {
+/// `DataRow`; None is NULL.
+pub fn data_row(out: &mut Vec<u8>, values: &[Option<&[u8]>]) {
     message(out, b'D', |out| {
-        out.extend(count.to_be_bytes());
-        fill(out);
-    });
-}
-
-/// One value of a `DataRow`, shorter than 2 GiB; None is NULL.
-pub fn value(out: &mut Vec<u8>, value: Option<&[u8]>) {
-    match value {
-        Some(bytes) => {
-            out.extend((bytes.len() as u32).to_be_bytes());
-            out.extend(bytes);
+        out.extend((values.len() as u16).to_be_bytes());
+        for value in values {
+            match value {
+                Some(value) => {
+                    out.extend((value.len() as u32).to_be_bytes());
+                    out.extend(*value);
+                }
+                None => out.extend((-1i32).to_be_bytes()),
+            }
         }
-        None => out.extend((-1i32).to_be_bytes()),
-    }
+    });
 }
 
 /// `RowDescription` and one `DataRow` of text columns.
 pub fn text_row(out: &mut Vec<u8>, columns: &[(&str, &str)]) {
-    row_description(out, columns.iter().map(|(name, _)| (*name, 25, -1)));
-    data_row(out, columns.len() as u16, |out| {
-        for (_, text) in columns {
-            value(out, Some(text.as_bytes()));
-        }
-    });
+    let description: Vec<_> = columns.iter().map(|(name, _)| Column { name, kind: 25, size: -1 }).collect();
+    row_description(out, &description);
+    let values: Vec<_> = columns.iter().map(|(_, value)| Some(value.as_bytes())).collect();
+    data_row(out, &values);
 }
 
 // === to a server ===

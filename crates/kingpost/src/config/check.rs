@@ -8,6 +8,8 @@ use std::path::Path;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
+mod relay;
+
 use super::Config;
 use super::problem::{Problem, Severity};
 use super::tree::Tree;
@@ -98,15 +100,21 @@ impl Findings {
 /// Everything that is wrong or doubtful in a configuration whose keys and types are right.
 pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Finding> {
     let mut findings = Findings(Vec::new());
-    check_cluster(config, &mut findings);
-    check_listen(&config.proxy, &mut findings);
-    check_databases(&config.proxy, &mut findings);
-    check_users(&config.proxy, stat, &mut findings);
-    check_routing(&config.proxy, &mut findings);
-    check_tls(config, &mut findings);
+    // A relay's file need not say anything of a proxy.
+    let proxy = !relay::is_all(config);
+    if proxy {
+        check_cluster(config, &mut findings);
+        check_listen(&config.proxy, &mut findings);
+        check_databases(&config.proxy, &mut findings);
+        check_users(&config.proxy, stat, &mut findings);
+        check_routing(&config.proxy, &mut findings);
+        check_tls(config, &mut findings);
+    }
+    relay::check(&config.relay, stat, &mut findings);
     check_metrics(config, &mut findings);
     // Anything the topology refuses that was not found above.
-    if !findings.0.iter().any(|finding| finding.path.starts_with("cluster"))
+    if proxy
+        && !findings.0.iter().any(|finding| finding.path.starts_with("cluster"))
         && let Err(error) = config.cluster.validate()
     {
         findings.error("cluster", error.to_string());
@@ -230,19 +238,7 @@ fn check_user(user: &UserConfig, path: &str, auth: AuthMethod, stat: &dyn Fn(&Pa
         findings.error(format!("{path}.password"), "found an empty string, expected a password");
     }
     if let Some(file) = &user.password_file {
-        let path = format!("{path}.password_file");
-        let name = file.display().to_string();
-        match stat(file) {
-            Stat::Unreadable(why) => findings.error(path, format!("cannot read {name:?}: {why}")),
-            Stat::Readable { empty: true, .. } => {
-                findings.error(path, format!("found nothing in the first line of {name:?}, expected a password"));
-            }
-            Stat::Readable { mode, .. } if mode & 0o007 != 0 => findings.warn(
-                path,
-                format!("{name:?} has mode {:03o}, everybody may use it; expected 600 or 640", mode & 0o777),
-            ),
-            Stat::Readable { .. } => {}
-        }
+        check_password_file(file, format!("{path}.password_file"), stat, findings);
     }
     let verifier = user.verifier.as_deref();
     if verifier.is_some_and(is_md5) {
@@ -294,6 +290,20 @@ fn check_tls(config: &Config, findings: &mut Findings) {
                 format!("found \"cert\", and no client is asked for a certificate; {expected}"),
             );
         }
+    }
+}
+
+/// A file whose first line is a password.
+fn check_password_file(file: &Path, path: String, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+    let name = file.display().to_string();
+    match stat(file) {
+        Stat::Unreadable(why) => findings.error(path, format!("cannot read {name:?}: {why}")),
+        Stat::Readable { empty: true, .. } => {
+            findings.error(path, format!("found nothing in the first line of {name:?}, expected a password"));
+        }
+        Stat::Readable { mode, .. } if mode & 0o007 != 0 => findings
+            .warn(path, format!("{name:?} has mode {:03o}, everybody may use it; expected 600 or 640", mode & 0o777)),
+        Stat::Readable { .. } => {}
     }
 }
 

@@ -23,6 +23,7 @@ use topology::ClusterConfig;
 
 use crate::error::Failure;
 use proxy::config::ProxyConfig;
+use relay::config::RelayConfig;
 
 pub(crate) use check::is_loopback;
 pub(crate) use problem::{Problem, Severity};
@@ -35,6 +36,8 @@ pub(crate) struct Config {
     pub(crate) proxy: ProxyConfig,
     /// `[cluster]`.
     pub(crate) cluster: ClusterConfig,
+    /// `[relay]`.
+    pub(crate) relay: RelayConfig,
     /// `[metrics]`.
     pub(crate) metrics: MetricsConfig,
     /// `[log]`.

@@ -68,6 +68,7 @@ const POOL_SIZE: Kind = integer(1, 10_000);
 pub(super) const ROOT: &[Key] = &[
     key("proxy", Kind::Table(PROXY)),
     key("cluster", Kind::Table(CLUSTER)),
+    key("relay", Kind::Table(RELAY)),
     key("metrics", Kind::Table(METRICS)),
     key("log", Kind::Table(LOG)),
 ];
@@ -179,6 +180,39 @@ const NODE: &[Key] = &[
     required("address", Kind::Text),
     key("weight", integer(0, 10_000)),
     key("zone", Kind::Text),
+];
+
+const RELAY: &[Key] = &[
+    key("listen", Kind::Texts),
+    key("dir", Kind::Text),
+    key("auth", Kind::Choice(&["trust", "scram-sha-256"])),
+    key("serve", Kind::Choice(&["flushed", "written"])),
+    key("max_downstreams", integer(1, 10_000)),
+    key("login_timeout", POSITIVE),
+    key("downstream_timeout", POSITIVE),
+    key("hot_standby_feedback", Kind::Boolean),
+    key("keep_bytes", integer(0, i64::MAX)),
+    key("max_bytes", integer(64 << 20, i64::MAX)),
+    key("upstream", Kind::Table(UPSTREAM)),
+    key("users", Kind::Tables(RELAY_USER)),
+];
+
+const UPSTREAM: &[Key] = &[
+    key("address", Kind::Text),
+    key("user", Kind::Text),
+    key("password", Kind::Secret),
+    key("password_file", Kind::Text),
+    key("slot", Kind::Text),
+    key("application_name", Kind::Text),
+    key("status_interval", POSITIVE),
+    key("timeout", POSITIVE),
+];
+
+const RELAY_USER: &[Key] = &[
+    required("name", Kind::Text),
+    key("password", Kind::Secret),
+    key("password_file", Kind::Text),
+    key("verifier", Kind::Secret),
 ];
 
 const METRICS: &[Key] = &[key("listen", Kind::Text), key("allow_remote", Kind::Boolean)];

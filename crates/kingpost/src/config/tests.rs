@@ -68,7 +68,7 @@ fn golden_messages() {
                 "k.toml:10:19: proxy.pool.connect_timeout: found \"0s\", expected a duration above zero such as \"30s\", \"500ms\" or \"1h\"",
                 "k.toml:12:10: cluster.nodes[0].address: missing, expected a string",
                 "k.toml:12:18: cluster.nodes[0].name: found the integer 3, expected a string",
-                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, metrics, log",
+                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, relay, metrics, log",
             ],
         ),
         (
@@ -140,6 +140,27 @@ fn golden_messages() {
                 "k.toml:1:1: warning: proxy.tls.mode: is \"disable\": cert_file and key_file are not used",
                 "k.toml:1:1: warning: proxy.tls.client_cert: is \"none\": ca_file is not used",
                 "k.toml:4:1: warning: cluster.tls.mode: is \"disable\": ca_file and cert_file are not used",
+            ],
+        ),
+        // A relay's own file, and all that can be wrong with it.
+        ("[relay]\nauth = \"trust\"\n[relay.upstream]\naddress = \"db:5432\"\n", &[]),
+        (
+            "[relay]\nauth = \"trust\"\nlisten = [\"0.0.0.0:6442\", \"/run/r\"]\nmax_bytes = 100000000\n\
+             [relay.upstream]\naddress = \"db\"\nslot = \"A-b\"\npassword = \"x\"\npassword_file = \"/good\"\n",
+            &[
+                "k.toml:3:11: relay.listen[0]: found \"0.0.0.0:6442\" with auth = \"trust\": anybody who reaches it could read the write-ahead log; expected a loopback address, or auth = \"scram-sha-256\"",
+                "k.toml:3:27: relay.listen[1]: found a path, expected host:port",
+                "k.toml:4:13: relay.max_bytes: found 100000000, which is less than keep_bytes (1073741824)",
+                "k.toml:5:1: relay.upstream: found password and password_file, expected at most one of them",
+                "k.toml:6:11: relay.upstream.address: found \"db\" without a port, expected host:port, [v6]:port, or the absolute path of a Unix socket",
+                "k.toml:7:8: relay.upstream.slot: found \"A-b\", expected 1 to 63 lower-case letters, digits and underscores, or \"\" for none",
+            ],
+        ),
+        (
+            "[relay]\nserve = \"written\"\nlisten = [\"0.0.0.0:6442\"]\n",
+            &[
+                "k.toml:1:1: relay.users: found no user, expected at least one [[relay.users]] with a password, for auth is \"scram-sha-256\"",
+                "k.toml:3:11: warning: relay.listen[0]: found \"0.0.0.0:6442\": the relay does not speak TLS yet, so WAL crosses the network in clear",
             ],
         ),
         (
@@ -232,6 +253,7 @@ fn the_example_shows_the_defaults() {
     let mut expected = Config::default();
     expected.cluster.nodes.clone_from(&config.cluster.nodes);
     expected.proxy.users.clone_from(&config.proxy.users);
+    expected.relay.users.clone_from(&config.relay.users);
     assert_eq!(config, expected);
     assert_eq!((config.cluster.nodes[0].weight, config.cluster.nodes.len()), (1, 1));
 }
@@ -298,6 +320,9 @@ fn the_schema_is_that_of_the_types() {
         (&["proxy", "users"], known::<UserConfig>(&[])),
         (&["cluster"], known::<ClusterConfig>(&[])),
         (&["cluster", "nodes"], known::<topology::NodeConfig>(&[])),
+        (&["relay"], known::<RelayConfig>(&[])),
+        (&["relay", "upstream"], known::<relay::config::UpstreamConfig>(&[])),
+        (&["relay", "users"], known::<relay::config::UserConfig>(&[])),
         (&["metrics"], known::<MetricsConfig>(&[])),
         (&["log"], known::<LogConfig>(&[])),
     ] {

@@ -10,6 +10,7 @@ use super::install::{self, Installation};
 use super::plan::{Part, plan};
 use super::postgres::{self, Server};
 use super::process::{Account, Launcher};
+use super::relay::{self, LocalRelay};
 use super::stop::Stop;
 use crate::error::Failure;
 
@@ -35,6 +36,8 @@ pub(super) struct Cluster {
     launcher: Launcher,
     /// The primary first, then the replicas; only what was started.
     pub(super) servers: Vec<Server>,
+    /// What the replicas stream from, unless it is the primary itself.
+    pub(super) relay: Option<LocalRelay>,
 }
 
 impl Cluster {
@@ -61,7 +64,7 @@ impl Cluster {
             data,
         };
         let launcher = Launcher { account, logs: directory.logs(), cwd: state.data.clone(), stop };
-        Ok(Cluster { directory: directory.clone(), state, installation, launcher, servers: Vec::new() })
+        Ok(Cluster { directory: directory.clone(), state, installation, launcher, servers: Vec::new(), relay: None })
     }
 
     /// Where data are, if that is not the cluster's directory.
@@ -103,10 +106,16 @@ impl Cluster {
     ///
     /// # Errors
     /// A server cannot be made or started. What was started is in `servers`, to be stopped.
-    pub(super) async fn start(&mut self, replicas: Option<u16>, step: &dyn Fn(&str)) -> Result<(), Failure> {
+    pub(super) async fn start(
+        &mut self,
+        replicas: Option<u16>,
+        relay: bool,
+        step: &dyn Fn(&str),
+    ) -> Result<(), Failure> {
         let fresh = !self.state.complete;
         if fresh {
             postgres::remove_dir(&self.nodes_dir())?;
+            postgres::remove_dir(&self.directory.relay())?;
         }
         own_directory(&self.nodes_dir(), self.launcher.account.as_ref(), 0o700)?;
         let existing = self.state.nodes.len();
@@ -142,7 +151,17 @@ impl Cluster {
             }
         }
         followers.truncate(wanted.saturating_sub(1));
-        self.set_slots(&followers.iter().map(|(server, _)| server.slot()).collect::<Vec<_>>()).await?;
+        let slots: Vec<String> = followers.iter().map(|(server, _)| server.slot()).collect();
+        if relay {
+            self.set_slots(&[relay::SLOT.into()]).await?;
+            step("starting the relay between it and the replicas");
+            let log = self.directory.relay();
+            let relay = LocalRelay::start(&log, self.servers[0].port, &self.launcher.stop, step).await?;
+            relay.keep_for(&slots)?;
+            self.relay = Some(relay);
+        } else {
+            self.set_slots(&slots).await?;
+        }
         for (server, part) in followers {
             self.start_replica(server, part == Part::Follow, step).await?;
         }
@@ -163,12 +182,13 @@ impl Cluster {
 
     async fn start_replica(&mut self, server: Server, has_data: bool, step: &dyn Fn(&str)) -> Result<(), Failure> {
         let primary = self.servers[0].port;
+        let upstream = self.relay.as_ref().map_or(primary, LocalRelay::port);
         let name = server.name.clone();
         let index = self.servers.len();
         self.servers.push(server);
         if has_data {
             step(&format!("starting {name} as replica"));
-            let followed = match self.start_server(index, Some(primary)).await {
+            let followed = match self.start_server(index, Some(upstream)).await {
                 Ok(()) => self.wait_streaming(&name, FOLLOW_LIMIT).await?,
                 Err(failure) => {
                     tracing::warn!(node = name, "{failure}");
@@ -179,18 +199,20 @@ impl Cluster {
                 return Ok(());
             }
             self.servers[index].stop(&self.installation, &self.launcher).await;
-            step(&format!("{name} cannot follow the primary: its data are made again"));
+            step(&format!("{name} cannot follow: its data are made again"));
         } else {
             step(&format!("making {name} with pg_basebackup"));
         }
         let (data, slot) = (self.servers[index].data.clone(), self.servers[index].slot());
-        postgres::basebackup(&self.installation, &self.launcher, &data, primary, &slot).await?;
-        self.start_server(index, Some(primary)).await?;
+        // A relay has no data to copy: they come from the primary, and only what follows from the relay.
+        let kept = self.relay.is_none();
+        postgres::basebackup(&self.installation, &self.launcher, &data, primary, &slot, kept).await?;
+        self.start_server(index, Some(upstream)).await?;
         if self.wait_streaming(&name, REBUILT_LIMIT).await? {
             return Ok(());
         }
         let log = self.launcher.logs.join(format!("{name}.log"));
-        Err(Failure::runtime(format!("{name} does not stream from the primary; the end of {}:", log.display()))
+        Err(Failure::runtime(format!("{name} does not stream; the end of {}:", log.display()))
             .advise(super::process::tail(&log, 12)))
     }
 
@@ -226,14 +248,18 @@ impl Cluster {
         Ok(())
     }
 
-    /// Whether a replica streams from the primary, within a time. An end of the replica or a signal ends the wait.
+    /// Whether a replica streams from the relay or the primary, within a time. An end of the replica or a signal ends the wait.
     async fn wait_streaming(&mut self, name: &str, limit: Duration) -> Result<bool, Failure> {
         let port = self.servers[0].port;
         let question =
             format!("SELECT 1 FROM pg_stat_replication WHERE application_name = '{name}' AND state = 'streaming'");
         let started = Instant::now();
         loop {
-            if postgres::query(port, &question).await.is_ok_and(|rows| !rows.is_empty()) {
+            let streams = match &self.relay {
+                Some(relay) => relay.feeds(name),
+                None => postgres::query(port, &question).await.is_ok_and(|rows| !rows.is_empty()),
+            };
+            if streams {
                 return Ok(true);
             }
             let down = self.servers.iter_mut().any(|server| server.name == name && server.is_down());
@@ -254,6 +280,10 @@ impl Cluster {
             .partition(|server| !server.data.join("standby.signal").exists());
         for mut server in replicas.into_iter().chain(primaries) {
             server.stop(&self.installation, &self.launcher).await;
+        }
+        // Last: a primary that is stopped waits until the relay has all of its WAL.
+        if let Some(relay) = self.relay.take() {
+            relay.stop().await;
         }
     }
 

@@ -7,6 +7,7 @@
 //!        state.json        the nodes; `complete` once every one of them was made
 //!        kingpost.toml     the configuration that the proxy was started with
 //!        logs/             one file a node, one for the proxy, one a tool
+//!        relay/            the relay's log
 //!  <data>/nodes/<name>/    data directories; <data> is <dir>, unless the servers' user cannot get there
 //! ```
 
@@ -72,6 +73,9 @@ pub(super) struct UpState {
     pub(super) proxy: Vec<String>,
     /// Where metrics are.
     pub(super) metrics: String,
+    /// Where the relay listens, if there is one.
+    #[serde(default)]
+    pub(super) relay: Option<String>,
 }
 
 /// The only version of `state.json` so far.
@@ -147,6 +151,11 @@ impl Directory {
 
     pub(super) fn logs(&self) -> PathBuf {
         self.path.join("logs")
+    }
+
+    /// Directory of the relay's log.
+    pub(super) fn relay(&self) -> PathBuf {
+        self.path.join("relay")
     }
 
     /// The nodes; `None` before the first start.
@@ -286,10 +295,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let directory = Directory::create(dir.path()).unwrap();
         let mut process = Identity::own().unwrap();
-        directory.save_running(&UpState { process, proxy: vec![], metrics: String::new() }).unwrap();
+        directory.save_running(&UpState { process, proxy: vec![], metrics: String::new(), relay: None }).unwrap();
         assert!(directory.running().unwrap().is_some());
         process.started += 1;
-        directory.save_running(&UpState { process, proxy: vec![], metrics: String::new() }).unwrap();
+        directory.save_running(&UpState { process, proxy: vec![], metrics: String::new(), relay: None }).unwrap();
         assert!(directory.running().unwrap().is_none());
     }
 }

@@ -1,10 +1,10 @@
 //! `kingpost up`, `down`, `status`: a local cluster in one directory.
 //!
 //! ```text
-//!  Directory (marker, lock, state) ─▶ Cluster (plan, servers) ─▶ run (topology + proxy) ─▶ selfcheck ─▶ watch
+//!  Directory (marker, lock, state) ─▶ Cluster (plan, servers, relay) ─▶ run (topology + proxy) ─▶ selfcheck ─▶ watch
 //! ```
 //!
-//! Whatever ends it, the same way back is taken: proxy, replicas, primary. What a kill -9 leaves behind is found by
+//! Whatever ends it, the same way back is taken: proxy, replicas, primary, relay. What a kill -9 leaves behind is found by
 //! `postmaster.pid` and the working directory of that process, by the next `up` and by `down`.
 
 mod cluster;
@@ -13,6 +13,7 @@ mod install;
 mod plan;
 mod postgres;
 mod process;
+mod relay;
 mod selfcheck;
 mod status;
 mod stop;
@@ -60,7 +61,8 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
     start_logging(&directory, log)?;
     check_listen(&args.listen)?;
     let metrics = bind_metrics(args.metrics_listen.as_deref())?;
-    let mut record = UpState { process: Identity::own()?, proxy: Vec::new(), metrics: metrics.1.to_string() };
+    let mut record =
+        UpState { process: Identity::own()?, proxy: Vec::new(), metrics: metrics.1.to_string(), relay: None };
     let mut cluster = Cluster::prepare(&directory, args.pg_bin.as_deref(), stop.clone())?;
     directory.save_running(&record)?;
     let started = Instant::now();
@@ -75,7 +77,7 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
         cluster.data_elsewhere().map(|data| format!(" · data in {}", data.display())).unwrap_or_default(),
     ));
     let step = |text: &str| out::line(format_args!("  {:5.1} s  {text}", started.elapsed().as_secs_f32()));
-    let result = match cluster.start(args.replicas, &step).await {
+    let result = match cluster.start(args.replicas, !args.no_relay, &step).await {
         Ok(()) => serve(args, &directory, &cluster, metrics, &mut record, &stop, &step).await,
         Err(failure) => Err(failure),
     };
@@ -109,6 +111,9 @@ async fn serve(
     let (config, _) = config::load(&path)?.accept(&path)?;
     step("starting the proxy");
     let running = Arc::new(Running::start(&config, &tokio::runtime::Handle::current())?);
+    if let Some(relay) = &cluster.relay {
+        running.show_relay(Arc::clone(relay.relay()));
+    }
     let result = async {
         let listener = tokio::net::TcpListener::from_std(metrics.0)
             .map_err(|error| Failure::runtime(format!("cannot serve metrics: {error}")))?;
@@ -118,10 +123,16 @@ async fn serve(
             failure = stop.failure() => return Err(failure),
         }
         record.proxy = running.addresses();
+        record.relay = cluster.relay.as_ref().map(|relay| relay.address().to_string());
         directory.save_running(record)?;
         announce(record);
         if !args.once {
-            watch::until_stopped(&nodes, &running, stop).await;
+            let relay = cluster.relay.as_ref();
+            tokio::select! {
+                () = watch::until_stopped(&nodes, &running, relay, stop) => {}
+                // Never: until the end.
+                () = relay::follow_primary(relay, &running) => {}
+            }
         }
         Ok(())
     }
@@ -153,6 +164,9 @@ fn announce(record: &UpState) {
     out::line("");
     for address in &record.proxy {
         out::line(format_args!("proxy    {address}"));
+    }
+    if let Some(relay) = &record.relay {
+        out::line(format_args!("relay    {relay}"));
     }
     out::line(format_args!("metrics  http://{}/metrics", record.metrics));
     if let Some(address) = record.proxy.iter().find_map(|address| address.parse::<SocketAddr>().ok()) {
@@ -304,7 +318,9 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
         .state()?
         .map(|state| state.nodes.into_iter().map(|node| (node.name, node.port)).collect())
         .unwrap_or_default();
-    let observed = control_runtime()?.block_on(status::observe(&nodes));
+    let relay = running.as_ref().and_then(|state| state.relay.clone());
+    let (mut observed, relay) = control_runtime()?
+        .block_on(async { tokio::join!(status::observe(&nodes), status::observe_relay(relay.as_deref())) });
     if args.json {
         let document = serde_json::json!({
             "directory": directory.path,
@@ -312,6 +328,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
             "pid": running.as_ref().map(|state| state.process.pid),
             "proxy": running.as_ref().map(|state| state.proxy.clone()).unwrap_or_default(),
             "metrics": running.as_ref().map(|state| state.metrics.clone()),
+            "relay": relay,
             "nodes": observed,
         });
         out::line(format_args!("{document:#}"));
@@ -324,6 +341,8 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
             state.metrics, state.process.pid
         ));
     }
+    observed.extend(relay);
+    status::fill_lag(&mut observed);
     out::raw(&status::table(&observed, None));
     match running {
         Some(_) => Ok(()),

@@ -64,20 +64,24 @@ pub(super) async fn initdb(installation: &Installation, launcher: &Launcher, dat
     append().map_err(|error| Failure::path("write", &path, &error))
 }
 
-/// Makes the data of a replica from a running primary.
+/// Makes the data of a replica from a running primary; `kept`: the primary has the slot.
 pub(super) async fn basebackup(
     installation: &Installation,
     launcher: &Launcher,
     data: &Path,
     primary_port: u16,
     slot: &str,
+    kept: bool,
 ) -> Result<(), Failure> {
     remove_dir(data)?;
     let mut command = launcher.command(&installation.program("pg_basebackup"));
     command
         .args(["-h", "127.0.0.1", "-p", &primary_port.to_string(), "-U", SUPERUSER, "-w"])
-        .args(["-R", "-X", "stream", "-c", "fast", "-S", slot, "-D"])
-        .arg(data);
+        .args(["-R", "-X", "stream", "-c", "fast"]);
+    if kept {
+        command.args(["-S", slot]);
+    }
+    command.arg("-D").arg(data);
     launcher.run(&format!("basebackup-{slot}"), command, BACKUP_LIMIT).await
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::postgres::{parse_lsn, query_at};
+use super::postgres::{SUPERUSER, parse_lsn, query_at};
 use crate::run::Traffic;
 
 /// Longest time to ask one node.
@@ -23,7 +23,7 @@ const QUESTION: &str = "SELECT pg_is_in_recovery(), \
 pub(super) struct NodeStatus {
     pub(super) name: String,
     pub(super) address: String,
-    /// `primary`, `replica`, or `down`.
+    /// `primary`, `replica`, `relay`, or `down`.
     pub(super) role: &'static str,
     pub(super) timeline: Option<u32>,
     /// Written on a primary, replayed on a replica.
@@ -31,7 +31,7 @@ pub(super) struct NodeStatus {
     /// Bytes behind the primary.
     pub(super) lag_bytes: Option<u64>,
     pub(super) connections: Option<u64>,
-    /// Whether a replica receives from the primary.
+    /// Whether a replica, or a relay, receives.
     pub(super) streaming: Option<bool>,
     /// Transactions since the server's statistics began.
     pub(super) transactions: Option<u64>,
@@ -82,11 +82,48 @@ async fn ask(name: String, port: u16) -> NodeStatus {
     status
 }
 
-/// The lag of replicas behind the furthest primary.
-fn fill_lag(nodes: &mut [NodeStatus]) {
+/// Asks a relay over its own protocol.
+pub(super) async fn observe_relay(address: Option<&str>) -> Option<NodeStatus> {
+    let address = address?.to_owned();
+    let mut status = relay_status(address.clone());
+    let asked = tokio::task::spawn_blocking(move || ::relay::probe(&address, SUPERUSER, None));
+    match tokio::time::timeout(LIMIT, asked).await {
+        Ok(Ok(Ok(probe))) => {
+            status.role = "relay";
+            status.timeline = Some(probe.timeline);
+            status.lsn = Some(probe.position.to_string());
+            status.connections = Some(probe.downstreams);
+            status.streaming = Some(probe.upstream == "streaming");
+            status.error = (probe.upstream != "streaming").then_some(probe.upstream);
+        }
+        Ok(Ok(Err(error))) => status.error = Some(error.to_string()),
+        Ok(Err(error)) => status.error = Some(error.to_string()),
+        Err(_) => status.error = Some(format!("no answer within {} s", LIMIT.as_secs_f32())),
+    }
+    Some(status)
+}
+
+/// A relay of which nothing is known yet.
+pub(super) fn relay_status(address: String) -> NodeStatus {
+    NodeStatus {
+        name: "relay".into(),
+        address,
+        role: "down",
+        timeline: None,
+        lsn: None,
+        lag_bytes: None,
+        connections: None,
+        streaming: None,
+        transactions: None,
+        error: None,
+    }
+}
+
+/// The lag of replicas, and of a relay, behind the furthest primary.
+pub(super) fn fill_lag(nodes: &mut [NodeStatus]) {
     let lsn = |node: &NodeStatus| node.lsn.as_deref().and_then(parse_lsn);
     let Some(written) = nodes.iter().filter(|node| node.role == "primary").filter_map(lsn).max() else { return };
-    for node in nodes.iter_mut().filter(|node| node.role == "replica") {
+    for node in nodes.iter_mut().filter(|node| matches!(node.role, "replica" | "relay")) {
         node.lag_bytes = lsn(node).map(|replayed| written.saturating_sub(replayed));
     }
 }
@@ -139,8 +176,9 @@ pub(super) fn table(nodes: &[NodeStatus], rate: Option<&Rate>) -> String {
     let mut rows =
         vec![["node", "role", "address", "timeline", "lsn", "lag", "connections", "tx/s"].map(str::to_owned)];
     for (index, node) in nodes.iter().enumerate() {
-        let role = match node.streaming {
-            Some(false) => "replica (not streaming)",
+        let role = match (node.streaming, node.role) {
+            (Some(false), "relay") => "relay (not receiving)",
+            (Some(false), _) => "replica (not streaming)",
             _ => node.role,
         };
         let number = |value: Option<u64>| value.map_or("-".into(), |value| value.to_string());

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use super::relay::LocalRelay;
 use super::status::{self, NodeStatus, Rate, Rates};
 use super::stop::Stop;
 use crate::out;
@@ -12,7 +13,7 @@ use crate::run::{Running, Traffic};
 const PACE: Duration = Duration::from_secs(1);
 
 /// Shows the nodes until a signal comes.
-pub(super) async fn until_stopped(nodes: &[(String, u16)], running: &Running, stop: &Stop) {
+pub(super) async fn until_stopped(nodes: &[(String, u16)], running: &Running, relay: Option<&LocalRelay>, stop: &Stop) {
     let terminal = out::is_terminal();
     let mut rates = Rates::default();
     let mut roles = HashMap::new();
@@ -21,10 +22,12 @@ pub(super) async fn until_stopped(nodes: &[(String, u16)], running: &Running, st
         out::line("ready");
     }
     loop {
-        let observed = tokio::select! {
+        let mut observed = tokio::select! {
             observed = status::observe(nodes) => observed,
             () = stop.wanted() => break,
         };
+        observed.extend(relay.map(LocalRelay::status));
+        status::fill_lag(&mut observed);
         let traffic = running.traffic();
         let rate = rates.next(Instant::now(), &observed, traffic);
         if terminal {

@@ -1,6 +1,6 @@
 //! A table of texts and numbers, as PostgreSQL's protocol sends it.
 
-use wire::message;
+use wire::message::{self, Column};
 
 /// A column's type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +59,16 @@ impl<T: Into<Value>> From<Option<T>> for Value {
     }
 }
 
+impl Value {
+    fn text(&self) -> Option<String> {
+        match self {
+            Value::Null => None,
+            Value::Text(text) => Some(text.clone()),
+            Value::Number(number) => Some(number.to_string()),
+        }
+    }
+}
+
 impl Table {
     /// Without rows.
     pub(super) fn new(columns: &[(&'static str, Of)]) -> Table {
@@ -73,27 +83,15 @@ impl Table {
 
     /// `RowDescription`, the rows, and `CommandComplete`.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
-        let columns = self.columns.iter().map(|(name, of)| match of {
-            Of::Text => (*name, TEXT, -1),
-            Of::Number => (*name, INT8, 8),
-        });
-        message::row_description(out, columns);
-        let mut number = String::new();
+        let column = |&(name, of): &(&'static str, Of)| match of {
+            Of::Text => Column { name, kind: TEXT, size: -1 },
+            Of::Number => Column { name, kind: INT8, size: 8 },
+        };
+        message::row_description(out, &self.columns.iter().map(column).collect::<Vec<_>>());
         for row in &self.rows {
-            message::data_row(out, row.len() as u16, |row_out| {
-                for value in row {
-                    match value {
-                        Value::Null => message::value(row_out, None),
-                        Value::Text(text) => message::value(row_out, Some(text.as_bytes())),
-                        Value::Number(value) => {
-                            number.clear();
-                            // Writing to a String cannot fail.
-                            let _ = std::fmt::Write::write_fmt(&mut number, format_args!("{value}"));
-                            message::value(row_out, Some(number.as_bytes()));
-                        }
-                    }
-                }
-            });
+            let texts: Vec<Option<String>> = row.iter().map(Value::text).collect();
+            let bytes: Vec<Option<&[u8]>> = texts.iter().map(|text| text.as_ref().map(String::as_bytes)).collect();
+            message::data_row(out, &bytes);
         }
         message::complete(out, "SHOW");
     }

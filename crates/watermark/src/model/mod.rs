@@ -6,6 +6,8 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
+mod waiting;
+
 use crate::{Answer, Lsn, Oracle, Watermark};
 
 fn at(number: u64) -> Answer {

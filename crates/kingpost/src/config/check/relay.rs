@@ -1,0 +1,88 @@
+//! What the values of `[relay]` mean together.
+
+use std::path::Path;
+
+use ::relay::config::{AuthMethod, RelayConfig};
+use proxy::config::UserConfig;
+use wire::replication::is_slot_name;
+
+use super::super::Config;
+use super::{Findings, Stat, check_password_file, check_user, parse_address};
+
+/// Whether a relay is all that the file configures: then nothing is asked of a proxy.
+pub(super) fn is_all(config: &Config) -> bool {
+    config.relay != RelayConfig::default() && config.cluster.nodes.is_empty() && config.proxy.users.is_empty()
+}
+
+pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+    if *relay == RelayConfig::default() {
+        return;
+    }
+    let upstream = &relay.upstream;
+    if !upstream.address.is_empty()
+        && let Err(why) = parse_address(&upstream.address, false)
+    {
+        findings.error("relay.upstream.address", why);
+    }
+    if !upstream.slot.is_empty() && !is_slot_name(&upstream.slot) {
+        findings.error(
+            "relay.upstream.slot",
+            format!(
+                "found {:?}, expected 1 to 63 lower-case letters, digits and underscores, or \"\" for none",
+                upstream.slot
+            ),
+        );
+    }
+    if upstream.password.is_some() && upstream.password_file.is_some() {
+        findings.error("relay.upstream", "found password and password_file, expected at most one of them");
+    }
+    if let Some(file) = &upstream.password_file {
+        check_password_file(file, "relay.upstream.password_file".into(), stat, findings);
+    }
+    if relay.dir.as_os_str().is_empty() {
+        findings.error("relay.dir", "found \"\", expected a directory");
+    }
+    if relay.max_bytes < relay.keep_bytes {
+        findings.error(
+            "relay.max_bytes",
+            format!("found {}, which is less than keep_bytes ({})", relay.max_bytes, relay.keep_bytes),
+        );
+    }
+    let scram = relay.auth == AuthMethod::ScramSha256;
+    for (index, address) in relay.listen.iter().enumerate() {
+        let path = format!("relay.listen[{index}]");
+        match parse_address(address, true) {
+            _ if address.starts_with('/') => findings.error(path, "found a path, expected host:port"),
+            Err(why) => findings.error(path, why),
+            Ok(host) if !scram && !host.is_local() => findings.error(
+                path,
+                format!(
+                    "found {address:?} with auth = \"trust\": anybody who reaches it could read the write-ahead log; \
+                     expected a loopback address, or auth = \"scram-sha-256\""
+                ),
+            ),
+            Ok(host) if !host.is_local() => findings.warn(
+                path,
+                format!("found {address:?}: the relay does not speak TLS yet, so WAL crosses the network in clear"),
+            ),
+            Ok(_) => {}
+        }
+    }
+    if scram && relay.users.is_empty() && !relay.listen.is_empty() {
+        findings.error(
+            "relay.users",
+            "found no user, expected at least one [[relay.users]] with a password, for auth is \"scram-sha-256\"",
+        );
+    }
+    findings.unique("relay.users", ".name", relay.users.iter().map(|user| user.name.as_str()));
+    for (index, user) in relay.users.iter().enumerate() {
+        let user = UserConfig {
+            name: user.name.clone(),
+            password: user.password.clone(),
+            password_file: user.password_file.clone(),
+            verifier: user.verifier.clone(),
+            pool_size: None,
+        };
+        check_user(&user, &format!("relay.users[{index}]"), scram, stat, findings);
+    }
+}

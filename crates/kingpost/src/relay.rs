@@ -1,0 +1,285 @@
+//! `kingpost relay`: the relay of this process, wired to configuration, signals, admin HTTP and, where no upstream is
+//! configured, to the topology, whose primary it follows.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use ::relay::config::RelayConfig;
+use ::relay::log::{FLUSH_BUCKETS_US, FetchError, fetch};
+use ::relay::{DownstreamStatus, LogStatus, Relay, StartError, Status};
+use tokio::signal::unix::SignalKind;
+use topology::Topology;
+use watermark::Lsn;
+
+use crate::admin::{Admin, Source};
+use crate::cli::{FetchArgs, RelayArgs, RelayCommand};
+use crate::config::{self, Config, LogFlags};
+use crate::error::Failure;
+use crate::exposition::{Exposition, Type};
+use crate::logging;
+use crate::run::primary_of;
+use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
+
+/// How often the topology is asked who is primary, and the log whether it works.
+const WATCH: Duration = Duration::from_millis(500);
+
+/// Runs the relay, or one of its tools.
+pub(crate) fn command(args: &RelayArgs, log: &LogFlags) -> Result<(), Failure> {
+    match (&args.command, &args.config) {
+        (Some(RelayCommand::Fetch(args)), _) => fetch_file(args),
+        (None, Some(path)) => {
+            let (config, warnings) = config::load(path)?.accept(path)?;
+            logging::start(&log.over(&config.log), None)?;
+            warn(&warnings);
+            let runtime = control_runtime()?;
+            let result = runtime.block_on(serve(path, config));
+            runtime.shutdown_timeout(Duration::from_secs(1));
+            result
+        }
+        (None, None) => Err(Failure::config("no configuration file: give --config")),
+    }
+}
+
+fn fetch_file(args: &FetchArgs) -> Result<(), Failure> {
+    match fetch(&args.dir, &args.name, &args.target) {
+        Ok(()) => Ok(()),
+        // What a server in recovery asks all the time: its log need not be full of it.
+        Err(FetchError::NotHeld { .. }) => std::process::exit(1),
+        Err(error) => Err(Failure::environment(format!("cannot fetch {}: {error}", args.name))),
+    }
+}
+
+/// A running relay, and what it follows.
+pub(crate) struct Relaying {
+    relay: Relay,
+    /// Whose primary is followed; None: the configuration names the upstream.
+    topology: RwLock<Option<Arc<Topology>>>,
+}
+
+impl Relaying {
+    /// Starts the relay. Without a configured upstream it follows the cluster's primary.
+    ///
+    /// # Errors
+    /// The log cannot be opened, an address is taken, or nothing says what to follow.
+    pub(crate) fn start(config: &Config, runtime: &tokio::runtime::Handle) -> Result<Relaying, Failure> {
+        let topology = match config.relay.upstream.address.as_str() {
+            "" if config.cluster.nodes.is_empty() => {
+                return Err(Failure::config("cannot start the relay: nothing says what to follow")
+                    .advise("give relay.upstream.address, or [[cluster.nodes]] whose primary it is to follow"));
+            }
+            "" => Some(
+                Topology::start(config.cluster.clone(), runtime)
+                    .map_err(|error| Failure::environment(format!("cannot start watching the cluster: {error}")))?,
+            ),
+            _ => None,
+        };
+        let relay = Relay::start(&config.relay, runtime).map_err(|error| failure_of(&error))?;
+        Ok(Relaying { relay, topology: RwLock::new(topology) })
+    }
+
+    pub(crate) fn relay(&self) -> &Relay {
+        &self.relay
+    }
+
+    /// Follows the primary, wherever it is; returns when the relay cannot go on.
+    pub(crate) async fn watch(&self) -> Failure {
+        loop {
+            if let Err(reason) = self.relay.alive() {
+                return Failure::runtime(format!("the relay cannot go on: {reason}"))
+                    .advise("look after the disk; what was acknowledged is in the log and stays there");
+            }
+            if let Some(address) = self.primary() {
+                self.relay.follow(&address);
+            }
+            tokio::time::sleep(WATCH).await;
+        }
+    }
+
+    fn primary(&self) -> Option<String> {
+        let topology = self.topology.read().unwrap_or_else(PoisonError::into_inner);
+        primary_of(topology.as_ref()?)
+    }
+
+    fn reload(&self, config: &Config) -> Result<(), Failure> {
+        let mut relay = config.relay.clone();
+        if relay.upstream.address.is_empty() {
+            // Until the topology says otherwise.
+            relay.upstream.address = self.relay.status().upstream;
+        }
+        let topology = self.topology.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if let (Some(topology), true) = (topology, config.relay.upstream.address.is_empty()) {
+            topology
+                .reload(config.cluster.clone())
+                .map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))?;
+        }
+        self.relay.reload(&relay).map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))
+    }
+
+    /// Ends the relay. Blocks.
+    pub(crate) fn shutdown(&self) {
+        self.relay.shutdown();
+        if let Some(topology) = self.topology.write().unwrap_or_else(PoisonError::into_inner).take() {
+            topology.shutdown();
+        }
+    }
+}
+
+impl Source for Relaying {
+    fn metrics(&self) -> String {
+        let mut exposition = Exposition::default();
+        exposition
+            .metric(Type::Gauge, "build_info", "Always 1; the label is the version.")
+            .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1_u64);
+        describe(&self.relay, &mut exposition);
+        exposition.render()
+    }
+
+    fn alive(&self) -> Result<(), String> {
+        self.relay.alive()
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        let status = self.relay.status();
+        match (status.upstream_state.as_str(), status.log.is_some()) {
+            ("streaming", true) => Ok(()),
+            (state, _) => Err(format!("not receiving from {}: {state}", status.upstream)),
+        }
+    }
+}
+
+async fn serve(path: &Path, mut config: Config) -> Result<(), Failure> {
+    // Signals first: a reload that comes while starting must not kill the process.
+    let mut hangup = listen_for(SignalKind::hangup())?;
+    let mut stop = StopSignals::new()?;
+    let relaying = Arc::new(Relaying::start(&config, &tokio::runtime::Handle::current())?);
+    let admin = match config.metrics.listen.as_str() {
+        "" => None,
+        address => Some(Admin::start(address, Arc::clone(&relaying)).await?),
+    };
+    let addresses: Vec<String> = relaying.relay().addresses().iter().map(ToString::to_string).collect();
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        listen = addresses.join(", "),
+        metrics = admin.as_ref().map(|admin| admin.address().to_string()).unwrap_or_default(),
+        dir = %config.relay.dir.display(),
+        "started"
+    );
+    let result = loop {
+        tokio::select! {
+            name = stop.next() => {
+                tracing::info!(signal = name, "stopping");
+                break Ok(());
+            }
+            _ = hangup.recv() => reload(path, &mut config, &relaying),
+            failure = relaying.watch() => break Err(failure),
+        }
+    };
+    let ending = Arc::clone(&relaying);
+    tokio::select! {
+        ended = tokio::task::spawn_blocking(move || ending.shutdown()) => {
+            if let Err(error) = ended {
+                tracing::error!(%error, "stopping failed");
+            }
+        }
+        name = stop.next() => {
+            tracing::warn!(signal = name, "stopping at once");
+            std::process::exit(INTERRUPTED);
+        }
+    }
+    tracing::info!("stopped");
+    result
+}
+
+/// Reads the file again. Anything wrong with it: the running configuration stays.
+fn reload(path: &Path, config: &mut Config, relaying: &Relaying) {
+    let loaded = config::load(path).and_then(|loaded| loaded.accept(path));
+    match loaded.and_then(|(new, warnings)| relaying.reload(&new).map(|()| (new, warnings))) {
+        Ok((new, warnings)) => {
+            warn(&warnings);
+            let fixed = |config: &RelayConfig| (config.listen.clone(), config.dir.clone());
+            if fixed(&new.relay) != fixed(&config.relay) || new.metrics != config.metrics || new.log != config.log {
+                tracing::warn!("changes of relay.listen, relay.dir, [metrics] and [log] take effect at the next start");
+            }
+            *config = new;
+            tracing::info!(file = %path.display(), "reloaded");
+        }
+        Err(failure) => tracing::error!(file = %path.display(), "not reloaded, the old configuration stays: {failure}"),
+    }
+}
+
+/// What the user can do about a relay that does not start.
+pub(crate) fn failure_of(error: &StartError) -> Failure {
+    let what = format!("cannot start the relay: {error}");
+    match error {
+        StartError::Config(_) => Failure::config(what),
+        StartError::Listen { .. } => Failure::environment(what).advise("choose another address: relay.listen"),
+        StartError::Log { .. } | StartError::File { .. } | StartError::Thread(_) => Failure::environment(what),
+    }
+}
+
+/// The relay's metrics.
+pub(crate) fn describe(relay: &Relay, exposition: &mut Exposition) {
+    let status = relay.status();
+    exposition.gauge("relay_streaming", "1 while WAL is received.", status.upstream_state == "streaming");
+    exposition.gauge("relay_alarm", "1 while somebody has to look: see the log.", status.alarm);
+    exposition.gauge("relay_connections", "Downstream connections.", status.connections);
+    for (name, help, value) in &status.counters {
+        exposition.counter(&format!("{name}_total"), help, *value);
+    }
+    exposition.gauge("relay_upstream_bytes", "End of the upstream's log, as a position.", status.upstream_end.0);
+    if let Some(log) = &status.log {
+        describe_log(log, exposition);
+    }
+    describe_downstreams(&status, exposition);
+    let mut restart = exposition.metric(Type::Gauge, "relay_slot_restart_bytes", "What a slot needs, as a position.");
+    for slot in &status.slots {
+        restart.sample(&[("slot", &slot.name)], slot.restart.unwrap_or(Lsn(0)).0);
+    }
+    relay.log_metrics(|log| {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        for (name, help, value) in [
+            ("relay_appended_bytes_total", "Bytes of WAL that were new.", load(&log.appended_bytes)),
+            ("relay_compared_bytes_total", "Bytes of WAL that were held already.", load(&log.compared_bytes)),
+            ("relay_throttled_total", "Times that receiving had to wait for the disk.", load(&log.throttled)),
+            ("relay_segments_late_total", "Segments not ready when they were needed.", load(&log.segments_late)),
+            ("relay_segments_removed_total", "Old segments removed.", load(&log.segments_removed)),
+        ] {
+            exposition.counter(name, help, value);
+        }
+        let counts = log.flushes.buckets();
+        let buckets: Vec<(f64, u64)> =
+            FLUSH_BUCKETS_US.iter().zip(counts).map(|(bound, count)| (*bound as f64 / 1e6, count)).collect();
+        let above = counts.last().copied().unwrap_or(0);
+        let sum = log.flushes.sum_us() as f64 / 1e6;
+        exposition.histogram("relay_flush_seconds", "How long a flush of the log took.", &buckets, above, sum);
+    });
+}
+
+fn describe_log(log: &LogStatus, exposition: &mut Exposition) {
+    exposition.gauge("relay_timeline", "Timeline being written.", log.timeline);
+    let mut position = exposition.metric(Type::Gauge, "relay_position_bytes", "Positions of the log.");
+    for (name, at) in
+        [("oldest", log.oldest), ("written", log.written), ("flushed", log.flushed), ("acknowledged", log.acknowledged)]
+    {
+        position.sample(&[("position", name)], at.0);
+    }
+    exposition.gauge("relay_held_bytes", "Bytes of segments held.", log.bytes);
+}
+
+fn describe_downstreams(status: &Status, exposition: &mut Exposition) {
+    let flushed = status.log.as_ref().map_or(Lsn(0), |log| log.flushed);
+    let mut each = |name, help, value: &dyn Fn(&DownstreamStatus) -> u64| {
+        let mut metric = exposition.metric(Type::Gauge, name, help);
+        for downstream in &status.downstreams {
+            let id = downstream.id.to_string();
+            metric.sample(&[("downstream", &downstream.application_name), ("id", &id)], value(downstream));
+        }
+    };
+    let behind = |at: Lsn| flushed.0.saturating_sub(at.0);
+    each("relay_downstream_unsent_bytes", "Durable here and not sent yet.", &|downstream| behind(downstream.sent));
+    each("relay_downstream_lag_bytes", "Durable here and not yet durable there.", &|downstream| {
+        behind(downstream.flushed)
+    });
+}

@@ -1,0 +1,163 @@
+//! The relay of a local cluster: in this process, between the primary and the replicas.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use ::relay::Relay;
+use ::relay::config::{AuthMethod, RelayConfig, UpstreamConfig};
+
+use super::postgres::SUPERUSER;
+use super::status::{NodeStatus, relay_status};
+use super::stop::Stop;
+use crate::error::Failure;
+use crate::run::Running;
+
+/// Name of its slot on the primary.
+pub(super) const SLOT: &str = "kingpost_relay";
+/// Longest time until it receives.
+const LIMIT: Duration = Duration::from_secs(30);
+/// How often it is asked.
+const PACE: Duration = Duration::from_millis(50);
+/// How often the primary is looked for.
+const FOLLOW: Duration = Duration::from_millis(500);
+
+/// A running relay.
+#[derive(Debug)]
+pub(super) struct LocalRelay {
+    relay: Arc<Relay>,
+    address: SocketAddr,
+}
+
+impl LocalRelay {
+    /// Starts it and waits until it receives from the primary. A log that the primary has not got in its history is moved
+    /// aside: in a local cluster the servers decide.
+    ///
+    /// # Errors
+    /// It does not receive in time, or a signal came.
+    pub(super) async fn start(
+        dir: &Path,
+        primary: u16,
+        stop: &Stop,
+        step: &dyn Fn(&str),
+    ) -> Result<LocalRelay, Failure> {
+        let relay = match LocalRelay::receiving(dir, primary, stop).await? {
+            Ok(relay) => relay,
+            Err(reason) => {
+                let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs());
+                let aside = dir.with_file_name(format!("relay.old-{seconds}"));
+                step(&format!("the relay cannot follow the primary ({reason}): its log goes to {}", aside.display()));
+                std::fs::rename(dir, &aside).map_err(|error| Failure::path("move aside", dir, &error))?;
+                LocalRelay::receiving(dir, primary, stop).await?.map_err(not_receiving)?
+            }
+        };
+        Ok(relay)
+    }
+
+    /// Err: why it does not receive and never will.
+    async fn receiving(dir: &Path, primary: u16, stop: &Stop) -> Result<Result<LocalRelay, String>, Failure> {
+        let config = RelayConfig {
+            listen: vec!["127.0.0.1:0".into()],
+            dir: dir.into(),
+            auth: AuthMethod::Trust,
+            // Bounded, as the primary's own slots are in a local cluster.
+            keep_bytes: 128 << 20,
+            max_bytes: 2 << 30,
+            upstream: UpstreamConfig {
+                address: format!("127.0.0.1:{primary}"),
+                user: SUPERUSER.into(),
+                slot: SLOT.into(),
+                ..UpstreamConfig::default()
+            },
+            ..RelayConfig::default()
+        };
+        let relay = Relay::start(&config, &tokio::runtime::Handle::current())
+            .map_err(|error| crate::relay::failure_of(&error))?;
+        let address = *relay.addresses().first().ok_or_else(|| Failure::runtime("the relay does not listen"))?;
+        let relay = LocalRelay { relay: Arc::new(relay), address };
+        let started = Instant::now();
+        loop {
+            let status = relay.relay.status();
+            if status.upstream_state == "streaming" {
+                return Ok(Ok(relay));
+            }
+            if status.alarm {
+                relay.stop().await;
+                return Ok(Err(status.upstream_state));
+            }
+            let failure = if started.elapsed() > LIMIT {
+                not_receiving(status.upstream_state)
+            } else {
+                tokio::select! {
+                    () = tokio::time::sleep(PACE) => continue,
+                    failure = stop.failure() => failure,
+                }
+            };
+            relay.stop().await;
+            return Err(failure);
+        }
+    }
+
+    /// Keeps WAL for these slots, also while their replicas are away.
+    pub(super) fn keep_for(&self, slots: &[String]) -> Result<(), Failure> {
+        self.relay
+            .set_slots(slots)
+            .map_err(|error| Failure::runtime(format!("cannot set up the relay's slots: {error}")))
+    }
+
+    pub(super) fn relay(&self) -> &Arc<Relay> {
+        &self.relay
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// Whether a replica streams from it.
+    pub(super) fn feeds(&self, name: &str) -> bool {
+        self.relay.status().downstreams.iter().any(|downstream| downstream.application_name == name)
+    }
+
+    /// As `kingpost status` shows it.
+    pub(super) fn status(&self) -> NodeStatus {
+        let status = self.relay.status();
+        let receiving = status.upstream_state == "streaming";
+        NodeStatus {
+            role: "relay",
+            timeline: status.log.as_ref().map(|log| log.timeline),
+            lsn: status.log.as_ref().map(|log| log.flushed.to_string()),
+            connections: Some(status.downstreams.len() as u64),
+            streaming: Some(receiving),
+            error: (!receiving).then_some(status.upstream_state),
+            ..relay_status(self.address.to_string())
+        }
+    }
+
+    /// Ends it.
+    pub(super) async fn stop(&self) {
+        let relay = Arc::clone(&self.relay);
+        if let Err(error) = tokio::task::spawn_blocking(move || relay.shutdown()).await {
+            tracing::error!(%error, "stopping the relay failed");
+        }
+    }
+}
+
+fn not_receiving(why: String) -> Failure {
+    Failure::runtime(format!("the relay does not receive from the primary: {why}"))
+        .advise("the cluster starts without it by --no-relay")
+}
+
+/// After a failover the relay goes on with the new primary, and the other replicas with it. Never returns.
+pub(super) async fn follow_primary(relay: Option<&LocalRelay>, running: &Running) {
+    loop {
+        tokio::time::sleep(FOLLOW).await;
+        if let (Some(relay), Some(primary)) = (relay, running.primary()) {
+            relay.relay.follow(&primary);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! From accept to the first `ReadyForQuery`.
+
+use wire::message::Status;
+use wire::startup::{self, End, Startup, V3_2};
+use wire::{Sqlstate, message, payload, scram};
+
+use super::{Connection, Gone};
+use crate::config::AuthMethod;
+use crate::shared::Shared;
+
+/// Longest application name that is kept.
+const MAX_NAME: usize = 64;
+
+/// What a startup packet asked for.
+#[derive(Debug, Default)]
+struct Asked {
+    version: u32,
+    user: String,
+    application_name: String,
+    replication: String,
+    /// Protocol options nobody knows.
+    unknown: Vec<Vec<u8>>,
+}
+
+pub(super) async fn log_in(connection: &mut Connection, shared: &Shared) -> Result<(), Gone> {
+    let asked = startup(connection).await?;
+    let mut out = Vec::new();
+    if asked.version > V3_2 || !asked.unknown.is_empty() {
+        let unknown: Vec<&[u8]> = asked.unknown.iter().map(Vec::as_slice).collect();
+        message::negotiate_version(&mut out, asked.version.min(V3_2), &unknown);
+        connection.send(&out).await?;
+        out.clear();
+    }
+    if asked.user.is_empty() {
+        let text = "no PostgreSQL user name specified in startup packet";
+        return Err(connection.fatal(Sqlstate::INVALID_AUTHORIZATION, text).await);
+    }
+    if !matches!(asked.replication.to_ascii_lowercase().as_str(), "true" | "on" | "yes" | "1") {
+        let text = "this is a relay of write-ahead log: it serves physical replication connections only";
+        let hint = "Connect to a server or to the proxy for queries; a relay has no data.";
+        return Err(connection.fatal_with_hint(Sqlstate::FEATURE_NOT_SUPPORTED, text, hint).await);
+    }
+    connection.user.clone_from(&asked.user);
+    connection.application_name = asked.application_name.chars().take(MAX_NAME).collect();
+    authenticate(connection, shared, &asked.user).await?;
+    let (Some(greeting), Some(_)) = (shared.state.greeting(), shared.log()) else {
+        let text = "the relay has not reached its upstream yet";
+        return Err(connection.fatal(Sqlstate::CANNOT_CONNECT_NOW, text).await);
+    };
+    message::authentication_ok(&mut out);
+    for (name, value) in [
+        ("server_version", greeting.server_version.as_str()),
+        ("server_encoding", "UTF8"),
+        ("client_encoding", "UTF8"),
+        ("application_name", &connection.application_name),
+        ("integer_datetimes", "on"),
+        ("DateStyle", "ISO, MDY"),
+        ("TimeZone", "UTC"),
+        ("standard_conforming_strings", "on"),
+    ] {
+        message::parameter_status(&mut out, name, value);
+    }
+    // Nothing here can be cancelled; clients keep the key all the same.
+    message::backend_key(&mut out, connection.id, &[0; 4]);
+    message::ready(&mut out, Status::Idle);
+    connection.send(&out).await
+}
+
+async fn startup(connection: &mut Connection) -> Result<Asked, Gone> {
+    let mut refusals = 0;
+    loop {
+        let read = match startup::read(&connection.input) {
+            Ok(None) => None,
+            Ok(Some((Startup::Ssl | Startup::Gss, used))) => Some((None, used)),
+            // There is nothing to cancel, and no answer to a cancel request.
+            Ok(Some((Startup::Cancel { .. }, _))) => return Err(Gone::Closed),
+            Ok(Some((Startup::Login { version, parameters }, used))) => Some((Some(asked(version, parameters)), used)),
+            Err(error) => return Err(connection.fatal(Sqlstate::PROTOCOL_VIOLATION, &error.to_string()).await),
+        };
+        match read {
+            None => connection.read().await?,
+            Some((None, used)) => {
+                refusals += 1;
+                if refusals > 2 {
+                    let text = "unsupported frontend protocol: encryption was refused already";
+                    return Err(connection.fatal(Sqlstate::PROTOCOL_VIOLATION, text).await);
+                }
+                connection.input.drain(..used);
+                connection.send(b"N").await?;
+            }
+            Some((Some(asked), used)) => {
+                connection.input.drain(..used);
+                return match asked {
+                    Ok(asked) => Ok(asked),
+                    Err(text) => Err(connection.fatal(Sqlstate::PROTOCOL_VIOLATION, text).await),
+                };
+            }
+        }
+    }
+}
+
+fn asked(version: u32, parameters: &[u8]) -> Result<Asked, &'static str> {
+    let mut asked = Asked { version, ..Asked::default() };
+    for parameter in startup::parameters(parameters) {
+        let (name, value) = match parameter {
+            Ok(pair) => pair,
+            Err(End::Whole | End::Broken) => break,
+        };
+        if name.starts_with(b"_pq_.") {
+            asked.unknown.push(name.to_vec());
+            continue;
+        }
+        let Ok(value) = std::str::from_utf8(value) else { return Err("a startup parameter is not UTF-8") };
+        match name {
+            b"user" => asked.user = value.into(),
+            b"application_name" => asked.application_name = value.into(),
+            b"replication" => asked.replication = value.into(),
+            _ => {}
+        }
+    }
+    Ok(asked)
+}
+
+async fn authenticate(connection: &mut Connection, shared: &Shared, user: &str) -> Result<(), Gone> {
+    let settings = shared.settings();
+    let mut exchange = match settings.auth {
+        AuthMethod::Trust if settings.any_user() || settings.user(user).is_some() => return Ok(()),
+        AuthMethod::Trust => {
+            let text = format!("role {user:?} is not among the relay's users");
+            return Err(connection.fatal(Sqlstate::INVALID_AUTHORIZATION, &text).await);
+        }
+        AuthMethod::ScramSha256 => match settings.user(user).flatten() {
+            Some(verifier) => scram::Server::new(verifier.clone()),
+            // An unknown user's exchange looks the same, and fails at its end.
+            None => scram::Server::mock(user, &shared.secret),
+        },
+    };
+    let mut out = Vec::new();
+    message::authentication_sasl(&mut out, scram::MECHANISM);
+    connection.send(&out).await?;
+    let first = password_message(connection).await?;
+    let answer = match payload::sasl_initial(&first) {
+        Some((mechanism, first)) if mechanism == scram::MECHANISM.as_bytes() => exchange.first(first),
+        _ => Err(scram::Error::Malformed("SASLInitialResponse")),
+    };
+    let answer = exchanged(connection, user, answer).await?;
+    out.clear();
+    message::authentication_sasl_continue(&mut out, &answer);
+    connection.send(&out).await?;
+    let last = password_message(connection).await?;
+    let answer = exchange.last(&last);
+    let answer = exchanged(connection, user, answer).await?;
+    out.clear();
+    message::authentication_sasl_final(&mut out, &answer);
+    connection.send(&out).await
+}
+
+async fn password_message(connection: &mut Connection) -> Result<Vec<u8>, Gone> {
+    match connection.message().await? {
+        (b'p', data) if data.len() <= scram::MAX_MESSAGE => Ok(data),
+        _ => Err(connection.fatal(Sqlstate::PROTOCOL_VIOLATION, "expected a password message").await),
+    }
+}
+
+async fn exchanged(
+    connection: &mut Connection,
+    user: &str,
+    answer: Result<Vec<u8>, scram::Error>,
+) -> Result<Vec<u8>, Gone> {
+    match answer {
+        Ok(answer) => Ok(answer),
+        Err(scram::Error::WrongPassword) => {
+            let text = format!("password authentication failed for user \"{user}\"");
+            Err(connection.fatal(Sqlstate::INVALID_PASSWORD, &text).await)
+        }
+        Err(error) => Err(connection.fatal(Sqlstate::PROTOCOL_VIOLATION, &error.to_string()).await),
+    }
+}

@@ -1,0 +1,147 @@
+//! The next segments, made before they are needed: an append into a file whose blocks are allocated and written costs half of
+//! one that makes a file grow.
+//!
+//! The files have their final names, durably, so that beginning a segment is taking one out of a map. Old segments become
+//! new ones by a change of name.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::files::{self, failed};
+use super::{Log, LogError, Segment, Timeline, lock};
+
+/// The files that are ready, by number.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    timeline: Timeline,
+    /// The number that is needed next.
+    next: u64,
+    /// How many there should be.
+    spares: usize,
+    files: BTreeMap<u64, Arc<File>>,
+}
+
+impl Ahead {
+    pub(super) fn new(timeline: Timeline, next: u64, spares: usize, mut files: BTreeMap<u64, Arc<File>>) -> Ahead {
+        files.retain(|number, _| *number >= next);
+        Ahead { timeline, next, spares, files }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// The lowest number that should be there and is not.
+    fn wanted(&self) -> Option<u64> {
+        (self.next..self.next.saturating_add(self.spares as u64)).find(|number| !self.files.contains_key(number))
+    }
+}
+
+impl Log {
+    /// The file for the segment that the writer begins; made now if it is not ready.
+    pub(super) fn take_ahead(&self, segment: Segment) -> Result<Arc<File>, LogError> {
+        let mut ahead = lock(&self.ahead);
+        let file = match ahead.files.remove(&segment.number) {
+            Some(file) => file,
+            None => {
+                self.metrics.segments_late.fetch_add(1, Ordering::Relaxed);
+                self.create_segment(segment)?
+            }
+        };
+        ahead.next = segment.number + 1;
+        Ok(file)
+    }
+
+    /// A file full of zeroes, durable with its name.
+    pub(super) fn create_segment(&self, segment: Segment) -> Result<Arc<File>, LogError> {
+        let path = self.path(segment);
+        let unfinished = files::unfinished(&path);
+        if path.exists() {
+            return Err(failed("create", &path)(io::ErrorKind::AlreadyExists.into()));
+        }
+        let made = files::create(&unfinished).and_then(|file| {
+            #[cfg(test)]
+            self.faults.room()?;
+            files::zero_fill(&file, 0, self.identity.segment_size.bytes())?;
+            file.sync_all()?;
+            Ok(file)
+        });
+        match made {
+            Ok(file) => {
+                files::rename_durably(&unfinished, &path)?;
+                Ok(Arc::new(file))
+            }
+            Err(error) => {
+                let _ = std::fs::remove_file(&unfinished);
+                Err(failed("make", &unfinished)(error))
+            }
+        }
+    }
+
+    /// Gives the file of `old` a new name, if one more is wanted. False if not: it is still there.
+    pub(super) fn recycle(&self, old: Segment) -> Result<bool, LogError> {
+        let mut ahead = lock(&self.ahead);
+        let Some(number) = ahead.wanted().filter(|number| *number > old.number) else { return Ok(false) };
+        let (from, to) = (self.path(old), self.path(Segment { number, timeline: ahead.timeline }));
+        if to.exists() {
+            return Err(failed("rename to", &to)(io::ErrorKind::AlreadyExists.into()));
+        }
+        // Opened first: once it is under the new name nothing may fail.
+        let file = match files::open(&from) {
+            Ok(file) => file,
+            Err(LogError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        if file.metadata().map_err(failed("look at", &from))?.len() != self.identity.segment_size.bytes() {
+            return Ok(false);
+        }
+        files::rename_durably(&from, &to)?;
+        ahead.files.insert(number, Arc::new(file));
+        Ok(true)
+    }
+
+    /// The files that are ready are from now on `timeline`'s, and `next` is needed next. The caller makes the names durable.
+    pub(super) fn readdress_ahead(&self, timeline: Timeline, next: u64) -> Result<(), LogError> {
+        let mut ahead = lock(&self.ahead);
+        let old = std::mem::take(&mut ahead.files);
+        for (number, file) in old {
+            let from = self.path(Segment { number, timeline: ahead.timeline });
+            if number < next {
+                std::fs::remove_file(&from).map_err(failed("remove", &from))?;
+            } else {
+                let to = self.path(Segment { number, timeline });
+                std::fs::rename(&from, &to).map_err(failed("rename", &from))?;
+                ahead.files.insert(number, file);
+            }
+        }
+        ahead.timeline = timeline;
+        ahead.next = next;
+        Ok(())
+    }
+
+    /// The preallocator: makes what is wanted, sleeps until it is unparked.
+    pub(super) fn preallocate(&self, stop: &AtomicBool) {
+        while !stop.load(Ordering::Acquire) {
+            let made = {
+                let mut ahead = lock(&self.ahead);
+                ahead.wanted().map(|number| {
+                    let segment = Segment { number, timeline: ahead.timeline };
+                    self.create_segment(segment).map(|file| {
+                        self.metrics.segments_prepared.fetch_add(1, Ordering::Relaxed);
+                        ahead.files.insert(number, file);
+                    })
+                })
+            };
+            match made {
+                Some(Ok(())) => continue,
+                // Not fatal: the writer tries again itself when it needs the file.
+                Some(Err(error)) => tracing::warn!(%error, "no segment could be made ahead of time"),
+                None => {}
+            }
+            std::thread::park();
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What may be acknowledged: not the beginning of a record in a segment whose rest is in the next one.
+//!
+//! An upstream's slot keeps the segments from the acknowledged position on, and no earlier one. After a crash the log goes back
+//! to the end of the last whole record: if the record that was on its way began in an earlier segment, that segment has to
+//! be there still. So while such a record is not whole, what is acknowledged stays in the segment in which it began.
+//! No commit waits longer for it: whatever is whole ends before.
+
+use std::os::unix::fs::FileExt;
+
+use watermark::Lsn;
+
+use super::segment::PAGE;
+use super::wal::{PAGE_BYTES, page_header, record_length};
+use super::{Identity, Log, Segment, lock, recover};
+
+/// A record that crosses a segment's start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Crossing {
+    /// The segment's start.
+    at: Lsn,
+    /// Where the record ends.
+    end: Lsn,
+}
+
+impl Log {
+    /// The highest position that may be acknowledged when everything up to `flushed` is durable: `flushed`, unless a record that
+    /// began in an earlier segment is not whole there. `flushed` is the tail's.
+    #[must_use]
+    pub fn acknowledgeable(&self, flushed: Lsn) -> Lsn {
+        let size = self.identity.segment_size;
+        let mut acknowledgeable = flushed;
+        let mut at = size.start_of(flushed);
+        // A record is shorter than 1 GB: so many segments it may have begun before.
+        for _ in 0..=(1 << 30) / size.bytes() {
+            match self.crossing(at) {
+                Some(crossing) if crossing.end > flushed => acknowledgeable = Lsn(at.0 - 1),
+                _ => break,
+            }
+            at = Lsn(at.0 - size.bytes());
+        }
+        acknowledgeable
+    }
+
+    /// The record that crosses `at`, a segment's start; `None` also if the segment before it is not held.
+    fn crossing(&self, at: Lsn) -> Option<Crossing> {
+        let mut known = lock(&self.crossings);
+        if let Some((_, crossing)) = known.iter().find(|(start, _)| *start == at) {
+            return *crossing;
+        }
+        let size = self.identity.segment_size;
+        let number = size.number(at).checked_sub(1)?;
+        let history = self.parsed_history(self.tail.load().timeline);
+        let has = |segment: Segment| lock(&self.held).contains_key(&segment);
+        let segment = recover::locate(&history, number, &self.identity, has)?;
+        let file = self.file(segment).ok()??;
+        let mut page = [0; PAGE_BYTES];
+        file.read_exact_at(&mut page, size.bytes() - PAGE).ok()?;
+        let last = Lsn(at.0 - PAGE);
+        let crossing = rest_behind(&self.identity, last, &page).map(|rest| Crossing { at, end: end_of(at, rest) });
+        known[1] = known[0];
+        known[0] = (at, crossing);
+        crossing
+    }
+}
+
+/// How much of a record there is behind the page at `at`, the last of its segment; `None` if a record ends with it.
+fn rest_behind(identity: &Identity, at: Lsn, page: &[u8; PAGE_BYTES]) -> Option<u64> {
+    // Without a header it is the padding behind a segment switch.
+    let header = page_header(identity, at, page).ok()?;
+    let mut offset = header.length;
+    if header.continues() {
+        let end = offset as u64 + u64::from(header.remaining);
+        if end >= PAGE {
+            return Some(end - PAGE).filter(|rest| *rest > 0);
+        }
+        offset = (end as usize).next_multiple_of(8);
+    }
+    while offset < PAGE_BYTES {
+        let end = offset as u64 + u64::from(record_length(page, offset)?);
+        if end > PAGE {
+            return Some(end - PAGE);
+        }
+        offset = (end as usize).next_multiple_of(8);
+    }
+    None
+}
+
+/// Where a record ends of which `rest` bytes come behind the header of the segment at `at`.
+fn end_of(at: Lsn, rest: u64) -> Lsn {
+    const FIRST: u64 = PAGE - 40;
+    const OTHER: u64 = PAGE - 24;
+    if rest <= FIRST {
+        return Lsn(at.0 + 40 + rest);
+    }
+    let rest = rest - FIRST;
+    let pages = (rest - 1) / OTHER;
+    Lsn(at.0 + PAGE + pages * PAGE + 24 + (rest - pages * OTHER))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn ends() {
+        let at = Lsn(16 << 20);
+        for (rest, end) in
+            [(1, 41), (8152, 8192), (8153, 8192 + 25), (8152 + 8168, 2 * 8192), (8152 + 8168 + 1, 2 * 8192 + 25)]
+        {
+            assert_eq!(end_of(at, rest).0 - at.0, end, "{rest}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! A file out of the log, for a server's `restore_command`.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use super::files::{self, failed};
+use super::wal::{PAGE_BYTES, is_page};
+use super::{FetchError, Identity, LogError, Segment, Timeline, identify};
+
+/// Copies the segment or history file `name` from the log in `dir` to `target`, whether or not a process has the log open.
+/// `target` is complete or not there. The segment being written is given too, as far as it has come: recovery finds the end
+/// of WAL in it by itself. Everything in the copy is durable in the log.
+///
+/// # Errors
+/// [`FetchError::NotHeld`] is an ordinary answer: recovery asks for files until there are no more.
+pub fn fetch(dir: &Path, name: &str, target: &Path) -> Result<(), FetchError> {
+    let not_held = || FetchError::NotHeld { dir: dir.into(), name: name.into() };
+    let identity = identify(dir)?.ok_or_else(not_held)?;
+    let segment = Segment::of_name(name, identity.segment_size);
+    if segment.is_none() && Timeline::of_history_name(name).is_none() {
+        return Err(FetchError::BadName { name: name.into() });
+    }
+    let source = dir.join(name);
+    let mut file = match fs::File::open(&source) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(not_held()),
+        Err(error) => return Err(failed("open", &source)(error).into()),
+    };
+    if let Some(segment) = segment
+        && !has_wal(&file, segment, &identity).map_err(failed("read", &source))?
+    {
+        // Made ahead of time: nothing in it yet.
+        return Err(not_held());
+    }
+    let unfinished = files::unfinished(target);
+    let copied = copy(&mut file, &unfinished, &source).and_then(|same| {
+        if same {
+            fs::rename(&unfinished, target).map_err(failed("rename", &unfinished))?;
+        }
+        Ok(same)
+    });
+    match copied {
+        Ok(true) => Ok(()),
+        // While it was copied it became another segment.
+        Ok(false) => {
+            let _ = fs::remove_file(&unfinished);
+            Err(not_held())
+        }
+        Err(error) => {
+            let _ = fs::remove_file(&unfinished);
+            Err(error.into())
+        }
+    }
+}
+
+/// Whether the segment has been begun.
+fn has_wal(file: &fs::File, segment: Segment, identity: &Identity) -> io::Result<bool> {
+    use std::os::unix::fs::FileExt;
+    let mut page = [0; PAGE_BYTES];
+    match file.read_exact_at(&mut page, 0) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+        Ok(()) => Ok(is_page(identity, identity.segment_size.start(segment.number), &page)),
+    }
+}
+
+/// False if the name has gone to another file meanwhile: a file is renamed before it is written over.
+fn copy(file: &mut fs::File, to: &Path, source: &Path) -> Result<bool, LogError> {
+    let mut copy = files::create(to).map_err(failed("make", to))?;
+    io::copy(file, &mut copy).map_err(failed("write", to))?;
+    copy.sync_all().map_err(failed("flush", to))?;
+    // After the copy: so nothing is in it that a crash could take from the log.
+    file.sync_data().map_err(failed("flush", source))?;
+    let held = file.metadata().map_err(failed("look at", source))?;
+    match fs::metadata(source) {
+        Ok(named) => Ok(named.ino() == held.ino() && named.dev() == held.dev()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(failed("look at", source)(error)),
+    }
+}

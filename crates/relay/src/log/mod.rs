@@ -1,0 +1,489 @@
+//! Holds WAL in segment files: one writer, any number of readers, positions that grow.
+//!
+//! ```text
+//!  Writer ── pwrite ──▶ segment files ──(file, offset, length)──▶ Reader, Reader, …
+//!    │ publishes             ▲   ▲
+//!    ▼ written               │   └── preallocator: the next files, full of zeroes; old ones under new names (retain)
+//!  flusher ── fdatasync ─────┘
+//!    │ publishes
+//!    ▼ flushed ──▶ acknowledger, senders
+//! ```
+//!
+//! The files are PostgreSQL's own, by name and content, so that `pg_waldump`, `restore_command` and `pg_archivecleanup` read
+//! them. Beside them: a lock file, and one small file that says whose WAL it is (`state`). There is no file of positions:
+//! they are found in the WAL itself (`recover`).
+//!
+//! # Invariants
+//!
+//! - On each timeline `written >= flushed >= acknowledged`; none goes down. `written - flushed` is at most [`MAX_UNFLUSHED`].
+//! - A byte that was published as written is never changed. Bytes that come again are compared, not written.
+//! - A flush that failed is never tried again and believed: the log stops.
+//! - No reader makes the writer wait; the writer shares locks with them only when it begins a segment.
+//! - A file gets a new name only for a higher segment number, and only while nobody reads it: what it held is then told by
+//!   its page addresses from what is written later.
+//! - Names are durable before anything behind them is reported as flushed.
+//! - WAL of whole records is never cut off.
+
+mod ahead;
+mod crossing;
+mod error;
+mod fetch;
+mod files;
+mod flusher;
+mod history;
+mod metrics;
+mod reader;
+mod recover;
+mod retention;
+mod segment;
+mod state;
+mod wal;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use arc_swap::ArcSwap;
+use watermark::{Lsn, Unparker, Watermark};
+
+pub use error::{AppendError, FetchError, LogError, LogFailure, ReadError, SwitchError};
+pub use fetch::fetch;
+pub use history::{History, HistoryError, MAX_HISTORY_BYTES};
+pub use metrics::{FLUSH_BUCKETS_US, FlushTimes, LogMetrics};
+pub use reader::{Chunk, Next, Reader, Serve};
+pub use recover::{Recovery, identify};
+pub use retention::Retention;
+pub use segment::{PAGE, Segment, SegmentSize, Timeline};
+pub use state::STATE_FILE;
+pub use wal::{PAGE_BYTES, Stop, Walker};
+pub use writer::Writer;
+
+use ahead::Ahead;
+use crossing::Crossing;
+use files::failed;
+use state::State;
+
+/// How much may be written and not flushed. An append that would go beyond waits for the disk. Recovery relies on it.
+pub const MAX_UNFLUSHED: u64 = 64 << 20;
+/// Name of the file whose lock says that a process has the directory.
+pub const LOCK_FILE: &str = "kingpost-log.lock";
+/// Segments made ahead of time, at most.
+pub const MAX_SPARES: usize = 8;
+
+/// Whose WAL it is, and in which pieces: fixed for a directory's life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The cluster's system identifier, as `IDENTIFY_SYSTEM` says.
+    pub system_id: u64,
+    /// `SHOW wal_segment_size`.
+    pub segment_size: SegmentSize,
+}
+
+/// Where a log that holds nothing begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Start {
+    /// The upstream's timeline.
+    pub timeline: Timeline,
+    /// A segment's start.
+    pub at: Lsn,
+}
+
+/// How to open a log.
+#[derive(Debug, Clone)]
+pub struct LogOptions {
+    /// Its directory; made if it is not there.
+    pub dir: PathBuf,
+    /// Whose WAL it is. Must be what the directory says, if it says something.
+    pub identity: Identity,
+    /// Used only if no WAL is held.
+    pub start: Option<Start>,
+    /// Segments made ahead of time: 1 to [`MAX_SPARES`].
+    pub spares: usize,
+}
+
+/// The end of the log that grows: one timeline's positions. A new one comes with each timeline switch, and may begin below
+/// where the last one ended: the beginning of a record whose rest never came is cut off.
+#[derive(Debug)]
+pub struct Tail {
+    /// The timeline.
+    pub timeline: Timeline,
+    /// Where this process began on it: what recovery found, or the switch point.
+    pub begin: Lsn,
+    /// Up to here bytes are in the files.
+    pub written: Arc<Watermark>,
+    /// Up to here they are on the disk.
+    pub flushed: Arc<Watermark>,
+    /// Up to here the upstream has been told so. Published by whoever tells it.
+    pub acknowledged: Arc<Watermark>,
+    ended: OnceLock<(Timeline, Lsn)>,
+}
+
+impl Tail {
+    fn new(timeline: Timeline, begin: Lsn) -> Arc<Tail> {
+        let mark = || Arc::new(Watermark::new(begin));
+        let ended = OnceLock::new();
+        Arc::new(Tail { timeline, begin, written: mark(), flushed: mark(), acknowledged: mark(), ended })
+    }
+
+    /// The next timeline and where it left this one; `None` while this one is written.
+    #[must_use]
+    pub fn ended(&self) -> Option<(Timeline, Lsn)> {
+        self.ended.get().copied()
+    }
+}
+
+/// How much is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// Segments, with those of timelines that have ended.
+    pub segments: usize,
+    /// Their bytes, and those of the files made ahead of time.
+    pub bytes: u64,
+    /// Start of the oldest segment from which on none is missing.
+    pub oldest: Lsn,
+}
+
+/// What [`Log::retain`] did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Names of the segments that are no longer held.
+    pub segments: Vec<String>,
+    /// How many of their files are used again.
+    pub recycled: usize,
+}
+
+/// WAL in a directory; shared by its readers and whoever looks after it. The [`Writer`] comes with it.
+#[derive(Debug)]
+pub struct Log {
+    dir: PathBuf,
+    identity: Identity,
+    recovery: Recovery,
+    tail: ArcSwap<Tail>,
+    changes: Watermark<u64>,
+    change_count: AtomicU64,
+    failure: OnceLock<LogFailure>,
+    /// Woken when the log fails: the writer, while it waits for a flush.
+    writer: Mutex<Option<Unparker>>,
+    /// Segments with WAL. A file is opened once, and shared by all who have it open.
+    held: Mutex<BTreeMap<Segment, Weak<File>>>,
+    /// Segments with anything written and not flushed, oldest first; the last one is the one being written.
+    unflushed: Mutex<VecDeque<Unflushed>>,
+    ahead: Mutex<Ahead>,
+    histories: Mutex<BTreeMap<Timeline, Arc<[u8]>>>,
+    state: Mutex<State>,
+    metrics: LogMetrics,
+    /// The last segment starts that were looked at for a record that crosses them.
+    crossings: Mutex<[(Lsn, Option<Crossing>); 2]>,
+    #[cfg(test)]
+    faults: tests::Faults,
+}
+
+#[derive(Debug, Clone)]
+struct Unflushed {
+    segment: Segment,
+    file: Arc<File>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Log {
+    /// Opens the log: takes the directory's lock, finds the end of WAL, makes it durable, and starts the flusher's and the
+    /// preallocator's threads, which end with the [`Writer`].
+    ///
+    /// # Errors
+    /// [`LogError`]: the directory is another cluster's, is in use, is damaged, or the operating system refuses.
+    pub fn open(options: LogOptions) -> Result<(Writer, Arc<Log>), LogError> {
+        let LogOptions { dir, identity, start, spares } = options;
+        let spares = spares.clamp(1, MAX_SPARES);
+        let is_new = !dir.exists();
+        fs::create_dir_all(&dir).map_err(failed("create directory", &dir))?;
+        if is_new && let Some(parent) = fs::canonicalize(&dir).map_err(failed("find", &dir))?.parent() {
+            // What is acknowledged must not be lost with the directory's own name.
+            files::sync_dir(parent)?;
+        }
+        let locked = take_lock(&dir)?;
+        let state = claim(&dir, identity)?;
+        let mut listing = recover::list(&dir, &identity)?;
+        let recovered = recover::recover(&dir, &identity, start, &listing, spares)?;
+        let report = recovered.report;
+        tracing::info!(
+            dir = %dir.display(), timeline = report.timeline.0, end = %report.end, walked_from = %report.walked_from,
+            records = report.records, discarded = report.discarded, "log opened"
+        );
+        if !report.set_aside.is_empty() {
+            tracing::error!(
+                copies = ?report.set_aside, end = %report.end,
+                "WAL behind its end was out of reach: the upstream has to send it again; what was there is kept in copies"
+            );
+        }
+        let tail = Tail::new(report.timeline, report.end);
+        let next = identity.segment_size.number(Lsn(report.end.0.saturating_sub(1))) + 1;
+        let current = Segment { number: identity.segment_size.number(report.end), timeline: report.timeline };
+        let log = Arc::new(Log {
+            recovery: report,
+            tail: ArcSwap::new(tail.clone()),
+            changes: Watermark::new(0),
+            change_count: AtomicU64::new(0),
+            failure: OnceLock::new(),
+            writer: Mutex::new(None),
+            held: Mutex::new(recovered.held.into_iter().map(|segment| (segment, Weak::new())).collect()),
+            unflushed: Mutex::new(VecDeque::new()),
+            ahead: Mutex::new(Ahead::new(tail.timeline, next, spares, recovered.ahead)),
+            histories: Mutex::new(std::mem::take(&mut listing.histories)),
+            state: Mutex::new(state),
+            metrics: LogMetrics::default(),
+            crossings: Mutex::default(),
+            #[cfg(test)]
+            faults: tests::Faults::default(),
+            dir,
+            identity,
+        });
+        let writer = Writer::start(log.clone(), tail, current, locked)?;
+        Ok((writer, log))
+    }
+
+    /// Whose WAL it is.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Where the files are.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What was found when it was opened.
+    #[must_use]
+    pub fn recovery(&self) -> &Recovery {
+        &self.recovery
+    }
+
+    /// The timeline being written, with its positions.
+    #[must_use]
+    pub fn tail(&self) -> Arc<Tail> {
+        self.tail.load_full()
+    }
+
+    /// Start of the oldest segment from which on none is missing.
+    #[must_use]
+    pub fn start(&self) -> Lsn {
+        self.held().oldest
+    }
+
+    /// Goes up with each timeline switch, and when the log fails: to be awaited beside a position, since neither moves then.
+    #[must_use]
+    pub fn changes(&self) -> &Watermark<u64> {
+        &self.changes
+    }
+
+    /// Why it works no more; `None` while it does.
+    #[must_use]
+    pub fn failure(&self) -> Option<&LogFailure> {
+        self.failure.get()
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn metrics(&self) -> &LogMetrics {
+        &self.metrics
+    }
+
+    /// How much is held.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        let size = self.identity.segment_size;
+        let current = self.tail.load().written.get();
+        let ahead = lock(&self.ahead).len();
+        let held = lock(&self.held);
+        let mut oldest = size.number(current);
+        for number in held.keys().rev().map(|segment| segment.number) {
+            if number + 1 < oldest {
+                break;
+            }
+            oldest = oldest.min(number);
+        }
+        let bytes = (held.len() + ahead) as u64 * size.bytes();
+        Held { segments: held.len(), bytes, oldest: size.start(oldest) }
+    }
+
+    /// Content of a timeline's history file; `None` if it is not held.
+    #[must_use]
+    pub fn history(&self, timeline: Timeline) -> Option<Arc<[u8]>> {
+        lock(&self.histories).get(&timeline).cloned()
+    }
+
+    /// Keeps a timeline's history file; durable before it returns. For the timeline that the log begins on and older ones: a
+    /// switch brings its own.
+    ///
+    /// # Errors
+    /// [`LogError`]: it makes no sense, another one is held for the timeline, or it cannot be written.
+    pub fn store_history(&self, timeline: Timeline, content: &[u8]) -> Result<(), LogError> {
+        let path = self.dir.join(timeline.history_name());
+        History::parse(timeline, content).map_err(|source| LogError::History { path: path.clone(), source })?;
+        let mut histories = lock(&self.histories);
+        match histories.get(&timeline) {
+            Some(held) if held[..] == *content => return Ok(()),
+            Some(_) => return Err(LogError::OtherHistory { timeline }),
+            None => {}
+        }
+        files::write_durably(&path, content)?;
+        histories.insert(timeline, content.into());
+        Ok(())
+    }
+
+    /// The highest term that was promised to.
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        lock(&self.state).term
+    }
+
+    /// Promises to a higher term; durable before it returns.
+    ///
+    /// # Errors
+    /// [`LogError::Term`] if it is not higher; [`LogError::Io`] if it cannot be written, and then the old one holds.
+    pub fn raise_term(&self, term: u64) -> Result<(), LogError> {
+        let mut state = lock(&self.state);
+        if term <= state.term {
+            return Err(LogError::Term { held: state.term, given: term });
+        }
+        let raised = State { term, ..*state };
+        raised.write(&self.dir)?;
+        *state = raised;
+        Ok(())
+    }
+
+    /// A reader that begins at `at` on `timeline`, which may have ended.
+    ///
+    /// # Errors
+    /// [`ReadError`], in PostgreSQL's words.
+    pub fn reader(self: &Arc<Self>, timeline: Timeline, at: Lsn) -> Result<Reader, ReadError> {
+        Reader::open(self.clone(), timeline, at)
+    }
+
+    /// Removes what nobody needs, as `retention` says; never the segment being written nor what is not flushed. Takes as long
+    /// as the file system does to remove files: not for threads that must not wait.
+    ///
+    /// # Errors
+    /// [`LogError::Io`]; what was removed before it stays removed.
+    pub fn retain(&self, retention: &Retention) -> Result<Removed, LogError> {
+        let size = self.identity.segment_size;
+        let current = size.number(self.tail.load().flushed.get());
+        let old: Vec<(Segment, bool)> = {
+            let mut held = lock(&self.held);
+            let segments: Vec<Segment> = held.keys().copied().collect();
+            let first = retention::first_to_keep(&segments, current, size, retention);
+            let stay = held.split_off(&Segment { number: first, timeline: Timeline(0) });
+            let old = std::mem::replace(&mut *held, stay);
+            // Whoever has it open reads on: such a file only loses its name.
+            old.into_iter().map(|(segment, file)| (segment, file.strong_count() == 0)).collect()
+        };
+        let mut removed = Removed::default();
+        for (segment, unread) in old {
+            let recycled = unread && self.recycle(segment)?;
+            if recycled {
+                removed.recycled += 1;
+                self.metrics.segments_recycled.fetch_add(1, Ordering::Relaxed);
+            } else {
+                self.remove(segment)?;
+                self.metrics.segments_removed.fetch_add(1, Ordering::Relaxed);
+            }
+            removed.segments.push(segment.name(size));
+        }
+        Ok(removed)
+    }
+
+    fn remove(&self, segment: Segment) -> Result<(), LogError> {
+        let path = self.path(segment);
+        match fs::remove_file(&path) {
+            // pg_archivecleanup may have been there.
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed("remove", &path)(error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn path(&self, segment: Segment) -> PathBuf {
+        self.dir.join(segment.name(self.identity.segment_size))
+    }
+
+    /// The history that ends with `timeline`.
+    fn parsed_history(&self, timeline: Timeline) -> History {
+        let content = self.history(timeline);
+        // It was parsed when it was taken in.
+        content.and_then(|content| History::parse(timeline, &content).ok()).unwrap_or_else(|| History::none(timeline))
+    }
+
+    /// The open file of a held segment; opened if nobody has it open.
+    fn file(&self, segment: Segment) -> Result<Option<Arc<File>>, LogError> {
+        let mut held = lock(&self.held);
+        let Some(slot) = held.get_mut(&segment) else { return Ok(None) };
+        if let Some(file) = slot.upgrade() {
+            return Ok(Some(file));
+        }
+        let path = self.path(segment);
+        match File::open(&path) {
+            Ok(file) => {
+                let file = Arc::new(file);
+                *slot = Arc::downgrade(&file);
+                Ok(Some(file))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed("open", &path)(error)),
+        }
+    }
+
+    /// Tells everyone who waits that something other than a position has changed.
+    fn changed(&self) {
+        self.changes.publish(self.change_count.fetch_add(1, Ordering::AcqRel) + 1);
+    }
+
+    fn fail(&self, failure: LogFailure) {
+        tracing::error!(%failure, "the log has stopped");
+        let _ = self.failure.set(failure);
+        self.changed();
+        if let Some(writer) = &*lock(&self.writer) {
+            writer.unpark();
+        }
+    }
+}
+
+fn take_lock(dir: &Path) -> Result<File, LogError> {
+    let path = dir.join(LOCK_FILE);
+    let file =
+        fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(failed("open", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => Err(LogError::Locked { dir: dir.into() }),
+        Err(fs::TryLockError::Error(error)) => Err(failed("lock", &path)(error)),
+    }
+}
+
+/// Compares the directory's identity with the expected one; gives it to an empty directory.
+fn claim(dir: &Path, identity: Identity) -> Result<State, LogError> {
+    let Some(state) = State::read(dir)? else {
+        if let Some(example) = recover::any_segment(dir)? {
+            return Err(LogError::NotALog { dir: dir.into(), example, state: STATE_FILE });
+        }
+        let state = State { identity, term: 0 };
+        state.write(dir)?;
+        return Ok(state);
+    };
+    let held = state.identity;
+    if held.system_id != identity.system_id {
+        return Err(LogError::OtherCluster { dir: dir.into(), held: held.system_id, given: identity.system_id });
+    }
+    if held.segment_size != identity.segment_size {
+        let (held, given) = (held.segment_size.bytes(), identity.segment_size.bytes());
+        return Err(LogError::OtherSegmentSize { dir: dir.into(), held, given });
+    }
+    Ok(state)
+}

@@ -1,0 +1,190 @@
+//! Readers: where the bytes of a position are, so that a sender can have the kernel send them.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use watermark::Lsn;
+
+use super::segment::PAGE;
+use super::{Log, ReadError, Segment, Timeline, lock};
+
+/// Up to where a reader may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Serve {
+    /// What is on the disk: nothing that a crash of this host could take back.
+    #[default]
+    Flushed,
+    /// What has arrived: one flush sooner, and safe only while the upstream lives.
+    Written,
+}
+
+/// Follows one timeline of the log's history from a position on. Holds one file open; nobody waits for it.
+#[derive(Debug)]
+pub struct Reader {
+    log: Arc<Log>,
+    timeline: Timeline,
+    position: Lsn,
+    /// Where the timeline has ended, and the next one.
+    ended: Option<(Lsn, Timeline)>,
+    file: Option<(Segment, Arc<File>)>,
+}
+
+/// What comes next.
+#[derive(Debug)]
+pub enum Next {
+    /// Bytes.
+    Chunk(Chunk),
+    /// The timeline ends at `at`, and everything before it has been read; it goes on with `next`.
+    EndOfTimeline {
+        /// The timeline that follows.
+        next: Timeline,
+        /// The switch point.
+        at: Lsn,
+    },
+    /// Nothing yet: await the position's next byte on the tail's mark, or [`Log::changes`].
+    CaughtUp,
+}
+
+/// Bytes in a file. They stay there while this exists.
+#[derive(Debug, Clone)]
+pub struct Chunk {
+    /// The segment's file.
+    pub file: Arc<File>,
+    /// Where in the file.
+    pub offset: u64,
+    /// How many; at least one.
+    pub len: usize,
+    /// Position of the first.
+    pub at: Lsn,
+    /// How far the log may be read now.
+    pub end_of_wal: Lsn,
+    path: PathBuf,
+}
+
+impl Chunk {
+    /// Appends the bytes to `buffer`.
+    ///
+    /// # Errors
+    /// [`ReadError::Io`]; the buffer is as it was.
+    pub fn read_into(&self, buffer: &mut Vec<u8>) -> Result<(), ReadError> {
+        let length = buffer.len();
+        buffer.resize(length + self.len, 0);
+        self.file.read_exact_at(&mut buffer[length..], self.offset).map_err(|source| {
+            buffer.truncate(length);
+            ReadError::Io { path: self.path.clone(), source }
+        })
+    }
+}
+
+impl Reader {
+    pub(super) fn open(log: Arc<Log>, timeline: Timeline, at: Lsn) -> Result<Reader, ReadError> {
+        let tail = log.tail();
+        let mut ended = None;
+        if tail.timeline == timeline {
+            // What has arrived is on its way to the disk: a moment later it can be had.
+            if at > tail.written.get() {
+                return Err(ReadError::AheadOfFlush { requested: at, flushed: tail.flushed.get() });
+            }
+        } else {
+            let history = log.parsed_history(tail.timeline);
+            let (left_at, next) = history.left(timeline).ok_or(ReadError::UnknownTimeline { timeline })?;
+            if at > left_at {
+                return Err(ReadError::NotInHistory { requested: at, timeline, forked_at: left_at });
+            }
+            ended = Some((left_at, next));
+        }
+        let mut reader = Reader { log, timeline, position: at, ended, file: None };
+        // Said now, not with the first chunk: a standby that hears it at once looks elsewhere.
+        let limit = reader.limit(Serve::Written);
+        if limit > at || reader.log.start() > at {
+            reader.open_file()?;
+        }
+        Ok(reader)
+    }
+
+    /// Position of the next byte.
+    #[must_use]
+    pub fn position(&self) -> Lsn {
+        self.position
+    }
+
+    /// The timeline that it follows.
+    #[must_use]
+    pub fn timeline(&self) -> Timeline {
+        self.timeline
+    }
+
+    /// The next bytes, at most `max` (but up to a page in any case), and all from one segment; what is longer ends with a page,
+    /// as a server's own sender does it. The position is then behind them.
+    ///
+    /// # Errors
+    /// [`ReadError::Removed`] if retention was faster; [`ReadError::Io`].
+    pub fn next(&mut self, serve: Serve, max: usize) -> Result<Next, ReadError> {
+        let limit = self.limit(serve);
+        if self.position >= limit {
+            return Ok(match self.ended {
+                Some((at, next)) => Next::EndOfTimeline { next, at },
+                None => Next::CaughtUp,
+            });
+        }
+        let size = self.log.identity().segment_size;
+        let offset = size.offset(self.position);
+        let max = (max as u64).max(PAGE);
+        let mut end = limit.0.min(self.position.0.saturating_add(max)).min(self.position.0 - offset + size.bytes());
+        if end < limit.0 && end - end % PAGE > self.position.0 {
+            end -= end % PAGE;
+        }
+        let (segment, file) = self.open_file()?;
+        let path = self.log.dir().join(segment.name(size));
+        let len = (end - self.position.0) as usize;
+        let chunk = Chunk { file, offset, len, at: self.position, end_of_wal: limit, path };
+        self.position = Lsn(end);
+        Ok(Next::Chunk(chunk))
+    }
+
+    /// Up to where may be read; learns that the timeline has ended.
+    fn limit(&mut self, serve: Serve) -> Lsn {
+        if self.ended.is_none() {
+            let tail = self.log.tail();
+            if tail.timeline == self.timeline {
+                return match serve {
+                    Serve::Flushed => tail.flushed.get(),
+                    Serve::Written => tail.written.get(),
+                };
+            }
+            self.ended = self.log.parsed_history(tail.timeline).left(self.timeline);
+        }
+        self.ended.map_or(self.position, |(at, _)| at)
+    }
+
+    fn open_file(&mut self) -> Result<(Segment, Arc<File>), ReadError> {
+        let size = self.log.identity().segment_size;
+        let number = size.number(self.position);
+        if let Some((segment, file)) = &self.file
+            && segment.number == number
+        {
+            return Ok((*segment, file.clone()));
+        }
+        self.file = None;
+        let removed = || ReadError::Removed { segment: Segment { number, timeline: self.timeline }.name(size) };
+        let segment = self.locate(number).ok_or_else(removed)?;
+        let file = self.log.file(segment)?.ok_or_else(removed)?;
+        self.file = Some((segment, file.clone()));
+        Ok((segment, file))
+    }
+
+    /// The file with segment `number` as this timeline has it: its own; where the timeline ends in the segment, also the
+    /// next one's, which begins with a copy; before it began, its ancestor's.
+    fn locate(&self, number: u64) -> Option<Segment> {
+        let log = &self.log;
+        let has = |segment: Segment| lock(&log.held).contains_key(&segment);
+        let history = log.parsed_history(self.timeline);
+        super::recover::locate(&history, number, &log.identity(), has).or_else(|| {
+            let (at, next) = self.ended?;
+            let copy = Segment { number, timeline: next };
+            (log.identity().segment_size.number(at) == number && has(copy)).then_some(copy)
+        })
+    }
+}

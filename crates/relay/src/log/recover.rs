@@ -1,0 +1,384 @@
+//! What a directory holds: the positions come from the WAL itself.
+//!
+//! The walk begins so far before the last segment that everything which might not have been flushed lies in it
+//! ([`MAX_UNFLUSHED`]), and follows page headers and checksums to the end of the last whole record. What is behind that is
+//! the rest of a write that a crash cut off, or what a recycled file held before: it is replaced by zeroes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use watermark::Lsn;
+
+use super::files::{self, failed};
+use super::history::MAX_HISTORY_BYTES;
+use super::segment::PAGE;
+use super::wal::{PAGE_BYTES, Stop, Walker, is_page};
+use super::{History, Identity, LogError, MAX_SPARES, MAX_UNFLUSHED, STATE_FILE, Segment, Start, Timeline};
+
+/// Files are read in pieces of this size.
+const PIECE: usize = 128 * PAGE_BYTES;
+
+/// What was found when the log was opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recovery {
+    /// The timeline that is written on.
+    pub timeline: Timeline,
+    /// Where the walk began.
+    pub walked_from: Lsn,
+    /// End of the last whole record: where writing goes on.
+    pub end: Lsn,
+    /// Whole records on the way.
+    pub records: u64,
+    /// Start of the last whole record.
+    pub last_record: Option<Lsn>,
+    /// Why it went no further; `None` if the files had ended.
+    pub stop: Option<Stop>,
+    /// Whether there was anything behind the end that had to go.
+    pub discarded: bool,
+    /// Copies of segments from which more had to go than the rest of one write: a power failure, or a damaged disk. The
+    /// upstream sends it again; if there is no upstream any more, this is what is left.
+    pub set_aside: Vec<String>,
+}
+
+/// A directory's contents, by kind.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    pub(super) segments: BTreeSet<Segment>,
+    pub(super) histories: BTreeMap<Timeline, Arc<[u8]>>,
+}
+
+pub(super) struct Recovered {
+    pub(super) report: Recovery,
+    /// Segments with WAL.
+    pub(super) held: BTreeSet<Segment>,
+    /// Files that are ready to be written, by number; of the report's timeline.
+    pub(super) ahead: BTreeMap<u64, Arc<File>>,
+}
+
+/// Reads the directory; removes what was not complete. The caller has its lock.
+pub(super) fn list(dir: &Path, identity: &Identity) -> Result<Listing, LogError> {
+    let mut listing = Listing::default();
+    for entry in fs::read_dir(dir).map_err(failed("list", dir))? {
+        let path = entry.map_err(failed("list", dir))?.path();
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        if name.ends_with(files::UNFINISHED) {
+            fs::remove_file(&path).map_err(failed("remove", &path))?;
+        } else if let Some(segment) = Segment::of_name(name, identity.segment_size) {
+            listing.segments.insert(segment);
+        } else if let Some(timeline) = Timeline::of_history_name(name) {
+            let content = read_history(&path)?;
+            listing.histories.insert(timeline, content);
+        }
+    }
+    Ok(listing)
+}
+
+/// The name of some segment in `dir`, of whatever size.
+pub(super) fn any_segment(dir: &Path) -> Result<Option<String>, LogError> {
+    for entry in fs::read_dir(dir).map_err(failed("list", dir))? {
+        let name = entry.map_err(failed("list", dir))?.file_name();
+        if let Some(name) = name.to_str().filter(|name| name.len() == 24 && name.bytes().all(|b| b.is_ascii_hexdigit()))
+        {
+            return Ok(Some(name.into()));
+        }
+    }
+    Ok(None)
+}
+
+fn read_history(path: &Path) -> Result<Arc<[u8]>, LogError> {
+    let length = fs::metadata(path).map_err(failed("look at", path))?.len();
+    if length > MAX_HISTORY_BYTES as u64 {
+        let source = super::HistoryError::TooLong { bytes: usize::try_from(length).unwrap_or(usize::MAX) };
+        return Err(LogError::History { path: path.into(), source });
+    }
+    Ok(fs::read(path).map_err(failed("read", path))?.into())
+}
+
+/// The file that has segment `number` of `timeline`'s history: its own, or the ancestor's that it was on then.
+pub(super) fn locate(
+    history: &History,
+    number: u64,
+    identity: &Identity,
+    has: impl Fn(Segment) -> bool,
+) -> Option<Segment> {
+    let size = identity.segment_size;
+    let timeline = history.timeline;
+    let own = Segment { number, timeline };
+    if has(own) {
+        return Some(own);
+    }
+    let (timeline, _) = history.newest_first().find(|(_, begin)| size.number(*begin) <= number)?;
+    Some(Segment { number, timeline }).filter(|segment| has(*segment))
+}
+
+/// Finds the end of WAL, makes everything before it durable and everything behind it zero.
+pub(super) fn recover(
+    dir: &Path,
+    identity: &Identity,
+    start: Option<Start>,
+    listing: &Listing,
+    spares: usize,
+) -> Result<Recovered, LogError> {
+    let size = identity.segment_size;
+    let Some(timeline) = listing.segments.iter().map(|segment| segment.timeline).max() else {
+        return fresh(dir, identity, start);
+    };
+    let history = match listing.histories.get(&timeline) {
+        Some(content) => History::parse(timeline, content)
+            .map_err(|source| LogError::History { path: dir.join(timeline.history_name()), source })?,
+        None => History::none(timeline),
+    };
+    let find = |number| locate(&history, number, identity, |segment| listing.segments.contains(&segment));
+    let open = |segment: Segment| open_segment(dir, segment, identity);
+
+    let numbers: BTreeSet<u64> = listing.segments.iter().map(|segment| segment.number).collect();
+    // The last segment that was written to: files ahead of it have zeroes, or pages of lower positions.
+    let mut last = None;
+    for number in numbers.iter().copied().rev() {
+        let Some(segment) = find(number) else { continue };
+        let page = read_first_page(dir, segment, identity)?;
+        if is_page(identity, size.start(number), &page) {
+            last = Some(number);
+            break;
+        }
+    }
+    let Some(last) = last else { return nothing_written(dir, identity, start, listing) };
+
+    // What is held without a hole.
+    let mut oldest = last;
+    while oldest > 0 && find(oldest - 1).is_some() {
+        oldest -= 1;
+    }
+    // No more than this is ever written ahead of the flushes: what is before was durable.
+    let durable_to = Lsn(size.start(last).0.saturating_sub(MAX_UNFLUSHED)).max(size.start(oldest));
+    let mut from = size.number(durable_to);
+    let mut walk = walk(identity, timeline, from, last, &find, &open)?;
+    if walk.walker.end().is_none() && from > oldest {
+        // One record is longer than all that was walked: begin before it.
+        from = oldest;
+        walk = self::walk(identity, timeline, from, last, &find, &open)?;
+    }
+    let begun = history.begin();
+    let end = walk.walker.end().unwrap_or(size.start(from));
+    // Up to where the timeline begins its first file is a copy that was made durable before it got its name.
+    let in_copy = begun > size.start(from) && walk.walker.end().is_some_and(|end| end < begun);
+    let stopped = Lsn(walk.walker.at().0 - if walk.stop.is_some() { PAGE } else { 0 });
+    if in_copy || stopped < durable_to.max(Lsn(begun.0 - begun.0 % PAGE)) {
+        let segment = find(size.number(stopped)).map_or_else(String::new, |segment| segment.name(size));
+        return Err(LogError::Damaged { dir: dir.into(), segment, valid_to: end, durable_to: durable_to.max(begun) });
+    }
+    let end = end.max(begun);
+
+    // What the padding behind a switch of segments has to be is known; what a crash left there is not.
+    for (index, from) in &walk.paddings {
+        let Some((segment, file)) = walk.files.get(*index) else { continue };
+        let (from, path) = (size.offset(*from), dir.join(segment.name(size)));
+        if !files::is_zero(file, from, size.bytes()).map_err(failed("read", &path))? {
+            files::zero_fill(file, from, size.bytes()).map_err(failed("write", &path))?;
+        }
+    }
+    // A process that was killed leaves bytes that no flush has reached.
+    for file in &walk.files {
+        file.1.sync_data().map_err(failed("flush", &dir.join(file.0.name(size))))?;
+    }
+    let current = size.number(end);
+    let mut discarded = false;
+    let mut set_aside = Vec::new();
+    let mut held: BTreeSet<Segment> =
+        listing.segments.iter().copied().filter(|s| s.number < current || s.timeline < timeline).collect();
+    let mut ahead = BTreeMap::new();
+    for segment in listing.segments.iter().copied().filter(|s| s.number >= current && s.timeline == timeline) {
+        let file = open(segment)?;
+        let path = dir.join(segment.name(size));
+        let keep = if segment.number == current { size.offset(end) } else { 0 };
+        if !files::is_zero(&file, keep, size.bytes()).map_err(failed("read", &path))? {
+            discarded = true;
+            if has_pages_after(&file, identity, segment, stopped).map_err(failed("read", &path))? {
+                set_aside.push(keep_a_copy(&path, end)?);
+            }
+            // Whoever finds these bytes again might take them for WAL that follows.
+            files::zero_fill(&file, keep, size.bytes()).map_err(failed("write", &path))?;
+            file.sync_all().map_err(failed("flush", &path))?;
+        }
+        if segment.number == current && keep > 0 {
+            held.insert(segment);
+        } else if segment.number <= current.saturating_add(spares as u64) {
+            ahead.insert(segment.number, Arc::new(file));
+        } else {
+            fs::remove_file(&path).map_err(failed("remove", &path))?;
+        }
+    }
+    let report = Recovery {
+        timeline,
+        walked_from: size.start(from),
+        end,
+        records: walk.walker.records(),
+        last_record: walk.walker.last_record(),
+        stop: walk.stop,
+        discarded,
+        set_aside,
+    };
+    Ok(Recovered { report, held, ahead })
+}
+
+/// Whether the segment has pages of its own positions behind the page at `stopped`: WAL that had been written, and that
+/// cannot be reached any more.
+fn has_pages_after(file: &File, identity: &Identity, segment: Segment, stopped: Lsn) -> io::Result<bool> {
+    let size = identity.segment_size;
+    let mut at = size.start(segment.number).max(Lsn(stopped.0.saturating_add(PAGE)));
+    let mut page = [0; PAGE_BYTES];
+    while size.number(at) == segment.number {
+        file.read_exact_at(&mut page, size.offset(at))?;
+        if is_page(identity, at, &page) {
+            return Ok(true);
+        }
+        at.0 += PAGE;
+    }
+    Ok(false)
+}
+
+/// Copies a segment that WAL behind `end` is about to be cleared from; returns the copy's name.
+fn keep_a_copy(path: &Path, end: Lsn) -> Result<String, LogError> {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".after-{:X}-{:X}", end.0 >> 32, end.0 as u32));
+    let copy = path.with_file_name(&name);
+    let unfinished = files::unfinished(&copy);
+    fs::copy(path, &unfinished).map_err(failed("copy", path))?;
+    files::open(&unfinished)?.sync_all().map_err(failed("flush", &unfinished))?;
+    files::rename_durably(&unfinished, &copy)?;
+    Ok(name.to_string_lossy().into_owned())
+}
+
+struct Walk {
+    walker: Walker,
+    stop: Option<Stop>,
+    files: Vec<(Segment, File)>,
+    /// Files that end with padding, by index, and where it begins.
+    paddings: Vec<(usize, Lsn)>,
+}
+
+fn walk(
+    identity: &Identity,
+    timeline: Timeline,
+    from: u64,
+    to: u64,
+    find: &impl Fn(u64) -> Option<Segment>,
+    open: &impl Fn(Segment) -> Result<File, LogError>,
+) -> Result<Walk, LogError> {
+    let size = identity.segment_size;
+    let mut walk = Walk {
+        walker: Walker::new(*identity, timeline, size.start(from)),
+        stop: None,
+        files: Vec::new(),
+        paddings: Vec::new(),
+    };
+    let mut buffer = vec![0; PIECE];
+    for number in from..=to {
+        let Some(segment) = find(number) else { break };
+        let file = open(segment)?;
+        let path = Path::new(&segment.name(size)).to_owned();
+        walk.files.push((segment, file));
+        let Some((_, file)) = walk.files.last() else { break };
+        let mut offset = 0;
+        while offset < size.bytes() {
+            file.read_exact_at(&mut buffer, offset).map_err(failed("read", &path))?;
+            for page in buffer.as_chunks::<PAGE_BYTES>().0 {
+                if let Err(stop) = walk.walker.page(page) {
+                    walk.stop = Some(stop);
+                    return Ok(walk);
+                }
+            }
+            offset += PIECE as u64;
+        }
+        if let Some(from) = walk.walker.padding() {
+            walk.paddings.push((walk.files.len() - 1, from));
+        }
+    }
+    Ok(walk)
+}
+
+/// An empty directory.
+fn fresh(dir: &Path, identity: &Identity, start: Option<Start>) -> Result<Recovered, LogError> {
+    let Some(start) = start else { return Err(LogError::Empty { dir: dir.into() }) };
+    if start.at == Lsn(0) || identity.segment_size.offset(start.at) != 0 {
+        return Err(LogError::BadStart { at: start.at });
+    }
+    let report = Recovery {
+        timeline: start.timeline,
+        walked_from: start.at,
+        end: start.at,
+        records: 0,
+        last_record: None,
+        stop: None,
+        discarded: false,
+        set_aside: Vec::new(),
+    };
+    Ok(Recovered { report, held: BTreeSet::new(), ahead: BTreeMap::new() })
+}
+
+/// Files, but no segment that begins as one: a log that was stopped before its first page was whole.
+fn nothing_written(
+    dir: &Path,
+    identity: &Identity,
+    start: Option<Start>,
+    listing: &Listing,
+) -> Result<Recovered, LogError> {
+    let size = identity.segment_size;
+    // More files than a new log makes ahead of time: there was WAL in them.
+    if let Some(segment) = listing.segments.iter().nth(MAX_SPARES + 1) {
+        let at = size.start(segment.number);
+        return Err(LogError::Damaged {
+            dir: dir.into(),
+            segment: segment.name(size),
+            valid_to: Lsn(0),
+            durable_to: at,
+        });
+    }
+    let recovered = fresh(dir, identity, start)?;
+    for segment in &listing.segments {
+        let path = dir.join(segment.name(size));
+        fs::remove_file(&path).map_err(failed("remove", &path))?;
+    }
+    files::sync_dir(dir)?;
+    Ok(recovered)
+}
+
+fn open_segment(dir: &Path, segment: Segment, identity: &Identity) -> Result<File, LogError> {
+    let size = identity.segment_size;
+    let path = dir.join(segment.name(size));
+    let file = files::open(&path)?;
+    let held = file.metadata().map_err(failed("look at", &path))?.len();
+    if held == size.bytes() { Ok(file) } else { Err(LogError::SegmentLength { path, held, expected: size.bytes() }) }
+}
+
+/// Zeroes, if the file is shorter.
+fn read_first_page(dir: &Path, segment: Segment, identity: &Identity) -> Result<[u8; PAGE_BYTES], LogError> {
+    let path = dir.join(segment.name(identity.segment_size));
+    let file = files::open(&path)?;
+    let mut page = [0; PAGE_BYTES];
+    match file.read_exact_at(&mut page, 0) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok([0; PAGE_BYTES]),
+        Err(error) => Err(failed("read", &path)(error)),
+        Ok(()) => Ok(page),
+    }
+}
+
+/// What a directory is, without opening it: `None` if it is empty or not there.
+///
+/// # Errors
+/// [`LogError`] if it cannot be read, or holds segments and no state file.
+pub fn identify(dir: &Path) -> Result<Option<Identity>, LogError> {
+    if let Some(state) = super::state::State::read(dir)? {
+        return Ok(Some(state.identity));
+    }
+    match any_segment(dir) {
+        Ok(Some(example)) => Err(LogError::NotALog { dir: dir.into(), example, state: STATE_FILE }),
+        Ok(None) => Ok(None),
+        Err(LogError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}

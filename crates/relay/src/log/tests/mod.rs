@@ -1,0 +1,95 @@
+//! The log as a whole, on real files and made-up WAL. Real WAL is in the end-to-end tests.
+
+#![allow(clippy::unwrap_used)]
+
+mod append;
+mod faults;
+mod kill;
+mod reading;
+mod recovery;
+mod synthetic;
+mod timelines;
+mod walking;
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use watermark::Lsn;
+
+use super::{Identity, Log, LogError, LogOptions, SegmentSize, Start, Timeline, Writer};
+use synthetic::Wal;
+
+/// What goes wrong when a test wants it to.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    pub(super) no_room: AtomicBool,
+    pub(super) no_flush: AtomicBool,
+}
+
+impl Faults {
+    pub(super) fn room(&self) -> io::Result<()> {
+        if self.no_room.load(Ordering::SeqCst) { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+    }
+
+    pub(super) fn sync(&self) -> io::Result<()> {
+        if self.no_flush.load(Ordering::SeqCst) { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
+    }
+}
+
+const MB: u64 = 1 << 20;
+/// Where the tests' logs begin: the fifth segment.
+const BEGIN: Lsn = Lsn(5 * MB);
+
+/// Small segments, so that tests cross many.
+fn identity() -> Identity {
+    Identity { system_id: 42, segment_size: SegmentSize::new(MB).unwrap() }
+}
+
+fn options(dir: &Path) -> LogOptions {
+    let start = Some(Start { timeline: Timeline(1), at: BEGIN });
+    LogOptions { dir: dir.into(), identity: identity(), start, spares: 2 }
+}
+
+fn open(dir: &Path) -> Result<(Writer, Arc<Log>), LogError> {
+    Log::open(options(dir))
+}
+
+/// Records of these lengths.
+fn wal(lengths: impl IntoIterator<Item = usize>) -> Wal {
+    let mut wal = Wal::new(identity(), 1, BEGIN);
+    for length in lengths {
+        wal.record(length);
+    }
+    wal
+}
+
+/// About three segments of records of many lengths.
+fn some_wal() -> Wal {
+    wal((0..700).map(|i| (i * 7919) % 9000))
+}
+
+/// Appends what is missing of `wal` up to `to`, from where the log says, in uneven pieces.
+fn feed(writer: &mut Writer, wal: &Wal, to: Lsn) {
+    let (_, mut at) = writer.resume();
+    let mut piece = 1;
+    while at < to {
+        let end = Lsn(to.0.min(at.0 + piece));
+        writer.append(at, wal.range(at, end)).unwrap();
+        at = end;
+        piece = (piece * 3) % 100_003;
+    }
+}
+
+/// What the files of timeline 1 hold from BEGIN on.
+fn held_bytes(dir: &Path, timeline: u32, from: Lsn, to: Lsn) -> Vec<u8> {
+    let size = identity().segment_size;
+    let mut bytes = Vec::new();
+    for number in size.number(from)..=size.number(Lsn(to.0 - 1)) {
+        let segment = super::Segment { number, timeline: Timeline(timeline) };
+        bytes.extend(std::fs::read(dir.join(segment.name(size))).unwrap());
+    }
+    let offset = size.offset(from) as usize;
+    bytes[offset..offset + (to.0 - from.0) as usize].to_vec()
+}

@@ -1,0 +1,360 @@
+//! Where WAL ends: page headers and record checksums, followed page by page. No I/O.
+//!
+//! Of PostgreSQL's format this needs what has not changed from 13 to 18 but for the magic number:
+//!
+//! - A page (8 kB) begins with a header: `magic u16, info u16, timeline u32, address u64, remaining u32`, padded to 24 bytes;
+//!   on the first page of a segment `system id u64, segment size u32, page size u32` follow. `remaining` says how much of a
+//!   record from the page before comes first.
+//! - A record begins at a multiple of 8 with a header of 24 bytes: `length u32, xid u32, previous u64, info u8, resource
+//!   manager u8, 2 unused, crc u32`. The CRC-32C covers what follows the header, then the header without the CRC.
+//!
+//! Integers are little-endian: the files of a big-endian server are refused at their first page.
+
+use watermark::Lsn;
+
+use super::segment::PAGE;
+use super::{Identity, Timeline};
+
+/// Bytes of a page.
+pub const PAGE_BYTES: usize = PAGE as usize;
+/// Bytes of a page's header; on the first page of a segment; of a record's header.
+const SHORT_HEADER: usize = 24;
+const LONG_HEADER: usize = 40;
+const RECORD_HEADER: usize = 24;
+/// Longer records are not written (`XLogRecordMaxSize`).
+const MAX_RECORD: u32 = 1020 << 20;
+
+/// Flags of a page: begins with the rest of a record; has the long header; begins instead of the rest of a record that a
+/// crash cut off. `BKP_REMOVABLE` (4) says nothing about validity.
+const FIRST_IS_CONTINUATION: u16 = 1;
+const HAS_LONG_HEADER: u16 = 2;
+const OVERWRITES_CONTINUATION: u16 = 8;
+const ALL_FLAGS: u16 = 15;
+
+/// Resource manager 0 (`RM_XLOG_ID`), info 0x40 in the high four bits: the rest of the segment is padding.
+const XLOG_MANAGER: u8 = 0;
+const XLOG_SWITCH: u8 = 0x40;
+
+/// Why the walk went no further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Stop {
+    /// The page's magic number is not one of PostgreSQL 13 and later.
+    #[error("no WAL page (magic {0:#06x})")]
+    Magic(u16),
+    /// A page that belongs elsewhere: what a recycled file held before.
+    #[error("the page is of position {0}")]
+    Address(Lsn),
+    /// Flags that do not exist, or a long header where there is none.
+    #[error("page flags {0:#06x} are impossible here")]
+    Flags(u16),
+    /// A timeline that has not begun, or had ended.
+    #[error("the page is of timeline {0}")]
+    Timeline(u32),
+    /// Another cluster's.
+    #[error("the page is of the cluster with system identifier {0}")]
+    SystemId(u64),
+    /// Segment or page size differ from what is expected.
+    #[error("the page says segments of {segment} and pages of {page} bytes")]
+    Sizes {
+        /// Bytes of a segment.
+        segment: u32,
+        /// Bytes of a page.
+        page: u32,
+    },
+    /// The page does not continue the record before it.
+    #[error("the page does not continue the record before it")]
+    Continuation,
+    /// No record: zeroes, or what cannot be a length.
+    #[error("no record (length {0})")]
+    Length(u32),
+    /// The record does not follow the one before it.
+    #[error("the record says that it follows the one at {0}")]
+    Previous(Lsn),
+    /// The record's bytes are not what was written.
+    #[error("wrong checksum")]
+    Checksum,
+}
+
+/// Follows WAL from a segment's start, page by page.
+#[derive(Debug, Clone)]
+pub struct Walker {
+    identity: Identity,
+    timeline: Timeline,
+    /// Start of the next page.
+    at: Lsn,
+    state: State,
+    /// Of the last page.
+    page_timeline: u32,
+    last: Option<Lsn>,
+    end: Option<Lsn>,
+    records: u64,
+}
+
+#[derive(Debug, Clone)]
+enum State {
+    /// At the first page: it may begin with the rest of a record whose start is not seen.
+    Start,
+    /// In the rest of that record: so many bytes are to come.
+    Skip(u32),
+    /// A record begins here.
+    Between,
+    Record(Record),
+    /// After a segment switch: all that follows, from here up to the segment's end, is padding.
+    Padding(Lsn),
+}
+
+#[derive(Debug, Clone)]
+struct Record {
+    start: Lsn,
+    total: u32,
+    got: u32,
+    header: [u8; RECORD_HEADER],
+    /// Of what follows the header, so far.
+    crc: u32,
+}
+
+impl Walker {
+    /// A walk that begins at `start`, the start of a segment, through the history that ends with `timeline`.
+    #[must_use]
+    pub fn new(identity: Identity, timeline: Timeline, start: Lsn) -> Walker {
+        debug_assert_eq!(identity.segment_size.offset(start), 0);
+        Walker {
+            identity,
+            timeline,
+            at: start,
+            state: State::Start,
+            page_timeline: 0,
+            last: None,
+            end: None,
+            records: 0,
+        }
+    }
+
+    /// Where the next page is.
+    #[must_use]
+    pub fn at(&self) -> Lsn {
+        self.at
+    }
+
+    /// End of the last whole record: where the next record would be written, headers aside. `None` before the first.
+    /// After a segment switch: the segment's end, since the padding is not in doubt.
+    #[must_use]
+    pub fn end(&self) -> Option<Lsn> {
+        self.end
+    }
+
+    /// Start of the last whole record.
+    #[must_use]
+    pub fn last_record(&self) -> Option<Lsn> {
+        self.last
+    }
+
+    /// Where the padding begins in which the next page is, if it is in one: zeroes up to the segment's end, which are not
+    /// looked at.
+    #[must_use]
+    pub fn padding(&self) -> Option<Lsn> {
+        match self.state {
+            State::Padding(from) => Some(from),
+            _ => None,
+        }
+    }
+
+    /// Whole records seen.
+    #[must_use]
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// Takes the next page.
+    ///
+    /// # Errors
+    /// [`Stop`]: WAL ends in this page, or before it. Another page must not be given then.
+    pub fn page(&mut self, page: &[u8; PAGE_BYTES]) -> Result<(), Stop> {
+        let at = self.at;
+        self.at = Lsn(at.0.saturating_add(PAGE));
+        if matches!(self.state, State::Padding(_)) {
+            if self.identity.segment_size.offset(at) != 0 {
+                return Ok(());
+            }
+            self.state = State::Between;
+        }
+        let mut offset = self.header(at, page)?;
+        while offset < PAGE_BYTES {
+            match &mut self.state {
+                State::Start => self.state = State::Between,
+                State::Padding(_) => return Ok(()),
+                State::Skip(remaining) => {
+                    let here = (*remaining as usize).min(PAGE_BYTES - offset);
+                    *remaining -= here as u32;
+                    offset += here;
+                    if *remaining == 0 {
+                        offset = offset.next_multiple_of(8);
+                        self.state = State::Between;
+                    }
+                }
+                State::Between => {
+                    let total = record_length(page, offset).ok_or_else(|| Stop::Length(u32_at(page, offset)))?;
+                    let start = Lsn(at.0 + offset as u64);
+                    self.state = State::Record(Record { start, total, got: 0, header: [0; RECORD_HEADER], crc: 0 });
+                }
+                State::Record(record) => {
+                    let here = ((record.total - record.got) as usize).min(PAGE_BYTES - offset);
+                    record.take(&page[offset..offset + here], self.last)?;
+                    offset += here;
+                    if record.got == record.total {
+                        let switch = record.finish()?;
+                        offset = offset.next_multiple_of(8);
+                        self.last = Some(record.start);
+                        self.records += 1;
+                        let end = Lsn(at.0 + offset as u64);
+                        let size = self.identity.segment_size;
+                        if switch && size.offset(end) != 0 {
+                            self.end = Some(Lsn(size.start_of(end).0 + size.bytes()));
+                            self.state = State::Padding(end);
+                        } else {
+                            self.end = Some(end);
+                            self.state = State::Between;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the page's header, and brings the state over the page's start. Returns the header's length.
+    fn header(&mut self, at: Lsn, page: &[u8; PAGE_BYTES]) -> Result<usize, Stop> {
+        let header = page_header(&self.identity, at, page)?;
+        // Pages before the switch point are of older timelines; numbers never go down.
+        if header.timeline < self.page_timeline || header.timeline > self.timeline.0 || header.timeline == 0 {
+            return Err(Stop::Timeline(header.timeline));
+        }
+        self.page_timeline = header.timeline;
+        let continues = header.continues();
+        let remaining = match &self.state {
+            State::Skip(remaining) => Some(*remaining),
+            State::Record(record) => Some(record.total - record.got),
+            State::Start | State::Between | State::Padding(_) => None,
+        };
+        match remaining {
+            // A server that crashed in the middle of a record goes on after what it had sent of it already.
+            Some(_) if header.flags & OVERWRITES_CONTINUATION != 0 => self.state = State::Between,
+            Some(remaining) if continues && remaining == header.remaining => {}
+            Some(_) => return Err(Stop::Continuation),
+            None if continues && matches!(self.state, State::Start) => {
+                if !(1..=MAX_RECORD).contains(&header.remaining) {
+                    return Err(Stop::Continuation);
+                }
+                self.state = State::Skip(header.remaining);
+            }
+            None if continues => return Err(Stop::Continuation),
+            None => {}
+        }
+        Ok(header.length)
+    }
+}
+
+impl Record {
+    fn take(&mut self, mut bytes: &[u8], last: Option<Lsn>) -> Result<(), Stop> {
+        let got = self.got as usize;
+        self.got += bytes.len() as u32;
+        if got < RECORD_HEADER {
+            let here = bytes.len().min(RECORD_HEADER - got);
+            self.header[got..got + here].copy_from_slice(&bytes[..here]);
+            bytes = &bytes[here..];
+            if got + here == RECORD_HEADER {
+                // What a recycled file held before does not follow what was written over it.
+                let previous = Lsn(u64_at(&self.header, 8));
+                if last.map_or(previous >= self.start, |last| previous != last) {
+                    return Err(Stop::Previous(previous));
+                }
+            }
+        }
+        self.crc = crc32c::crc32c_append(self.crc, bytes);
+        Ok(())
+    }
+
+    /// Whether it is a segment switch.
+    fn finish(&self) -> Result<bool, Stop> {
+        if crc32c::crc32c_append(self.crc, &self.header[..20]) != u32_at(&self.header, 20) {
+            return Err(Stop::Checksum);
+        }
+        Ok(self.header[17] == XLOG_MANAGER && self.header[16] & 0xf0 == XLOG_SWITCH)
+    }
+}
+
+/// A page's header.
+pub(super) struct PageHeader {
+    flags: u16,
+    timeline: u32,
+    /// Bytes to come of a record from the page before, if it continues one.
+    pub(super) remaining: u32,
+    /// Bytes of the header.
+    pub(super) length: usize,
+}
+
+impl PageHeader {
+    /// Whether it begins with the rest of a record.
+    pub(super) fn continues(&self) -> bool {
+        self.flags & FIRST_IS_CONTINUATION != 0
+    }
+}
+
+/// Length of the record that begins at `offset`, a multiple of 8; `None` if there is none.
+pub(super) fn record_length(page: &[u8; PAGE_BYTES], offset: usize) -> Option<u32> {
+    Some(u32_at(page, offset)).filter(|total| (RECORD_HEADER as u32..=MAX_RECORD).contains(total))
+}
+
+/// The header of the page at `at`, if it is one.
+pub(super) fn page_header(identity: &Identity, at: Lsn, page: &[u8; PAGE_BYTES]) -> Result<PageHeader, Stop> {
+    let magic = u16_at(page, 0);
+    // 13 has 0xD106, 18 has 0xD118; it rises with each format. Another format of pages or records would begin anew.
+    if !(0xD106..=0xD1FF).contains(&magic) {
+        return Err(Stop::Magic(magic));
+    }
+    let flags = u16_at(page, 2);
+    let address = Lsn(u64_at(page, 8));
+    if address != at {
+        return Err(Stop::Address(address));
+    }
+    let first = identity.segment_size.offset(at) == 0;
+    if flags & !ALL_FLAGS != 0 || (flags & HAS_LONG_HEADER != 0) != first {
+        return Err(Stop::Flags(flags));
+    }
+    if first {
+        let system_id = u64_at(page, 24);
+        if system_id != identity.system_id {
+            return Err(Stop::SystemId(system_id));
+        }
+        let (segment, page) = (u32_at(page, 32), u32_at(page, 36));
+        if u64::from(segment) != identity.segment_size.bytes() || u64::from(page) != PAGE {
+            return Err(Stop::Sizes { segment, page });
+        }
+    }
+    let length = if first { LONG_HEADER } else { SHORT_HEADER };
+    Ok(PageHeader { flags, timeline: u32_at(page, 4), remaining: u32_at(page, 16), length })
+}
+
+/// Whether this is the page at `at` of the cluster's WAL, by its header alone.
+#[must_use]
+pub(super) fn is_page(identity: &Identity, at: Lsn, page: &[u8; PAGE_BYTES]) -> bool {
+    page_header(identity, at, page).is_ok()
+}
+
+fn bytes_at<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(&bytes[offset..offset + N]);
+    array
+}
+
+fn u16_at(bytes: &[u8], offset: usize) -> u16 {
+    u16::from_le_bytes(bytes_at(bytes, offset))
+}
+
+fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+    u32::from_le_bytes(bytes_at(bytes, offset))
+}
+
+fn u64_at(bytes: &[u8], offset: usize) -> u64 {
+    u64::from_le_bytes(bytes_at(bytes, offset))
+}

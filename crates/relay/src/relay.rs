@@ -1,0 +1,235 @@
+//! A running relay: its threads and tasks, started and ended together.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use tracing::{info, warn};
+
+use crate::config::RelayConfig;
+use crate::downstream;
+use crate::error::StartError;
+use crate::log::{self, Log, LogError, LogFailure, LogMetrics, LogOptions, Retention, Writer};
+use crate::settings::Settings;
+use crate::shared::Shared;
+use crate::state::{SlotError, State};
+use crate::status::Status;
+use crate::upstream::{self, Control, SPARES};
+
+/// Time between two looks at what can be removed.
+const RETENTION: Duration = Duration::from_secs(5);
+/// Longest time for downstream tasks to say good-bye.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// A running relay.
+#[derive(Debug)]
+pub struct Relay {
+    shared: Arc<Shared>,
+    addresses: Vec<SocketAddr>,
+    /// The receiving thread, until it was joined.
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Relay {
+    /// Opens the log, if the directory has one, listens, and begins to follow the upstream. Downstreams are tasks of
+    /// `runtime`.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start(config: &RelayConfig, runtime: &Handle) -> Result<Relay, StartError> {
+        let settings = Settings::new(config)?;
+        let dir = &config.dir;
+        std::fs::create_dir_all(dir).map_err(|source| StartError::File {
+            tried: "create",
+            path: dir.clone(),
+            source,
+        })?;
+        let listeners = bind(&config.listen)?;
+        let addresses = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+        let opened = open(config)?;
+        // After the log: its lock is what keeps two relays out of one directory.
+        let state = State::open(dir)?;
+        let shared = Arc::new(Shared::new(dir.clone(), settings, Control::new(config.upstream.clone()), state));
+        let writer = opened.map(|(writer, log)| {
+            shared.set_log(log);
+            writer
+        });
+        let receiver = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("relay-receive".into())
+            .spawn(move || upstream::run(&receiver, writer))
+            .map_err(StartError::Thread)?;
+        let relay = Relay { shared, addresses, thread: Mutex::new(Some(thread)) };
+        let _context = runtime.enter();
+        for listener in listeners {
+            let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
+            let listener = TcpListener::from_std(listener).map_err(|source| StartError::Listen { address, source })?;
+            runtime.spawn(downstream::serve(listener, Arc::clone(&relay.shared)));
+        }
+        runtime.spawn(maintain(Arc::clone(&relay.shared)));
+        Ok(relay)
+    }
+
+    /// Where downstreams connect; port 0 resolved.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// How it stands.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        Status::of(&self.shared)
+    }
+
+    /// The log's own figures, once it is open.
+    pub fn log_metrics<T>(&self, look: impl FnOnce(&LogMetrics) -> T) -> Option<T> {
+        self.shared.log().map(|log| look(log.metrics()))
+    }
+
+    /// Why the log takes nothing more: the process should end, and be started again by somebody who has looked.
+    #[must_use]
+    pub fn failure(&self) -> Option<LogFailure> {
+        self.shared.log().and_then(|log| log.failure().cloned())
+    }
+
+    /// Whether it does its work; if not, why. An upstream that is away is no reason.
+    ///
+    /// # Errors
+    /// The log has failed, or the receiving thread has ended.
+    pub fn alive(&self) -> Result<(), String> {
+        if let Some(failure) = self.failure() {
+            return Err(failure.to_string());
+        }
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        match thread.as_ref() {
+            Some(thread) if !thread.is_finished() => Ok(()),
+            Some(_) => Err("the receiving thread has ended".into()),
+            None => Err("the relay has been stopped".into()),
+        }
+    }
+
+    /// Follows another upstream from now on, from where the log is. It must have that position in its history.
+    pub fn follow(&self, address: &str) {
+        if self.shared.control.address() != address {
+            info!(upstream = address, "following another upstream");
+        }
+        self.shared.control.follow(|config| config.address = address.into());
+    }
+
+    /// Has exactly these slots, apart from those in use: WAL is kept for each from where the log is now, or from where its
+    /// user was.
+    ///
+    /// # Errors
+    /// A name is no slot's, or the file beside the log cannot be written.
+    pub fn set_slots(&self, names: &[String]) -> Result<(), StartError> {
+        let failed = |error: SlotError| StartError::Config(error.text);
+        let state = &self.shared.state;
+        let old = state.slots();
+        for slot in old.iter().filter(|slot| !slot.active && !names.contains(&slot.name)) {
+            state.drop_slot(&slot.name, 0).map_err(failed)?;
+        }
+        let log = self.shared.log();
+        let now = log.map(|log| log.tail()).map(|tail| (tail.flushed.get(), tail.timeline.0));
+        for name in names.iter().filter(|name| !old.iter().any(|slot| slot.name == **name)) {
+            state.create(name, false, now, 0).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Takes over everything but `listen` and `dir`, which need a restart.
+    ///
+    /// # Errors
+    /// The new configuration cannot be used; the old one stays.
+    pub fn reload(&self, config: &RelayConfig) -> Result<(), StartError> {
+        let settings = Settings::new(config)?;
+        *self.shared.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
+        self.shared.control.follow(|current| *current = config.upstream.clone());
+        Ok(())
+    }
+
+    /// Ends everything; what was received is durable afterwards. Blocks for some seconds at most.
+    pub fn shutdown(&self) {
+        self.shared.control.stop();
+        self.shared.stopping.send_replace(true);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            warn!("the receiving thread panicked");
+        }
+        let end = std::time::Instant::now() + FAREWELL;
+        while self.shared.places.taken() > 0 && std::time::Instant::now() < end {
+            // Nothing tells when the last task has gone, and nothing depends on it.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if let Err(error) = self.shared.state.save() {
+            warn!(%error, "positions of slots were not saved");
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.shared.control.stop();
+        self.shared.stopping.send_replace(true);
+    }
+}
+
+/// None: the directory holds nothing yet, and where to begin must come from the upstream.
+fn open(config: &RelayConfig) -> Result<Option<(Writer, Arc<Log>)>, StartError> {
+    let failed = |source| StartError::Log { dir: config.dir.clone(), source };
+    let Some(identity) = log::identify(&config.dir).map_err(failed)? else { return Ok(None) };
+    match Log::open(LogOptions { dir: config.dir.clone(), identity, start: None, spares: SPARES }) {
+        Ok(opened) => Ok(Some(opened)),
+        Err(LogError::Empty { .. }) => Ok(None),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+fn bind(listen: &[String]) -> Result<Vec<std::net::TcpListener>, StartError> {
+    listen
+        .iter()
+        .map(|address| {
+            let bind = || -> std::io::Result<std::net::TcpListener> {
+                let listener = std::net::TcpListener::bind(address)?;
+                listener.set_nonblocking(true)?;
+                Ok(listener)
+            };
+            bind().map_err(|source| StartError::Listen { address: address.clone(), source })
+        })
+        .collect()
+}
+
+/// Removes WAL that nobody needs, and saves what slots need.
+async fn maintain(shared: Arc<Shared>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(RETENTION) => {}
+            () = shared.stopped() => return,
+        }
+        let shared = Arc::clone(&shared);
+        let done = tokio::task::spawn_blocking(move || {
+            if let Err(error) = shared.state.save() {
+                warn!(%error, "positions of slots were not saved");
+            }
+            let Some(log) = shared.log() else { return };
+            let settings = shared.settings();
+            let retention = Retention {
+                downstream: shared.needed(),
+                archived: None,
+                keep_bytes: settings.keep_bytes,
+                max_bytes: Some(settings.max_bytes),
+            };
+            match log.retain(&retention) {
+                Ok(removed) if removed.segments.is_empty() => {}
+                Ok(removed) => info!(segments = removed.segments.len(), "removed old segments"),
+                Err(error) => warn!(%error, "cannot remove old segments"),
+            }
+        });
+        if done.await.is_err() {
+            warn!("looking for segments to remove panicked");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The configuration, resolved.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use wire::scram::Verifier;
+
+use crate::config::{AuthMethod, RelayConfig, ServeUpTo, UserConfig};
+use crate::error::StartError;
+use crate::log::Serve;
+use crate::upstream;
+
+/// What downstream connections look things up in. Immutable; a reload makes a new one.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) auth: AuthMethod,
+    pub(crate) serve: Serve,
+    pub(crate) max_downstreams: usize,
+    pub(crate) login_timeout: Duration,
+    pub(crate) downstream_timeout: Duration,
+    pub(crate) hot_standby_feedback: bool,
+    pub(crate) keep_bytes: u64,
+    pub(crate) max_bytes: u64,
+    users: HashMap<String, Option<Verifier>>,
+}
+
+impl Settings {
+    /// Reads password files and computes verifiers.
+    pub(crate) fn new(config: &RelayConfig) -> Result<Settings, StartError> {
+        upstream::validate(&config.upstream).map_err(StartError::Config)?;
+        let mut users = HashMap::new();
+        for user in &config.users {
+            if users.insert(user.name.clone(), verifier(user)?).is_some() {
+                return Err(StartError::Config(format!("user {:?} of the relay is configured twice", user.name)));
+            }
+        }
+        Ok(Settings {
+            auth: config.auth,
+            serve: match config.serve {
+                ServeUpTo::Flushed => Serve::Flushed,
+                ServeUpTo::Written => Serve::Written,
+            },
+            max_downstreams: config.max_downstreams,
+            login_timeout: config.login_timeout,
+            downstream_timeout: config.downstream_timeout,
+            hot_standby_feedback: config.hot_standby_feedback,
+            keep_bytes: config.keep_bytes,
+            max_bytes: config.max_bytes,
+            users,
+        })
+    }
+
+    /// None: there is no such user. Some(None): it has nothing to prove itself with.
+    pub(crate) fn user(&self, name: &str) -> Option<Option<&Verifier>> {
+        self.users.get(name).map(Option::as_ref)
+    }
+
+    /// Nobody is listed: with `trust` every name may stream.
+    pub(crate) fn any_user(&self) -> bool {
+        self.users.is_empty()
+    }
+}
+
+fn verifier(user: &UserConfig) -> Result<Option<Verifier>, StartError> {
+    let given = [user.password.is_some(), user.password_file.is_some(), user.verifier.is_some()];
+    if given.iter().filter(|given| **given).count() > 1 {
+        return Err(StartError::Config(format!(
+            "user {:?} of the relay: give at most one of password, password_file and verifier",
+            user.name
+        )));
+    }
+    let of = |what: &str, error: wire::scram::Error| {
+        StartError::Config(format!("user {:?} of the relay: {what}: {error}", user.name))
+    };
+    if let Some(text) = &user.verifier {
+        return Verifier::parse(text).map(Some).map_err(|error| of("verifier", error));
+    }
+    let password = match (&user.password, &user.password_file) {
+        (Some(password), _) => password.clone(),
+        (None, Some(path)) => {
+            let text = std::fs::read_to_string(path).map_err(|source| StartError::File {
+                tried: "read",
+                path: path.clone(),
+                source,
+            })?;
+            text.lines().next().unwrap_or_default().to_owned()
+        }
+        (None, None) => return Ok(None),
+    };
+    Verifier::from_password(&password).map(Some).map_err(|error| of("password", error))
+}

@@ -1,0 +1,242 @@
+//! What the parts of one relay share.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::Instant;
+
+use tokio::sync::watch;
+use watermark::Lsn;
+
+use crate::downstream::Places;
+use crate::log::Log;
+use crate::settings::Settings;
+use crate::state::State;
+use crate::upstream::Control;
+
+pub(crate) use crate::state::Greeting;
+
+/// Everything that more than one thread of a relay looks at.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) dir: PathBuf,
+    pub(crate) settings: RwLock<Arc<Settings>>,
+    pub(crate) control: Control,
+    pub(crate) state: State,
+    pub(crate) metrics: Metrics,
+    pub(crate) places: Places,
+    /// True once everything is to end.
+    pub(crate) stopping: watch::Sender<bool>,
+    /// Random, so that unknown users look like known ones.
+    pub(crate) secret: [u8; 32],
+    /// Set once the log is open, which on an empty directory the upstream has to allow.
+    log: OnceLock<Arc<Log>>,
+    upstream: Mutex<UpstreamState>,
+    downstreams: Mutex<HashMap<u32, Arc<Progress>>>,
+    next_downstream: AtomicU32,
+}
+
+/// How it stands with the upstream.
+#[derive(Debug, Clone)]
+pub(crate) struct UpstreamState {
+    /// `streaming`, or what stands in the way.
+    pub(crate) state: String,
+    /// Whether somebody has to look.
+    pub(crate) alarm: bool,
+    pub(crate) since: Instant,
+}
+
+/// Counts that only grow, unless it says otherwise.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    /// Bytes of WAL from the upstream, also those that were held already.
+    pub(crate) received_bytes: AtomicU64,
+    /// Reports sent to the upstream.
+    pub(crate) acknowledgements: AtomicU64,
+    /// Times the connection to the upstream ended.
+    pub(crate) disconnects: AtomicU64,
+    /// The furthest end of the upstream's log that was heard of. A position.
+    pub(crate) upstream_end: AtomicU64,
+    /// Bytes of WAL to downstreams.
+    pub(crate) sent_bytes: AtomicU64,
+    /// Connections accepted.
+    pub(crate) accepted: AtomicU64,
+    /// Connections refused: too many, no login, not the protocol.
+    pub(crate) refused: AtomicU64,
+}
+
+/// One downstream connection that streams.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    /// Unique while the process lives.
+    pub(crate) id: u32,
+    pub(crate) application_name: String,
+    pub(crate) peer: String,
+    pub(crate) slot: Option<String>,
+    pub(crate) timeline: AtomicU32,
+    /// Sent; written, flushed and applied by its own report. Positions.
+    pub(crate) sent: AtomicU64,
+    pub(crate) written: AtomicU64,
+    pub(crate) flushed: AtomicU64,
+    pub(crate) applied: AtomicU64,
+    /// Before its first report: where it started.
+    pub(crate) started: u64,
+    pub(crate) feedback: Mutex<Feedback>,
+}
+
+impl Progress {
+    /// What must be kept for it.
+    pub(crate) fn needs(&self) -> Lsn {
+        Lsn(match self.flushed.load(Ordering::Relaxed) {
+            0 => self.started,
+            flushed => flushed,
+        })
+    }
+}
+
+/// The oldest transactions that readers of standbys need; id and epoch, id 0 is none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Feedback {
+    pub(crate) xmin: (u32, u32),
+    pub(crate) catalog_xmin: (u32, u32),
+}
+
+impl Feedback {
+    /// The older of both, each for itself.
+    fn and(self, other: Feedback) -> Feedback {
+        let older = |a: (u32, u32), b: (u32, u32)| match (a.0, b.0) {
+            (0, _) => b,
+            (_, 0) => a,
+            _ => std::cmp::min_by_key(a, b, |(xid, epoch)| u64::from(*epoch) << 32 | u64::from(*xid)),
+        };
+        Feedback { xmin: older(self.xmin, other.xmin), catalog_xmin: older(self.catalog_xmin, other.catalog_xmin) }
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(dir: PathBuf, settings: Settings, control: Control, state: State) -> Shared {
+        let mut secret = [0; 32];
+        // Without random bytes SCRAM itself will refuse; the mock's salt need not be good.
+        let _ = getrandom::fill(&mut secret);
+        Shared {
+            dir,
+            settings: RwLock::new(Arc::new(settings)),
+            control,
+            state,
+            metrics: Metrics::default(),
+            places: Places::default(),
+            stopping: watch::Sender::new(false),
+            secret,
+            log: OnceLock::new(),
+            upstream: Mutex::new(UpstreamState {
+                state: "not connected yet".into(),
+                alarm: false,
+                since: Instant::now(),
+            }),
+            downstreams: Mutex::default(),
+            next_downstream: AtomicU32::new(1),
+        }
+    }
+
+    pub(crate) fn settings(&self) -> Arc<Settings> {
+        Arc::clone(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns once everything is to end.
+    pub(crate) async fn stopped(&self) {
+        // The sender is in here: it does not go away.
+        let _ = self.stopping.subscribe().wait_for(|stop| *stop).await;
+    }
+
+    /// The log, once it is open.
+    pub(crate) fn log(&self) -> Option<Arc<Log>> {
+        self.log.get().cloned()
+    }
+
+    pub(crate) fn set_log(&self, log: Arc<Log>) {
+        // A second one cannot be: the directory is locked.
+        let _ = self.log.set(log);
+    }
+
+    pub(crate) fn upstream_is(&self, state: &str, alarm: bool) {
+        let mut upstream = self.upstream.lock().unwrap_or_else(PoisonError::into_inner);
+        if upstream.state != state || upstream.alarm != alarm {
+            *upstream = UpstreamState { state: state.into(), alarm, since: Instant::now() };
+        }
+    }
+
+    pub(crate) fn upstream(&self) -> UpstreamState {
+        self.upstream.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn new_id(&self) -> u32 {
+        self.next_downstream.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn enter(&self, progress: Arc<Progress>) {
+        self.downstreams.lock().unwrap_or_else(PoisonError::into_inner).insert(progress.id, progress);
+    }
+
+    pub(crate) fn leave(&self, id: u32) {
+        self.downstreams.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+    }
+
+    /// All that stream, by id.
+    pub(crate) fn downstreams(&self) -> Vec<Arc<Progress>> {
+        let downstreams = self.downstreams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = downstreams.values().cloned().collect();
+        all.sort_by_key(|progress| progress.id);
+        all
+    }
+
+    /// What the upstream is to be told about readers of standbys.
+    pub(crate) fn feedback(&self) -> Feedback {
+        if !self.settings().hot_standby_feedback {
+            return Feedback::default();
+        }
+        let each = self.downstreams();
+        let each = each.iter().map(|progress| *progress.feedback.lock().unwrap_or_else(PoisonError::into_inner));
+        each.fold(Feedback::default(), Feedback::and)
+    }
+
+    /// The oldest position that a downstream or a slot needs; None if there is neither.
+    pub(crate) fn needed(&self) -> Option<Lsn> {
+        let streaming = self.downstreams().iter().map(|progress| progress.needs()).min();
+        [streaming, self.state.oldest()].into_iter().flatten().min()
+    }
+}
+
+/// Major version of `server_version`; 0 if it is unknown.
+pub(crate) fn major(version: &str) -> u32 {
+    let digits = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
+    version[..digits].parse().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn majors() {
+        for (version, expected) in
+            [("15.8 (Debian 15.8-0+deb12u1)", 15), ("18beta1", 18), ("9.6", 9), ("", 0), ("devel", 0)]
+        {
+            assert_eq!(major(version), expected, "{version}");
+        }
+    }
+
+    #[test]
+    fn the_oldest_transaction_wins_and_none_is_none() {
+        let of = |xmin, catalog_xmin| Feedback { xmin, catalog_xmin };
+        for (a, b, expected) in [
+            (of((0, 0), (0, 0)), of((0, 0), (0, 0)), of((0, 0), (0, 0))),
+            (of((7, 0), (0, 0)), of((0, 0), (9, 1)), of((7, 0), (9, 1))),
+            (of((7, 1), (0, 0)), of((4_000_000_000, 0), (0, 0)), of((4_000_000_000, 0), (0, 0))),
+            (of((7, 1), (3, 0)), of((6, 1), (4, 0)), of((6, 1), (3, 0))),
+        ] {
+            assert_eq!(a.and(b), expected);
+            assert_eq!(b.and(a), expected);
+        }
+    }
+}

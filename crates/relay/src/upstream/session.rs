@@ -1,0 +1,323 @@
+//! A replication connection to a server: logging in, asking, streaming. Blocking; every wait is bounded by the socket's
+//! time-outs.
+
+use std::io::{ErrorKind, Read, Write};
+use std::time::Duration;
+
+use wire::payload::{self, Authentication};
+use wire::replication::{Event, MAX_CONTROL, Rows, TimelineEnd, WalStream};
+use wire::scram::{Client as Scram, Credential, MECHANISM};
+use wire::{Frame, HEADER, message};
+
+use crate::error::UpstreamError;
+use crate::socket::Socket;
+
+/// Bytes read at most at once.
+const READ: usize = 1 << 20;
+/// Longest answer to a command, in bytes: a timeline's history may have very many lines.
+const MAX_ANSWER: usize = 4 << 20;
+/// Longest time to connect, and for any one step of a login or a command.
+const STEP: Duration = Duration::from_secs(10);
+
+/// With what to log in.
+pub(crate) struct Login<'a> {
+    pub(crate) user: &'a str,
+    pub(crate) password: Option<&'a str>,
+    pub(crate) application_name: &'a str,
+}
+
+/// A connection that is logged in.
+pub(crate) struct Session {
+    socket: Socket,
+    buffer: Vec<u8>,
+    /// Bytes of the buffer that were read and not used yet.
+    unread: std::ops::Range<usize>,
+    stream: WalStream,
+    server_version: String,
+}
+
+/// What `START_REPLICATION` came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Started {
+    /// WAL follows.
+    Streaming,
+    /// The timeline ended where streaming was to start.
+    Ended(TimelineEnd),
+}
+
+/// What one read of a stream had to say beyond WAL.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Heard {
+    /// The server wants an answer at once.
+    pub(crate) reply: bool,
+    /// The furthest end of the server's log that it named.
+    pub(crate) end: u64,
+    /// The timeline has ended: no more WAL comes.
+    pub(crate) done: bool,
+}
+
+impl Session {
+    /// Connects and logs in.
+    pub(crate) fn open(address: &str, login: &Login<'_>) -> Result<Session, UpstreamError> {
+        let connect = |source| UpstreamError::Connect { address: address.into(), source };
+        let socket = Socket::connect(address, STEP).map_err(connect)?;
+        socket.set_timeouts(STEP, STEP).map_err(connect)?;
+        let mut session = Session {
+            socket,
+            buffer: vec![0; 64 << 10],
+            unread: 0..0,
+            stream: WalStream::default(),
+            server_version: String::new(),
+        };
+        session.log_in(login)?;
+        Ok(session)
+    }
+
+    /// As the server reported it: `15.8 (Debian …)`.
+    pub(crate) fn server_version(&self) -> &str {
+        &self.server_version
+    }
+
+    /// A second handle of the connection: to write by, or to end it by.
+    pub(crate) fn socket(&self) -> Result<Socket, UpstreamError> {
+        Ok(self.socket.try_clone()?)
+    }
+
+    fn log_in(&mut self, login: &Login<'_>) -> Result<(), UpstreamError> {
+        self.send(|out| {
+            message::startup(
+                out,
+                &[
+                    ("user", login.user),
+                    ("database", "replication"),
+                    ("replication", "true"),
+                    ("application_name", login.application_name),
+                ],
+            );
+        })?;
+        let mut scram: Option<Scram> = None;
+        loop {
+            let (tag, data) = self.message("the login")?;
+            match tag {
+                b'R' => match payload::authentication(&data).ok_or_else(|| protocol("authentication"))? {
+                    Authentication::Ok => {}
+                    Authentication::Cleartext => {
+                        let password = password(login)?;
+                        self.send(|out| message::password(out, password))?;
+                    }
+                    Authentication::Sasl(list) if payload::has_mechanism(list, MECHANISM.as_bytes()) => {
+                        let client = Scram::new(Credential::password(password(login)?))?;
+                        let first = client.first();
+                        self.send(|out| message::sasl_initial(out, MECHANISM, &first))?;
+                        scram = Some(client);
+                    }
+                    Authentication::SaslContinue(challenge) => {
+                        let client = scram.as_mut().ok_or_else(|| protocol("SASL out of order"))?;
+                        let answer = client.final_(challenge)?;
+                        self.send(|out| message::sasl_response(out, &answer))?;
+                    }
+                    Authentication::SaslFinal(proof) => {
+                        scram.as_mut().ok_or_else(|| protocol("SASL out of order"))?.verify(proof)?;
+                    }
+                    Authentication::Sasl(_) | Authentication::Md5(_) | Authentication::Other(_) => {
+                        return Err(UpstreamError::Method);
+                    }
+                },
+                b'S' => {
+                    if let Some((b"server_version", value)) = payload::parameter_status(&data) {
+                        self.server_version = String::from_utf8_lossy(value).into_owned();
+                    }
+                }
+                b'Z' => return Ok(()),
+                _ => {}
+            }
+        }
+    }
+
+    /// Runs a command; the rows that it gave.
+    pub(crate) fn ask(&mut self, command: &str) -> Result<Vec<Rows>, UpstreamError> {
+        self.send(|out| message::query(out, command))?;
+        self.rows(command)
+    }
+
+    /// The rows up to `ReadyForQuery`.
+    fn rows(&mut self, command: &str) -> Result<Vec<Rows>, UpstreamError> {
+        let (mut rows, mut refused) = (Vec::new(), None);
+        loop {
+            match self.reply()? {
+                (b'D', data) => rows.push(Rows::read(&data).ok_or_else(|| protocol("a row"))?),
+                (b'E', data) => refused = Some(refusal(command, &data)),
+                (b'Z', _) => return refused.map_or(Ok(rows), Err),
+                _ => {}
+            }
+            if rows.len() > 16 {
+                return Err(protocol("more rows than the command gives"));
+            }
+        }
+    }
+
+    /// Runs `START_REPLICATION`.
+    pub(crate) fn start(&mut self, command: &str) -> Result<Started, UpstreamError> {
+        self.send(|out| message::query(out, command))?;
+        let mut end = None;
+        loop {
+            match self.reply()? {
+                (b'W', _) => {
+                    self.stream = WalStream::default();
+                    self.buffer.resize(READ, 0);
+                    return Ok(Started::Streaming);
+                }
+                (b'D', data) => {
+                    end = Some(Rows::read(&data).and_then(|row| row.timeline_end()).ok_or_else(|| protocol("a row"))?);
+                }
+                (b'E', data) => {
+                    let error = refusal(command, &data);
+                    self.until_ready()?;
+                    return Err(error);
+                }
+                (b'Z', _) => {
+                    return end.map(Started::Ended).ok_or_else(|| protocol("no stream and no end of a timeline"));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Reads from the stream, once, as much as there is, and gives the WAL of it as one piece: where it starts, and the bytes.
+    pub(crate) fn receive(&mut self, wal: &mut Vec<u8>) -> Result<(Heard, Option<u64>), UpstreamError> {
+        wal.clear();
+        let (mut heard, mut start) = (Heard::default(), None);
+        let mut progress = false;
+        // What came with the answer to the command is looked at before anything is waited for.
+        while !progress {
+            while let Some((event, used)) = self
+                .stream
+                .next(&self.buffer[self.unread.clone()])
+                .map_err(|error| UpstreamError::Protocol(error.to_string()))?
+            {
+                progress = true;
+                self.unread.start += used;
+                match event {
+                    Event::Wal { at, data } => {
+                        let from = *start.get_or_insert(at);
+                        if from + wal.len() as u64 != at {
+                            return Err(protocol("WAL that does not follow what was sent before it"));
+                        }
+                        wal.extend_from_slice(data);
+                    }
+                    Event::Keepalive { end, reply } => {
+                        heard.end = heard.end.max(end);
+                        heard.reply |= reply;
+                    }
+                    Event::Done => {
+                        heard.done = true;
+                        return Ok((heard, start));
+                    }
+                    Event::Message { tag: b'E', payload } => return Err(refusal("streaming", payload)),
+                    // CommandComplete in the middle of a copy: the server stops.
+                    Event::Message { tag: b'C', .. } => return Err(UpstreamError::ShuttingDown),
+                    Event::Message { .. } => {}
+                }
+            }
+            if !progress {
+                self.fill()?;
+            }
+        }
+        Ok((heard, start))
+    }
+
+    /// After the server's end of a copy: ends it from this side too, and reads which timeline comes next.
+    pub(crate) fn finish_timeline(&mut self) -> Result<TimelineEnd, UpstreamError> {
+        self.send(|out| message::empty(out, b'c'))?;
+        let rows = self.rows("the end of a timeline")?;
+        rows.first()
+            .and_then(Rows::timeline_end)
+            .ok_or_else(|| protocol("the stream ended without naming the next timeline"))
+    }
+
+    /// Sets how long a read of the stream may wait.
+    pub(crate) fn set_patience(&self, read: Duration, write: Duration) -> Result<(), UpstreamError> {
+        Ok(self.socket.set_timeouts(read, write)?)
+    }
+
+    fn until_ready(&mut self) -> Result<(), UpstreamError> {
+        while self.reply()?.0 != b'Z' {}
+        Ok(())
+    }
+
+    fn send(&mut self, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), UpstreamError> {
+        let mut out = Vec::new();
+        fill(&mut out);
+        Ok(self.socket.write_all(&out)?)
+    }
+
+    /// The next message; an error of the server ends the wait.
+    fn message(&mut self, doing: &str) -> Result<(u8, Vec<u8>), UpstreamError> {
+        match self.reply()? {
+            (b'E', data) => Err(refusal(doing, &data)),
+            other => Ok(other),
+        }
+    }
+
+    /// The next message, whatever it is.
+    fn reply(&mut self) -> Result<(u8, Vec<u8>), UpstreamError> {
+        loop {
+            let bytes = &self.buffer[self.unread.clone()];
+            if let Some(frame) = Frame::read(bytes).map_err(|error| UpstreamError::Protocol(error.to_string()))? {
+                if frame.payload > MAX_ANSWER {
+                    return Err(protocol("an answer of more than 4 MiB"));
+                }
+                if let Some(data) = bytes.get(HEADER..frame.total()) {
+                    let data = data.to_vec();
+                    self.unread.start += frame.total();
+                    return Ok((frame.tag, data));
+                }
+                if self.buffer.len() < frame.total() {
+                    self.buffer.resize(frame.total(), 0);
+                }
+            }
+            self.fill()?;
+        }
+    }
+
+    /// Reads once, behind what is unread.
+    fn fill(&mut self) -> Result<(), UpstreamError> {
+        if self.unread.start > 0 {
+            self.buffer.copy_within(self.unread.clone(), 0);
+            self.unread = 0..self.unread.len();
+        }
+        if self.unread.end == self.buffer.len() {
+            // Only an unfinished control message can fill it.
+            self.buffer.resize(self.buffer.len() + MAX_CONTROL, 0);
+        }
+        loop {
+            match self.socket.read(&mut self.buffer[self.unread.end..]) {
+                Ok(0) => return Err(UpstreamError::Closed),
+                Ok(n) => {
+                    self.unread.end += n;
+                    return Ok(());
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(UpstreamError::Io(error)),
+            }
+        }
+    }
+}
+
+fn protocol(what: &str) -> UpstreamError {
+    UpstreamError::Protocol(format!("unexpected {what}"))
+}
+
+fn password<'a>(login: &Login<'a>) -> Result<&'a str, UpstreamError> {
+    login.password.ok_or_else(|| UpstreamError::NoPassword { user: login.user.into() })
+}
+
+/// An `ErrorResponse` as an error.
+fn refusal(doing: &str, data: &[u8]) -> UpstreamError {
+    let field = |kind| payload::error_field(data, kind).map(String::from_utf8_lossy).unwrap_or_default().into_owned();
+    let (mut text, detail) = (field(b'M'), field(b'D'));
+    if !detail.is_empty() {
+        text = format!("{text} ({detail})");
+    }
+    UpstreamError::Refused { doing: doing.into(), code: field(b'C'), text }
+}

@@ -1,0 +1,291 @@
+//! The replication grammar, as far as physical replication uses it.
+
+use super::read_position;
+
+/// Longest command that is read, in bytes. Real ones are below 200.
+pub const MAX_COMMAND: usize = 4096;
+/// Most tokens of a command.
+const MAX_TOKENS: usize = 64;
+/// Longest identifier, as PostgreSQL's `NAMEDATALEN` less one.
+const MAX_NAME: usize = 63;
+
+/// What a client of a replication connection asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// `IDENTIFY_SYSTEM`.
+    IdentifySystem,
+    /// `SHOW name`; the name in lower case.
+    Show(String),
+    /// `TIMELINE_HISTORY n`.
+    TimelineHistory(u32),
+    /// `CREATE_REPLICATION_SLOT name [TEMPORARY] PHYSICAL [RESERVE_WAL]`.
+    CreateSlot {
+        /// As given; not checked to be a slot's name, see [`is_slot_name`].
+        name: String,
+        /// Whether it ends with the connection.
+        temporary: bool,
+        /// Whether WAL is kept for it from now on, rather than from the first use on.
+        reserve: bool,
+    },
+    /// `READ_REPLICATION_SLOT name` (15 and later).
+    ReadSlot(String),
+    /// `DROP_REPLICATION_SLOT name [WAIT]`.
+    DropSlot {
+        /// The slot.
+        name: String,
+        /// Whether to wait until nobody uses it.
+        wait: bool,
+    },
+    /// `START_REPLICATION [SLOT name] [PHYSICAL] X/X [TIMELINE n]`.
+    Start {
+        /// The slot that is used.
+        slot: Option<String>,
+        /// Where to start.
+        at: u64,
+        /// Timeline of that position; the server's own if not given.
+        timeline: Option<u32>,
+    },
+    /// Known, and not part of physical streaming: its first word in capitals, such as `BASE_BACKUP`, or `LOGICAL`.
+    Other(&'static str),
+}
+
+/// Why a text is no command.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    /// Longer than [`MAX_COMMAND`] or of too many words.
+    #[error("replication command too long: {0} bytes, expected at most {MAX_COMMAND}")]
+    TooLong(usize),
+    /// The first word is none of the grammar: SQL, or nothing.
+    #[error("cannot execute SQL commands in WAL sender for physical replication")]
+    Sql,
+    /// It begins as a command and does not go on as one.
+    #[error("syntax error in {command}: {what}")]
+    Syntax {
+        /// The command's first word.
+        command: &'static str,
+        /// What was expected.
+        what: &'static str,
+    },
+}
+
+/// Whether PostgreSQL would take this as the name of a slot: 1 to 63 of lower-case letters, digits and underscores.
+#[must_use]
+pub fn is_slot_name(name: &str) -> bool {
+    (1..=MAX_NAME).contains(&name.len())
+        && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Token {
+    /// As written, and whether it stood in double quotes.
+    Word(String, bool),
+    Text,
+    Sign(char),
+}
+
+impl Token {
+    fn is(&self, keyword: &str) -> bool {
+        matches!(self, Token::Word(word, false) if word.eq_ignore_ascii_case(keyword))
+    }
+}
+
+const COMMANDS: [&str; 11] = [
+    "IDENTIFY_SYSTEM",
+    "SHOW",
+    "TIMELINE_HISTORY",
+    "CREATE_REPLICATION_SLOT",
+    "READ_REPLICATION_SLOT",
+    "DROP_REPLICATION_SLOT",
+    "START_REPLICATION",
+    "BASE_BACKUP",
+    "ALTER_REPLICATION_SLOT",
+    "UPLOAD_MANIFEST",
+    "LOGICAL",
+];
+
+impl Command {
+    /// Reads a command; a semicolon at its end is allowed.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn parse(text: &str) -> Result<Command, CommandError> {
+        if text.len() > MAX_COMMAND {
+            return Err(CommandError::TooLong(text.len()));
+        }
+        let first = text.trim_start().split(|c: char| c.is_ascii_whitespace() || c == ';').next().unwrap_or_default();
+        let Some(command) = COMMANDS.into_iter().find(|known| first.eq_ignore_ascii_case(known)) else {
+            return Err(CommandError::Sql);
+        };
+        let syntax = |what| CommandError::Syntax { command, what };
+        let mut tokens = tokens(text).ok_or_else(|| syntax("it cannot be split into words"))?;
+        while tokens.last() == Some(&Token::Sign(';')) {
+            tokens.pop();
+        }
+        let mut rest = Rest { tokens: tokens.get(1..).unwrap_or_default(), command };
+        let parsed = match command {
+            "IDENTIFY_SYSTEM" => Command::IdentifySystem,
+            "SHOW" => Command::Show(rest.dotted()?),
+            "TIMELINE_HISTORY" => Command::TimelineHistory(rest.timeline()?),
+            "READ_REPLICATION_SLOT" => Command::ReadSlot(rest.name()?),
+            "DROP_REPLICATION_SLOT" => Command::DropSlot { name: rest.name()?, wait: rest.keyword("WAIT") },
+            "CREATE_REPLICATION_SLOT" => {
+                let name = rest.name()?;
+                let temporary = rest.keyword("TEMPORARY");
+                if rest.keyword("LOGICAL") {
+                    return Ok(Command::Other("LOGICAL"));
+                }
+                if !rest.keyword("PHYSICAL") {
+                    return Err(syntax("expected PHYSICAL or LOGICAL after the slot's name"));
+                }
+                let reserve = rest.keyword("RESERVE_WAL") || rest.options()?;
+                Command::CreateSlot { name, temporary, reserve }
+            }
+            "START_REPLICATION" => {
+                let slot = if rest.keyword("SLOT") { Some(rest.name()?) } else { None };
+                if rest.keyword("LOGICAL") {
+                    return Ok(Command::Other("LOGICAL"));
+                }
+                rest.keyword("PHYSICAL");
+                let at = rest.position()?;
+                let timeline = if rest.keyword("TIMELINE") { Some(rest.timeline()?) } else { None };
+                Command::Start { slot, at, timeline }
+            }
+            other => return Ok(Command::Other(other)),
+        };
+        if rest.tokens.is_empty() { Ok(parsed) } else { Err(syntax("there is more after its end")) }
+    }
+}
+
+/// The words of a text; None when it has characters that belong to none, a quote that does not end, or too many words.
+fn tokens(text: &str) -> Option<Vec<Token>> {
+    let mut tokens = Vec::new();
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        let token = match c {
+            c if c.is_ascii_whitespace() => continue,
+            '"' | '\'' => {
+                let mut inside = String::new();
+                loop {
+                    match chars.next()? {
+                        end if end == c && chars.peek() == Some(&c) => {
+                            chars.next();
+                            inside.push(c);
+                        }
+                        end if end == c => break,
+                        other => inside.push(other),
+                    }
+                }
+                if c == '"' { Token::Word(inside, true) } else { Token::Text }
+            }
+            '(' | ')' | ',' | ';' | '.' => Token::Sign(c),
+            c if c.is_ascii_alphanumeric() || c == '_' || !c.is_ascii() => {
+                let mut word = String::from(c);
+                // A position is one word: only there does a slash stand inside.
+                while let Some(&c) = chars.peek() {
+                    if !(c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '/') || !c.is_ascii()) {
+                        break;
+                    }
+                    word.push(c);
+                    chars.next();
+                }
+                Token::Word(word, false)
+            }
+            _ => return None,
+        };
+        if tokens.len() == MAX_TOKENS {
+            return None;
+        }
+        tokens.push(token);
+    }
+    Some(tokens)
+}
+
+/// What of a command has not been read yet.
+struct Rest<'a> {
+    tokens: &'a [Token],
+    command: &'static str,
+}
+
+impl Rest<'_> {
+    fn error<T>(&self, what: &'static str) -> Result<T, CommandError> {
+        Err(CommandError::Syntax { command: self.command, what })
+    }
+
+    fn keyword(&mut self, keyword: &str) -> bool {
+        match self.tokens.split_first() {
+            Some((token, rest)) if token.is(keyword) => {
+                self.tokens = rest;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn word(&mut self) -> Option<(&str, bool)> {
+        let (Token::Word(word, quoted), rest) = self.tokens.split_first()? else { return None };
+        self.tokens = rest;
+        Some((word, *quoted))
+    }
+
+    /// An identifier: in lower case unless it was quoted.
+    fn name(&mut self) -> Result<String, CommandError> {
+        match self.word() {
+            Some((word, quoted)) if (1..=MAX_NAME).contains(&word.len()) => {
+                Ok(if quoted { word.to_owned() } else { word.to_ascii_lowercase() })
+            }
+            _ => self.error("expected a name of 1 to 63 bytes"),
+        }
+    }
+
+    /// The name of a setting, which may be in two parts.
+    fn dotted(&mut self) -> Result<String, CommandError> {
+        let mut name = self.name()?;
+        while let Some((Token::Sign('.'), rest)) = self.tokens.split_first() {
+            self.tokens = rest;
+            name.push('.');
+            name.push_str(&self.name()?);
+        }
+        Ok(name.to_ascii_lowercase())
+    }
+
+    fn position(&mut self) -> Result<u64, CommandError> {
+        match self.word().and_then(|(word, _)| read_position(word)) {
+            Some(at) => Ok(at),
+            None => self.error("expected a position such as 16/B374D848"),
+        }
+    }
+
+    fn timeline(&mut self) -> Result<u32, CommandError> {
+        let digits = self.word().filter(|(word, _)| word.bytes().all(|b| b.is_ascii_digit()));
+        match digits.and_then(|(word, _)| word.parse().ok()) {
+            Some(0) | None => self.error("expected the number of a timeline, from 1 to 4294967295"),
+            Some(timeline) => Ok(timeline),
+        }
+    }
+
+    /// `( RESERVE_WAL [value], … )`: whether WAL is to be reserved. Nothing at all is fine too.
+    fn options(&mut self) -> Result<bool, CommandError> {
+        let Some((Token::Sign('('), mut rest)) = self.tokens.split_first() else { return Ok(false) };
+        let mut reserve = false;
+        loop {
+            let Some((option @ Token::Word(..), after)) = rest.split_first() else {
+                return self.error("expected an option in the parentheses");
+            };
+            let (value, after) = match after.split_first() {
+                Some((value @ (Token::Word(..) | Token::Text), after)) => (Some(value), after),
+                _ => (None, after),
+            };
+            if option.is("RESERVE_WAL") {
+                reserve = !value.is_some_and(|value| value.is("false") || value.is("off") || value.is("0"));
+            }
+            match after.split_first() {
+                Some((Token::Sign(','), after)) => rest = after,
+                Some((Token::Sign(')'), after)) => {
+                    self.tokens = after;
+                    return Ok(reserve);
+                }
+                _ => return self.error("expected a comma or a closing parenthesis after an option"),
+            }
+        }
+    }
+}

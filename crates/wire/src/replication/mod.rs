@@ -1,0 +1,46 @@
+//! The replication protocol, physical half: what a standby asks and what flows afterwards. Sans-I/O.
+//!
+//! ```text
+//!  standby                                      server
+//!  Query "IDENTIFY_SYSTEM"       ──▶            one row: [`Identity`]
+//!  Query "START_REPLICATION …"   ──▶  [`Command`]
+//!                                ◀──            CopyBothResponse
+//!                                ◀── [`Event`]  CopyData `w` (WAL), `k` (keepalive)
+//!  CopyData `r`, `h`             ──▶  [`Reply`]
+//!  CopyDone                      ◀─▶            CopyDone: the timeline ends; then a row (next timeline, where it begins)
+//! ```
+//!
+//! Positions are plain numbers here: bytes from the beginning of the log. [`position`] writes and reads `X/X`.
+//!
+//! Source of the formats: PostgreSQL documentation, "Streaming Replication Protocol", and what servers and standbys of 13
+//! to 18 were seen to send.
+
+mod command;
+mod rows;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+pub use command::{Command, CommandError, MAX_COMMAND, is_slot_name};
+pub use rows::{Identity, Rows, TimelineEnd, identity, slot_created, slot_read, timeline_end, timeline_history};
+pub use stream::{
+    Event, MAX_CONTROL, Reply, StreamError, WAL_HEADER, WalStream, copy_both, feedback, keepalive, read_reply, status,
+    wal_header,
+};
+
+/// `X/X`.
+#[must_use]
+pub fn position(at: u64) -> String {
+    format!("{:X}/{:X}", at >> 32, at & 0xffff_ffff)
+}
+
+/// Reads `X/X`: two hexadecimal numbers of at most eight digits.
+#[must_use]
+pub fn read_position(text: &str) -> Option<u64> {
+    let half = |part: &str| {
+        let digits = (1..=8).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit());
+        if digits { u64::from_str_radix(part, 16).ok() } else { None }
+    };
+    let (high, low) = text.split_once('/')?;
+    Some(half(high)? << 32 | half(low)?)
+}

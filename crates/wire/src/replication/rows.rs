@@ -1,0 +1,157 @@
+//! The few rows of replication commands.
+
+use super::{position, read_position};
+use crate::message::{self, Column};
+
+const TEXT: u32 = 25;
+const INT4: u32 = 23;
+const INT8: u32 = 20;
+const BYTEA: u32 = 17;
+
+/// What `IDENTIFY_SYSTEM` tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Identifier of the database system.
+    pub system: u64,
+    /// Timeline it is on.
+    pub timeline: u32,
+    /// End of what it has flushed.
+    pub position: u64,
+}
+
+/// Where a timeline that was followed has ended: the row after the end of the copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimelineEnd {
+    /// The next one.
+    pub next: u32,
+    /// Its first position.
+    pub at: u64,
+}
+
+/// Columns of one `DataRow`, as text; None is NULL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rows(pub Vec<Option<Vec<u8>>>);
+
+impl Rows {
+    /// Most columns of a row: more than any replication command gives.
+    const MAX: usize = 32;
+
+    /// Reads the payload of a `DataRow`; None if it is malformed or has too many columns.
+    #[must_use]
+    pub fn read(payload: &[u8]) -> Option<Rows> {
+        let (count, mut rest) = payload.split_first_chunk::<2>()?;
+        let count = usize::from(u16::from_be_bytes(*count));
+        if count > Rows::MAX {
+            return None;
+        }
+        let mut columns = Vec::with_capacity(count);
+        for _ in 0..count {
+            let (length, after) = rest.split_first_chunk::<4>()?;
+            rest = after;
+            columns.push(match i32::from_be_bytes(*length) {
+                -1 => None,
+                length => {
+                    let (value, after) = rest.split_at_checked(usize::try_from(length).ok()?)?;
+                    rest = after;
+                    Some(value.to_vec())
+                }
+            });
+        }
+        rest.is_empty().then_some(Rows(columns))
+    }
+
+    /// Column `n` as text; None if it is not there, NULL or not UTF-8.
+    #[must_use]
+    pub fn text(&self, n: usize) -> Option<&str> {
+        std::str::from_utf8(self.0.get(n)?.as_deref()?).ok()
+    }
+
+    /// The row as the answer to `IDENTIFY_SYSTEM`.
+    #[must_use]
+    pub fn identity(&self) -> Option<Identity> {
+        Some(Identity {
+            system: self.text(0)?.parse().ok()?,
+            timeline: self.text(1)?.parse().ok().filter(|timeline| *timeline > 0)?,
+            position: read_position(self.text(2)?)?,
+        })
+    }
+
+    /// The row as the end of a timeline.
+    #[must_use]
+    pub fn timeline_end(&self) -> Option<TimelineEnd> {
+        Some(TimelineEnd { next: self.text(0)?.parse().ok()?, at: read_position(self.text(1)?)? })
+    }
+}
+
+/// Whether a server of this version gives timelines as int8.
+fn wide(version: u32) -> (u32, i16) {
+    if version >= 16 { (INT8, 8) } else { (INT4, 4) }
+}
+
+/// The answer to `IDENTIFY_SYSTEM` of a server of major version `version`.
+pub fn identity(out: &mut Vec<u8>, version: u32, identity: Identity) {
+    let (timeline, size) = wide(version);
+    message::row_description(
+        out,
+        &[
+            Column { name: "systemid", kind: TEXT, size: -1 },
+            Column { name: "timeline", kind: timeline, size },
+            Column { name: "xlogpos", kind: TEXT, size: -1 },
+            Column { name: "dbname", kind: TEXT, size: -1 },
+        ],
+    );
+    message::data_row(
+        out,
+        &[
+            Some(identity.system.to_string().as_bytes()),
+            Some(identity.timeline.to_string().as_bytes()),
+            Some(position(identity.position).as_bytes()),
+            None,
+        ],
+    );
+}
+
+/// The answer to `TIMELINE_HISTORY n`: bytea up to 13, text since.
+pub fn timeline_history(out: &mut Vec<u8>, version: u32, timeline: u32, content: &[u8]) {
+    let kind = if version >= 14 { TEXT } else { BYTEA };
+    message::row_description(
+        out,
+        &[Column { name: "filename", kind: TEXT, size: -1 }, Column { name: "content", kind, size: -1 }],
+    );
+    message::data_row(out, &[Some(format!("{timeline:08X}.history").as_bytes()), Some(content)]);
+}
+
+/// The row that follows the end of a timeline.
+pub fn timeline_end(out: &mut Vec<u8>, end: TimelineEnd) {
+    message::row_description(
+        out,
+        &[Column { name: "next_tli", kind: INT8, size: 8 }, Column { name: "next_tli_startpos", kind: TEXT, size: -1 }],
+    );
+    message::data_row(out, &[Some(end.next.to_string().as_bytes()), Some(position(end.at).as_bytes())]);
+}
+
+/// The answer to `CREATE_REPLICATION_SLOT`.
+pub fn slot_created(out: &mut Vec<u8>, name: &str) {
+    let column = |name| Column { name, kind: TEXT, size: -1 };
+    message::row_description(
+        out,
+        &[column("slot_name"), column("consistent_point"), column("snapshot_name"), column("output_plugin")],
+    );
+    message::data_row(out, &[Some(name.as_bytes()), Some(b"0/0"), None, None]);
+}
+
+/// The answer to `READ_REPLICATION_SLOT`; None: there is no such slot. `restart` is where it starts and on which timeline.
+pub fn slot_read(out: &mut Vec<u8>, slot: Option<Option<(u64, u32)>>) {
+    message::row_description(
+        out,
+        &[
+            Column { name: "slot_type", kind: TEXT, size: -1 },
+            Column { name: "restart_lsn", kind: TEXT, size: -1 },
+            Column { name: "restart_tli", kind: INT8, size: 8 },
+        ],
+    );
+    let restart = slot.flatten().map(|(at, timeline)| (position(at), timeline.to_string()));
+    let (at, timeline) = restart.unzip();
+    let kind = slot.is_some().then_some(&b"physical"[..]);
+    message::data_row(out, &[kind, at.as_ref().map(String::as_bytes), timeline.as_ref().map(String::as_bytes)]);
+}

@@ -1,0 +1,242 @@
+//! What flows once streaming has begun.
+
+use crate::message::message;
+use crate::{Frame, FrameError, HEADER};
+
+/// Bytes of a CopyData message before its WAL: header, `w`, start, end of the server's log, time.
+pub const WAL_HEADER: usize = HEADER + 1 + 24;
+
+/// Longest message other than WAL that is taken while streaming, in bytes: errors, notices, rows.
+pub const MAX_CONTROL: usize = 64 << 10;
+
+/// Microseconds between 1970 and 2000, which PostgreSQL counts from.
+const EPOCH: i64 = 946_684_800_000_000;
+
+/// What a server sends while streaming.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// WAL: never a whole message's worth unless that is there; the next one goes on where this one ended.
+    Wal {
+        /// Position of the first byte.
+        at: u64,
+        /// At least one byte.
+        data: &'a [u8],
+    },
+    /// `k`, and what the header of a `w` says of the server: nothing more to say than how far it is.
+    Keepalive {
+        /// End of the server's log.
+        end: u64,
+        /// Whether it wants to hear from us at once.
+        reply: bool,
+    },
+    /// `CopyDone`.
+    Done,
+    /// Any other message.
+    Message {
+        /// Kind.
+        tag: u8,
+        /// Whole.
+        payload: &'a [u8],
+    },
+}
+
+/// What can be wrong with a stream: the connection is to be given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum StreamError {
+    /// See there.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// A message that is not WAL is too long.
+    #[error("message {:?} of {length} bytes in a replication stream: expected at most {MAX_CONTROL}", char::from(*tag))]
+    TooLong {
+        /// Kind.
+        tag: u8,
+        /// Payload in bytes.
+        length: usize,
+    },
+    /// A CopyData message that is neither WAL nor a keepalive, or too short for what it is.
+    #[error("malformed replication message of kind {:?}", char::from(*kind))]
+    Malformed {
+        /// First byte of the payload; 0 if there is none.
+        kind: u8,
+    },
+    /// WAL beyond the last possible position.
+    #[error("WAL at {}: the position is out of range", super::position(*at))]
+    Position {
+        /// As announced.
+        at: u64,
+    },
+}
+
+/// Reads a server's stream in pieces of any size: WAL is handed on as it comes, so that no message has to be kept whole.
+#[derive(Debug, Default, Clone)]
+pub struct WalStream {
+    /// Position of the next byte of WAL, and how many of its message are still to come.
+    wal: Option<(u64, usize)>,
+}
+
+impl WalStream {
+    /// The next event in `bytes` and how many of them it used up; None when more are needed (at most
+    /// [`MAX_CONTROL`] + [`HEADER`] in all). An event that uses bytes up may also be a [`Event::Keepalive`] made of a WAL
+    /// message's header.
+    ///
+    /// # Errors
+    /// See [`StreamError`].
+    pub fn next<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<(Event<'a>, usize)>, StreamError> {
+        if let Some((at, left)) = self.wal {
+            let data = &bytes[..left.min(bytes.len())];
+            if data.is_empty() {
+                return Ok(None);
+            }
+            let left = left - data.len();
+            self.wal = (left > 0).then_some((at + data.len() as u64, left));
+            return Ok(Some((Event::Wal { at, data }, data.len())));
+        }
+        let Some(frame) = Frame::read(bytes)? else { return Ok(None) };
+        match frame.tag {
+            b'd' => self.copy_data(frame, bytes),
+            tag => {
+                if frame.payload > MAX_CONTROL {
+                    return Err(StreamError::TooLong { tag, length: frame.payload });
+                }
+                let Some(payload) = bytes.get(HEADER..frame.total()) else { return Ok(None) };
+                let event = if tag == b'c' { Event::Done } else { Event::Message { tag, payload } };
+                Ok(Some((event, frame.total())))
+            }
+        }
+    }
+
+    fn copy_data<'a>(&mut self, frame: Frame, bytes: &'a [u8]) -> Result<Option<(Event<'a>, usize)>, StreamError> {
+        let malformed = |kind| StreamError::Malformed { kind };
+        if frame.payload == 0 {
+            return Err(malformed(0));
+        }
+        let Some(&kind) = bytes.get(HEADER) else { return Ok(None) };
+        match kind {
+            b'w' => {
+                let length = frame.payload.checked_sub(25).ok_or(malformed(kind))?;
+                let Some(header) = bytes.get(HEADER + 1..WAL_HEADER) else { return Ok(None) };
+                let (at, end) = (number(header, 0), number(header, 8));
+                if at.checked_add(length as u64).is_none() {
+                    return Err(StreamError::Position { at });
+                }
+                self.wal = (length > 0).then_some((at, length));
+                Ok(Some((Event::Keepalive { end, reply: false }, WAL_HEADER)))
+            }
+            b'k' => {
+                if frame.payload != 18 {
+                    return Err(malformed(kind));
+                }
+                let Some(payload) = bytes.get(HEADER + 1..frame.total()) else { return Ok(None) };
+                let event = Event::Keepalive { end: number(payload, 0), reply: payload[16] != 0 };
+                Ok(Some((event, frame.total())))
+            }
+            kind => Err(malformed(kind)),
+        }
+    }
+}
+
+/// The eight bytes at `at`; the caller has checked the length.
+fn number(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_be_bytes)
+}
+
+// === to a standby ===
+
+/// `CopyBothResponse`: binary, no columns.
+pub fn copy_both(out: &mut Vec<u8>) {
+    message(out, b'W', |out| out.extend([0, 0, 0]));
+}
+
+/// The beginning of a CopyData message with `length` bytes of WAL from `at` on, which follow by other means. `end` is the end of
+/// the server's log, `now` in microseconds since 1970.
+#[must_use]
+pub fn wal_header(at: u64, end: u64, now: i64, length: usize) -> [u8; WAL_HEADER] {
+    let mut header = [0; WAL_HEADER];
+    header[0] = b'd';
+    // A sender's pieces are far below 4 GiB.
+    header[1..5].copy_from_slice(&((length + WAL_HEADER - 1) as u32).to_be_bytes());
+    header[5] = b'w';
+    header[6..14].copy_from_slice(&at.to_be_bytes());
+    header[14..22].copy_from_slice(&end.to_be_bytes());
+    header[22..30].copy_from_slice(&(now.wrapping_sub(EPOCH)).to_be_bytes());
+    header
+}
+
+/// `k`. `now` in microseconds since 1970.
+pub fn keepalive(out: &mut Vec<u8>, end: u64, now: i64, reply: bool) {
+    message(out, b'd', |out| {
+        out.push(b'k');
+        out.extend(end.to_be_bytes());
+        out.extend(now.wrapping_sub(EPOCH).to_be_bytes());
+        out.push(u8::from(reply));
+    });
+}
+
+// === to a server ===
+
+/// `r`: how far we are. An `apply` of 0 says that nothing is ever applied here. `now` in microseconds since 1970.
+pub fn status(out: &mut Vec<u8>, write: u64, flush: u64, apply: u64, now: i64, reply: bool) {
+    message(out, b'd', |out| {
+        out.push(b'r');
+        for number in [write, flush, apply] {
+            out.extend(number.to_be_bytes());
+        }
+        out.extend(now.wrapping_sub(EPOCH).to_be_bytes());
+        out.push(u8::from(reply));
+    });
+}
+
+/// `h`: the oldest transactions that readers of standbys still need (0: none), each with its epoch. `now` in microseconds since
+/// 1970.
+pub fn feedback(out: &mut Vec<u8>, now: i64, xmin: (u32, u32), catalog_xmin: (u32, u32)) {
+    message(out, b'd', |out| {
+        out.push(b'h');
+        out.extend(now.wrapping_sub(EPOCH).to_be_bytes());
+        for (xid, epoch) in [xmin, catalog_xmin] {
+            out.extend(xid.to_be_bytes());
+            out.extend(epoch.to_be_bytes());
+        }
+    });
+}
+
+/// What a standby says while it is fed: the payload of a CopyData message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reply {
+    /// `r`.
+    Status {
+        /// Written, not yet safe. May be below `flush` just after a start.
+        write: u64,
+        /// Durable.
+        flush: u64,
+        /// Replayed; 0 where nothing is.
+        apply: u64,
+        /// Whether it wants a keepalive at once.
+        reply: bool,
+    },
+    /// `h`: transaction id and epoch; id 0 means none.
+    Feedback {
+        /// Oldest that a query needs.
+        xmin: (u32, u32),
+        /// Oldest whose catalog rows are needed.
+        catalog_xmin: (u32, u32),
+    },
+}
+
+/// Reads the payload of a CopyData message of a standby; None if it is neither kind, or has the wrong length. Bytes after the
+/// known ones are refused: no version sends any.
+#[must_use]
+pub fn read_reply(payload: &[u8]) -> Option<Reply> {
+    let (&kind, rest) = payload.split_first()?;
+    let word = |at: usize| rest.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_be_bytes);
+    match (kind, rest.len()) {
+        (b'r', 33) => Some(Reply::Status {
+            write: number(rest, 0),
+            flush: number(rest, 8),
+            apply: number(rest, 16),
+            reply: rest[32] != 0,
+        }),
+        (b'h', 24) => Some(Reply::Feedback { xmin: (word(8), word(12)), catalog_xmin: (word(16), word(20)) }),
+        _ => None,
+    }
+}

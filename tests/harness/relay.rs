@@ -1,0 +1,189 @@
+//! The relay between servers: the real binary, with a directory of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use toml::{Table, Value};
+
+use crate::cluster::Cluster;
+use crate::endpoint::Endpoint;
+use crate::kingpost::{kingpost_bin, set};
+use crate::metrics::Metrics;
+use crate::port::Port;
+use crate::process::{Process, RunAs, command, server_user};
+use crate::run::{new_dir, unique};
+use crate::template::run;
+use crate::wait::{SOON, wait_until};
+
+/// A relay that follows a server or another relay. Ended when dropped.
+#[derive(Debug)]
+pub struct Relay {
+    name: String,
+    dir: PathBuf,
+    logs: PathBuf,
+    port: Port,
+    metrics_port: Port,
+    config_path: PathBuf,
+    config: Table,
+    process: Option<Process>,
+}
+
+impl Relay {
+    /// A relay that follows whatever listens on `upstream`; not started. Trust, and reports once a second.
+    ///
+    /// # Panics
+    /// When its directory cannot be made.
+    pub fn of(cluster: &Cluster, upstream: u16) -> Relay {
+        let name = format!("relay{}", unique());
+        let parent = new_dir(&name);
+        // It runs as the servers do, so that their restore_command can read its files.
+        if let Some(user) = server_user() {
+            run(Command::new("chown").arg(user).arg(&parent));
+        }
+        let dir = parent.join("wal");
+        let (port, metrics_port) = (Port::reserve(), Port::reserve());
+        let mut config = Table::new();
+        for (path, value) in [
+            ("relay.listen", Value::from(vec![format!("127.0.0.1:{}", port.number())])),
+            ("relay.dir", dir.display().to_string().into()),
+            ("relay.auth", "trust".into()),
+            ("relay.downstream_timeout", "10s".into()),
+            ("relay.upstream.address", format!("127.0.0.1:{upstream}").into()),
+            ("relay.upstream.application_name", name.clone().into()),
+            ("relay.upstream.slot", name.clone().into()),
+            ("relay.upstream.status_interval", "1s".into()),
+            ("relay.upstream.timeout", "10s".into()),
+            ("metrics.listen", format!("127.0.0.1:{}", metrics_port.number()).into()),
+        ] {
+            set(&mut config, path, value);
+        }
+        let config_path = cluster.dir().join(format!("{name}.toml"));
+        let logs = cluster.dir().to_owned();
+        Relay { name, dir, logs, port, metrics_port, config_path, config, process: None }
+    }
+
+    /// Sets `section.key`; takes effect at the next start or [`Relay::reload`].
+    #[must_use]
+    pub fn set(mut self, path: &str, value: impl Into<Value>) -> Relay {
+        set(&mut self.config, path, value.into());
+        self
+    }
+
+    /// Name, as `synchronous_standby_names` has it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Directory of its log.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Where downstreams connect, on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// Where downstreams connect.
+    pub fn endpoint(&self) -> Endpoint {
+        Endpoint::new(self.port(), &self.logs)
+    }
+
+    /// The process.
+    ///
+    /// # Panics
+    /// When it is not started.
+    pub fn process(&self) -> &Process {
+        self.process.as_ref().expect("the relay is started")
+    }
+
+    /// Its log so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.config_path.with_extension("log")).unwrap_or_default()).into_owned()
+    }
+
+    /// Starts the binary without waiting for anything.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn launch(&mut self) {
+        self.write_config();
+        let mut relay = command(&kingpost_bin(), RunAs::Server, "KILL");
+        relay.args(["relay", "--config"]).arg(&self.config_path);
+        let log = self.config_path.with_extension("log");
+        self.process = Some(Process::start(&self.name, relay, &log));
+    }
+
+    /// Starts it (again, on the same port) and waits until it receives.
+    ///
+    /// # Panics
+    /// When it ends, or does not receive in time.
+    pub async fn start(&mut self) {
+        self.launch();
+        self.wait_receiving().await;
+    }
+
+    /// Waits until it receives from its upstream.
+    ///
+    /// # Panics
+    /// When it ends, or does not receive in time.
+    pub async fn wait_receiving(&self) {
+        wait_until(&format!("{} to receive", self.name), SOON, &self.logs, async || {
+            let ended = self.process().exit_status();
+            assert!(ended.is_none(), "the relay ended with {ended:?}:\n{}", self.log());
+            self.http("/readyz").await.filter(|(status, _)| *status == 200)
+        })
+        .await;
+    }
+
+    /// Ends it at once.
+    ///
+    /// # Panics
+    /// When it is not started.
+    pub async fn kill9(&self) {
+        self.process().signal(libc::SIGKILL);
+        self.process().wait_exit(SOON).await;
+    }
+
+    /// Stops it as an operator does.
+    ///
+    /// # Panics
+    /// When it is not started, or does not end well.
+    pub async fn stop(&self) {
+        self.process().signal(libc::SIGTERM);
+        let status = self.process().wait_exit(SOON).await;
+        assert!(status.success(), "the relay ended with {status}:\n{}", self.log());
+    }
+
+    /// Changes `section.key` and sends SIGHUP. The change takes effect some time after.
+    pub fn reload(&mut self, path: &str, value: impl Into<Value>) {
+        set(&mut self.config, path, value.into());
+        self.write_config();
+        self.process().signal(libc::SIGHUP);
+    }
+
+    /// Status and body of a GET on the metrics address; none if it does not answer.
+    pub async fn http(&self, path: &str) -> Option<(u16, String)> {
+        crate::metrics::get(self.metrics_port.number(), path).await
+    }
+
+    /// The metrics now.
+    ///
+    /// # Panics
+    /// When they cannot be had, or are not valid.
+    pub async fn metrics(&self) -> Metrics {
+        let (status, body) = self.http("/metrics").await.expect("/metrics answers");
+        assert_eq!(status, 200, "/metrics: {body}");
+        Metrics::parse(&body).unwrap_or_else(|e| panic!("/metrics: {e}"))
+    }
+
+    /// One of the log's positions: `written`, `flushed`, `acknowledged`, `oldest`.
+    pub async fn position(&self, which: &str) -> u64 {
+        self.metrics().await.sum("kingpost_relay_position_bytes", &[("position", which)]) as u64
+    }
+
+    fn write_config(&self) {
+        let text = toml::to_string(&self.config).expect("a configuration");
+        std::fs::write(&self.config_path, text).expect("write the relay's configuration");
+    }
+}
