@@ -280,6 +280,12 @@ impl Instance {
         self.check.as_ref().and_then(|check| serde_json::to_string(&**check).ok())
     }
 
+    /// Its time to live, for the store's column: operators who look there need not read JSON.
+    pub(crate) fn ttl_millis(&self) -> Option<i64> {
+        let ttl = self.check.as_ref()?.time_to_live()?;
+        Some(i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX))
+    }
+
     /// The namespace it is in.
     pub fn namespace(&self) -> &str {
         self.service.namespace()
