@@ -21,6 +21,7 @@
 //! - Readers do no I/O, and wait for nothing but a short lock of one shard.
 //! - Health is judged on monotone time; what is found is written only if the instance is still as it was judged.
 
+pub mod api;
 mod cache;
 mod error;
 mod health;

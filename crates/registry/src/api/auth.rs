@@ -141,11 +141,9 @@ impl Caller<'_> {
     /// The caller has it not.
     pub fn needs(&self, role: Role, namespace: &str) -> Result<(), ApiError> {
         match self.token {
-            Some(token) if !self.may(role, namespace) => Err(ApiError::Forbidden {
-                token: token.name.clone(),
-                act: role.act(),
-                namespace: namespace.to_owned(),
-            }),
+            Some(token) if !self.may(role, namespace) => {
+                Err(ApiError::Forbidden { token: token.name.clone(), act: role.act(), namespace: namespace.to_owned() })
+            }
             _ => Ok(()),
         }
     }

@@ -59,7 +59,6 @@ pub enum Front {
 }
 
 /// What all fronts work with.
-#[derive(Debug)]
 pub struct Context {
     /// The core.
     pub registry: Registry,
@@ -71,6 +70,8 @@ pub struct Context {
     pub stats: Arc<HttpStats>,
     /// What Consul's clients are told that this node is called.
     pub node: String,
+    /// What Eureka's deltas begin from.
+    past: eureka::Past,
     /// One permit a request that waits for a change.
     waiting: Arc<Semaphore>,
     /// Becomes true when the server stops: whoever waits answers with what there is.
@@ -128,7 +129,9 @@ impl Context {
         let waiting = Arc::new(Semaphore::new(limits.waiting.min(Semaphore::MAX_PERMITS)));
         // Replaced by the server's own.
         let (_, stopping) = watch::channel(false);
-        Context { registry, auth, limits, stats: Arc::default(), node, waiting, stopping }
+        let past = eureka::Past::default();
+        past.note(std::time::Instant::now(), registry.revision());
+        Context { registry, auth, limits, stats: Arc::default(), node, past, waiting, stopping }
     }
 
     /// How many requests wait for a change.

@@ -57,13 +57,13 @@ pub struct Reply {
 }
 
 /// JSON's content type.
-pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
+pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 /// Plain text's.
-pub const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+pub(super) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 /// XML's.
-pub const XML: HeaderValue = HeaderValue::from_static("application/xml");
+pub(super) const XML: HeaderValue = HeaderValue::from_static("application/xml");
 /// That of server-sent events.
-pub const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
+pub(super) const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
 
 impl Reply {
     /// Nothing but a status.

@@ -129,7 +129,9 @@ impl Request {
         self.header(&hyper::header::ACCEPT_ENCODING).is_some_and(|value| {
             value.split(',').any(|coding| {
                 let (name, quality) = coding.split_once(';').unwrap_or((coding, ""));
-                name.trim().eq_ignore_ascii_case("gzip") && !quality.trim().starts_with("q=0;") && quality.trim() != "q=0"
+                name.trim().eq_ignore_ascii_case("gzip")
+                    && !quality.trim().starts_with("q=0;")
+                    && quality.trim() != "q=0"
             })
         })
     }
@@ -197,7 +199,8 @@ mod tests {
 
     #[test]
     fn addresses_are_taken_apart() {
-        let asked = request("/v1/agent/check/pass/service%3Aweb%2F1/?note=all+is%20well&passing&wait=10s&tag=a&tag=b").unwrap();
+        let asked =
+            request("/v1/agent/check/pass/service%3Aweb%2F1/?note=all+is%20well&passing&wait=10s&tag=a&tag=b").unwrap();
         assert_eq!(asked.path(), ["v1", "agent", "check", "pass", "service:web/1"]);
         assert_eq!(asked.param("note"), Some("all is well"));
         assert!(asked.flag("passing") && !asked.flag("other"));

@@ -22,7 +22,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Sleep;
 
 use super::error::ApiError;
-use super::reply::{Body, Reply};
+use super::reply::Body;
 use super::request::Request;
 use super::{Context, Front};
 
@@ -187,7 +187,7 @@ async fn serve(
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        _ = stopping.wait_for(|stop| *stop) => {
+        () = stopped(&mut stopping) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -196,6 +196,11 @@ async fn serve(
         // The client's doing: garbage, too slow, gone. The counters say how often.
         tracing::debug!(%peer, %error, "a connection to the registry ended early");
     }
+}
+
+/// Returns when the server stops. What the wait returns must not live across a later await: it holds a lock.
+async fn stopped(stopping: &mut watch::Receiver<bool>) {
+    let _ = stopping.wait_for(|stop| *stop).await;
 }
 
 async fn answer(
@@ -235,7 +240,8 @@ async fn read(request: hyper::Request<Incoming>, peer: IpAddr, context: &Context
     let too_large =
         || ApiError::TooLarge { what: "the body", limit: "registry.body_bytes", value: limits.body_bytes as u64 };
     let (parts, body) = request.into_parts();
-    let announced = parts.headers.get(hyper::header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let announced =
+        parts.headers.get(hyper::header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     if announced.is_some_and(|length: u64| length > limits.body_bytes as u64) {
         return Err(too_large());
     }
@@ -280,11 +286,7 @@ impl Patient {
 }
 
 impl AsyncRead for Patient {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut TaskContext<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }

@@ -5,17 +5,18 @@ mod routes;
 mod watch;
 mod wire;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::StatusCode;
-use hyper::header::{ETAG, HeaderName, IF_NONE_MATCH};
+use hyper::header::{CONTENT_ENCODING, ETAG, HeaderName, IF_NONE_MATCH, VARY};
 use serde_json::json;
 
 use super::auth::{Caller, Role};
 use super::reply::JSON;
-use super::{ApiError, Context, Reply, Request, audit, namespace};
+use super::{ApiError, Context, Reply, Request, audit, gzip, namespace};
 use crate::{Beat, Encoding, InstanceId, NamespaceName, Patch, Registration, Revision, ServiceKey, ServiceSnapshot};
 use crate::{Outcome as Written, WriteError};
 use filter::Filter;
@@ -79,8 +80,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
             let registration = new.registration(&ns, Some(route.service), Some(route.id), limits)?;
             let written = one(context.registry.register(vec![registration]).await)?;
             log(route.id);
-            let status =
-                if written.outcome == Written::Created { StatusCode::CREATED } else { StatusCode::OK };
+            let status = if written.outcome == Written::Created { StatusCode::CREATED } else { StatusCode::OK };
             Ok(Reply::json(status, &done(route.id, &written)))
         }
         Op::GetInstance => {
@@ -136,6 +136,10 @@ fn outcome(written: &crate::Written) -> &'static str {
         Written::Updated => "updated",
         Written::Unchanged => "unchanged",
         Written::Removed => "removed",
+        // Only where a revision was expected, which no request here does.
+        Written::Superseded => "superseded",
+        // Such a row is an error.
+        Written::NotFound => "not_found",
     }
 }
 
@@ -177,6 +181,7 @@ async fn list_services(context: &Context, request: &Request, ns: &NamespaceName)
     let revision = context.registry.revision();
     let prefix = request.param("prefix").unwrap_or_default();
     let from = request.param("from").unwrap_or_default();
+    let protected = protected(context);
     let services = context.registry.services(Some(ns));
     let mut wanted =
         services.iter().filter(|service| service.key.name().starts_with(prefix) && service.key.name() > from);
@@ -187,9 +192,9 @@ async fn list_services(context: &Context, request: &Request, ns: &NamespaceName)
             service: snapshot.key.name(),
             revision: snapshot.revision,
             instances: snapshot.instances.len(),
-            usable: snapshot.instances.iter().filter(|instance| instance.is_usable()).count(),
-            protected: snapshot.protected.is_some(),
-            metadata: &snapshot.metadata,
+            usable: snapshot.usable(),
+            protected: protected.contains(&snapshot.key),
+            metadata: snapshot.metadata.as_ref(),
         })
         .collect();
     let next = wanted.next().and_then(|_| listed.last()).map(|last| last.service);
@@ -203,11 +208,16 @@ fn get_service(context: &Context, service: &ServiceKey) -> Result<Reply, ApiErro
         service: service.name(),
         revision: snapshot.revision,
         instances: snapshot.instances.len(),
-        usable: snapshot.instances.iter().filter(|instance| instance.is_usable()).count(),
-        protected: snapshot.protected.is_some(),
-        metadata: &snapshot.metadata,
+        usable: snapshot.usable(),
+        protected: protected(context).contains(service),
+        metadata: snapshot.metadata.as_ref(),
     })
     .header(REVISION, snapshot.revision.0))
+}
+
+/// The services whose brake holds.
+fn protected(context: &Context) -> HashSet<ServiceKey> {
+    context.registry.status().protected.into_iter().filter_map(|(service, _)| service).collect()
 }
 
 fn existing(context: &Context, service: &ServiceKey) -> Result<Arc<ServiceSnapshot>, ApiError> {
@@ -224,13 +234,15 @@ async fn discover(context: &Context, request: &Request, service: &ServiceKey) ->
     let known = request.header(&IF_NONE_MATCH).is_some_and(|tags| tags.split(',').any(|known| known.trim() == tag));
     let reply = if known {
         Reply::empty(StatusCode::NOT_MODIFIED)
+    } else if filter.is_empty() && request.accepts_gzip() {
+        let packed = snapshot.encoded(Encoding::NativeJsonGzip, |snapshot| gzip::pack(&encode(snapshot)).into());
+        Reply::bytes(StatusCode::OK, JSON, packed).header(CONTENT_ENCODING, "gzip")
     } else if filter.is_empty() {
         Reply::bytes(StatusCode::OK, JSON, snapshot.encoded(Encoding::NativeJson, encode))
     } else {
         Reply::ok(&ShownService::new(&snapshot, |instance| filter.fits(instance)))
     };
-    let reply = if request.accepts_gzip() { reply.gzip() } else { reply };
-    Ok(reply.header(ETAG, tag).header(REVISION, snapshot.revision.0).waited(waited))
+    Ok(reply.header(VARY, "Accept-Encoding").header(ETAG, tag).header(REVISION, snapshot.revision.0).waited(waited))
 }
 
 fn encode(snapshot: &ServiceSnapshot) -> Bytes {
@@ -302,7 +314,7 @@ fn find(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Repl
         return Err(ApiError::bad("expected at least one meta=key=value"));
     }
     let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-    let found = context.registry.find(Some(ns), &pairs, page(request)?);
+    let found = context.registry.find(ns, &pairs, page(request)?);
     let shown: Vec<Shown<'_>> = found.instances.iter().map(|instance| Shown::from(&**instance)).collect();
     Ok(Reply::ok(&json!({ "namespace": ns, "instances": shown, "truncated": found.truncated })))
 }
@@ -313,10 +325,8 @@ fn query(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Rep
     let filter = Filter::new(query.usable, query.zone, query.metadata.into_iter().collect());
     let keys: Vec<ServiceKey> =
         query.services.iter().map(|asked| ServiceKey::new(ns, &asked.service)).collect::<Result<_, _>>()?;
-    let held: Vec<(Revision, Option<Arc<ServiceSnapshot>>)> = keys
-        .iter()
-        .map(|key| (context.registry.revision_of(key), context.registry.snapshot(key)))
-        .collect();
+    let held: Vec<(Revision, Option<Arc<ServiceSnapshot>>)> =
+        keys.iter().map(|key| (context.registry.revision_of(key), context.registry.snapshot(key))).collect();
     let answers: Vec<Answered<'_>> = query
         .services
         .iter()

@@ -105,6 +105,8 @@ fn changes(context: &Context, service: &ServiceKey, seen: Revision, now: Revisio
         match change {
             Change::Put(instance) => told.put.push(Shown::from(&**instance)),
             Change::Removed { id, .. } => told.removed.push(id.local()),
+            // What is said about the service itself is in its snapshot.
+            Change::Service { .. } => return None,
         }
     }
     Some((revision, event("changes", revision, &told)))

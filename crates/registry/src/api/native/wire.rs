@@ -62,9 +62,8 @@ pub(super) struct ShownService<'a> {
     pub(super) namespace: &'a str,
     pub(super) service: &'a str,
     pub(super) revision: Revision,
-    /// The brake holds: some of the instances are served although nothing has been heard of them.
-    pub(super) protected: bool,
-    pub(super) metadata: &'a Metadata,
+    /// Null where nobody has said anything about the service itself.
+    pub(super) metadata: Option<&'a Metadata>,
     pub(super) instances: Vec<Shown<'a>>,
 }
 
@@ -75,8 +74,7 @@ impl<'a> ShownService<'a> {
             namespace: snapshot.key.namespace(),
             service: snapshot.key.name(),
             revision: snapshot.revision,
-            protected: snapshot.protected.is_some(),
-            metadata: &snapshot.metadata,
+            metadata: snapshot.metadata.as_ref(),
             instances: kept.map(|instance| Shown::from(&**instance)).collect(),
         }
     }
@@ -90,7 +88,7 @@ pub(super) struct Listed<'a> {
     pub(super) instances: usize,
     pub(super) usable: usize,
     pub(super) protected: bool,
-    pub(super) metadata: &'a Metadata,
+    pub(super) metadata: Option<&'a Metadata>,
 }
 
 /// An instance as it is registered.
