@@ -125,7 +125,7 @@ pub enum StoreError {
         known: i64,
     },
     /// The address of a store that cannot be understood. Holds no secret.
-    #[error("store address: {reason}; expected sqlite:FILE, postgres://… or mysql://…")]
+    #[error("store address: {reason}; expected sqlite:FILE or postgres://user@host/database")]
     Address {
         /// Why.
         reason: &'static str,

@@ -1,5 +1,6 @@
 //! The handle that everything else uses.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -274,12 +275,7 @@ impl Registry {
     ///
     /// # Errors
     /// When too many watch, or the service is not there and no more can be waited for.
-    pub async fn watch(
-        &self,
-        key: &ServiceKey,
-        after: Revision,
-        deadline: Instant,
-    ) -> Result<Revision, WatchError> {
+    pub async fn watch(&self, key: &ServiceKey, after: Revision, deadline: Instant) -> Result<Revision, WatchError> {
         let now = self.revision_of(key);
         if now > after {
             return Ok(now);
@@ -359,11 +355,12 @@ impl Drop for Watching<'_> {
 struct Room<'a> {
     inner: &'a Inner,
     new: usize,
+    new_of: HashMap<ServiceKey, usize>,
 }
 
 impl<'a> Room<'a> {
     fn new(inner: &'a Inner) -> Room<'a> {
-        Room { inner, new: 0 }
+        Room { inner, new: 0, new_of: HashMap::new() }
     }
 
     fn take(&mut self, registration: &Registration) -> Result<(), WriteError> {
@@ -377,18 +374,16 @@ impl<'a> Room<'a> {
         if found >= limits.instances {
             return full("instances", found, limits.instances);
         }
-        match cache.entry(&registration.service) {
-            Some(entry) => {
-                let found = entry.snapshot().instances.len() + self.new;
-                if found >= limits.instances_per_service {
-                    return full("instances of the service", found, limits.instances_per_service);
-                }
-            }
-            None if cache.entries() >= limits.services => {
-                return full("services", cache.entries(), limits.services);
-            }
-            None => {}
+        let entry = cache.entry(&registration.service);
+        if entry.is_none() && cache.entries() >= limits.services {
+            return full("services", cache.entries(), limits.services);
         }
+        let new = self.new_of.entry(registration.service.clone()).or_default();
+        let found = entry.map_or(0, |entry| entry.snapshot().instances.len()) + *new;
+        if found >= limits.instances_per_service {
+            return full("instances of the service", found, limits.instances_per_service);
+        }
+        *new += 1;
         self.new += 1;
         Ok(())
     }
@@ -479,9 +474,10 @@ impl Inner {
             add(&self.counters.feed_failures, 1);
             return Err(error);
         }
+        // While the lock is held: so those who judge health hear of changes in the order of revisions.
         let changes = load.apply(&self.cache);
-        drop(applier);
         self.applied(&changes);
+        drop(applier);
         Ok(())
     }
 

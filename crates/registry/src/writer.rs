@@ -156,17 +156,14 @@ async fn resolve(inner: &Inner, number: u64) -> Option<Option<Revision>> {
 
 /// Sees to it that the own cache has a commit before it is answered for: what a client registered, it finds.
 async fn bring_in(inner: &Inner, committed: &Committed) {
-    let changes = match committed.wrote {
-        true => {
-            let mut applier = inner.applier.lock().await;
-            applier.own(&inner.cache, committed.epoch, committed.revision, &committed.records)
+    // What was not written by this batch, but by somebody else, has to be read.
+    if committed.wrote {
+        let mut applier = inner.applier.lock().await;
+        let own = applier.own(&inner.cache, committed.epoch, committed.revision, &committed.records);
+        if let Some(changes) = own {
+            inner.applied(&changes);
+            return;
         }
-        // What this answers for was written by somebody else, and is not here yet.
-        false => None,
-    };
-    if let Some(changes) = changes {
-        inner.applied(&changes);
-        return;
     }
     // Another node has committed in between.
     let deadline = Instant::now() + RESOLVE;

@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
@@ -36,7 +38,10 @@ impl Model {
     /// What [`crate::store::Store::read`] does.
     fn read(&self, sink: &mut dyn Sink) {
         let after = sink.begin(self.head);
-        self.rows.values().filter(|r| r.instance.revision > after).for_each(|r| sink.record(Record::Instance(r.clone())));
+        self.rows
+            .values()
+            .filter(|r| r.instance.revision > after)
+            .for_each(|r| sink.record(Record::Instance(r.clone())));
         self.services.values().filter(|r| r.revision > after).for_each(|r| sink.record(Record::Service(r.clone())));
     }
 

@@ -75,9 +75,9 @@ impl Index {
             self.by_id.insert_unique(hash, slot, |slot| id_hash(hasher, slots, *slot));
         }
         // Postings of pairs that stay are left alone, and most pairs of most instances do.
-        let same = old.as_ref().is_some_and(|old| {
-            old.namespace() == instance.namespace() && old.metadata == instance.metadata
-        });
+        let same = old
+            .as_ref()
+            .is_some_and(|old| old.namespace() == instance.namespace() && old.metadata == instance.metadata);
         if !same {
             if let Some(old) = &old {
                 self.unpost(slot, old.namespace(), &old.metadata);
@@ -214,6 +214,8 @@ fn spread(hash: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;

@@ -85,6 +85,8 @@ impl Ring {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     fn change(revision: u64) -> Change {

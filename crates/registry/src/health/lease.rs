@@ -148,6 +148,8 @@ impl Lease {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::time::Duration;
 
     use super::*;
@@ -214,7 +216,8 @@ mod tests {
     #[test]
     fn a_shorter_time_counts_at_once() {
         let mut leases = Leases::new();
-        let (long, short) = (instance("default/a", 60_000, Health::Passing), instance("default/a", 1000, Health::Passing));
+        let (long, short) =
+            (instance("default/a", 60_000, Health::Passing), instance("default/a", 1000, Health::Passing));
         leases.observe(&long.id, Some(&long), 0);
         leases.observe(&short.id, Some(&short), 500);
         assert_eq!(tick(&mut leases, 1300), 1);

@@ -122,9 +122,10 @@ async fn read_until(stream: &mut TcpStream, enough: impl Fn(&[u8]) -> bool) -> s
 
 /// Whether a whole PostgreSQL message is there: a byte, and a length that counts itself.
 fn whole_message(bytes: &[u8]) -> bool {
-    bytes.get(1..5).and_then(|length| length.try_into().ok()).is_some_and(|length| {
-        bytes.len() > u32::from_be_bytes(length) as usize
-    })
+    bytes
+        .get(1..5)
+        .and_then(|length| length.try_into().ok())
+        .is_some_and(|length| bytes.len() > u32::from_be_bytes(length) as usize)
 }
 
 /// From a status line: 200 to 299 is passing, 429 a warning.
@@ -158,6 +159,8 @@ fn postgres_health(message: &[u8]) -> Health {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::sync::Arc;
 
     use super::*;

@@ -164,6 +164,8 @@ pub(crate) async fn run(inner: Arc<Inner>) {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
     use crate::model::{Check, CheckKind, Registration};
 

@@ -62,6 +62,8 @@ fn end(since: u64, instance: &Instance) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::time::Duration;
 
     use super::*;

@@ -307,6 +307,8 @@ impl NamespaceName {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     fn registration() -> Registration {
@@ -355,7 +357,8 @@ mod tests {
 
     #[test]
     fn refuses() {
-        let cases: [(fn(&mut Registration), bool); 7] = [
+        type Change = fn(&mut Registration);
+        let cases: [(Change, bool); 7] = [
             (|_| {}, true),
             (|r| r.host = String::new(), false),
             (|r| r.host = "a b".into(), false),

@@ -139,6 +139,8 @@ impl<'de> serde::Deserialize<'de> for Metadata {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
     use proptest::prelude::*;
 

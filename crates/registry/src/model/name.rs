@@ -205,6 +205,8 @@ as_text!(InstanceId, InstanceId::parse);
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     #[test]

@@ -5,6 +5,7 @@
 //! whoever reads rows in one snapshot with `v` has seen all rows up to `v`. Nothing slow happens under that lock.
 
 mod plan;
+mod postgres;
 mod row;
 mod sqlite;
 
@@ -12,9 +13,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-#[cfg_attr(not(test), allow(unused_imports))]
+#[cfg(test)]
 pub(crate) use plan::{Existing, plan};
 pub use plan::{Outcome, Write, WriteKind};
+pub use postgres::Postgres;
 pub(crate) use row::Interner;
 pub use row::{InstanceRow, Record, ServiceRow};
 pub use sqlite::Sqlite;
@@ -109,7 +111,7 @@ pub trait Store: Send + Sync + 'static {
     fn changed(&self, seen: Revision) -> BoxFuture<'_, ()>;
 }
 
-/// Opens the store at `address`, `sqlite:FILE`, and brings its schema up to date.
+/// Opens the store at `address`, `sqlite:FILE` or `postgres://…`, and brings its schema up to date.
 ///
 /// # Errors
 /// When the address makes no sense, or the database cannot be opened or migrated.
@@ -119,6 +121,7 @@ pub async fn open(address: &str) -> Result<Arc<dyn Store>, StoreError> {
     match scheme {
         "sqlite" if !rest.is_empty() && !rest.contains('\0') => Ok(Arc::new(Sqlite::open(rest).await?)),
         "sqlite" => Err(StoreError::Address { reason: "sqlite: without a file" }),
+        "postgres" | "postgresql" => Ok(Arc::new(Postgres::open(address).await?)),
         _ => Err(StoreError::Address { reason: "this kind of store is not known" }),
     }
 }

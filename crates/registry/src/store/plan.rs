@@ -171,14 +171,8 @@ fn put_service(
         return (Outcome::Unchanged, row.clone());
     }
     let ctime = alive.map_or(now, |row| row.ctime);
-    let row = ServiceRow {
-        key: key.clone(),
-        metadata: metadata.clone(),
-        revision: next,
-        deleted: false,
-        ctime,
-        mtime: now,
-    };
+    let row =
+        ServiceRow { key: key.clone(), metadata: metadata.clone(), revision: next, deleted: false, ctime, mtime: now };
     (if alive.is_some() { Outcome::Updated } else { Outcome::Created }, row)
 }
 
@@ -226,6 +220,8 @@ fn write_instance(
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     fn id() -> InstanceId {
@@ -251,7 +247,8 @@ mod tests {
         let mut v = 0;
         let mut last = None;
         for writes in batches {
-            let existing = Existing { instances: row.iter().map(|r| (id(), r.clone())).collect(), ..Existing::default() };
+            let existing =
+                Existing { instances: row.iter().map(|r| (id(), r.clone())).collect(), ..Existing::default() };
             let head = Head { v: Revision(v), ..Head::default() };
             let committed = plan(&Batch { number: 1, writes, now: 1 }, head, existing);
             v = committed.revision.0;
@@ -296,9 +293,7 @@ mod tests {
     #[test]
     fn services_exist_by_themselves() {
         let key = ServiceKey::parse("default/s").unwrap();
-        let put = |value| {
-            WriteKind::PutService(key.clone(), Metadata::from_pairs([("a", value)]).unwrap()).always()
-        };
+        let put = |value| WriteKind::PutService(key.clone(), Metadata::from_pairs([("a", value)]).unwrap()).always();
         let writes = vec![put("1"), put("1"), put("2"), WriteKind::DeleteService(key.clone()).always()];
         let committed = plan(&Batch { number: 1, writes, now: 1 }, Head::default(), Existing::default());
         let outcomes: Vec<Outcome> = committed.outcomes.iter().map(|o| o.0).collect();

@@ -172,7 +172,8 @@ impl Interner {
 impl Columns<'_> {
     /// The row. What no registry can have written is an error, not a guess.
     pub(crate) fn decode(&self, store: &'static str, interner: &mut Interner) -> Result<InstanceRow, StoreError> {
-        let wrong = |reason: &dyn std::fmt::Display| StoreError::corrupt(store, &format!("instance {}", self.id), reason);
+        let wrong =
+            |reason: &dyn std::fmt::Display| StoreError::corrupt(store, &format!("instance {}", self.id), reason);
         let check = match self.check_spec {
             Some(text) => Some(interner.check(text).map_err(|e| wrong(&e))?),
             None => None,

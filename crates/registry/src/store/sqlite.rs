@@ -182,9 +182,7 @@ fn migrate(connection: &mut Connection, migrations: &[&str]) -> Result<(), Store
     }
     for (version, sql) in (1..).zip(migrations).skip(usize::try_from(found).unwrap_or(0)) {
         transaction.execute_batch(sql).map_err(error)?;
-        transaction
-            .execute("INSERT INTO registry_schema VALUES (?, unixepoch() * 1000)", [version])
-            .map_err(error)?;
+        transaction.execute("INSERT INTO registry_schema VALUES (?, unixepoch() * 1000)", [version]).map_err(error)?;
     }
     transaction
         .execute("INSERT OR IGNORE INTO registry_rev (one, v, epoch, gc_floor) VALUES (1, 0, ?, 0)", [random()])
@@ -225,7 +223,10 @@ fn commit(connection: &mut Connection, writer: i64, batch: &Batch) -> Result<Com
     }
     {
         let rev = row::column(planned.revision);
-        transaction.prepare_cached("UPDATE registry_rev SET v = ?").and_then(|mut s| s.execute([rev])).map_err(error)?;
+        transaction
+            .prepare_cached("UPDATE registry_rev SET v = ?")
+            .and_then(|mut s| s.execute([rev]))
+            .map_err(error)?;
         transaction
             .prepare_cached("INSERT OR REPLACE INTO registry_writer (id, batch, rev, mtime) VALUES (?, ?, ?, ?)")
             .and_then(|mut s| s.execute(params![writer, i64::try_from(batch.number).unwrap_or(0), rev, batch.now]))
@@ -251,34 +252,37 @@ const PUT_INSTANCE: &str = "INSERT INTO instance (id, service, host, port, proto
         priority = ?8, flags = ?9, health = ?10, ttl = ?11, check_spec = ?12, region = ?13, zone = ?14, campus = ?15,
         metadata = ?16, digest = ?17, rev = ?18, deleted = ?19, ctime = ?20, mtime = ?21";
 
-const PUT_SERVICE: &str = "INSERT INTO service (id, metadata, rev, deleted, ctime, mtime) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+const PUT_SERVICE: &str =
+    "INSERT INTO service (id, metadata, rev, deleted, ctime, mtime) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
     ON CONFLICT (id) DO UPDATE SET metadata = ?2, rev = ?3, deleted = ?4, ctime = ?5, mtime = ?6";
 
 fn write(connection: &Connection, record: &Record) -> rusqlite::Result<usize> {
     match record {
-        Record::Instance(InstanceRow { instance: i, deleted }) => connection.prepare_cached(PUT_INSTANCE)?.execute(params![
-            i.id.as_str(),
-            i.service.as_str(),
-            &*i.host,
-            i.port,
-            &*i.protocol,
-            &*i.version,
-            i.weight,
-            i.priority,
-            if i.isolate { ISOLATED } else { 0 },
-            i.health.code(),
-            i.ttl_millis(),
-            i.check_text(),
-            &*i.location.region,
-            &*i.location.zone,
-            &*i.location.campus,
-            i.metadata.to_json(),
-            &i.digest.0[..],
-            row::column(i.revision),
-            deleted,
-            i.ctime,
-            i.mtime,
-        ]),
+        Record::Instance(InstanceRow { instance: i, deleted }) => {
+            connection.prepare_cached(PUT_INSTANCE)?.execute(params![
+                i.id.as_str(),
+                i.service.as_str(),
+                &*i.host,
+                i.port,
+                &*i.protocol,
+                &*i.version,
+                i.weight,
+                i.priority,
+                if i.isolate { ISOLATED } else { 0 },
+                i.health.code(),
+                i.ttl_millis(),
+                i.check_text(),
+                &*i.location.region,
+                &*i.location.zone,
+                &*i.location.campus,
+                i.metadata.to_json(),
+                &i.digest.0[..],
+                row::column(i.revision),
+                deleted,
+                i.ctime,
+                i.mtime,
+            ])
+        }
         Record::Service(s) => connection.prepare_cached(PUT_SERVICE)?.execute(params![
             s.key.as_str(),
             s.metadata.to_json(),
@@ -395,10 +399,7 @@ fn collect(connection: &mut Connection, up_to: Revision, before: i64, limit: usi
     let mut removed = 0;
     for table in ["instance", "service"] {
         removed += transaction
-            .execute(
-                &format!("DELETE FROM {table} WHERE deleted AND rev <= ?1 AND mtime < ?2"),
-                params![floor, before],
-            )
+            .execute(&format!("DELETE FROM {table} WHERE deleted AND rev <= ?1 AND mtime < ?2"), params![floor, before])
             .map_err(error)?;
     }
     transaction
@@ -411,6 +412,8 @@ fn collect(connection: &mut Connection, up_to: Revision, before: i64, limit: usi
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     #[test]
@@ -427,7 +430,7 @@ mod tests {
         assert_eq!(head.epoch, epoch, "the same history");
         let services: i64 = old.query_row("SELECT count(*) FROM service", [], |row| row.get(0)).unwrap();
         assert_eq!(services, 1);
-        old.execute("SELECT * FROM registry_writer", []).unwrap_or_default();
+        old.prepare("SELECT * FROM registry_writer").unwrap();
         let newer = migrate(&mut old, &MIGRATIONS[..1]);
         assert!(matches!(newer, Err(StoreError::Newer { found: 2, known: 1, .. })), "{newer:?}");
     }
@@ -441,10 +444,8 @@ mod tests {
                 scope.spawn(|| migrate(&mut connect(&path).unwrap(), MIGRATIONS).unwrap());
             }
         });
-        let steps: i64 = connect(&path)
-            .unwrap()
-            .query_row("SELECT count(*) FROM registry_schema", [], |row| row.get(0))
-            .unwrap();
+        let steps: i64 =
+            connect(&path).unwrap().query_row("SELECT count(*) FROM registry_schema", [], |row| row.get(0)).unwrap();
         assert_eq!(usize::try_from(steps).unwrap(), MIGRATIONS.len());
     }
 }
