@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!  cli ──▶ proxy ─▶ config (file + environment, checked) ─▶ run (topology + proxy) ◀─ admin (HTTP)
+//!      ├─▶ registry ─▶ config ─▶ registry (the crate) ◀─ admin; or a client of one
 //!      ├─▶ check ─▶ config
-//!      └─▶ up ───▶ PostgreSQL servers in a directory ─▶ config (generated) ─▶ run ◀─ admin
+//!      └─▶ up ───▶ PostgreSQL servers in a directory ─▶ config (generated) ─▶ run, registry ◀─ admin
 //! ```
 //!
 //! This crate knows every part; no part knows it.
@@ -15,6 +16,7 @@ mod error;
 mod exposition;
 mod logging;
 mod out;
+mod registry;
 mod run;
 mod serve;
 mod up;
@@ -41,6 +43,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
     let log = config::LogFlags { level: cli.log_level, format: cli.log_format };
     match cli.command {
         Command::Proxy(args) => serve::proxy(&args, &log),
+        Command::Registry(args) => registry::command(&args, &log),
         Command::Check(args) => serve::check(&args, &log),
         Command::Up(args) => up::up(&args, &log),
         Command::Down(args) => up::down(&args),

@@ -111,6 +111,11 @@ impl Running {
         self.topology.reload(config.cluster.clone()).map_err(|error| refused(&error))
     }
 
+    /// What the topology sees now.
+    pub(crate) fn view(&self) -> Arc<View> {
+        self.topology.view()
+    }
+
     /// Totals.
     pub(crate) fn traffic(&self) -> Traffic {
         let snapshot = self.ask(Proxy::metrics);

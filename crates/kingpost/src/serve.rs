@@ -14,13 +14,17 @@ use crate::run::Running;
 use crate::{logging, out};
 
 /// Exit code after a second signal, as a shell reports a death by SIGINT.
-const INTERRUPTED: i32 = 130;
+pub(crate) const INTERRUPTED: i32 = 130;
 
 /// Checks a file and says what is wrong.
 pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
     let (config, warnings) = config::load(&args.config)?.accept(&args.config)?;
     for warning in &warnings {
         out::note(warning);
+    }
+    if config.is_registry_only() {
+        out::line(format_args!("{}: good, a registry", args.config.display()));
+        return Ok(());
     }
     let nodes = config.cluster.nodes.len();
     out::line(format_args!("{}: good, {nodes} node{}", args.config.display(), if nodes == 1 { "" } else { "s" }));
@@ -35,7 +39,7 @@ pub(crate) fn proxy(args: &ProxyArgs, log: &LogFlags) -> Result<(), Failure> {
     control_runtime()?.block_on(serve(&args.config, config, args.grace))
 }
 
-fn warn(warnings: &[Problem]) {
+pub(crate) fn warn(warnings: &[Problem]) {
     for warning in warnings {
         tracing::warn!(key = warning.key, origin = %warning.origin, "{}", warning.message);
     }

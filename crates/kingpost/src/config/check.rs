@@ -1,5 +1,7 @@
 //! What the values mean together. Pure but for `stat`, which looks at password files.
 
+mod registry;
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::Path;
@@ -97,14 +99,20 @@ impl Findings {
 /// Everything that is wrong or doubtful in a configuration whose keys and types are right.
 pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Finding> {
     let mut findings = Findings(Vec::new());
-    check_cluster(config, &mut findings);
-    check_listen(&config.proxy, &mut findings);
-    check_databases(&config.proxy, &mut findings);
-    check_users(&config.proxy, stat, &mut findings);
-    check_routing(&config.proxy, &mut findings);
+    // A registry's file need not say anything of a proxy.
+    let proxy = !config.is_registry_only();
+    if proxy {
+        check_cluster(config, &mut findings);
+        check_listen(&config.proxy, &mut findings);
+        check_databases(&config.proxy, &mut findings);
+        check_users(&config.proxy, stat, &mut findings);
+        check_routing(&config.proxy, &mut findings);
+    }
+    registry::check(config, &mut findings);
     check_metrics(config, &mut findings);
     // Anything the topology refuses that was not found above.
-    if !findings.0.iter().any(|finding| finding.path.starts_with("cluster"))
+    if proxy
+        && !findings.0.iter().any(|finding| finding.path.starts_with("cluster"))
         && let Err(error) = config.cluster.validate()
     {
         findings.error("cluster", error.to_string());

@@ -72,6 +72,9 @@ pub(super) struct UpState {
     pub(super) proxy: Vec<String>,
     /// Where metrics are.
     pub(super) metrics: String,
+    /// Where the registry is; empty while starting.
+    #[serde(default)]
+    pub(super) registry: String,
 }
 
 /// The only version of `state.json` so far.
@@ -286,10 +289,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let directory = Directory::create(dir.path()).unwrap();
         let mut process = Identity::own().unwrap();
-        directory.save_running(&UpState { process, proxy: vec![], metrics: String::new() }).unwrap();
+        directory
+            .save_running(&UpState { process, proxy: vec![], metrics: String::new(), registry: String::new() })
+            .unwrap();
         assert!(directory.running().unwrap().is_some());
         process.started += 1;
-        directory.save_running(&UpState { process, proxy: vec![], metrics: String::new() }).unwrap();
+        directory
+            .save_running(&UpState { process, proxy: vec![], metrics: String::new(), registry: String::new() })
+            .unwrap();
         assert!(directory.running().unwrap().is_none());
     }
 }
