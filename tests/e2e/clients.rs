@@ -12,18 +12,21 @@ use crate::common::shared;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-fn here() -> &'static Path {
+pub(crate) fn here() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/clients"))
 }
 
 /// Installs what the scripts need below `target`, once, and says where.
-async fn installed() -> &'static Path {
+pub(crate) async fn installed() -> &'static Path {
     static SETUP: OnceCell<()> = OnceCell::const_new();
     let target = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/clients"));
     SETUP
         .get_or_init(async || {
-            let setup = Command::new(here().join("setup")).stdin(Stdio::null()).kill_on_drop(true).output();
-            let output = tokio::time::timeout(Duration::from_secs(300), setup).await.expect("the set-up ends").unwrap();
+            let mut setup = Command::new(here().join("setup"));
+            // The script would follow this variable, which the tests do not.
+            setup.env_remove("CARGO_TARGET_DIR").stdin(Stdio::null()).kill_on_drop(true);
+            let output =
+                tokio::time::timeout(Duration::from_secs(300), setup.output()).await.expect("the set-up ends").unwrap();
             let said = [output.stdout, output.stderr].concat();
             assert!(output.status.success(), "tests/clients/setup: {}", String::from_utf8_lossy(&said));
         })

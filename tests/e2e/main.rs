@@ -21,5 +21,7 @@ mod pools;
 mod prepared;
 mod protocol;
 mod psql;
+mod registry;
+mod registry_clients;
 mod routing;
 mod sql;

@@ -22,6 +22,7 @@ mod port;
 mod process;
 /// The wire protocol by hand.
 pub mod raw;
+mod registry;
 mod run;
 mod template;
 mod wait;
@@ -34,6 +35,7 @@ pub use metrics::{Labels, Metrics, Sample};
 pub use node::Node;
 pub use port::Port;
 pub use process::{Process, RunAs, command, signal};
+pub use registry::{Answer, RegistryNode};
 pub use run::{new_dir, run_dir, unique};
 pub use template::pg_bin;
 pub use wait::{SOON, ShowLogs, tails, wait_until, within};
