@@ -233,6 +233,10 @@ async fn whatever_comes_it_goes_on() {
     let mut waiting = TcpStream::connect(("127.0.0.1", node.port())).await.unwrap();
     let path = "/v1/namespaces/default/services/none/watch";
     waiting.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
+    // It has its place before anybody else asks for one.
+    let mut begun = [0; 256];
+    let read = waiting.read(&mut begun).await.unwrap();
+    assert!(begun[..read].starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&begun[..read]));
     let refused = async || {
         let answer = node.get(&format!("{WEB}?after=0&wait=1ms")).await;
         (answer.status == 429).then_some(answer)

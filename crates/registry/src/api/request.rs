@@ -183,7 +183,7 @@ pub fn format_duration(duration: Duration) -> String {
     let millis = duration.as_millis();
     match millis {
         0 => "0s".into(),
-        _ if millis % 1000 != 0 => format!("{millis}ms"),
+        _ if !millis.is_multiple_of(1000) => format!("{millis}ms"),
         _ => format!("{}s", millis / 1000),
     }
 }
