@@ -113,7 +113,7 @@ async fn write(node: Registry, writer: usize, rounds: usize) -> (HashMap<usize, 
     for round in 1..=rounds {
         for n in 0..INSTANCES {
             let n = writer * INSTANCES + n;
-            let removed = (round + n) % 5 == 0;
+            let removed = (round + n).is_multiple_of(5);
             loop {
                 let answer = if removed {
                     node.deregister(&[id(n)]).await.pop().unwrap()
