@@ -48,9 +48,11 @@ bench-quick: ## The same in under two minutes
 	bench/run --quick $(ARGS)
 
 .PHONY: clients
-clients: ## Install the client libraries the end-to-end tests use
+clients: ## Every client in every language, Go included (needs go; the rest is in make test too)
 	@scripts/setup test
 	@tests/clients/setup
+	cargo build --locked -p kingpost
+	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost cargo test --locked -p kingpost-tests --test e2e -- --include-ignored clients
 
 .PHONY: fuzz
 fuzz: ## Fuzz each parser for FUZZ_SECONDS (needs cargo-fuzz and a nightly toolchain)

@@ -12,7 +12,7 @@ use crate::common::shared;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-fn here() -> &'static Path {
+pub(crate) fn here() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/clients"))
 }
 

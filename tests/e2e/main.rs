@@ -23,6 +23,8 @@ mod pools;
 mod prepared;
 mod protocol;
 mod psql;
+mod registry;
+mod registry_clients;
 mod relay;
 mod relay_failover;
 mod routing;

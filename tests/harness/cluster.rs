@@ -106,7 +106,7 @@ impl Cluster {
 
     /// One more server, with data as old as this cluster and not started, that will stream from `port`.
     pub fn standby(&self, name: &str, port: u16) -> Node {
-        let standby = Node::create(name, &self.dir, &self.settings);
+        let standby = Node::create(name, &self.dir, &self.settings, None);
         standby.set_follow(port);
         standby
     }
@@ -115,7 +115,7 @@ impl Cluster {
     pub fn copy(&self, name: &str, setting: (&str, &str)) -> Node {
         let mut settings = self.settings.clone();
         settings.push((setting.0.into(), setting.1.into()));
-        Node::create(name, &self.dir, &settings)
+        Node::create(name, &self.dir, &settings, None)
     }
 
     /// All nodes; the first was the primary at the start.

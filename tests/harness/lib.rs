@@ -24,6 +24,7 @@ mod port;
 mod process;
 /// The wire protocol by hand.
 pub mod raw;
+mod registry;
 mod relay;
 mod run;
 mod template;
@@ -37,6 +38,7 @@ pub use metrics::{Labels, Metrics, Sample};
 pub use node::Node;
 pub use port::Port;
 pub use process::{Process, RunAs, command, signal};
+pub use registry::{Answer, RegistryNode};
 pub use relay::Relay;
 pub use run::{new_dir, run_dir, unique};
 pub use template::pg_bin;

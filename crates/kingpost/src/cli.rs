@@ -34,6 +34,11 @@ pub(crate) enum Command {
     /// SIGHUP reloads the configuration (also which upstream to follow), SIGTERM and SIGINT stop.
     #[command(after_help = EXIT_CODES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
     Relay(RelayArgs),
+    /// Runs the service registry, or talks to one
+    ///
+    /// SIGTERM and SIGINT stop gracefully, a second one stops at once.
+    #[command(after_help = EXIT_CODES, args_conflicts_with_subcommands = true)]
+    Registry(RegistryArgs),
     /// Checks a configuration file, and the environment variables that override it
     ///
     /// Prints every error with file, line and column, the key, what was found and what was expected.
@@ -42,7 +47,7 @@ pub(crate) enum Command {
     /// Makes configurations
     #[command(after_help = EXIT_CODES, subcommand)]
     Config(ConfigCommand),
-    /// Starts a local cluster in one directory: a primary, a relay, replicas, and the proxy in front of them
+    /// Starts a local cluster in one directory: a primary, a relay, replicas, the proxy in front, and a registry
     ///
     /// Runs until Ctrl-C. A second start uses the same data again.
     #[command(after_help = EXIT_CODES)]
@@ -108,6 +113,137 @@ pub(crate) struct FetchArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct RegistryArgs {
+    /// Configuration file
+    #[arg(long, short, env = "KINGPOST_CONFIG", value_name = "FILE", required = true)]
+    pub(crate) config: Option<PathBuf>,
+    /// How long requests under way may go on when stopping
+    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) grace: Duration,
+    #[command(subcommand)]
+    pub(crate) command: Option<RegistryCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RegistryCommand {
+    /// Registers an instance and prints its id
+    #[command(after_help = EXIT_CODES)]
+    Register(RegisterArgs),
+    /// Deregisters instances by their ids
+    #[command(after_help = EXIT_CODES)]
+    Deregister {
+        #[command(flatten)]
+        remote: RemoteArgs,
+        /// The namespace
+        #[arg(long, short, default_value = "default", value_name = "NAME")]
+        namespace: String,
+        /// Ids
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
+    /// Lists services, or the instances of one, or those with some metadata
+    #[command(after_help = EXIT_CODES)]
+    Ls {
+        #[command(flatten)]
+        remote: RemoteArgs,
+        /// The namespace
+        #[arg(long, short, default_value = "default", value_name = "NAME")]
+        namespace: String,
+        /// The service; without it and --meta the services are listed
+        service: Option<String>,
+        /// Only instances with this metadata; may be given several times
+        #[arg(long, short, value_name = "KEY=VALUE", value_parser = pair)]
+        meta: Vec<(String, String)>,
+        /// Prints JSON lines
+        #[arg(long)]
+        json: bool,
+    },
+    /// Prints a service, and then each change, as JSON lines
+    #[command(after_help = EXIT_CODES)]
+    Watch {
+        #[command(flatten)]
+        remote: RemoteArgs,
+        /// The namespace
+        #[arg(long, short, default_value = "default", value_name = "NAME")]
+        namespace: String,
+        /// The service
+        service: String,
+    },
+    /// Prints all instances as JSON lines that `import` reads
+    #[command(after_help = EXIT_CODES)]
+    Export {
+        #[command(flatten)]
+        remote: RemoteArgs,
+        /// Only this namespace
+        #[arg(long, short, value_name = "NAME")]
+        namespace: Option<String>,
+    },
+    /// Registers the instances of JSON lines
+    #[command(after_help = EXIT_CODES)]
+    Import {
+        #[command(flatten)]
+        remote: RemoteArgs,
+        /// The file; standard input if not given
+        file: Option<PathBuf>,
+    },
+    /// Makes a token: prints it, and what of it goes into the configuration
+    #[command(after_help = EXIT_CODES)]
+    Token {
+        /// Its name, for logs
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RemoteArgs {
+    /// Address of the registry
+    #[arg(long, env = "KINGPOST_REGISTRY_URL", default_value = "http://127.0.0.1:8632", value_name = "URL")]
+    pub(crate) url: String,
+    /// Token; better in the variable, where other users do not see it
+    #[arg(long, env = "KINGPOST_REGISTRY_TOKEN", hide_env_values = true, value_name = "TOKEN")]
+    pub(crate) token: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RegisterArgs {
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
+    /// The namespace
+    #[arg(long, short, default_value = "default", value_name = "NAME")]
+    pub(crate) namespace: String,
+    /// The service
+    pub(crate) service: String,
+    /// Where the instance listens
+    #[arg(value_name = "HOST:PORT")]
+    pub(crate) address: String,
+    /// Its id; made from service and address if not given
+    #[arg(long, value_name = "ID")]
+    pub(crate) id: Option<String>,
+    /// Metadata; may be given several times
+    #[arg(long, short, value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) meta: Vec<(String, String)>,
+    /// It is critical after so long without a heartbeat; without this it stays until it is deregistered
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) ttl: Option<Duration>,
+    /// Its share of the traffic
+    #[arg(long, value_name = "N")]
+    pub(crate) weight: Option<u16>,
+    /// Its zone
+    #[arg(long, value_name = "ZONE")]
+    pub(crate) zone: Option<String>,
+    /// Its version
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) instance_version: Option<String>,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("expected KEY=VALUE".into()),
+    }
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     /// Configuration file
     #[arg(long, short, env = "KINGPOST_CONFIG", default_value = "kingpost.toml", value_name = "FILE")]
@@ -159,6 +295,9 @@ pub(crate) struct UpArgs {
     /// No relay: replicas stream from the primary
     #[arg(long)]
     pub(crate) no_relay: bool,
+    /// Address of the registry; the default is 127.0.0.1:8632, or a free port if that is taken
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) registry_listen: Option<String>,
     /// Start, check, print, stop
     #[arg(long)]
     pub(crate) once: bool,

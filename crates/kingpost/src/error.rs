@@ -61,6 +61,11 @@ impl Failure {
         Failure::environment(format!("cannot {tried} {}: {error}", path.display()))
     }
 
+    /// The same failure once more, for whoever reports it further.
+    pub(crate) fn again(&self) -> Failure {
+        Failure { exit: self.exit, what: self.what.clone(), advice: self.advice.clone() }
+    }
+
     pub(crate) fn advise(mut self, advice: impl Into<String>) -> Failure {
         self.advice = Some(advice.into());
         self

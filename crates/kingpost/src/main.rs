@@ -3,9 +3,10 @@
 //! ```text
 //!  cli ──▶ proxy ─▶ config (file + environment, checked) ─▶ run (topology + proxy) ◀─ admin (HTTP)
 //!      ├─▶ relay ─▶ config ─▶ relay (the crate, and topology where it follows the primary) ◀─ admin
+//!      ├─▶ registry ─▶ config ─▶ registry (the crate) ◀─ admin; or a client of one
 //!      ├─▶ check ─▶ config
 //!      ├─▶ config from-pgbouncer ─▶ a configuration's text
-//!      └─▶ up ───▶ PostgreSQL servers in a directory ─▶ config (generated) ─▶ run ◀─ admin
+//!      └─▶ up ───▶ PostgreSQL servers in a directory ─▶ config (generated) ─▶ run, registry ◀─ admin
 //! ```
 //!
 //! This crate knows every part; no part knows it.
@@ -18,6 +19,7 @@ mod exposition;
 mod from_pgbouncer;
 mod logging;
 mod out;
+mod registry;
 mod relay;
 mod run;
 mod serve;
@@ -46,6 +48,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Proxy(args) => serve::proxy(&args, &log),
         Command::Relay(args) => relay::command(&args, &log),
+        Command::Registry(args) => registry::command(&args, &log),
         Command::Check(args) => serve::check(&args, &log),
         Command::Config(ConfigCommand::FromPgbouncer(args)) => from_pgbouncer::run(&args),
         Command::Up(args) => up::up(&args, &log),

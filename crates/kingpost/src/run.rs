@@ -138,6 +138,11 @@ impl Running {
         }
     }
 
+    /// What the topology sees now.
+    pub(crate) fn view(&self) -> Arc<View> {
+        self.topology.view()
+    }
+
     /// Totals.
     pub(crate) fn traffic(&self) -> Traffic {
         let snapshot = self.ask(Proxy::metrics);

@@ -28,6 +28,10 @@ pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
         out::line(format_args!("{}: good, a relay", args.config.display()));
         return Ok(());
     }
+    if config.is_registry_only() {
+        out::line(format_args!("{}: good, a registry", args.config.display()));
+        return Ok(());
+    }
     let nodes = config.cluster.nodes.len();
     out::line(format_args!("{}: good, {nodes} node{}", args.config.display(), if nodes == 1 { "" } else { "s" }));
     Ok(())

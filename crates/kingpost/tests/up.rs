@@ -32,7 +32,14 @@ impl Scratch {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kingpost"));
         command.arg(name).arg("--dir").arg(self.cluster()).stdin(Stdio::null());
         if name == "up" {
-            command.args(["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]);
+            command.args([
+                "--listen",
+                "127.0.0.1:0",
+                "--metrics-listen",
+                "127.0.0.1:0",
+                "--registry-listen",
+                "127.0.0.1:0",
+            ]);
         }
         command
     }
@@ -119,6 +126,14 @@ fn roles(status: &serde_json::Value) -> Vec<String> {
     nodes.iter().map(|node| node["role"].as_str().unwrap().to_owned()).collect()
 }
 
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = std::time::Instant::now() + LIMIT;
+    while !condition() {
+        assert!(std::time::Instant::now() < end, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 fn http(address: &str, path: &str) -> String {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(address).unwrap();
@@ -156,6 +171,16 @@ fn runs_until_down_and_survives_a_kill() {
     assert!(http(&metrics, "/healthz").starts_with("HTTP/1.1 200"));
     assert!(http(&metrics, "/metrics").contains("kingpost_node_role{"));
     assert!(http(&metrics, "/metrics").contains("kingpost_relay_streaming 1"));
+
+    // The registry has the cluster's own nodes, and finds them well.
+    let wanted = serde_json::json!([
+        { "service": "postgres", "instances": 3, "usable": 3 },
+        { "service": "proxy", "instances": 1, "usable": 1 },
+    ]);
+    wait_until("all nodes to be registered", || status(&scratch)["registered"] == wanted);
+    let registry = seen["registry"].as_str().unwrap();
+    let primary = http(registry, "/v1/namespaces/kingpost/instances?meta=role%3Dprimary");
+    assert!(primary.contains("\"id\":\"node1\""), "{primary}");
 
     let second = scratch.run("up", &["--once"]);
     assert_eq!(second.status.code(), Some(4));

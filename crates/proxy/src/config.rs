@@ -220,7 +220,7 @@ impl Default for PoolConfig {
             lane_depth: 16,
             lane_width: 2,
             lane_stall: Duration::from_millis(20),
-            lane_gather: Duration::ZERO,
+            lane_gather: Duration::from_micros(100),
         }
     }
 }

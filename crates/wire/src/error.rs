@@ -89,12 +89,8 @@ sqlstates! {
     DUPLICATE_OBJECT = b"42710";
     /// undefined_object
     UNDEFINED_OBJECT = b"42704";
-    /// syntax_error
-    SYNTAX_ERROR = b"42601";
     /// object_in_use
     OBJECT_IN_USE = b"55006";
-    /// insufficient_privilege
-    INSUFFICIENT_PRIVILEGE = b"42501";
     /// disk_full
     DISK_FULL = b"53100";
     /// undefined_file

@@ -1,6 +1,8 @@
 //! What the values mean together. Pure but for `stat`, which looks at password files, and for the files of `[proxy.tls]` and
 //! `[cluster.tls]`, which are read as the parts themselves read them.
 
+mod registry;
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::Path;
@@ -100,8 +102,8 @@ impl Findings {
 /// Everything that is wrong or doubtful in a configuration whose keys and types are right.
 pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Finding> {
     let mut findings = Findings(Vec::new());
-    // A relay's file need not say anything of a proxy.
-    let proxy = !relay::is_all(config);
+    // A relay's file, or a registry's, need not say anything of a proxy.
+    let proxy = !relay::is_all(config) && !config.is_registry_only();
     if proxy {
         check_cluster(config, &mut findings);
         check_listen(&config.proxy, &mut findings);
@@ -111,6 +113,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         check_tls(config, &mut findings);
     }
     relay::check(&config.relay, stat, &mut findings);
+    registry::check(config, &mut findings);
     check_metrics(config, &mut findings);
     // Anything the topology refuses that was not found above.
     if proxy

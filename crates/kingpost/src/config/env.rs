@@ -73,6 +73,10 @@ fn read(text: &str, kind: Kind, origin: &Origin) -> Result<Tree, String> {
             Ok(number) => Value::Integer(number),
             Err(_) => Value::Text(text.into()),
         },
+        Kind::Share => match trimmed.parse() {
+            Ok(number) => Value::Float(number),
+            Err(_) => Value::Text(text.into()),
+        },
         Kind::Texts | Kind::TextsOrTables(_) if !trimmed.starts_with('[') => Value::Array(
             trimmed
                 .split(',')

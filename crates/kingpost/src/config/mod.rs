@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use topology::ClusterConfig;
 
 use crate::error::Failure;
+use crate::registry::config::RegistryConfig;
 use proxy::config::ProxyConfig;
 use relay::config::RelayConfig;
 
@@ -38,10 +39,21 @@ pub(crate) struct Config {
     pub(crate) cluster: ClusterConfig,
     /// `[relay]`.
     pub(crate) relay: RelayConfig,
+    /// `[registry]`.
+    pub(crate) registry: RegistryConfig,
     /// `[metrics]`.
     pub(crate) metrics: MetricsConfig,
     /// `[log]`.
     pub(crate) log: LogConfig,
+}
+
+impl Config {
+    /// Whether it says something of a registry and nothing of a proxy: then nothing need be said of one.
+    pub(crate) fn is_registry_only(&self) -> bool {
+        self.registry != RegistryConfig::default()
+            && self.proxy == ProxyConfig::default()
+            && self.cluster == ClusterConfig::default()
+    }
 }
 
 /// `[metrics]`: the admin HTTP address.

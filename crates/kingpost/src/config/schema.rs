@@ -19,6 +19,8 @@ pub(super) enum Kind {
         min: i64,
         max: i64,
     },
+    /// A number above 0, at most 1.
+    Share,
     /// `"30s"`.
     Duration {
         /// Whether `"0s"` is allowed.
@@ -69,6 +71,7 @@ pub(super) const ROOT: &[Key] = &[
     key("proxy", Kind::Table(PROXY)),
     key("cluster", Kind::Table(CLUSTER)),
     key("relay", Kind::Table(RELAY)),
+    key("registry", Kind::Table(REGISTRY)),
     key("metrics", Kind::Table(METRICS)),
     key("log", Kind::Table(LOG)),
 ];
@@ -215,6 +218,58 @@ const RELAY_USER: &[Key] = &[
     key("verifier", Kind::Secret),
 ];
 
+const REGISTRY: &[Key] = &[
+    key("listen", Kind::Text),
+    key("consul_listen", Kind::Text),
+    key("eureka_listen", Kind::Text),
+    key("store", Kind::Secret),
+    key("node", Kind::Text),
+    key("auth", Kind::Choice(&["none", "tokens"])),
+    key("connections", integer(1, 1_000_000)),
+    key("connections_per_address", integer(1, 1_000_000)),
+    key("header_bytes", integer(8 << 10, 1 << 20)),
+    key("body_bytes", integer(1 << 10, 1 << 30)),
+    key("header_timeout", POSITIVE),
+    key("body_timeout", POSITIVE),
+    key("write_timeout", POSITIVE),
+    key("waiting", integer(1, 1_000_000)),
+    key("wait", POSITIVE),
+    key("batch", integer(1, 100_000)),
+    key("limits", Kind::Table(REGISTRY_LIMITS)),
+    key("health", Kind::Table(REGISTRY_HEALTH)),
+    key("tokens", Kind::Tables(REGISTRY_TOKEN)),
+];
+
+const REGISTRY_LIMITS: &[Key] = &[
+    key("metadata_entries", integer(0, 10_000)),
+    key("metadata_key_bytes", integer(1, 1 << 16)),
+    key("metadata_value_bytes", integer(0, 1 << 20)),
+    key("metadata_bytes", integer(0, 1 << 20)),
+    key("instances_per_service", integer(1, 1 << 30)),
+    key("instances", integer(1, 1 << 30)),
+    key("services", integer(1, 1 << 30)),
+    key("call_rows", integer(1, 100_000)),
+    key("queued_writes", integer(1, 10_000_000)),
+    key("watchers", integer(1, 10_000_000)),
+];
+
+const REGISTRY_HEALTH: &[Key] =
+    &[key("enabled", Kind::Boolean), key("probes", integer(1, 1_000_000)), key("brake", Kind::Table(REGISTRY_BRAKE))];
+
+const REGISTRY_BRAKE: &[Key] = &[
+    key("service_share", Kind::Share),
+    key("whole_share", Kind::Share),
+    key("least", integer(0, 1 << 30)),
+    key("longest", POSITIVE),
+];
+
+const REGISTRY_TOKEN: &[Key] = &[
+    required("name", Kind::Text),
+    required("sha256", Kind::Secret),
+    required("role", Kind::Choice(&["read", "write", "admin"])),
+    key("namespaces", Kind::Texts),
+];
+
 const METRICS: &[Key] = &[key("listen", Kind::Text), key("allow_remote", Kind::Boolean)];
 
 const LOG: &[Key] = &[key("level", Kind::Text), key("format", Kind::Choice(&["auto", "human", "json"]))];
@@ -226,6 +281,7 @@ impl Kind {
             Kind::Text | Kind::Secret => "a string".into(),
             Kind::Boolean => "true or false".into(),
             Kind::Integer { min, max } => format!("an integer from {min} to {max}"),
+            Kind::Share => "a number above 0, at most 1".into(),
             Kind::Duration { zero: false } => "a duration above zero such as \"30s\", \"500ms\" or \"1h\"".into(),
             Kind::Duration { zero: true } => "a duration such as \"30s\" or \"1h\", or \"0s\" for never".into(),
             Kind::Choice(choices) => match choices {
@@ -279,6 +335,7 @@ fn check_value(item: &Tree, kind: Kind, path: &str, problems: &mut Vec<Problem>)
     let fits = match (kind, &item.value) {
         (Kind::Text | Kind::Secret, Value::Text(_)) | (Kind::Boolean, Value::Boolean(_)) => true,
         (Kind::Integer { min, max }, Value::Integer(number)) => (min..=max).contains(number),
+        (Kind::Share, Value::Float(share)) => *share > 0.0 && *share <= 1.0,
         (Kind::Duration { zero }, Value::Text(text)) => {
             humantime::parse_duration(text).is_ok_and(|duration| zero || !duration.is_zero())
         }

@@ -68,7 +68,7 @@ fn golden_messages() {
                 "k.toml:10:19: proxy.pool.connect_timeout: found \"0s\", expected a duration above zero such as \"30s\", \"500ms\" or \"1h\"",
                 "k.toml:12:10: cluster.nodes[0].address: missing, expected a string",
                 "k.toml:12:18: cluster.nodes[0].name: found the integer 3, expected a string",
-                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, relay, metrics, log",
+                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, relay, registry, metrics, log",
             ],
         ),
         (
@@ -93,6 +93,30 @@ fn golden_messages() {
                 "k.toml:10:11: cluster.nodes[1].address: found port 0 in \"db:0\", expected a port from 1 to 65535",
                 "k.toml:12:10: metrics.listen: found \"0.0.0.0:9632\", which other machines can reach without a login; expected a loopback address, or metrics.allow_remote = true",
                 "k.toml:14:9: log.level: found \"info,proxy=loud\", expected a level such as info, or a list of target=level",
+            ],
+        ),
+        // A registry's own file, and all that can be wrong with it.
+        ("[registry]\nauth = \"none\"\n", &[]),
+        (
+            "[registry]\nauth = \"none\"\nlisten = \"0.0.0.0:8632\"\nconsul_listen = \"here\"\nstore = \"oracle:s3cret\"\n\
+             health.brake.service_share = 1.5\n",
+            &[
+                "k.toml:6:30: registry.health.brake.service_share: found the number 1.5, expected a number above 0, at most 1",
+            ],
+        ),
+        (
+            "[registry]\nauth = \"none\"\nlisten = \"0.0.0.0:8632\"\nconsul_listen = \"here\"\nstore = \"oracle:s3cret\"\n",
+            &[
+                "k.toml:3:10: registry.listen: found \"0.0.0.0:8632\" with auth = \"none\": anybody who reaches it could change everything; expected a loopback address, or auth = \"tokens\"",
+                "k.toml:4:17: registry.consul_listen: found \"here\" without a port, expected host:port",
+                "k.toml:5:9: registry.store: found another kind, expected sqlite:FILE, postgres://… or mysql://…",
+            ],
+        ),
+        (
+            "[registry]\nnode = \"n\"\n[[registry.tokens]]\nname = \"a\"\nsha256 = \"s3cret\"\nrole = \"read\"\nnamespaces = []\n",
+            &[
+                "k.toml:5:10: registry.tokens[0].sha256: expected 64 hexadecimal digits, as `kingpost registry token` prints them",
+                "k.toml:7:14: registry.tokens[0].namespaces: found none, expected names of namespaces, or \"*\" for all",
             ],
         ),
         // Users. No password is ever shown.
@@ -254,6 +278,7 @@ fn the_example_shows_the_defaults() {
     expected.cluster.nodes.clone_from(&config.cluster.nodes);
     expected.proxy.users.clone_from(&config.proxy.users);
     expected.relay.users.clone_from(&config.relay.users);
+    expected.registry.tokens.clone_from(&config.registry.tokens);
     assert_eq!(config, expected);
     assert_eq!((config.cluster.nodes[0].weight, config.cluster.nodes.len()), (1, 1));
 }
@@ -323,6 +348,11 @@ fn the_schema_is_that_of_the_types() {
         (&["relay"], known::<RelayConfig>(&[])),
         (&["relay", "upstream"], known::<relay::config::UpstreamConfig>(&[])),
         (&["relay", "users"], known::<relay::config::UserConfig>(&[])),
+        (&["registry"], known::<RegistryConfig>(&[])),
+        (&["registry", "limits"], known::<::registry::Limits>(&[])),
+        (&["registry", "health"], known::<::registry::HealthSettings>(&[])),
+        (&["registry", "health", "brake"], known::<::registry::BrakeSettings>(&[])),
+        (&["registry", "tokens"], known::<crate::registry::config::TokenConfig>(&[])),
         (&["metrics"], known::<MetricsConfig>(&[])),
         (&["log"], known::<LogConfig>(&[])),
     ] {

@@ -76,6 +76,9 @@ pub(super) struct UpState {
     /// Where the relay listens, if there is one.
     #[serde(default)]
     pub(super) relay: Option<String>,
+    /// Where the registry is; empty while starting.
+    #[serde(default)]
+    pub(super) registry: String,
 }
 
 /// The only version of `state.json` so far.
@@ -295,10 +298,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let directory = Directory::create(dir.path()).unwrap();
         let mut process = Identity::own().unwrap();
-        directory.save_running(&UpState { process, proxy: vec![], metrics: String::new(), relay: None }).unwrap();
+        let state =
+            |process| UpState { process, proxy: vec![], metrics: String::new(), relay: None, registry: String::new() };
+        directory.save_running(&state(process)).unwrap();
         assert!(directory.running().unwrap().is_some());
         process.started += 1;
-        directory.save_running(&UpState { process, proxy: vec![], metrics: String::new(), relay: None }).unwrap();
+        directory.save_running(&state(process)).unwrap();
         assert!(directory.running().unwrap().is_none());
     }
 }

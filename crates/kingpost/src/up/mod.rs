@@ -1,7 +1,7 @@
 //! `kingpost up`, `down`, `status`: a local cluster in one directory.
 //!
 //! ```text
-//!  Directory (marker, lock, state) ─▶ Cluster (plan, servers, relay) ─▶ run (topology + proxy) ─▶ selfcheck ─▶ watch
+//!  Directory (marker, lock, state) ─▶ Cluster (plan, servers, relay) ─▶ run (topology + proxy), registry ─▶ selfcheck ─▶ watch
 //! ```
 //!
 //! Whatever ends it, the same way back is taken: proxy, replicas, primary, relay. What a kill -9 leaves behind is found by
@@ -29,6 +29,7 @@ use crate::admin::{self, Admin};
 use crate::cli::{DownArgs, StatusArgs, UpArgs};
 use crate::config::{self, LogConfig, LogFlags};
 use crate::error::Failure;
+use crate::registry::{nodes, run::Running as Registry};
 use crate::run::Running;
 use crate::serve::{control_runtime, end};
 use crate::{logging, out};
@@ -39,6 +40,8 @@ use stop::Stop;
 
 /// Where /metrics is, if the port is free.
 const METRICS: &str = "127.0.0.1:9632";
+/// Where the registry is, if the port is free.
+const REGISTRY: &str = "127.0.0.1:8632";
 /// Longest time from the servers' start to the proxy's knowing the primary.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 /// How long clients' transactions may go on when stopping.
@@ -60,9 +63,15 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
     };
     start_logging(&directory, log)?;
     check_listen(&args.listen)?;
-    let metrics = bind_metrics(args.metrics_listen.as_deref())?;
-    let mut record =
-        UpState { process: Identity::own()?, proxy: Vec::new(), metrics: metrics.1.to_string(), relay: None };
+    let metrics = bind(args.metrics_listen.as_deref(), METRICS, "metrics")?;
+    let registry = free(args.registry_listen.as_deref(), REGISTRY, "registry")?;
+    let mut record = UpState {
+        process: Identity::own()?,
+        proxy: Vec::new(),
+        metrics: metrics.1.to_string(),
+        relay: None,
+        registry: String::new(),
+    };
     let mut cluster = Cluster::prepare(&directory, args.pg_bin.as_deref(), stop.clone())?;
     directory.save_running(&record)?;
     let started = Instant::now();
@@ -78,7 +87,7 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
     ));
     let step = |text: &str| out::line(format_args!("  {:5.1} s  {text}", started.elapsed().as_secs_f32()));
     let result = match cluster.start(args.replicas, !args.no_relay, &step).await {
-        Ok(()) => serve(args, &directory, &cluster, metrics, &mut record, &stop, &step).await,
+        Ok(()) => serve(args, &directory, &cluster, (metrics, registry), &mut record, &stop, &step).await,
         Err(failure) => Err(failure),
     };
     if !args.once || result.is_err() {
@@ -100,21 +109,25 @@ async fn serve(
     args: &UpArgs,
     directory: &Directory,
     cluster: &Cluster,
-    metrics: (TcpListener, SocketAddr),
+    (metrics, registry): ((TcpListener, SocketAddr), String),
     record: &mut UpState,
     stop: &Stop,
     step: &dyn Fn(&str),
 ) -> Result<(), Failure> {
     let nodes = cluster.ports();
     let path = directory.path.join("kingpost.toml");
-    dir::write_whole(&path, proxy_config(&args.listen, metrics.1, &nodes).as_bytes())?;
+    let store = directory.path.join("registry.sqlite");
+    let text = written_config(&args.listen, metrics.1, (&registry, &store), &nodes);
+    dir::write_whole(&path, text.as_bytes())?;
     let (config, _) = config::load(&path)?.accept(&path)?;
     step("starting the proxy");
     let running = Arc::new(Running::start(&config, &tokio::runtime::Handle::current())?);
     if let Some(relay) = &cluster.relay {
         running.show_relay(Arc::clone(relay.relay()));
     }
+    let known = Registry::start(&config.registry).await;
     let result = async {
+        let known = known.as_ref().map_err(Failure::again)?;
         let listener = tokio::net::TcpListener::from_std(metrics.0)
             .map_err(|error| Failure::runtime(format!("cannot serve metrics: {error}")))?;
         let _admin = Admin::serve(listener, Arc::clone(&running), admin::IDLE)?;
@@ -124,6 +137,14 @@ async fn serve(
         }
         record.proxy = running.addresses();
         record.relay = cluster.relay.as_ref().map(|relay| relay.address().to_string());
+        record.registry = known.addresses().first().map(ToString::to_string).unwrap_or_default();
+        let seen = Arc::clone(&running);
+        let _nodes = Task(tokio::spawn(nodes::follow(
+            known.registry.clone(),
+            move || seen.view(),
+            config.cluster.nodes.clone(),
+            record.proxy.clone(),
+        )));
         directory.save_running(record)?;
         announce(record);
         if !args.once {
@@ -137,8 +158,20 @@ async fn serve(
         Ok(())
     }
     .await;
+    if let Ok(known) = &known {
+        known.shutdown(GRACE).await;
+    }
     end(&running, GRACE).await;
     result
+}
+
+/// A task that ends with this value.
+struct Task(tokio::task::JoinHandle<()>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// Waits until the proxy knows a primary, then writes and reads through it.
@@ -169,6 +202,7 @@ fn announce(record: &UpState) {
         out::line(format_args!("relay    {relay}"));
     }
     out::line(format_args!("metrics  http://{}/metrics", record.metrics));
+    out::line(format_args!("registry http://{}/v1/namespaces/{}/services", record.registry, nodes::NAMESPACE));
     if let Some(address) = record.proxy.iter().find_map(|address| address.parse::<SocketAddr>().ok()) {
         let superuser = postgres::SUPERUSER;
         out::line(format_args!("try      psql -h {} -p {} -U {superuser}", address.ip(), address.port()));
@@ -176,13 +210,20 @@ fn announce(record: &UpState) {
     out::line("");
 }
 
-/// The configuration that the proxy of a local cluster runs with: written down so that it can be looked at.
-fn proxy_config(listen: &str, metrics: SocketAddr, nodes: &[(String, u16)]) -> String {
+/// The configuration that the parts of a local cluster run with: written down so that it can be looked at.
+fn written_config(
+    listen: &str,
+    metrics: SocketAddr,
+    (registry, store): (&str, &Path),
+    nodes: &[(String, u16)],
+) -> String {
     let mut text = format!(
         "# Written by `kingpost up` at each start. KINGPOST__… variables change it; see the guide's configuration page.\n\
          [proxy]\nlisten = [{listen:?}]\nauth = \"trust\"\n\n\
          [metrics]\nlisten = \"{metrics}\"\n\n\
+         [registry]\nlisten = {registry:?}\nauth = \"none\"\nstore = {:?}\n\n\
          [cluster]\nname = \"local\"\nuser = \"{}\"\ndatabase = \"postgres\"\n",
+        format!("sqlite:{}", store.display()),
         postgres::SUPERUSER
     );
     for (name, port) in nodes {
@@ -229,10 +270,19 @@ fn check_listen(listen: &str) -> Result<(), Failure> {
     }
 }
 
-fn bind_metrics(wanted: Option<&str>) -> Result<(TcpListener, SocketAddr), Failure> {
-    let address = wanted.unwrap_or(METRICS);
+/// An address for the registry, which binds it itself: the servers come first, and its port is taken last.
+fn free(wanted: Option<&str>, usual: &str, what: &str) -> Result<String, Failure> {
+    Ok(match wanted {
+        Some(wanted) if wanted.ends_with(":0") => bind(Some(wanted), usual, what).map(|_| wanted.to_owned())?,
+        wanted => bind(wanted, usual, what)?.1.to_string(),
+    })
+}
+
+/// Binds the wanted address; with none wanted the usual one, or a free port where that is taken.
+fn bind(wanted: Option<&str>, usual: &str, what: &str) -> Result<(TcpListener, SocketAddr), Failure> {
+    let address = wanted.unwrap_or(usual);
     if !config::is_loopback(address) {
-        return Err(Failure::config(format!("cannot listen on {address} for metrics: it is not a loopback address")));
+        return Err(Failure::config(format!("cannot listen on {address} for {what}: it is not a loopback address")));
     }
     let listener = match TcpListener::bind(address) {
         Err(error) if wanted.is_none() && error.kind() == std::io::ErrorKind::AddrInUse => {
@@ -247,8 +297,8 @@ fn bind_metrics(wanted: Option<&str>) -> Result<(TcpListener, SocketAddr), Failu
             Ok((listener, address))
         })
         .map_err(|error| {
-            Failure::environment(format!("cannot listen on {address} for metrics: {error}"))
-                .advise("choose another address with --metrics-listen")
+            Failure::environment(format!("cannot listen on {address} for {what}: {error}"))
+                .advise(format!("choose another address with --{what}-listen"))
         })
 }
 
@@ -319,8 +369,10 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
         .map(|state| state.nodes.into_iter().map(|node| (node.name, node.port)).collect())
         .unwrap_or_default();
     let relay = running.as_ref().and_then(|state| state.relay.clone());
-    let (mut observed, relay) = control_runtime()?
-        .block_on(async { tokio::join!(status::observe(&nodes), status::observe_relay(relay.as_deref())) });
+    let address = running.as_ref().map(|state| state.registry.clone()).unwrap_or_default();
+    let (mut observed, relay, known) = control_runtime()?.block_on(async {
+        tokio::join!(status::observe(&nodes), status::observe_relay(relay.as_deref()), status::registered(&address))
+    });
     if args.json {
         let document = serde_json::json!({
             "directory": directory.path,
@@ -329,6 +381,8 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
             "proxy": running.as_ref().map(|state| state.proxy.clone()).unwrap_or_default(),
             "metrics": running.as_ref().map(|state| state.metrics.clone()),
             "relay": relay,
+            "registry": running.as_ref().map(|state| state.registry.clone()),
+            "registered": known,
             "nodes": observed,
         });
         out::line(format_args!("{document:#}"));
@@ -344,6 +398,10 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
     observed.extend(relay);
     status::fill_lag(&mut observed);
     out::raw(&status::table(&observed, None));
+    if let (Some(state), false) = (&running, known.is_empty()) {
+        let told: Vec<String> = known.iter().map(ToString::to_string).collect();
+        out::line(format_args!("registry http://{} · {}", state.registry, told.join(" · ")));
+    }
     match running {
         Some(_) => Ok(()),
         None => Err(not_running(&directory.path)),
@@ -364,7 +422,9 @@ mod tests {
         let nodes = vec![("node1".to_owned(), 1), ("node2".to_owned(), 2)];
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("kingpost.toml");
-        std::fs::write(&path, proxy_config("127.0.0.1:0", "127.0.0.1:9".parse().unwrap(), &nodes)).unwrap();
+        let store = dir.path().join("registry.sqlite");
+        let text = written_config("127.0.0.1:0", "127.0.0.1:9".parse().unwrap(), ("127.0.0.1:0", &store), &nodes);
+        std::fs::write(&path, text).unwrap();
         let (config, warnings) = config::load(&path).unwrap().accept(&path).unwrap();
         assert_eq!(config.cluster.nodes.len(), 2);
         assert_eq!(warnings, []);

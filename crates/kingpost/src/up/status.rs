@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::postgres::{SUPERUSER, parse_lsn, query_at};
+use crate::registry::{Remote, nodes};
 use crate::run::Traffic;
 
 /// Longest time to ask one node.
@@ -37,6 +38,37 @@ pub(super) struct NodeStatus {
     pub(super) transactions: Option<u64>,
     /// Why it is down.
     pub(super) error: Option<String>,
+}
+
+/// A service of the cluster's own, as the registry sees it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Registered {
+    pub(super) service: String,
+    pub(super) instances: u64,
+    pub(super) usable: u64,
+}
+
+impl std::fmt::Display for Registered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {} of {} usable", self.service, self.usable, self.instances)
+    }
+}
+
+/// What the registry at an address says of the cluster's nodes; nothing if it does not answer.
+pub(super) async fn registered(address: &str) -> Vec<Registered> {
+    let Ok(remote) = Remote::new(address, None) else { return Vec::new() };
+    let path = format!("/v1/namespaces/{}/services", nodes::NAMESPACE);
+    let answer = tokio::time::timeout(LIMIT, remote.ask(hyper::Method::GET, &path, None)).await;
+    let Ok(Ok(answer)) = answer else { return Vec::new() };
+    let number = |value: &serde_json::Value| value.as_u64().unwrap_or(0);
+    let list = answer["services"].as_array().map(Vec::as_slice).unwrap_or_default();
+    list.iter()
+        .map(|service| Registered {
+            service: service["service"].as_str().unwrap_or_default().to_owned(),
+            instances: number(&service["instances"]),
+            usable: number(&service["usable"]),
+        })
+        .collect()
 }
 
 /// Asks all nodes (name, port) at the same time.

@@ -136,7 +136,7 @@ async fn authenticate(connection: &mut Connection, shared: &Shared, user: &str) 
         },
     };
     let mut out = Vec::new();
-    message::authentication_sasl(&mut out, scram::MECHANISM);
+    message::authentication_sasl(&mut out, &[scram::MECHANISM]);
     connection.send(&out).await?;
     let first = password_message(connection).await?;
     let answer = match payload::sasl_initial(&first) {

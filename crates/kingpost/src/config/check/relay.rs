@@ -78,11 +78,13 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
     for (index, user) in relay.users.iter().enumerate() {
         let user = UserConfig {
             name: user.name.clone(),
+            auth: None,
             password: user.password.clone(),
             password_file: user.password_file.clone(),
             verifier: user.verifier.clone(),
             pool_size: None,
         };
-        check_user(&user, &format!("relay.users[{index}]"), scram, stat, findings);
+        let auth = if scram { proxy::config::AuthMethod::ScramSha256 } else { proxy::config::AuthMethod::Trust };
+        check_user(&user, &format!("relay.users[{index}]"), auth, stat, findings);
     }
 }

@@ -1,0 +1,57 @@
+//! What the values of `[registry]` mean together.
+
+use super::{Config, Findings, Host, parse_address};
+use crate::registry::config::{AuthMethod, parse_hash};
+
+pub(super) fn check(config: &Config, findings: &mut Findings) {
+    let registry = &config.registry;
+    // A file without a word about a registry is good for whoever runs none.
+    let spoken = *registry != crate::registry::config::RegistryConfig::default();
+    for (key, address) in registry.addresses() {
+        let path = format!("registry.{key}");
+        match parse_address(address, true) {
+            Err(why) => findings.error(path, why.replace(", [v6]:port, or the absolute path of a Unix socket", "")),
+            Ok(Host::Unix) => findings.error(path, format!("found the path {address:?}, expected host:port")),
+            Ok(host) if registry.auth == AuthMethod::None && !host.is_local() => findings.error(
+                path,
+                format!(
+                    "found {address:?} with auth = \"none\": anybody who reaches it could change everything; expected a \
+                     loopback address, or auth = \"tokens\""
+                ),
+            ),
+            Ok(_) => {}
+        }
+    }
+    if registry.listen.is_empty() {
+        findings.error("registry.listen", "found \"\", expected host:port");
+    }
+    let store = &registry.store.0;
+    let known = ["sqlite:", "postgres://", "postgresql://", "mysql://"];
+    if !known.iter().any(|kind| store.starts_with(kind) && store.len() > kind.len()) {
+        findings.error("registry.store", "found another kind, expected sqlite:FILE, postgres://… or mysql://…");
+    }
+    if registry.node.is_empty() {
+        findings.error("registry.node", "found \"\", expected a name");
+    }
+    if spoken && registry.auth == AuthMethod::Tokens && registry.tokens.is_empty() {
+        findings.error(
+            "registry.tokens",
+            "found none, expected at least one [[registry.tokens]], for auth is \"tokens\"; `kingpost registry token` makes one",
+        );
+    }
+    findings.unique("registry.tokens", ".name", registry.tokens.iter().map(|token| token.name.as_str()));
+    for (index, token) in registry.tokens.iter().enumerate() {
+        if parse_hash(&token.sha256).is_none() {
+            findings.error(
+                format!("registry.tokens[{index}].sha256"),
+                "expected 64 hexadecimal digits, as `kingpost registry token` prints them",
+            );
+        }
+        if token.namespaces.is_empty() {
+            findings.error(
+                format!("registry.tokens[{index}].namespaces"),
+                "found none, expected names of namespaces, or \"*\" for all",
+            );
+        }
+    }
+}

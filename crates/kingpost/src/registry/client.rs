@@ -1,0 +1,338 @@
+//! The client's commands. What comes and goes in bulk is JSON lines.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::io::{BufRead, Read};
+
+use http_body_util::BodyExt;
+use hyper::Method;
+use serde_json::{Map, Value, json};
+
+use super::http::{Remote, segment};
+use crate::cli::{RegisterArgs, RegistryCommand, RemoteArgs};
+use crate::error::Failure;
+use crate::out;
+
+/// Instances that are sent at once.
+const BATCH: usize = 500;
+/// Longest line of an import, and longest event of a watch, in bytes.
+const LONGEST: usize = 64 << 20;
+/// What an instance's registration may say; the rest of what is shown is the registry's own.
+const FIELDS: [&str; 13] = [
+    "id", "service", "host", "port", "protocol", "version", "weight", "priority", "location", "metadata", "check",
+    "isolate", "health",
+];
+
+pub(super) async fn run(command: &RegistryCommand) -> Result<(), Failure> {
+    match command {
+        RegistryCommand::Register(args) => register(args).await,
+        RegistryCommand::Deregister { remote, namespace, ids } => {
+            let remote = of(remote)?;
+            let path = format!("/v1/namespaces/{}/deregistrations", segment(namespace));
+            let mut failed = 0;
+            for ids in ids.chunks(BATCH) {
+                failed += report(&remote.ask(Method::POST, &path, Some(&json!({ "ids": ids }))).await?);
+            }
+            all_done(failed)
+        }
+        RegistryCommand::Ls { remote, namespace, service, meta, json } => {
+            list(&of(remote)?, namespace, service.as_deref(), meta, *json).await
+        }
+        RegistryCommand::Watch { remote, namespace, service } => watch(&of(remote)?, namespace, service).await,
+        RegistryCommand::Export { remote, namespace } => export(&of(remote)?, namespace.as_deref()).await,
+        RegistryCommand::Import { remote, file } => import(&of(remote)?, file.as_deref()).await,
+        // Needs no registry.
+        RegistryCommand::Token { .. } => Ok(()),
+    }
+}
+
+fn of(args: &RemoteArgs) -> Result<Remote, Failure> {
+    Remote::new(&args.url, args.token.clone())
+}
+
+/// Prints what failed of a batch; says how many.
+fn report(answer: &Value) -> u64 {
+    for row in answer["results"].as_array().into_iter().flatten() {
+        if let Some(why) = row["error"]["message"].as_str() {
+            out::note(format_args!("{}: {why}", row["id"].as_str().unwrap_or_default()));
+        }
+    }
+    answer["failed"].as_u64().unwrap_or(0)
+}
+
+fn all_done(failed: u64) -> Result<(), Failure> {
+    match failed {
+        0 => Ok(()),
+        1 => Err(Failure::runtime("1 instance was refused")),
+        many => Err(Failure::runtime(format!("{many} instances were refused"))),
+    }
+}
+
+/// `key=value` pairs as a map.
+fn pairs(list: &[(String, String)]) -> BTreeMap<&str, &str> {
+    list.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()
+}
+
+async fn register(args: &RegisterArgs) -> Result<(), Failure> {
+    let (host, port) = args
+        .address
+        .rsplit_once(':')
+        .and_then(|(host, port)| Some((host.trim_matches(['[', ']']), port.parse::<u16>().ok()?)))
+        .ok_or_else(|| Failure::config(format!("{:?}: expected host:port", args.address)))?;
+    let mut instance = json!({
+        "service": args.service, "host": host, "port": port, "metadata": pairs(&args.meta),
+        "location": { "zone": args.zone.as_deref().unwrap_or_default() },
+    });
+    for (key, value) in [
+        ("id", args.id.clone().map(Value::from)),
+        ("weight", args.weight.map(Value::from)),
+        ("version", args.instance_version.clone().map(Value::from)),
+        ("check", args.ttl.map(|ttl| json!({ "type": "ttl", "ttl": humantime::format_duration(ttl).to_string() }))),
+    ] {
+        if let Some(value) = value {
+            instance[key] = value;
+        }
+    }
+    let path = format!("/v1/namespaces/{}/instances", segment(&args.namespace));
+    let answer = of(&args.remote)?.ask(Method::POST, &path, Some(&json!({ "instances": [instance] }))).await?;
+    all_done(report(&answer))?;
+    out::line(answer["results"][0]["id"].as_str().unwrap_or_default());
+    Ok(())
+}
+
+async fn list(
+    remote: &Remote,
+    namespace: &str,
+    service: Option<&str>,
+    meta: &[(String, String)],
+    as_json: bool,
+) -> Result<(), Failure> {
+    let base = format!("/v1/namespaces/{}", segment(namespace));
+    let query: Vec<String> =
+        meta.iter().map(|(key, value)| format!("meta={}", segment(&format!("{key}={value}")))).collect();
+    let query = query.join("&");
+    let instances = match service {
+        None if meta.is_empty() => return services(remote, &base, as_json).await,
+        None => remote.ask(Method::GET, &format!("{base}/instances?{query}"), None).await?,
+        Some(service) => {
+            remote.ask(Method::GET, &format!("{base}/services/{}/instances?{query}", segment(service)), None).await?
+        }
+    };
+    let mut table = vec![["ID", "ADDRESS", "HEALTH", "WEIGHT", "ZONE", "METADATA"].map(str::to_owned)];
+    for instance in instances["instances"].as_array().into_iter().flatten() {
+        if as_json {
+            out::line(instance);
+            continue;
+        }
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let metadata: Vec<String> = instance["metadata"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter(|(key, _)| !key.starts_with(registry::api::RESERVED))
+            .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()))
+            .collect();
+        let isolated = if instance["isolate"] == Value::Bool(true) { ", isolated" } else { "" };
+        table.push([
+            text(&instance["id"]),
+            format!("{}:{}", text(&instance["host"]), instance["port"]),
+            format!("{}{isolated}", text(&instance["health"])),
+            instance["weight"].to_string(),
+            text(&instance["location"]["zone"]),
+            metadata.join(" "),
+        ]);
+    }
+    if !as_json {
+        out::raw(&columns(&table));
+    }
+    Ok(())
+}
+
+async fn services(remote: &Remote, base: &str, as_json: bool) -> Result<(), Failure> {
+    let mut table = vec![["SERVICE", "INSTANCES", "USABLE", "REVISION"].map(str::to_owned)];
+    for service in all_services(remote, base).await? {
+        if as_json {
+            out::line(&service);
+        } else {
+            let name = service["service"].as_str().unwrap_or_default().to_owned();
+            let number = |key: &str| service[key].to_string();
+            table.push([name, number("instances"), number("usable"), number("revision")]);
+        }
+    }
+    if !as_json {
+        out::raw(&columns(&table));
+    }
+    Ok(())
+}
+
+/// All pages of the list.
+async fn all_services(remote: &Remote, base: &str) -> Result<Vec<Value>, Failure> {
+    let mut all = Vec::new();
+    let mut from = String::new();
+    loop {
+        let page = remote.ask(Method::GET, &format!("{base}/services?from={}", segment(&from)), None).await?;
+        all.extend(page["services"].as_array().into_iter().flatten().cloned());
+        match page["next"].as_str() {
+            Some(next) => from = next.to_owned(),
+            None => return Ok(all),
+        }
+    }
+}
+
+/// Text in columns that are as wide as what is in them.
+fn columns<const N: usize>(table: &[[String; N]]) -> String {
+    let width = |column: usize| table.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    let mut text = String::new();
+    for row in table {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let _ = write!(line, "{cell:width$}  ");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Prints each event's data, one a line, until the registry or the user ends it.
+async fn watch(remote: &Remote, namespace: &str, service: &str) -> Result<(), Failure> {
+    let path = format!("/v1/namespaces/{}/services/{}/watch", segment(namespace), segment(service));
+    let response = remote.send(Method::GET, &path, None).await?;
+    if !response.status().is_success() {
+        return Err(Failure::runtime(format!("the registry refused ({})", response.status())));
+    }
+    let mut body = response.into_body();
+    let mut pending = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Failure::runtime(format!("the watch broke off: {error}")))?;
+        let Ok(bytes) = frame.into_data() else { continue };
+        pending.extend_from_slice(&bytes);
+        if pending.len() > LONGEST {
+            return Err(Failure::runtime(format!("an event is longer than {LONGEST} bytes")));
+        }
+        while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = pending.drain(..=end).collect();
+            if let Some(data) = line.strip_prefix(b"data: ") {
+                out::raw(&String::from_utf8_lossy(data));
+            }
+        }
+    }
+    Err(Failure::runtime("the registry ended the watch"))
+}
+
+async fn export(remote: &Remote, namespace: Option<&str>) -> Result<(), Failure> {
+    let namespaces = match namespace {
+        Some(namespace) => vec![namespace.to_owned()],
+        None => {
+            let answer = remote.ask(Method::GET, "/v1/namespaces", None).await?;
+            answer["namespaces"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|it| it.as_str().map(str::to_owned))
+                .collect()
+        }
+    };
+    for namespace in namespaces {
+        let base = format!("/v1/namespaces/{}", segment(&namespace));
+        for service in all_services(remote, &base).await? {
+            let name = service["service"].as_str().unwrap_or_default();
+            let path = format!("{base}/services/{}/instances", segment(name));
+            let whole = remote.ask(Method::GET, &path, None).await?;
+            for instance in whole["instances"].as_array().into_iter().flatten() {
+                out::line(line_of(&namespace, instance));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An instance as it is registered, with its namespace.
+fn line_of(namespace: &str, instance: &Value) -> Value {
+    let mut line = Map::new();
+    line.insert("namespace".into(), namespace.into());
+    for field in FIELDS {
+        if let Some(value) = instance.get(field) {
+            line.insert(field.into(), value.clone());
+        }
+    }
+    Value::Object(line)
+}
+
+async fn import(remote: &Remote, file: Option<&std::path::Path>) -> Result<(), Failure> {
+    let mut input: Box<dyn BufRead> = match file {
+        Some(path) => {
+            let file = std::fs::File::open(path).map_err(|error| Failure::path("read", path, &error))?;
+            Box::new(std::io::BufReader::new(file))
+        }
+        None => Box::new(std::io::BufReader::new(std::io::stdin())),
+    };
+    let mut batch: Vec<Value> = Vec::new();
+    let mut namespace = String::new();
+    let (mut number, mut sent, mut failed) = (0_u64, 0, 0);
+    let mut line = String::new();
+    loop {
+        line.clear();
+        let read = (&mut input).take(LONGEST as u64).read_line(&mut line);
+        let length = read.map_err(|error| Failure::runtime(format!("line {}: {error}", number + 1)))?;
+        number += 1;
+        let parsed = match line.trim() {
+            "" => None,
+            text => Some(parse_line(text).map_err(|why| Failure::runtime(format!("line {number}: {why}")))?),
+        };
+        let ends = length == 0;
+        let other = parsed.as_ref().is_some_and(|(of, _)| *of != namespace);
+        if !batch.is_empty() && (ends || other || batch.len() >= BATCH) {
+            sent += batch.len();
+            let body = json!({ "instances": std::mem::take(&mut batch) });
+            let path = format!("/v1/namespaces/{}/instances", segment(&namespace));
+            failed += report(&remote.ask(Method::POST, &path, Some(&body)).await?);
+        }
+        if let Some((of, instance)) = parsed {
+            namespace = of;
+            batch.push(instance);
+        }
+        if ends {
+            break;
+        }
+    }
+    out::note(format_args!("{} of {sent} instances registered", sent as u64 - failed));
+    all_done(failed)
+}
+
+/// Namespace and instance of a line.
+fn parse_line(text: &str) -> Result<(String, Value), String> {
+    let mut value: Value = serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
+    let object = value.as_object_mut().ok_or("expected an object")?;
+    let namespace = match object.remove("namespace") {
+        None => "default".to_owned(),
+        Some(Value::String(namespace)) => namespace,
+        Some(_) => return Err("namespace: expected text".into()),
+    };
+    Ok((namespace, value))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_is_exported_can_be_imported() {
+        let shown = json!({
+            "id": "a", "service": "s", "host": "h", "port": 1, "metadata": {"k": "v"}, "revision": 7, "created_ms": 1, "modified_ms": 2,
+        });
+        let (namespace, instance) = parse_line(&line_of("shop", &shown).to_string()).unwrap();
+        assert_eq!(namespace, "shop");
+        assert_eq!(instance, json!({"id": "a", "service": "s", "host": "h", "port": 1, "metadata": {"k": "v"}}));
+        assert_eq!(parse_line("{}").unwrap().0, "default");
+        assert!(parse_line("[]").is_err() && parse_line("{\"namespace\":1}").is_err() && parse_line("{").is_err());
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_content() {
+        let table = [["A", "B"], ["long", ""], ["x", "y"]].map(|row| row.map(str::to_owned));
+        assert_eq!(columns(&table), "A     B\nlong\nx     y\n");
+    }
+}

@@ -1,0 +1,199 @@
+//! What a user writes about the registry.
+
+use std::fmt;
+use std::time::Duration;
+
+use registry::api::{Auth, HttpLimits, Role, Token, TokenHash};
+use registry::{HealthSettings, Limits, Settings};
+use serde::{Deserialize, Serialize};
+
+/// `[registry]`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct RegistryConfig {
+    /// `host:port` where all fronts are served.
+    pub(crate) listen: String,
+    /// `host:port` where only Consul's API is served; empty: nowhere else.
+    pub(crate) consul_listen: String,
+    /// `host:port` where only Eureka's API is served; empty: nowhere else.
+    pub(crate) eureka_listen: String,
+    /// Where everything is kept.
+    pub(crate) store: StoreAddress,
+    /// What Consul's clients are told that this node is called.
+    pub(crate) node: String,
+    /// Who is let in.
+    pub(crate) auth: AuthMethod,
+    /// Most connections.
+    pub(crate) connections: usize,
+    /// Most connections from one address, loopback excepted.
+    pub(crate) connections_per_address: usize,
+    /// Most bytes of a request's line and headers.
+    pub(crate) header_bytes: usize,
+    /// Most bytes of a body.
+    pub(crate) body_bytes: usize,
+    /// Longest time to the last header of the next request.
+    #[serde(with = "humantime_serde")]
+    pub(crate) header_timeout: Duration,
+    /// Longest time to the last byte of a body.
+    #[serde(with = "humantime_serde")]
+    pub(crate) body_timeout: Duration,
+    /// Longest time that a client may take nothing of an answer.
+    #[serde(with = "humantime_serde")]
+    pub(crate) write_timeout: Duration,
+    /// Most requests that wait for a change at a time.
+    pub(crate) waiting: usize,
+    /// Longest time that a request may wait for a change.
+    #[serde(with = "humantime_serde")]
+    pub(crate) wait: Duration,
+    /// Most items in one batch.
+    pub(crate) batch: usize,
+    /// How much of everything there may be.
+    pub(crate) limits: Limits,
+    /// Heartbeats and probes.
+    pub(crate) health: HealthSettings,
+    /// Who may do what.
+    pub(crate) tokens: Vec<TokenConfig>,
+}
+
+/// Address of a store. It may hold a password: never shown.
+#[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(transparent)]
+pub(crate) struct StoreAddress(pub(crate) String);
+
+impl fmt::Debug for StoreAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = self.0.split(':').next().unwrap_or_default();
+        write!(f, "StoreAddress({kind}:…)")
+    }
+}
+
+/// Who is let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum AuthMethod {
+    /// Everybody, on loopback addresses only.
+    None,
+    /// Who has a token.
+    Tokens,
+}
+
+/// `[[registry.tokens]]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TokenConfig {
+    /// Name, for logs.
+    pub(crate) name: String,
+    /// SHA-256 of the token in hexadecimal.
+    pub(crate) sha256: String,
+    /// What it may do.
+    pub(crate) role: RoleName,
+    /// Where.
+    #[serde(default = "everywhere")]
+    pub(crate) namespaces: Vec<String>,
+}
+
+fn everywhere() -> Vec<String> {
+    vec!["*".into()]
+}
+
+/// A role's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum RoleName {
+    /// Discover and watch.
+    Read,
+    /// Register, send heartbeats, change and remove instances.
+    Write,
+    /// Change and remove services too.
+    Admin,
+}
+
+impl Default for RegistryConfig {
+    fn default() -> Self {
+        let http = HttpLimits::default();
+        let settings = Settings::default();
+        RegistryConfig {
+            listen: "127.0.0.1:8632".into(),
+            consul_listen: String::new(),
+            eureka_listen: String::new(),
+            store: StoreAddress("sqlite:/var/lib/kingpost/registry.sqlite".into()),
+            node: "kingpost".into(),
+            auth: AuthMethod::Tokens,
+            connections: http.connections,
+            connections_per_address: http.connections_per_address,
+            header_bytes: http.header_bytes,
+            body_bytes: http.body_bytes,
+            header_timeout: http.header_timeout,
+            body_timeout: http.body_timeout,
+            write_timeout: http.write_timeout,
+            waiting: http.waiting,
+            wait: http.wait,
+            batch: http.batch,
+            limits: settings.limits,
+            health: settings.health,
+            tokens: Vec::new(),
+        }
+    }
+}
+
+impl RegistryConfig {
+    /// The core's part.
+    pub(crate) fn settings(&self) -> Settings {
+        Settings { limits: self.limits.clone(), health: self.health.clone(), ..Settings::default() }
+    }
+
+    /// The fronts' part.
+    pub(crate) fn http(&self) -> HttpLimits {
+        HttpLimits {
+            connections: self.connections,
+            connections_per_address: self.connections_per_address,
+            header_bytes: self.header_bytes,
+            body_bytes: self.body_bytes,
+            header_timeout: self.header_timeout,
+            body_timeout: self.body_timeout,
+            write_timeout: self.write_timeout,
+            waiting: self.waiting,
+            wait: self.wait,
+            batch: self.batch,
+        }
+    }
+
+    /// Who is let in. A hash that is none was refused when the configuration was checked; here it lets nobody in.
+    pub(crate) fn auth(&self) -> Auth {
+        match self.auth {
+            AuthMethod::None => Auth::None,
+            AuthMethod::Tokens => Auth::tokens(self.tokens.iter().filter_map(|token| {
+                Some(Token {
+                    name: token.name.clone(),
+                    hash: parse_hash(&token.sha256)?,
+                    role: match token.role {
+                        RoleName::Read => Role::Read,
+                        RoleName::Write => Role::Write,
+                        RoleName::Admin => Role::Admin,
+                    },
+                    namespaces: token.namespaces.clone(),
+                })
+            })),
+        }
+    }
+
+    /// The addresses that are set, with the keys they were set by.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        [("listen", &self.listen), ("consul_listen", &self.consul_listen), ("eureka_listen", &self.eureka_listen)]
+            .into_iter()
+            .filter(|(_, address)| !address.is_empty())
+            .map(|(key, address)| (key, address.as_str()))
+    }
+}
+
+/// 64 hexadecimal digits.
+pub(crate) fn parse_hash(text: &str) -> Option<TokenHash> {
+    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut hash = TokenHash::default();
+    for (index, byte) in hash.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * index..2 * index + 2)?, 16).ok()?;
+    }
+    Some(hash)
+}

@@ -1,0 +1,133 @@
+//! A small HTTP client for the registry's own API: plain HTTP, one connection a request, with limits.
+
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::{Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+
+use crate::error::Failure;
+
+/// Longest answer.
+const LARGEST: usize = 256 << 20;
+/// Longest time for a request, its answer included.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A registry somewhere.
+#[derive(Clone)]
+pub(crate) struct Remote {
+    /// `host:port`.
+    address: String,
+    token: Option<String>,
+}
+
+impl Remote {
+    /// # Errors
+    /// The address is not `http://host:port` or `host:port`.
+    pub(crate) fn new(url: &str, token: Option<String>) -> Result<Remote, Failure> {
+        let address = url.strip_prefix("http://").unwrap_or(url).trim_end_matches('/');
+        let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
+        if !matches!(port, Some(Ok(_))) || address.contains('/') {
+            return Err(Failure::config(format!("the registry's address is {url:?}: expected http://host:port")));
+        }
+        Ok(Remote { address: address.to_owned(), token })
+    }
+
+    /// Sends a request; gives the answer before its body was read.
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Response<Incoming>, Failure> {
+        let failed = |what: &str, error: &dyn std::fmt::Display| {
+            Failure::runtime(format!("cannot {what} the registry at {}: {error}", self.address))
+                .advise("is it running? --url or KINGPOST_REGISTRY_URL name another one")
+        };
+        let stream = TcpStream::connect(&self.address).await.map_err(|error| failed("reach", &error))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| failed("talk to", &error))?;
+        tokio::spawn(async move {
+            // An error shows at the request.
+            let _ = connection.await;
+        });
+        let mut request = Request::builder().method(method).uri(path).header(HOST, &self.address);
+        if let Some(token) = &self.token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        if body.is_some() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        let body = body.map(ToString::to_string).unwrap_or_default();
+        let request = request.body(Full::new(Bytes::from(body))).map_err(|error| failed("ask", &error))?;
+        sender.send_request(request).await.map_err(|error| failed("ask", &error))
+    }
+
+    /// Sends a request and reads the answer; `null` for one without a body.
+    ///
+    /// # Errors
+    /// The registry cannot be reached, does not answer in time, or refuses.
+    pub(crate) async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
+        let whole = async {
+            let response = self.send(method, path, body).await?;
+            let status = response.status();
+            let bytes = Limited::new(response.into_body(), LARGEST)
+                .collect()
+                .await
+                .map_err(|error| Failure::runtime(format!("the answer of {} broke off: {error}", self.address)))?
+                .to_bytes();
+            let answer: Value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+            if status.is_success() {
+                return Ok(answer);
+            }
+            let why = answer["error"]["message"].as_str().unwrap_or("no reason given");
+            Err(Failure::runtime(format!("the registry at {} refused ({status}): {why}", self.address)))
+        };
+        tokio::time::timeout(LIMIT, whole).await.unwrap_or_else(|_| {
+            Err(Failure::runtime(format!(
+                "the registry at {} did not answer within {} s",
+                self.address,
+                LIMIT.as_secs()
+            )))
+        })
+    }
+}
+
+/// A name as a segment of a path.
+pub(crate) fn segment(name: &str) -> String {
+    let mut text = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_and_segments() {
+        for (url, good) in [
+            ("http://127.0.0.1:8632", true),
+            ("127.0.0.1:8632/", true),
+            ("[::1]:1", true),
+            ("https://a:1", false),
+            ("a", false),
+            (":1", false),
+            ("a:b", false),
+        ] {
+            assert_eq!(Remote::new(url, None).is_ok(), good, "{url}");
+        }
+        assert_eq!(segment("a/b ä"), "a%2Fb%20%C3%A4");
+    }
+}

@@ -1,0 +1,160 @@
+//! A registry that runs: its core, its fronts, and what operators see of it.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use registry::Registry;
+use registry::api::{BUCKETS_MICROS, Context, Front, HttpStats, Mount, Server};
+use tokio::net::TcpListener;
+use tokio::sync::Mutex;
+
+use super::config::RegistryConfig;
+use crate::admin::Source;
+use crate::error::Failure;
+use crate::exposition::{Exposition, Type};
+
+/// A registry that runs.
+pub(crate) struct Running {
+    /// The core.
+    pub(crate) registry: Registry,
+    stats: Arc<HttpStats>,
+    addresses: Vec<SocketAddr>,
+    /// None once it was shut down.
+    server: Mutex<Option<Server>>,
+}
+
+impl Running {
+    /// Opens the store, loads it and serves.
+    ///
+    /// # Errors
+    /// An address is taken, or the store cannot be opened.
+    pub(crate) async fn start(config: &RegistryConfig) -> Result<Running, Failure> {
+        let mut mounts = Vec::new();
+        let mut addresses = Vec::new();
+        for (key, address) in config.addresses() {
+            let listener = TcpListener::bind(address).await.map_err(|error| {
+                Failure::environment(format!("cannot listen on {address} for the registry: {error}"))
+                    .advise(format!("choose another address: registry.{key}"))
+            })?;
+            let bound = listener
+                .local_addr()
+                .map_err(|error| Failure::runtime(format!("cannot read the address of {address}: {error}")))?;
+            addresses.push(bound);
+            let fronts = match key {
+                "consul_listen" => vec![Front::Consul],
+                "eureka_listen" => vec![Front::Eureka],
+                _ => Front::ALL.to_vec(),
+            };
+            mounts.push(Mount { listener, fronts });
+        }
+        prepare(&config.store.0)?;
+        let store = registry::store::open(&config.store.0)
+            .await
+            .map_err(|error| Failure::environment(format!("cannot open registry.store: {error}")))?;
+        let registry = Registry::open(config.settings(), store)
+            .await
+            .map_err(|error| Failure::environment(format!("cannot start the registry: {error}")))?;
+        let context = Context::new(registry.clone(), config.auth(), config.http(), config.node.clone());
+        let stats = Arc::clone(&context.stats);
+        let server = Server::start(mounts, context);
+        Ok(Running { registry, stats, addresses, server: Mutex::new(Some(server)) })
+    }
+
+    /// Where it listens; the one with all fronts first.
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Answers what is under way until `grace` is over, and stops.
+    pub(crate) async fn shutdown(&self, grace: Duration) {
+        if let Some(server) = self.server.lock().await.take() {
+            server.shutdown(grace).await;
+            self.registry.shutdown().await;
+        }
+    }
+}
+
+/// Makes the directory of a SQLite file.
+fn prepare(store: &str) -> Result<(), Failure> {
+    let Some(file) = store.strip_prefix("sqlite:").filter(|file| *file != ":memory:") else { return Ok(()) };
+    match Path::new(file).parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        Some(parent) => std::fs::create_dir_all(parent).map_err(|error| Failure::path("create", parent, &error)),
+        None => Ok(()),
+    }
+}
+
+impl Source for Running {
+    fn metrics(&self) -> String {
+        let mut exposition = Exposition::default();
+        exposition
+            .metric(Type::Gauge, "build_info", "Always 1; the label is the version.")
+            .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1_u64);
+        describe(&self.registry, &self.stats, &mut exposition);
+        exposition.render()
+    }
+
+    fn alive(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        let status = self.registry.status();
+        match (status.ready, status.store_error) {
+            (true, _) => Ok(()),
+            (false, Some(error)) => Err(format!("the store: {error}")),
+            (false, None) => Err("stopping".into()),
+        }
+    }
+}
+
+/// The registry's metrics.
+fn describe(registry: &Registry, stats: &HttpStats, exposition: &mut Exposition) {
+    let status = registry.status();
+    exposition.gauge("registry_ready", "1 while the store answers.", status.ready);
+    exposition.gauge("registry_revision", "Revision of the whole.", status.revision.0);
+    exposition.gauge("registry_instances", "Instances.", status.instances);
+    exposition.gauge("registry_services", "Services, those included that are only waited for.", status.services);
+    exposition.gauge("registry_watchers", "Calls that wait for a change.", status.watchers);
+    exposition.gauge("registry_queued_writes", "Writes that wait for their batch.", status.queued_writes);
+    exposition.gauge(
+        "registry_protected",
+        "Services, and the whole, whose last good state is kept because too much was lost at once.",
+        status.protected.len(),
+    );
+    for (name, value) in status.counts.each() {
+        let help = format!("Count of {} since the start.", name.replace('_', " "));
+        exposition.counter(&format!("registry_{name}_total"), &help, value);
+    }
+    let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    exposition.counter("registry_connections_accepted_total", "Connections accepted.", load(&stats.accepted));
+    exposition.counter(
+        "registry_connections_refused_total",
+        "Connections closed because their address had too many.",
+        load(&stats.turned_away),
+    );
+    exposition.counter("registry_unauthorized_total", "Requests without a known token.", load(&stats.unauthorized));
+    let mut requests = exposition.metric(Type::Counter, "registry_requests_total", "Requests, by front and outcome.");
+    for (front, counts) in Front::ALL.iter().zip(&stats.fronts) {
+        for (outcome, counter) in
+            [("answered", &counts.answered), ("refused", &counts.refused), ("failed", &counts.failed)]
+        {
+            requests.sample(&[("front", front.name()), ("outcome", outcome)], load(counter));
+        }
+    }
+    let mut buckets = [0; BUCKETS_MICROS.len() + 1];
+    let mut sum = 0;
+    for front in &stats.fronts {
+        for (total, bucket) in buckets.iter_mut().zip(&front.buckets) {
+            *total += load(bucket);
+        }
+        sum += load(&front.sum_micros);
+    }
+    let pairs: Vec<(f64, u64)> =
+        BUCKETS_MICROS.iter().zip(&buckets).map(|(bound, count)| (*bound as f64 / 1e6, *count)).collect();
+    let above = buckets.last().copied().unwrap_or(0);
+    let help = "Time to answer a request; those that wait for a change left out.";
+    exposition.histogram("registry_request_seconds", help, &pairs, above, sum as f64 / 1e6);
+}

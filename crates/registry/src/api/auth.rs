@@ -1,0 +1,217 @@
+//! Who may do what: tokens with a role in namespaces.
+//!
+//! A token is 32 random bytes in text; the configuration holds only its SHA-256. A fast hash is right here, unlike for
+//! passwords: there is nothing to guess in 256 random bits. What is compared is the hash, so how long the comparison takes
+//! says nothing about a token.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use sha2::{Digest, Sha256};
+
+use super::error::ApiError;
+use super::request::Request;
+
+/// What a token may do; each includes those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Discover and watch.
+    Read,
+    /// Register, send heartbeats, change and remove instances.
+    Write,
+    /// Change and remove services.
+    Admin,
+}
+
+impl Role {
+    /// For messages: what one who has not this role may not do.
+    pub fn act(self) -> &'static str {
+        match self {
+            Role::Read => "read",
+            Role::Write => "write",
+            Role::Admin => "change services",
+        }
+    }
+}
+
+/// SHA-256 of a token.
+pub type TokenHash = [u8; 32];
+
+/// One token.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    /// Its name, for logs and messages.
+    pub name: String,
+    /// The hash of its text.
+    pub hash: TokenHash,
+    /// What it may do.
+    pub role: Role,
+    /// Where: names of namespaces; `*` stands for all.
+    pub namespaces: Vec<String>,
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Token")
+            .field("name", &self.name)
+            .field("role", &self.role)
+            .field("namespaces", &self.namespaces)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The hash of a token's text.
+pub fn hash_of(text: &str) -> TokenHash {
+    Sha256::digest(text.as_bytes()).into()
+}
+
+/// Who is let in.
+#[derive(Debug, Clone)]
+pub enum Auth {
+    /// Everybody may do everything: for loopback listeners only, which whoever configures it has to see to.
+    None,
+    /// Those with a token.
+    Tokens(HashMap<TokenHash, Token>),
+}
+
+impl Auth {
+    /// Tokens by their hashes.
+    pub fn tokens(tokens: impl IntoIterator<Item = Token>) -> Auth {
+        Auth::Tokens(tokens.into_iter().map(|token| (token.hash, token)).collect())
+    }
+
+    /// Finds out who asks.
+    ///
+    /// # Errors
+    /// No token, or an unknown one.
+    pub fn identify(&self, request: &Request) -> Result<Caller<'_>, ApiError> {
+        match self {
+            Auth::None => Ok(Caller { token: None }),
+            Auth::Tokens(tokens) => {
+                let text = presented(request).ok_or(ApiError::Unauthorized)?;
+                let token = tokens.get(&hash_of(&text)).ok_or(ApiError::Unauthorized)?;
+                Ok(Caller { token: Some(token) })
+            }
+        }
+    }
+}
+
+/// The token that a request shows: as bearer, as Consul's header or parameter, or as the password of basic authentication,
+/// which is all that Eureka's clients can do.
+fn presented(request: &Request) -> Option<String> {
+    if let Some(value) = request.header(&hyper::header::AUTHORIZATION) {
+        let (scheme, rest) = value.split_once(' ')?;
+        let rest = rest.trim();
+        if scheme.eq_ignore_ascii_case("bearer") {
+            return Some(rest.to_owned());
+        }
+        if scheme.eq_ignore_ascii_case("basic") {
+            let decoded = String::from_utf8(STANDARD.decode(rest).ok()?).ok()?;
+            return decoded.split_once(':').map(|(_, password)| password.to_owned());
+        }
+        return None;
+    }
+    request.named_header("x-consul-token").or_else(|| request.param("token")).map(str::to_owned)
+}
+
+/// Who asks, once that is known.
+#[derive(Debug, Clone, Copy)]
+pub struct Caller<'a> {
+    token: Option<&'a Token>,
+}
+
+impl Caller<'_> {
+    /// The name that logs give.
+    pub fn name(&self) -> &str {
+        self.token.map_or("-", |token| token.name.as_str())
+    }
+
+    /// Whether the caller may see a namespace.
+    pub fn may(&self, role: Role, namespace: &str) -> bool {
+        self.token.is_none_or(|token| {
+            token.role >= role && token.namespaces.iter().any(|name| name == "*" || name == namespace)
+        })
+    }
+
+    /// Insists on a role in a namespace.
+    ///
+    /// # Errors
+    /// The caller has it not.
+    pub fn needs(&self, role: Role, namespace: &str) -> Result<(), ApiError> {
+        match self.token {
+            Some(token) if !self.may(role, namespace) => {
+                Err(ApiError::Forbidden { token: token.name.clone(), act: role.act(), namespace: namespace.to_owned() })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use bytes::Bytes;
+    use hyper::Method;
+    use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+
+    use super::*;
+
+    fn asked(uri: &str, header: Option<(&str, &str)>) -> Request {
+        let mut headers = HeaderMap::new();
+        if let Some((name, value)) = header {
+            let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+            headers.insert(name, HeaderValue::from_str(value).unwrap());
+        }
+        Request::new(Method::GET, &uri.parse().unwrap(), headers, Bytes::new(), [127, 0, 0, 1].into()).unwrap()
+    }
+
+    #[test]
+    fn who_may_what() {
+        let token = |name: &str, role, namespaces: &[&str]| Token {
+            name: name.into(),
+            hash: hash_of(&format!("secret-{name}")),
+            role,
+            namespaces: namespaces.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let auth = Auth::tokens([
+            token("reader", Role::Read, &["default"]),
+            token("writer", Role::Write, &["default", "shop"]),
+            token("root", Role::Admin, &["*"]),
+        ]);
+        let basic = format!("Basic {}", STANDARD.encode("anybody:secret-writer"));
+        for (uri, header, name) in [
+            ("/", Some(("authorization", "Bearer secret-reader")), Some("reader")),
+            ("/", Some(("authorization", "bearer secret-reader")), Some("reader")),
+            ("/", Some(("x-consul-token", "secret-writer")), Some("writer")),
+            ("/?token=secret-root", None, Some("root")),
+            ("/", Some(("authorization", basic.as_str())), Some("writer")),
+            ("/", None, None),
+            ("/", Some(("authorization", "Bearer secret-reade")), None),
+            ("/", Some(("authorization", "Bearer ")), None),
+            ("/", Some(("authorization", "Digest x")), None),
+            // A wrong bearer is not rescued by a right parameter.
+            ("/?token=secret-root", Some(("authorization", "Bearer x")), None),
+        ] {
+            let request = asked(uri, header);
+            let found = auth.identify(&request);
+            assert_eq!(found.as_ref().ok().map(Caller::name), name, "{uri} {header:?}");
+        }
+        let request = asked("/?token=secret-writer", None);
+        let writer = auth.identify(&request).unwrap();
+        for (role, namespace, allowed) in [
+            (Role::Read, "default", true),
+            (Role::Write, "shop", true),
+            (Role::Admin, "shop", false),
+            (Role::Read, "other", false),
+        ] {
+            assert_eq!(writer.needs(role, namespace).is_ok(), allowed, "{role:?} {namespace}");
+        }
+        let request = asked("/?token=secret-root", None);
+        assert!(auth.identify(&request).unwrap().may(Role::Admin, "anything"));
+        assert!(Auth::None.identify(&asked("/", None)).unwrap().may(Role::Admin, "anything"));
+        let shown = format!("{auth:?}");
+        assert!(!shown.contains("hash"), "a hash is nobody's business: {shown}");
+    }
+}

@@ -1,0 +1,176 @@
+//! `/v1/catalog/…`: what there is, and registration by somebody else than the service itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::entry::{self, AgentService, CatalogService, Node};
+use super::wire::{self, Kept, Object};
+use super::{Call, DATACENTER};
+use crate::api::{ApiError, Reply};
+use crate::{Health, Instance, Registration};
+
+pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
+    match path {
+        ["register"] => register(call).await,
+        ["deregister"] => deregister(call).await,
+        _ => {
+            call.reads()?;
+            read(call, path).await
+        }
+    }
+}
+
+async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
+    let own = call.context.node.as_str();
+    match path {
+        ["datacenters"] => Ok(Reply::ok(&[DATACENTER])),
+        ["services"] => {
+            let blocked = call.blocked(None).await?;
+            let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+            for service in call.services() {
+                let mut tags = BTreeSet::new();
+                let mut any = service.instances.is_empty() && call.filter.is_none();
+                for instance in &service.instances {
+                    if call.filter.is_none() || call.fits(&CatalogService::new(instance, own)) {
+                        any = true;
+                        tags.extend(Kept::of(instance).tags);
+                    }
+                }
+                // A service that nobody is in is none to Consul.
+                if any && !service.instances.is_empty() {
+                    names.insert(service.key.name().to_owned(), tags);
+                }
+            }
+            Ok(blocked.show(Reply::ok(&names)))
+        }
+        ["service", name] => {
+            let key = call.service(name)?;
+            let blocked = call.blocked(Some(&key)).await?;
+            let snapshot = call.context.registry.snapshot(&key);
+            let list = snapshot.iter().flat_map(|snapshot| snapshot.instances.iter());
+            let entries: Vec<CatalogService> = list
+                .filter(|instance| call.has_tags(&Kept::of(instance).tags))
+                .map(|instance| CatalogService::new(instance, own))
+                .filter(|entry| call.fits(entry))
+                .collect();
+            Ok(blocked.show(Reply::ok(&entries)))
+        }
+        ["connect", _] => Ok(call.blocked(None).await?.show(Reply::ok(&[(); 0]))),
+        ["nodes"] => {
+            let blocked = call.blocked(None).await?;
+            let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
+            nodes.insert(own.to_owned(), Node::new(own, "127.0.0.1", 1));
+            for instance in call.instances() {
+                let kept = Kept::of(&instance);
+                if !kept.node.is_empty() {
+                    let node = Node::new(&kept.node, &instance.host, instance.revision.0);
+                    nodes.entry(kept.node).or_insert(node);
+                }
+            }
+            let nodes: Vec<Node> = nodes.into_values().filter(|node| call.fits(node)).collect();
+            Ok(blocked.show(Reply::ok(&nodes)))
+        }
+        ["node", name] => {
+            let blocked = call.blocked(None).await?;
+            let on_it: Vec<_> = on_node(call, name);
+            let address = match on_it.first() {
+                _ if *name == own => "127.0.0.1".to_owned(),
+                Some(instance) => instance.host.to_string(),
+                // As Consul says that there is no such node.
+                None => return Ok(blocked.show(Reply::ok(&Value::Null))),
+            };
+            let services: BTreeMap<String, AgentService> = on_it
+                .iter()
+                .map(|instance| AgentService::new(instance, &Kept::of(instance)))
+                .filter(|service| call.fits(service))
+                .map(|service| (service.id.clone(), service))
+                .collect();
+            let node = json!({ "Node": Node::new(name, &address, 1), "Services": services });
+            Ok(blocked.show(Reply::ok(&node)))
+        }
+        _ => Err(call.no_such_path()),
+    }
+}
+
+fn on_node(call: &Call<'_>, node: &str) -> Vec<std::sync::Arc<Instance>> {
+    let own = &call.context.node;
+    let mut list = call.instances();
+    list.retain(|instance| entry::node_name(&Kept::of(instance), own) == node);
+    list
+}
+
+async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
+    call.writes()?;
+    let body: Value = call.request.json()?;
+    let object = Object::new(&body, "the body")?;
+    let (node, address) = (object.text("node")?, object.text("address")?);
+    if node.is_empty() || address.is_empty() {
+        return Err(ApiError::bad("expected Node and Address"));
+    }
+    let Some(service) = object.get("service") else {
+        // A node by itself: there is nothing to keep of one that has no services.
+        return Ok(Reply::ok(&true));
+    };
+    let mut read = wire::service(service, "service")?;
+    read.kept.node = if node == call.context.node { String::new() } else { node.to_owned() };
+    let check = match (object.get("check"), object.get("checks").and_then(Value::as_array).map(Vec::as_slice)) {
+        (Some(check), _) | (None, Some([check])) => Some(wire::probe(check)?),
+        (None, Some(list)) if list.len() > 1 => {
+            return Err(ApiError::bad(format!("Checks: {} of them, expected at most one a service", list.len())));
+        }
+        _ => read.check.take(),
+    };
+    if let Some(check) = &check {
+        read.kept.check_name.clone_from(&check.name);
+        read.kept.notes.clone_from(&check.notes);
+    }
+    let mut meta: BTreeMap<String, String> =
+        read.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+    wire::keep(&mut meta, &read.kept, &read.id, check.as_ref());
+    let host = if read.address.is_empty() { address } else { &read.address };
+    let registration = Registration {
+        weight: read.weight,
+        metadata: crate::Metadata::from_pairs(&meta)?,
+        // Whoever writes to the catalog keeps the status up to date too: nothing is probed.
+        health: Some(check.and_then(|check| check.status).unwrap_or(Health::Passing)),
+        ..Registration::new(call.id(&read.id)?, call.service(&read.name)?, host, read.port)
+    };
+    write(call.context.registry.register(vec![registration]).await)?;
+    call.audit("catalog/register", &read.id);
+    Ok(Reply::ok(&true))
+}
+
+async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
+    call.writes()?;
+    let body: Value = call.request.json()?;
+    let object = Object::new(&body, "the body")?;
+    let node = object.text("node")?;
+    if node.is_empty() {
+        return Err(ApiError::bad("expected Node"));
+    }
+    let (service, check) = (object.text("serviceid")?, object.text("checkid")?);
+    if service.is_empty() && !check.is_empty() {
+        return Err(ApiError::bad("CheckID: a check is removed by registering its service without one"));
+    }
+    let mut ids: Vec<_> = on_node(call, node).iter().map(|instance| instance.id.clone()).collect();
+    if !service.is_empty() {
+        ids.retain(|id| id.local() == service);
+    }
+    for some in ids.chunks(call.context.registry.limits().call_rows.max(1)) {
+        for row in call.context.registry.deregister(some).await {
+            match row {
+                // Somebody else was faster.
+                Ok(_) | Err(crate::WriteError::NotFound { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    call.audit("catalog/deregister", if service.is_empty() { node } else { service });
+    Ok(Reply::ok(&true))
+}
+
+/// The only row of a call.
+pub(super) fn write(rows: Vec<Result<crate::Written, crate::WriteError>>) -> Result<crate::Written, ApiError> {
+    rows.into_iter().next().unwrap_or(Err(crate::WriteError::Stopped)).map_err(ApiError::from)
+}

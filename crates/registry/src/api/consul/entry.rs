@@ -1,0 +1,282 @@
+//! What Consul's clients are told: services, checks and nodes in their JSON.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::wire::{CHECK_ID, Kept, WEIGHT_SCALE, status};
+use crate::api::{RESERVED, format_duration};
+use crate::{CheckKind, Health, Instance};
+
+/// The one datacenter there is.
+pub(super) const DATACENTER: &str = "dc1";
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct Node {
+    #[serde(rename = "ID")]
+    id: String,
+    node: String,
+    address: String,
+    datacenter: &'static str,
+    tagged_addresses: BTreeMap<&'static str, String>,
+    meta: BTreeMap<String, String>,
+    create_index: u64,
+    modify_index: u64,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct Weights {
+    passing: u16,
+    warning: u16,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct AgentService {
+    #[serde(rename = "ID")]
+    pub(super) id: String,
+    service: String,
+    tags: Vec<String>,
+    meta: BTreeMap<String, String>,
+    port: u16,
+    address: String,
+    tagged_addresses: Value,
+    weights: Weights,
+    enable_tag_override: bool,
+    create_index: u64,
+    modify_index: u64,
+    datacenter: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct Check {
+    node: String,
+    #[serde(rename = "CheckID")]
+    pub(super) check_id: String,
+    name: String,
+    status: &'static str,
+    notes: String,
+    output: &'static str,
+    #[serde(rename = "ServiceID")]
+    service_id: String,
+    service_name: String,
+    service_tags: Vec<String>,
+    #[serde(rename = "Type")]
+    kind: &'static str,
+    definition: Value,
+    create_index: u64,
+    modify_index: u64,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct ServiceEntry {
+    node: Node,
+    service: AgentService,
+    checks: Vec<Check>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct CatalogService {
+    #[serde(rename = "ID")]
+    id: String,
+    node: String,
+    address: String,
+    datacenter: &'static str,
+    tagged_addresses: BTreeMap<&'static str, String>,
+    node_meta: BTreeMap<String, String>,
+    #[serde(rename = "ServiceID")]
+    service_id: String,
+    service_name: String,
+    service_address: String,
+    service_tagged_addresses: Value,
+    service_tags: Vec<String>,
+    service_meta: BTreeMap<String, String>,
+    service_port: u16,
+    service_weights: Weights,
+    service_enable_tag_override: bool,
+    create_index: u64,
+    modify_index: u64,
+}
+
+/// The name of an instance's node.
+pub(super) fn node_name<'a>(kept: &'a Kept, own: &'a str) -> &'a str {
+    if kept.node.is_empty() { own } else { &kept.node }
+}
+
+/// The id of an instance's check.
+pub(super) fn check_id(instance: &Instance) -> String {
+    match instance.metadata.get(CHECK_ID) {
+        Some(id) => id.to_owned(),
+        None => format!("service:{}", instance.id.local()),
+    }
+}
+
+/// The worst of an instance's checks.
+pub(super) fn worst(instance: &Instance) -> Health {
+    if instance.isolate { Health::Critical } else { instance.health }
+}
+
+fn meta(instance: &Instance) -> BTreeMap<String, String> {
+    let open = instance.metadata.iter().filter(|(key, _)| !key.starts_with(RESERVED));
+    open.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+fn weights(instance: &Instance) -> Weights {
+    Weights { passing: (instance.weight / WEIGHT_SCALE).max(1), warning: 1 }
+}
+
+fn addresses(kept: &Kept) -> Value {
+    kept.tagged_addresses.clone().unwrap_or_else(|| json!({}))
+}
+
+impl Node {
+    pub(super) fn new(name: &str, address: &str, revision: u64) -> Node {
+        Node {
+            id: node_id(name),
+            node: name.to_owned(),
+            address: address.to_owned(),
+            datacenter: DATACENTER,
+            tagged_addresses: BTreeMap::from([("lan", address.to_owned()), ("wan", address.to_owned())]),
+            meta: BTreeMap::new(),
+            create_index: revision,
+            modify_index: revision,
+        }
+    }
+}
+
+/// A UUID that is the same for the same name.
+pub(super) fn node_id(name: &str) -> String {
+    let hash = crate::api::hash_of(name);
+    let hex: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+impl AgentService {
+    pub(super) fn new(instance: &Instance, kept: &Kept) -> AgentService {
+        AgentService {
+            id: instance.id.local().to_owned(),
+            service: instance.service.name().to_owned(),
+            tags: kept.tags.clone(),
+            meta: meta(instance),
+            port: instance.port,
+            address: instance.host.to_string(),
+            tagged_addresses: addresses(kept),
+            weights: weights(instance),
+            enable_tag_override: kept.enable_tag_override,
+            create_index: instance.revision.0,
+            modify_index: instance.revision.0,
+            datacenter: DATACENTER,
+        }
+    }
+}
+
+/// The checks of an instance: its own, and one for maintenance while it is out.
+pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Check> {
+    let check = |check_id: String, name: String, status, notes: String, kind, definition| Check {
+        node: node_name(kept, own_node).to_owned(),
+        check_id,
+        name,
+        status,
+        notes,
+        output: "",
+        service_id: instance.id.local().to_owned(),
+        service_name: instance.service.name().to_owned(),
+        service_tags: kept.tags.clone(),
+        kind,
+        definition,
+        create_index: instance.revision.0,
+        modify_index: instance.revision.0,
+    };
+    let mut list = Vec::with_capacity(1);
+    if instance.check.is_some() || instance.health != Health::Passing || !kept.check_name.is_empty() {
+        let name = match kept.check_name.as_str() {
+            "" => format!("Service '{}' check", instance.service.name()),
+            name => name.to_owned(),
+        };
+        let (kind, definition) = definition(instance);
+        list.push(check(check_id(instance), name, status(instance.health), kept.notes.clone(), kind, definition));
+    }
+    if instance.isolate {
+        let id = format!("_service_maintenance:{}", instance.id.local());
+        list.push(check(id, "Service Maintenance Mode".into(), "critical", String::new(), "maintenance", json!({})));
+    }
+    list
+}
+
+fn definition(instance: &Instance) -> (&'static str, Value) {
+    let Some(check) = &instance.check else { return ("", json!({})) };
+    let mut definition = serde_json::Map::new();
+    let mut add = |key: &str, value: String| {
+        definition.insert(key.to_owned(), Value::String(value));
+    };
+    let (kind, pace) = match &check.kind {
+        CheckKind::Ttl { .. } => ("ttl", None),
+        CheckKind::Http { url, pace } => {
+            add("HTTP", url.clone());
+            ("http", Some(pace))
+        }
+        CheckKind::Tcp { target, pace } => {
+            add("TCP", target.clone().unwrap_or_else(|| format!("{}:{}", instance.host, instance.port)));
+            ("tcp", Some(pace))
+        }
+        CheckKind::Postgres { pace, .. } => ("postgres", Some(pace)),
+    };
+    if let Some(pace) = pace {
+        add("Interval", format_duration(pace.interval));
+        add("Timeout", format_duration(pace.timeout));
+    }
+    if let Some(after) = check.deregister_after {
+        add("DeregisterCriticalServiceAfter", format_duration(after));
+    }
+    (kind, Value::Object(definition))
+}
+
+impl ServiceEntry {
+    pub(super) fn new(instance: &Instance, own_node: &str) -> ServiceEntry {
+        let kept = Kept::of(instance);
+        ServiceEntry {
+            node: Node::new(node_name(&kept, own_node), &instance.host, instance.revision.0),
+            checks: checks(instance, &kept, own_node),
+            service: AgentService::new(instance, &kept),
+        }
+    }
+}
+
+impl CatalogService {
+    pub(super) fn new(instance: &Instance, own_node: &str) -> CatalogService {
+        let kept = Kept::of(instance);
+        let node = node_name(&kept, own_node).to_owned();
+        CatalogService {
+            id: node_id(&node),
+            node,
+            address: instance.host.to_string(),
+            datacenter: DATACENTER,
+            tagged_addresses: BTreeMap::from([("lan", instance.host.to_string())]),
+            node_meta: BTreeMap::new(),
+            service_id: instance.id.local().to_owned(),
+            service_name: instance.service.name().to_owned(),
+            service_address: instance.host.to_string(),
+            service_tagged_addresses: addresses(&kept),
+            service_tags: kept.tags.clone(),
+            service_meta: meta(instance),
+            service_port: instance.port,
+            service_weights: weights(instance),
+            service_enable_tag_override: kept.enable_tag_override,
+            create_index: instance.revision.0,
+            modify_index: instance.revision.0,
+        }
+    }
+}
+
+impl Check {
+    /// Whether it has a status.
+    pub(super) fn is(&self, status: &str) -> bool {
+        self.status == status
+    }
+}

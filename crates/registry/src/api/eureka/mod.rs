@@ -1,0 +1,405 @@
+//! Eureka's REST: XML unless a client asks for JSON.
+//!
+//! An application is a service of the namespace `default`, whose name is the application's in lower case; Eureka's own way to
+//! write it is upper case. An instance whose lease is over is not shown from that moment, and is removed after three more
+//! leases; a heartbeat before brings it back.
+//!
+//! Not there: peer replication, remote regions (`regions=` is ignored), and registering in XML (clients do it in JSON).
+//!
+//! Format: <https://github.com/Netflix/eureka/wiki/Eureka-REST-operations>.
+
+mod view;
+mod wire;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hyper::header::ACCEPT;
+use hyper::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use super::auth::{Caller, Role};
+use super::reply::{JSON, XML};
+use super::{ApiError, Context, RESERVED, Reply, Request, audit};
+use crate::{
+    Beat, Change, Check, CheckKind, Instance, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision,
+    ServiceKey, ServiceSnapshot,
+};
+use view::{Form, HashCode, app_name};
+use wire::{KEPT, Kept};
+
+/// The namespace of all applications: Eureka has none.
+const NAMESPACE: &str = "default";
+/// What a delta reaches back.
+const WINDOW: Duration = Duration::from_secs(180);
+/// Leases without a heartbeat after which an instance is removed.
+const LEASES: u32 = 3;
+
+/// Which revisions were there when: so that a delta knows where to begin. One entry a second at most, and those of the
+/// window only.
+#[derive(Debug, Default)]
+pub(super) struct Past(Mutex<VecDeque<(Instant, Revision)>>);
+
+impl Past {
+    /// Takes note of a revision that a client is about to see.
+    pub(super) fn note(&self, now: Instant, revision: Revision) {
+        let mut past = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if past.back().is_none_or(|(last, _)| now.duration_since(*last) >= Duration::from_secs(1)) {
+            past.push_back((now, revision));
+        }
+        // One older than the window stays: it is where the window begins.
+        while past.get(1).is_some_and(|(second, _)| now.duration_since(*second) >= WINDOW) {
+            past.pop_front();
+        }
+    }
+
+    /// Where the window begins.
+    fn begin(&self) -> Option<Revision> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).front().map(|(_, revision)| *revision)
+    }
+}
+
+struct Call<'a> {
+    context: &'a Arc<Context>,
+    request: &'a Request,
+    caller: Caller<'a>,
+    namespace: NamespaceName,
+    form: Form,
+}
+
+pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
+    let caller = context.auth.identify(request)?;
+    let accept = request.header(&ACCEPT).unwrap_or_default();
+    let form = if accept.contains("json") { Form::Json } else { Form::Xml };
+    let call = Call { context, request, caller, namespace: super::namespace(NAMESPACE)?, form };
+    let path = request.path();
+    let method = if request.method == Method::HEAD { Method::GET } else { request.method.clone() };
+    // Spring's clients are given …/eureka, older ones …/eureka/v2.
+    let path = match path.as_slice() {
+        ["eureka", "v2", rest @ ..] | ["eureka", rest @ ..] => rest,
+        _ => &[],
+    };
+    let reading = method == Method::GET;
+    call.caller.needs(if reading { Role::Read } else { Role::Write }, NAMESPACE)?;
+    let reply = match (method.as_str(), path) {
+        ("GET", ["apps"]) => call.applications(),
+        ("GET", ["apps", "delta"]) => call.delta(),
+        ("GET", ["apps", app]) => call.application(app)?,
+        ("GET", ["apps", app, id]) => call.show("instance", view::instance(&*call.found(Some(app), id)?, "ADDED")),
+        ("GET", ["instances", id]) => call.show("instance", view::instance(&*call.found(None, id)?, "ADDED")),
+        ("GET", ["vips", vip]) => call.vip("vipAddress", vip)?,
+        ("GET", ["svips", vip]) => call.vip("secureVipAddress", vip)?,
+        ("POST", ["apps", app]) => call.register(app).await?,
+        ("PUT", ["apps", app, id]) => call.heartbeat(app, id).await?,
+        ("DELETE", ["apps", app, id]) => call.cancel(app, id).await?,
+        ("PUT", ["apps", app, id, "status"]) => call.overrides(app, id, true).await?,
+        ("DELETE", ["apps", app, id, "status"]) => call.overrides(app, id, false).await?,
+        ("PUT", ["apps", app, id, "metadata"]) => call.metadata(app, id).await?,
+        (_, ["apps"] | ["apps", "delta"] | ["instances" | "vips" | "svips", _]) => {
+            return Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" });
+        }
+        (_, ["apps", _]) => return Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, POST" }),
+        (_, ["apps", _, _]) => return Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, PUT, DELETE" }),
+        (_, ["apps", _, _, "status"]) => return Err(ApiError::MethodNotAllowed { allow: "PUT, DELETE" }),
+        (_, ["apps", _, _, "metadata"]) => return Err(ApiError::MethodNotAllowed { allow: "PUT" }),
+        _ => return Err(ApiError::NoSuchPath(format!("/{}", request.segments.join("/")))),
+    };
+    Ok(if request.accepts_gzip() { reply.gzip() } else { reply })
+}
+
+impl Call<'_> {
+    fn show(&self, name: &str, tree: Value) -> Reply {
+        match self.form {
+            Form::Xml => Reply::bytes(StatusCode::OK, XML, view::xml(name, &tree)),
+            Form::Json => Reply::bytes(StatusCode::OK, JSON, json!({ name: tree }).to_string()),
+        }
+    }
+
+    /// The service of an application. One whose name is not in lower case came through another front.
+    fn service(&self, app: &str) -> Result<ServiceKey, ApiError> {
+        let usual = ServiceKey::new(&self.namespace, &app.to_lowercase())?;
+        let registry = &self.context.registry;
+        if registry.snapshot(&usual).is_some() {
+            return Ok(usual);
+        }
+        let upper = app_name(app);
+        let other = registry.services(Some(&self.namespace)).into_iter().find(|it| app_name(it.key.name()) == upper);
+        Ok(other.map_or(usual, |service| service.key.clone()))
+    }
+
+    fn found(&self, app: Option<&str>, id: &str) -> Result<Arc<Instance>, ApiError> {
+        let instance = self.context.registry.instance(&InstanceId::new(&self.namespace, id)?);
+        let same = |instance: &Arc<Instance>| {
+            app.is_none_or(|app| app_name(app) == app_name(instance.service.name())) && view::status(instance).is_some()
+        };
+        instance.filter(same).ok_or_else(|| ApiError::NotFound { what: "instance", name: id.to_owned() })
+    }
+
+    /// As [`Call::found`], with those whose lease is over.
+    fn leased(&self, app: &str, id: &str) -> Result<Arc<Instance>, ApiError> {
+        let instance = self.context.registry.instance(&InstanceId::new(&self.namespace, id)?);
+        let same = |instance: &Arc<Instance>| app_name(app) == app_name(instance.service.name());
+        instance.filter(same).ok_or_else(|| ApiError::NotFound { what: "instance", name: id.to_owned() })
+    }
+
+    fn services(&self) -> Vec<Arc<ServiceSnapshot>> {
+        self.context.registry.services(Some(&self.namespace))
+    }
+
+    fn hash_code(&self, services: &[Arc<ServiceSnapshot>]) -> String {
+        let mut code = HashCode::default();
+        let all = services.iter().flat_map(|service| service.instances.iter());
+        all.filter_map(|instance| view::status(instance)).for_each(|status| code.add(status));
+        code.text()
+    }
+
+    fn tree(&self, version: Revision, hash_code: String, applications: Vec<Value>) -> Reply {
+        let tree = json!({
+            "versions__delta": version.to_string(),
+            "apps__hashcode": hash_code,
+            "application": applications,
+        });
+        self.show("applications", tree)
+    }
+
+    fn applications(&self) -> Reply {
+        let revision = self.context.registry.revision();
+        self.context.past.note(Instant::now(), revision);
+        let services = self.services();
+        let applications = shown(&services, |_| true);
+        self.tree(revision, self.hash_code(&services), applications)
+    }
+
+    fn application(&self, app: &str) -> Result<Reply, ApiError> {
+        let snapshot = self.context.registry.snapshot(&self.service(app)?);
+        let services: Vec<_> = snapshot.into_iter().collect();
+        match shown(&services, |_| true).pop() {
+            Some(application) => Ok(self.show("application", application)),
+            None => Err(ApiError::NotFound { what: "application", name: app.to_owned() }),
+        }
+    }
+
+    fn vip(&self, field: &str, vip: &str) -> Result<Reply, ApiError> {
+        let services = self.services();
+        let fits = |instance: &Instance| match Kept::of(instance) {
+            Some(kept) => kept.text(field).split(',').any(|one| one.trim() == vip),
+            None => field == "vipAddress" && instance.service.name() == vip,
+        };
+        let applications = shown(&services, fits);
+        if applications.is_empty() {
+            return Err(ApiError::NotFound { what: "address", name: vip.to_owned() });
+        }
+        Ok(self.tree(self.context.registry.revision(), String::new(), applications))
+    }
+
+    /// What changed in the last minutes; all there is where that is not known any more.
+    fn delta(&self) -> Reply {
+        let registry = &self.context.registry;
+        let revision = registry.revision();
+        self.context.past.note(Instant::now(), revision);
+        let services = self.services();
+        let code = self.hash_code(&services);
+        let changes = self.context.past.begin().and_then(|since| registry.all_changes(since));
+        let Some(changes) = changes else { return self.tree(revision, code, shown(&services, |_| true)) };
+        // The last word on each instance counts.
+        let mut latest: BTreeMap<(String, String), Value> = BTreeMap::new();
+        for change in changes.iter().filter(|change| change.service().namespace() == NAMESPACE) {
+            let app = app_name(change.service().name());
+            match change {
+                Change::Put(instance) => {
+                    let action = match view::status(instance) {
+                        None => "DELETED",
+                        Some(_) if instance.ctime == instance.mtime => "ADDED",
+                        Some(_) => "MODIFIED",
+                    };
+                    latest.insert((app, instance.id.local().to_owned()), view::instance(instance, action));
+                }
+                Change::Removed { id, service, mtime, .. } => {
+                    let gone = view::gone(id.local(), service.name(), *mtime);
+                    latest.insert((app, id.local().to_owned()), gone);
+                }
+                Change::Service { .. } => {}
+            }
+        }
+        let mut applications: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+        for ((app, _), instance) in latest {
+            applications.entry(app).or_default().push(instance);
+        }
+        let applications = applications.into_iter().map(|(name, list)| view::application(&name, list)).collect();
+        self.tree(revision, code, applications)
+    }
+
+    async fn register(&self, app: &str) -> Result<Reply, ApiError> {
+        let body: Value = self.request.json()?;
+        let mut sent = wire::read(&body)?;
+        let service = self.service(app)?;
+        let id = InstanceId::new(&self.namespace, &sent.id)?;
+        let before = self.context.registry.instance(&id);
+        let known = before.as_ref().and_then(|instance| Kept::of(instance));
+        // An operator's word outlives the instance's registering again.
+        if let Some(known) =
+            known.as_ref().filter(|known| !known.overridden.is_empty() && sent.kept.overridden.is_empty())
+        {
+            sent.kept.overridden.clone_from(&known.overridden);
+        }
+        let ttl = Duration::from_secs(sent.lease_seconds);
+        let pairs = sent.metadata.into_iter().filter(|(key, _)| !key.starts_with(RESERVED));
+        let pairs = pairs.chain([(KEPT.to_owned(), sent.kept.to_text())]);
+        let registration = Registration {
+            metadata: Metadata::from_pairs(pairs)?,
+            check: Some(Check { kind: CheckKind::Ttl { ttl }, deregister_after: Some(ttl.saturating_mul(LEASES)) }),
+            health: Some(crate::Health::Passing),
+            isolate: isolated(&sent.kept, known.as_ref()),
+            ..Registration::new(id, service, &sent.host, sent.port)
+        };
+        one(self.context.registry.register(vec![registration]).await)?;
+        self.audit("register", &sent.id);
+        Ok(Reply::empty(StatusCode::NO_CONTENT))
+    }
+
+    async fn heartbeat(&self, app: &str, id: &str) -> Result<Reply, ApiError> {
+        let instance = self.leased(app, id)?;
+        let Some(kept) = Kept::of(&instance) else {
+            // Registered by another front: only its life is ours to note.
+            return self.beat(&instance);
+        };
+        let dirty = self.request.param("lastDirtyTimestamp").and_then(|text| text.parse::<i64>().ok());
+        if dirty.is_some_and(|dirty| dirty > kept.last_dirty && kept.last_dirty != 0) {
+            // The client has something newer to say: the answer makes it register again.
+            return Err(ApiError::NotFound { what: "instance as new as that", name: id.to_owned() });
+        }
+        // `status=` says nothing, as with the original: a client whose status changes registers again, or has it overridden.
+        self.beat(&instance)
+    }
+
+    fn beat(&self, instance: &Instance) -> Result<Reply, ApiError> {
+        let beats = self.context.registry.heartbeat(std::slice::from_ref(&instance.id));
+        match beats.first() {
+            Some(Beat::Known) => Ok(Reply::empty(StatusCode::OK)),
+            _ => Err(ApiError::NotFound { what: "instance", name: instance.id.local().to_owned() }),
+        }
+    }
+
+    async fn cancel(&self, app: &str, id: &str) -> Result<Reply, ApiError> {
+        let instance = self.leased(app, id)?;
+        one(self.context.registry.deregister(std::slice::from_ref(&instance.id)).await)?;
+        self.audit("cancel", id);
+        Ok(Reply::empty(StatusCode::OK))
+    }
+
+    /// Sets what an operator says, or takes it back.
+    async fn overrides(&self, app: &str, id: &str, set: bool) -> Result<Reply, ApiError> {
+        let instance = self.leased(app, id)?;
+        let mut kept = Kept::of(&instance).unwrap_or_default();
+        let known = kept.clone();
+        let value = self.request.param("value").map(wire::status).transpose()?;
+        if set {
+            let value = value.ok_or_else(|| ApiError::bad("value is missing: expected a status"))?;
+            kept.overridden = if value == "UNKNOWN" { String::new() } else { value };
+        } else {
+            kept.overridden.clear();
+            if let Some(value) = value.filter(|value| value != "UNKNOWN") {
+                kept.status = value;
+            }
+        }
+        self.keep(&instance, &kept, isolated(&kept, Some(&known))).await?;
+        self.audit(if set { "override status" } else { "end status override" }, id);
+        Ok(Reply::empty(StatusCode::OK))
+    }
+
+    /// Sets single entries of the metadata: `?key=value`.
+    async fn metadata(&self, app: &str, id: &str) -> Result<Reply, ApiError> {
+        let instance = self.leased(app, id)?;
+        let mut pairs: BTreeMap<String, String> =
+            instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        for (key, value) in self.request.query.iter().filter(|(key, _)| !matches!(key.as_str(), "token")) {
+            if key.starts_with(RESERVED) {
+                return Err(ApiError::bad(format!("{key:?} begins with {RESERVED:?}, which is reserved")));
+            }
+            pairs.insert(key.clone(), value.clone());
+        }
+        let patch = Patch { metadata: Some(Metadata::from_pairs(&pairs)?), ..Patch::default() };
+        one(self.context.registry.update(vec![(instance.id.clone(), patch)]).await)?;
+        self.audit("set metadata", id);
+        Ok(Reply::empty(StatusCode::OK))
+    }
+
+    async fn keep(&self, instance: &Instance, kept: &Kept, isolate: Option<bool>) -> Result<(), ApiError> {
+        let mut pairs: BTreeMap<String, String> =
+            instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        pairs.insert(KEPT.into(), kept.to_text());
+        let patch = Patch { metadata: Some(Metadata::from_pairs(&pairs)?), isolate, ..Patch::default() };
+        one(self.context.registry.update(vec![(instance.id.clone(), patch)]).await)?;
+        Ok(())
+    }
+
+    fn audit(&self, action: &str, id: &str) {
+        audit(&self.caller, self.request, action, NAMESPACE, id);
+    }
+}
+
+/// Whether an instance is to be isolated in the model now that `kept` is so and `known` was. None leaves it as it is: one that
+/// was UP and is isolated all the same was taken out through another front.
+fn isolated(kept: &Kept, known: Option<&Kept>) -> Option<bool> {
+    match (kept.effective() == "UP", known.is_none_or(|known| known.effective() == "UP")) {
+        (false, _) => Some(true),
+        (true, false) => Some(false),
+        (true, true) => None,
+    }
+}
+
+/// The applications with at least one instance that is wanted and whose lease lives.
+fn shown(services: &[Arc<ServiceSnapshot>], wanted: impl Fn(&Instance) -> bool) -> Vec<Value> {
+    // Two services whose names differ in case only are one application.
+    let mut applications: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    for service in services {
+        let list = service.instances.iter().filter(|instance| view::status(instance).is_some() && wanted(instance));
+        let list: Vec<Value> = list.map(|instance| view::instance(instance, "ADDED")).collect();
+        if !list.is_empty() {
+            applications.entry(app_name(service.key.name())).or_default().extend(list);
+        }
+    }
+    applications.into_iter().map(|(name, list)| view::application(&name, list)).collect()
+}
+
+fn one(rows: Vec<Result<crate::Written, crate::WriteError>>) -> Result<crate::Written, ApiError> {
+    rows.into_iter().next().unwrap_or(Err(crate::WriteError::Stopped)).map_err(ApiError::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whose_word_counts() {
+        let kept = |status: &str, overridden: &str| Kept {
+            status: status.into(),
+            overridden: overridden.into(),
+            ..Kept::default()
+        };
+        for (now, before, expected) in [
+            (kept("UP", ""), None, None),
+            (kept("DOWN", ""), None, Some(true)),
+            (kept("UP", "OUT_OF_SERVICE"), None, Some(true)),
+            (kept("UP", ""), Some(kept("UP", "")), None),
+            (kept("UP", ""), Some(kept("DOWN", "")), Some(false)),
+            (kept("UP", ""), Some(kept("UP", "OUT_OF_SERVICE")), Some(false)),
+            (kept("DOWN", "UP"), Some(kept("DOWN", "")), Some(false)),
+        ] {
+            assert_eq!(isolated(&now, before.as_ref()), expected, "{now:?} after {before:?}");
+        }
+    }
+
+    #[test]
+    fn the_window_of_a_delta() {
+        let past = Past::default();
+        let start = Instant::now();
+        assert_eq!(past.begin(), None);
+        for second in 0..400_u64 {
+            past.note(start + Duration::from_secs(second), Revision(second));
+        }
+        let begin = past.begin().map(|revision| revision.0);
+        assert_eq!(begin, Some(399 - 180), "the last one that is as old as the window");
+    }
+}

@@ -1,0 +1,258 @@
+//! What Eureka's clients are told. One tree for both forms: in JSON as it is, in XML `@name` is an attribute, `$` the text, and
+//! a list is its element repeated.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde_json::{Map, Value, json};
+
+use super::wire::{KEPT, Kept};
+use crate::api::RESERVED;
+use crate::{Health, Instance};
+
+/// What a client asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    Xml,
+    Json,
+}
+
+/// What a data center is called that says nothing of itself.
+const DATA_CENTER: &str = "com.netflix.appinfo.InstanceInfo$DefaultDataCenterInfo";
+
+/// The application's name of a service.
+pub(super) fn app_name(service: &str) -> String {
+    service.to_uppercase()
+}
+
+/// An instance's status, or none if its lease is over: then it is not shown.
+pub(super) fn status(instance: &Instance) -> Option<&'static str> {
+    let kept = Kept::of(instance);
+    let says = kept.as_ref().map_or("UP", Kept::effective);
+    match (&kept, instance.health) {
+        (Some(_), Health::Critical) => None,
+        (None, Health::Critical) => Some("DOWN"),
+        _ if instance.isolate && says == "UP" => Some("OUT_OF_SERVICE"),
+        _ => Some(match says {
+            "UP" => "UP",
+            "DOWN" => "DOWN",
+            "STARTING" => "STARTING",
+            "OUT_OF_SERVICE" => "OUT_OF_SERVICE",
+            _ => "UNKNOWN",
+        }),
+    }
+}
+
+/// An instance. `action` is what became of it, in a delta.
+pub(super) fn instance(instance: &Instance, action: &str) -> Value {
+    let kept = Kept::of(instance).unwrap_or_default();
+    let name = instance.service.name();
+    let lease = instance.check.as_ref().and_then(|check| check.time_to_live()).map_or(90, |ttl| ttl.as_secs().max(1));
+    let metadata: Map<String, Value> = instance
+        .metadata
+        .iter()
+        .filter(|(key, _)| *key != KEPT && !key.starts_with(RESERVED))
+        .map(|(key, value)| (key.to_owned(), value.into()))
+        .collect();
+    let text_or = |field: &str, other: &str| match kept.text(field) {
+        "" => other.to_owned(),
+        text => text.to_owned(),
+    };
+    let plain_on = kept.fields.get("portEnabled").and_then(Value::as_bool).unwrap_or(true);
+    let mut shown = json!({
+        "instanceId": instance.id.local(),
+        "hostName": text_or("hostName", &instance.host),
+        "app": app_name(name),
+        "ipAddr": &*instance.host,
+        "status": status(instance).unwrap_or("DOWN"),
+        "overriddenstatus": if kept.overridden.is_empty() { "UNKNOWN" } else { &kept.overridden },
+        "port": { "$": instance.port, "@enabled": plain_on.to_string() },
+        "securePort": kept.fields.get("securePort").cloned().unwrap_or_else(|| json!({ "$": 443, "@enabled": "false" })),
+        "countryId": 1,
+        "dataCenterInfo": kept.fields.get("dataCenterInfo").filter(|value| value.is_object()).cloned()
+            .unwrap_or_else(|| json!({ "@class": DATA_CENTER, "name": "MyOwn" })),
+        "leaseInfo": {
+            "renewalIntervalInSecs": kept.fields.get("renewalIntervalInSecs").and_then(Value::as_u64).unwrap_or(30),
+            "durationInSecs": lease,
+            "registrationTimestamp": instance.ctime,
+            "lastRenewalTimestamp": instance.mtime,
+            "evictionTimestamp": 0,
+            "serviceUpTimestamp": instance.ctime,
+        },
+        "metadata": metadata,
+        "vipAddress": text_or("vipAddress", name),
+        "isCoordinatingDiscoveryServer": "false",
+        "lastUpdatedTimestamp": instance.mtime.to_string(),
+        "lastDirtyTimestamp": kept.last_dirty.to_string(),
+        "actionType": action,
+    });
+    for field in [
+        "sid",
+        "appGroupName",
+        "homePageUrl",
+        "statusPageUrl",
+        "healthCheckUrl",
+        "secureHealthCheckUrl",
+        "secureVipAddress",
+        "asgName",
+    ] {
+        if let Some(value) = kept.fields.get(field).filter(|value| value.is_string()) {
+            shown[field] = value.clone();
+        }
+    }
+    shown
+}
+
+/// What is left to say of an instance that is gone. Clients that know instances by host and port, as eureka-js-client does
+/// where deltas are switched on, do not find it by this; the hash code tells the others that they missed something.
+pub(super) fn gone(id: &str, service: &str, mtime: i64) -> Value {
+    json!({
+        "instanceId": id,
+        "hostName": "",
+        "app": app_name(service),
+        "ipAddr": "",
+        "status": "DOWN",
+        "overriddenstatus": "UNKNOWN",
+        "port": { "$": 0, "@enabled": "false" },
+        "securePort": { "$": 0, "@enabled": "false" },
+        "countryId": 1,
+        "dataCenterInfo": { "@class": DATA_CENTER, "name": "MyOwn" },
+        "metadata": {},
+        "vipAddress": service,
+        "lastUpdatedTimestamp": mtime.to_string(),
+        "lastDirtyTimestamp": mtime.to_string(),
+        "actionType": "DELETED",
+    })
+}
+
+/// An application.
+pub(super) fn application(name: &str, instances: Vec<Value>) -> Value {
+    json!({ "name": name, "instance": instances })
+}
+
+/// How many instances have which status: what clients compare with their own count to see whether they missed something.
+#[derive(Debug, Default)]
+pub(super) struct HashCode(BTreeMap<&'static str, usize>);
+
+impl HashCode {
+    pub(super) fn add(&mut self, status: &'static str) {
+        *self.0.entry(status).or_default() += 1;
+    }
+
+    /// `DOWN_1_UP_2_`.
+    pub(super) fn text(&self) -> String {
+        let mut text = String::new();
+        for (status, count) in &self.0 {
+            let _ = write!(text, "{status}_{count}_");
+        }
+        text
+    }
+}
+
+/// A tree under a name, as XML.
+pub(super) fn xml(name: &str, value: &Value) -> String {
+    let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>");
+    element(&mut text, name, value);
+    text
+}
+
+fn element(text: &mut String, name: &str, value: &Value) {
+    let name = tag(name);
+    match value {
+        Value::Array(items) => {
+            for item in items {
+                element(text, &name, item);
+            }
+        }
+        Value::Object(map) => {
+            let _ = write!(text, "<{name}");
+            for (key, value) in map {
+                if let Some(attribute) = key.strip_prefix('@') {
+                    let _ = write!(text, " {}=\"", tag(attribute));
+                    escape(text, &plain(value));
+                    text.push('"');
+                }
+            }
+            text.push('>');
+            for (key, value) in map.iter().filter(|(key, _)| !key.starts_with('@')) {
+                match key.as_str() {
+                    "$" => escape(text, &plain(value)),
+                    key => element(text, key, value),
+                }
+            }
+            let _ = write!(text, "</{name}>");
+        }
+        value => {
+            let _ = write!(text, "<{name}>");
+            escape(text, &plain(value));
+            let _ = write!(text, "</{name}>");
+        }
+    }
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        value => value.to_string(),
+    }
+}
+
+/// An element's name: what a metadata key has and a name may not becomes `_xHHHH_`.
+fn tag(key: &str) -> String {
+    let mut name = String::with_capacity(key.len());
+    for (at, c) in key.chars().enumerate() {
+        let fits = c.is_alphabetic() || c == '_' || (at > 0 && (c.is_numeric() || matches!(c, '-' | '.')));
+        if fits {
+            name.push(c);
+        } else {
+            let _ = write!(name, "_x{:04X}_", u32::from(c));
+        }
+    }
+    name
+}
+
+/// Text within XML; characters that no XML can hold become U+FFFD.
+fn escape(text: &mut String, raw: &str) {
+    for c in raw.chars() {
+        match c {
+            '<' => text.push_str("&lt;"),
+            '>' => text.push_str("&gt;"),
+            '&' => text.push_str("&amp;"),
+            '"' => text.push_str("&quot;"),
+            '\t' | '\n' | '\r' => {
+                let _ = write!(text, "&#{};", u32::from(c));
+            }
+            c if u32::from(c) < 0x20 || matches!(c, '\u{fffe}' | '\u{ffff}') => text.push('\u{fffd}'),
+            c => text.push(c),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trees_become_xml() {
+        let tree = json!({
+            "name": "A<B", "port": { "$": 80, "@enabled": "true" }, "instance": [{ "id": "1" }, { "id": "2" }],
+            "metadata": { "a b": "x&y", "1st": "z", "e": "" }, "none": [],
+        });
+        let expected = "<?xml version=\"1.0\" encoding=\"UTF-8\"?><application>\
+            <instance><id>1</id></instance><instance><id>2</id></instance>\
+            <metadata><_x0031_st>z</_x0031_st><a_x0020_b>x&amp;y</a_x0020_b><e></e></metadata>\
+            <name>A&lt;B</name><port enabled=\"true\">80</port></application>";
+        assert_eq!(xml("application", &tree), expected);
+    }
+
+    #[test]
+    fn hash_codes() {
+        let mut code = HashCode::default();
+        assert_eq!(code.text(), "");
+        for status in ["UP", "DOWN", "UP"] {
+            code.add(status);
+        }
+        assert_eq!(code.text(), "DOWN_1_UP_2_");
+    }
+}

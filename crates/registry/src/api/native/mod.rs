@@ -1,0 +1,346 @@
+//! Our own REST and JSON. `openapi.json` beside this file describes it; a test holds the two together.
+
+mod filter;
+mod routes;
+mod watch;
+mod wire;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::StatusCode;
+use hyper::header::{CONTENT_ENCODING, ETAG, HeaderName, IF_NONE_MATCH, VARY};
+use serde_json::json;
+
+use super::auth::{Caller, Role};
+use super::reply::JSON;
+use super::{ApiError, Context, Reply, Request, audit, gzip, namespace};
+use crate::{Beat, Encoding, InstanceId, NamespaceName, Patch, Registration, Revision, ServiceKey, ServiceSnapshot};
+use crate::{Outcome as Written, WriteError};
+use filter::Filter;
+use routes::{Op, Route};
+use wire::{Answered, Ids, Listed, New, NewBatch, NewService, Outcome, Problem, Query, Report, Shown, ShownService};
+
+/// The revision of what was answered.
+const REVISION: HeaderName = HeaderName::from_static("x-kingpost-revision");
+/// How long a request with `after` and without `wait` waits.
+const DEFAULT_WAIT: Duration = Duration::from_secs(30);
+/// Most entries of one page, and how many there are if nobody says.
+const PAGE: usize = 1000;
+/// The description of all this.
+const OPENAPI: &str = include_str!("openapi.json");
+
+/// An error as this front shows it.
+pub(super) fn show(error: &ApiError) -> Reply {
+    Reply::json(error.status(), &json!({ "error": Problem::from(error) }))
+}
+
+pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
+    let route = Route::find(&request.method, &request.path())?;
+    if route.op == Op::OpenApi {
+        return Ok(Reply::bytes(StatusCode::OK, JSON, OPENAPI));
+    }
+    let caller = context.auth.identify(request)?;
+    if route.op == Op::ListNamespaces {
+        return Ok(list_namespaces(context, caller));
+    }
+    let ns = namespace(route.namespace)?;
+    caller.needs(route.op.role(), ns.as_str())?;
+    let service = || ServiceKey::new(&ns, route.service);
+    let id = || InstanceId::new(&ns, route.id);
+    let log = |object: &str| audit(&caller, request, route.op.name(), ns.as_str(), object);
+    match route.op {
+        Op::OpenApi | Op::ListNamespaces => Err(ApiError::NoSuchPath(route.namespace.into())),
+        Op::ListServices => list_services(context, request, &ns).await,
+        Op::GetService => get_service(context, &service()?),
+        Op::PutService => {
+            let body: NewService = request.json()?;
+            let written = context.registry.put_service(service()?, body.metadata).await?;
+            log(route.service);
+            Ok(Reply::ok(&json!({ "service": route.service, "revision": written.revision })))
+        }
+        Op::DeleteService => {
+            context.registry.delete_service(&service()?).await?;
+            log(route.service);
+            Ok(Reply::empty(StatusCode::NO_CONTENT))
+        }
+        Op::Discover => discover(context, request, &service()?).await,
+        Op::Watch => watch::stream(context, request, service()?),
+        Op::RegisterBatch | Op::RegisterInService => {
+            let named = (route.op == Op::RegisterInService).then_some(route.service);
+            let replied = register(context, &ns, named, request.json()?).await?;
+            log(&format!("{} bytes of instances", request.body.len()));
+            Ok(replied)
+        }
+        Op::PutInstance => {
+            let new: New = request.json()?;
+            let limits = context.registry.limits();
+            let registration = new.registration(&ns, Some(route.service), Some(route.id), limits)?;
+            let written = one(context.registry.register(vec![registration]).await)?;
+            log(route.id);
+            let status = if written.outcome == Written::Created { StatusCode::CREATED } else { StatusCode::OK };
+            Ok(Reply::json(status, &done(route.id, &written)))
+        }
+        Op::GetInstance => {
+            let instance = context.registry.instance(&id()?).ok_or_else(|| no_instance(route.id))?;
+            Ok(Reply::ok(&Shown::from(&*instance)))
+        }
+        Op::PatchInstance => {
+            let patch: Patch = request.json()?;
+            let written = one(context.registry.update(vec![(id()?, patch)]).await)?;
+            log(route.id);
+            Ok(Reply::ok(&done(route.id, &written)))
+        }
+        Op::DeleteInstance => {
+            one(context.registry.deregister(&[id()?]).await)?;
+            log(route.id);
+            Ok(Reply::empty(StatusCode::NO_CONTENT))
+        }
+        Op::ReportHealth => {
+            let report: Report = request.json()?;
+            let written = one(context.registry.report(&[(id()?, report.health)]).await)?;
+            Ok(Reply::ok(&done(route.id, &written)))
+        }
+        Op::Heartbeat => {
+            let beat = context.registry.heartbeat(&[id()?]);
+            match beat.first() {
+                Some(Beat::Known) => Ok(Reply::empty(StatusCode::NO_CONTENT)),
+                _ => Err(no_instance(route.id)),
+            }
+        }
+        Op::Heartbeats => heartbeats(context, request, &ns),
+        Op::Deregister => {
+            let replied = deregister(context, request, &ns).await?;
+            log(&format!("{} bytes of ids", request.body.len()));
+            Ok(replied)
+        }
+        Op::Find => find(context, request, &ns),
+        Op::Query => query(context, request, &ns),
+    }
+}
+
+fn no_instance(id: &str) -> ApiError {
+    ApiError::NotFound { what: "instance", name: id.to_owned() }
+}
+
+/// The only row of a call.
+fn one(rows: Vec<Result<crate::Written, WriteError>>) -> Result<crate::Written, ApiError> {
+    rows.into_iter().next().unwrap_or(Err(WriteError::Stopped)).map_err(ApiError::from)
+}
+
+fn outcome(written: &crate::Written) -> &'static str {
+    match written.outcome {
+        Written::Created => "created",
+        Written::Updated => "updated",
+        Written::Unchanged => "unchanged",
+        Written::Removed => "removed",
+        // Only where a revision was expected, which no request here does.
+        Written::Superseded => "superseded",
+        // Such a row is an error.
+        Written::NotFound => "not_found",
+    }
+}
+
+fn done<'a>(id: &'a str, written: &crate::Written) -> Outcome<'a> {
+    Outcome::Done { id, revision: written.revision, outcome: outcome(written) }
+}
+
+fn list_namespaces(context: &Context, caller: Caller<'_>) -> Reply {
+    let names = context.registry.namespaces();
+    let seen: Vec<&str> = names.iter().map(NamespaceName::as_str).filter(|name| caller.may(Role::Read, name)).collect();
+    Reply::ok(&json!({ "namespaces": seen }))
+}
+
+/// Holds a request with `after` back until there is something newer. Says whether it did.
+async fn hold(context: &Context, request: &Request, service: Option<&ServiceKey>) -> Result<bool, ApiError> {
+    let Some(after) = request.number("after")? else { return Ok(false) };
+    let limit = request.duration("wait")?.unwrap_or(DEFAULT_WAIT);
+    let now = service.map_or_else(|| context.registry.revision(), |service| context.registry.revision_of(service));
+    // A number that was never given out is one of another store.
+    if now == Revision(after) {
+        context.wait(service, Revision(after), limit).await?;
+        return Ok(true);
+    }
+    Ok(false)
+}
+
+fn page(request: &Request) -> Result<usize, ApiError> {
+    let limit = request.number("limit")?.unwrap_or(PAGE as u64);
+    if (1..=PAGE as u64).contains(&limit) {
+        return Ok(limit as usize);
+    }
+    Err(ApiError::bad(format!("limit={limit}: expected 1 to {PAGE}")))
+}
+
+async fn list_services(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
+    let limit = page(request)?;
+    let waited = hold(context, request, None).await?;
+    // Before the list, so that what comes in between is seen by the next question.
+    let revision = context.registry.revision();
+    let prefix = request.param("prefix").unwrap_or_default();
+    let from = request.param("from").unwrap_or_default();
+    let protected = protected(context);
+    let services = context.registry.services(Some(ns));
+    let mut wanted =
+        services.iter().filter(|service| service.key.name().starts_with(prefix) && service.key.name() > from);
+    let listed: Vec<Listed<'_>> = wanted
+        .by_ref()
+        .take(limit)
+        .map(|snapshot| Listed {
+            service: snapshot.key.name(),
+            revision: snapshot.revision,
+            instances: snapshot.instances.len(),
+            usable: snapshot.usable(),
+            protected: protected.contains(&snapshot.key),
+            metadata: snapshot.metadata.as_ref(),
+        })
+        .collect();
+    let next = wanted.next().and_then(|_| listed.last()).map(|last| last.service);
+    let body = json!({ "namespace": ns, "revision": revision, "services": listed, "next": next });
+    Ok(Reply::ok(&body).header(REVISION, revision.0).waited(waited))
+}
+
+fn get_service(context: &Context, service: &ServiceKey) -> Result<Reply, ApiError> {
+    let snapshot = existing(context, service)?;
+    Ok(Reply::ok(&Listed {
+        service: service.name(),
+        revision: snapshot.revision,
+        instances: snapshot.instances.len(),
+        usable: snapshot.usable(),
+        protected: protected(context).contains(service),
+        metadata: snapshot.metadata.as_ref(),
+    })
+    .header(REVISION, snapshot.revision.0))
+}
+
+/// The services whose brake holds.
+fn protected(context: &Context) -> HashSet<ServiceKey> {
+    context.registry.status().protected.into_iter().filter_map(|(service, _)| service).collect()
+}
+
+fn existing(context: &Context, service: &ServiceKey) -> Result<Arc<ServiceSnapshot>, ApiError> {
+    let missing = || ApiError::NotFound { what: "service", name: service.name().to_owned() };
+    context.registry.snapshot(service).ok_or_else(missing)
+}
+
+async fn discover(context: &Context, request: &Request, service: &ServiceKey) -> Result<Reply, ApiError> {
+    let filter = Filter::of(request)?;
+    let waited = hold(context, request, Some(service)).await?;
+    let snapshot = existing(context, service)?;
+    // The digest beside the revision: another store may have the same numbers.
+    let tag = format!("\"{}-{}\"", snapshot.revision, snapshot.digest);
+    let known = request.header(&IF_NONE_MATCH).is_some_and(|tags| tags.split(',').any(|known| known.trim() == tag));
+    let reply = if known {
+        Reply::empty(StatusCode::NOT_MODIFIED)
+    } else if filter.is_empty() && request.accepts_gzip() {
+        let packed = snapshot.encoded(Encoding::NativeJsonGzip, |snapshot| gzip::pack(&encode(snapshot)).into());
+        Reply::bytes(StatusCode::OK, JSON, packed).header(CONTENT_ENCODING, "gzip")
+    } else if filter.is_empty() {
+        Reply::bytes(StatusCode::OK, JSON, snapshot.encoded(Encoding::NativeJson, encode))
+    } else {
+        Reply::ok(&ShownService::new(&snapshot, |instance| filter.fits(instance)))
+    };
+    Ok(reply.header(VARY, "Accept-Encoding").header(ETAG, tag).header(REVISION, snapshot.revision.0).waited(waited))
+}
+
+fn encode(snapshot: &ServiceSnapshot) -> Bytes {
+    serde_json::to_vec(&ShownService::new(snapshot, |_| true)).unwrap_or_default().into()
+}
+
+async fn register(
+    context: &Context,
+    ns: &NamespaceName,
+    service: Option<&str>,
+    batch: NewBatch,
+) -> Result<Reply, ApiError> {
+    context.batch("the list of instances", batch.instances.len())?;
+    // All or nothing as far as the shape goes: a batch with a mistake in it is a mistake.
+    let registrations: Vec<Registration> = batch
+        .instances
+        .into_iter()
+        .enumerate()
+        .map(|(index, new)| {
+            new.registration(ns, service, None, context.registry.limits())
+                .map_err(|error| ApiError::bad(format!("instances[{index}]: {error}")))
+        })
+        .collect::<Result<_, _>>()?;
+    let ids: Vec<InstanceId> = registrations.iter().map(|registration| registration.id.clone()).collect();
+    let rows = context.registry.register(registrations).await;
+    Ok(results(&ids, &rows))
+}
+
+async fn deregister(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
+    let ids = ids(context, request, ns)?;
+    let rows = context.registry.deregister(&ids).await;
+    Ok(results(&ids, &rows))
+}
+
+fn ids(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Vec<InstanceId>, ApiError> {
+    let body: Ids<'_> =
+        serde_json::from_slice(&request.body).map_err(|error| ApiError::bad(format!("the body: {error}")))?;
+    context.batch("the list of ids", body.ids.len())?;
+    Ok(body.ids.iter().map(|id| InstanceId::new(ns, id)).collect::<Result<_, _>>()?)
+}
+
+fn results(ids: &[InstanceId], rows: &[Result<crate::Written, WriteError>]) -> Reply {
+    let results: Vec<Outcome<'_>> = ids
+        .iter()
+        .zip(rows)
+        .map(|(id, row)| match row {
+            Ok(written) => done(id.local(), written),
+            Err(error) => {
+                let error = ApiError::from(error.clone());
+                Outcome::Failed { id: id.local(), error: Problem::from(&error) }
+            }
+        })
+        .collect();
+    let failed = rows.iter().filter(|row| row.is_err()).count();
+    Reply::ok(&json!({ "failed": failed, "results": results }))
+}
+
+fn heartbeats(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
+    let ids = ids(context, request, ns)?;
+    let beats = context.registry.heartbeat(&ids);
+    let unknown: Vec<&str> =
+        ids.iter().zip(&beats).filter(|(_, beat)| **beat == Beat::Unknown).map(|(id, _)| id.local()).collect();
+    Ok(Reply::ok(&json!({ "unknown": unknown })))
+}
+
+fn find(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
+    let pairs = filter::pairs(request)?;
+    if pairs.is_empty() {
+        return Err(ApiError::bad("expected at least one meta=key=value"));
+    }
+    let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let found = context.registry.find(ns, &pairs, page(request)?);
+    let shown: Vec<Shown<'_>> = found.instances.iter().map(|instance| Shown::from(&**instance)).collect();
+    Ok(Reply::ok(&json!({ "namespace": ns, "instances": shown, "truncated": found.truncated })))
+}
+
+fn query(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
+    let query: Query = request.json()?;
+    context.batch("the list of services", query.services.len())?;
+    let filter = Filter::new(query.usable, query.zone, query.metadata.into_iter().collect());
+    let keys: Vec<ServiceKey> =
+        query.services.iter().map(|asked| ServiceKey::new(ns, &asked.service)).collect::<Result<_, _>>()?;
+    let held: Vec<(Revision, Option<Arc<ServiceSnapshot>>)> =
+        keys.iter().map(|key| (context.registry.revision_of(key), context.registry.snapshot(key))).collect();
+    let answers: Vec<Answered<'_>> = query
+        .services
+        .iter()
+        .zip(&held)
+        .map(|(asked, (revision, snapshot))| {
+            let service = asked.service.as_str();
+            let now = snapshot.as_ref().map_or(*revision, |snapshot| snapshot.revision);
+            match snapshot {
+                _ if asked.revision == Some(now) => Answered::Unchanged { service, revision: now, unchanged: true },
+                None => Answered::Absent { service, revision: now, absent: true },
+                Some(snapshot) => Answered::Whole(ShownService::new(snapshot, |instance| filter.fits(instance))),
+            }
+        })
+        .collect();
+    let reply = Reply::ok(&json!({ "namespace": ns, "services": answers }));
+    Ok(if request.accepts_gzip() { reply.gzip() } else { reply })
+}

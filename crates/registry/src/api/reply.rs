@@ -1,0 +1,168 @@
+//! Answers and their bodies.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::{Response, StatusCode};
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use super::error::ApiError;
+
+/// The body of an answer.
+#[derive(Debug)]
+pub enum Body {
+    /// All of it at once; `None` once it was sent.
+    Whole(Option<Bytes>),
+    /// Pieces as they come, until the sender is dropped.
+    Stream(mpsc::Receiver<Bytes>),
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Body::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Body::Stream(pieces) => pieces.poll_recv(cx).map(|piece| piece.map(|bytes| Ok(Frame::data(bytes)))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Body::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
+            Body::Stream(_) => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Body::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Body::Stream(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// An answer in the making.
+#[derive(Debug)]
+pub struct Reply {
+    response: Response<Body>,
+    /// Whether the answer was held back on purpose, so that how long it took says nothing.
+    pub waited: bool,
+}
+
+/// JSON's content type.
+pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
+/// Plain text's.
+pub(super) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+/// XML's.
+pub(super) const XML: HeaderValue = HeaderValue::from_static("application/xml");
+/// That of server-sent events.
+pub(super) const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
+
+impl Reply {
+    /// Nothing but a status.
+    pub fn empty(status: StatusCode) -> Reply {
+        let mut response = Response::new(Body::Whole(None));
+        *response.status_mut() = status;
+        Reply { response, waited: false }
+    }
+
+    /// Bytes of a type.
+    pub fn bytes(status: StatusCode, kind: HeaderValue, bytes: impl Into<Bytes>) -> Reply {
+        let mut response = Response::new(Body::Whole(Some(bytes.into())));
+        *response.status_mut() = status;
+        response.headers_mut().insert(header::CONTENT_TYPE, kind);
+        Reply { response, waited: false }
+    }
+
+    /// A value as JSON.
+    pub fn json(status: StatusCode, value: &impl Serialize) -> Reply {
+        match serde_json::to_vec(value) {
+            Ok(bytes) => Reply::bytes(status, JSON, bytes),
+            // Our own types: none has a key that is not a string, or a Serialize that fails.
+            Err(error) => {
+                tracing::error!(%error, "an answer cannot be written as JSON");
+                Reply::empty(StatusCode::INTERNAL_SERVER_ERROR)
+            }
+        }
+    }
+
+    /// A value as JSON, with status 200.
+    pub fn ok(value: &impl Serialize) -> Reply {
+        Reply::json(StatusCode::OK, value)
+    }
+
+    /// Text.
+    pub fn text(status: StatusCode, text: impl Into<Bytes>) -> Reply {
+        Reply::bytes(status, TEXT, text)
+    }
+
+    /// A stream of pieces.
+    pub fn stream(kind: HeaderValue, pieces: mpsc::Receiver<Bytes>) -> Reply {
+        let mut response = Response::new(Body::Stream(pieces));
+        response.headers_mut().insert(header::CONTENT_TYPE, kind);
+        response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        Reply { response, waited: true }
+    }
+
+    /// Marks an answer that was held back on purpose.
+    #[must_use]
+    pub fn waited(mut self, waited: bool) -> Reply {
+        self.waited = waited;
+        self
+    }
+
+    /// Adds a header; a value that cannot be one is left out.
+    #[must_use]
+    pub fn header(mut self, name: HeaderName, value: impl TryInto<HeaderValue>) -> Reply {
+        if let Ok(value) = value.try_into() {
+            self.response.headers_mut().insert(name, value);
+        }
+        self
+    }
+
+    /// Adds what HTTP wants beside an error.
+    #[must_use]
+    pub fn with_error_headers(self, error: &ApiError) -> Reply {
+        match error {
+            ApiError::MethodNotAllowed { allow } => self.header(header::ALLOW, *allow),
+            ApiError::Unauthorized => self.header(header::WWW_AUTHENTICATE, "Bearer"),
+            ApiError::Busy { .. } | ApiError::Unavailable(_) => self.header(header::RETRY_AFTER, "1"),
+            _ => self,
+        }
+    }
+
+    /// The status.
+    pub fn status(&self) -> StatusCode {
+        self.response.status()
+    }
+
+    /// Compresses a whole body that is worth it.
+    #[must_use]
+    pub fn gzip(mut self) -> Reply {
+        /// Below this a packet is sent either way.
+        const WORTH: usize = 1024;
+        if let Body::Whole(Some(bytes)) = self.response.body()
+            && bytes.len() >= WORTH
+            && !self.response.headers().contains_key(header::CONTENT_ENCODING)
+        {
+            let packed = super::gzip::pack(bytes);
+            *self.response.body_mut() = Body::Whole(Some(packed.into()));
+            let headers = self.response.headers_mut();
+            headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+        }
+        self
+    }
+
+    /// What hyper sends.
+    pub fn into_response(self) -> Response<Body> {
+        self.response
+    }
+}

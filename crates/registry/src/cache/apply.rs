@@ -1,0 +1,274 @@
+//! Applying what was committed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, PoisonError};
+
+use foldhash::fast::RandomState;
+
+use super::index::Index;
+use super::ring::Ring;
+use super::{Cache, Change, ServiceSnapshot, write};
+use crate::model::{Instance, InstanceId, Metadata, Revision, ServiceKey};
+use crate::store::{Head, InstanceRow, Interner, Record, ServiceRow, Sink};
+
+/// The one that writes to a cache: what it has seen so far.
+#[derive(Debug, Default)]
+pub(crate) struct Applier {
+    /// Everything up to here was applied.
+    cursor: Revision,
+    epoch: i64,
+    gc_floor: Revision,
+    loaded: bool,
+    interner: Interner,
+    /// Full loads so far.
+    pub(crate) loads: u64,
+    /// Rows applied so far.
+    pub(crate) rows: u64,
+}
+
+/// Instances that are different now: what those want to know who watch over health. `None`: gone.
+pub(crate) type Changes = Vec<(InstanceId, Option<Arc<Instance>>)>;
+
+/// A read of the store on its way into the cache.
+pub(crate) struct Load<'a> {
+    applier: &'a mut Applier,
+    head: Head,
+    /// Where everything is read anew.
+    fresh: Option<Fresh>,
+    records: Vec<Record>,
+}
+
+/// Everything, on its way in: made while rows arrive, so that no row is in memory twice.
+#[derive(Default)]
+struct Fresh {
+    index: Index,
+    services: HashMap<ServiceKey, Whole, RandomState>,
+    rows: u64,
+}
+
+// === impl Applier ===
+
+impl Applier {
+    pub(crate) fn cursor(&self) -> Revision {
+        self.cursor
+    }
+
+    pub(crate) fn epoch(&self) -> i64 {
+        self.epoch
+    }
+
+    /// Tombstones up to here are gone from the store.
+    pub(crate) fn gc_floor(&self) -> Revision {
+        self.gc_floor
+    }
+
+    /// Whether what is here has nothing to do with, or cannot be brought up to, a store at `head`.
+    fn must_reload(&self, head: Head) -> bool {
+        let another_history = head.epoch != self.epoch || head.v < self.cursor;
+        let too_old = self.cursor < head.gc_floor;
+        !self.loaded || another_history || too_old
+    }
+
+    /// To be given to [`crate::store::Store::read`].
+    pub(crate) fn load(&mut self) -> Load<'_> {
+        Load { applier: self, head: Head::default(), fresh: None, records: Vec::new() }
+    }
+
+    /// Applies a commit of this node, if it comes right after what was applied; otherwise the store has to be read.
+    pub(crate) fn own(&mut self, cache: &Cache, epoch: i64, revision: Revision, records: &[Record]) -> Option<Changes> {
+        if !self.loaded || epoch != self.epoch || revision.0 != self.cursor.0 + 1 {
+            return None;
+        }
+        Some(self.delta(cache, revision, records.to_vec()))
+    }
+
+    fn delta(&mut self, cache: &Cache, v: Revision, records: Vec<Record>) -> Changes {
+        self.rows += records.len() as u64;
+        let mut services: BTreeMap<ServiceKey, Touched> = BTreeMap::new();
+        let mut changes = Changes::with_capacity(records.len());
+        let mut log = Vec::with_capacity(records.len());
+        {
+            let mut index = write(&cache.index);
+            for record in records {
+                match record {
+                    Record::Service(row) => {
+                        let touched = services.entry(row.key.clone()).or_default();
+                        touched.revision = touched.revision.max(row.revision);
+                        log.push(Change::Service { service: row.key, revision: row.revision });
+                        touched.metadata = Some((!row.deleted).then_some(row.metadata));
+                    }
+                    Record::Instance(row) => self.instance(&mut index, row, &mut services, &mut log, &mut changes),
+                }
+            }
+        }
+        log.sort_by_key(Change::revision);
+        for (key, touched) in services {
+            let entry = cache.entry_or_new(&key);
+            let before = entry.snapshot.load();
+            let metadata = touched.metadata.unwrap_or_else(|| before.metadata.clone());
+            let revision = touched.revision.max(before.revision);
+            let after = before.with(revision, metadata, touched.instances);
+            entry.snapshot.store(Arc::new(after));
+            let mut ring = entry.ring.lock().unwrap_or_else(PoisonError::into_inner);
+            for change in log.iter().filter(|change| change.service() == &key) {
+                ring.push(change.clone());
+            }
+            drop(ring);
+            entry.mark.publish(revision);
+        }
+        let mut ring = cache.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        log.into_iter().for_each(|change| ring.push(change));
+        drop(ring);
+        self.cursor = v;
+        cache.whole.publish(v);
+        changes
+    }
+
+    fn instance(
+        &mut self,
+        index: &mut Index,
+        row: InstanceRow,
+        services: &mut BTreeMap<ServiceKey, Touched>,
+        log: &mut Vec<Change>,
+        changes: &mut Changes,
+    ) {
+        let InstanceRow { mut instance, deleted } = row;
+        let (id, revision, mtime) = (instance.id.clone(), instance.revision, instance.mtime);
+        self.interner.share(&mut instance);
+        let instance = Arc::new(instance);
+        let before = if deleted { index.remove(&id) } else { index.put(&instance) };
+        let left = before.filter(|before| deleted || before.service != instance.service);
+        if let Some(before) = &left {
+            let touched = services.entry(before.service.clone()).or_default();
+            touched.revision = touched.revision.max(revision);
+            touched.instances.insert(id.clone(), None);
+            let service = before.service.clone();
+            log.push(Change::Removed { id: id.clone(), service, revision, mtime });
+        }
+        if deleted {
+            // Also without having known the instance: the service's revision has risen.
+            let touched = services.entry(instance.service.clone()).or_default();
+            touched.revision = touched.revision.max(revision);
+            changes.push((id, None));
+        } else {
+            let touched = services.entry(instance.service.clone()).or_default();
+            touched.revision = touched.revision.max(revision);
+            touched.instances.insert(id.clone(), Some(Arc::clone(&instance)));
+            log.push(Change::Put(Arc::clone(&instance)));
+            changes.push((id, Some(instance)));
+        }
+    }
+
+    /// Everything anew. Readers see the old or the new of each service; marks are published, higher or lower.
+    fn full(&mut self, cache: &Cache, head: Head, fresh: Fresh) -> Changes {
+        let Fresh { index, mut services, rows } = fresh;
+        self.rows += rows;
+        self.loads += 1;
+        let mut changes: Changes =
+            services.values().flat_map(|w| w.instances.iter().map(|i| (i.id.clone(), Some(Arc::clone(i))))).collect();
+        let gone = std::mem::replace(&mut *write(&cache.index), index);
+        {
+            let index = super::read(&cache.index);
+            changes.extend(gone.ids().filter(|id| index.get(id).is_none()).map(|id| (id.clone(), None)));
+        }
+        for key in cache.keys() {
+            services.entry(key).or_default();
+        }
+        for (key, mut whole) in services {
+            whole.instances.sort_unstable_by(|a, b| a.id.cmp(&b.id));
+            let entry = cache.entry_or_new(&key);
+            let same_history = self.loaded && head.epoch == self.epoch && head.v >= self.cursor;
+            // Tombstones that told of the last change may be gone: then all that is known is that it was up to gc_floor.
+            let known = if same_history { entry.snapshot.load().revision } else { Revision(0) };
+            let revision = whole.revision.max(known);
+            *entry.ring.lock().unwrap_or_else(PoisonError::into_inner) =
+                Ring::new(cache.memory.service_changes, head.v);
+            entry.snapshot.store(Arc::new(ServiceSnapshot::new(key, revision, whole.metadata, whole.instances)));
+            entry.mark.publish(revision);
+        }
+        *cache.ring.lock().unwrap_or_else(PoisonError::into_inner) = Ring::new(cache.memory.changes, head.v);
+        (self.cursor, self.epoch, self.loaded) = (head.v, head.epoch, true);
+        cache.whole.publish(head.v);
+        changes
+    }
+}
+
+/// What a delta does to one service.
+#[derive(Default)]
+struct Touched {
+    revision: Revision,
+    metadata: Option<Option<Metadata>>,
+    instances: BTreeMap<InstanceId, Option<Arc<Instance>>>,
+}
+
+/// One service of a full load.
+#[derive(Default)]
+struct Whole {
+    revision: Revision,
+    metadata: Option<Metadata>,
+    instances: Vec<Arc<Instance>>,
+}
+
+// === impl Load ===
+
+impl Load<'_> {
+    /// Applies what was read. To be called only when the read has succeeded: a part of one must not move the cursor.
+    pub(crate) fn apply(self, cache: &Cache) -> Changes {
+        self.applier.gc_floor = self.head.gc_floor;
+        if let Some(fresh) = self.fresh {
+            self.applier.full(cache, self.head, fresh)
+        } else if self.records.is_empty() {
+            self.applier.cursor = self.head.v;
+            cache.whole.publish(self.head.v);
+            Changes::new()
+        } else {
+            self.applier.delta(cache, self.head.v, self.records)
+        }
+    }
+}
+
+impl Sink for Load<'_> {
+    fn begin(&mut self, head: Head) -> Revision {
+        self.head = head;
+        if self.applier.must_reload(head) {
+            self.fresh = Some(Fresh::default());
+            Revision(0)
+        } else {
+            self.applier.cursor
+        }
+    }
+
+    fn record(&mut self, record: Record) {
+        match &mut self.fresh {
+            Some(fresh) => fresh.add(record, &mut self.applier.interner),
+            None => self.records.push(record),
+        }
+    }
+}
+
+impl Fresh {
+    fn add(&mut self, record: Record, interner: &mut Interner) {
+        self.rows += 1;
+        match record {
+            Record::Service(ServiceRow { key, metadata, revision, deleted, .. }) => {
+                let whole = self.services.entry(key).or_default();
+                whole.revision = whole.revision.max(revision);
+                whole.metadata = (!deleted).then_some(metadata);
+            }
+            Record::Instance(InstanceRow { mut instance, deleted }) => {
+                interner.share(&mut instance);
+                let whole = self.services.entry(instance.service.clone()).or_default();
+                whole.revision = whole.revision.max(instance.revision);
+                if !deleted {
+                    let instance = Arc::new(instance);
+                    self.index.put(&instance);
+                    whole.instances.push(instance);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "apply_tests.rs"]
+mod tests;

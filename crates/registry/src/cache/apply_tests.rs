@@ -1,0 +1,224 @@
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::super::{Cache, Memory};
+use super::*;
+use crate::model::{Patch, Registration};
+use crate::store::{Batch, Write, WriteKind};
+
+/// A store in memory: the rows, and what every commit wrote.
+#[derive(Default)]
+struct Model {
+    head: Head,
+    rows: BTreeMap<InstanceId, InstanceRow>,
+    services: BTreeMap<ServiceKey, ServiceRow>,
+}
+
+impl Model {
+    fn commit(&mut self, writes: Vec<Write>) -> crate::store::Committed {
+        let existing = crate::store::Existing { instances: self.rows.clone(), services: self.services.clone() };
+        let committed = crate::store::plan(&Batch { number: 1, writes, now: 7 }, self.head, existing);
+        self.head.v = committed.revision;
+        for record in &committed.records {
+            match record.clone() {
+                Record::Instance(row) => {
+                    self.rows.insert(row.instance.id.clone(), row);
+                }
+                Record::Service(row) => {
+                    self.services.insert(row.key.clone(), row);
+                }
+            }
+        }
+        committed
+    }
+
+    /// What [`crate::store::Store::read`] does.
+    fn read(&self, sink: &mut dyn Sink) {
+        let after = sink.begin(self.head);
+        self.rows
+            .values()
+            .filter(|r| r.instance.revision > after)
+            .for_each(|r| sink.record(Record::Instance(r.clone())));
+        self.services.values().filter(|r| r.revision > after).for_each(|r| sink.record(Record::Service(r.clone())));
+    }
+
+    fn collect(&mut self, up_to: Revision) {
+        self.rows.retain(|_, row| !(row.deleted && row.instance.revision <= up_to));
+        self.services.retain(|_, row| !(row.deleted && row.revision <= up_to));
+        self.head.gc_floor = self.head.gc_floor.max(up_to);
+    }
+}
+
+struct Node {
+    cache: Cache,
+    applier: Applier,
+}
+
+impl Node {
+    fn new() -> Node {
+        Node { cache: Cache::new(Memory { service_changes: 8, changes: 16 }), applier: Applier::default() }
+    }
+
+    fn read(&mut self, model: &Model) {
+        let mut load = self.applier.load();
+        model.read(&mut load);
+        load.apply(&self.cache);
+    }
+
+    /// Services with their digests and metadata; what index and snapshots say must agree.
+    fn content(&self) -> Vec<(ServiceKey, crate::model::Digest, usize, Option<Metadata>)> {
+        let services = self.cache.services(None);
+        let total: usize = services.iter().map(|s| s.instances.len()).sum();
+        assert_eq!(total, self.cache.instances(), "index and snapshots hold the same");
+        for service in &services {
+            assert!(service.instances.is_sorted_by(|a, b| a.id < b.id));
+            for instance in &service.instances {
+                assert_eq!(self.cache.instance(&instance.id).as_ref(), Some(instance));
+            }
+        }
+        services.iter().map(|s| (s.key.clone(), s.digest, s.instances.len(), s.metadata.clone())).collect()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Commit(Vec<Op>),
+    /// This node's own commit is applied directly, if it follows.
+    Own(usize, Vec<Op>),
+    Read(usize),
+    Collect,
+    /// The store is another one, or an older copy of itself.
+    Epoch,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Register(u8, u8, u16),
+    Weight(u8, u16),
+    Deregister(u8),
+    Service(u8, bool),
+}
+
+fn write(op: &Op) -> Write {
+    let id = |n| InstanceId::parse(&format!("default/{n}")).unwrap();
+    let service = |n| ServiceKey::parse(&format!("default/s{n}")).unwrap();
+    match *op {
+        Op::Register(i, s, port) => WriteKind::Register(Box::new(Registration::new(id(i), service(s), "h", port))),
+        Op::Weight(i, weight) => WriteKind::Patch(id(i), Patch { weight: Some(weight), ..Patch::default() }),
+        Op::Deregister(i) => WriteKind::Deregister(id(i)),
+        Op::Service(s, true) => WriteKind::PutService(service(s), Metadata::from_pairs([("a", "b")]).unwrap()),
+        Op::Service(s, false) => WriteKind::DeleteService(service(s)),
+    }
+    .always()
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (0u8..6, 0u8..3, 0u16..3).prop_map(|(i, s, p)| Op::Register(i, s, p)),
+        2 => (0u8..6, 0u16..3).prop_map(|(i, w)| Op::Weight(i, w)),
+        2 => (0u8..6).prop_map(Op::Deregister),
+        1 => (0u8..3, any::<bool>()).prop_map(|(s, put)| Op::Service(s, put)),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let ops = || proptest::collection::vec(op(), 1..4);
+    prop_oneof![
+        4 => ops().prop_map(Step::Commit),
+        4 => (0usize..2, ops()).prop_map(|(n, ops)| Step::Own(n, ops)),
+        4 => (0usize..2).prop_map(Step::Read),
+        1 => Just(Step::Collect),
+        1 => Just(Step::Epoch),
+    ]
+}
+
+proptest! {
+    /// However commits, reads, own commits and collections alternate: a node that then reads once holds what a new node loads.
+    #[test]
+    fn deltas_equal_a_full_load(steps in proptest::collection::vec(step(), 1..40)) {
+        let mut model = Model { head: Head { epoch: 1, ..Head::default() }, ..Model::default() };
+        let mut nodes = [Node::new(), Node::new()];
+        let mut seen = Revision(0);
+        for step in steps {
+            match step {
+                Step::Commit(ops) => drop(model.commit(ops.iter().map(write).collect())),
+                Step::Own(n, ops) => {
+                    let committed = model.commit(ops.iter().map(write).collect());
+                    let node = &mut nodes[n];
+                    let direct = committed.wrote
+                        && node.applier.own(&node.cache, committed.epoch, committed.revision, &committed.records).is_some();
+                    if !direct {
+                        node.read(&model);
+                    }
+                    prop_assert!(node.cache.revision() >= committed.revision);
+                }
+                Step::Read(n) => nodes[n].read(&model),
+                Step::Collect => model.collect(model.head.v),
+                Step::Epoch => {
+                    model = Model { head: Head { epoch: model.head.epoch + 1, ..Head::default() }, ..Model::default() };
+                    seen = Revision(0);
+                }
+            }
+            prop_assert!(model.head.v >= seen);
+            seen = model.head.v;
+        }
+        let mut fresh = Node::new();
+        fresh.read(&model);
+        for node in &mut nodes {
+            node.read(&model);
+            prop_assert_eq!(node.cache.revision(), model.head.v);
+            prop_assert_eq!(node.content(), fresh.content());
+        }
+    }
+
+    /// Whoever follows the changes of a service, and takes the snapshot where they do not reach back, has the snapshot.
+    #[test]
+    fn following_changes_gives_the_snapshot(
+        commits in proptest::collection::vec((proptest::collection::vec(op(), 1..4), any::<bool>()), 1..30),
+    ) {
+        let mut model = Model { head: Head { epoch: 1, ..Head::default() }, ..Model::default() };
+        let mut node = Node::new();
+        let key = ServiceKey::parse("default/s1").unwrap();
+        let (mut at, mut followed) = (Revision(0), BTreeMap::new());
+        for (ops, look) in commits {
+            model.commit(ops.iter().map(write).collect());
+            node.read(&model);
+            if !look {
+                continue;
+            }
+            let snapshot = node.cache.snapshot(&key);
+            match node.cache.changes(&key, at) {
+                Some(changes) => for change in changes {
+                    match change {
+                        Change::Put(instance) => drop(followed.insert(instance.id.clone(), instance)),
+                        Change::Removed { id, .. } => drop(followed.remove(&id)),
+                        Change::Service { .. } => {}
+                    }
+                },
+                None => {
+                    followed = snapshot.iter().flat_map(|s| s.instances.iter().map(|i| (i.id.clone(), Arc::clone(i)))).collect();
+                }
+            }
+            at = node.cache.revision();
+            let there: Vec<_> = snapshot.map(|s| s.instances.clone()).unwrap_or_default();
+            prop_assert_eq!(followed.values().cloned().collect::<Vec<_>>(), there);
+        }
+    }
+}
+
+#[test]
+fn a_failed_read_moves_nothing() {
+    let mut model = Model { head: Head { epoch: 1, ..Head::default() }, ..Model::default() };
+    let mut node = Node::new();
+    node.read(&model);
+    model.commit(vec![write(&Op::Register(1, 1, 1))]);
+    let mut load = node.applier.load();
+    load.begin(model.head);
+    drop(load);
+    assert_eq!((node.cache.revision(), node.cache.instances()), (Revision(0), 0));
+    node.read(&model);
+    assert_eq!((node.cache.revision(), node.cache.instances()), (Revision(1), 1));
+}

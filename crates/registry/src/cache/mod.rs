@@ -1,0 +1,199 @@
+//! Everything the store holds, in memory, for readers that never wait for a database.
+//!
+//! One writer applies records ([`Applier`], behind the registry's one lock for that); readers take snapshots. The order of
+//! an application is: index, then each service's snapshot, then its mark, then the mark of the whole. So whoever sees a
+//! revision sees at least what it stands for.
+
+mod apply;
+mod index;
+mod mark;
+mod ring;
+mod snapshot;
+
+use std::collections::HashMap;
+use std::hash::BuildHasher as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use arc_swap::ArcSwap;
+use foldhash::fast::RandomState;
+
+pub(crate) use apply::{Applier, Changes};
+pub use index::Found;
+use index::Index;
+pub(crate) use mark::Mark;
+pub use ring::Change;
+use ring::Ring;
+pub use snapshot::{Encoding, ServiceSnapshot};
+
+use crate::model::{Instance, InstanceId, NamespaceName, Revision, ServiceKey};
+
+const SHARDS: usize = 64;
+
+/// How much is remembered of what changed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    /// Changes of one service.
+    pub(crate) service_changes: usize,
+    /// Changes in all.
+    pub(crate) changes: usize,
+}
+
+/// Everything, in memory.
+pub(crate) struct Cache {
+    hasher: RandomState,
+    shards: Vec<RwLock<HashMap<ServiceKey, Arc<Entry>, RandomState>>>,
+    index: RwLock<Index>,
+    whole: Mark,
+    ring: Mutex<Ring>,
+    memory: Memory,
+    entries: AtomicUsize,
+}
+
+/// A service, or the place of one that is waited for.
+pub(crate) struct Entry {
+    snapshot: ArcSwap<ServiceSnapshot>,
+    mark: Mark,
+    ring: Mutex<Ring>,
+}
+
+impl Cache {
+    pub(crate) fn new(memory: Memory) -> Cache {
+        Cache {
+            hasher: RandomState::default(),
+            shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
+            index: RwLock::default(),
+            whole: Mark::new(Revision(0)),
+            ring: Mutex::new(Ring::new(memory.changes, Revision(0))),
+            memory,
+            entries: AtomicUsize::new(0),
+        }
+    }
+
+    /// Of the whole: everything up to it is here.
+    pub(crate) fn revision(&self) -> Revision {
+        self.whole.get()
+    }
+
+    pub(crate) fn whole(&self) -> &Mark {
+        &self.whole
+    }
+
+    pub(crate) fn snapshot(&self, key: &ServiceKey) -> Option<Arc<ServiceSnapshot>> {
+        let entry = self.entry(key)?;
+        Some(entry.snapshot.load_full())
+    }
+
+    pub(crate) fn instance(&self, id: &InstanceId) -> Option<Arc<Instance>> {
+        self.index().get(id).cloned()
+    }
+
+    pub(crate) fn instances(&self) -> usize {
+        self.index().len()
+    }
+
+    /// Services, those included that are only waited for.
+    pub(crate) fn entries(&self) -> usize {
+        self.entries.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn find(&self, namespace: &NamespaceName, pairs: &[(&str, &str)], limit: usize) -> Found {
+        self.index().find(namespace.as_str(), pairs, limit)
+    }
+
+    /// Those that exist, of one namespace or of all, sorted by key.
+    pub(crate) fn services(&self, namespace: Option<&NamespaceName>) -> Vec<Arc<ServiceSnapshot>> {
+        let mut services = Vec::new();
+        for shard in &self.shards {
+            for (key, entry) in read(shard).iter() {
+                if namespace.is_none_or(|namespace| namespace.as_str() == key.namespace()) {
+                    let snapshot = entry.snapshot.load_full();
+                    if snapshot.exists() {
+                        services.push(snapshot);
+                    }
+                }
+            }
+        }
+        services.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        services
+    }
+
+    pub(crate) fn changes(&self, key: &ServiceKey, since: Revision) -> Option<Vec<Change>> {
+        let entry = self.entry(key)?;
+        entry.ring.lock().unwrap_or_else(PoisonError::into_inner).after(since)
+    }
+
+    pub(crate) fn all_changes(&self, since: Revision) -> Option<Vec<Change>> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner).after(since)
+    }
+
+    pub(crate) fn entry(&self, key: &ServiceKey) -> Option<Arc<Entry>> {
+        read(self.shard(key)).get(key).cloned()
+    }
+
+    /// The entry, made where there is none.
+    pub(crate) fn entry_or_new(&self, key: &ServiceKey) -> Arc<Entry> {
+        if let Some(entry) = self.entry(key) {
+            return entry;
+        }
+        let mut shard = write(self.shard(key));
+        let entry = shard.entry(key.clone()).or_insert_with(|| {
+            self.entries.fetch_add(1, Ordering::Relaxed);
+            Arc::new(Entry {
+                snapshot: ArcSwap::from_pointee(ServiceSnapshot::empty(key.clone())),
+                mark: Mark::new(Revision(0)),
+                // What came before the entry was made is not in its ring.
+                ring: Mutex::new(Ring::new(self.memory.service_changes, self.whole.get())),
+            })
+        });
+        Arc::clone(entry)
+    }
+
+    /// Forgets services that do not exist, are waited for by nobody, and changed last at or before `floor` (whoever asks for
+    /// their revision is then told `floor`).
+    pub(crate) fn forget(&self, floor: Revision) {
+        for shard in &self.shards {
+            write(shard).retain(|_, entry| {
+                let snapshot = entry.snapshot.load();
+                // A strong count of one: nobody has got it to wait at it, and nobody can while the shard is locked.
+                let keep = snapshot.exists() || snapshot.revision > floor || Arc::strong_count(entry) > 1;
+                if !keep {
+                    self.entries.fetch_sub(1, Ordering::Relaxed);
+                }
+                keep
+            });
+        }
+    }
+
+    /// All services, those included that are only waited for.
+    pub(crate) fn keys(&self) -> Vec<ServiceKey> {
+        self.shards.iter().flat_map(|shard| read(shard).keys().cloned().collect::<Vec<_>>()).collect()
+    }
+
+    fn shard(&self, key: &ServiceKey) -> &RwLock<HashMap<ServiceKey, Arc<Entry>, RandomState>> {
+        &self.shards[(self.hasher.hash_one(key) as usize) % SHARDS]
+    }
+
+    fn index(&self) -> RwLockReadGuard<'_, Index> {
+        read(&self.index)
+    }
+}
+
+impl Entry {
+    pub(crate) fn snapshot(&self) -> Arc<ServiceSnapshot> {
+        self.snapshot.load_full()
+    }
+
+    pub(crate) fn mark(&self) -> &Mark {
+        &self.mark
+    }
+}
+
+/// A panic while a lock is held leaves at worst a service behind, which the next full load repairs: reading goes on.
+fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}

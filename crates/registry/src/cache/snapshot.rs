@@ -1,0 +1,116 @@
+//! A service as it was at one revision.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+
+use crate::model::{Digest, Health, Instance, InstanceId, Metadata, Revision, ServiceKey};
+
+/// A service with its instances, never changed: whoever has one has a whole picture.
+#[derive(Debug)]
+pub struct ServiceSnapshot {
+    /// Which service.
+    pub key: ServiceKey,
+    /// The last commit that changed anything in it. Another revision is another content, and the other way round.
+    pub revision: Revision,
+    /// What was said about the service itself; `None` where nobody did: it then exists as long as it has instances.
+    pub metadata: Option<Metadata>,
+    /// Sorted by id.
+    pub instances: Vec<Arc<Instance>>,
+    /// Of all instances, whatever their order; equal on all nodes that hold the same.
+    pub digest: Digest,
+    encodings: [OnceLock<Bytes>; Encoding::COUNT],
+}
+
+/// What a front makes of a whole service, kept with the snapshot for whoever asks next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Encoding {
+    /// The native front's JSON.
+    NativeJson,
+    /// The same, gzip.
+    NativeJsonGzip,
+    /// Consul's `/v1/health/service`.
+    ConsulHealth,
+    /// Consul's `/v1/health/service?passing`.
+    ConsulPassing,
+    /// Consul's `/v1/catalog/service`.
+    ConsulCatalog,
+    /// Eureka's application, XML.
+    EurekaXml,
+    /// Eureka's application, JSON.
+    EurekaJson,
+    /// Prometheus' http_sd.
+    HttpSd,
+    /// For the gRPC fronts.
+    Protobuf,
+}
+
+impl Encoding {
+    const COUNT: usize = Encoding::Protobuf as usize + 1;
+}
+
+impl ServiceSnapshot {
+    pub(crate) fn empty(key: ServiceKey) -> ServiceSnapshot {
+        ServiceSnapshot::new(key, Revision(0), None, Vec::new())
+    }
+
+    /// `instances` sorted by id.
+    pub(crate) fn new(
+        key: ServiceKey,
+        revision: Revision,
+        metadata: Option<Metadata>,
+        instances: Vec<Arc<Instance>>,
+    ) -> ServiceSnapshot {
+        let digest = instances.iter().fold(Digest::default(), |sum, instance| sum.plus(instance.digest));
+        let encodings = [const { OnceLock::new() }; Encoding::COUNT];
+        ServiceSnapshot { key, revision, metadata, instances, digest, encodings }
+    }
+
+    /// This one with `changes` (`None`: gone) at `revision`.
+    pub(crate) fn with(
+        &self,
+        revision: Revision,
+        metadata: Option<Metadata>,
+        changes: BTreeMap<InstanceId, Option<Arc<Instance>>>,
+    ) -> ServiceSnapshot {
+        let mut instances = Vec::with_capacity(self.instances.len() + changes.len());
+        let mut old = self.instances.iter().peekable();
+        for (id, change) in changes {
+            while let Some(instance) = old.next_if(|instance| instance.id < id) {
+                instances.push(Arc::clone(instance));
+            }
+            old.next_if(|instance| instance.id == id);
+            instances.extend(change);
+        }
+        instances.extend(old.cloned());
+        ServiceSnapshot::new(self.key.clone(), revision, metadata, instances)
+    }
+
+    /// Whether the service exists: it has instances, or somebody said something about it.
+    pub fn exists(&self) -> bool {
+        !self.instances.is_empty() || self.metadata.is_some()
+    }
+
+    /// How many instances traffic may go to.
+    pub fn usable(&self) -> usize {
+        self.instances.iter().filter(|instance| instance.is_usable()).count()
+    }
+
+    /// How many instances are not critical.
+    pub fn healthy(&self) -> usize {
+        self.instances.iter().filter(|instance| instance.health != Health::Critical).count()
+    }
+
+    /// The instance with this id.
+    pub fn instance(&self, id: &InstanceId) -> Option<&Arc<Instance>> {
+        let at = self.instances.binary_search_by(|instance| instance.id.cmp(id)).ok()?;
+        self.instances.get(at)
+    }
+
+    /// The bytes that `make` gives of this snapshot; made once, then shared. `make` depends on nothing but the snapshot.
+    pub fn encoded(&self, encoding: Encoding, make: impl FnOnce(&ServiceSnapshot) -> Bytes) -> Bytes {
+        self.encodings[encoding as usize].get_or_init(|| make(self)).clone()
+    }
+}

@@ -1,0 +1,75 @@
+//! When much is lost at once: hold, and let go. Pure.
+
+use crate::settings::BrakeSettings;
+
+/// One brake: of a service or of the whole, for one cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Brake {
+    /// What is missing is believed to be gone.
+    #[default]
+    Off,
+    /// The last good state is kept, since this time.
+    Holding {
+        /// In milliseconds on the clock of the node's start.
+        since: u64,
+    },
+    /// It held for as long as it may, and let go. It holds again only after the share has fallen.
+    Spent,
+}
+
+/// How much of something is missing, among what was in order before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Missing {
+    pub(crate) missing: usize,
+    pub(crate) of: usize,
+}
+
+impl Brake {
+    /// The brake's state at `now`, with so much missing.
+    #[must_use]
+    pub(crate) fn judge(self, found: Missing, share: f64, settings: &BrakeSettings, now: u64) -> Brake {
+        let much = found.missing >= settings.least && found.missing as f64 > share * found.of as f64;
+        let longest = u64::try_from(settings.longest.as_millis()).unwrap_or(u64::MAX);
+        match self {
+            _ if !much => Brake::Off,
+            Brake::Off => Brake::Holding { since: now },
+            Brake::Holding { since } if now.saturating_sub(since) >= longest => Brake::Spent,
+            held @ (Brake::Holding { .. } | Brake::Spent) => held,
+        }
+    }
+
+    pub(crate) fn holds(self) -> bool {
+        matches!(self, Brake::Holding { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn holds_and_lets_go() {
+        use Brake::*;
+        let settings =
+            BrakeSettings { service_share: 0.5, whole_share: 0.5, least: 3, longest: Duration::from_millis(100) };
+        for (before, missing, of, now, after) in [
+            (Off, 0, 0, 0, Off),
+            (Off, 2, 2, 0, Off), // fewer than the least
+            (Off, 3, 6, 0, Off), // half is not more than half
+            (Off, 4, 6, 7, Holding { since: 7 }),
+            (Holding { since: 7 }, 4, 6, 50, Holding { since: 7 }),
+            (Holding { since: 7 }, 3, 6, 50, Off), // the others came back
+            (Holding { since: 7 }, 6, 6, 107, Spent),
+            (Holding { since: 7 }, 6, 6, 3, Holding { since: 7 }), // a clock that went back
+            (Spent, 6, 6, 9999, Spent),
+            (Spent, 3, 6, 9999, Off),
+        ] {
+            let found = Missing { missing, of };
+            assert_eq!(before.judge(found, 0.5, &settings, now), after, "{before:?} with {found:?} at {now}");
+        }
+        let never = Missing { missing: 9, of: 9 };
+        assert_eq!(Off.judge(never, 1.0, &settings, 0), Off, "a share of 1 is never exceeded");
+    }
+}

@@ -1,0 +1,243 @@
+//! Leases of instances that send heartbeats, in a timing wheel. No clock: the time, in milliseconds since the node's start,
+//! comes as an argument. It is monotone; nobody expires because a wall clock jumped.
+//!
+//! A heartbeat notes the time in the lease and touches no wheel: one look-up. The wheel has one entry a lease, which comes up
+//! when the lease would have ended as of its scheduling; if it was renewed meanwhile the entry goes back for the rest.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+
+use crate::model::{Health, Instance, InstanceId};
+
+/// Milliseconds a slot.
+const SLOT: u64 = 100;
+/// One turn is 102 s; what is later comes up on the way and goes back.
+const SLOTS: u64 = 1024;
+
+/// Leases of a part of all instances.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    leases: HashMap<InstanceId, Lease, RandomState>,
+    wheel: Vec<Vec<(u64, InstanceId)>>,
+    /// Slots before this one have been looked at.
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Lease {
+    instance: Arc<Instance>,
+    ttl: u64,
+    renewed: u64,
+    /// Time of the entry in the wheel that counts; others are left over. `None`: it has ended and is known to be critical.
+    due: Option<u64>,
+}
+
+/// What a heartbeat met.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Renewed {
+    /// No lease.
+    Unknown,
+    /// All is well.
+    Alive,
+    /// The instance is not passing: it should be again.
+    Returned(Arc<Instance>),
+}
+
+impl Leases {
+    pub(crate) fn new() -> Leases {
+        Leases { leases: HashMap::default(), wheel: (0..SLOTS).map(|_| Vec::new()).collect(), next: 0 }
+    }
+
+    /// An instance is new or different, or (`None`) gone. A new one has its whole time to live from `now`.
+    pub(crate) fn observe(&mut self, id: &InstanceId, instance: Option<&Arc<Instance>>, now: u64) {
+        let leased = instance.and_then(|i| Some((i, i.check.as_ref()?.time_to_live()?)));
+        let Some((instance, ttl)) = leased else {
+            self.leases.remove(id);
+            return;
+        };
+        let ttl = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let lease = self.leases.entry(id.clone()).or_insert_with(|| Lease {
+            instance: Arc::clone(instance),
+            ttl,
+            renewed: now,
+            due: None,
+        });
+        lease.instance = Arc::clone(instance);
+        let end = lease.renewed.saturating_add(ttl);
+        match lease.due {
+            // Somebody says that it is in order: believed for one time to live.
+            None if instance.health != Health::Critical => {
+                lease.renewed = now;
+                self.schedule(id.clone(), now.saturating_add(ttl));
+            }
+            None => {}
+            // The entry in the wheel would come too late for a shorter time.
+            Some(due) if ttl < lease.ttl && end < due => self.schedule(id.clone(), end),
+            Some(_) => {}
+        }
+        if let Some(lease) = self.leases.get_mut(id) {
+            lease.ttl = ttl;
+        }
+    }
+
+    pub(crate) fn renew(&mut self, id: &InstanceId, now: u64) -> Renewed {
+        let Some(lease) = self.leases.get_mut(id) else { return Renewed::Unknown };
+        lease.renewed = now;
+        let (ended, end) = (lease.due.is_none(), now.saturating_add(lease.ttl));
+        let returned = (lease.instance.health != Health::Passing).then(|| Arc::clone(&lease.instance));
+        if ended {
+            self.schedule(id.clone(), end);
+        }
+        returned.map_or(Renewed::Alive, Renewed::Returned)
+    }
+
+    /// Instances whose time is over at `now`, at most `limit` entries looked at; the rest the next time. Each comes up again
+    /// after `again` until [`Leases::observe`] was told that it is critical.
+    pub(crate) fn tick(&mut self, now: u64, limit: usize, again: u64, over: &mut Vec<Arc<Instance>>) {
+        let mut looked = 0;
+        while self.next * SLOT <= now && looked < limit {
+            let slot = (self.next % SLOTS) as usize;
+            let Some((due, id)) = self.wheel[slot].pop() else {
+                self.next += 1;
+                continue;
+            };
+            looked += 1;
+            let Some(lease) = self.leases.get_mut(&id).filter(|lease| lease.due == Some(due)) else { continue };
+            let end = lease.renewed.saturating_add(lease.ttl);
+            if end > now {
+                self.schedule(id, end);
+            } else if lease.instance.health == Health::Critical {
+                lease.due = None;
+            } else {
+                over.push(Arc::clone(&lease.instance));
+                self.schedule(id, now.saturating_add(again));
+            }
+        }
+    }
+
+    /// Whether the instance has been silent for unusually long; `None`: it has no lease, or is critical already.
+    pub(crate) fn is_late(&self, id: &InstanceId, now: u64) -> Option<bool> {
+        self.leases.get(id).and_then(|lease| lease.is_late(now))
+    }
+
+    /// Of up to `limit` leases, how many have been silent for unusually long.
+    pub(crate) fn late(&self, now: u64, limit: usize) -> (usize, usize) {
+        let known = self.leases.values().take(limit).filter_map(|lease| lease.is_late(now));
+        known.fold((0, 0), |(late, of), is_late| (late + usize::from(is_late), of + 1))
+    }
+
+    fn schedule(&mut self, id: InstanceId, due: u64) {
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        lease.due = Some(due);
+        // The first slot that begins after it has ended, within this turn: what is further comes up early, and goes back.
+        let slot = (due / SLOT + 1).clamp(self.next, self.next + SLOTS - 1);
+        self.wheel[(slot % SLOTS) as usize].push((due, id));
+    }
+}
+
+impl Lease {
+    /// Clients send two or three heartbeats a time to live. If all fell silent at the same moment, then by the time the first
+    /// lease ends the others are silent for more than 0.6 of theirs: so the first expiry shows how many are missing.
+    fn is_late(&self, now: u64) -> Option<bool> {
+        let silent = now.saturating_sub(self.renewed);
+        (self.instance.health != Health::Critical).then_some(silent.saturating_mul(10) > self.ttl.saturating_mul(6))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::Duration;
+
+    use super::*;
+    use crate::model::{Check, Registration, ServiceKey};
+
+    fn instance(id: &str, ttl: u64, health: Health) -> Arc<Instance> {
+        let service = ServiceKey::parse("default/s").unwrap();
+        let mut registration = Registration::new(InstanceId::parse(id).unwrap(), service, "h", 1);
+        registration.check = Some(Check::ttl(Duration::from_millis(ttl)));
+        registration.health = Some(health);
+        Arc::new(Instance::registered(registration, None))
+    }
+
+    fn tick(leases: &mut Leases, now: u64) -> usize {
+        let mut over = Vec::new();
+        leases.tick(now, 1000, 500, &mut over);
+        over.len()
+    }
+
+    #[test]
+    fn a_lease_ends_after_its_time_and_not_before() {
+        for ttl in [1000, 5000, 99_950, 102_400, 250_000, 1_000_000] {
+            let mut leases = Leases::new();
+            let one = instance("default/a", ttl, Health::Passing);
+            leases.observe(&one.id, Some(&one), 30);
+            for now in (0..=30 + ttl).step_by(70) {
+                assert_eq!(tick(&mut leases, now.min(29 + ttl)), 0, "ttl {ttl} at {now}");
+            }
+            assert_eq!(tick(&mut leases, 30 + ttl + 2 * SLOT), 1, "ttl {ttl}");
+        }
+    }
+
+    #[test]
+    fn renewed_in_time_it_never_ends() {
+        let mut leases = Leases::new();
+        let one = instance("default/a", 1000, Health::Passing);
+        leases.observe(&one.id, Some(&one), 0);
+        for now in (0..60_000).step_by(300) {
+            assert_eq!(leases.renew(&one.id, now), Renewed::Alive);
+            assert_eq!(tick(&mut leases, now), 0);
+        }
+        assert_eq!(tick(&mut leases, 61_500), 1);
+        assert_eq!(tick(&mut leases, 61_600), 0, "asked again only after a while");
+        assert_eq!(tick(&mut leases, 62_300), 1);
+    }
+
+    #[test]
+    fn ended_it_rests_until_it_returns() {
+        let mut leases = Leases::new();
+        let (good, bad) = (instance("default/a", 1000, Health::Passing), instance("default/a", 1000, Health::Critical));
+        leases.observe(&good.id, Some(&good), 0);
+        assert_eq!(tick(&mut leases, 1500), 1);
+        leases.observe(&bad.id, Some(&bad), 1500);
+        assert_eq!(tick(&mut leases, 60_000), 0);
+        assert_eq!(leases.renew(&bad.id, 60_000), Renewed::Returned(Arc::clone(&bad)));
+        leases.observe(&good.id, Some(&good), 60_001);
+        assert_eq!(tick(&mut leases, 60_900), 0);
+        assert_eq!(tick(&mut leases, 61_300), 1);
+        leases.observe(&good.id, None, 61_300);
+        assert_eq!(leases.renew(&good.id, 61_300), Renewed::Unknown);
+        assert_eq!(tick(&mut leases, 99_999), 0);
+    }
+
+    #[test]
+    fn a_shorter_time_counts_at_once() {
+        let mut leases = Leases::new();
+        let (long, short) =
+            (instance("default/a", 60_000, Health::Passing), instance("default/a", 1000, Health::Passing));
+        leases.observe(&long.id, Some(&long), 0);
+        leases.observe(&short.id, Some(&short), 500);
+        assert_eq!(tick(&mut leases, 1300), 1);
+    }
+
+    #[test]
+    fn work_a_tick_is_bounded_and_nothing_is_lost() {
+        let mut leases = Leases::new();
+        for n in 0..100 {
+            let one = instance(&format!("default/{n}"), 1000, Health::Passing);
+            leases.observe(&one.id, Some(&one), 0);
+        }
+        let mut over = Vec::new();
+        for _ in 0..10 {
+            let before = over.len();
+            leases.tick(2000, 10, 60_000, &mut over);
+            assert_eq!(over.len() - before, 10);
+        }
+        leases.tick(2000, 10, 60_000, &mut over);
+        assert_eq!(over.len(), 100);
+        assert_eq!(leases.late(2000, 1000), (100, 100));
+    }
+}

@@ -1,0 +1,239 @@
+//! Active probes: one question to one target, and what its answers add up to.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::model::{CheckKind, Health, Instance, Pace};
+
+/// What is asked of whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Question {
+    /// `host:port`.
+    target: String,
+    timeout: Duration,
+    kind: Kind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Kind {
+    Tcp,
+    Http { path: String },
+    Postgres,
+}
+
+/// Answers so far: N of the same in a row change the verdict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Row {
+    /// Failures in a row.
+    pub(crate) failed: u8,
+    /// Answers other than failures in a row.
+    answered: u8,
+}
+
+impl Row {
+    /// After one more answer, `found`: what the health should be if it was `current`.
+    pub(crate) fn after(&mut self, found: Health, current: Health, pace: &Pace) -> Health {
+        if found == Health::Critical {
+            self.failed = self.failed.saturating_add(1);
+            self.answered = 0;
+            if self.failed >= pace.fall { Health::Critical } else { current }
+        } else {
+            self.answered = self.answered.saturating_add(1);
+            self.failed = 0;
+            if current != Health::Critical || self.answered >= pace.rise { found } else { current }
+        }
+    }
+}
+
+impl Question {
+    /// What an instance's check asks; `None` where it is the instance that reports.
+    pub(crate) fn of(instance: &Instance) -> Option<(Question, Pace)> {
+        let own = || match instance.host.contains(':') {
+            true => format!("[{}]:{}", instance.host, instance.port),
+            false => format!("{}:{}", instance.host, instance.port),
+        };
+        let (target, kind, pace) = match &instance.check.as_ref()?.kind {
+            CheckKind::Ttl { .. } => return None,
+            CheckKind::Tcp { target, pace } => (target.clone().unwrap_or_else(own), Kind::Tcp, pace),
+            CheckKind::Postgres { target, pace } => (target.clone().unwrap_or_else(own), Kind::Postgres, pace),
+            CheckKind::Http { url, pace } => {
+                let (target, path) = match url.strip_prefix("http://") {
+                    None => (own(), url.clone()),
+                    Some(rest) => {
+                        let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+                        let path = if path.is_empty() { "/" } else { path };
+                        let with_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+                        (if with_port { host.to_owned() } else { format!("{host}:80") }, path.to_owned())
+                    }
+                };
+                (target, Kind::Http { path }, pace)
+            }
+        };
+        Some((Question { target, timeout: pace.timeout, kind }, pace.clone()))
+    }
+
+    /// Asks. Whatever goes wrong, and whatever takes too long, is critical.
+    pub(crate) async fn ask(&self) -> Health {
+        match tokio::time::timeout(self.timeout, self.answer()).await {
+            Ok(Ok(health)) => health,
+            Ok(Err(error)) => {
+                tracing::debug!(target = self.target, "probe: {error}");
+                Health::Critical
+            }
+            Err(_) => Health::Critical,
+        }
+    }
+
+    async fn answer(&self) -> std::io::Result<Health> {
+        let mut stream = TcpStream::connect(&self.target).await?;
+        match &self.kind {
+            Kind::Tcp => Ok(Health::Passing),
+            Kind::Http { path } => {
+                let host = &self.target;
+                let request = format!(
+                    "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: kingpost\r\nAccept: */*\r\nConnection: close\r\n\r\n"
+                );
+                stream.write_all(request.as_bytes()).await?;
+                Ok(http_health(&read_until(&mut stream, |bytes| bytes.len() >= 12).await?))
+            }
+            Kind::Postgres => {
+                // The way `pg_isready` asks: with a user that need not exist. Nobody logs in.
+                let mut startup = Vec::new();
+                wire::message::startup(&mut startup, &[("user", "kingpost")]);
+                stream.write_all(&startup).await?;
+                Ok(postgres_health(&read_until(&mut stream, whole_message).await?))
+            }
+        }
+    }
+}
+
+/// What is read of an answer, at most.
+const ANSWER: usize = 512;
+
+/// Reads until there is `enough`, [`ANSWER`] bytes, or no more.
+async fn read_until(stream: &mut TcpStream, enough: impl Fn(&[u8]) -> bool) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(ANSWER);
+    let mut limited = stream.take(ANSWER as u64);
+    while !enough(&bytes) && limited.read_buf(&mut bytes).await? > 0 {}
+    Ok(bytes)
+}
+
+/// Whether a whole PostgreSQL message is there: a byte, and a length that counts itself.
+fn whole_message(bytes: &[u8]) -> bool {
+    bytes
+        .get(1..5)
+        .and_then(|length| length.try_into().ok())
+        .is_some_and(|length| bytes.len() > u32::from_be_bytes(length) as usize)
+}
+
+/// From a status line: 200 to 299 is passing, 429 a warning.
+fn http_health(line: &[u8]) -> Health {
+    let code = line.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
+    match code {
+        Some([b'2', b'0'..=b'9', b'0'..=b'9']) => Health::Passing,
+        Some(b"429") => Health::Warning,
+        _ => Health::Critical,
+    }
+}
+
+/// From a server's first message. A request to authenticate: it takes connections. An error: it does too (no such user, no
+/// entry in its access list), unless it says that it is starting up, shutting down or recovering (SQLSTATE 57P..), or
+/// that it has no connection left (53300: alive, but of no use: a warning).
+fn postgres_health(message: &[u8]) -> Health {
+    match message.split_first() {
+        Some((b'R', rest)) if rest.len() >= 8 => Health::Passing,
+        Some((b'E', rest)) if rest.len() > 4 => {
+            let state = rest[4..].split(|b| *b == 0).find_map(|field| field.strip_prefix(b"C"));
+            match state {
+                Some(state) if state.starts_with(b"57P") => Health::Critical,
+                Some(b"53300") => Health::Warning,
+                Some(_) => Health::Passing,
+                None => Health::Critical,
+            }
+        }
+        _ => Health::Critical,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::{Check, InstanceId, Registration, ServiceKey};
+
+    #[test]
+    fn http_answers() {
+        for (line, health) in [
+            ("HTTP/1.1 200", Health::Passing),
+            ("HTTP/1.0 204", Health::Passing),
+            ("HTTP/1.1 429", Health::Warning),
+            ("HTTP/1.1 301", Health::Critical),
+            ("HTTP/1.1 500", Health::Critical),
+            ("HTTP/1.1 2", Health::Critical),
+            ("HTTP/1.1 2xx", Health::Critical),
+            ("SSH-2.0-Open", Health::Critical),
+            ("", Health::Critical),
+        ] {
+            assert_eq!(http_health(line.as_bytes()), health, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn postgres_answers() {
+        for (message, health) in [
+            (&b"R\0\0\0\x08\0\0\0\x05"[..], Health::Passing),
+            (b"E\0\0\0\x20SFATAL\0C28000\0Mno entry\0\0", Health::Passing),
+            (b"E\0\0\0\x20SFATAL\0C57P03\0Mstarting up\0\0", Health::Critical),
+            (b"E\0\0\0\x20SFATAL\0C53300\0Mtoo many\0\0", Health::Warning),
+            (b"E\0\0\0\x20", Health::Critical),
+            (b"R", Health::Critical),
+            (b"HTTP/1.1 400 Bad", Health::Critical),
+            (b"", Health::Critical),
+        ] {
+            assert_eq!(postgres_health(message), health, "{:?}", String::from_utf8_lossy(message));
+        }
+    }
+
+    #[test]
+    fn it_takes_several_to_change_the_verdict() {
+        use Health::{Critical as C, Passing as P, Warning as W};
+        let pace = Pace { fall: 3, rise: 2, ..Pace::default() };
+        for (answers, verdicts) in [
+            (vec![P, C, C, P], vec![P, P, P, P]),
+            (vec![C, C, C, C], vec![P, P, C, C]),
+            (vec![C, C, C, P, C, P, P], vec![P, P, C, C, C, C, P]),
+            (vec![W, P], vec![W, P]),
+        ] {
+            let (mut row, mut health, mut found) = (Row::default(), P, Vec::new());
+            for answer in &answers {
+                health = row.after(*answer, health, &pace);
+                found.push(health);
+            }
+            assert_eq!(found, verdicts, "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn whom_to_ask() {
+        let pace = Pace::default();
+        for (host, kind, target) in [
+            ("h", CheckKind::Tcp { target: None, pace: pace.clone() }, "h:7"),
+            ("::1", CheckKind::Tcp { target: None, pace: pace.clone() }, "[::1]:7"),
+            ("h", CheckKind::Tcp { target: Some("g:9".into()), pace: pace.clone() }, "g:9"),
+            ("h", CheckKind::Http { url: "/up".into(), pace: pace.clone() }, "h:7"),
+            ("h", CheckKind::Http { url: "http://g/up".into(), pace: pace.clone() }, "g:80"),
+            ("h", CheckKind::Http { url: "http://g:8".into(), pace: pace.clone() }, "g:8"),
+        ] {
+            let id = InstanceId::parse("default/i").unwrap();
+            let mut registration = Registration::new(id, ServiceKey::parse("default/s").unwrap(), host, 7);
+            registration.check = Some(Check { kind, deregister_after: None });
+            let instance = Arc::new(Instance::registered(registration, None));
+            assert_eq!(Question::of(&instance).unwrap().0.target, target);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Who is asked next: thousands of targets, one task, a bounded number of questions at a time.
+
+use std::collections::{BTreeSet, HashMap};
+use std::hash::BuildHasher as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use super::brake::Missing;
+use super::probe::{Question, Row};
+use super::{Cause, lock, set_health};
+use crate::model::{Health, Instance, InstanceId, Pace, ServiceKey};
+use crate::registry::Inner;
+use crate::status::add;
+
+/// Instances that are probed.
+#[derive(Debug, Default)]
+pub(crate) struct Targets {
+    hasher: foldhash::fast::RandomState,
+    targets: HashMap<InstanceId, Target>,
+    due: BTreeSet<(u64, InstanceId)>,
+}
+
+#[derive(Debug)]
+struct Target {
+    instance: Arc<Instance>,
+    question: Question,
+    pace: Pace,
+    row: Row,
+    /// When it is asked next; `None` while it is asked.
+    due: Option<u64>,
+}
+
+/// How often it is looked who is due, and what was answered.
+const TICK: Duration = Duration::from_millis(20);
+
+impl Targets {
+    /// An instance is new or different, or (`None`) gone. A new one is asked first within an interval from `now`, at a time that
+    /// its id decides: so questions are spread, also after a restart.
+    pub(crate) fn observe(&mut self, id: &InstanceId, instance: Option<&Arc<Instance>>, now: u64) {
+        let Some((instance, (question, pace))) = instance.and_then(|i| Some((i, Question::of(i)?))) else {
+            self.remove(id);
+            return;
+        };
+        if let Some(target) = self.targets.get_mut(id)
+            && target.question == question
+            && target.pace == pace
+        {
+            target.instance = Arc::clone(instance);
+            return;
+        }
+        self.remove(id);
+        let interval = millis(pace.interval).max(1);
+        let due = now + self.hasher.hash_one(id) % interval;
+        self.due.insert((due, id.clone()));
+        let instance = Arc::clone(instance);
+        self.targets.insert(id.clone(), Target { instance, question, pace, row: Row::default(), due: Some(due) });
+    }
+
+    fn remove(&mut self, id: &InstanceId) {
+        if let Some(due) = self.targets.remove(id).and_then(|target| target.due) {
+            self.due.remove(&(due, id.clone()));
+        }
+    }
+
+    /// Up to `limit` questions that are due at `now`.
+    fn due(&mut self, now: u64, limit: usize) -> Vec<(InstanceId, Question)> {
+        let mut questions = Vec::new();
+        while questions.len() < limit
+            && let Some((at, id)) = self.due.first().cloned()
+            && at <= now
+        {
+            self.due.remove(&(at, id.clone()));
+            if let Some(target) = self.targets.get_mut(&id) {
+                target.due = None;
+                questions.push((id, target.question.clone()));
+            }
+        }
+        questions
+    }
+
+    /// An answer to `question`, asked at `asked`. The instance, if its health should be another now, and which.
+    fn answered(
+        &mut self,
+        id: &InstanceId,
+        question: &Question,
+        health: Health,
+        asked: u64,
+        now: u64,
+    ) -> Option<(Arc<Instance>, Health)> {
+        let target = self.targets.get_mut(id).filter(|target| target.due.is_none() && target.question == *question)?;
+        let due = (asked + millis(target.pace.interval)).max(now + 1);
+        target.due = Some(due);
+        self.due.insert((due, id.clone()));
+        let verdict = target.row.after(health, target.instance.health, &target.pace);
+        (verdict != target.instance.health).then(|| (Arc::clone(&target.instance), verdict))
+    }
+
+    /// Of a service, or of all: how many of those that are not critical failed to answer the last time.
+    fn missing(&self, service: Option<&ServiceKey>) -> Missing {
+        let of = self.targets.values().filter(|target| {
+            target.instance.health != Health::Critical && service.is_none_or(|key| *key == target.instance.service)
+        });
+        let (missing, of) = of.fold((0, 0), |(missing, of), t| (missing + usize::from(t.row.failed > 0), of + 1));
+        Missing { missing, of }
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Asks, and writes what the answers add up to.
+pub(crate) async fn run(inner: Arc<Inner>) {
+    let mut stop = inner.stop.subscribe();
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut asking = JoinSet::new();
+    let (mut gone, mut back) = (Vec::new(), Vec::new());
+    loop {
+        tokio::select! {
+            biased;
+            // Dropping the set ends the questions under way.
+            _ = stop.wait_for(|stop| *stop) => return,
+            _ = ticks.tick() => {}
+        }
+        let watch = &inner.health;
+        let now = watch.now();
+        while let Some(answer) = asking.try_join_next() {
+            let Ok((id, question, health, asked)) = answer else { continue };
+            add(&inner.counters.probes, 1);
+            add(&inner.counters.failed_probes, u64::from(health == Health::Critical));
+            match lock(&watch.targets).answered(&id, &question, health, asked, now) {
+                Some((instance, Health::Critical)) => gone.push(instance),
+                Some((instance, verdict)) => back.push((instance, verdict)),
+                None => {}
+            }
+        }
+        if gone.is_empty() {
+            watch.release(Cause::Probe, |key| lock(&watch.targets).missing(key));
+        }
+        let missing = |key: &ServiceKey| lock(&watch.targets).missing(Some(key));
+        let gone = std::mem::take(&mut gone);
+        let (believed, held) = watch.believed(Cause::Probe, gone, missing, || lock(&watch.targets).missing(None));
+        add(&inner.counters.held, held as u64);
+        set_health(&inner, believed, Health::Critical).await;
+        for health in [Health::Passing, Health::Warning] {
+            let (these, others): (Vec<_>, Vec<_>) = back.drain(..).partition(|(_, verdict)| *verdict == health);
+            back = others;
+            let these = these.into_iter().map(|(instance, _)| instance).collect();
+            let changed = set_health(&inner, these, health).await;
+            add(&inner.counters.revived, changed);
+        }
+        let room = inner.settings.health.probes.saturating_sub(asking.len());
+        for (id, question) in lock(&watch.targets).due(now, room) {
+            asking.spawn(async move {
+                let health = question.ask().await;
+                (id, question, health, now)
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::model::{Check, CheckKind, Registration};
+
+    fn instance(n: usize, interval: u64) -> Arc<Instance> {
+        let id = InstanceId::parse(&format!("default/{n}")).unwrap();
+        let mut registration = Registration::new(id, ServiceKey::parse("default/s").unwrap(), "h", 1);
+        let pace = Pace { interval: Duration::from_millis(interval), fall: 2, ..Pace::default() };
+        registration.check = Some(Check { kind: CheckKind::Tcp { target: None, pace }, deregister_after: None });
+        Arc::new(Instance::registered(registration, None))
+    }
+
+    #[test]
+    fn questions_are_spread_over_the_interval_and_bounded() {
+        let mut targets = Targets::default();
+        for n in 0..1000 {
+            let one = instance(n, 10_000);
+            targets.observe(&one.id, Some(&one), 0);
+        }
+        let first = targets.due(1000, 10_000).len();
+        assert!((20..300).contains(&first), "a tenth of them in a tenth of the time, not {first}");
+        assert_eq!(targets.due(10_000, 7).len(), 7);
+        let rest = targets.due(10_000, 10_000).len();
+        assert_eq!(first + 7 + rest, 1000);
+        assert!(targets.due(60_000, 1).is_empty(), "nobody is asked twice at the same time");
+    }
+
+    #[test]
+    fn answers_count_for_who_was_asked() {
+        let mut targets = Targets::default();
+        let one = instance(1, 10_000);
+        targets.observe(&one.id, Some(&one), 0);
+        let ask = |targets: &mut Targets, now, health| {
+            let (id, question) = targets.due(now, 1).pop().unwrap();
+            targets.answered(&id, &question, health, now, now + 5).map(|(_, verdict)| verdict)
+        };
+        assert_eq!(ask(&mut targets, 10_000, Health::Critical), None);
+        assert_eq!(targets.missing(None), Missing { missing: 1, of: 1 });
+        assert_eq!(ask(&mut targets, 20_000, Health::Critical), Some(Health::Critical));
+        let (id, question) = targets.due(30_000, 1).pop().unwrap();
+        let elsewhere = instance(1, 5000);
+        targets.observe(&id, Some(&elsewhere), 30_000);
+        assert_eq!(targets.answered(&id, &question, Health::Critical, 30_000, 30_001), None, "another target now");
+        targets.observe(&id, None, 30_002);
+        assert!(targets.due(99_000, 9).is_empty());
+    }
+}

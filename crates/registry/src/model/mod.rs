@@ -1,0 +1,26 @@
+//! What the registry holds, as plain values: no I/O, no clock.
+
+mod check;
+mod digest;
+mod instance;
+mod limits;
+mod metadata;
+mod name;
+
+pub use check::{Check, CheckKind, Pace};
+pub use digest::Digest;
+pub use instance::{Health, Instance, Location, Patch, Registration};
+pub use limits::{Invalid, Limits};
+pub use metadata::Metadata;
+pub use name::{InstanceId, NamespaceName, ServiceKey};
+
+/// The number that grows: each committed batch gets the next one, over all nodes of a store. 0 is before the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub struct Revision(pub u64);
+
+impl std::fmt::Display for Revision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,559 @@
+//! The handle that everything else uses.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::cache::{Applier, Cache, Change, Changes, Found, Mark, Memory, ServiceSnapshot};
+use crate::error::{OpenError, StoreError, WatchError, WriteError};
+use crate::health::{Alive, Beat, Watch};
+use crate::model::{
+    Health, Instance, InstanceId, Invalid, Limits, Metadata, NamespaceName, Patch, Registration, Revision, ServiceKey,
+};
+use crate::settings::Settings;
+use crate::status::{Counters, Status, add};
+use crate::store::{Outcome, Store, Write, WriteKind};
+use crate::writer::{self, Answer, Request};
+
+/// A registry node. A clone is the same node.
+#[derive(Clone)]
+pub struct Registry {
+    inner: Arc<Inner>,
+}
+
+/// A write that was carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// The commit in which the row became what it is.
+    pub revision: Revision,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+pub(crate) struct Inner {
+    pub(crate) settings: Settings,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) cache: Cache,
+    pub(crate) applier: tokio::sync::Mutex<Applier>,
+    pub(crate) counters: Counters,
+    pub(crate) health: Watch,
+    pub(crate) queued: AtomicUsize,
+    pub(crate) stop: watch::Sender<bool>,
+    queue: mpsc::Sender<Request>,
+    watchers: AtomicUsize,
+    store_error: Mutex<Option<String>>,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+/// Milliseconds since 1970. For people and for the age of tombstones; nothing else depends on this clock.
+pub(crate) fn now_millis() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// How often old tombstones are looked for.
+const COLLECT: Duration = Duration::from_secs(30);
+/// Tombstones that one transaction collects.
+const COLLECT_ROWS: usize = 1000;
+
+impl Registry {
+    /// Reads everything from `store` and starts the node's tasks on the current tokio runtime.
+    ///
+    /// # Errors
+    /// When a setting makes no sense, or the store cannot be read.
+    pub async fn open(settings: Settings, store: Arc<dyn Store>) -> Result<Registry, OpenError> {
+        settings.check()?;
+        let memory = Memory { service_changes: settings.service_changes, changes: settings.changes };
+        // A request has at least one row, so the count of rows is reached before the queue is full.
+        let (queue, requests) = mpsc::channel(settings.limits.queued_writes);
+        let inner = Arc::new(Inner {
+            store,
+            cache: Cache::new(memory),
+            applier: tokio::sync::Mutex::default(),
+            counters: Counters::default(),
+            health: Watch::new(settings.health.clone()),
+            queued: AtomicUsize::new(0),
+            stop: watch::Sender::new(false),
+            queue,
+            watchers: AtomicUsize::new(0),
+            store_error: Mutex::new(None),
+            tasks: Mutex::new(JoinSet::new()),
+            settings,
+        });
+        inner.catch_up().await?;
+        {
+            let mut tasks = inner.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+            tasks.spawn(writer::run(Arc::clone(&inner), requests));
+            tasks.spawn(feed(Arc::clone(&inner)));
+            tasks.spawn(collect(Arc::clone(&inner)));
+            if inner.settings.health.enabled {
+                crate::health::start(&inner, &mut tasks);
+            }
+        }
+        Ok(Registry { inner })
+    }
+
+    /// Finishes the batch under way, tells what waits behind it that the registry stops, and ends the node's tasks.
+    pub async fn shutdown(&self) {
+        self.inner.stop.send_replace(true);
+        let mut tasks = std::mem::take(&mut *self.inner.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        while tasks.join_next().await.is_some() {}
+    }
+
+    /// The limits that it keeps.
+    pub fn limits(&self) -> &Limits {
+        &self.inner.settings.limits
+    }
+
+    // === Writes ===
+    //
+    // Answered after the commit, and after this node's own cache has it. The rows of a call succeed or fail each for
+    // itself; the answers are in the order of the rows.
+
+    /// Makes instances exist as described.
+    pub async fn register(&self, rows: Vec<Registration>) -> Vec<Result<Written, WriteError>> {
+        let mut room = Room::new(&self.inner);
+        let writes = rows.into_iter().map(|registration| {
+            registration.check(&self.inner.settings.limits)?;
+            room.take(&registration)?;
+            Ok(WriteKind::Register(Box::new(registration)).always())
+        });
+        let writes: Vec<Result<Write, WriteError>> = writes.collect();
+        let alive = alive(&writes);
+        let answers = self.inner.write(writes).await;
+        // Registering is a sign of life, also where nothing is news.
+        for (alive, ids) in alive {
+            self.inner.health.renew(&ids, alive);
+        }
+        answers
+    }
+
+    /// Takes instances out.
+    pub async fn deregister(&self, ids: &[InstanceId]) -> Vec<Result<Written, WriteError>> {
+        self.inner.write(ids.iter().map(|id| Ok(WriteKind::Deregister(id.clone()).always())).collect()).await
+    }
+
+    /// Changes instances in part.
+    pub async fn update(&self, patches: Vec<(InstanceId, Patch)>) -> Vec<Result<Written, WriteError>> {
+        let writes = patches.into_iter().map(|(id, patch)| {
+            if let Some(metadata) = &patch.metadata {
+                metadata.check(&self.inner.settings.limits)?;
+            }
+            Ok(WriteKind::Patch(id, patch).always())
+        });
+        self.inner.write(writes.collect()).await
+    }
+
+    /// A heartbeat that says how the instance is. Written only where that is news.
+    pub async fn report(&self, reports: &[(InstanceId, Health)]) -> Vec<Result<Written, WriteError>> {
+        let ids: Vec<InstanceId> = reports.iter().map(|(id, _)| id.clone()).collect();
+        self.inner.health.renew(&ids, Alive::AsReported);
+        let mut answers: Vec<Option<Result<Written, WriteError>>> = Vec::with_capacity(reports.len());
+        let mut news = Vec::new();
+        for (id, health) in reports {
+            match self.inner.cache.instance(id) {
+                Some(instance) if instance.health == *health => {
+                    let written = Written { revision: instance.revision, outcome: Outcome::Unchanged };
+                    answers.push(Some(Ok(written)));
+                }
+                _ => {
+                    answers.push(None);
+                    let patch = Patch { health: Some(*health), ..Patch::default() };
+                    news.push(Ok(WriteKind::Patch(id.clone(), patch).always()));
+                }
+            }
+        }
+        let mut written = self.inner.write(news).await.into_iter();
+        answers.into_iter().map(|known| known.or_else(|| written.next()).unwrap_or(Err(WriteError::Stopped))).collect()
+    }
+
+    /// Instances say that they live. In memory only; one that had expired becomes passing again soon after.
+    pub fn heartbeat(&self, ids: &[InstanceId]) -> Vec<Beat> {
+        let beats: Vec<Beat> = self
+            .inner
+            .health
+            .renew(ids, Alive::Passing)
+            .into_iter()
+            .zip(ids)
+            .map(|(leased, id)| {
+                let known = leased || self.inner.cache.instance(id).is_some();
+                if known { Beat::Known } else { Beat::Unknown }
+            })
+            .collect();
+        let known = beats.iter().filter(|beat| **beat == Beat::Known).count();
+        add(&self.inner.counters.heartbeats, known as u64);
+        add(&self.inner.counters.unknown_heartbeats, (beats.len() - known) as u64);
+        beats
+    }
+
+    /// Gives a service metadata; it then exists without instances too.
+    ///
+    /// # Errors
+    /// As of any write.
+    pub async fn put_service(&self, key: ServiceKey, metadata: Metadata) -> Result<Written, WriteError> {
+        metadata.check(&self.inner.settings.limits)?;
+        let (found, limit) = (self.inner.cache.entries(), self.inner.settings.limits.services);
+        if found >= limit && self.inner.cache.entry(&key).is_none() {
+            return Err(WriteError::Full { what: "services", found, limit });
+        }
+        self.inner.write_one(WriteKind::PutService(key, metadata)).await
+    }
+
+    /// Takes away what [`Registry::put_service`] gave.
+    ///
+    /// # Errors
+    /// `NotEmpty` while there are instances, as far as this node knows.
+    pub async fn delete_service(&self, key: &ServiceKey) -> Result<Written, WriteError> {
+        let instances = self.snapshot(key).map_or(0, |snapshot| snapshot.instances.len());
+        if instances > 0 {
+            return Err(WriteError::NotEmpty { service: key.as_str().into(), instances });
+        }
+        self.inner.write_one(WriteKind::DeleteService(key.clone())).await
+    }
+
+    // === Reads: memory only ===
+
+    /// The service, if it exists.
+    pub fn snapshot(&self, key: &ServiceKey) -> Option<Arc<ServiceSnapshot>> {
+        self.inner.cache.snapshot(key).filter(|snapshot| snapshot.exists())
+    }
+
+    /// The instance, in whichever service of its namespace.
+    pub fn instance(&self, id: &InstanceId) -> Option<Arc<Instance>> {
+        self.inner.cache.instance(id)
+    }
+
+    /// The services that exist, of one namespace or of all, sorted by key.
+    pub fn services(&self, namespace: Option<&NamespaceName>) -> Vec<Arc<ServiceSnapshot>> {
+        self.inner.cache.services(namespace)
+    }
+
+    /// The namespaces that have a service, sorted.
+    pub fn namespaces(&self) -> Vec<NamespaceName> {
+        let mut names: Vec<NamespaceName> =
+            self.services(None).iter().map(|service| NamespaceName::of(&service.key)).collect();
+        names.dedup();
+        names
+    }
+
+    /// Up to `limit` instances that have all these metadata entries. No entries find nothing.
+    pub fn find(&self, namespace: &NamespaceName, pairs: &[(&str, &str)], limit: usize) -> Found {
+        self.inner.cache.find(namespace, pairs, limit)
+    }
+
+    /// Of the whole: this node has everything that was committed up to it.
+    pub fn revision(&self) -> Revision {
+        self.inner.cache.revision()
+    }
+
+    /// The last commit that changed anything of the service; 0 of one that never was. Also of one that has gone, for as long
+    /// as its tombstones are kept; after that 0 again.
+    pub fn revision_of(&self, key: &ServiceKey) -> Revision {
+        self.inner.cache.snapshot(key).map_or(Revision(0), |snapshot| snapshot.revision)
+    }
+
+    /// What changed in the service after `since`; `None` where that is further back than is remembered: take the snapshot.
+    pub fn changes(&self, key: &ServiceKey, since: Revision) -> Option<Vec<Change>> {
+        self.inner.cache.changes(key, since)
+    }
+
+    /// As [`Registry::changes`], of all services.
+    pub fn all_changes(&self, since: Revision) -> Option<Vec<Change>> {
+        self.inner.cache.all_changes(since)
+    }
+
+    // === Waits ===
+
+    /// Waits until the service has changed after `after`, also by coming into being, or until `deadline`. Returns its
+    /// revision then: above `after` if it changed; lower than before only if the store's history is another one.
+    /// Dropping the future leaves nothing behind.
+    ///
+    /// # Errors
+    /// When too many watch, or the service is not there and no more can be waited for.
+    pub async fn watch(&self, key: &ServiceKey, after: Revision, deadline: Instant) -> Result<Revision, WatchError> {
+        let now = self.revision_of(key);
+        if now > after {
+            return Ok(now);
+        }
+        let (services, limit) = (self.inner.cache.entries(), self.inner.settings.limits.services);
+        if services >= limit && self.inner.cache.entry(key).is_none() {
+            return Err(WatchError::Full { services });
+        }
+        let entry = self.inner.cache.entry_or_new(key);
+        self.wait(entry.mark(), after, deadline).await
+    }
+
+    /// As [`Registry::watch`], for any change at all.
+    ///
+    /// # Errors
+    /// When too many watch.
+    pub async fn watch_all(&self, after: Revision, deadline: Instant) -> Result<Revision, WatchError> {
+        let now = self.revision();
+        if now > after {
+            return Ok(now);
+        }
+        self.wait(self.inner.cache.whole(), after, deadline).await
+    }
+
+    async fn wait(&self, mark: &Mark, after: Revision, deadline: Instant) -> Result<Revision, WatchError> {
+        let limit = self.inner.settings.limits.watchers;
+        let watching = Watching(&self.inner.watchers);
+        let watchers = watching.0.fetch_add(1, Ordering::Relaxed);
+        if watchers >= limit {
+            return Err(WatchError::TooMany { watchers, limit });
+        }
+        let mut stop = self.inner.stop.subscribe();
+        tokio::select! {
+            revision = mark.passed(after, deadline) => Ok(revision),
+            _ = stop.wait_for(|stop| *stop) => Err(WatchError::Stopped { at: mark.get() }),
+        }
+    }
+
+    /// How it is.
+    pub fn status(&self) -> Status {
+        let inner = &self.inner;
+        let store_error = inner.store_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut counts = inner.counters.get();
+        let epoch = match inner.applier.try_lock() {
+            Ok(applier) => {
+                (counts.full_loads, counts.rows_applied) = (applier.loads, applier.rows);
+                applier.epoch()
+            }
+            Err(_) => 0,
+        };
+        Status {
+            ready: store_error.is_none() && !*inner.stop.borrow(),
+            store: inner.store.name(),
+            store_error,
+            revision: self.revision(),
+            epoch,
+            instances: inner.cache.instances(),
+            services: inner.cache.entries(),
+            watchers: inner.watchers.load(Ordering::Relaxed),
+            queued_writes: inner.queued.load(Ordering::Relaxed),
+            protected: inner.health.protected(),
+            counts,
+        }
+    }
+}
+
+/// A call that waits, counted while it does.
+struct Watching<'a>(&'a AtomicUsize);
+
+impl Drop for Watching<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether there is room for what a call registers. As far as this node knows: several may together go a little over.
+struct Room<'a> {
+    inner: &'a Inner,
+    new: usize,
+    new_of: HashMap<ServiceKey, usize>,
+}
+
+impl<'a> Room<'a> {
+    fn new(inner: &'a Inner) -> Room<'a> {
+        Room { inner, new: 0, new_of: HashMap::new() }
+    }
+
+    fn take(&mut self, registration: &Registration) -> Result<(), WriteError> {
+        let (cache, limits) = (&self.inner.cache, &self.inner.settings.limits);
+        let full = |what, found, limit| Err(WriteError::Full { what, found, limit });
+        let known = cache.instance(&registration.id);
+        if known.is_some_and(|instance| instance.service == registration.service) {
+            return Ok(());
+        }
+        let found = cache.instances() + self.new;
+        if found >= limits.instances {
+            return full("instances", found, limits.instances);
+        }
+        let entry = cache.entry(&registration.service);
+        if entry.is_none() && cache.entries() >= limits.services {
+            return full("services", cache.entries(), limits.services);
+        }
+        let new = self.new_of.entry(registration.service.clone()).or_default();
+        let found = entry.map_or(0, |entry| entry.snapshot().instances.len()) + *new;
+        if found >= limits.instances_per_service {
+            return full("instances of the service", found, limits.instances_per_service);
+        }
+        *new += 1;
+        self.new += 1;
+        Ok(())
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    /// Writes what is right, and puts each answer where its row was.
+    pub(crate) async fn write(&self, rows: Vec<Result<Write, WriteError>>) -> Vec<Result<Written, WriteError>> {
+        let limit = self.settings.limits.call_rows;
+        if rows.len() > limit {
+            let error = Invalid::TooLong { what: "rows of a call", found: rows.len(), limit };
+            return rows.iter().map(|_| Err(WriteError::Invalid(error.clone()))).collect();
+        }
+        let names: Vec<Arc<str>> = rows.iter().map(|row| name(row.as_ref().ok())).collect();
+        let mut writes = Vec::with_capacity(rows.len());
+        let mut refused = Vec::with_capacity(rows.len());
+        for row in rows {
+            match row {
+                Ok(write) => {
+                    writes.push(write);
+                    refused.push(None);
+                }
+                Err(error) => refused.push(Some(error)),
+            }
+        }
+        let mut answers = self.enqueue(writes).await.into_iter();
+        refused
+            .into_iter()
+            .zip(names)
+            .map(|(refused, what)| match refused {
+                Some(error) => Err(error),
+                None => match answers.next() {
+                    Some(Ok((Outcome::NotFound, _))) => Err(WriteError::NotFound { what }),
+                    Some(Ok((outcome, revision))) => Ok(Written { revision, outcome }),
+                    Some(Err(error)) => Err(error),
+                    None => Err(WriteError::Stopped),
+                },
+            })
+            .collect()
+    }
+
+    async fn write_one(&self, kind: WriteKind) -> Result<Written, WriteError> {
+        self.write(vec![Ok(kind.always())]).await.pop().unwrap_or(Err(WriteError::Stopped))
+    }
+
+    /// Waits for the batch that `writes` join.
+    pub(crate) async fn enqueue(&self, writes: Vec<Write>) -> Vec<Answer> {
+        let rows = writes.len();
+        if rows == 0 {
+            return Vec::new();
+        }
+        let all = |error: WriteError| (0..rows).map(|_| Err(error.clone())).collect();
+        let limit = self.settings.limits.queued_writes;
+        let queued = self.queued.fetch_add(rows, Ordering::Relaxed);
+        if queued + rows > limit && queued > 0 {
+            self.queued.fetch_sub(rows, Ordering::Relaxed);
+            add(&self.counters.overloaded, 1);
+            return all(WriteError::Overloaded { queued, limit });
+        }
+        let (reply, answers) = oneshot::channel();
+        let request = Request { writes, reply, since: Instant::now() };
+        if let Err(error) = self.queue.try_send(request) {
+            self.queued.fetch_sub(rows, Ordering::Relaxed);
+            return all(match error {
+                mpsc::error::TrySendError::Full(_) => WriteError::Overloaded { queued, limit },
+                mpsc::error::TrySendError::Closed(_) => WriteError::Stopped,
+            });
+        }
+        match answers.await {
+            Ok(answers) => answers,
+            // The writer is gone: what was queued was not begun.
+            Err(_) => all(WriteError::Stopped),
+        }
+    }
+
+    /// Brings the cache up to the store.
+    pub(crate) async fn catch_up(&self) -> Result<(), StoreError> {
+        let mut applier = self.applier.lock().await;
+        let mut load = applier.load();
+        add(&self.counters.feed_reads, 1);
+        let result = self.store.read(&mut load).await;
+        let mut store_error = self.store_error.lock().unwrap_or_else(PoisonError::into_inner);
+        *store_error = result.as_ref().err().map(ToString::to_string);
+        drop(store_error);
+        if let Err(error) = result {
+            add(&self.counters.feed_failures, 1);
+            return Err(error);
+        }
+        // While the lock is held: so those who judge health hear of changes in the order of revisions.
+        let changes = load.apply(&self.cache);
+        self.applied(&changes);
+        drop(applier);
+        Ok(())
+    }
+
+    /// Tells those who judge health what is different now.
+    pub(crate) fn applied(&self, changes: &Changes) {
+        if self.settings.health.enabled {
+            self.health.observe(changes);
+        }
+    }
+}
+
+/// Who shows a sign of life by these writes: as it says itself how it is, or as passing.
+fn alive(writes: &[Result<Write, WriteError>]) -> [(Alive, Vec<InstanceId>); 2] {
+    let (mut reported, mut passing) = (Vec::new(), Vec::new());
+    for write in writes.iter().flatten() {
+        if let WriteKind::Register(registration) = &write.kind {
+            let list = if registration.health.is_some() { &mut reported } else { &mut passing };
+            list.push(registration.id.clone());
+        }
+    }
+    [(Alive::AsReported, reported), (Alive::Passing, passing)]
+}
+
+fn name(write: Option<&Write>) -> Arc<str> {
+    match write.map(|write| &write.kind) {
+        Some(WriteKind::Register(registration)) => registration.id.as_str().into(),
+        Some(WriteKind::Patch(id, _) | WriteKind::Deregister(id)) => id.as_str().into(),
+        Some(WriteKind::PutService(key, _) | WriteKind::DeleteService(key)) => key.as_str().into(),
+        None => "".into(),
+    }
+}
+
+/// Follows the store.
+async fn feed(inner: Arc<Inner>) {
+    let mut stop = inner.stop.subscribe();
+    let mut pause = Duration::ZERO;
+    loop {
+        let turn = async {
+            inner.store.changed(inner.cache.revision()).await;
+            tokio::time::sleep(pause).await;
+            inner.catch_up().await
+        };
+        let result = tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            result = turn => result,
+        };
+        pause = match result {
+            Ok(()) => Duration::ZERO,
+            Err(error) => {
+                tracing::warn!(store = inner.store.name(), "following the store: {error}");
+                (pause * 2).clamp(Duration::from_millis(100), Duration::from_secs(5))
+            }
+        };
+    }
+}
+
+/// Collects tombstones, and forgets services that are gone.
+async fn collect(inner: Arc<Inner>) {
+    let mut stop = inner.stop.subscribe();
+    let keep = i64::try_from(inner.settings.tombstones.as_millis()).unwrap_or(i64::MAX);
+    loop {
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            () = tokio::time::sleep(COLLECT) => {}
+        }
+        // Only what this node itself has seen: so its own cursor is never below gc_floor.
+        let (cursor, floor) = {
+            let applier = inner.applier.lock().await;
+            (applier.cursor(), applier.gc_floor())
+        };
+        match inner.store.collect(cursor, now_millis().saturating_sub(keep), COLLECT_ROWS).await {
+            Ok(collected) => add(&inner.counters.tombstones, collected as u64),
+            Err(error) => tracing::warn!(store = inner.store.name(), "collecting tombstones: {error}"),
+        }
+        inner.cache.forget(floor);
+    }
+}

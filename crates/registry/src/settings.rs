@@ -1,0 +1,102 @@
+//! What can be set.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::OpenError;
+use crate::model::Limits;
+
+/// How a registry behaves.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// How much of everything there may be.
+    pub limits: Limits,
+    /// Rows after which a batch is full: 1 to 4096. A batch begins as soon as the one before is committed, so it does not wait
+    /// for rows; while the store is busy they gather.
+    pub batch_rows: usize,
+    /// Changes of one service that are remembered for those who fell behind.
+    pub service_changes: usize,
+    /// Changes in all that are remembered.
+    pub changes: usize,
+    /// Tombstones are kept for so long: a node that was cut off for longer reads everything.
+    #[serde(with = "humantime_serde")]
+    pub tombstones: Duration,
+    /// Heartbeats and probes.
+    pub health: HealthSettings,
+}
+
+/// Heartbeats and probes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HealthSettings {
+    /// Whether this node judges health at all: expires, probes, deregisters. At present of several nodes on one store exactly
+    /// one may, and it must be the one that gets the heartbeats.
+    pub enabled: bool,
+    /// Probes under way at the same time.
+    pub probes: usize,
+    /// When much is lost at once.
+    pub brake: BrakeSettings,
+}
+
+/// When much is lost at once, it is rather the registry's view that is wrong: the last good state is kept for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BrakeSettings {
+    /// Share of a service's checked instances, above 0 to 1: when more than it are missing, the brake holds. 1: never.
+    pub service_share: f64,
+    /// The same for all checked instances together.
+    pub whole_share: f64,
+    /// Fewer missing ones than this never hold it.
+    pub least: usize,
+    /// After this the brake lets go, whatever the share; it holds again only after the share has fallen.
+    #[serde(with = "humantime_serde")]
+    pub longest: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            limits: Limits::default(),
+            batch_rows: 512,
+            service_changes: 256,
+            changes: 8192,
+            tombstones: Duration::from_secs(600),
+            health: HealthSettings::default(),
+        }
+    }
+}
+
+impl Default for HealthSettings {
+    fn default() -> HealthSettings {
+        HealthSettings { enabled: true, probes: 1024, brake: BrakeSettings::default() }
+    }
+}
+
+impl Default for BrakeSettings {
+    fn default() -> BrakeSettings {
+        BrakeSettings { service_share: 0.5, whole_share: 0.5, least: 3, longest: Duration::from_secs(300) }
+    }
+}
+
+impl Settings {
+    pub(crate) fn check(&self) -> Result<(), OpenError> {
+        let share = |share: f64| share > 0.0 && share <= 1.0;
+        let brake = &self.health.brake;
+        for (good, what) in [
+            ((1..=4096).contains(&self.batch_rows), "batch_rows: expected 1 to 4096"),
+            (self.limits.call_rows > 0, "limits.call_rows: expected at least 1"),
+            (self.limits.queued_writes > 0, "limits.queued_writes: expected at least 1"),
+            ((1..=1 << 30).contains(&self.limits.instances), "limits.instances: expected 1 to 2^30"),
+            (self.health.probes > 0, "health.probes: expected at least 1"),
+            (share(brake.service_share), "health.brake.service_share: expected above 0, up to 1"),
+            (share(brake.whole_share), "health.brake.whole_share: expected above 0, up to 1"),
+        ] {
+            if !good {
+                return Err(OpenError::Setting(what));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+//! Where the truth is: one narrow trait, and a store for each database.
+//!
+//! All stores have the same shape. One row, `registry_rev(v, epoch, gc_floor)`, is locked first in each write transaction
+//! and until its end: so transactions of all nodes come one after the other, revisions rise in the order of commits, and
+//! whoever reads rows in one snapshot with `v` has seen all rows up to `v`. Nothing slow happens under that lock.
+
+mod plan;
+mod postgres;
+mod row;
+mod sqlite;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+#[cfg(test)]
+pub(crate) use plan::{Existing, plan};
+pub use plan::{Outcome, Write, WriteKind};
+pub use postgres::Postgres;
+pub(crate) use row::Interner;
+pub use row::{InstanceRow, Record, ServiceRow};
+pub use sqlite::Sqlite;
+
+use crate::error::StoreError;
+use crate::model::Revision;
+
+/// What an asynchronous call of a [`Store`] returns.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A batch of writes: one transaction.
+#[derive(Debug)]
+pub struct Batch {
+    /// Number of the batch among those of its writer: rises by one each.
+    pub number: u64,
+    /// In the order in which they were asked for. A later one for the same id sees what an earlier one made.
+    pub writes: Vec<Write>,
+    /// Now, in milliseconds since 1970.
+    pub now: i64,
+}
+
+/// What became of a batch.
+#[derive(Clone, Debug, Default)]
+pub struct Committed {
+    /// The batch's revision; where nothing was written, the latest one.
+    pub revision: Revision,
+    /// Whether anything was written.
+    pub wrote: bool,
+    /// The store's epoch.
+    pub epoch: i64,
+    /// One for each write, in order, with the revision of the row.
+    pub outcomes: Vec<(Outcome, Revision)>,
+    /// The rows as they are now, of those that were written.
+    pub records: Vec<Record>,
+}
+
+/// Where a store stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Head {
+    /// The latest revision.
+    pub v: Revision,
+    /// Chosen at random when the store was made. Another one is another history: revisions cannot be compared.
+    pub epoch: i64,
+    /// Tombstones up to this revision are gone: whoever has seen less has to read everything.
+    pub gc_floor: Revision,
+}
+
+/// Whoever reads from a store. All calls of one read concern one snapshot.
+pub trait Sink: Send {
+    /// First, and once: where the store stands. Returns after which revision rows are wanted; 0 for all.
+    fn begin(&mut self, head: Head) -> Revision;
+    /// A row; in no order.
+    fn record(&mut self, record: Record);
+}
+
+/// A database that holds the registry.
+///
+/// Every call may be dropped before it has ended, and then leaves either nothing or a whole commit behind.
+pub trait Store: Send + Sync + 'static {
+    /// Name of the kind, for messages and metrics.
+    fn name(&self) -> &'static str;
+
+    /// Commits `batch` as one transaction, durably. Rows whose digest does not change are not written; when none is,
+    /// the revision does not rise.
+    ///
+    /// # Errors
+    /// `Conflict`, `Unavailable`, `Corrupt`: nothing was written. `Undetermined`: ask [`Store::resolve`].
+    fn commit(&self, batch: Arc<Batch>) -> BoxFuture<'_, Result<Committed, StoreError>>;
+
+    /// Whether this store's own batch `number` was committed, and as which revision. Waits for a transaction of ours that
+    /// the database still works on: the answer is final.
+    ///
+    /// # Errors
+    /// As of [`Store::commit`], without `Undetermined`.
+    fn resolve(&self, number: u64) -> BoxFuture<'_, Result<Option<Revision>, StoreError>>;
+
+    /// Reads where the store stands, and the rows after the revision that `sink` asks for, in one snapshot.
+    ///
+    /// # Errors
+    /// `Unavailable`, `Corrupt`; `sink` may have got a part.
+    fn read<'a>(&'a self, sink: &'a mut dyn Sink) -> BoxFuture<'a, Result<(), StoreError>>;
+
+    /// Removes up to `limit` tombstones of at most revision `up_to` that are older than `before` (ms since 1970), lowest
+    /// revision first, and raises `gc_floor` to the highest revision removed. Returns how many.
+    ///
+    /// # Errors
+    /// As of [`Store::commit`].
+    fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>>;
+
+    /// Returns when there may be something after `seen`; also now and then without. Never fails: a store that cannot be
+    /// reached lets time pass.
+    fn changed(&self, seen: Revision) -> BoxFuture<'_, ()>;
+}
+
+/// Opens the store at `address`, `sqlite:FILE` or `postgres://…`, and brings its schema up to date.
+///
+/// # Errors
+/// When the address makes no sense, or the database cannot be opened or migrated.
+pub async fn open(address: &str) -> Result<Arc<dyn Store>, StoreError> {
+    let (scheme, rest) =
+        address.split_once(':').ok_or(StoreError::Address { reason: "it does not begin with a kind and a colon" })?;
+    match scheme {
+        "sqlite" if !rest.is_empty() && !rest.contains('\0') => Ok(Arc::new(Sqlite::open(rest).await?)),
+        "sqlite" => Err(StoreError::Address { reason: "sqlite: without a file" }),
+        "postgres" | "postgresql" => Ok(Arc::new(Postgres::open(address).await?)),
+        _ => Err(StoreError::Address { reason: "this kind of store is not known" }),
+    }
+}
+
+/// A random positive number: an epoch, or the name of a writer.
+pub(crate) fn random() -> i64 {
+    let mut bytes = [0; 8];
+    // Without random numbers from the system the time has to do: what must differ is two openings of one store.
+    if getrandom::fill(&mut bytes).is_err() {
+        bytes = (std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos()
+            as u64)
+            .to_be_bytes();
+    }
+    i64::from_be_bytes(bytes) & i64::MAX
+}

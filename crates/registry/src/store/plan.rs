@@ -1,0 +1,302 @@
+//! What a batch makes of the rows that are there: a pure function, the same for all stores. It is called while the counter
+//! row is locked, so nobody changes those rows meanwhile.
+
+use std::collections::BTreeMap;
+
+use super::row::{InstanceRow, Record, ServiceRow};
+use super::{Batch, Committed, Head};
+use crate::model::{Health, Instance, InstanceId, Metadata, Patch, Registration, Revision, ServiceKey};
+
+/// One write.
+#[derive(Clone, Debug)]
+pub struct Write {
+    /// What to do.
+    pub kind: WriteKind,
+    /// Only if the instance is still as of this revision; otherwise nothing is done ([`Outcome::Superseded`]).
+    pub expected: Option<Revision>,
+}
+
+/// What to do; everything in it was checked.
+#[derive(Clone, Debug)]
+pub enum WriteKind {
+    /// Make it so, whatever was there.
+    Register(Box<Registration>),
+    /// Change what is there.
+    Patch(InstanceId, Patch),
+    /// Remove what is there.
+    Deregister(InstanceId),
+    /// Give a service metadata; it then exists without instances too.
+    PutService(ServiceKey, Metadata),
+    /// Take that away again.
+    DeleteService(ServiceKey),
+}
+
+/// What became of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// There was none.
+    Created,
+    /// It says something else now.
+    Updated,
+    /// It said so already: nothing was written.
+    Unchanged,
+    /// It is gone.
+    Removed,
+    /// There is none.
+    NotFound,
+    /// It is no longer as of the revision that was expected.
+    Superseded,
+}
+
+/// The rows that a batch concerns, as far as they are there.
+#[derive(Debug, Default)]
+pub(crate) struct Existing {
+    pub(crate) instances: BTreeMap<InstanceId, InstanceRow>,
+    pub(crate) services: BTreeMap<ServiceKey, ServiceRow>,
+}
+
+impl WriteKind {
+    /// For what has to happen at any rate.
+    pub(crate) fn always(self) -> Write {
+        Write { kind: self, expected: None }
+    }
+}
+
+impl Batch {
+    /// The instances that it concerns, sorted, each once: in this order rows are locked and written.
+    pub(crate) fn instance_ids(&self) -> Vec<&InstanceId> {
+        let mut ids: Vec<&InstanceId> = self
+            .writes
+            .iter()
+            .filter_map(|write| match &write.kind {
+                WriteKind::Register(registration) => Some(&registration.id),
+                WriteKind::Patch(id, _) | WriteKind::Deregister(id) => Some(id),
+                WriteKind::PutService(..) | WriteKind::DeleteService(_) => None,
+            })
+            .collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
+    /// The services that it gives or takes metadata; as [`Batch::instance_ids`].
+    pub(crate) fn service_keys(&self) -> Vec<&ServiceKey> {
+        let mut keys: Vec<&ServiceKey> = self
+            .writes
+            .iter()
+            .filter_map(|write| match &write.kind {
+                WriteKind::PutService(key, _) | WriteKind::DeleteService(key) => Some(key),
+                _ => None,
+            })
+            .collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+}
+
+/// Carries out `batch` on `existing`. The result's records are what has to be written, sorted by key, all with the revision
+/// after `head.v`; if there are none, that revision is not taken.
+pub(crate) fn plan(batch: &Batch, head: Head, existing: Existing) -> Committed {
+    let next = Revision(head.v.0 + 1);
+    let mut instances: BTreeMap<InstanceId, (Option<InstanceRow>, InstanceRow)> = BTreeMap::new();
+    let mut services: BTreeMap<ServiceKey, (Option<ServiceRow>, ServiceRow)> = BTreeMap::new();
+    let mut outcomes = Vec::with_capacity(batch.writes.len());
+    for write in &batch.writes {
+        outcomes.push(match &write.kind {
+            WriteKind::PutService(key, metadata) => {
+                let before = services.get(key).map(|(_, now)| now).or_else(|| existing.services.get(key));
+                let (outcome, after) = put_service(key, metadata, before, next, batch.now);
+                let revision = after.revision;
+                services.insert(key.clone(), (existing.services.get(key).cloned(), after));
+                (outcome, revision)
+            }
+            WriteKind::DeleteService(key) => {
+                let before = services.get(key).map(|(_, now)| now).or_else(|| existing.services.get(key));
+                match before.filter(|row| !row.deleted) {
+                    None => (Outcome::NotFound, head.v),
+                    Some(row) => {
+                        let mut after = row.clone();
+                        (after.deleted, after.revision, after.mtime) = (true, next, batch.now);
+                        after.metadata = Metadata::default();
+                        services.insert(key.clone(), (existing.services.get(key).cloned(), after));
+                        (Outcome::Removed, next)
+                    }
+                }
+            }
+            WriteKind::Register(_) | WriteKind::Patch(..) | WriteKind::Deregister(_) => {
+                let id = match &write.kind {
+                    WriteKind::Register(registration) => &registration.id,
+                    WriteKind::Patch(id, _) | WriteKind::Deregister(id) => id,
+                    _ => unreachable!("services are above"),
+                };
+                let before = instances.get(id).map(|(_, now)| now).or_else(|| existing.instances.get(id));
+                let (outcome, after) = write_instance(write, before, next, batch.now);
+                let revision = after.as_ref().or(before).map_or(head.v, |row| row.instance.revision);
+                if let Some(after) = after {
+                    instances.insert(id.clone(), (existing.instances.get(id).cloned(), after));
+                }
+                (outcome, revision)
+            }
+        });
+    }
+    // A row that was changed to and fro within the batch is as it was: it is not written.
+    let mut records: Vec<Record> = Vec::with_capacity(instances.len() + services.len());
+    records.extend(instances.into_values().filter_map(|(before, after)| {
+        let same = before.is_some_and(|b| b.deleted == after.deleted && b.instance.digest == after.instance.digest);
+        (!same).then_some(Record::Instance(after))
+    }));
+    records.extend(services.into_values().filter_map(|(before, after)| {
+        let same = before.is_some_and(|b| b.deleted == after.deleted && b.metadata == after.metadata);
+        (!same).then_some(Record::Service(after))
+    }));
+    let wrote = !records.is_empty();
+    let revision = if wrote { next } else { head.v };
+    for (_, row_revision) in &mut outcomes {
+        *row_revision = (*row_revision).min(revision);
+    }
+    Committed { revision, wrote, epoch: head.epoch, outcomes, records }
+}
+
+fn put_service(
+    key: &ServiceKey,
+    metadata: &Metadata,
+    before: Option<&ServiceRow>,
+    next: Revision,
+    now: i64,
+) -> (Outcome, ServiceRow) {
+    let alive = before.filter(|row| !row.deleted);
+    if let Some(row) = alive.filter(|row| row.metadata == *metadata) {
+        return (Outcome::Unchanged, row.clone());
+    }
+    let ctime = alive.map_or(now, |row| row.ctime);
+    let row =
+        ServiceRow { key: key.clone(), metadata: metadata.clone(), revision: next, deleted: false, ctime, mtime: now };
+    (if alive.is_some() { Outcome::Updated } else { Outcome::Created }, row)
+}
+
+/// What `write` makes of `before`; `None` where it changes nothing.
+fn write_instance(
+    write: &Write,
+    before: Option<&InstanceRow>,
+    next: Revision,
+    now: i64,
+) -> (Outcome, Option<InstanceRow>) {
+    let alive = before.filter(|row| !row.deleted).map(|row| &row.instance);
+    if let Some(expected) = write.expected
+        && alive.is_none_or(|instance| instance.revision != expected)
+    {
+        return (Outcome::Superseded, None);
+    }
+    let mut after = match &write.kind {
+        WriteKind::Register(registration) => Instance::registered((**registration).clone(), alive),
+        WriteKind::Patch(_, patch) => match alive {
+            Some(instance) => instance.patched(patch),
+            None => return (Outcome::NotFound, None),
+        },
+        WriteKind::Deregister(_) => {
+            let Some(instance) = alive else { return (Outcome::NotFound, None) };
+            // A tombstone holds the id, the service and when: the rest is of no use to anybody.
+            let mut gone = instance.clone();
+            (gone.metadata, gone.check, gone.health) = (Metadata::default(), None, Health::Critical);
+            (gone.revision, gone.mtime) = (next, now);
+            gone.digest = gone.content_digest();
+            return (Outcome::Removed, Some(InstanceRow { instance: gone, deleted: true }));
+        }
+        WriteKind::PutService(..) | WriteKind::DeleteService(_) => return (Outcome::NotFound, None),
+    };
+    after.digest = after.content_digest();
+    if alive.is_some_and(|instance| instance.digest == after.digest) {
+        return (Outcome::Unchanged, None);
+    }
+    (after.revision, after.mtime) = (next, now);
+    if alive.is_none() {
+        after.ctime = now;
+    }
+    let outcome = if alive.is_some() { Outcome::Updated } else { Outcome::Created };
+    (outcome, Some(InstanceRow { instance: after, deleted: false }))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn id() -> InstanceId {
+        InstanceId::parse("default/i").unwrap()
+    }
+
+    fn register(port: u16) -> Write {
+        let service = ServiceKey::parse("default/s").unwrap();
+        WriteKind::Register(Box::new(Registration::new(id(), service, "h", port))).always()
+    }
+
+    fn weight(weight: u16) -> Write {
+        WriteKind::Patch(id(), Patch { weight: Some(weight), ..Patch::default() }).always()
+    }
+
+    fn deregister() -> Write {
+        WriteKind::Deregister(id()).always()
+    }
+
+    /// Batches one after the other on one instance; what each write of the last batch gave, and how many rows it wrote.
+    fn run(batches: Vec<Vec<Write>>) -> (Vec<Outcome>, usize) {
+        let mut row: Option<InstanceRow> = None;
+        let mut v = 0;
+        let mut last = None;
+        for writes in batches {
+            let existing =
+                Existing { instances: row.iter().map(|r| (id(), r.clone())).collect(), ..Existing::default() };
+            let head = Head { v: Revision(v), ..Head::default() };
+            let committed = plan(&Batch { number: 1, writes, now: 1 }, head, existing);
+            v = committed.revision.0;
+            for record in &committed.records {
+                if let Record::Instance(written) = record {
+                    assert_eq!(written.instance.revision.0, v, "all rows of a batch have its revision");
+                    row = Some(written.clone());
+                }
+            }
+            last = Some((committed.outcomes.iter().map(|o| o.0).collect(), committed.records.len()));
+        }
+        last.unwrap()
+    }
+
+    #[test]
+    fn outcomes() {
+        use Outcome::*;
+        let stale = || Write { expected: Some(Revision(9)), ..deregister() };
+        let fresh = || Write { expected: Some(Revision(1)), ..deregister() };
+        for (batches, outcomes, written) in [
+            (vec![vec![register(1)]], vec![Created], 1),
+            (vec![vec![register(1)], vec![register(1)]], vec![Unchanged], 0),
+            (vec![vec![register(1)], vec![register(2)]], vec![Updated], 1),
+            (vec![vec![register(1), register(1), register(2)]], vec![Created, Unchanged, Updated], 1),
+            (vec![vec![register(1)], vec![deregister()]], vec![Removed], 1),
+            (vec![vec![deregister()]], vec![NotFound], 0),
+            (vec![vec![register(1)], vec![deregister()], vec![deregister()]], vec![NotFound], 0),
+            (vec![vec![register(1)], vec![deregister()], vec![register(1)]], vec![Created], 1),
+            (vec![vec![register(1)], vec![deregister(), register(1)]], vec![Removed, Created], 0),
+            (vec![vec![register(1)], vec![register(2), register(1)]], vec![Updated, Updated], 0),
+            (vec![vec![weight(3)]], vec![NotFound], 0),
+            (vec![vec![register(1)], vec![weight(3), weight(3)]], vec![Updated, Unchanged], 1),
+            (vec![vec![register(1)], vec![stale()]], vec![Superseded], 0),
+            (vec![vec![register(1)], vec![fresh()]], vec![Removed], 1),
+            (vec![vec![stale()]], vec![Superseded], 0),
+        ] {
+            let shown = format!("{batches:?}");
+            assert_eq!(run(batches), (outcomes, written), "{shown}");
+        }
+    }
+
+    #[test]
+    fn services_exist_by_themselves() {
+        let key = ServiceKey::parse("default/s").unwrap();
+        let put = |value| WriteKind::PutService(key.clone(), Metadata::from_pairs([("a", value)]).unwrap()).always();
+        let writes = vec![put("1"), put("1"), put("2"), WriteKind::DeleteService(key.clone()).always()];
+        let committed = plan(&Batch { number: 1, writes, now: 1 }, Head::default(), Existing::default());
+        let outcomes: Vec<Outcome> = committed.outcomes.iter().map(|o| o.0).collect();
+        assert_eq!(outcomes, [Outcome::Created, Outcome::Unchanged, Outcome::Updated, Outcome::Removed]);
+    }
+}

@@ -1,0 +1,451 @@
+//! The embedded store: one file, nothing to install. One connection writes, another reads; SQLite's write-ahead log lets
+//! them work at the same time. Commits are durable (`synchronous = FULL`).
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OptionalExtension as _, Row, TransactionBehavior, params};
+
+use super::plan::{Existing, plan};
+use super::row::{self, Columns, INSTANCE_COLUMNS, ISOLATED, Interner, SERVICE_COLUMNS};
+use super::{Batch, BoxFuture, Committed, Head, InstanceRow, Record, ServiceRow, Sink, Store, random};
+use crate::error::StoreError;
+use crate::model::Revision;
+
+const STORE: &str = "sqlite";
+
+/// Forward only; never changed once released. The number of one is its place in the list, from 1.
+const MIGRATIONS: &[&str] = &[
+    "CREATE TABLE registry_rev (one INTEGER PRIMARY KEY CHECK (one = 1), v INTEGER NOT NULL, epoch INTEGER NOT NULL,
+                                gc_floor INTEGER NOT NULL);
+     CREATE TABLE service (id TEXT PRIMARY KEY, metadata TEXT NOT NULL, rev INTEGER NOT NULL, deleted INTEGER NOT NULL,
+                           ctime INTEGER NOT NULL, mtime INTEGER NOT NULL) WITHOUT ROWID;
+     CREATE INDEX service_rev ON service (rev);
+     CREATE TABLE instance (id TEXT PRIMARY KEY, service TEXT NOT NULL, host TEXT NOT NULL, port INTEGER NOT NULL,
+                            protocol TEXT NOT NULL, version TEXT NOT NULL, weight INTEGER NOT NULL,
+                            priority INTEGER NOT NULL, flags INTEGER NOT NULL, health INTEGER NOT NULL, ttl INTEGER,
+                            check_spec TEXT, region TEXT NOT NULL, zone TEXT NOT NULL, campus TEXT NOT NULL,
+                            metadata TEXT NOT NULL, digest BLOB NOT NULL, rev INTEGER NOT NULL,
+                            deleted INTEGER NOT NULL, ctime INTEGER NOT NULL, mtime INTEGER NOT NULL);
+     CREATE INDEX instance_rev ON instance (rev);",
+    "CREATE TABLE registry_writer (id INTEGER PRIMARY KEY, batch INTEGER NOT NULL, rev INTEGER NOT NULL,
+                                   mtime INTEGER NOT NULL);
+     CREATE INDEX instance_gone ON instance (rev) WHERE deleted;",
+];
+
+/// Another process may hold the file for so long before a commit gives up as `Conflict`.
+const BUSY: Duration = Duration::from_secs(5);
+/// How often it is looked whether another process wrote to the file.
+const POLL: Duration = Duration::from_secs(1);
+/// Rows on their way from the reading thread to the sink.
+const CHUNK: usize = 512;
+
+/// The store in one file.
+pub struct Sqlite {
+    writer: Arc<Mutex<Connection>>,
+    reader: Arc<Mutex<Connection>>,
+    /// What this opening is called in `registry_writer`.
+    id: i64,
+}
+
+impl Sqlite {
+    /// Opens or makes the file at `path`; its directory must be there.
+    ///
+    /// # Errors
+    /// When it cannot be opened, is not a database, or has a newer schema.
+    pub async fn open(path: &str) -> Result<Sqlite, StoreError> {
+        let path = PathBuf::from(path);
+        blocking("opening the file", move || {
+            let mut writer = connect(&path)?;
+            migrate(&mut writer, MIGRATIONS)?;
+            let reader = connect(&path)?;
+            Ok(Sqlite { writer: Arc::new(Mutex::new(writer)), reader: Arc::new(Mutex::new(reader)), id: random() })
+        })
+        .await
+    }
+}
+
+impl Store for Sqlite {
+    fn name(&self) -> &'static str {
+        STORE
+    }
+
+    fn commit(&self, batch: Arc<Batch>) -> BoxFuture<'_, Result<Committed, StoreError>> {
+        let (connection, id) = (Arc::clone(&self.writer), self.id);
+        Box::pin(blocking("commit", move || commit(&mut lock(&connection), id, &batch)))
+    }
+
+    fn resolve(&self, number: u64) -> BoxFuture<'_, Result<Option<Revision>, StoreError>> {
+        let (connection, id) = (Arc::clone(&self.writer), self.id);
+        Box::pin(blocking("resolving a commit", move || {
+            let connection = lock(&connection);
+            // A transaction that a failed COMMIT left open has not happened.
+            if !connection.is_autocommit() {
+                connection.execute_batch("ROLLBACK").map_err(|e| failed("resolving a commit", e))?;
+            }
+            let found: Option<(i64, i64)> = connection
+                .query_row("SELECT batch, rev FROM registry_writer WHERE id = ?", [id], |r| Ok((r.get(0)?, r.get(1)?)))
+                .optional()
+                .map_err(|e| failed("resolving a commit", e))?;
+            Ok(found.filter(|(batch, _)| u64::try_from(*batch) == Ok(number)).and_then(|(_, rev)| row::revision(rev)))
+        }))
+    }
+
+    fn read<'a>(&'a self, sink: &'a mut dyn Sink) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(async move {
+            // The head goes one way and the wanted revision the other while the thread holds its snapshot.
+            let (head_sent, head) = tokio::sync::oneshot::channel();
+            let (after_sent, after) = std::sync::mpsc::channel();
+            let (rows_sent, mut rows) = tokio::sync::mpsc::channel::<Vec<Record>>(4);
+            let connection = Arc::clone(&self.reader);
+            let reading = blocking("read", move || {
+                let mut connection = lock(&connection);
+                let transaction = connection.transaction().map_err(|e| failed("read", e))?;
+                let _ = head_sent.send(read_head(&transaction)?);
+                // The asking side went away: nobody wants the rows.
+                let Ok(after) = after.recv() else { return Ok(()) };
+                read_rows(&transaction, after, &mut |chunk| rows_sent.blocking_send(chunk).is_ok())
+            });
+            let feeding = async move {
+                let Ok(head) = head.await else { return };
+                let _ = after_sent.send(sink.begin(head));
+                while let Some(chunk) = rows.recv().await {
+                    chunk.into_iter().for_each(|record| sink.record(record));
+                }
+            };
+            tokio::join!(reading, feeding).0
+        })
+    }
+
+    fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>> {
+        let connection = Arc::clone(&self.writer);
+        Box::pin(blocking("collecting tombstones", move || collect(&mut lock(&connection), up_to, before, limit)))
+    }
+
+    fn changed(&self, _seen: Revision) -> BoxFuture<'_, ()> {
+        Box::pin(tokio::time::sleep(POLL))
+    }
+}
+
+/// Runs `work` where it may block. The thread finishes what it began also when nobody waits any more.
+async fn blocking<T: Send + 'static>(
+    doing: &'static str,
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => Err(StoreError::unavailable(STORE, doing, error)),
+    }
+}
+
+/// A thread that panicked in a transaction left it to be rolled back: dropping a `Transaction` does.
+fn lock(connection: &Mutex<Connection>) -> std::sync::MutexGuard<'_, Connection> {
+    connection.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn failed(doing: &'static str, error: rusqlite::Error) -> StoreError {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            StoreError::Conflict { store: STORE, doing, reason: error.to_string().into() }
+        }
+        _ => StoreError::unavailable(STORE, doing, error),
+    }
+}
+
+fn connect(path: &std::path::Path) -> Result<Connection, StoreError> {
+    let open = || {
+        let connection = Connection::open(path)?;
+        connection.busy_timeout(BUSY)?;
+        connection.pragma_update(None, "journal_mode", "wal")?;
+        connection.pragma_update(None, "synchronous", "full")?;
+        connection.set_prepared_statement_cache_capacity(32);
+        Ok(connection)
+    };
+    open().map_err(|e| failed("opening the file", e))
+}
+
+/// Brings the schema up to date, each step in a transaction that holds the file from its beginning: of several processes
+/// that start at once one migrates, and the others find it done.
+fn migrate(connection: &mut Connection, migrations: &[&str]) -> Result<(), StoreError> {
+    let error = |e| failed("migrating the schema", e);
+    let known = i64::try_from(migrations.len()).unwrap_or(i64::MAX);
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(error)?;
+    transaction
+        .execute_batch("CREATE TABLE IF NOT EXISTS registry_schema (version INTEGER PRIMARY KEY, at INTEGER NOT NULL)")
+        .map_err(error)?;
+    let found: i64 = transaction
+        .query_row("SELECT coalesce(max(version), 0) FROM registry_schema", [], |row| row.get(0))
+        .map_err(error)?;
+    if found > known {
+        return Err(StoreError::Newer { store: STORE, found, known });
+    }
+    for (version, sql) in (1..).zip(migrations).skip(usize::try_from(found).unwrap_or(0)) {
+        transaction.execute_batch(sql).map_err(error)?;
+        transaction.execute("INSERT INTO registry_schema VALUES (?, unixepoch() * 1000)", [version]).map_err(error)?;
+    }
+    transaction
+        .execute("INSERT OR IGNORE INTO registry_rev (one, v, epoch, gc_floor) VALUES (1, 0, ?, 0)", [random()])
+        .map_err(error)?;
+    transaction.commit().map_err(error)
+}
+
+fn commit(connection: &mut Connection, writer: i64, batch: &Batch) -> Result<Committed, StoreError> {
+    let error = |e| failed("commit", e);
+    // Takes the file's write lock at once: what is read below cannot change before the end.
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(error)?;
+    let head = read_head(&transaction)?;
+    let mut existing = Existing::default();
+    {
+        let mut interner = Interner::default();
+        let mut one = transaction
+            .prepare_cached(&format!("SELECT {INSTANCE_COLUMNS} FROM instance WHERE id = ?"))
+            .map_err(error)?;
+        for id in batch.instance_ids() {
+            let mut rows = one.query([id.as_str()]).map_err(error)?;
+            if let Some(row) = rows.next().map_err(error)? {
+                existing.instances.insert(id.clone(), instance(row, &mut interner)?);
+            }
+        }
+        let mut one = transaction
+            .prepare_cached(&format!("SELECT {SERVICE_COLUMNS} FROM service WHERE id = ?"))
+            .map_err(error)?;
+        for key in batch.service_keys() {
+            let mut rows = one.query([key.as_str()]).map_err(error)?;
+            if let Some(row) = rows.next().map_err(error)? {
+                existing.services.insert(key.clone(), service(row)?);
+            }
+        }
+    }
+    let planned = plan(batch, head, existing);
+    if !planned.wrote {
+        return Ok(planned);
+    }
+    {
+        let rev = row::column(planned.revision);
+        transaction
+            .prepare_cached("UPDATE registry_rev SET v = ?")
+            .and_then(|mut s| s.execute([rev]))
+            .map_err(error)?;
+        transaction
+            .prepare_cached("INSERT OR REPLACE INTO registry_writer (id, batch, rev, mtime) VALUES (?, ?, ?, ?)")
+            .and_then(|mut s| s.execute(params![writer, i64::try_from(batch.number).unwrap_or(0), rev, batch.now]))
+            .map_err(error)?;
+        for record in &planned.records {
+            write(&transaction, record).map_err(error)?;
+        }
+    }
+    match transaction.commit() {
+        Ok(()) => Ok(planned),
+        // The disk may have failed before or after the log held the commit.
+        Err(e) if e.sqlite_error_code() == Some(ErrorCode::SystemIoFailure) => {
+            Err(StoreError::Undetermined { store: STORE, reason: e.to_string().into(), planned: Box::new(planned) })
+        }
+        Err(e) => Err(error(e)),
+    }
+}
+
+const PUT_INSTANCE: &str = "INSERT INTO instance (id, service, host, port, protocol, version, weight, priority, flags,
+        health, ttl, check_spec, region, zone, campus, metadata, digest, rev, deleted, ctime, mtime)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)
+    ON CONFLICT (id) DO UPDATE SET service = ?2, host = ?3, port = ?4, protocol = ?5, version = ?6, weight = ?7,
+        priority = ?8, flags = ?9, health = ?10, ttl = ?11, check_spec = ?12, region = ?13, zone = ?14, campus = ?15,
+        metadata = ?16, digest = ?17, rev = ?18, deleted = ?19, ctime = ?20, mtime = ?21";
+
+const PUT_SERVICE: &str =
+    "INSERT INTO service (id, metadata, rev, deleted, ctime, mtime) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+    ON CONFLICT (id) DO UPDATE SET metadata = ?2, rev = ?3, deleted = ?4, ctime = ?5, mtime = ?6";
+
+fn write(connection: &Connection, record: &Record) -> rusqlite::Result<usize> {
+    match record {
+        Record::Instance(InstanceRow { instance: i, deleted }) => {
+            connection.prepare_cached(PUT_INSTANCE)?.execute(params![
+                i.id.as_str(),
+                i.service.as_str(),
+                &*i.host,
+                i.port,
+                &*i.protocol,
+                &*i.version,
+                i.weight,
+                i.priority,
+                if i.isolate { ISOLATED } else { 0 },
+                i.health.code(),
+                i.ttl_millis(),
+                i.check_text(),
+                &*i.location.region,
+                &*i.location.zone,
+                &*i.location.campus,
+                i.metadata.to_json(),
+                &i.digest.0[..],
+                row::column(i.revision),
+                deleted,
+                i.ctime,
+                i.mtime,
+            ])
+        }
+        Record::Service(s) => connection.prepare_cached(PUT_SERVICE)?.execute(params![
+            s.key.as_str(),
+            s.metadata.to_json(),
+            row::column(s.revision),
+            s.deleted,
+            s.ctime,
+            s.mtime,
+        ]),
+    }
+}
+
+fn read_head(connection: &Connection) -> Result<Head, StoreError> {
+    let (v, epoch, gc_floor): (i64, i64, i64) = connection
+        .prepare_cached("SELECT v, epoch, gc_floor FROM registry_rev")
+        .and_then(|mut s| s.query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))))
+        .map_err(|e| failed("reading the revision", e))?;
+    let negative = || StoreError::corrupt(STORE, "registry_rev", "a negative revision");
+    Ok(Head {
+        v: row::revision(v).ok_or_else(negative)?,
+        epoch,
+        gc_floor: row::revision(gc_floor).ok_or_else(negative)?,
+    })
+}
+
+/// Rows after `after`, in chunks, until `give` says that nobody takes them.
+fn read_rows(
+    connection: &Connection,
+    after: Revision,
+    give: &mut dyn FnMut(Vec<Record>) -> bool,
+) -> Result<(), StoreError> {
+    let error = |e| failed("reading rows", e);
+    let mut interner = Interner::default();
+    let mut chunk = Vec::with_capacity(CHUNK);
+    // Everything is a scan in the order of the table; the index on `rev` would make it a random walk.
+    let condition = if after == Revision(0) { "?1 = 0" } else { "rev > ?1" };
+    let mut statement = connection
+        .prepare_cached(&format!("SELECT {INSTANCE_COLUMNS} FROM instance WHERE {condition}"))
+        .map_err(error)?;
+    let mut rows = statement.query([row::column(after)]).map_err(error)?;
+    while let Some(row) = rows.next().map_err(error)? {
+        chunk.push(Record::Instance(instance(row, &mut interner)?));
+        if chunk.len() == CHUNK && !give(std::mem::replace(&mut chunk, Vec::with_capacity(CHUNK))) {
+            return Ok(());
+        }
+    }
+    let mut statement = connection
+        .prepare_cached(&format!("SELECT {SERVICE_COLUMNS} FROM service WHERE {condition}"))
+        .map_err(error)?;
+    let mut rows = statement.query([row::column(after)]).map_err(error)?;
+    while let Some(row) = rows.next().map_err(error)? {
+        chunk.push(Record::Service(service(row)?));
+        if chunk.len() == CHUNK && !give(std::mem::replace(&mut chunk, Vec::with_capacity(CHUNK))) {
+            return Ok(());
+        }
+    }
+    give(chunk);
+    Ok(())
+}
+
+fn instance(row: &Row<'_>, interner: &mut Interner) -> Result<InstanceRow, StoreError> {
+    let text = |n: usize| row.get_ref(n).and_then(|value| Ok(value.as_str()?));
+    let columns = || -> rusqlite::Result<Columns<'_>> {
+        Ok(Columns {
+            id: text(0)?,
+            service: text(1)?,
+            host: text(2)?,
+            port: row.get(3)?,
+            protocol: text(4)?,
+            version: text(5)?,
+            weight: row.get(6)?,
+            priority: row.get(7)?,
+            flags: row.get(8)?,
+            health: row.get(9)?,
+            check_spec: row.get_ref(11)?.as_str_or_null()?,
+            region: text(12)?,
+            zone: text(13)?,
+            campus: text(14)?,
+            metadata: text(15)?,
+            digest: row.get_ref(16)?.as_blob()?,
+            rev: row.get(17)?,
+            deleted: row.get(18)?,
+            ctime: row.get(19)?,
+            mtime: row.get(20)?,
+        })
+    };
+    let columns = columns().map_err(|e| StoreError::corrupt(STORE, "a row of instance", e))?;
+    columns.decode(STORE, interner)
+}
+
+fn service(row: &Row<'_>) -> Result<ServiceRow, StoreError> {
+    let columns = || -> rusqlite::Result<_> {
+        Ok((row.get_ref(0)?.as_str()?, row.get_ref(1)?.as_str()?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?))
+    };
+    ServiceRow::decode(STORE, columns().map_err(|e| StoreError::corrupt(STORE, "a row of service", e))?)
+}
+
+fn collect(connection: &mut Connection, up_to: Revision, before: i64, limit: usize) -> Result<usize, StoreError> {
+    let error = |e| failed("collecting tombstones", e);
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(error)?;
+    // The lowest revision that stays: a tombstone too young, or beyond the limit. All below it go at once, for gc_floor is
+    // one number.
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let found: (i64, Option<i64>) = transaction
+        .query_row(
+            "SELECT count(*), max(rev) FROM (
+                 SELECT rev FROM (SELECT rev, mtime FROM instance WHERE deleted AND rev <= ?1
+                                  UNION ALL SELECT rev, mtime FROM service WHERE deleted AND rev <= ?1)
+                 WHERE mtime < ?2 ORDER BY rev LIMIT ?3)",
+            params![row::column(up_to), before, limit],
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )
+        .map_err(error)?;
+    let (_, Some(floor)) = found else { return Ok(0) };
+    let mut removed = 0;
+    for table in ["instance", "service"] {
+        removed += transaction
+            .execute(&format!("DELETE FROM {table} WHERE deleted AND rev <= ?1 AND mtime < ?2"), params![floor, before])
+            .map_err(error)?;
+    }
+    transaction
+        .execute("UPDATE registry_rev SET gc_floor = max(gc_floor, ?1)", [floor])
+        .and_then(|_| transaction.execute("DELETE FROM registry_writer WHERE mtime < ?1", [before]))
+        .map_err(error)?;
+    transaction.commit().map_err(error)?;
+    Ok(removed)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn an_older_schema_goes_forward_and_a_newer_one_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("registry.db");
+        let mut old = connect(&path).unwrap();
+        migrate(&mut old, &MIGRATIONS[..1]).unwrap();
+        old.execute("INSERT INTO service VALUES ('default/s', '{}', 1, 0, 0, 0)", []).unwrap();
+        let epoch = read_head(&old).unwrap().epoch;
+        migrate(&mut old, MIGRATIONS).unwrap();
+        migrate(&mut old, MIGRATIONS).unwrap();
+        let head = read_head(&old).unwrap();
+        assert_eq!(head.epoch, epoch, "the same history");
+        let services: i64 = old.query_row("SELECT count(*) FROM service", [], |row| row.get(0)).unwrap();
+        assert_eq!(services, 1);
+        old.prepare("SELECT * FROM registry_writer").unwrap();
+        let newer = migrate(&mut old, &MIGRATIONS[..1]);
+        assert!(matches!(newer, Err(StoreError::Newer { found: 2, known: 1, .. })), "{newer:?}");
+    }
+
+    #[test]
+    fn processes_that_start_at_once_migrate_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("registry.db");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| migrate(&mut connect(&path).unwrap(), MIGRATIONS).unwrap());
+            }
+        });
+        let steps: i64 =
+            connect(&path).unwrap().query_row("SELECT count(*) FROM registry_schema", [], |row| row.get(0)).unwrap();
+        assert_eq!(usize::try_from(steps).unwrap(), MIGRATIONS.len());
+    }
+}

@@ -1,0 +1,178 @@
+//! The batch writer: many callers, one transaction at a time.
+//!
+//! A batch begins as soon as the one before it is done, with what waits then: alone, a write does not wait; under load rows
+//! gather while the store commits. The order of writes is that of the queue.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use crate::error::{StoreError, WriteError};
+use crate::model::Revision;
+use crate::registry::Inner;
+use crate::status::{add, micros};
+use crate::store::{Batch, Committed, Outcome, Write};
+
+/// What a call gets for each of its writes.
+pub(crate) type Answer = Result<(Outcome, Revision), WriteError>;
+
+/// The writes of one call.
+pub(crate) struct Request {
+    pub(crate) writes: Vec<Write>,
+    pub(crate) reply: oneshot::Sender<Vec<Answer>>,
+    pub(crate) since: Instant,
+}
+
+/// A commit that another transaction is in the way of is tried so often.
+const ATTEMPTS: u32 = 8;
+/// So long it is asked whether a commit happened, and so long the cache may take to have it.
+const RESOLVE: Duration = Duration::from_secs(15);
+
+/// Runs until the registry stops; then what waits is told so.
+pub(crate) async fn run(inner: Arc<Inner>, mut queue: mpsc::Receiver<Request>) {
+    let mut stop = inner.stop.subscribe();
+    let mut number = 0;
+    loop {
+        let first = tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => break,
+            request = queue.recv() => match request {
+                Some(request) => request,
+                None => break,
+            },
+        };
+        let mut requests = vec![first];
+        let mut rows = requests[0].writes.len();
+        while rows < inner.settings.batch_rows
+            && let Ok(request) = queue.try_recv()
+        {
+            rows += request.writes.len();
+            requests.push(request);
+        }
+        number += 1;
+        batch(&inner, number, requests).await;
+        inner.queued.fetch_sub(rows, Ordering::Relaxed);
+    }
+    queue.close();
+    while let Ok(request) = queue.try_recv() {
+        inner.queued.fetch_sub(request.writes.len(), Ordering::Relaxed);
+        let answers = request.writes.iter().map(|_| Err(WriteError::Stopped)).collect();
+        let _ = request.reply.send(answers);
+    }
+}
+
+async fn batch(inner: &Inner, number: u64, requests: Vec<Request>) {
+    let began = Instant::now();
+    let longest = requests.iter().map(|r| began - r.since).max().unwrap_or_default();
+    let (mut writes, mut replies) = (Vec::new(), Vec::with_capacity(requests.len()));
+    for request in requests {
+        replies.push((request.writes.len(), request.reply));
+        writes.extend(request.writes);
+    }
+    let batch = Arc::new(Batch { number, writes, now: crate::registry::now_millis() });
+    let result = commit(inner, &batch).await;
+    let counters = &inner.counters;
+    add(&counters.wait_micros, micros(longest));
+    add(&counters.commit_micros, micros(began.elapsed()));
+    match result {
+        Ok(committed) => {
+            add(&counters.commits, 1);
+            add(&counters.writes, batch.writes.len() as u64);
+            add(&counters.rows_written, committed.records.len() as u64);
+            if committed.wrote || committed.revision > inner.cache.revision() {
+                bring_in(inner, &committed).await;
+            }
+            let mut outcomes = committed.outcomes.into_iter();
+            for (rows, reply) in replies {
+                // Whoever does not wait any more does not need the answer.
+                let _ = reply.send(outcomes.by_ref().take(rows).map(Ok).collect());
+            }
+        }
+        Err(error) => {
+            add(&counters.failed_commits, 1);
+            tracing::warn!(store = inner.store.name(), rows = batch.writes.len(), "commit failed: {error}");
+            for (rows, reply) in replies {
+                let _ = reply.send((0..rows).map(|_| Err(error.clone())).collect());
+            }
+        }
+    }
+}
+
+async fn commit(inner: &Inner, batch: &Arc<Batch>) -> Result<Committed, WriteError> {
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        let error = match inner.store.commit(Arc::clone(batch)).await {
+            Ok(committed) => return Ok(committed),
+            Err(StoreError::Undetermined { reason, planned, .. }) => {
+                add(&inner.counters.undetermined, 1);
+                match resolve(inner, batch.number).await {
+                    Some(Some(revision)) => {
+                        add(&inner.counters.undetermined_committed, 1);
+                        return Ok(Committed { revision, ..*planned });
+                    }
+                    Some(None) => StoreError::unavailable(inner.store.name(), "commit", reason),
+                    None => return Err(WriteError::Undetermined { reason }),
+                }
+            }
+            Err(error) => error,
+        };
+        // Nothing was written. Once more at once: a connection that was idle for long is often found dead only now.
+        let again = match &error {
+            StoreError::Conflict { .. } => attempt < ATTEMPTS,
+            StoreError::Unavailable { .. } => attempt < 2,
+            _ => false,
+        };
+        if !again {
+            return Err(WriteError::Unavailable { reason: error.to_string().into() });
+        }
+        if matches!(error, StoreError::Conflict { .. }) {
+            add(&inner.counters.conflicts, 1);
+            tokio::time::sleep(Duration::from_millis(u64::from(attempt) * 5)).await;
+        }
+    }
+}
+
+/// Whether batch `number` was committed, once the store says so; `None` if it does not in time.
+async fn resolve(inner: &Inner, number: u64) -> Option<Option<Revision>> {
+    let deadline = Instant::now() + RESOLVE;
+    let mut pause = Duration::from_millis(10);
+    loop {
+        match tokio::time::timeout_at(deadline, inner.store.resolve(number)).await {
+            Ok(Ok(found)) => return Some(found),
+            Ok(Err(error)) => tracing::warn!("asking whether batch {number} was committed: {error}"),
+            Err(_) => return None,
+        }
+        if Instant::now() + pause >= deadline {
+            return None;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(1));
+    }
+}
+
+/// Sees to it that the own cache has a commit before it is answered for: what a client registered, it finds.
+async fn bring_in(inner: &Inner, committed: &Committed) {
+    // What was not written by this batch, but by somebody else, has to be read.
+    if committed.wrote {
+        let mut applier = inner.applier.lock().await;
+        let own = applier.own(&inner.cache, committed.epoch, committed.revision, &committed.records);
+        if let Some(changes) = own {
+            inner.applied(&changes);
+            return;
+        }
+    }
+    // Another node has committed in between.
+    let deadline = Instant::now() + RESOLVE;
+    while let Err(error) = inner.catch_up().await {
+        if Instant::now() >= deadline {
+            // It is committed, which is what the answer says; the feed goes on trying.
+            tracing::warn!("revision {} is committed but cannot be read back: {error}", committed.revision);
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,48 @@
+//! What the tests of the stores share.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use registry::{
+    Digest, InstanceId, Metadata, NamespaceName, Patch, Registration, Registry, Revision, ServiceKey, Settings, Store,
+};
+
+/// Nothing here takes this long; whoever waits longer has failed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn service(n: usize) -> ServiceKey {
+    ServiceKey::new(&NamespaceName::default(), &format!("service-{n}")).unwrap()
+}
+
+pub(crate) fn id(n: usize) -> InstanceId {
+    InstanceId::new(&NamespaceName::default(), &format!("instance-{n}")).unwrap()
+}
+
+/// Instance `n` of service `n % 10`, saying `what`.
+pub(crate) fn registration(n: usize, what: &str) -> Registration {
+    let mut registration = Registration::new(id(n), service(n % 10), "10.0.0.1", 8080);
+    registration.metadata = Metadata::from_pairs([("what", what), ("n", &n.to_string())]).unwrap();
+    registration
+}
+
+pub(crate) async fn open(store: &Arc<dyn Store>) -> Registry {
+    Registry::open(Settings::default(), Arc::clone(store)).await.unwrap()
+}
+
+pub(crate) fn weight(weight: u16) -> Patch {
+    Patch { weight: Some(weight), ..Patch::default() }
+}
+
+/// Digests of all services.
+pub(crate) fn digests(registry: &Registry) -> Vec<(ServiceKey, Digest, usize)> {
+    let services = registry.services(None);
+    services.iter().map(|s| (s.key.clone(), s.digest, s.instances.len())).collect()
+}
+
+/// Waits until `registry` has everything up to `revision`.
+pub(crate) async fn reached(registry: &Registry, revision: Revision) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let at = registry.watch_all(Revision(revision.0.saturating_sub(1)), deadline).await.unwrap();
+    assert!(at >= revision, "the feed reached {at}, not {revision}");
+}

@@ -1,0 +1,204 @@
+//! The store in PostgreSQL: a real server.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "common/fire.rs"]
+mod fire;
+#[path = "common/suite.rs"]
+mod suite;
+
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use registry::{Store, StoreError, store};
+use tokio_postgres::NoTls;
+
+/// A server in a directory that goes away with it, also when the test panics.
+struct Server {
+    directory: tempfile::TempDir,
+    bin: PathBuf,
+    port: u16,
+    user: Option<(u32, u32)>,
+}
+
+fn id_of(arguments: &[&str]) -> Option<u32> {
+    let output = Command::new("id").args(arguments).output().ok()?;
+    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+impl Server {
+    fn start() -> Server {
+        let mut bins: Vec<PathBuf> = std::fs::read_dir("/usr/lib/postgresql")
+            .expect("PostgreSQL's servers are in /usr/lib/postgresql")
+            .map(|entry| entry.unwrap().path().join("bin"))
+            .filter(|bin| bin.join("initdb").exists())
+            .collect();
+        bins.sort();
+        let directory = tempfile::Builder::new().prefix("kp-registry-").tempdir().unwrap();
+        // Where the test runs as root the server runs as somebody else: it refuses to be root.
+        let user = (id_of(&["-u"]) == Some(0)).then(|| {
+            let accounts = ["postgres", "nobody"];
+            accounts.iter().find_map(|name| Some((id_of(&["-u", name])?, id_of(&["-g", name])?))).unwrap()
+        });
+        if let Some((uid, gid)) = user {
+            std::os::unix::fs::chown(directory.path(), Some(uid), Some(gid)).unwrap();
+        }
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let server = Server { directory, bin: bins.pop().expect("a PostgreSQL server is installed"), port, user };
+        run(server.command("initdb").args([
+            "--no-sync",
+            "--auth=trust",
+            "--username=postgres",
+            "-E",
+            "UTF8",
+            "-D",
+            "data",
+        ]));
+        let settings = format!(
+            "port = {port}\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\nfsync = off\n\
+             shared_buffers = 16MB\nmax_connections = 60\n"
+        );
+        std::fs::write(server.directory.path().join("data/postgresql.auto.conf"), settings).unwrap();
+        run(server.command("pg_ctl").args(["-w", "-t", "30", "-D", "data", "-l", "log", "start"]));
+        server
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.bin.join(program));
+        command.current_dir(self.directory.path()).env("LC_ALL", "C");
+        if let Some((uid, gid)) = self.user {
+            command.gid(gid).uid(uid);
+        }
+        command
+    }
+
+    fn address(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    async fn open(&self) -> Result<Arc<dyn Store>, StoreError> {
+        store::open(&self.address()).await
+    }
+
+    async fn admin(&self) -> tokio_postgres::Client {
+        let (client, connection) = tokio_postgres::connect(&self.address(), NoTls).await.unwrap();
+        tokio::spawn(connection);
+        client
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.command("pg_ctl").args(["-D", "data", "-m", "immediate", "stop"]).output();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contract() {
+    let server = Server::start();
+    suite::all(|| server.open()).await;
+    // A schema of a newer version is refused.
+    server.admin().await.batch_execute("INSERT INTO registry_schema VALUES (999, now())").await.unwrap();
+    assert!(matches!(server.open().await.err(), Some(StoreError::Newer { found: 999, .. })));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_fire() {
+    let server = Server::start();
+    // Every connection of every node is ended now and then: also during COMMIT.
+    let kills = async {
+        let admin = server.admin().await;
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let kill =
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'kingpost registry'";
+            admin.execute(kill, &[]).await.unwrap();
+        }
+    };
+    fire::under_fire(|| server.open(), 20, kills).await;
+}
+
+#[tokio::test]
+async fn a_probe_asks_a_real_server() {
+    let server = Server::start();
+    let registry = open(&server.open().await.unwrap()).await;
+    let mut registration = registration(1, "a database");
+    (registration.host, registration.port) = ("127.0.0.1".into(), server.port);
+    registration.health = Some(registry::Health::Critical);
+    let check = r#"{"type":"postgres","interval":"1s","rise":1}"#;
+    registration.check = Some(serde_json::from_str(check).unwrap());
+    let written = registry.register(vec![registration]).await.pop().unwrap().unwrap();
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    assert!(registry.watch(&service(1), written.revision, deadline).await.unwrap() > written.revision);
+    assert_eq!(registry.instance(&id(1)).unwrap().health, registry::Health::Passing);
+    registry.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_said_so_without_the_password() {
+    for address in
+        ["postgres://u:sesame@127.0.0.1:1/db", "postgres://u:sesame@[bad", "postgres://u:sesame@127.0.0.1:1/db?x=y"]
+    {
+        let error = store::open(address).await.err().unwrap();
+        assert!(!format!("{error} {error:?}").contains("sesame"), "{error:?}");
+    }
+}
+
+/// Why the cursor is a counter that is locked until commit, and not the time of the change: the same writers, some of them slow,
+/// and a reader. The reader that goes by time misses rows; the one that goes by the counter does not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cursor_of_times_misses_rows_and_the_counter_does_not() {
+    let server = Server::start();
+    let admin = server.admin().await;
+    let schema = "CREATE TABLE counter (v BIGINT); INSERT INTO counter VALUES (0);
+        CREATE TABLE timed (id TEXT PRIMARY KEY, at DOUBLE PRECISION); CREATE TABLE counted (id TEXT PRIMARY KEY, at DOUBLE PRECISION)";
+    admin.batch_execute(schema).await.unwrap();
+    let mut missed = Vec::new();
+    for (table, stamp) in [
+        ("timed", "SELECT extract(epoch FROM clock_timestamp())::double precision"),
+        ("counted", "UPDATE counter SET v = v + 1 RETURNING v::double precision"),
+    ] {
+        let mut writers = tokio::task::JoinSet::new();
+        for writer in 0..4 {
+            let mut client = server.admin().await;
+            writers.spawn(async move {
+                for n in 0..40 {
+                    let transaction = client.transaction().await.unwrap();
+                    let at: f64 = transaction.query_one(stamp, &[]).await.unwrap().get(0);
+                    let row = format!("{writer}-{n}");
+                    let insert = format!("INSERT INTO {table} VALUES ($1, $2)");
+                    transaction.execute(&insert, &[&row, &at]).await.unwrap();
+                    if writer == 0 && n % 4 == 0 {
+                        transaction.execute("SELECT pg_sleep(0.02)", &[]).await.unwrap();
+                    }
+                    transaction.commit().await.unwrap();
+                }
+            });
+        }
+        let (mut seen, mut cursor, mut done) = (std::collections::HashSet::new(), 0.0, false);
+        while !done {
+            done = writers.is_empty();
+            let rows = admin.query(&format!("SELECT id, at FROM {table} WHERE at > $1"), &[&cursor]).await.unwrap();
+            for row in rows {
+                cursor = f64::max(cursor, row.get(1));
+                seen.insert(row.get::<_, String>(0));
+            }
+            while let Some(finished) = writers.try_join_next() {
+                finished.unwrap();
+            }
+        }
+        missed.push(160 - seen.len());
+    }
+    assert!(missed[0] > 0, "writers that commit late are missed by time");
+    assert_eq!(missed[1], 0);
+}

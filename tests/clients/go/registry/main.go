@@ -1,0 +1,128 @@
+// Go's consul/api at its usual work: register, heartbeat, discover, watch, expire, deregister. CONSUL_PORT says where.
+package main
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+)
+
+const limit = 20 * time.Second
+
+type check struct {
+	name string
+	work func(*api.Client) error
+}
+
+func until(what string, condition func() bool) error {
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if condition() {
+			return nil
+		}
+	}
+	return fmt.Errorf("in vain: %s", what)
+}
+
+func passing(c *api.Client, name string) int {
+	entries, _, err := c.Health().Service(name, "", true, nil)
+	if err != nil {
+		return -1
+	}
+	return len(entries)
+}
+
+func cycle(c *api.Client) error {
+	name := fmt.Sprintf("go-%d", os.Getpid())
+	service := &api.AgentServiceRegistration{
+		ID: name + "-1", Name: name, Address: "10.0.0.1", Port: 80, Tags: []string{"a"}, Meta: map[string]string{"v": "1"},
+		Weights: &api.AgentWeights{Passing: 2, Warning: 1},
+		Check:   &api.AgentServiceCheck{TTL: "10s", DeregisterCriticalServiceAfter: "1m"},
+	}
+	if err := c.Agent().ServiceRegister(service); err != nil {
+		return err
+	}
+	if n := passing(c, name); n != 0 {
+		return fmt.Errorf("%d passing before the first report", n)
+	}
+	if err := c.Agent().UpdateTTL("service:"+name+"-1", "all is well", api.HealthPassing); err != nil {
+		return err
+	}
+	entries, meta, err := c.Health().Service(name, "a", true, &api.QueryOptions{Filter: `Service.Meta.v == "1"`})
+	if err != nil || len(entries) != 1 || entries[0].Service.Weights.Passing != 2 {
+		return fmt.Errorf("discovery: %v %v", entries, err)
+	}
+	if meta.LastIndex == 0 || !meta.KnownLeader {
+		return fmt.Errorf("headers: %+v", meta)
+	}
+	woken := make(chan int, 1)
+	go func() {
+		seen, _, err := c.Health().Service(name, "", false, &api.QueryOptions{WaitIndex: meta.LastIndex, WaitTime: limit})
+		if err != nil {
+			woken <- -1
+			return
+		}
+		woken <- len(seen)
+	}()
+	second := &api.AgentServiceRegistration{ID: name + "-2", Name: name, Address: "10.0.0.2", Port: 80}
+	if err := c.Agent().ServiceRegister(second); err != nil {
+		return err
+	}
+	select {
+	case n := <-woken:
+		if n != 2 {
+			return fmt.Errorf("woken with %d entries", n)
+		}
+	case <-time.After(limit):
+		return fmt.Errorf("not woken")
+	}
+	services, _, err := c.Catalog().Services(nil)
+	if err != nil || len(services[name]) != 1 {
+		return fmt.Errorf("catalog: %v %v", services, err)
+	}
+	if nodes, _, err := c.Catalog().Service(name, "", nil); err != nil || len(nodes) != 2 {
+		return fmt.Errorf("catalog service: %v %v", nodes, err)
+	}
+	for _, id := range []string{"-1", "-2"} {
+		if err := c.Agent().ServiceDeregister(name + id); err != nil {
+			return err
+		}
+	}
+	return until("nothing is left", func() bool { return passing(c, name) == 0 })
+}
+
+func expiry(c *api.Client) error {
+	name := fmt.Sprintf("go-silent-%d", os.Getpid())
+	service := &api.AgentServiceRegistration{
+		Name: name, Address: "h", Check: &api.AgentServiceCheck{TTL: "1s", Status: api.HealthPassing},
+	}
+	if err := c.Agent().ServiceRegister(service); err != nil {
+		return err
+	}
+	if n := passing(c, name); n != 1 {
+		return fmt.Errorf("%d passing", n)
+	}
+	return until("it expires", func() bool { return passing(c, name) == 0 })
+}
+
+func main() {
+	client, err := api.NewClient(&api.Config{Address: "127.0.0.1:" + os.Getenv("CONSUL_PORT")})
+	if err != nil {
+		panic(err)
+	}
+	checks := []check{{"the usual cycle", cycle}, {"who is silent expires", expiry}}
+	failed := 0
+	for n, check := range checks {
+		if err := check.work(client); err != nil {
+			failed++
+			fmt.Printf("not ok %d - %s: %v\n", n+1, check.name, err)
+		} else {
+			fmt.Printf("ok %d - %s\n", n+1, check.name)
+		}
+	}
+	fmt.Printf("1..%d\n", len(checks))
+	if failed > 0 {
+		os.Exit(1)
+	}
+}

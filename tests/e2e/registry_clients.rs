@@ -1,0 +1,67 @@
+//! The registry spoken to by the clients that people have, unmodified.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use kingpost_tests::{RegistryNode, ShowLogs, new_dir, within};
+use tokio::process::Command;
+
+use crate::clients::{here, installed};
+
+const LIMIT: Duration = Duration::from_secs(90);
+
+async fn run(program: &Path, script: &str, variables: &[(&str, &Path)]) {
+    let node = RegistryNode::start("").await;
+    let _logs = ShowLogs(node.dir());
+    let mut command = Command::new(program);
+    command.arg(here().join(script)).current_dir(new_dir("client"));
+    command.env("CONSUL_PORT", node.port().to_string()).env("EUREKA_URL", format!("{}/eureka/", node.url()));
+    command.env("NODE_PATH", installed().await.join("node/node_modules")).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.envs(variables.iter().copied());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let output = within(script, LIMIT, node.dir(), command.output()).await.unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{script}: {}\n{out}\n{err}", output.status);
+    // A script that stops early has not said how many tests there were.
+    let done = out.lines().filter(|line| line.starts_with("ok ")).count();
+    assert!(done > 0 && out.lines().last() == Some(&*format!("1..{done}")), "{script}:\n{out}\n{err}");
+}
+
+#[tokio::test]
+async fn registry_py_consul() {
+    run(&installed().await.join("venv/bin/python"), "python/registry_consul.py", &[]).await;
+}
+
+#[tokio::test]
+async fn registry_python_consul() {
+    let apart = installed().await.join("python-consul");
+    run(&installed().await.join("venv/bin/python"), "python/registry_consul.py", &[("PYTHONPATH", &apart)]).await;
+}
+
+#[tokio::test]
+async fn registry_py_eureka_client() {
+    run(&installed().await.join("venv/bin/python"), "python/registry_eureka.py", &[]).await;
+}
+
+#[tokio::test]
+async fn registry_npm_consul() {
+    run(Path::new("node"), "node/registry_consul.mjs", &[]).await;
+}
+
+#[tokio::test]
+async fn registry_eureka_js_client() {
+    run(Path::new("node"), "node/registry_eureka.mjs", &[]).await;
+}
+
+/// Part of `make clients` only: fetching Go's packages takes longer than all the rest.
+#[tokio::test]
+#[ignore = "needs Go and the network: make clients"]
+async fn registry_go_consul() {
+    let program = new_dir("go").join("registry");
+    let mut build = Command::new("go");
+    build.args(["build", "-o"]).arg(&program).arg(".").current_dir(here().join("go/registry"));
+    let built = build.stdin(Stdio::null()).kill_on_drop(true).output().await.expect("go is installed");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    run(&program, "go/registry/main.go", &[]).await;
+}

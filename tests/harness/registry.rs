@@ -1,0 +1,182 @@
+//! The real binary as a registry on SQLite, and requests by hand.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use toml::Table;
+
+use crate::kingpost::kingpost_bin;
+use crate::port::Port;
+use crate::process::{Process, RunAs, command};
+use crate::run::new_dir;
+use crate::wait::{SOON, wait_until};
+
+/// Longest answer that is read.
+const LONGEST: u64 = 64 << 20;
+
+/// A registry. Ended when dropped.
+#[derive(Debug)]
+pub struct RegistryNode {
+    dir: PathBuf,
+    port: Port,
+    metrics: Port,
+    process: Option<Process>,
+}
+
+/// An answer.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Its status.
+    pub status: u16,
+    /// Its head, as it came.
+    pub head: String,
+    /// Its body.
+    pub body: String,
+}
+
+impl Answer {
+    /// A header's value.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut lines = self.head.lines().filter_map(|line| line.split_once(':'));
+        lines.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+    }
+
+    /// The body as JSON.
+    ///
+    /// # Panics
+    /// When it is none.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {} {}", self.status, self.body))
+    }
+}
+
+impl RegistryNode {
+    /// Starts one with an empty store and without login, and `more` in its `[registry]`.
+    ///
+    /// # Panics
+    /// When it does not become ready.
+    pub async fn start(more: &str) -> RegistryNode {
+        let dir = new_dir("registry");
+        let mut node = RegistryNode { dir, port: Port::reserve(), metrics: Port::reserve(), process: None };
+        let mut text = format!(
+            "listen = \"127.0.0.1:{}\"\nstore = \"sqlite:{}\"\n{more}\n",
+            node.port.number(),
+            node.dir.join("registry.sqlite").display(),
+        );
+        if !more.contains("auth =") {
+            text = format!("auth = \"none\"\n{text}");
+        }
+        let text = format!("[registry]\n{text}[metrics]\nlisten = \"127.0.0.1:{}\"\n", node.metrics.number());
+        text.parse::<Table>().expect("a configuration");
+        std::fs::write(node.config(), text).expect("write the registry's configuration");
+        node.start_again().await;
+        node
+    }
+
+    /// Starts the same one again.
+    ///
+    /// # Panics
+    /// When it does not become ready.
+    pub async fn start_again(&mut self) {
+        let mut kingpost = command(&kingpost_bin(), RunAs::Tests, "KILL");
+        kingpost.args(["registry", "--config"]).arg(self.config());
+        let log = self.dir.join("registry.log");
+        self.process = Some(Process::start("registry", kingpost, &log));
+        wait_until("the registry to be ready", SOON, &self.dir, async || {
+            let ended = self.process().exit_status();
+            let log = || std::fs::read_to_string(&log).unwrap_or_default();
+            assert!(ended.is_none(), "the registry ended with {ended:?}:\n{}", log());
+            crate::metrics::get(self.metrics.number(), "/readyz").await.filter(|(status, _)| *status == 200)
+        })
+        .await;
+    }
+
+    fn config(&self) -> PathBuf {
+        self.dir.join("kingpost.toml")
+    }
+
+    /// Its directory: configuration, store, log.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The process.
+    ///
+    /// # Panics
+    /// When it is not started.
+    pub fn process(&self) -> &Process {
+        self.process.as_ref().expect("the registry is started")
+    }
+
+    /// Ends it, by a signal.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub async fn end(&self, signal: i32) {
+        self.process().signal(signal);
+        self.process().wait_exit(SOON).await;
+    }
+
+    /// The port of all its APIs.
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// `http://127.0.0.1:…`.
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port())
+    }
+
+    /// Its metrics.
+    ///
+    /// # Panics
+    /// When there are none.
+    pub async fn metrics(&self) -> crate::Metrics {
+        let (status, body) = crate::metrics::get(self.metrics.number(), "/metrics").await.expect("/metrics answers");
+        assert_eq!(status, 200, "{body}");
+        crate::Metrics::parse(&body).unwrap_or_else(|e| panic!("/metrics: {e}"))
+    }
+
+    /// Sends a request and reads the answer to its end.
+    ///
+    /// # Panics
+    /// When there is no whole answer.
+    pub async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        let mut request =
+            format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
+        for (name, value) in headers {
+            request.push_str(&format!("{name}: {value}\r\n"));
+        }
+        request.push_str("\r\n");
+        request.push_str(body);
+        self.raw(request.as_bytes()).await.unwrap_or_else(|| panic!("{method} {path}: no answer"))
+    }
+
+    /// As [`RegistryNode::ask`], without headers and body.
+    pub async fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, &[], "").await
+    }
+
+    /// As [`RegistryNode::ask`], with JSON.
+    pub async fn send(&self, method: &str, path: &str, body: &Value) -> Answer {
+        self.ask(method, path, &[("Content-Type", "application/json")], &body.to_string()).await
+    }
+
+    /// Sends bytes and reads until the registry closes; none if what came is no answer.
+    ///
+    /// # Panics
+    /// When it cannot be connected to.
+    pub async fn raw(&self, bytes: &[u8]) -> Option<Answer> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port())).await.expect("connect to the registry");
+        // It may answer, and close, before everything was sent.
+        let _ = stream.write_all(bytes).await;
+        let mut answer = Vec::new();
+        let _ = stream.take(LONGEST).read_to_end(&mut answer).await;
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        let status = head.split_whitespace().nth(1)?.parse().ok()?;
+        Some(Answer { status, head: head.to_owned(), body: body.to_owned() })
+    }
+}
