@@ -133,7 +133,8 @@ mod tests {
     fn where_it_goes() {
         // Lanes that can be entered with their seats taken; lanes altogether; is a connection idle; seats for such a
         // statement; how many lanes there are before any is shared.
-        let cases: [(&[(usize, usize)], usize, bool, usize, usize, Pick); 9] = [
+        type Case = (&'static [(usize, usize)], usize, bool, usize, usize, Pick);
+        let cases: [Case; 9] = [
             (&[], 0, true, 16, 2, Pick::Start),
             (&[], 0, false, 16, 2, Pick::None),
             (&[(0, 1)], 1, true, 16, 2, Pick::Start),
