@@ -395,6 +395,13 @@ impl Core {
             self.clients[c].replay = Some(unit);
             self.servers[s].discard = true;
             self.metrics.replays_refused.add(1);
+            let server = &mut self.servers[s];
+            if server.in_unit {
+                // The end of the unit, which was still to be sent, goes elsewhere with it: here it ends now.
+                (server.in_unit, server.skipping) = (false, false);
+                server.owe(Expect::Sync);
+                self.send(s, |out| message::empty(out, b'S'));
+            }
             return Verdict::Swallow;
         }
         verdict
