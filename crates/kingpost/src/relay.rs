@@ -2,7 +2,7 @@
 //! configured, to the topology, whose primary it follows.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -56,6 +56,8 @@ pub(crate) struct Relaying {
     relay: Relay,
     /// Whose primary is followed; None: the configuration names the upstream.
     topology: RwLock<Option<Arc<Topology>>>,
+    /// The configuration names the upstream, perhaps since a reload: the topology's word does not count.
+    named: AtomicBool,
 }
 
 impl Relaying {
@@ -76,7 +78,8 @@ impl Relaying {
             _ => None,
         };
         let relay = Relay::start(&config.relay, runtime).map_err(|error| failure_of(&error))?;
-        Ok(Relaying { relay, topology: RwLock::new(topology) })
+        let named = AtomicBool::new(topology.is_none());
+        Ok(Relaying { relay, topology: RwLock::new(topology), named })
     }
 
     pub(crate) fn relay(&self) -> &Relay {
@@ -98,6 +101,9 @@ impl Relaying {
     }
 
     fn primary(&self) -> Option<String> {
+        if self.named.load(Ordering::Acquire) {
+            return None;
+        }
         let topology = self.topology.read().unwrap_or_else(PoisonError::into_inner);
         primary_of(topology.as_ref()?)
     }
@@ -114,7 +120,11 @@ impl Relaying {
                 .reload(config.cluster.clone())
                 .map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))?;
         }
-        self.relay.reload(&relay).map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))
+        self.relay
+            .reload(&relay)
+            .map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))?;
+        self.named.store(!config.relay.upstream.address.is_empty(), Ordering::Release);
+        Ok(())
     }
 
     /// Ends the relay. Blocks.

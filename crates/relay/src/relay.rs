@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
-use crate::config::RelayConfig;
+use crate::config::{AuthMethod, RelayConfig};
 use crate::downstream;
 use crate::error::StartError;
 use crate::log::{self, Log, LogError, LogFailure, LogMetrics, LogOptions, Retention, Writer};
@@ -145,6 +145,14 @@ impl Relay {
     /// # Errors
     /// The new configuration cannot be used; the old one stays.
     pub fn reload(&self, config: &RelayConfig) -> Result<(), StartError> {
+        if config.auth == AuthMethod::Trust
+            && let Some(address) = self.addresses.iter().find(|address| !address.ip().is_loopback())
+        {
+            // `listen` changes at the next start only, whatever the file says of it now.
+            return Err(StartError::Config(format!(
+                "relay.auth is \"trust\" and the relay listens on {address} until it is started again"
+            )));
+        }
         let settings = Settings::new(config)?;
         *self.shared.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
         self.shared.control.follow(|current| *current = config.upstream.clone());

@@ -20,6 +20,8 @@ pub(super) struct Crossing {
     at: Lsn,
     /// Where the record ends.
     end: Lsn,
+    /// Pages before this one are known to continue it.
+    looked: Lsn,
 }
 
 impl Log {
@@ -33,12 +35,46 @@ impl Log {
         // A record is shorter than 1 GB: so many segments it may have begun before.
         for _ in 0..=(1 << 30) / size.bytes() {
             match self.crossing(at) {
-                Some(crossing) if crossing.end > flushed => acknowledgeable = Lsn(at.0 - 1),
+                Some(crossing) if crossing.end > flushed => {
+                    if at == size.start_of(flushed) && self.overwritten(at, flushed) {
+                        break;
+                    }
+                    acknowledgeable = Lsn(at.0 - 1);
+                }
                 _ => break,
             }
             at = Lsn(at.0 - size.bytes());
         }
         acknowledgeable
+    }
+
+    /// Whether the upstream crashed in the middle of the record that crosses `at`, and went on behind what it had sent of it:
+    /// its rest never comes, and nothing has to wait for it. Looks at each page once.
+    fn overwritten(&self, at: Lsn, flushed: Lsn) -> bool {
+        const HEADER: u64 = 40;
+        let mut known = lock(&self.crossings);
+        let Some((_, entry)) = known.iter_mut().find(|(start, _)| *start == at) else { return false };
+        let Some(crossing) = entry else { return true };
+        if crossing.looked.0 + HEADER > flushed.0 {
+            return false;
+        }
+        let size = self.identity.segment_size;
+        let history = self.parsed_history(self.tail.load().timeline);
+        let has = |segment: Segment| lock(&self.held).contains_key(&segment);
+        let Some(segment) = recover::locate(&history, size.number(at), &self.identity, has) else { return false };
+        let Ok(Some(file)) = self.file(segment) else { return false };
+        let mut page = [0; PAGE_BYTES];
+        while crossing.looked.0 + HEADER <= flushed.0 && size.number(crossing.looked) == segment.number {
+            if file.read_exact_at(&mut page, size.offset(crossing.looked)).is_err() {
+                return false;
+            }
+            if page_header(&self.identity, crossing.looked, &page).is_ok_and(|header| header.overwrites()) {
+                *entry = None;
+                return true;
+            }
+            crossing.looked.0 += PAGE;
+        }
+        false
     }
 
     /// The record that crosses `at`, a segment's start; `None` also if the segment before it is not held.
@@ -56,7 +92,7 @@ impl Log {
         let mut page = [0; PAGE_BYTES];
         file.read_exact_at(&mut page, size.bytes() - PAGE).ok()?;
         let last = Lsn(at.0 - PAGE);
-        let crossing = rest_behind(&self.identity, last, &page).map(|rest| Crossing { at, end: end_of(at, rest) });
+        let crossing = rest_behind(&self.identity, last, &page).map(|rest| Crossing { at, end: end_of(at, rest), looked: at });
         known[1] = known[0];
         known[0] = (at, crossing);
         crossing

@@ -43,7 +43,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -172,6 +172,9 @@ pub struct Log {
     writer: Mutex<Option<Unparker>>,
     /// Segments with WAL. A file is opened once, and shared by all who have it open.
     held: Mutex<BTreeMap<Segment, Weak<File>>>,
+    /// Those of them that a reader has had. What the kernel sent of such a file it may still refer to, in sockets that nobody
+    /// here has open any more: it is never written over.
+    lent: Mutex<BTreeSet<Segment>>,
     /// Segments with anything written and not flushed, oldest first; the last one is the one being written.
     unflushed: Mutex<VecDeque<Unflushed>>,
     ahead: Mutex<Ahead>,
@@ -235,6 +238,7 @@ impl Log {
             failure: OnceLock::new(),
             writer: Mutex::new(None),
             held: Mutex::new(recovered.held.into_iter().map(|segment| (segment, Weak::new())).collect()),
+            lent: Mutex::default(),
             unflushed: Mutex::new(VecDeque::new()),
             ahead: Mutex::new(Ahead::new(tail.timeline, next, spares, recovered.ahead)),
             histories: Mutex::new(std::mem::take(&mut listing.histories)),
@@ -384,8 +388,12 @@ impl Log {
             let first = retention::first_to_keep(&segments, current, size, retention);
             let stay = held.split_off(&Segment { number: first, timeline: Timeline(0) });
             let old = std::mem::replace(&mut *held, stay);
+            let mut lent = lock(&self.lent);
             // Whoever has it open reads on: such a file only loses its name.
-            old.into_iter().map(|(segment, file)| (segment, file.strong_count() == 0)).collect()
+            let unread = |segment: &Segment, file: &Weak<File>| file.strong_count() == 0 && !lent.contains(segment);
+            let old = old.into_iter().map(|(segment, file)| (segment, unread(&segment, &file))).collect();
+            *lent = lent.split_off(&Segment { number: first, timeline: Timeline(0) });
+            old
         };
         let mut removed = Removed::default();
         for (segment, unread) in old {
@@ -439,6 +447,15 @@ impl Log {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(failed("open", &path)(error)),
         }
+    }
+
+    /// The same for a reader, who may have the kernel send it.
+    fn lend(&self, segment: Segment) -> Result<Option<Arc<File>>, LogError> {
+        let file = self.file(segment)?;
+        if file.is_some() {
+            lock(&self.lent).insert(segment);
+        }
+        Ok(file)
     }
 
     /// Tells everyone who waits that something other than a position has changed.

@@ -170,7 +170,7 @@ impl Reader {
         self.file = None;
         let removed = || ReadError::Removed { segment: Segment { number, timeline: self.timeline }.name(size) };
         let segment = self.locate(number).ok_or_else(removed)?;
-        let file = self.log.file(segment)?.ok_or_else(removed)?;
+        let file = self.log.lend(segment)?.ok_or_else(removed)?;
         self.file = Some((segment, file.clone()));
         Ok((segment, file))
     }

@@ -181,9 +181,22 @@ pub(super) fn recover(
             files::zero_fill(file, from, size.bytes()).map_err(failed("write", &path))?;
         }
     }
-    // A process that was killed leaves bytes that no flush has reached.
-    for file in &walk.files {
-        file.1.sync_data().map_err(failed("flush", &dir.join(file.0.name(size))))?;
+    // A process that was killed leaves bytes that no flush has reached; one that stopped because a flush failed leaves pages
+    // that the kernel takes for clean, so that a flush would succeed and do nothing: written again, they are dirty again.
+    let mut buffer = vec![0; PIECE];
+    for (segment, file) in &walk.files {
+        let path = dir.join(segment.name(size));
+        let begin = size.start(segment.number).max(durable_to);
+        let to = end.0.min(size.start(segment.number).0 + size.bytes());
+        let mut at = begin.0;
+        while at < to {
+            let here = buffer.len().min((to - at) as usize);
+            let offset = at - size.start(segment.number).0;
+            file.read_exact_at(&mut buffer[..here], offset).map_err(failed("read", &path))?;
+            file.write_all_at(&buffer[..here], offset).map_err(failed("write", &path))?;
+            at += here as u64;
+        }
+        file.sync_data().map_err(failed("flush", &path))?;
     }
     let current = size.number(end);
     let mut discarded = false;

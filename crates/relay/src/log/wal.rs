@@ -298,6 +298,11 @@ impl PageHeader {
     pub(super) fn continues(&self) -> bool {
         self.flags & FIRST_IS_CONTINUATION != 0
     }
+
+    /// Whether it begins instead of the rest of a record that never comes.
+    pub(super) fn overwrites(&self) -> bool {
+        self.flags & OVERWRITES_CONTINUATION != 0
+    }
 }
 
 /// Length of the record that begins at `offset`, a multiple of 8; `None` if there is none.

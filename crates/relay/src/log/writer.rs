@@ -76,10 +76,11 @@ impl Writer {
         self.tail.clone()
     }
 
-    /// Where to have the upstream begin: the start of the segment being written, so that what is held of it is compared.
+    /// Where to have the upstream begin: the start of the segment being written, so that what is held of it is compared; or of
+    /// an earlier one, in which a record began that is not whole. Another upstream may have left the timeline at that record.
     #[must_use]
     pub fn resume(&self) -> (Timeline, Lsn) {
-        (self.tail.timeline, self.log.identity.segment_size.start_of(self.position))
+        (self.tail.timeline, self.log.identity.segment_size.start_of(self.log.acknowledgeable(self.position)))
     }
 
     /// Takes `bytes`, whose first one is at `at`. What is held already is compared; the rest is written, and visible to

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -74,6 +74,8 @@ impl Acknowledger {
     pub(super) fn received(&self, end: Lsn, bytes: usize) {
         self.shared.metrics.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         self.told.received.store(end.0, Ordering::Release);
+        // With the one in `durable`: either this thread sees `flushed` or that one `received`.
+        fence(Ordering::SeqCst);
         // While what is held is sent again, `flushed` does not move: somebody else has to wake the thread.
         if self.tail.flushed.get() >= end {
             self.unparker.unpark();
@@ -157,7 +159,9 @@ impl Reporter {
     /// What is durable here and known to be this upstream's; a little less while a record that crosses into another segment is
     /// incomplete, so that the upstream keeps what a restart would have to read again.
     fn durable(&self, flushed: Lsn) -> Lsn {
-        self.log.acknowledgeable(flushed).min(Lsn(self.told.received.load(Ordering::Acquire)))
+        let acknowledgeable = self.log.acknowledgeable(flushed);
+        fence(Ordering::SeqCst);
+        acknowledgeable.min(Lsn(self.told.received.load(Ordering::Acquire)))
     }
 
     /// False: the connection is gone.
