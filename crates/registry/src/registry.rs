@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::cache::{Applier, Cache, Change, Changes, Found, Mark, Memory, ServiceSnapshot};
+use crate::cache::{Applier, Cache, Change, Changes, Entry, Found, Mark, Memory, ServiceSnapshot};
 use crate::error::{OpenError, StoreError, WatchError, WriteError};
 use crate::health::{Alive, Beat, Watch};
 use crate::model::{
@@ -125,6 +125,10 @@ impl Registry {
         });
         let writes: Vec<Result<Write, WriteError>> = writes.collect();
         let alive = alive(&writes);
+        // They live now, however long the commit takes; and a time to live that becomes shorter counts from now.
+        for (_, ids) in &alive {
+            self.inner.health.renew(ids, Alive::AsReported);
+        }
         let answers = self.inner.write(writes).await;
         // Registering is a sign of life, also where nothing is news.
         for (alive, ids) in alive {
@@ -284,8 +288,8 @@ impl Registry {
         if services >= limit && self.inner.cache.entry(key).is_none() {
             return Err(WatchError::Full { services });
         }
-        let entry = self.inner.cache.entry_or_new(key);
-        self.wait(entry.mark(), after, deadline).await
+        let entry = Waited { cache: &self.inner.cache, key, entry: self.inner.cache.entry_or_new(key) };
+        self.wait(entry.entry.mark(), after, deadline).await
     }
 
     /// As [`Registry::watch`], for any change at all.
@@ -348,6 +352,19 @@ struct Watching<'a>(&'a AtomicUsize);
 impl Drop for Watching<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A service that is waited for, for as long as it is.
+struct Waited<'a> {
+    cache: &'a Cache,
+    key: &'a ServiceKey,
+    entry: Arc<Entry>,
+}
+
+impl Drop for Waited<'_> {
+    fn drop(&mut self) {
+        self.cache.leave(self.key, &self.entry);
     }
 }
 

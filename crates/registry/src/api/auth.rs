@@ -88,6 +88,11 @@ impl Auth {
     /// No token, or an unknown one.
     pub fn identify(&self, request: &Request) -> Result<Caller<'_>, ApiError> {
         match self {
+            // A browser says where a page that writes comes from. No page of ours does; one of anybody's could, for what is
+            // on loopback is reached from every page that is open on the machine, and JSON needs no preflight as text.
+            Auth::None if request.headers.contains_key(hyper::header::ORIGIN) => {
+                Err(ApiError::bad("a web page may not use a registry that asks for no token"))
+            }
             Auth::None => Ok(Caller { token: None }),
             Auth::Tokens(tokens) => {
                 let text = presented(request).ok_or(ApiError::Unauthorized)?;

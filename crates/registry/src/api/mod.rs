@@ -166,6 +166,14 @@ impl Context {
         }
     }
 
+    /// Whether `wanted`, above the `now` of an existing service, is what another node calls the same content: after collecting
+    /// tombstones, and after a restart, nodes may know of one service's last change by different numbers. This node has
+    /// seen all up to `wanted`, so there is nothing newer. (To answer at once would make a client that is sent to one node
+    /// and then the other come back for ever.)
+    fn is_ahead(&self, service: Option<&ServiceKey>, now: Revision, wanted: Revision) -> bool {
+        service.is_some() && now > Revision(0) && wanted > now && wanted <= self.registry.revision()
+    }
+
     /// Refuses a batch that is too long.
     fn batch(&self, what: &'static str, length: usize) -> Result<(), ApiError> {
         let most = self.limits.batch.min(self.registry.limits().call_rows);

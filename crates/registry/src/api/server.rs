@@ -240,13 +240,18 @@ async fn read(request: hyper::Request<Incoming>, peer: IpAddr, context: &Context
     let too_large =
         || ApiError::TooLarge { what: "the body", limit: "registry.body_bytes", value: limits.body_bytes as u64 };
     let (parts, body) = request.into_parts();
+    let mut request = Request::new(parts.method, &parts.uri, parts.headers, bytes::Bytes::new(), peer)?;
+    // Of somebody unknown no body is taken into memory: what may be asked without a token needs none, the rest is refused.
+    if context.auth.identify(&request).is_err() {
+        return Ok(request);
+    }
     let announced =
-        parts.headers.get(hyper::header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        request.headers.get(hyper::header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     if announced.is_some_and(|length: u64| length > limits.body_bytes as u64) {
         return Err(too_large());
     }
     let collected = tokio::time::timeout(limits.body_timeout, Limited::new(body, limits.body_bytes).collect()).await;
-    let body = match collected {
+    request.body = match collected {
         Ok(Ok(collected)) => collected.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(too_large()),
         Ok(Err(error)) => return Err(ApiError::bad(format!("the body broke off: {error}"))),
@@ -255,7 +260,7 @@ async fn read(request: hyper::Request<Incoming>, peer: IpAddr, context: &Context
             return Err(ApiError::BodyTimeout { limit: "registry.body_timeout", value });
         }
     };
-    Request::new(parts.method, &parts.uri, parts.headers, body, peer)
+    Ok(request)
 }
 
 /// A stream whose peer must take something now and then.

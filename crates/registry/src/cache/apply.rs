@@ -102,6 +102,10 @@ impl Applier {
             }
         }
         log.sort_by_key(Change::revision);
+        let mut by_service: HashMap<ServiceKey, Vec<Change>, RandomState> = HashMap::default();
+        for change in &log {
+            by_service.entry(change.service().clone()).or_default().push(change.clone());
+        }
         for (key, touched) in services {
             let entry = cache.entry_or_new(&key);
             let before = entry.snapshot.load();
@@ -110,8 +114,8 @@ impl Applier {
             let after = before.with(revision, metadata, touched.instances);
             entry.snapshot.store(Arc::new(after));
             let mut ring = entry.ring.lock().unwrap_or_else(PoisonError::into_inner);
-            for change in log.iter().filter(|change| change.service() == &key) {
-                ring.push(change.clone());
+            for change in by_service.remove(&key).unwrap_or_default() {
+                ring.push(change);
             }
             drop(ring);
             entry.mark.publish(revision);
@@ -178,12 +182,24 @@ impl Applier {
             whole.instances.sort_unstable_by(|a, b| a.id.cmp(&b.id));
             let entry = cache.entry_or_new(&key);
             let same_history = self.loaded && head.epoch == self.epoch && head.v >= self.cursor;
-            // Tombstones that told of the last change may be gone: then all that is known is that it was up to gc_floor.
-            let known = if same_history { entry.snapshot.load().revision } else { Revision(0) };
-            let revision = whole.revision.max(known);
+            let mut after = ServiceSnapshot::new(key, whole.revision, whole.metadata, whole.instances);
+            let before = entry.snapshot.load();
+            // Tombstones that told of the last change may be gone. What is not as it was has changed by now: whoever waits
+            // must be woken, and no revision may stand for two contents. Of what was never seen all that is known is that
+            // it may have changed up to gc_floor.
+            let least = if same_history {
+                let same = before.digest == after.digest && before.metadata == after.metadata;
+                if same { before.revision } else { head.v }
+            } else if after.exists() {
+                head.gc_floor
+            } else {
+                Revision(0)
+            };
+            after.revision = after.revision.max(least);
+            let revision = after.revision;
             *entry.ring.lock().unwrap_or_else(PoisonError::into_inner) =
                 Ring::new(cache.memory.service_changes, head.v);
-            entry.snapshot.store(Arc::new(ServiceSnapshot::new(key, revision, whole.metadata, whole.instances)));
+            entry.snapshot.store(Arc::new(after));
             entry.mark.publish(revision);
         }
         *cache.ring.lock().unwrap_or_else(PoisonError::into_inner) = Ring::new(cache.memory.changes, head.v);

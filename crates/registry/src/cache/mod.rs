@@ -165,6 +165,21 @@ impl Cache {
         }
     }
 
+    /// Ends a wait at `entry`: one that was only made to be waited at, and at which nobody waits any more, goes at once.
+    pub(crate) fn leave(&self, key: &ServiceKey, entry: &Arc<Entry>) {
+        if entry.snapshot.load().revision > Revision(0) {
+            return;
+        }
+        let mut shard = write(self.shard(key));
+        // Two: the map's and the caller's. Nobody gets another while the shard is locked.
+        let only = shard.get(key).is_some_and(|found| Arc::ptr_eq(found, entry) && Arc::strong_count(entry) == 2);
+        let snapshot = entry.snapshot.load();
+        if only && snapshot.revision == Revision(0) && !snapshot.exists() {
+            shard.remove(key);
+            self.entries.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     /// All services, those included that are only waited for.
     pub(crate) fn keys(&self) -> Vec<ServiceKey> {
         self.shards.iter().flat_map(|shard| read(shard).keys().cloned().collect::<Vec<_>>()).collect()

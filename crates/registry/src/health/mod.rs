@@ -194,6 +194,11 @@ impl Watch {
         (believed, held)
     }
 
+    /// Whether any brake of `cause` is not off.
+    fn braking(&self, cause: Cause) -> bool {
+        lock(&self.brakes).brakes.keys().any(|(of, _)| *of == cause)
+    }
+
     /// Brakes whose share has fallen without anybody being gone just now. `count`: as of [`Watch::believed`].
     fn release(&self, cause: Cause, count: impl Fn(Option<&ServiceKey>) -> Missing) {
         let now = self.now();

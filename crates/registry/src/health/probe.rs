@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
 use crate::model::{CheckKind, Health, Instance, Pace};
 
@@ -87,7 +88,7 @@ impl Question {
     }
 
     async fn answer(&self) -> std::io::Result<Health> {
-        let mut stream = TcpStream::connect(&self.target).await?;
+        let mut stream = connect(&self.target).await?;
         match &self.kind {
             Kind::Tcp => Ok(Health::Passing),
             Kind::Http { path } => {
@@ -107,6 +108,26 @@ impl Question {
             }
         }
     }
+}
+
+/// Names that are looked up at the same time. A look-up holds a blocking thread until the resolver gives up, long after the
+/// probe has; the store needs such threads too.
+static LOOK_UPS: Semaphore = Semaphore::const_new(64);
+
+async fn connect(target: &str) -> std::io::Result<TcpStream> {
+    if let Ok(address) = target.parse::<std::net::SocketAddr>() {
+        return TcpStream::connect(address).await;
+    }
+    let permit = LOOK_UPS.acquire().await.map_err(std::io::Error::other)?;
+    let target = target.to_owned();
+    // A task of its own: the permit is held for as long as the thread is, also when nobody waits any more.
+    let looking = tokio::spawn(async move {
+        let found = tokio::net::lookup_host(target).await.map(Iterator::collect::<Vec<_>>);
+        drop(permit);
+        found
+    });
+    let addresses = looking.await.map_err(std::io::Error::other)??;
+    TcpStream::connect(&addresses[..]).await
 }
 
 /// What is read of an answer, at most.

@@ -97,13 +97,19 @@ impl Targets {
         (verdict != target.instance.health).then(|| (Arc::clone(&target.instance), verdict))
     }
 
-    /// Of a service, or of all: how many of those that are not critical failed to answer the last time.
-    fn missing(&self, service: Option<&ServiceKey>) -> Missing {
-        let of = self.targets.values().filter(|target| {
-            target.instance.health != Health::Critical && service.is_none_or(|key| *key == target.instance.service)
-        });
-        let (missing, of) = of.fold((0, 0), |(missing, of), t| (missing + usize::from(t.row.failed > 0), of + 1));
-        Missing { missing, of }
+    /// Of all, and of each service: how many of those that are not critical failed to answer the last time. One pass for all
+    /// services: where much is lost, many of them are asked for.
+    fn missing(&self) -> (Missing, HashMap<ServiceKey, Missing>) {
+        let mut whole = Missing::default();
+        let mut each: HashMap<ServiceKey, Missing> = HashMap::new();
+        for target in self.targets.values().filter(|target| target.instance.health != Health::Critical) {
+            let failed = usize::from(target.row.failed > 0);
+            for count in [&mut whole, each.entry(target.instance.service.clone()).or_default()] {
+                count.missing += failed;
+                count.of += 1;
+            }
+        }
+        (whole, each)
     }
 }
 
@@ -137,12 +143,14 @@ pub(crate) async fn run(inner: Arc<Inner>) {
                 None => {}
             }
         }
+        let wanted = !gone.is_empty() || watch.braking(Cause::Probe);
+        let (whole, each) = if wanted { lock(&watch.targets).missing() } else { Default::default() };
+        let missing = |key: &ServiceKey| each.get(key).copied().unwrap_or_default();
         if gone.is_empty() {
-            watch.release(Cause::Probe, |key| lock(&watch.targets).missing(key));
+            watch.release(Cause::Probe, |key| key.map_or(whole, missing));
         }
-        let missing = |key: &ServiceKey| lock(&watch.targets).missing(Some(key));
         let gone = std::mem::take(&mut gone);
-        let (believed, held) = watch.believed(Cause::Probe, gone, missing, || lock(&watch.targets).missing(None));
+        let (believed, held) = watch.believed(Cause::Probe, gone, missing, || whole);
         add(&inner.counters.held, held as u64);
         set_health(&inner, believed, Health::Critical).await;
         for health in [Health::Passing, Health::Warning] {
@@ -202,7 +210,7 @@ mod tests {
             targets.answered(&id, &question, health, now, now + 5).map(|(_, verdict)| verdict)
         };
         assert_eq!(ask(&mut targets, 10_000, Health::Critical), None);
-        assert_eq!(targets.missing(None), Missing { missing: 1, of: 1 });
+        assert_eq!(targets.missing().0, Missing { missing: 1, of: 1 });
         assert_eq!(ask(&mut targets, 20_000, Health::Critical), Some(Health::Critical));
         let (id, question) = targets.due(30_000, 1).pop().unwrap();
         let elsewhere = instance(1, 5000);

@@ -207,7 +207,8 @@ impl Postgres {
             None => self.connect(true).await?,
         };
         let error = |e| failed("reading rows", &e);
-        let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+        // How long reading everything takes is a matter of size: what is bounded is the wait for each row.
+        let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = 0";
         within("reading rows", client.batch_execute(begin)).await?.map_err(error)?;
         let head = client.query_one("SELECT v, epoch, gc_floor FROM registry_rev", &[]);
         let head = read_head(&within("reading rows", head).await?.map_err(error)?)?;
@@ -217,13 +218,15 @@ impl Postgres {
             // Everything is a scan; the index on `rev` would make it a random walk.
             let condition = if after == Revision(0) { "$1::bigint = 0" } else { "rev > $1" };
             let sql = format!("{SELECT} WHERE {condition}");
-            let mut rows = std::pin::pin!(client.query_raw(&sql, [row::column(after)]).await.map_err(error)?);
+            let rows = within("reading rows", client.query_raw(&sql, [row::column(after)])).await?;
+            let mut rows = std::pin::pin!(rows.map_err(error)?);
             while let Some(row) = within("reading rows", rows.next()).await? {
                 sink.record(Record::Instance(instance(&row.map_err(error)?, &mut interner)?));
             }
             let columns = SERVICE_COLUMNS.replace("metadata", "metadata::text");
             let sql = format!("SELECT {columns} FROM service WHERE {condition}");
-            let mut rows = std::pin::pin!(client.query_raw(&sql, [row::column(after)]).await.map_err(error)?);
+            let rows = within("reading rows", client.query_raw(&sql, [row::column(after)])).await?;
+            let mut rows = std::pin::pin!(rows.map_err(error)?);
             while let Some(row) = within("reading rows", rows.next()).await? {
                 sink.record(Record::Service(service(&row.map_err(error)?)?));
             }

@@ -157,13 +157,15 @@ impl Call<'_> {
         let revision = || service.map_or_else(|| registry.revision(), |service| registry.revision_of(service));
         let wanted = self.request.number("index")?.unwrap_or(0);
         let now = revision();
+        let ahead = self.context.is_ahead(service, now, Revision(wanted));
         // An index that was never given out is one of another store: the client has to begin again. The lowest index is 1.
-        if wanted == 0 || wanted != now.0.max(1) {
+        if wanted == 0 || (wanted != now.0.max(1) && !ahead) {
             return Ok(Blocked { index: now, waited: false });
         }
+        let seen = if ahead { Revision(wanted) } else { now };
         let wait = self.request.duration("wait")?.filter(|wait| !wait.is_zero()).unwrap_or(DEFAULT_WAIT);
         let wait = wait.min(self.context.limits.wait);
-        self.context.wait(service, now, wait + jitter(wait)).await?;
+        self.context.wait(service, seen, wait + jitter(wait)).await?;
         Ok(Blocked { index: revision(), waited: true })
     }
 }

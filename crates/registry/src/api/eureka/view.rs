@@ -166,9 +166,13 @@ fn element(text: &mut String, name: &str, value: &Value) {
         }
         Value::Object(map) => {
             let _ = write!(text, "<{name}");
+            let mut seen = Vec::new();
             for (key, value) in map {
-                if let Some(attribute) = key.strip_prefix('@') {
-                    let _ = write!(text, " {}=\"", tag(attribute));
+                if let Some(attribute) = key.strip_prefix('@').map(tag)
+                    && !seen.contains(&attribute)
+                {
+                    let _ = write!(text, " {attribute}=\"");
+                    seen.push(attribute);
                     escape(text, &plain(value));
                     text.push('"');
                 }
@@ -198,11 +202,18 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// An element's name: what a metadata key has and a name may not becomes `_xHHHH_`.
+/// An element's name: what a metadata key has and a name may not becomes `_xHHHH_`. What a name may have is less than what
+/// Unicode calls letters and digits (`µ`, `ª`, `²` are not among it), and differs between editions of XML: only what all take.
 fn tag(key: &str) -> String {
+    if key.is_empty() {
+        return "_".into();
+    }
     let mut name = String::with_capacity(key.len());
     for (at, c) in key.chars().enumerate() {
-        let fits = c.is_alphabetic() || c == '_' || (at > 0 && (c.is_numeric() || matches!(c, '-' | '.')));
+        let letter = c.is_ascii_alphabetic()
+            || matches!(c, '\u{c0}'..='\u{d6}' | '\u{d8}'..='\u{f6}' | '\u{f8}'..='\u{ff}')
+            || matches!(c, '\u{4e00}'..='\u{9fa5}' | '\u{ac00}'..='\u{d7a3}');
+        let fits = letter || c == '_' || (at > 0 && (c.is_ascii_digit() || matches!(c, '-' | '.')));
         if fits {
             name.push(c);
         } else {
