@@ -13,6 +13,7 @@ use super::params::Params;
 use super::pool::{PoolKey, Want};
 use super::{Core, Effect, Mail, SMALL_MAX, Secure};
 use crate::config::{AuthMethod, RouteTo};
+use crate::settings::Access;
 
 /// First byte of TLS: the record type of a handshake. A startup packet that begins with it would be longer than any is.
 const TLS_HANDSHAKE: u8 = 0x16;
@@ -26,6 +27,8 @@ pub(super) struct Login {
     /// 3.0 or 3.2.
     pub version: u32,
     pub params: Params,
+    /// It is for the console, and what may be done there: decided when it began, by the settings that its proof is for.
+    pub console: Option<Access>,
     pub exchange: Exchange,
 }
 
@@ -233,8 +236,9 @@ impl Core {
             }
         };
         let proved = matches!(exchange, Exchange::Proved);
+        let access = console.then(|| self.settings.access(&user));
         let key = PoolKey { database: database.into(), user: user.into() };
-        let login = Login { key, version, params: Params::from_pairs(settings), exchange };
+        let login = Login { key, version, params: Params::from_pairs(settings), console: access, exchange };
         self.clients[c].phase = Phase::Login(Box::new(login));
         if proved {
             self.proved(c);
@@ -318,8 +322,8 @@ impl Core {
         }
         let Phase::Login(login) = &mut self.clients[c].phase else { return };
         let key = login.key.clone();
-        if self.settings.is_console(&key.database) {
-            return self.enter_console(c, self.settings.access(&key.user));
+        if let Some(access) = login.console {
+            return self.enter_console(c, access);
         }
         let params = std::mem::replace(&mut login.params, Params(Vec::new()));
         let Some(database) = self.settings.database(&key.database) else {

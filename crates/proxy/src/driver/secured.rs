@@ -56,7 +56,11 @@ impl Worker {
         let Some(link) = &mut socket.link else { return };
         let kept = link.unfinished(&mut self.buffer);
         match sys::receive(socket.fd.as_fd(), &mut self.buffer[kept..]) {
-            Ok(0) => self.core.closed(token, "the peer closed the connection"),
+            Ok(0) => {
+                // What is said at the end goes through the link, too.
+                link.keep(&self.buffer[..kept]);
+                self.core.closed(token, "the peer closed the connection");
+            }
             Ok(n) => {
                 if (kept + n == BUFFER || socket.ended) && !socket.queued {
                     socket.queued = true;
