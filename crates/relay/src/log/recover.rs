@@ -162,7 +162,10 @@ pub(super) fn recover(
         from = oldest;
         walk = self::walk(identity, timeline, from, last, &find, &open)?;
     }
-    let begun = history.begin();
+    // A log that began with the segment in which its timeline begins has received that one, and copied nothing.
+    let received = size.start_of(history.begin()) == size.start(oldest)
+        && listing.segments.iter().all(|segment| segment.timeline == timeline);
+    let begun = if received { Lsn(0) } else { history.begin() };
     let end = walk.walker.end().unwrap_or(size.start(from));
     // Up to where the timeline begins its first file is a copy that was made durable before it got its name.
     let in_copy = begun > size.start(from) && walk.walker.end().is_some_and(|end| end < begun);
