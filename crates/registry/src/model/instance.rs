@@ -211,7 +211,9 @@ impl Instance {
     /// What a registration makes of `before` (an instance that is there; `None`: there is none). Times, revision and digest
     /// are those of `before`, or 0: whoever commits it sets them.
     pub(crate) fn registered(registration: Registration, before: Option<&Instance>) -> Instance {
-        let kept = before.map(|b| (b.isolate, b.health));
+        // What a check found goes with the check: nobody would ever correct it.
+        let unchecked = |b: &Instance| registration.check.is_none() && b.check.is_some();
+        let kept = before.map(|b| (b.isolate, if unchecked(b) { Health::Passing } else { b.health }));
         let (isolate, health) = kept.unwrap_or_default();
         Instance {
             id: registration.id,

@@ -157,7 +157,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     let body: Value = call.request.json()?;
     let read = wire::service(&body, "name")?;
     let id = call.id(&read.id)?;
-    let known = call.context.registry.instance(&id).is_some();
+    let known = call.context.registry.instance(&id).map(|instance| instance.health);
     // An agent without an address of its own: the one that the service itself came from.
     let host = if read.address.is_empty() { call.request.peer.to_string() } else { read.address };
     let registration = Registration {
@@ -173,12 +173,14 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
 }
 
 /// The health that a registration brings: what it says; else a new check is critical until it was heard of, as with Consul,
-/// and one that was there keeps its status.
-fn first_health(check: Option<&Probe>, known: bool) -> Option<Health> {
+/// and one that was there keeps its status, `known`. Where the instance itself reports it is said in so many words: to the
+/// core a registration that says nothing is a heartbeat, and makes passing what has reported that it is not.
+fn first_health(check: Option<&Probe>, known: Option<Health>) -> Option<Health> {
     match check {
         None => Some(Health::Passing),
         Some(Probe { status: Some(status), .. }) => Some(*status),
-        Some(Probe { check: Some(_), .. }) if !known => Some(Health::Critical),
+        Some(Probe { check: Some(_), .. }) if known.is_none() => Some(Health::Critical),
+        Some(Probe { check: Some(check), .. }) if check.time_to_live().is_some() => known,
         Some(_) => None,
     }
 }
@@ -246,7 +248,7 @@ async fn register_check(call: &Call<'_>) -> Result<Reply, ApiError> {
             entry::check_id(&instance)
         )));
     }
-    let known = instance.check.is_some();
+    let known = instance.check.is_some().then_some(instance.health);
     set_check(call, &instance, Some(&probe), first_health(Some(&probe), known)).await?;
     call.audit("agent/check/register", service);
     Ok(done())
