@@ -101,7 +101,7 @@ struct Pending {
 enum Until {
     /// No server connection of this database (of any, if None) is open.
     Closed(Option<String>),
-    /// None that was opened before the command is open.
+    /// None that was opened before the command and is to be closed is open.
     ClosedOld(Option<String>, Instant),
 }
 
@@ -322,7 +322,7 @@ impl Console {
         let open = |database: &Option<String>, before: Option<Instant>| {
             reports.iter().flat_map(|report| &report.servers).any(|server| {
                 database.as_ref().is_none_or(|name| **name == *server.database)
-                    && before.is_none_or(|before| server.connected <= before)
+                    && before.is_none_or(|before| server.retire && server.connected <= before)
             })
         };
         let room = &self.room;

@@ -142,6 +142,8 @@ pub struct ServerReport {
     pub node: NodeId,
     /// `login`, `active`, `idle`, `being_canceled`, `closing`.
     pub state: &'static str,
+    /// It is closed as soon as nobody uses it.
+    pub retire: bool,
     /// Since when it is open or being opened.
     pub connected: Instant,
     /// Since when it is in its state.

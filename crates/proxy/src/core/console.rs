@@ -303,6 +303,7 @@ impl Core {
             database: key.database.clone(),
             node: server.node,
             state,
+            retire: server.retire,
             connected: server.opened,
             since: client.map_or(server.idle_since, |client| client.since),
             client: client.map(|client| client.token),

@@ -119,8 +119,14 @@ impl Core {
         let s = match pick(open, place.lanes.len(), idle.is_some(), seats, self.settings.lanes.width) {
             Pick::Join(position) => {
                 let s = place.lanes[position];
-                if place.lanes.len() < self.settings.lanes.width && place.connecting == 0 {
-                    self.widen(p, node);
+                if place.lanes.len() < self.settings.lanes.width {
+                    if !place.idle.is_empty() {
+                        // Brought to this client's parameters, which it has not, it can be the next lane.
+                        return false;
+                    }
+                    if place.connecting == 0 {
+                        self.widen(p, node);
+                    }
                 }
                 s
             }

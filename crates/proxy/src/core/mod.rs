@@ -338,6 +338,17 @@ impl Core {
                 self.server_received(token.index(), bytes);
             }
             Kind::Cancel if self.is_cancel(token) => self.cancel_received(token.index(), bytes),
+            Kind::Server => {
+                // What one read of the socket gave comes in pieces (records of TLS): the first may have sent the connection on its
+                // way to another worker, and the rest goes with it.
+                let moved = self.effects.iter_mut().rev().find_map(|effect| match effect {
+                    Effect::Move { token: of, server, .. } if *of == token => Some(server),
+                    _ => None,
+                });
+                if let Some(moved) = moved {
+                    moved.server.input.extend_from_slice(bytes);
+                }
+            }
             _ => {}
         }
         self.run();
