@@ -92,7 +92,8 @@ impl Log {
         let mut page = [0; PAGE_BYTES];
         file.read_exact_at(&mut page, size.bytes() - PAGE).ok()?;
         let last = Lsn(at.0 - PAGE);
-        let crossing = rest_behind(&self.identity, last, &page).map(|rest| Crossing { at, end: end_of(at, rest), looked: at });
+        let crossing =
+            rest_behind(&self.identity, last, &page).map(|rest| Crossing { at, end: end_of(at, rest), looked: at });
         known[1] = known[0];
         known[0] = (at, crossing);
         crossing
