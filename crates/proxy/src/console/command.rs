@@ -65,7 +65,7 @@ pub(super) const ACTIONS: &[(&str, &str)] = &[
     ("PAUSE [db]", "let transactions end, close server connections, hold clients; returns when all is closed"),
     ("RESUME [db]", "go on after PAUSE"),
     ("RECONNECT [db]", "replace server connections as they become free"),
-    ("WAIT_CLOSE [db]", "wait until every server connection of now is closed"),
+    ("WAIT_CLOSE [db]", "wait until the connections that RECONNECT or RELOAD replaces are closed"),
     ("KILL [db]", "close clients and server connections at once; new clients wait for RESUME"),
     ("KILL_CLIENT id", "close one client, by its id in SHOW CLIENTS"),
     ("SHUTDOWN", "stop the program as SIGTERM does"),
