@@ -1,4 +1,4 @@
-//! Listening, connections and their limits; from bytes to a whole [`Request`], and from a [`Reply`] to bytes. What a request
+//! Listening, connections and their limits; from bytes to a whole [`Request`], and from a [`Reply`](super::reply::Reply) to bytes. What a request
 //! means is the fronts' affair.
 
 use std::collections::HashMap;

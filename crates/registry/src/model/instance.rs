@@ -114,7 +114,7 @@ pub struct Instance {
     pub priority: u16,
     /// Taken out by hand.
     pub isolate: bool,
-    /// As far as its check says. See also [`crate::ServiceSnapshot::protected`].
+    /// As far as its check says. A brake may keep an earlier verdict: see [`crate::Status`].
     pub health: Health,
     /// Where it is.
     pub location: Arc<Location>,
