@@ -539,16 +539,24 @@ impl Core {
         place.idle.push(s);
         if waiting {
             self.pump(p);
+            let place = &mut self.pools[p].nodes[n];
+            if starving != 0 && place.idle.last() == Some(&s) && self.servers[s].output.is_empty() {
+                // Nobody who waits here can use it.
+                place.idle.pop();
+                self.hand_over(s, starving.trailing_zeros() as usize);
+            }
         }
     }
 
     /// Another worker wants a connection.
     pub(super) fn wanted(&mut self, key: &PoolKey, node: NodeId, from: usize) {
         let Some(&p) = self.pool_ids.get(key) else { return };
-        let waiting = !self.pools[p].writers.is_empty() || !self.pools[p].readers.is_empty();
+        // What is idle after this is of no use to those who wait here: they need another node, whose connections may well be where
+        // this one is wanted.
+        self.pump(p);
         let Some(place) = self.pools[p].nodes.get_mut(usize::from(node.0)) else { return };
         // The longest unused goes.
-        if !waiting && !place.idle.is_empty() {
+        if !place.idle.is_empty() {
             let s = place.idle.remove(0);
             self.hand_over(s, from);
         }
