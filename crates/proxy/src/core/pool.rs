@@ -113,6 +113,24 @@ impl Budget {
     fn close(&self) {
         self.open.fetch_sub(1, Ordering::AcqRel);
     }
+
+    /// There are more connections than there may be.
+    fn is_exceeded(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > self.limit.load(Ordering::Relaxed)
+    }
+
+    /// A worker other than `id` that waits for a connection it may not open.
+    fn starving_but(&self, id: usize) -> Option<usize> {
+        let others = self.starving.load(Ordering::Relaxed) & !(1 << (id % 64));
+        (others != 0).then(|| others.trailing_zeros() as usize)
+    }
+}
+
+impl Pool {
+    /// The clients that wait for any node that may answer a read, or those that wait for the primary.
+    fn queue(&mut self, readers: bool) -> &mut VecDeque<Waiter> {
+        if readers { &mut self.readers } else { &mut self.writers }
+    }
 }
 
 impl PoolNode {
@@ -128,8 +146,7 @@ impl PoolNode {
 
     /// True if another worker than `id` waits for a connection, or there are more than there may be.
     pub(super) fn is_asked_for(&self, id: usize) -> bool {
-        let others = self.budget.starving.load(Ordering::Relaxed) & !(1 << (id % 64));
-        others != 0 || self.budget.open.load(Ordering::Relaxed) > self.budget.limit.load(Ordering::Relaxed)
+        self.budget.starving_but(id).is_some() || self.budget.is_exceeded()
     }
 }
 
@@ -214,12 +231,7 @@ impl Core {
         client.waiting = true;
         self.metrics.clients_waiting.add(1);
         let waiter = Waiter { client: client.token, want, since: self.now };
-        let pool = &mut self.pools[p];
-        if want == Want::Primary {
-            pool.writers.push_back(waiter)
-        } else {
-            pool.readers.push_back(waiter)
-        }
+        self.pools[p].queue(want != Want::Primary).push_back(waiter);
         false
     }
 
@@ -295,16 +307,9 @@ impl Core {
 
     /// Serves the front of one queue; false if it has to go on waiting.
     fn serve_front(&mut self, p: usize, readers: bool) -> bool {
-        let pool = &mut self.pools[p];
-        let queue = if readers { &mut pool.readers } else { &mut pool.writers };
-        let Some(&waiter) = queue.front() else { return false };
+        let Some(&waiter) = self.pools[p].queue(readers).front() else { return false };
         if !self.is_client(waiter.client) || !self.clients[waiter.client.index()].waiting {
-            let pool = &mut self.pools[p];
-            if readers {
-                pool.readers.pop_front()
-            } else {
-                pool.writers.pop_front()
-            };
+            self.pools[p].queue(readers).pop_front();
             return true;
         }
         let c = waiter.client.index();
@@ -331,12 +336,7 @@ impl Core {
             return true;
         }
         let Some(s) = self.take(p, c, waiter.want) else { return false };
-        let pool = &mut self.pools[p];
-        if readers {
-            pool.readers.pop_front()
-        } else {
-            pool.writers.pop_front()
-        };
+        self.pools[p].queue(readers).pop_front();
         self.stop_waiting(c);
         if self.attach(c, s) {
             self.runnable.push_back(self.clients[c].token);
@@ -356,12 +356,7 @@ impl Core {
             self.clients[c].input = input;
         } else {
             self.buffers.give(input);
-            let pool = &mut self.pools[p];
-            if readers {
-                pool.readers.pop_front()
-            } else {
-                pool.writers.pop_front()
-            };
+            self.pools[p].queue(readers).pop_front();
             self.clients[c].since = since;
             self.stop_waiting(c);
             self.clients[c].since = self.now;
@@ -430,21 +425,14 @@ impl Core {
             node.asked = false;
         }
         for readers in [false, true] {
-            loop {
-                let pool = &self.pools[p];
-                let Some(&waiter) = (if readers { pool.readers.front() } else { pool.writers.front() }) else { break };
+            while let Some(&waiter) = self.pools[p].queue(readers).front() {
                 let live = self.is_client(waiter.client) && self.clients[waiter.client.index()].waiting;
                 let no_primary = self.view.primary.is_none();
                 let limit = if no_primary { self.settings.no_primary_timeout } else { self.settings.wait_timeout };
                 if live && !over(waiter.since, limit, self.now) {
                     break;
                 }
-                let pool = &mut self.pools[p];
-                if readers {
-                    pool.readers.pop_front()
-                } else {
-                    pool.writers.pop_front()
-                };
+                self.pools[p].queue(readers).pop_front();
                 if live {
                     self.metrics.wait_timeouts.add(1);
                     let text = self.wait_error(p, no_primary, limit);
@@ -526,25 +514,29 @@ impl Core {
         let pool = &mut self.pools[p];
         let waiting = !pool.writers.is_empty() || !pool.readers.is_empty();
         let place = &mut pool.nodes[n];
-        let starving = place.budget.starving.load(Ordering::Relaxed) & !(1 << (self.id % 64));
-        if place.budget.open.load(Ordering::Relaxed) > place.budget.limit.load(Ordering::Relaxed) {
+        if place.budget.is_exceeded() {
             return self.drop_server(s);
         }
-        if starving != 0 && (!waiting || place.kept >= KEEP) && self.servers[s].output.is_empty() {
+        let other = place.budget.starving_but(self.id).filter(|_| self.servers[s].output.is_empty());
+        if let Some(to) = other
+            && place.kept >= KEEP
+        {
             place.kept = 0;
-            let to = starving.trailing_zeros() as usize;
             return self.hand_over(s, to);
         }
         place.kept = place.kept.saturating_add(1);
         place.idle.push(s);
         if waiting {
             self.pump(p);
-            let place = &mut self.pools[p].nodes[n];
-            if starving != 0 && place.idle.last() == Some(&s) && self.servers[s].output.is_empty() {
-                // Nobody who waits here can use it.
-                place.idle.pop();
-                self.hand_over(s, starving.trailing_zeros() as usize);
-            }
+        }
+        let place = &mut self.pools[p].nodes[n];
+        if let Some(to) = other
+            && place.idle.last() == Some(&s)
+        {
+            // Nobody who waits here can use it.
+            place.idle.pop();
+            place.kept = 0;
+            self.hand_over(s, to);
         }
     }
 
