@@ -3,9 +3,7 @@
 //! The input is a list of events: a byte for what and whom, a byte for how much, and the bytes.
 #![no_main]
 
-use std::collections::HashMap;
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
@@ -50,15 +48,7 @@ impl World {
             pool: PoolConfig { size: 2, prepared_per_server: 2, ..PoolConfig::default() },
             ..ProxyConfig::default()
         };
-        let shared = Arc::new(Shared {
-            topology: Topology::fixed(view),
-            registry: Arc::default(),
-            budgets: Mutex::new(HashMap::new()),
-            keys: Mutex::new(HashMap::new()),
-            secret: [7; 32],
-            clients: AtomicUsize::new(0),
-            workers: 1,
-        });
+        let shared = Shared::new(Topology::fixed(view), 1, [7; 32]);
         let settings = Arc::new(Settings::new(&config).expect("settings"));
         World {
             core: Core::new(0, shared, settings, Arc::default(), now),

@@ -4,10 +4,8 @@
 //! The input is a byte of options (how the connection begins, in what pieces bytes come), and the bytes.
 #![no_main]
 
-use std::collections::HashMap;
 use std::os::unix::fs::PermissionsExt;
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use libfuzzer_sys::fuzz_target;
@@ -54,15 +52,7 @@ fn core() -> Core {
         zone: None,
     };
     let view = View { epoch: 0, term: Term { system: 1, timeline: 1 }, primary: Some(NodeId(0)), nodes: vec![node] };
-    let shared = Arc::new(Shared {
-        topology: Topology::fixed(view),
-        registry: Arc::default(),
-        budgets: Mutex::new(HashMap::new()),
-        keys: Mutex::new(HashMap::new()),
-        secret: [7; 32],
-        clients: AtomicUsize::new(0),
-        workers: 1,
-    });
+    let shared = Shared::new(Topology::fixed(view), 1, [7; 32]);
     Core::new(0, shared, SETTINGS.clone(), Arc::default(), Instant::now())
 }
 

@@ -16,9 +16,8 @@ mod driver;
 pub mod metrics;
 pub mod settings;
 
-use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -94,15 +93,7 @@ impl Proxy {
             what: "the random generator",
             source: io::Error::other(e.to_string()),
         })?;
-        let shared = Arc::new(Shared {
-            topology: topology.clone(),
-            registry: Arc::default(),
-            budgets: Mutex::new(HashMap::new()),
-            keys: Mutex::new(HashMap::new()),
-            secret,
-            clients: AtomicUsize::new(0),
-            workers: count,
-        });
+        let shared = Shared::new(topology.clone(), count, secret);
         let mailboxes =
             (0..count).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>().map_err(system("mailboxes"))?;
         let mailboxes = Arc::new(mailboxes);

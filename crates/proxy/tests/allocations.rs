@@ -4,9 +4,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::collections::HashMap;
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proxy::config::{AuthMethod, Consistency, PoolConfig, ProxyConfig, RoutingConfig};
@@ -83,15 +81,7 @@ impl World {
             pool: PoolConfig { lane_width: 1, ..PoolConfig::default() },
             ..ProxyConfig::default()
         };
-        let shared = Arc::new(Shared {
-            topology: Topology::fixed(view),
-            registry: Arc::default(),
-            budgets: Mutex::new(HashMap::new()),
-            keys: Mutex::new(HashMap::new()),
-            secret: [7; 32],
-            clients: AtomicUsize::new(0),
-            workers: 1,
-        });
+        let shared = Shared::new(Topology::fixed(view), 1, [7; 32]);
         let now = Instant::now();
         let metrics: Arc<Metrics> = Arc::default();
         let core = Core::new(0, shared, Arc::new(Settings::new(&config).unwrap()), metrics.clone(), now);

@@ -102,6 +102,21 @@ pub struct Shared {
     pub workers: usize,
 }
 
+impl Shared {
+    /// Of a process with so many workers, in which nothing has happened. `secret` is random.
+    pub fn new(topology: Arc<Topology>, workers: usize, secret: [u8; 32]) -> Arc<Shared> {
+        Arc::new(Shared {
+            topology,
+            registry: Arc::default(),
+            budgets: Mutex::default(),
+            keys: Mutex::default(),
+            secret,
+            clients: AtomicUsize::new(0),
+            workers,
+        })
+    }
+}
+
 /// What a client connection came with.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Peer {

@@ -1,10 +1,8 @@
 //! When a connection begins with TLS, and who gets in by it. TLS itself is below the core: here it is an effect.
 
-use std::collections::HashMap;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rcgen::{CertificateParams, KeyPair};
@@ -97,15 +95,7 @@ impl World {
         let node = NodeConfig { name: "n0".into(), address: "server:5432".into(), weight: 1, zone: None };
         let tls = ConnectConfig { mode: servers, ..ConnectConfig::default() };
         topology.reload(ClusterConfig { nodes: vec![node], tls, ..ClusterConfig::default() }).unwrap();
-        let shared = Arc::new(Shared {
-            topology,
-            registry: Arc::default(),
-            budgets: Mutex::new(HashMap::new()),
-            keys: Mutex::new(HashMap::new()),
-            secret: [7; 32],
-            clients: AtomicUsize::new(0),
-            workers: 1,
-        });
+        let shared = Shared::new(topology, 1, [7; 32]);
         let now = Instant::now();
         let core = Core::new(0, shared, Arc::new(Settings::new(&config).unwrap()), Arc::default(), now);
         World { core, now, _files: files }

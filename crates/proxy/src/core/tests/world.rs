@@ -2,8 +2,8 @@
 //! order and in pieces chosen at random.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use topology::{Address, Node, NodeId, NodeView, Role, Term, Topology, View};
@@ -207,15 +207,7 @@ impl World {
             settings.buffer_limit = 24 << 10;
         }
         let settings = Arc::new(settings);
-        let shared = Arc::new(Shared {
-            topology: topology.clone(),
-            registry: Arc::default(),
-            budgets: Mutex::new(HashMap::new()),
-            keys: Mutex::new(HashMap::new()),
-            secret: [7; 32],
-            clients: AtomicUsize::new(0),
-            workers: plan.cores,
-        });
+        let shared = Shared::new(topology.clone(), plan.cores, [7; 32]);
         let now = Instant::now();
         let metrics: Vec<Arc<Metrics>> = (0..plan.cores).map(|_| Arc::default()).collect();
         let cores = metrics
