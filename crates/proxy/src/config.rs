@@ -115,6 +115,18 @@ pub enum RouteTo {
     Auto,
 }
 
+impl RouteTo {
+    /// As the configuration writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            RouteTo::Primary => "primary",
+            RouteTo::Replica => "replica",
+            RouteTo::Auto => "auto",
+        }
+    }
+}
+
 /// How clients prove who they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -151,6 +163,17 @@ pub enum PoolMode {
     Transaction,
     /// From its first statement until it leaves; everything goes to the primary.
     Session,
+}
+
+impl PoolMode {
+    /// As the configuration writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            PoolMode::Transaction => "transaction",
+            PoolMode::Session => "session",
+        }
+    }
 }
 
 /// Whether statements of several clients may share a server connection.
@@ -233,6 +256,17 @@ pub enum Consistency {
     Eventual,
     /// At least everything this client has committed.
     Session,
+}
+
+impl Consistency {
+    /// As the configuration writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Consistency::Eventual => "eventual",
+            Consistency::Session => "session",
+        }
+    }
 }
 
 /// `[proxy.routing]`.
@@ -325,12 +359,23 @@ impl std::fmt::Debug for UserConfig {
 /// What somebody may do in the console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Role {
-    /// Look.
+pub enum Access {
+    /// Look: `SHOW`.
     Viewer,
-    /// Look and act.
+    /// Look and act: everything.
     #[default]
     Operator,
+}
+
+impl Access {
+    /// As the configuration writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Access::Viewer => "viewer",
+            Access::Operator => "operator",
+        }
+    }
 }
 
 /// `[[proxy.operators]]`: an account that manages the proxy and reads nobody's data. Of `password`, `password_file` and
@@ -354,7 +399,7 @@ pub struct OperatorConfig {
     pub verifier: Option<String>,
     /// What is allowed.
     #[serde(default)]
-    pub role: Role,
+    pub role: Access,
 }
 
 impl OperatorConfig {

@@ -9,7 +9,7 @@ use wire::md5;
 use wire::scram::Verifier;
 
 use crate::config::{
-    AuthMethod, Consistency, LaneMode, OperatorConfig, PoolMode, ProxyConfig, Role, RouteTo, UserConfig,
+    Access, AuthMethod, Consistency, LaneMode, OperatorConfig, PoolMode, ProxyConfig, RouteTo, UserConfig,
 };
 use crate::console;
 
@@ -56,15 +56,6 @@ pub struct Settings {
     any_database: bool,
     users: HashMap<String, User>,
     operators: HashMap<String, Operator>,
-}
-
-/// What a client of the console may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// `SHOW`.
-    Viewer,
-    /// Everything.
-    Operator,
 }
 
 /// Somebody who may log in to the console, and nowhere else.
@@ -329,24 +320,10 @@ impl Settings {
     }
 }
 
-impl Access {
-    /// As the configuration has it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Access::Viewer => "viewer",
-            Access::Operator => "operator",
-        }
-    }
-}
-
 impl Operator {
     fn new(entry: &OperatorConfig, auth: AuthMethod, certificates: bool) -> Result<Operator, SettingsError> {
         let account = User::new(&entry.as_user(), auth, certificates)?;
-        let access = match entry.role {
-            Role::Viewer => Access::Viewer,
-            Role::Operator => Access::Operator,
-        };
-        Ok(Operator { account, access })
+        Ok(Operator { account, access: entry.role })
     }
 }
 

@@ -23,11 +23,12 @@ use std::time::{Duration, Instant};
 
 use wire::{Severity, Sqlstate, message};
 
+use crate::config::Access;
 use crate::core::token::Token;
 use crate::core::{Mail, Shared};
 use crate::driver::mailbox::{Letter, Mailbox};
 use crate::metrics::Metrics;
-use crate::settings::{Access, Settings};
+use crate::settings::Settings;
 use command::{Command, Show};
 pub use report::{ClientReport, Look, Operation, PoolReport, Report, ServerReport, Totals};
 use show::{Averages, Scene};

@@ -1,6 +1,7 @@
 //! The tables of `SHOW`.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +14,6 @@ use super::command::{ACTIONS, SHOWS, Show};
 use super::report::{ClientReport, PoolReport, Report, ServerReport, Totals};
 use super::table::Of::{Number, Text};
 use super::table::{Of, Table, Value};
-use crate::config::{Consistency, PoolMode, RouteTo};
 use crate::core::token::Token;
 use crate::metrics::{Metrics, Snapshot};
 use crate::settings::Settings;
@@ -94,20 +94,16 @@ fn by_database(reports: &[Report]) -> BTreeMap<Arc<str>, Totals> {
     totals
 }
 
-/// A pool over all workers.
-struct Whole {
-    pool: PoolReport,
-}
-
-fn wholes(reports: &[Report]) -> Vec<Whole> {
-    let mut wholes: BTreeMap<(Arc<str>, Arc<str>), Whole> = BTreeMap::new();
+/// The pools over all workers.
+fn wholes(reports: &[Report]) -> Vec<PoolReport> {
+    let mut wholes: BTreeMap<(Arc<str>, Arc<str>), PoolReport> = BTreeMap::new();
     for pool in reports.iter().flat_map(|report| &report.pools) {
         match wholes.entry((pool.database.clone(), pool.user.clone())) {
-            std::collections::btree_map::Entry::Vacant(entry) => {
-                entry.insert(Whole { pool: pool.clone() });
+            Entry::Vacant(entry) => {
+                entry.insert(pool.clone());
             }
-            std::collections::btree_map::Entry::Occupied(mut entry) => {
-                let sum = &mut entry.get_mut().pool;
+            Entry::Occupied(mut entry) => {
+                let sum = entry.get_mut();
                 sum.paused |= pool.paused;
                 sum.clients += pool.clients;
                 sum.waiting += pool.waiting;
@@ -121,28 +117,6 @@ fn wholes(reports: &[Report]) -> Vec<Whole> {
         }
     }
     wholes.into_values().collect()
-}
-
-fn mode(mode: PoolMode) -> &'static str {
-    match mode {
-        PoolMode::Transaction => "transaction",
-        PoolMode::Session => "session",
-    }
-}
-
-fn route(route: RouteTo) -> &'static str {
-    match route {
-        RouteTo::Auto => "auto",
-        RouteTo::Primary => "primary",
-        RouteTo::Replica => "replica",
-    }
-}
-
-fn consistency(consistency: Consistency) -> &'static str {
-    match consistency {
-        Consistency::Eventual => "eventual",
-        Consistency::Session => "session",
-    }
 }
 
 /// Columns that `SHOW CLIENTS` and `SHOW SERVERS` have in common, as PgBouncer has them.
@@ -238,7 +212,7 @@ impl Scene<'_> {
         ]);
         let wholes = wholes(self.reports);
         let mut names: Vec<&str> = self.settings.databases().map(|(name, _)| name).collect();
-        names.extend(wholes.iter().map(|whole| &*whole.pool.database));
+        names.extend(wholes.iter().map(|whole| &*whole.database));
         names.sort_unstable();
         names.dedup();
         let (host, port) = match self.view.primary_node().map(|node| &node.address) {
@@ -249,8 +223,7 @@ impl Scene<'_> {
         let lifetime = self.settings.server_lifetime.map_or(0, |lifetime| lifetime.as_secs());
         for name in names {
             let Some(database) = self.settings.database(name) else { continue };
-            let of: Vec<&PoolReport> =
-                wholes.iter().filter(|whole| *whole.pool.database == *name).map(|whole| &whole.pool).collect();
+            let of: Vec<&PoolReport> = wholes.iter().filter(|whole| *whole.database == *name).collect();
             let servers: usize = of.iter().map(|pool| pool.busy + pool.idle + pool.connecting).sum();
             let clients: usize = of.iter().map(|pool| pool.clients).sum();
             table.row(vec![
@@ -263,7 +236,7 @@ impl Scene<'_> {
                 0usize.into(),
                 0usize.into(),
                 lifetime.into(),
-                mode(database.mode).into(),
+                database.mode.name().into(),
                 Value::Null,
                 0usize.into(),
                 servers.into(),
@@ -271,8 +244,8 @@ impl Scene<'_> {
                 clients.into(),
                 u64::from(of.iter().any(|pool| pool.paused)).into(),
                 0usize.into(),
-                consistency(database.consistency).into(),
-                route(database.route).into(),
+                database.consistency.name().into(),
+                database.route.name().into(),
             ]);
         }
         table
@@ -298,7 +271,7 @@ impl Scene<'_> {
             ("pool_mode", Text),
             ("load_balance_hosts", Text),
         ]);
-        for Whole { pool } in wholes(self.reports) {
+        for pool in wholes(self.reports) {
             table.row(vec![
                 (*pool.database).into(),
                 (*pool.user).into(),
@@ -315,7 +288,7 @@ impl Scene<'_> {
                 pool.connecting.into(),
                 pool.oldest_wait.as_secs().into(),
                 u64::from(pool.oldest_wait.subsec_micros()).into(),
-                mode(pool.mode).into(),
+                pool.mode.name().into(),
                 Value::Null,
             ]);
         }
@@ -434,8 +407,8 @@ impl Scene<'_> {
     fn lists(&self) -> Table {
         let mut table = Table::new(&[("list", Text), ("items", Number)]);
         let wholes = wholes(self.reports);
-        let sum = |count: fn(&PoolReport) -> usize| wholes.iter().map(|whole| count(&whole.pool)).sum::<usize>();
-        let mut databases: Vec<&str> = wholes.iter().map(|whole| &*whole.pool.database).collect();
+        let sum = |count: fn(&PoolReport) -> usize| wholes.iter().map(count).sum::<usize>();
+        let mut databases: Vec<&str> = wholes.iter().map(|whole| &*whole.database).collect();
         databases.extend(self.settings.databases().map(|(name, _)| name));
         databases.sort_unstable();
         databases.dedup();
@@ -492,18 +465,18 @@ impl Scene<'_> {
             ("default_pool_size", default.pool_size.to_string(), true),
             ("max_client_conn", settings.max_clients.to_string(), true),
             ("max_prepared_statements", settings.prepared_per_server.to_string(), true),
-            ("pool_mode", mode(default.mode).to_owned(), true),
+            ("pool_mode", default.mode.name().to_owned(), true),
             ("query_wait_timeout", seconds(Some(settings.wait_timeout)), true),
             ("server_connect_timeout", seconds(Some(settings.connect_timeout)), true),
             ("server_idle_timeout", seconds(settings.server_idle_timeout), true),
             ("server_lifetime", seconds(settings.server_lifetime), true),
             ("buffer_limit", settings.buffer_limit.to_string(), true),
             ("cache_entries", settings.cache_entries.to_string(), true),
-            ("consistency", consistency(default.consistency).to_owned(), true),
+            ("consistency", default.consistency.name().to_owned(), true),
             ("max_statement_bytes", settings.max_statement.to_string(), true),
             ("no_primary_timeout", seconds(Some(settings.no_primary_timeout)), true),
             ("reserved_clients", settings.reserved_clients.to_string(), true),
-            ("route", route(default.route).to_owned(), true),
+            ("route", default.route.name().to_owned(), true),
             ("workers", self.workers.to_string(), false),
         ] {
             let changeable = if changeable { "yes" } else { "no" };
@@ -601,8 +574,8 @@ impl Scene<'_> {
     fn state(&self) -> Table {
         let mut table = Table::new(&[("key", Text), ("value", Text)]);
         let pools = wholes(self.reports);
-        let all = !pools.is_empty() && pools.iter().all(|whole| whole.pool.paused);
-        let any = pools.iter().any(|whole| whole.pool.paused);
+        let all = !pools.is_empty() && pools.iter().all(|whole| whole.paused);
+        let any = pools.iter().any(|whole| whole.paused);
         let yes = |yes: bool| if yes { "yes" } else { "no" };
         table.row(vec!["active".into(), yes(!any).into()]);
         table.row(vec!["paused".into(), yes(all).into()]);
@@ -651,7 +624,7 @@ fn wall(at: Instant, now: Instant) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ProxyConfig;
+    use crate::config::{PoolMode, ProxyConfig};
     use crate::core::token::Kind;
 
     fn pool(database: &str, user: &str, waiting: usize, totals: Totals) -> PoolReport {

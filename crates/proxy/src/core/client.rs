@@ -14,8 +14,8 @@ use super::params::Params;
 use super::statement::Statement;
 use super::token::Token;
 use super::{Core, Effect, Peer, UNIT_MAX};
+use crate::config::Access;
 use crate::config::{Consistency, RouteTo};
-use crate::settings::Access;
 
 /// A connection from an application. Small: there may be very many that do nothing.
 pub(super) struct Client {

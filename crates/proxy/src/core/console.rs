@@ -10,8 +10,8 @@ use super::login::error;
 use super::pool::Pool;
 use super::server::{Server, ServerPhase};
 use super::{Core, Effect, SMALL_MAX};
+use crate::config::Access;
 use crate::console::{ClientReport, Look, Operation, PoolReport, Report, ServerReport};
-use crate::settings::Access;
 
 /// What the console greets with: enough for drivers that look at it.
 const GREETING: &[(&str, &str)] = &[

@@ -177,17 +177,10 @@ impl Core {
     fn setting(&self, c: usize, name: &str) -> Option<&'static str> {
         let client = &self.clients[c];
         match name {
-            "route" => Some(match client.route.unwrap_or(RouteTo::Auto) {
-                RouteTo::Primary => "primary",
-                RouteTo::Replica => "replica",
-                RouteTo::Auto => "auto",
-            }),
+            "route" => Some(client.route.unwrap_or(RouteTo::Auto).name()),
             "consistency" => {
-                let consistency = client.consistency.unwrap_or(self.pools[client.pool].database.consistency);
-                Some(match consistency {
-                    Consistency::Eventual => "eventual",
-                    Consistency::Session => "session",
-                })
+                let of_database = self.pools[client.pool].database.consistency;
+                Some(client.consistency.unwrap_or(of_database).name())
             }
             _ => None,
         }

@@ -12,8 +12,8 @@ use super::client::{Mark, Phase, Step};
 use super::params::Params;
 use super::pool::{PoolKey, Want};
 use super::{Core, Effect, Mail, SMALL_MAX, Secure};
+use crate::config::Access;
 use crate::config::{AuthMethod, RouteTo};
-use crate::settings::Access;
 
 /// First byte of TLS: the record type of a handshake. A startup packet that begins with it would be longer than any is.
 const TLS_HANDSHAKE: u8 = 0x16;

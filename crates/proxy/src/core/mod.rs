@@ -57,10 +57,10 @@ use topology::{Address, NodeId, Topology, View};
 use wire::scram::SaltedKeys;
 use wire::{Severity, Sqlstate, message};
 
-use crate::config::RouteTo;
+use crate::config::{Access, RouteTo};
 use crate::console::Operation;
 use crate::metrics::Metrics;
-use crate::settings::{Access, Settings};
+use crate::settings::Settings;
 use buffer::{Buffers, Output};
 use client::{Client, Phase};
 use params::Params;
