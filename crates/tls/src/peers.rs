@@ -14,7 +14,7 @@ use rustls::{ClientConfig, ServerConfig, SupportedProtocolVersion};
 use crate::ALPN;
 use crate::config::{ClientCert, ConnectConfig, ConnectMode, ListenConfig, ListenMode, ProtocolVersion};
 use crate::files::{Error, File};
-use crate::verify::{AnyName, Anyone};
+use crate::verify::Lenient;
 use crate::x509;
 
 fn provider() -> Arc<CryptoProvider> {
@@ -166,8 +166,10 @@ impl Connector {
             }
             (ConnectMode::VerifyFull, Some(file)) => builder.with_webpki_verifier(chain(file)?),
             // As libpq: who gives CAs wants them used.
-            (_, Some(file)) => builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyName(chain(file)?))),
-            (_, None) => builder.dangerous().with_custom_certificate_verifier(Arc::new(Anyone(provider.clone()))),
+            (_, file) => {
+                let lenient = Lenient { provider: provider.clone(), chain: file.map(chain).transpose()? };
+                builder.dangerous().with_custom_certificate_verifier(Arc::new(lenient))
+            }
         };
         let mut client = match (&config.cert_file, &config.key_file) {
             (None, None) => builder.with_no_client_auth(),
