@@ -22,6 +22,15 @@ pub(crate) struct Metric<'a> {
 }
 
 impl Exposition {
+    /// With what every process says of itself first.
+    pub(crate) fn of_this_build() -> Exposition {
+        let mut exposition = Exposition::default();
+        exposition
+            .metric(Type::Gauge, "build_info", "Always 1; the label is the version.")
+            .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1_u64);
+        exposition
+    }
+
     /// Starts a metric; add at least one sample.
     pub(crate) fn metric<'a>(&'a mut self, kind: Type, name: &'a str, help: &str) -> Metric<'a> {
         let kind = match kind {

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use wire::md5;
+
 use crate::cli::FromPgbouncerArgs;
 use crate::error::Failure;
 use crate::out;
@@ -264,7 +266,7 @@ impl Translation {
     fn secret(&self, user: &str) -> String {
         match self.users.get(user).map(String::as_str) {
             None | Some("") => "#password = \"…\" # PgBouncer's files have none".into(),
-            Some(secret) if secret.starts_with("SCRAM-SHA-256$") || is_md5(secret) => {
+            Some(secret) if secret.starts_with("SCRAM-SHA-256$") || md5::Verifier::parse(secret).is_some() => {
                 format!("verifier = {}", quoted(secret))
             }
             Some(secret) => format!("password = {}", quoted(secret)),
@@ -372,10 +374,6 @@ impl As {
             }
         }
     }
-}
-
-fn is_md5(secret: &str) -> bool {
-    secret.strip_prefix("md5").is_some_and(|hex| hex.len() == 32 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// As a TOML string.

@@ -138,10 +138,7 @@ impl Relaying {
 
 impl Source for Relaying {
     fn metrics(&self) -> String {
-        let mut exposition = Exposition::default();
-        exposition
-            .metric(Type::Gauge, "build_info", "Always 1; the label is the version.")
-            .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1_u64);
+        let mut exposition = Exposition::of_this_build();
         describe(&self.relay, &mut exposition);
         exposition.render()
     }

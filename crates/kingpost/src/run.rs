@@ -166,10 +166,7 @@ impl Running {
 
 impl Source for Running {
     fn metrics(&self) -> String {
-        let mut exposition = Exposition::default();
-        exposition
-            .metric(Type::Gauge, "build_info", "Always 1; the label is the version.")
-            .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1_u64);
+        let mut exposition = Exposition::of_this_build();
         describe_proxy(&self.ask(Proxy::metrics), &mut exposition);
         describe_view(&self.topology.view(), &mut exposition);
         if let Some(relay) = self.relay.get() {

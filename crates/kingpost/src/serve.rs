@@ -24,7 +24,7 @@ pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
     for warning in &warnings {
         out::note(warning);
     }
-    if config.relay != ::relay::config::RelayConfig::default() && config.cluster.nodes.is_empty() {
+    if config.is_relay_only() {
         out::line(format_args!("{}: good, a relay", args.config.display()));
         return Ok(());
     }

@@ -16,6 +16,7 @@ use super::Config;
 use super::problem::{Problem, Severity};
 use super::tree::Tree;
 use proxy::config::{AuthMethod, ProxyConfig, UserConfig};
+use wire::md5;
 
 /// Longest path of a Unix socket, in bytes, without the closing zero.
 const SOCKET_PATH_LIMIT: usize = 107;
@@ -103,7 +104,7 @@ impl Findings {
 pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Finding> {
     let mut findings = Findings(Vec::new());
     // A relay's file, or a registry's, need not say anything of a proxy.
-    let proxy = !relay::is_all(config) && !config.is_registry_only();
+    let proxy = !config.is_relay_only() && !config.is_registry_only();
     if proxy {
         check_cluster(config, &mut findings);
         check_listen(&config.proxy, &mut findings);
@@ -244,7 +245,7 @@ fn check_user(user: &UserConfig, path: &str, auth: AuthMethod, stat: &dyn Fn(&Pa
         check_password_file(file, format!("{path}.password_file"), stat, findings);
     }
     let verifier = user.verifier.as_deref();
-    if verifier.is_some_and(is_md5) {
+    if verifier.and_then(md5::Verifier::parse).is_some() {
         if auth == AuthMethod::ScramSha256 {
             findings.error(
                 format!("{path}.verifier"),
@@ -400,12 +401,6 @@ fn parse_address(text: &str, port_zero: bool) -> Result<Host, String> {
         && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
         && !host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     if name { Ok(Host::Name(host.into())) } else { Err(format!("found {host:?} as the host in {text:?}, {expected}")) }
-}
-
-/// Whether a text is a verifier of MD5.
-fn is_md5(verifier: &str) -> bool {
-    let digits = verifier.strip_prefix("md5").unwrap_or_default();
-    digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
 }
 
 /// Why a text is not a SCRAM verifier. Shows nothing of it.

@@ -48,6 +48,11 @@ pub(crate) struct Config {
 }
 
 impl Config {
+    /// Whether it says something of a relay and nothing of a proxy: then nothing need be said of one.
+    pub(crate) fn is_relay_only(&self) -> bool {
+        self.relay != RelayConfig::default() && self.cluster.nodes.is_empty() && self.proxy.users.is_empty()
+    }
+
     /// Whether it says something of a registry and nothing of a proxy: then nothing need be said of one.
     pub(crate) fn is_registry_only(&self) -> bool {
         self.registry != RegistryConfig::default()

@@ -88,10 +88,7 @@ fn prepare(store: &str) -> Result<(), Failure> {
 
 impl Source for Running {
     fn metrics(&self) -> String {
-        let mut exposition = Exposition::default();
-        exposition
-            .metric(Type::Gauge, "build_info", "Always 1; the label is the version.")
-            .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1_u64);
+        let mut exposition = Exposition::of_this_build();
         describe(&self.registry, &self.stats, &mut exposition);
         exposition.render()
     }

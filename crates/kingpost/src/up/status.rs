@@ -40,6 +40,24 @@ pub(super) struct NodeStatus {
     pub(super) error: Option<String>,
 }
 
+impl NodeStatus {
+    /// One of which nothing else is known.
+    pub(super) fn down(name: String, address: String) -> NodeStatus {
+        NodeStatus {
+            name,
+            address,
+            role: "down",
+            timeline: None,
+            lsn: None,
+            lag_bytes: None,
+            connections: None,
+            streaming: None,
+            transactions: None,
+            error: None,
+        }
+    }
+}
+
 /// A service of the cluster's own, as the registry sees it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Registered {
@@ -85,19 +103,7 @@ pub(super) async fn observe(nodes: &[(String, u16)]) -> Vec<NodeStatus> {
 }
 
 async fn ask(name: String, port: u16) -> NodeStatus {
-    let address = format!("127.0.0.1:{port}");
-    let mut status = NodeStatus {
-        name,
-        address,
-        role: "down",
-        timeline: None,
-        lsn: None,
-        lag_bytes: None,
-        connections: None,
-        streaming: None,
-        transactions: None,
-        error: None,
-    };
+    let mut status = NodeStatus::down(name, format!("127.0.0.1:{port}"));
     match query_at("127.0.0.1", port, QUESTION, LIMIT).await {
         Ok(rows) => {
             let field = |index: usize| rows.first().and_then(|row| row.get(index));
@@ -137,18 +143,7 @@ pub(super) async fn observe_relay(address: Option<&str>) -> Option<NodeStatus> {
 
 /// A relay of which nothing is known yet.
 pub(super) fn relay_status(address: String) -> NodeStatus {
-    NodeStatus {
-        name: "relay".into(),
-        address,
-        role: "down",
-        timeline: None,
-        lsn: None,
-        lag_bytes: None,
-        connections: None,
-        streaming: None,
-        transactions: None,
-        error: None,
-    }
+    NodeStatus::down("relay".into(), address)
 }
 
 /// The lag of replicas, and of a relay, behind the furthest primary.

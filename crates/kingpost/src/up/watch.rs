@@ -91,18 +91,8 @@ mod tests {
     use super::*;
 
     fn node(role: &'static str) -> NodeStatus {
-        NodeStatus {
-            name: "node1".into(),
-            address: "127.0.0.1:5".into(),
-            role,
-            timeline: None,
-            lsn: None,
-            lag_bytes: None,
-            connections: None,
-            streaming: None,
-            transactions: None,
-            error: (role == "down").then(|| "refused".into()),
-        }
+        let error = (role == "down").then(|| "refused".into());
+        NodeStatus { role, error, ..NodeStatus::down("node1".into(), "127.0.0.1:5".into()) }
     }
 
     #[test]

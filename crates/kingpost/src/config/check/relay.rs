@@ -6,13 +6,7 @@ use ::relay::config::{AuthMethod, RelayConfig};
 use proxy::config::UserConfig;
 use wire::replication::is_slot_name;
 
-use super::super::Config;
 use super::{Findings, Stat, check_password_file, check_user, parse_address};
-
-/// Whether a relay is all that the file configures: then nothing is asked of a proxy.
-pub(super) fn is_all(config: &Config) -> bool {
-    config.relay != RelayConfig::default() && config.cluster.nodes.is_empty() && config.proxy.users.is_empty()
-}
 
 pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     if *relay == RelayConfig::default() {
