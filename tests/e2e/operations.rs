@@ -50,12 +50,10 @@ async fn health_and_readiness() {
     assert_eq!(kingpost.http("/nothing").await.map(|(status, _)| status), Some(404));
     cluster.replica(0).kill9().await;
     cluster.primary().kill9().await;
-    let not_ready = async || kingpost.http("/readyz").await.filter(|(status, _)| *status == 503);
-    cluster.wait("the proxy to be not ready without servers", not_ready).await;
+    kingpost.wait_readyz(503).await;
     assert_eq!(kingpost.http("/healthz").await.map(|(status, _)| status), Some(200), "it lives all the same");
     cluster.primary().start().await;
-    let ready = async || kingpost.http("/readyz").await.filter(|(status, _)| *status == 200);
-    cluster.wait("the proxy to be ready again", ready).await;
+    kingpost.wait_readyz(200).await;
 }
 
 #[tokio::test]

@@ -538,13 +538,9 @@ async fn servers_that_insist_on_tls() {
             log.contains("the peer's certificate is not of a CA in ca_file").then_some(())
         })
         .await;
-    cluster
-        .wait("the node to be out", async || kingpost.http("/readyz").await.filter(|(status, _)| *status == 503))
-        .await;
+    kingpost.wait_readyz(503).await;
     kingpost.reload("cluster.tls.ca_file", text(&authority.ca_file()));
-    cluster
-        .wait("the node to be back", async || kingpost.http("/readyz").await.filter(|(status, _)| *status == 200))
-        .await;
+    kingpost.wait_readyz(200).await;
 
     // A name that the certificate is not for. (localhost is 127.0.0.1 all the same.)
     let node = |n: &kingpost_tests::Node| {
@@ -555,13 +551,9 @@ async fn servers_that_insist_on_tls() {
     };
     let nodes: Vec<toml::Value> = cluster.nodes().iter().map(node).collect();
     kingpost.reload("cluster.nodes", nodes);
-    cluster
-        .wait("the node to be out", async || kingpost.http("/readyz").await.filter(|(status, _)| *status == 503))
-        .await;
+    kingpost.wait_readyz(503).await;
     kingpost.reload("cluster.tls.mode", "verify-ca");
-    cluster
-        .wait("the node to be back", async || kingpost.http("/readyz").await.filter(|(status, _)| *status == 200))
-        .await;
+    kingpost.wait_readyz(200).await;
 }
 
 #[tokio::test]
@@ -577,9 +569,7 @@ async fn servers_without_tls() {
     assert_eq!(value(&client, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").await, "f");
     // Required: not at all.
     kingpost.reload("cluster.tls.mode", "require");
-    cluster
-        .wait("the node to be out", async || kingpost.http("/readyz").await.filter(|(status, _)| *status == 503))
-        .await;
+    kingpost.wait_readyz(503).await;
 }
 
 // === Certificates that change ===

@@ -296,14 +296,23 @@ impl Kingpost {
         crate::metrics::get(self.metrics_port.number(), path).await
     }
 
+    /// Waits until `/readyz` answers with this status.
+    ///
+    /// # Panics
+    /// When it does not in time.
+    pub async fn wait_readyz(&self, status: u16) {
+        wait_until(&format!("/readyz to answer {status}"), SOON, &self.endpoint.logs, async || {
+            self.http("/readyz").await.filter(|(answered, _)| *answered == status)
+        })
+        .await;
+    }
+
     /// The metrics now.
     ///
     /// # Panics
     /// When they cannot be had, or are not valid.
     pub async fn metrics(&self) -> Metrics {
-        let (status, body) = self.http("/metrics").await.expect("/metrics answers");
-        assert_eq!(status, 200, "/metrics: {body}");
-        Metrics::parse(&body).unwrap_or_else(|e| panic!("/metrics: {e}"))
+        Metrics::now(self.metrics_port.number()).await
     }
 }
 

@@ -62,6 +62,16 @@ pub struct Metrics {
 }
 
 impl Metrics {
+    /// What `/metrics` says at this port.
+    ///
+    /// # Panics
+    /// When it cannot be had, or is not valid.
+    pub(crate) async fn now(port: u16) -> Metrics {
+        let (status, body) = get(port, "/metrics").await.expect("/metrics answers");
+        assert_eq!(status, 200, "/metrics: {body}");
+        Metrics::parse(&body).unwrap_or_else(|e| panic!("/metrics: {e}"))
+    }
+
     /// Reads the text format, version 0.0.4.
     ///
     /// # Errors

@@ -134,9 +134,7 @@ impl RegistryNode {
     /// # Panics
     /// When there are none.
     pub async fn metrics(&self) -> crate::Metrics {
-        let (status, body) = crate::metrics::get(self.metrics.number(), "/metrics").await.expect("/metrics answers");
-        assert_eq!(status, 200, "{body}");
-        crate::Metrics::parse(&body).unwrap_or_else(|e| panic!("/metrics: {e}"))
+        crate::Metrics::now(self.metrics.number()).await
     }
 
     /// Sends a request and reads the answer to its end.

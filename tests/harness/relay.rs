@@ -172,9 +172,7 @@ impl Relay {
     /// # Panics
     /// When they cannot be had, or are not valid.
     pub async fn metrics(&self) -> Metrics {
-        let (status, body) = self.http("/metrics").await.expect("/metrics answers");
-        assert_eq!(status, 200, "/metrics: {body}");
-        Metrics::parse(&body).unwrap_or_else(|e| panic!("/metrics: {e}"))
+        Metrics::now(self.metrics_port.number()).await
     }
 
     /// One of the log's positions: `written`, `flushed`, `acknowledged`, `oldest`.
