@@ -55,16 +55,15 @@ fn every_client_hears_what_a_server_alone_would_say() {
 #[test]
 fn nothing_is_lost_or_done_twice_when_servers_are_lost() {
     for seed in seeds(300) {
-        let mut random = Random(!seed);
-        let style = Style {
-            pipelined: random.one_in(3),
-            stateful: false,
-            session: false,
-            cancels: random.one_in(2),
-            reads: false,
-        };
+        let style = under_faults(seed, false);
         World::new(Plan { faults: true, ..plan(seed, style) }).run();
     }
+}
+
+/// What clients do while servers are lost.
+fn under_faults(seed: u64, reads: bool) -> Style {
+    let mut random = Random(!seed);
+    Style { pipelined: random.one_in(3), stateful: false, session: false, cancels: random.one_in(2), reads }
 }
 
 /// Many clients, few connections, mostly reads.
@@ -104,10 +103,22 @@ impl Seen {
     }
 }
 
-#[test]
-fn in_shared_lanes_every_client_hears_its_own_answers() {
+/// Runs a plan for each seed. In most of the runs lanes must have been used.
+fn run_with_lanes(plan_of: impl Fn(u64) -> Plan) -> Seen {
     let mut seen = Seen::default();
     for seed in seeds(400) {
+        let mut world = World::new(plan_of(seed));
+        world.run();
+        seen.add(&world);
+    }
+    eprintln!("{seen:?}");
+    assert!(seen.runs < 100 || seen.with_lanes * 10 > seen.runs * 9, "{seen:?}");
+    seen
+}
+
+#[test]
+fn in_shared_lanes_every_client_hears_its_own_answers() {
+    let seen = run_with_lanes(|seed| {
         let mut random = Random(!seed);
         let style = Style {
             pipelined: random.one_in(3),
@@ -116,32 +127,13 @@ fn in_shared_lanes_every_client_hears_its_own_answers() {
             cancels: false,
             reads: true,
         };
-        let mut world = World::new(crowd(seed, style));
-        world.run();
-        seen.add(&world);
-    }
-    eprintln!("{seen:?}");
-    assert!(seen.runs < 100 || seen.with_lanes * 10 > seen.runs * 9, "{seen:?}");
+        crowd(seed, style)
+    });
     assert!(seen.runs < 100 || (seen.moved > 0 && seen.stalls > 0), "{seen:?}");
 }
 
 #[test]
 fn in_shared_lanes_nobody_is_harmed_by_cancels_and_lost_servers() {
-    let mut seen = Seen::default();
-    for seed in seeds(400) {
-        let mut random = Random(!seed);
-        let style = Style {
-            pipelined: random.one_in(3),
-            stateful: false,
-            session: false,
-            cancels: random.one_in(2),
-            reads: true,
-        };
-        let mut world = World::new(Plan { faults: true, ..crowd(seed, style) });
-        world.run();
-        seen.add(&world);
-    }
-    eprintln!("{seen:?}");
-    assert!(seen.runs < 100 || seen.with_lanes * 10 > seen.runs * 9, "{seen:?}");
+    let seen = run_with_lanes(|seed| Plan { faults: true, ..crowd(seed, under_faults(seed, true)) });
     assert!(seen.runs < 100 || (seen.moved > 0 && seen.lost > 0), "{seen:?}");
 }
