@@ -118,6 +118,7 @@ metrics! {
         statements_primary: "Statements (simple queries and extended-protocol batches) sent to the primary",
         statements_replica: "Statements sent to a replica",
         statements_local: "Statements answered by the proxy itself",
+        begins_put_off: "BEGIN statements that went to a server with the statement after them",
         transactions: "Times a server connection went back to its pool",
         bytes_from_clients: "Bytes read from clients",
         bytes_from_servers: "Bytes read from servers",

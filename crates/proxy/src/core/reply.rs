@@ -7,7 +7,7 @@ use wire::message::{self, Status};
 use wire::payload;
 use wire::{Frame, HEADER, Sqlstate};
 
-use super::client::{Again, Phase, Unit};
+use super::client::{Aborted, Again, Phase, Unit};
 use super::forward::MOST_EXPECTED;
 use super::params::Applied;
 use super::server::{Expect, ServerPhase, Undo};
@@ -24,6 +24,8 @@ enum Verdict {
     Ready,
     /// Nobody gets it, and it ends a unit or a statement of the proxy's own.
     SwallowReady,
+    /// It ends a unit, and the client hears that its transaction has failed: it could not be begun.
+    NotBegun,
     /// The client is told instead that the columns of its statement have changed.
     Outdated,
     /// It makes no sense: the connection can't be used any more.
@@ -114,11 +116,17 @@ impl Core {
                     used += there;
                     from = used;
                 }
-                Verdict::Ready | Verdict::SwallowReady => {
+                Verdict::Ready | Verdict::SwallowReady | Verdict::NotBegun => {
                     let end = if verdict == Verdict::Ready { used + there } else { used };
                     self.give(s, &bytes[from..end]);
                     used += there;
                     from = used;
+                    if verdict == Verdict::NotBegun
+                        && let Some(c) = self.servers[s].client
+                    {
+                        self.clients[c].aborted = Aborted::Told;
+                        self.ready(c);
+                    }
                     if self.servers[s].lane.seats.len() > 1 {
                         self.seat_done(s);
                         if !self.is_server(token) {
@@ -244,16 +252,21 @@ impl Core {
                 }
                 _ => return Verdict::Broken("ParseComplete without a Parse"),
             },
-            b'2' => {
-                if !matches!(server.settled(), Some(Expect::Bind(_))) {
-                    return Verdict::Broken("BindComplete without a Bind");
-                }
-            }
+            b'2' => match server.settled() {
+                Some(Expect::Bind(_)) => {}
+                Some(Expect::BindOwn) => return Verdict::Swallow,
+                _ => return Verdict::Broken("BindComplete without a Bind"),
+            },
             b'3' => match server.settled() {
                 Some(Expect::Close) => {}
                 Some(Expect::CloseOwn(_)) => return Verdict::Swallow,
                 _ => return Verdict::Broken("CloseComplete without a Close"),
             },
+            b'C' if matches!(server.expect.front(), Some(Expect::ExecuteOwn)) => {
+                server.settled();
+                server.beginning = false;
+                return Verdict::Swallow;
+            }
             b'C' | b'I' | b's' => {
                 server.copy_in = false;
                 if data.starts_with(b"DISCARD ALL\0") || data.starts_with(b"DEALLOCATE ALL\0") {
@@ -317,7 +330,12 @@ impl Core {
             // The statements of the proxy's own are followed up in `unit_done`, too.
             server.own_done = true;
         }
-        if unheard { Verdict::SwallowReady } else { Verdict::Ready }
+        let not_begun = std::mem::take(&mut server.begin_failed);
+        match (unheard, not_begun) {
+            (true, _) => Verdict::SwallowReady,
+            (false, true) => Verdict::NotBegun,
+            (false, false) => Verdict::Ready,
+        }
     }
 
     /// An `ErrorResponse`.
@@ -335,6 +353,10 @@ impl Core {
             return Verdict::Swallow;
         }
         server.failed = true;
+        if server.beginning {
+            self.begin_failed(s);
+            return verdict;
+        }
         let code = payload::sqlstate(data);
         // RevalidateCachedQuery: a statement that was prepared here before its table changed.
         let outdated = code == Some(Sqlstate::FEATURE_NOT_SUPPORTED)
@@ -408,7 +430,7 @@ impl Core {
     }
 
     /// Forgets what the server now skips, up to the next Sync.
-    fn drop_failed(&mut self, s: usize) {
+    pub(super) fn drop_failed(&mut self, s: usize) {
         let server = &mut self.servers[s];
         server.copy_in = false;
         if server.expect.front().is_none_or(Expect::ends_unit) {
