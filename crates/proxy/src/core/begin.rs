@@ -176,7 +176,7 @@ impl Core {
         server.beginning = false;
         server.begin_failed = true;
         // Behind a Query no Sync follows from the client.
-        let query = server.expect.iter().any(|expect| matches!(expect, Expect::Query));
+        let query = server.expect.iter().any(|expect| matches!(expect, Expect::Query(_)));
         self.drop_failed(s);
         if query {
             self.servers[s].owe(Expect::Sync);

@@ -16,6 +16,7 @@
 //! - `lane`: statements of many clients on one server connection; `fit`, `cost`: which of them may share one.
 //! - `begin`: BEGIN, which goes to the server with what follows it.
 //! - `forward`: a client with a server: its messages, one by one.
+//! - `tracked`: parameters that clients set, and take with them.
 //! - `reply`: a server's messages.
 //! - `connect`: a server's login.
 //! - `pool`: who gets which server connection.
@@ -44,6 +45,7 @@ mod route;
 mod server;
 pub mod statement;
 pub mod token;
+mod tracked;
 mod unit;
 
 #[cfg(test)]

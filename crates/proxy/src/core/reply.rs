@@ -9,7 +9,6 @@ use wire::{Frame, HEADER, Sqlstate};
 
 use super::client::{Aborted, Again, Phase, Unit};
 use super::forward::MOST_EXPECTED;
-use super::params::Applied;
 use super::server::{Expect, ServerPhase, Undo};
 use super::{Core, HOLD_MAX, SMALL_MAX};
 
@@ -268,6 +267,10 @@ impl Core {
                 return Verdict::Swallow;
             }
             b'C' | b'I' | b's' => {
+                if tag == b'C' && !own {
+                    self.completed(s, data);
+                }
+                let server = &mut self.servers[s];
                 server.copy_in = false;
                 if data.starts_with(b"DISCARD ALL\0") || data.starts_with(b"DEALLOCATE ALL\0") {
                     server.prepared.clear();
@@ -277,12 +280,12 @@ impl Core {
                         self.clients[c].unnamed = None;
                     }
                 }
-                if matches!(server.expect.front(), Some(Expect::Execute)) {
+                if matches!(server.expect.front(), Some(Expect::Execute(_))) {
                     server.settled();
                 }
             }
             b'G' => {
-                if matches!(server.expect.front(), Some(Expect::Execute)) {
+                if matches!(server.expect.front(), Some(Expect::Execute(_))) {
                     // Syncs already sent behind it are ignored: COPY data is read from here on.
                     while matches!(server.expect.get(1), Some(Expect::Sync)) {
                         server.expect.remove(1);
@@ -329,8 +332,11 @@ impl Core {
         if own {
             // The statements of the proxy's own are followed up in `unit_done`, too.
             server.own_done = true;
+        } else {
+            server.sets.query_ended();
+            self.settle_changes(s);
         }
-        let not_begun = std::mem::take(&mut server.begin_failed);
+        let not_begun = std::mem::take(&mut self.servers[s].begin_failed);
         match (unheard, not_begun) {
             (true, _) => Verdict::SwallowReady,
             (false, true) => Verdict::NotBegun,
@@ -353,6 +359,7 @@ impl Core {
             return Verdict::Swallow;
         }
         server.failed = true;
+        server.sets.undo();
         if server.beginning {
             self.begin_failed(s);
             return verdict;
@@ -541,7 +548,7 @@ impl Core {
         if idle && wrote && !self.is_replica(s) {
             self.mark_write(c);
         }
-        if idle && done && self.is_bound(c) && matches!(self.servers[s].params, Applied::Unknown) {
+        if idle && done && self.is_bound(c) && !self.servers[s].params.is(&self.clients[c].params) {
             // It has reset its session: that is, to what it started with.
             let params = self.clients[c].params.clone();
             self.prepare_session(s, &params);
