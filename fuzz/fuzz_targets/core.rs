@@ -76,6 +76,7 @@ impl World {
                     Effect::Pause(_) | Effect::Resume(_) | Effect::Post { .. } | Effect::Ask { .. } => {}
                     Effect::Move { .. } => unreachable!("there is one worker"),
                     Effect::Secure { .. } => unreachable!("there is no TLS"),
+                    Effect::LookUp { .. } => unreachable!("nobody is looked up"),
                 }
             }
             while let Some(token) = self.core.next_dirty() {

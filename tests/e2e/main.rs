@@ -17,6 +17,7 @@ mod harness;
 mod hostile;
 mod lanes;
 mod large;
+mod login;
 mod operations;
 mod parameters;
 mod pools;

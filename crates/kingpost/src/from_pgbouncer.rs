@@ -103,6 +103,8 @@ struct Translation {
     port: Option<String>,
     socket_dir: Option<String>,
     auth: Option<&'static str>,
+    /// `[proxy.auth_query]`
+    query: Vec<(&'static str, String)>,
     auth_file: Option<PathBuf>,
     admins: Vec<String>,
     viewers: Vec<String>,
@@ -141,6 +143,9 @@ const STANDARD_ERROR: &str = "Kingpost logs to standard error: the service manag
 const RULES: &[(&str, Rule)] = &[
     ("max_client_conn", Rule::Proxy("max_clients", As::Number)),
     ("client_login_timeout", Rule::Proxy("login_timeout", As::Seconds)),
+    ("client_idle_timeout", Rule::Proxy("client_idle_timeout", As::Seconds)),
+    ("idle_transaction_timeout", Rule::Proxy("idle_transaction_timeout", As::Seconds)),
+    ("query_timeout", Rule::Proxy("query_timeout", As::Seconds)),
     ("default_pool_size", Rule::Pool("size", As::Number)),
     ("query_wait_timeout", Rule::Pool("wait_timeout", As::Seconds)),
     ("server_lifetime", Rule::Pool("server_lifetime", As::Seconds)),
@@ -176,6 +181,10 @@ impl Translation {
             "listen_port" => self.port = Some(value.to_owned()),
             "unix_socket_dir" => self.socket_dir = Some(value.to_owned()),
             "auth_file" => self.auth_file = Some(value.into()),
+            "auth_hba_file" => self.proxy.push(("hba_file", quoted(value))),
+            "auth_query" => self.query.push(("query", quoted(value))),
+            "auth_user" => self.query.push(("user", quoted(value))),
+            "auth_dbname" => self.query.push(("database", quoted(value))),
             "admin_users" => self.admins = names(),
             "stats_users" => self.viewers = names(),
             "auth_type" => match value {
@@ -183,6 +192,7 @@ impl Translation {
                 "scram-sha-256" => self.auth = Some("scram-sha-256"),
                 "md5" => self.auth = Some("md5"),
                 "cert" => self.auth = Some("cert"),
+                "hba" => self.auth = Some("scram-sha-256"),
                 _ => self.leave(key, value, "Kingpost has trust, scram-sha-256, md5 and cert"),
             },
             "pool_mode" => match value {
@@ -280,6 +290,28 @@ impl Translation {
         text
     }
 
+    /// `[proxy.auth_query]`, if anything is said of it.
+    fn write_query(&self, to: &mut String) -> std::fmt::Result {
+        if self.query.is_empty() {
+            return Ok(());
+        }
+        writeln!(to, "\n[proxy.auth_query]")?;
+        if !self.query.iter().any(|(key, _)| *key == "query") {
+            // PgBouncer's own default.
+            writeln!(to, "query = \"SELECT usename, passwd FROM pg_shadow WHERE usename=$1\"")?;
+        }
+        for (key, value) in &self.query {
+            writeln!(to, "{key} = {value}")?;
+        }
+        let user = self.query.iter().find(|(key, _)| *key == "user").map(|(_, name)| name.trim_matches('"'));
+        match user.and_then(|user| self.users.get(user)).filter(|secret| !secret.is_empty()) {
+            Some(secret) if !secret.starts_with("SCRAM-SHA-256$") && md5::Verifier::parse(secret).is_none() => {
+                writeln!(to, "password = {}", quoted(secret))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn write(&self, to: &mut String) -> std::fmt::Result {
         writeln!(to, "# Made from {} by `kingpost config from-pgbouncer`.", self.name)?;
         writeln!(to, "# Look it over, then: kingpost check --config FILE")?;
@@ -296,6 +328,7 @@ impl Translation {
         for (key, value) in &self.proxy {
             writeln!(to, "{key} = {value}")?;
         }
+        self.write_query(to)?;
         writeln!(to, "\n[proxy.pool]")?;
         // Its default, too, and not Kingpost's.
         if !self.pool.iter().any(|(key, _)| *key == "mode") {

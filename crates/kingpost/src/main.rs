@@ -18,6 +18,7 @@ mod error;
 mod exposition;
 mod from_pgbouncer;
 mod logging;
+mod lookup;
 mod out;
 mod registry;
 mod relay;

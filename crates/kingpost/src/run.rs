@@ -10,6 +10,7 @@ use crate::admin::Source;
 use crate::config::Config;
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
+use crate::lookup::Lookup;
 use proxy::console::Process;
 use proxy::metrics::{BUCKETS, Snapshot};
 use proxy::{Proxy, StartError};
@@ -20,6 +21,7 @@ pub(crate) struct Running {
     /// `None` once it was shut down.
     proxy: RwLock<Option<Proxy>>,
     pulse: Mutex<Pulse>,
+    lookup: Arc<Lookup>,
     /// The relay of this process, where there is one.
     relay: OnceLock<Arc<::relay::Relay>>,
 }
@@ -71,6 +73,8 @@ impl Running {
             .map_err(|error| Failure::environment(format!("cannot start watching the cluster: {error}")))?;
         match Proxy::start(&config.proxy, Arc::clone(&topology)) {
             Ok(proxy) => Ok(Running {
+                lookup: Lookup::start(topology.clone(), proxy.lookups(), &config.proxy.auth_query, runtime)
+                    .map_err(Failure::config)?,
                 topology,
                 proxy: RwLock::new(Some(proxy)),
                 pulse: Mutex::default(),
@@ -125,6 +129,7 @@ impl Running {
         config.cluster.validate().map_err(|error| refused(&error))?;
         config.cluster.connector().map_err(|error| refused(&error))?;
         let proxy = self.proxy.read().unwrap_or_else(PoisonError::into_inner);
+        self.lookup.reload(&config.proxy.auth_query).map_err(|error| refused(&error))?;
         if let Some(proxy) = proxy.as_ref() {
             proxy.reload(&config.proxy).map_err(|error| refused(&error))?;
         }

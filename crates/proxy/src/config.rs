@@ -14,15 +14,34 @@ pub struct ProxyConfig {
     pub workers: usize,
     /// How clients prove who they are.
     pub auth: AuthMethod,
+    /// Who may come from where, and how: the first rule that fits takes the place of `auth`. None: no rules.
+    pub hba: Vec<HbaConfig>,
+    /// The same as a file in the form of `pg_hba.conf`; read again by a reload. Not together with `hba`.
+    pub hba_file: Option<std::path::PathBuf>,
+    /// Users that are not listed, or listed without a secret, are looked up on a server.
+    pub auth_query: AuthQueryConfig,
     /// TLS with clients.
     pub tls: tls::ListenConfig,
-    /// Most clients at a time, all together; more are refused with 53300.
+    /// Most clients that are logged in at a time, all together; more are refused with 53300.
     pub max_clients: usize,
+    /// Most connections of one IP address, the console's not counted; 0: as many as `max_clients`.
+    pub max_clients_per_address: usize,
+    /// Most connections that have not logged in yet; for a further one that which has been at it for longest is closed.
+    pub max_logins: usize,
     /// Connections beyond `max_clients` that only operators get, in the console.
     pub reserved_clients: usize,
     /// Time from accept to a completed login.
     #[serde(with = "humantime_serde")]
     pub login_timeout: Duration,
+    /// A client that is in no transaction and sends nothing for as long is closed; 0 means never.
+    #[serde(with = "humantime_serde")]
+    pub client_idle_timeout: Duration,
+    /// A client that sends nothing for as long while it is in a transaction is closed; 0 means never.
+    #[serde(with = "humantime_serde")]
+    pub idle_transaction_timeout: Duration,
+    /// A client whose statement runs for longer is closed, and the statement cancelled; 0 means never.
+    #[serde(with = "humantime_serde")]
+    pub query_timeout: Duration,
     /// Longest statement text that is looked at and kept, in bytes: a longer simple query or unnamed statement goes to
     /// the primary unexamined, a longer named statement is refused with 54000.
     pub max_statement_bytes: usize,
@@ -48,10 +67,18 @@ impl Default for ProxyConfig {
             listen: vec![Listen { address: "127.0.0.1:6432".into(), route: None }],
             workers: 0,
             auth: AuthMethod::ScramSha256,
+            hba: Vec::new(),
+            hba_file: None,
+            auth_query: AuthQueryConfig::default(),
             tls: tls::ListenConfig::default(),
             max_clients: 10_000,
+            max_clients_per_address: 0,
+            max_logins: 5_000,
             reserved_clients: 8,
             login_timeout: Duration::from_secs(15),
+            client_idle_timeout: Duration::ZERO,
+            idle_transaction_timeout: Duration::ZERO,
+            query_timeout: Duration::ZERO,
             max_statement_bytes: 1 << 20,
             buffer_limit: 256 << 10,
             zone: None,
@@ -152,6 +179,79 @@ impl AuthMethod {
             AuthMethod::Md5 => "md5",
             AuthMethod::Cert => "cert",
         }
+    }
+}
+
+/// `[[proxy.hba]]`: a rule, its fields as in a line of `pg_hba.conf`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct HbaConfig {
+    /// `local`, `host`, `hostssl`, `hostnossl`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Databases, separated by commas; `all`, `sameuser`.
+    pub database: String,
+    /// Users, separated by commas; `all`.
+    pub user: String,
+    /// `10.0.0.0/8`, `10.0.0.0 255.0.0.0` or `all`; not for `local`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`; `clientcert=verify-ca` or `=verify-full` may follow.
+    pub method: String,
+}
+
+/// `[proxy.auth_query]`: where the verifiers of users come from that the configuration has none of.
+#[derive(Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AuthQueryConfig {
+    /// With the user's name as `$1`, gives at most one row: a name, and a secret as in `pg_authid` (or NULL). Empty: nobody is looked up.
+    pub query: String,
+    /// User that it runs as; the cluster's probing user if not given.
+    pub user: Option<String>,
+    /// Its password.
+    #[serde(skip_serializing)]
+    pub password: Option<String>,
+    /// File that holds the password (one line).
+    pub password_file: Option<std::path::PathBuf>,
+    /// Database that it runs in; the probes' if not given.
+    pub database: Option<String>,
+    /// Time for which what was found is used again.
+    #[serde(with = "humantime_serde")]
+    pub cache: Duration,
+    /// Time for which it is remembered that there is no such user.
+    #[serde(with = "humantime_serde")]
+    pub negative_cache: Duration,
+    /// Longest time for a lookup, connecting included.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+}
+
+impl Default for AuthQueryConfig {
+    fn default() -> Self {
+        AuthQueryConfig {
+            query: String::new(),
+            user: None,
+            password: None,
+            password_file: None,
+            database: None,
+            cache: Duration::from_secs(60),
+            negative_cache: Duration::from_secs(5),
+            timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+impl AuthQueryConfig {
+    /// Whether users are looked up.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        !self.query.is_empty()
+    }
+}
+
+impl std::fmt::Debug for AuthQueryConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AuthQueryConfig").field("query", &self.query).field("user", &self.user).finish_non_exhaustive()
     }
 }
 
@@ -310,6 +410,9 @@ pub struct DatabaseConfig {
     /// Pool size for this database.
     #[serde(default)]
     pub pool_size: Option<usize>,
+    /// Most clients of this database.
+    #[serde(default)]
+    pub max_clients: Option<usize>,
     /// Pool mode for this database.
     #[serde(default)]
     pub pool_mode: Option<PoolMode>,
@@ -340,13 +443,16 @@ pub struct UserConfig {
     /// File that holds the password (one line).
     #[serde(default)]
     pub password_file: Option<std::path::PathBuf>,
-    /// `SCRAM-SHA-256$…` or `md5…` as in `pg_authid`: enough to let clients in; of the two only `md5…` can log in to a
-    /// server, one that asks for MD5.
+    /// `SCRAM-SHA-256$…` or `md5…` as in `pg_authid`: enough to let clients in, and, with what a client shows then, to log in to
+    /// servers that have the same.
     #[serde(default, skip_serializing)]
     pub verifier: Option<String>,
     /// Pool size for this user.
     #[serde(default)]
     pub pool_size: Option<usize>,
+    /// Most clients of this user.
+    #[serde(default)]
+    pub max_clients: Option<usize>,
 }
 
 impl std::fmt::Debug for UserConfig {
@@ -416,6 +522,7 @@ impl OperatorConfig {
             password_file: self.password_file.clone(),
             verifier: self.verifier.clone(),
             pool_size: None,
+            max_clients: None,
         }
     }
 }

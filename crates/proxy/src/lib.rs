@@ -9,10 +9,12 @@
 //! [`Proxy::start`] starts the threads; [`Proxy::reload`] and [`Proxy::shutdown`] talk to them by mail. Nothing in here is
 //! asynchronous in the sense of tokio, and nothing waits for anything but its own event loop.
 
+pub mod accounts;
 pub mod config;
 pub mod console;
 pub mod core;
 mod driver;
+pub mod hba;
 pub mod metrics;
 pub mod settings;
 
@@ -71,6 +73,27 @@ pub struct Proxy {
     stop: Arc<Stop>,
     acceptor: Option<JoinHandle<()>>,
     workers: Vec<JoinHandle<()>>,
+}
+
+/// For whoever looks users up that are not configured.
+#[derive(Clone)]
+pub struct LookupDesk {
+    mailboxes: Arc<Vec<Mailbox>>,
+    shared: Arc<Shared>,
+}
+
+impl LookupDesk {
+    /// Says who is asked: `ask` is given a name, and gives false if it can take no more. Only the first call counts.
+    pub fn serve(&self, ask: accounts::Ask) {
+        self.shared.accounts.serve(ask);
+    }
+
+    /// What a lookup has found, to be kept for so long.
+    pub fn answer(&self, user: &str, answer: &accounts::Answer, keep: Duration) {
+        for (worker, client) in self.shared.accounts.answer(user, answer, keep, Instant::now()) {
+            self.mailboxes[worker].post(Letter::Core(Mail::Account { client, answer: answer.clone() }));
+        }
+    }
 }
 
 impl Proxy {
@@ -163,10 +186,17 @@ impl Proxy {
     pub fn reload(&self, config: &ProxyConfig) -> Result<(), StartError> {
         let settings = Arc::new(Settings::new(config)?);
         *self.room.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings.clone();
+        self.shared.accounts.clear();
         for mailbox in self.mailboxes.iter() {
             mailbox.post(Letter::Core(Mail::Settings(settings.clone())));
         }
         Ok(())
+    }
+
+    /// Where questions for users come from, and answers go to.
+    #[must_use]
+    pub fn lookups(&self) -> LookupDesk {
+        LookupDesk { mailboxes: self.mailboxes.clone(), shared: self.shared.clone() }
     }
 
     /// Lets operators reload and stop the process from the console. Only the first call counts.

@@ -146,6 +146,8 @@ metrics! {
         lane_stalls: "Shared server connections given up to a statement that ran for too long",
         lane_moved: "Statements taken out of a shared server connection because of the one before them",
         lane_redone: "Statements sent again by themselves because a shared server connection could not answer them",
+        clients_timed_out: "Clients closed because they were in one state for too long",
+        user_lookups: "Users looked up on a server",
         classify_hits: "Statements whose class was known",
         classify_misses: "Statements that had to be parsed",
     }

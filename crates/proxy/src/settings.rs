@@ -1,7 +1,8 @@
 //! The configuration, resolved: what the workers look things up in.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +10,10 @@ use wire::md5;
 use wire::scram::Verifier;
 
 use crate::config::{
-    Access, AuthMethod, Consistency, LaneMode, OperatorConfig, PoolMode, ProxyConfig, RouteTo, UserConfig,
+    Access, AuthMethod, Consistency, HbaConfig, LaneMode, OperatorConfig, PoolMode, ProxyConfig, RouteTo, UserConfig,
 };
 use crate::console;
+use crate::hba::{self, Rule, Rules};
 
 /// Everything a worker needs to know of the configuration. Immutable; a reload makes a new one.
 #[derive(Debug)]
@@ -20,12 +22,22 @@ pub struct Settings {
     pub auth: AuthMethod,
     /// TLS with clients; None: there is none.
     pub tls: Option<Arc<tls::Acceptor>>,
-    /// Most clients.
+    /// Who may come from where; None: there are no rules, and `auth` counts for all.
+    pub hba: Option<Rules>,
+    /// Users that are not listed are looked up.
+    pub looks_up: bool,
+    /// Most clients that are logged in.
     pub max_clients: usize,
+    /// Most connections of one address; 0: no limit.
+    pub max_clients_per_address: usize,
+    /// Most connections that have not logged in.
+    pub max_logins: usize,
     /// Clients beyond these, for the console alone.
     pub reserved_clients: usize,
     /// Time from accept to a completed login.
     pub login_timeout: Duration,
+    /// Time limits of clients that have logged in.
+    pub time_limits: TimeLimits,
     /// Longest named statement, in bytes.
     pub max_statement: usize,
     /// Output kept for a slow peer, in bytes.
@@ -58,6 +70,17 @@ pub struct Settings {
     any_database: bool,
     users: HashMap<String, User>,
     operators: HashMap<String, Operator>,
+}
+
+/// How long a client may be in a state; None: for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimeLimits {
+    /// In no transaction, and silent.
+    pub idle: Option<Duration>,
+    /// In a transaction, and silent.
+    pub idle_transaction: Option<Duration>,
+    /// A statement runs.
+    pub query: Option<Duration>,
 }
 
 /// Somebody who may log in to the console, and nowhere else.
@@ -96,6 +119,8 @@ pub struct Database {
     pub dbname: Option<String>,
     /// Server connections a user and node.
     pub pool_size: usize,
+    /// Most clients.
+    pub max_clients: Option<usize>,
     /// When a client holds on to a server connection.
     pub mode: PoolMode,
     /// Whether statements of several clients may share a server connection.
@@ -119,6 +144,8 @@ pub struct User {
     pub password: Option<String>,
     /// Pool size of this user.
     pub pool_size: Option<usize>,
+    /// Most clients of this user.
+    pub max_clients: Option<usize>,
 }
 
 impl std::fmt::Debug for User {
@@ -167,6 +194,38 @@ pub enum SettingsError {
         /// Why.
         source: std::io::Error,
     },
+    /// A rule of who may come from where makes no sense.
+    #[error("proxy.hba[{index}]: {message}")]
+    Rule {
+        /// Which, counted from 0.
+        index: usize,
+        /// What was found, and what was expected.
+        message: String,
+    },
+    /// Lines of the file of rules make no sense.
+    #[error("{}", rule_errors(.path, .errors))]
+    RuleFile {
+        /// Which file.
+        path: PathBuf,
+        /// Line by line.
+        errors: Vec<hba::Error>,
+    },
+    /// The file of rules can't be read.
+    #[error("cannot read hba_file {path}: {source}")]
+    RuleFileUnreadable {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Rules in two places.
+    #[error("found both proxy.hba and proxy.hba_file, expected at most one of them")]
+    TwoRules,
+    /// A rule asks for a certificate that no client shows.
+    #[error(
+        "a rule of who may log in asks for a certificate: [proxy.tls] needs a mode other than \"disable\" and a client_cert other than \"none\""
+    )]
+    RuleWithoutCertificates,
     /// A second entry of the same name.
     #[error("{kind} {name:?} is configured twice")]
     Twice {
@@ -182,6 +241,7 @@ impl Settings {
     pub fn new(config: &ProxyConfig) -> Result<Settings, SettingsError> {
         let default = Database {
             dbname: None,
+            max_clients: None,
             pool_size: config.pool.size,
             mode: config.pool.mode,
             lanes: config.pool.lanes == LaneMode::Auto,
@@ -192,6 +252,7 @@ impl Settings {
         for entry in &config.databases {
             let database = Database {
                 dbname: entry.dbname.clone(),
+                max_clients: entry.max_clients,
                 pool_size: entry.pool_size.unwrap_or(default.pool_size),
                 mode: entry.pool_mode.unwrap_or(default.mode),
                 lanes: entry.lanes.map_or(default.lanes, |lanes| lanes == LaneMode::Auto),
@@ -220,9 +281,18 @@ impl Settings {
         Ok(Settings {
             auth: config.auth,
             tls,
+            hba: rules(config, certificates)?,
+            looks_up: config.auth_query.is_on(),
             max_clients: config.max_clients,
+            max_clients_per_address: config.max_clients_per_address,
+            max_logins: config.max_logins.max(1),
             reserved_clients: config.reserved_clients,
             login_timeout: config.login_timeout,
+            time_limits: TimeLimits {
+                idle: unless_zero(config.client_idle_timeout),
+                idle_transaction: unless_zero(config.idle_transaction_timeout),
+                query: unless_zero(config.query_timeout),
+            },
             max_statement: config.max_statement_bytes,
             buffer_limit: config.buffer_limit.max(64 << 10),
             zone: config.zone.clone(),
@@ -301,7 +371,7 @@ impl Settings {
         if console {
             self.operators.is_empty() || self.operators.contains_key(user)
         } else {
-            self.any_user() || self.users.contains_key(user)
+            self.any_user() || self.looks_up || self.users.contains_key(user)
         }
     }
 
@@ -321,6 +391,53 @@ impl Settings {
         let of_user = self.user(user).and_then(|user| user.pool_size);
         of_user.or_else(|| self.database(database).map(|d| d.pool_size)).unwrap_or(self.pool_size).max(1)
     }
+}
+
+/// Every wrong line of a file of rules, each with its place.
+fn rule_errors(path: &Path, errors: &[hba::Error]) -> String {
+    let lines: Vec<String> =
+        errors.iter().map(|error| format!("{}:{}: {}", path.display(), error.line, error.message)).collect();
+    lines.join("\n")
+}
+
+/// The rules of who may come from where; None: none are configured. `certificates`: clients can show theirs.
+fn rules(config: &ProxyConfig, certificates: bool) -> Result<Option<Rules>, SettingsError> {
+    let rules = match (&config.hba_file, config.hba.is_empty()) {
+        (None, true) => return Ok(None),
+        (Some(_), false) => return Err(SettingsError::TwoRules),
+        (Some(path), true) => {
+            let text = read_bounded(path)
+                .map_err(|source| SettingsError::RuleFileUnreadable { path: path.clone(), source })?;
+            Rules::parse(&text).map_err(|errors| SettingsError::RuleFile { path: path.clone(), errors })?
+        }
+        (None, false) => {
+            let rule = |(index, entry): (usize, &HbaConfig)| {
+                Rule::from_fields(hba::Fields {
+                    kind: &entry.kind,
+                    database: &entry.database,
+                    user: &entry.user,
+                    address: entry.address.as_deref(),
+                    method: &entry.method,
+                })
+                .map_err(|message| SettingsError::Rule { index, message })
+            };
+            let rules = config.hba.iter().enumerate().map(rule).collect::<Result<Vec<_>, _>>()?;
+            Rules::new(rules).map_err(|message| SettingsError::Rule { index: hba::MAX_RULES, message })?
+        }
+    };
+    let asks =
+        |rule: &Rule| rule.certificate != hba::Certificate::No || rule.method == hba::Method::Auth(AuthMethod::Cert);
+    if !certificates && rules.iter().any(asks) {
+        return Err(SettingsError::RuleWithoutCertificates);
+    }
+    Ok(Some(rules))
+}
+
+/// A file's text; one byte more than a file of rules may have is enough to say that it is too long.
+fn read_bounded(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(hba::MAX_TEXT as u64 + 1).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 impl Operator {
@@ -370,6 +487,39 @@ impl User {
             (None, Some(text)) => Some(Verifier::parse(text).map_err(|_| SettingsError::Verifier(entry.name.clone()))?),
             (None, None) => None,
         };
-        Ok(User { auth, verifier, md5, password, pool_size: entry.pool_size })
+        Ok(User { auth, verifier, md5, password, pool_size: entry.pool_size, max_clients: entry.max_clients })
+    }
+
+    /// A user that was looked up: with what `pg_authid` says of it, or a password in clear text. A verifier for the
+    /// password is computed, which takes some milliseconds.
+    ///
+    /// # Errors
+    /// The secret looks like a verifier and is none, or can't be a password.
+    pub fn looked_up(name: &str, secret: &str) -> Result<User, SettingsError> {
+        let mut user = User {
+            auth: AuthMethod::ScramSha256,
+            verifier: None,
+            md5: None,
+            password: None,
+            pool_size: None,
+            max_clients: None,
+        };
+        if let Some(md5) = md5::Verifier::parse(secret) {
+            user.md5 = Some(md5);
+        } else if secret.starts_with("SCRAM-SHA-256$") {
+            user.verifier = Some(Verifier::parse(secret).map_err(|_| SettingsError::Verifier(name.to_owned()))?);
+        } else {
+            let verifier = Verifier::from_password(secret)
+                .map_err(|source| SettingsError::Password { user: name.to_owned(), source })?;
+            user.verifier = Some(verifier);
+            user.md5 = Some(md5::Verifier::new(name, secret));
+            user.password = Some(secret.to_owned());
+        }
+        Ok(user)
+    }
+
+    /// True if there is something that a client's proof can be compared with.
+    pub fn has_secret(&self) -> bool {
+        self.verifier.is_some() || self.md5.is_some()
     }
 }

@@ -287,6 +287,11 @@ impl Topology {
         Some(target.unwrap_or_else(|| tls::Target::at(connector, address.ip())))
     }
 
+    /// What a session with a server is opened by.
+    pub(crate) fn to_log_in(&self) -> (ClusterConfig, Option<Arc<tls::Connector>>) {
+        (ClusterConfig::clone(&self.settings.borrow()), self.shared.connector.load_full())
+    }
+
     /// Stops watching. The last view stays.
     pub fn shutdown(&self) {
         for task in lock(&self.tasks).drain(..) {

@@ -37,6 +37,7 @@ mod lag;
 mod oracle;
 mod probe;
 mod secure;
+pub mod session;
 pub mod times;
 mod view;
 

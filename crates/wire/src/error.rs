@@ -47,6 +47,8 @@ sqlstates! {
     IN_FAILED_TRANSACTION = b"25P02";
     /// read_only_sql_transaction
     READ_ONLY_TRANSACTION = b"25006";
+    /// idle_in_transaction_session_timeout
+    IDLE_IN_TRANSACTION_TIMEOUT = b"25P03";
     /// invalid_sql_statement_name
     INVALID_STATEMENT_NAME = b"26000";
     /// invalid_authorization_specification

@@ -15,7 +15,8 @@ mod relay;
 use super::Config;
 use super::problem::{Problem, Severity};
 use super::tree::Tree;
-use proxy::config::{AuthMethod, ProxyConfig, UserConfig};
+use proxy::config::{AuthMethod, AuthQueryConfig, ProxyConfig, UserConfig};
+use proxy::hba::{self, Rule, Rules};
 use wire::md5;
 
 /// Longest path of a Unix socket, in bytes, without the closing zero.
@@ -110,6 +111,8 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         check_listen(&config.proxy, &mut findings);
         check_databases(&config.proxy, &mut findings);
         check_users(&config.proxy, stat, &mut findings);
+        check_rules(&config.proxy, &mut findings);
+        check_auth_query(&config.proxy.auth_query, stat, &mut findings);
         check_routing(&config.proxy, &mut findings);
         check_tls(config, &mut findings);
     }
@@ -163,6 +166,8 @@ fn check_listen(proxy: &ProxyConfig, findings: &mut Findings) {
     if proxy.listen.is_empty() {
         findings.error("proxy.listen", "found no address, expected at least one");
     }
+    // Where there are rules, they are asked instead.
+    let trust = proxy.auth == AuthMethod::Trust && proxy.hba.is_empty() && proxy.hba_file.is_none();
     // Port 0 may be there more than once: each gets a port of its own.
     let fixed = |address: &str| !address.ends_with(":0");
     let mut seen: HashMap<&str, usize> = HashMap::new();
@@ -174,7 +179,7 @@ fn check_listen(proxy: &ProxyConfig, findings: &mut Findings) {
         }
         match parse_address(address, true) {
             Err(why) => findings.error(path, why),
-            Ok(host) if proxy.auth == AuthMethod::Trust && !host.is_local() => findings.error(
+            Ok(host) if trust && !host.is_local() => findings.error(
                 path,
                 format!(
                     "found {address:?} with auth = \"trust\": anybody who reaches it would be let in; expected a \
@@ -199,7 +204,8 @@ fn check_databases(proxy: &ProxyConfig, findings: &mut Findings) {
 }
 
 fn check_users(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
-    if proxy.auth != AuthMethod::Trust && proxy.users.is_empty() {
+    let looks_up = proxy.auth_query.is_on();
+    if proxy.auth != AuthMethod::Trust && proxy.users.is_empty() && !looks_up {
         let proof = if proxy.auth == AuthMethod::Cert { "" } else { " with a password" };
         let auth = proxy.auth.name();
         findings.error(
@@ -209,16 +215,25 @@ fn check_users(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut
     }
     findings.unique("proxy.users", ".name", proxy.users.iter().map(|user| user.name.as_str()));
     for (index, user) in proxy.users.iter().enumerate() {
-        check_user(user, &format!("proxy.users[{index}]"), user.auth.unwrap_or(proxy.auth), stat, findings);
+        let auth = user.auth.unwrap_or(proxy.auth);
+        check_user(user, &format!("proxy.users[{index}]"), auth, looks_up, stat, findings);
     }
     findings.unique("proxy.operators", ".name", proxy.operators.iter().map(|operator| operator.name.as_str()));
     for (index, operator) in proxy.operators.iter().enumerate() {
         let (user, path) = (operator.as_user(), format!("proxy.operators[{index}]"));
-        check_user(&user, &path, operator.auth.unwrap_or(proxy.auth), stat, findings);
+        check_user(&user, &path, operator.auth.unwrap_or(proxy.auth), false, stat, findings);
     }
 }
 
-fn check_user(user: &UserConfig, path: &str, auth: AuthMethod, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+/// `looks_up`: one that has no secret gets it from `auth_query`.
+fn check_user(
+    user: &UserConfig,
+    path: &str,
+    auth: AuthMethod,
+    looks_up: bool,
+    stat: &dyn Fn(&Path) -> Stat,
+    findings: &mut Findings,
+) {
     let given: Vec<&str> = [
         ("password", user.password.is_some()),
         ("password_file", user.password_file.is_some()),
@@ -231,7 +246,7 @@ fn check_user(user: &UserConfig, path: &str, auth: AuthMethod, stat: &dyn Fn(&Pa
     if given.len() > 1 {
         findings.error(path, format!("found {}, expected at most one of them", given.join(" and ")));
     }
-    if given.is_empty() && matches!(auth, AuthMethod::ScramSha256 | AuthMethod::Md5) {
+    if given.is_empty() && !looks_up && matches!(auth, AuthMethod::ScramSha256 | AuthMethod::Md5) {
         let auth = auth.name();
         findings.error(
             path,
@@ -258,6 +273,70 @@ fn check_user(user: &UserConfig, path: &str, auth: AuthMethod, stat: &dyn Fn(&Pa
             format!("{path}.verifier"),
             format!("{why}; expected SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key> or md5<hash> as in pg_authid"),
         );
+    }
+}
+
+/// The rules of who may log in, read as the proxy reads them.
+fn check_rules(proxy: &ProxyConfig, findings: &mut Findings) {
+    let open = "lets everybody in without a proof, from other machines too";
+    for (index, entry) in proxy.hba.iter().enumerate() {
+        let rule = Rule::from_fields(hba::Fields {
+            kind: &entry.kind,
+            database: &entry.database,
+            user: &entry.user,
+            address: entry.address.as_deref(),
+            method: &entry.method,
+        });
+        let path = format!("proxy.hba[{index}]");
+        match rule {
+            Err(why) => findings.error(path, why),
+            Ok(rule) if rule.is_open() => findings.warn(path, open),
+            Ok(_) => {}
+        }
+    }
+    let Some(file) = &proxy.hba_file else { return };
+    if !proxy.hba.is_empty() {
+        findings.error("proxy.hba_file", "found proxy.hba beside it, expected at most one of them");
+    }
+    let text = match std::fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(error) => return findings.error("proxy.hba_file", format!("cannot read {:?}: {error}", file.display())),
+    };
+    match Rules::parse(&text) {
+        Err(errors) => {
+            for error in errors {
+                findings.error("proxy.hba_file", format!("{}:{}: {}", file.display(), error.line, error.message));
+            }
+        }
+        Ok(rules) if rules.iter().any(Rule::is_open) => {
+            findings.warn("proxy.hba_file", format!("a rule of {} {open}", file.display()));
+        }
+        Ok(_) => {}
+    }
+}
+
+fn check_auth_query(query: &AuthQueryConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+    let of = "proxy.auth_query";
+    if !query.is_on() {
+        if *query != AuthQueryConfig::default() {
+            findings.error(
+                format!("{of}.query"),
+                "missing, expected a query such as \"SELECT usename, passwd FROM pg_shadow WHERE usename = $1\"",
+            );
+        }
+        return;
+    }
+    if !query.query.contains("$1") {
+        findings.error(format!("{of}.query"), "found no $1, expected it where the user's name is compared");
+    }
+    if query.password.is_some() && query.password_file.is_some() {
+        findings.error(of, "found password and password_file, expected at most one of them");
+    }
+    if query.user.is_none() && (query.password.is_some() || query.password_file.is_some()) {
+        findings.error(format!("{of}.user"), "missing, expected the user whose password is given");
+    }
+    if let Some(file) = &query.password_file {
+        check_password_file(file, format!("{of}.password_file"), stat, findings);
     }
 }
 

@@ -80,10 +80,18 @@ const PROXY: &[Key] = &[
     key("listen", Kind::TextsOrTables(LISTEN)),
     key("workers", integer(0, 1024)),
     key("auth", Kind::Choice(&["trust", "scram-sha-256", "md5", "cert"])),
+    key("hba", Kind::Tables(HBA)),
+    key("hba_file", Kind::Text),
+    key("auth_query", Kind::Table(AUTH_QUERY)),
     key("tls", Kind::Table(PROXY_TLS)),
     key("max_clients", integer(1, 1_000_000)),
+    key("max_clients_per_address", integer(0, 1_000_000)),
+    key("max_logins", integer(1, 1_000_000)),
     key("reserved_clients", integer(0, 1000)),
     key("login_timeout", POSITIVE),
+    key("client_idle_timeout", OR_NEVER),
+    key("idle_transaction_timeout", OR_NEVER),
+    key("query_timeout", OR_NEVER),
     key("max_statement_bytes", integer(1024, 1 << 30)),
     key("buffer_limit", integer(16 << 10, 1 << 30)),
     key("zone", Kind::Text),
@@ -92,6 +100,25 @@ const PROXY: &[Key] = &[
     key("databases", Kind::Tables(DATABASE)),
     key("users", Kind::Tables(USER)),
     key("operators", Kind::Tables(OPERATOR)),
+];
+
+const HBA: &[Key] = &[
+    required("type", Kind::Choice(&["local", "host", "hostssl", "hostnossl"])),
+    required("database", Kind::Text),
+    required("user", Kind::Text),
+    key("address", Kind::Text),
+    required("method", Kind::Text),
+];
+
+const AUTH_QUERY: &[Key] = &[
+    key("query", Kind::Text),
+    key("user", Kind::Text),
+    key("password", Kind::Secret),
+    key("password_file", Kind::Text),
+    key("database", Kind::Text),
+    key("cache", POSITIVE),
+    key("negative_cache", POSITIVE),
+    key("timeout", POSITIVE),
 ];
 
 const PROXY_TLS: &[Key] = &[
@@ -141,6 +168,7 @@ const DATABASE: &[Key] = &[
     required("name", Kind::Text),
     key("dbname", Kind::Text),
     key("pool_size", POOL_SIZE),
+    key("max_clients", integer(1, 1_000_000)),
     key("pool_mode", POOL_MODE),
     key("lanes", LANES),
     key("consistency", CONSISTENCY),
@@ -154,6 +182,7 @@ const USER: &[Key] = &[
     key("password_file", Kind::Text),
     key("verifier", Kind::Secret),
     key("pool_size", POOL_SIZE),
+    key("max_clients", integer(1, 1_000_000)),
 ];
 
 const OPERATOR: &[Key] = &[

@@ -1,6 +1,7 @@
 //! A client connection.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,6 +24,8 @@ pub(super) struct Client {
     pub phase: Phase,
     /// It came over a Unix socket.
     pub local: bool,
+    /// From where; None: over a Unix socket.
+    pub address: Option<IpAddr>,
     /// It speaks TLS; until it has logged in, whose certificate it showed.
     pub identity: Option<Box<tls::Identity>>,
     /// Index of its pool; meaningful once logged in.
@@ -63,7 +66,7 @@ pub(super) struct Client {
     /// Where statements go for this session, by listener or `SET kingpost.route`.
     pub route: Option<RouteTo>,
     pub consistency: Option<Consistency>,
-    /// Since when it waits, or since when its statement runs.
+    /// Since when it waits, or since when its statement runs, or since when it is silent.
     pub since: Instant,
     /// It waits in its pool's queue.
     pub waiting: bool,
@@ -253,6 +256,7 @@ impl Client {
             token,
             phase: Phase::Startup,
             local: peer.local,
+            address: peer.address,
             identity: None,
             pool: usize::MAX,
             server: None,
@@ -418,6 +422,7 @@ impl Core {
         if self.clients[c].lane.is_some() {
             self.leave_lane(c);
         }
+        self.count_out(c);
         let mut client = self.clients.remove(c);
         if client.waiting {
             self.metrics.clients_waiting.sub(1);

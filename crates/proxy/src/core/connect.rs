@@ -154,10 +154,15 @@ impl Core {
 
     fn authenticate(&mut self, s: usize, data: &[u8]) -> Result<(), Failure> {
         let user = self.pools[self.servers[s].pool].key.user.clone();
+        let passed =
+            self.shared.passed.lock().unwrap_or_else(PoisonError::into_inner).get(&*user).cloned().unwrap_or_default();
+        let known =
+            self.settings.user(&user).and_then(|user| user.password.clone()).or_else(|| passed.password.clone());
+        let has_password = known.is_some();
         let password = || {
-            self.settings.user(&user).and_then(|user| user.password.clone()).ok_or_else(|| {
+            known.clone().ok_or_else(|| {
                 Failure::Refused(refusal(&format!(
-                    "the server asks for a password of user {user:?}, and the proxy has none: give the user a password or password_file"
+                    "the server asks for a password of user {user:?}, and the proxy has none: give the user a password or password_file, or let its clients log in by SCRAM with the server's own verifier"
                 )))
             })
         };
@@ -176,7 +181,8 @@ impl Core {
                 self.send(s, |out| message::password(out, &password));
             }
             Authentication::Md5(salt) => {
-                let verifier = self.settings.user(&user).and_then(|user| user.md5.clone()).ok_or_else(|| {
+                let known = self.settings.user(&user).and_then(|user| user.md5.clone());
+                let verifier = known.or(passed.md5).ok_or_else(|| {
                     Failure::Refused(refusal(&format!(
                         "the server asks for an MD5 password of user {user:?}, and the proxy has none: give the user a password, password_file or md5 verifier"
                     )))
@@ -185,7 +191,11 @@ impl Core {
             }
             Authentication::Sasl(mechanisms) if payload::has_mechanism(mechanisms, MECHANISM.as_bytes()) => {
                 let cached = self.shared.keys.lock().unwrap_or_else(PoisonError::into_inner).get(&*user).cloned();
-                let credential = Credential::Password { password: password()?.into(), cached };
+                let credential = match passed.keys {
+                    // What a client has shown is enough where the server has the same verifier.
+                    Some(keys) if !has_password => Credential::Keys(keys),
+                    _ => Credential::Password { password: password()?.into(), cached },
+                };
                 let mut client = Scram::new(credential).map_err(|e| Failure::Node(e.to_string()))?;
                 if let Some(end_point) = self.servers[s].identity.as_ref().and_then(|of| of.end_point.clone()) {
                     client = client.bound(end_point, payload::has_mechanism(mechanisms, MECHANISM_PLUS.as_bytes()));
@@ -196,7 +206,14 @@ impl Core {
             }
             Authentication::SaslContinue(challenge) => {
                 let ServerPhase::Login(Some(client)) = &mut self.servers[s].phase else { return Err(unexpected()) };
-                let answer = client.final_(challenge).map_err(|e| Failure::Refused(refusal(&e.to_string())))?;
+                let answer = client.final_(challenge).map_err(|e| {
+                    Failure::Refused(refusal(&match e {
+                        wire::scram::Error::StaleKeys => format!(
+                            "user {user:?} has another SCRAM verifier on this server than the one that its client has proved to know: log in again, and see that the proxy's is the server's own"
+                        ),
+                        e => e.to_string(),
+                    }))
+                })?;
                 self.send(s, |out| message::sasl_response(out, &answer));
             }
             Authentication::SaslFinal(proof) => {

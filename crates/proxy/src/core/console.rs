@@ -82,6 +82,8 @@ impl Core {
             message::backend_key(out, pid, &secret);
             message::ready(out, message::Status::Idle);
         });
+        self.no_longer_logging_in(c);
+        self.shared.inside.fetch_add(1, Ordering::Relaxed);
         let client = &mut self.clients[c];
         client.phase = Phase::Console { user, access, asked: false };
         self.runnable.push_back(client.token);
@@ -314,11 +316,5 @@ impl Core {
             address: None,
             local: None,
         }
-    }
-
-    /// Whether one more client may come in: operators may when applications have taken every place.
-    pub(super) fn has_room(&self, console: bool) -> bool {
-        let reserved = if console { self.settings.reserved_clients } else { 0 };
-        self.shared.clients.load(Ordering::Relaxed) <= self.settings.max_clients + reserved
     }
 }

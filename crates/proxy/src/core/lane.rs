@@ -324,6 +324,7 @@ impl Core {
                     client.output.release();
                 }
                 let total = self.now.saturating_duration_since(client.since).as_micros() as u64;
+                client.since = self.now;
                 self.metrics.statement_micros.observe(total);
                 self.metrics.transactions.add(1);
                 let totals = &mut self.pools[p].totals;

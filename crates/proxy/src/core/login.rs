@@ -5,6 +5,9 @@
 //!     └──first byte 0x16───────▲                         └──cancel request──▶ Cancelling
 //! ```
 
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, PoisonError};
+
 use wire::startup::{self, End, Startup, V3_0, V3_2};
 use wire::{Severity, Sqlstate, md5, message, payload, scram};
 
@@ -12,14 +15,20 @@ use super::client::{Mark, Phase, Step};
 use super::params::Params;
 use super::pool::{PoolKey, Want};
 use super::{Core, Effect, Mail, SMALL_MAX, Secure};
+use crate::accounts::Answer;
 use crate::config::Access;
 use crate::config::{AuthMethod, RouteTo};
+use crate::hba;
+use crate::settings::User;
 
 /// First byte of TLS: the record type of a handshake. A startup packet that begins with it would be longer than any is.
 const TLS_HANDSHAKE: u8 = 0x16;
 
 /// Pairs of database and user that one worker has served; they are not forgotten.
 const MOST_POOLS: usize = 1000;
+
+/// Users whose proof is remembered for the servers.
+const MOST_PASSED: usize = 10_000;
 
 /// What a login knows before it is done.
 pub(super) struct Login {
@@ -34,12 +43,14 @@ pub(super) struct Login {
 
 /// How far the proof of identity is.
 pub(super) enum Exchange {
-    /// `SASLInitialResponse` is awaited.
-    First(Box<scram::Server>),
+    /// This proof is going to be asked for, once it is known what to compare it with.
+    Asked(AuthMethod),
+    /// `SASLInitialResponse` is awaited, from this user if there is one.
+    First(Box<scram::Server>, Option<Arc<User>>),
     /// `SASLResponse` is awaited.
-    Last(Box<scram::Server>),
-    /// `PasswordMessage` with the MD5 hash for this salt is awaited; without a verifier nothing fits.
-    Md5(Option<Box<md5::Verifier>>, [u8; 4]),
+    Last(Box<scram::Server>, Option<Arc<User>>),
+    /// `PasswordMessage` with the MD5 hash for this salt is awaited; without a user that has a verifier nothing fits.
+    Md5(Option<Arc<User>>, [u8; 4]),
     /// Done; a server connection is awaited, to learn what to greet the client with.
     Proved,
 }
@@ -186,15 +197,78 @@ impl Core {
             return self.fail_login(c, Sqlstate::CANNOT_CONNECT_NOW, "the proxy is shutting down");
         }
         let console = self.settings.is_console(&database);
-        if !self.has_room(console) {
-            let text = format!("too many clients already: max_clients is {}", self.settings.max_clients);
+        if let Err(text) = self.room_for(c, console, &database, &user) {
             return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
         }
         if let Some(text) = self.tls_refusal(c, &user) {
             return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
         }
-        let known = self.settings.account(&user, console);
-        let method = known.map_or(self.settings.auth, |user| user.auth);
+        let known = self.settings.account(&user, console).cloned().map(Arc::new);
+        let method = match self.method(c, &database, &user) {
+            Ok(method) => method.unwrap_or_else(|| known.as_ref().map_or(self.settings.auth, |user| user.auth)),
+            Err(text) => return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text),
+        };
+        let access = console.then(|| self.settings.access(&user));
+        let unproved = !console && self.settings.looks_up && known.as_ref().is_none_or(|known| !known.has_secret());
+        let key = PoolKey { database: database.into(), user: user.into() };
+        let params = Params::from_pairs(settings);
+        let login = Login { key, version, params, console: access, exchange: Exchange::Asked(method) };
+        let name = login.key.user.clone();
+        self.clients[c].phase = Phase::Login(Box::new(login));
+        if !unproved || !matches!(method, AuthMethod::ScramSha256 | AuthMethod::Md5) {
+            return self.challenge(c, known);
+        }
+        match self.shared.accounts.get(&name, self.now) {
+            Some(found) => self.challenge(c, found),
+            None => self.effects.push(Effect::LookUp { client: self.clients[c].token, user: name }),
+        }
+    }
+
+    /// How the rules want a client to prove who it is; None: there are no rules. An error is why it is turned away.
+    fn method(&self, c: usize, database: &str, user: &str) -> Result<Option<AuthMethod>, String> {
+        let Some(rules) = &self.settings.hba else { return Ok(None) };
+        let client = &self.clients[c];
+        let identity = client.identity.as_deref();
+        // A Unix socket is known as one by its listener, not by the lack of an address.
+        let address = client.address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let address = (!client.local).then_some(address);
+        let attempt = hba::Attempt { address, tls: identity.is_some(), database, user };
+        let who = || {
+            let from = address.map_or("a Unix socket".to_owned(), |address| address.to_canonical().to_string());
+            let tls = if identity.is_some() { "with TLS" } else { "without TLS" };
+            format!("from {from}, user {user:?}, database {database:?}, {tls}")
+        };
+        let Some(rule) = rules.first(&attempt) else {
+            return Err(format!("no rule of proxy.hba lets in a client {}", who()));
+        };
+        let hba::Method::Auth(method) = rule.method else {
+            return Err(format!("a rule of proxy.hba rejects clients {}", who()));
+        };
+        let shown = identity.filter(|identity| identity.certificate);
+        match (rule.certificate, shown) {
+            (hba::Certificate::No, _) | (hba::Certificate::Any, Some(_)) => Ok(Some(method)),
+            (hba::Certificate::OfUser, Some(shown)) if shown.common_name.as_deref() == Some(user) => Ok(Some(method)),
+            (_, shown) => Err(certificate_refusal(shown.unwrap_or(&tls::Identity::default()), user)),
+        }
+    }
+
+    /// What a lookup has found for a client that waits for it.
+    pub(super) fn looked_up(&mut self, c: usize, answer: Answer) {
+        if !matches!(&self.clients[c].phase, Phase::Login(login) if matches!(login.exchange, Exchange::Asked(_))) {
+            return;
+        }
+        match answer {
+            Ok(found) => self.challenge(c, found),
+            // Why is in the log: it is none of a stranger's business.
+            Err(_) => self.fail_login(c, Sqlstate::CONNECTION_FAILURE, "the user could not be looked up: try again"),
+        }
+    }
+
+    /// Asks a client for its proof, or has it in without one. `known`: what there is to compare it with.
+    fn challenge(&mut self, c: usize, known: Option<Arc<User>>) {
+        let Phase::Login(login) = &self.clients[c].phase else { return };
+        let Exchange::Asked(method) = login.exchange else { return };
+        let (user, console) = (login.key.user.clone(), login.console.is_some());
         let exchange = match method {
             AuthMethod::Trust if self.settings.trusts(&user, console) => Exchange::Proved,
             AuthMethod::Trust => {
@@ -204,27 +278,26 @@ impl Core {
             }
             AuthMethod::Cert => {
                 let identity = self.clients[c].identity.as_deref();
-                let is_user = |identity: &&tls::Identity| {
-                    identity.certificate && identity.common_name.as_deref() == Some(user.as_str())
-                };
-                if known.is_none() || identity.filter(is_user).is_none() {
+                let is_user =
+                    |identity: &&tls::Identity| identity.certificate && identity.common_name.as_deref() == Some(&*user);
+                let known = known.is_some() || (!console && self.settings.looks_up);
+                if !known || identity.filter(is_user).is_none() {
                     let text = certificate_refusal(identity.unwrap_or(&tls::Identity::default()), &user);
                     return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
                 }
                 Exchange::Proved
             }
             // As PostgreSQL does, a user whose verifier is one of SCRAM is asked for SCRAM.
-            AuthMethod::Md5 if known.is_none_or(|user| user.md5.is_some() || user.verifier.is_none()) => {
-                let verifier = known.and_then(|user| user.md5.clone()).map(Box::new);
+            AuthMethod::Md5 if known.as_ref().is_none_or(|user| user.md5.is_some() || user.verifier.is_none()) => {
                 let salt = match md5::salt() {
                     Ok(salt) => salt,
                     Err(error) => return self.fail_login(c, Sqlstate::INTERNAL_ERROR, &error.to_string()),
                 };
                 self.tell(c, |out| message::authentication_md5(out, salt));
-                Exchange::Md5(verifier, salt)
+                Exchange::Md5(known, salt)
             }
             AuthMethod::ScramSha256 | AuthMethod::Md5 => {
-                let server = match known.and_then(|user| user.verifier.clone()) {
+                let server = match known.as_ref().and_then(|user| user.verifier.clone()) {
                     Some(verifier) => scram::Server::new(verifier),
                     // An unknown user's exchange looks the same, and fails at its end.
                     None => scram::Server::mock(&user, &self.shared.secret),
@@ -232,14 +305,13 @@ impl Core {
                 let end_point = self.clients[c].identity.as_ref().and_then(|identity| identity.end_point.clone());
                 let server = server.offer_binding(end_point);
                 self.tell(c, |out| message::authentication_sasl(out, server.mechanisms()));
-                Exchange::First(Box::new(server))
+                Exchange::First(Box::new(server), known)
             }
         };
         let proved = matches!(exchange, Exchange::Proved);
-        let access = console.then(|| self.settings.access(&user));
-        let key = PoolKey { database: database.into(), user: user.into() };
-        let login = Login { key, version, params: Params::from_pairs(settings), console: access, exchange };
-        self.clients[c].phase = Phase::Login(Box::new(login));
+        if let Phase::Login(login) = &mut self.clients[c].phase {
+            login.exchange = exchange;
+        }
         if proved {
             self.proved(c);
         }
@@ -256,8 +328,8 @@ impl Core {
             self.close_client(c);
             return Step::Gone;
         }
-        if matches!(login.exchange, Exchange::Proved) {
-            // Statements sent before the greeting wait for it.
+        if matches!(login.exchange, Exchange::Proved | Exchange::Asked(_)) {
+            // Statements sent before the greeting wait for it; a proof that was not asked for yet, for being asked for.
             return Step::Blocked;
         }
         if frame.tag != b'p' || frame.payload > SMALL_MAX {
@@ -265,28 +337,41 @@ impl Core {
             return Step::Gone;
         }
         let Some(data) = bytes.get(wire::HEADER..frame.total()) else { return Step::More };
+        let name = login.key.user.clone();
+        let console = login.console.is_some();
+        let mut passed = None;
         let (answer, next) = match std::mem::replace(&mut login.exchange, Exchange::Proved) {
-            Exchange::First(mut server) => match payload::sasl_initial(data) {
+            Exchange::First(mut server, user) => match payload::sasl_initial(data) {
                 Some((mechanism, first)) => {
                     let answer = server.choose(mechanism).and_then(|()| server.first(first));
-                    (answer, Some(Exchange::Last(server)))
+                    (answer, Some(Exchange::Last(server, user)))
                 }
                 None => (Err(scram::Error::Malformed("SASLInitialResponse")), None),
             },
-            Exchange::Md5(verifier, salt) => {
-                let right = match (payload::cstr(data), &verifier) {
+            Exchange::Md5(user, salt) => {
+                let verifier = user.as_ref().and_then(|user| user.md5.as_ref());
+                let right = match (payload::cstr(data), verifier) {
                     (Some((answer, [])), Some(verifier)) => verifier.accepts(salt, answer),
                     _ => false,
                 };
                 if right {
                     let token = self.clients[c].token;
+                    if !console {
+                        self.remember(&name, user, None);
+                    }
                     self.proved(c);
                     return if self.is_client(token) { Step::Used(frame.total()) } else { Step::Gone };
                 }
                 (Err(scram::Error::WrongPassword), None)
             }
-            Exchange::Last(mut server) => (server.last(data), None),
-            Exchange::Proved => return Step::Blocked,
+            Exchange::Last(mut server, user) => {
+                let answer = server.last(data);
+                if answer.is_ok() {
+                    passed = Some((user, server.into_keys()));
+                }
+                (answer, None)
+            }
+            Exchange::Proved | Exchange::Asked(_) => return Step::Blocked,
         };
         match (answer, next) {
             (Ok(answer), Some(next)) => {
@@ -296,13 +381,17 @@ impl Core {
             (Ok(answer), None) => {
                 self.tell(c, |out| message::authentication_sasl_final(out, &answer));
                 let token = self.clients[c].token;
+                if let Some((user, keys)) = passed.filter(|_| !console) {
+                    self.remember(&name, user, keys);
+                }
                 self.proved(c);
                 if !self.is_client(token) {
                     return Step::Gone;
                 }
             }
             (Err(scram::Error::WrongPassword), _) => {
-                let text = format!("password authentication failed for user {:?}", login.key.user);
+                self.shared.accounts.doubt(&name, self.now);
+                let text = format!("password authentication failed for user {name:?}");
                 self.fail_login(c, Sqlstate::INVALID_PASSWORD, &text);
                 return Step::Gone;
             }
@@ -312,6 +401,23 @@ impl Core {
             }
         }
         Step::Used(frame.total())
+    }
+
+    /// A client has shown its proof: with what it takes to let it in the proxy can log in to the servers, if it is not told
+    /// how in the configuration.
+    fn remember(&self, name: &str, user: Option<Arc<User>>, keys: Option<scram::SaltedKeys>) {
+        let mut passed = self.shared.passed.lock().unwrap_or_else(PoisonError::into_inner);
+        if passed.len() >= MOST_PASSED && !passed.contains_key(name) {
+            return;
+        }
+        let known = passed.entry(name.to_owned()).or_default();
+        if let Some(keys) = keys {
+            known.keys = Some(Arc::new(keys));
+        }
+        if let Some(user) = user {
+            known.md5 = user.md5.clone();
+            known.password = user.password.clone();
+        }
     }
 
     /// The client is who it says.
@@ -333,6 +439,9 @@ impl Core {
         let route = database.route;
         if self.pools.len() >= MOST_POOLS && !self.pool_ids.contains_key(&key) {
             let text = format!("the proxy serves {MOST_POOLS} pairs of database and user already");
+            return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
+        }
+        if let Err(text) = self.enter(c, &key) {
             return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
         }
         let pool = self.pool(&key);
@@ -398,9 +507,10 @@ impl Core {
     /// A cancel request: passed to the worker that has the client it is meant for.
     fn request_cancel(&mut self, c: usize, pid: u32, secret: &[u8]) {
         let to = super::cancel::worker_of(pid);
-        let client = &mut self.clients[c];
-        client.phase = Phase::Cancelling;
+        let client = &self.clients[c];
         let requester = client.token;
+        self.no_longer_logging_in(c);
+        self.clients[c].phase = Phase::Cancelling;
         if to == self.id {
             self.cancel(pid, secret, self.id, requester);
         } else if to < self.shared.workers {

@@ -35,6 +35,7 @@ mod cost;
 mod fit;
 mod forward;
 mod lane;
+mod limits;
 mod local;
 mod login;
 mod lost;
@@ -52,6 +53,7 @@ mod unit;
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -61,6 +63,7 @@ use topology::{Address, NodeId, Topology, View};
 use wire::scram::SaltedKeys;
 use wire::{Severity, Sqlstate, message};
 
+use crate::accounts::{Accounts, Answer};
 use crate::config::{Access, RouteTo};
 use crate::console::Operation;
 use crate::metrics::Metrics;
@@ -98,6 +101,14 @@ pub struct Shared {
     pub budgets: Mutex<HashMap<(PoolKey, NodeId), Arc<Budget>>>,
     /// Derived SCRAM keys of the last login to a server, by user.
     pub keys: Mutex<HashMap<String, Arc<SaltedKeys>>>,
+    /// Users that are looked up on a server.
+    pub accounts: Accounts,
+    /// What clients have shown of themselves, by user: enough to log in to the servers as them.
+    pub(crate) passed: Mutex<HashMap<String, Passed>>,
+    /// Clients by address, database and user.
+    pub(crate) counts: Mutex<limits::Counts>,
+    /// Clients of all workers that have logged in.
+    pub(crate) inside: AtomicUsize,
     /// Makes cancel keys and the salts of users that do not exist.
     pub secret: [u8; 32],
     /// Clients of all workers.
@@ -114,11 +125,26 @@ impl Shared {
             registry: Arc::default(),
             budgets: Mutex::default(),
             keys: Mutex::default(),
+            accounts: Accounts::default(),
+            passed: Mutex::default(),
+            counts: Mutex::default(),
+            inside: AtomicUsize::new(0),
             secret,
             clients: AtomicUsize::new(0),
             workers,
         })
     }
+}
+
+/// With what the proxy can log in as a user, because a client has.
+#[derive(Clone, Default)]
+pub(crate) struct Passed {
+    /// By SCRAM, where the server has the verifier that the client was compared with.
+    pub(crate) keys: Option<Arc<SaltedKeys>>,
+    /// By MD5.
+    pub(crate) md5: Option<wire::md5::Verifier>,
+    /// Where the lookup gave it in clear text.
+    pub(crate) password: Option<String>,
 }
 
 /// What a client connection came with.
@@ -128,6 +154,8 @@ pub struct Peer {
     pub route: Option<RouteTo>,
     /// It came over a Unix socket: there is no TLS, and none is asked for.
     pub local: bool,
+    /// From where; None: over a Unix socket.
+    pub address: Option<IpAddr>,
 }
 
 /// What one worker sends another.
@@ -162,6 +190,13 @@ pub enum Mail {
         client: Token,
         /// Messages up to `ReadyForQuery`.
         bytes: Vec<u8>,
+    },
+    /// What a lookup has found for one of this worker's clients.
+    Account {
+        /// Whose login it was.
+        client: Token,
+        /// What there is to compare its proof with.
+        answer: Answer,
     },
     /// An operator's doing.
     Operate(Operation),
@@ -215,6 +250,13 @@ pub enum Effect {
         /// What the client may do.
         access: Access,
     },
+    /// Look a user up: what is found comes by [`Mail::Account`].
+    LookUp {
+        /// For this client.
+        client: Token,
+        /// Its name.
+        user: Arc<str>,
+    },
     /// Send mail to a worker.
     Post {
         /// To which.
@@ -266,6 +308,10 @@ pub struct Core {
     dirty: Vec<Token>,
     /// Clients that have not logged in, oldest first.
     logins: VecDeque<(Instant, Token)>,
+    /// Clients that have not shown who they are.
+    logging_in: usize,
+    /// When clients' time limits were last looked at.
+    looked: Instant,
     effects: Vec<Effect>,
     draining: bool,
     paused: console::Paused,
@@ -304,6 +350,8 @@ impl Core {
             runnable: VecDeque::new(),
             dirty: Vec::new(),
             logins: VecDeque::new(),
+            logging_in: 0,
+            looked: now,
             effects: Vec::new(),
             draining: false,
             paused: console::Paused::default(),
@@ -338,6 +386,7 @@ impl Core {
         self.metrics.clients.add(1);
         self.metrics.clients_accepted.add(1);
         self.logins.push_back((self.now, token));
+        self.count_in(index);
         token
     }
 
@@ -516,6 +565,14 @@ impl Core {
                     self.console_answer(client.index(), &bytes);
                 }
             }
+            Mail::Account { client, answer } => {
+                if self.is_client(client) {
+                    self.looked_up(client.index(), answer);
+                    if self.is_client(client) {
+                        self.runnable.push_back(client);
+                    }
+                }
+            }
             Mail::Operate(operation) => self.operate(&operation),
             Mail::Drain => self.drain(),
         }
@@ -539,6 +596,7 @@ impl Core {
             }
         }
         self.expire_servers();
+        self.expire_clients();
         self.expire_cancels();
         for pool in 0..self.pools.len() {
             self.expire_waiters(pool);
@@ -548,6 +606,12 @@ impl Core {
         self.metrics.classify_hits.set(classified.hits);
         self.metrics.classify_misses.set(classified.misses);
         self.run();
+    }
+
+    /// Carries out [`Effect::LookUp`]; an error if it can't be done.
+    pub fn look_up(&self, user: &str, client: Token) -> Result<(), &'static str> {
+        self.metrics.user_lookups.add(1);
+        self.shared.accounts.ask(user, (self.id, client))
     }
 
     /// True while clients are connected.

@@ -473,6 +473,7 @@ impl Core {
         if let Some(c) = server.client.take() {
             let client = &mut self.clients[c];
             client.server = None;
+            client.since = self.now;
             client.held_up = false;
             server.failed = false;
             server.unpins = sql::Pins::NONE;

@@ -528,6 +528,7 @@ impl Core {
         let client = &mut self.clients[c];
         client.again = Again::default();
         let elapsed = self.now.saturating_duration_since(client.since);
+        client.since = self.now;
         let micros = elapsed.as_micros() as u64;
         self.metrics.statement_micros.observe(micros);
         let totals = &mut self.pools[client.pool].totals;

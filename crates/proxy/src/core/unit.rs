@@ -163,7 +163,8 @@ impl Core {
 
     /// `ReadyForQuery` from the proxy itself.
     pub(super) fn ready(&mut self, c: usize) {
-        let client = &self.clients[c];
+        let client = &mut self.clients[c];
+        client.since = self.now;
         let status = match client.aborted {
             Aborted::No if client.begun.is_some() => Status::Transaction,
             Aborted::No => Status::Idle,

@@ -35,7 +35,7 @@ pub(crate) struct Listener {
 impl Listener {
     /// Listens where the configuration says.
     pub(crate) fn bind(listen: &Listen) -> io::Result<Listener> {
-        let peer = Peer { route: listen.route, local: listen.address.starts_with('/') };
+        let peer = Peer { route: listen.route, local: listen.address.starts_with('/'), address: None };
         if listen.address.starts_with('/') {
             let path = PathBuf::from(&listen.address);
             // A file that nobody listens on is left over from a process that was killed.
@@ -108,11 +108,11 @@ pub(crate) fn run(
             let Some(listener) = usize::try_from(event.u64).ok().and_then(|i| listeners.get(i)) else { continue };
             for _ in 0..BATCH {
                 match sys::accept(listener.fd(), listener.tcp) {
-                    Ok(Some(fd)) => {
+                    Ok(Some((fd, address))) => {
                         complained = false;
                         let worker = least_loaded(&handed, metrics);
                         handed[worker] += 1;
-                        mailboxes[worker].post(Letter::Client(fd, listener.peer));
+                        mailboxes[worker].post(Letter::Client(fd, Peer { address, ..listener.peer }));
                     }
                     Ok(None) => break,
                     Err(error) => {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -226,21 +226,21 @@ fn skip_congestion_control(fd: &OwnedFd) {
     };
 }
 
-fn is_loopback(peer: &libc::sockaddr_storage) -> bool {
+/// The address in what the kernel says of a peer; None: it has none.
+fn ip_of(peer: &libc::sockaddr_storage) -> Option<IpAddr> {
     let pointer = std::ptr::from_ref(peer);
     match c_int::from(peer.ss_family) {
         libc::AF_INET => {
             // SAFETY: the family says that it is a `sockaddr_in`, and a `sockaddr_storage` is large and aligned enough.
             let v4 = unsafe { &*pointer.cast::<libc::sockaddr_in>() };
-            v4.sin_addr.s_addr.to_ne_bytes()[0] == 127
+            Some(IpAddr::from(v4.sin_addr.s_addr.to_ne_bytes()))
         }
         libc::AF_INET6 => {
             // SAFETY: likewise.
             let v6 = unsafe { &*pointer.cast::<libc::sockaddr_in6>() };
-            let ip = std::net::Ipv6Addr::from(v6.sin6_addr.s6_addr);
-            ip.is_loopback() || ip.to_ipv4_mapped().is_some_and(|ip| ip.is_loopback())
+            Some(IpAddr::from(v6.sin6_addr.s6_addr).to_canonical())
         }
-        _ => false,
+        _ => None,
     }
 }
 
@@ -251,8 +251,8 @@ fn set_option(fd: &OwnedFd, level: c_int, option: c_int, value: c_int) -> io::Re
         .map(drop)
 }
 
-/// Takes one connection from a listener; None if there is none.
-pub(crate) fn accept(listener: BorrowedFd<'_>, tcp: bool) -> io::Result<Option<OwnedFd>> {
+/// Takes one connection from a listener, and where it comes from; None if there is none.
+pub(crate) fn accept(listener: BorrowedFd<'_>, tcp: bool) -> io::Result<Option<(OwnedFd, Option<IpAddr>)>> {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: all bytes zero is a valid `sockaddr_storage`.
     let mut peer: libc::sockaddr_storage = unsafe { zeroed() };
@@ -262,13 +262,14 @@ pub(crate) fn accept(listener: BorrowedFd<'_>, tcp: bool) -> io::Result<Option<O
     let result = unsafe { libc::accept4(listener.as_raw_fd(), pointer, &mut length, flags) };
     match owned(result) {
         Ok(fd) => {
+            let address = ip_of(&peer);
             if tcp {
                 tune(&fd)?;
-                if is_loopback(&peer) {
+                if address.is_some_and(|address| address.is_loopback()) {
                     skip_congestion_control(&fd);
                 }
             }
-            Ok(Some(fd))
+            Ok(Some((fd, address)))
         }
         Err(error) => match error.raw_os_error() {
             Some(libc::EAGAIN | libc::EINTR | libc::ECONNABORTED | libc::EPROTO) => Ok(None),

@@ -270,6 +270,11 @@ impl Worker {
                     self.mailboxes[to].post(Letter::Server(socket.fd, socket.link, server));
                 }
             }
+            Effect::LookUp { client, user } => {
+                if let Err(why) = self.core.look_up(&user, client) {
+                    self.core.mail(Mail::Account { client, answer: Err(why.into()) });
+                }
+            }
             Effect::Post { to, mail } => self.mailboxes[to].post(Letter::Core(mail)),
             Effect::Ask { client, text, access } => {
                 if let Err(bytes) = self.console.put(Request { worker: self.id, client, text, access }) {

@@ -77,8 +77,9 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
             password_file: user.password_file.clone(),
             verifier: user.verifier.clone(),
             pool_size: None,
+            max_clients: None,
         };
         let auth = if scram { proxy::config::AuthMethod::ScramSha256 } else { proxy::config::AuthMethod::Trust };
-        check_user(&user, &format!("relay.users[{index}]"), auth, stat, findings);
+        check_user(&user, &format!("relay.users[{index}]"), auth, false, stat, findings);
     }
 }

@@ -56,6 +56,7 @@ fn user(name: &str, auth: Option<AuthMethod>) -> UserConfig {
         password_file: None,
         verifier: None,
         pool_size: None,
+        max_clients: None,
     }
 }
 

@@ -353,6 +353,7 @@ impl World {
             }
             Effect::Post { to, mail } => self.mail.push_back((to, Letter::Mail(mail))),
             Effect::Secure { .. } => unreachable!("nobody here has TLS"),
+            Effect::LookUp { .. } => panic!("everybody is configured"),
             Effect::Ask { .. } => panic!("nobody came for the console"),
         }
     }

@@ -1,0 +1,226 @@
+//! Users that are not configured: their verifiers are looked up on a server (`auth_query`), and kept for a while.
+//!
+//! ```text
+//!  core: begins a login ─Effect::LookUp─▶ Accounts ─(whoever serves it)─▶ a server
+//!        goes on with it ◀─Mail::Account──    └ keeps what was found, and that nothing was
+//! ```
+//!
+//! Bounds: names kept, names being asked for, and clients that wait for one. What was found is kept for `cache`, that there is no
+//! such user for `negative_cache`; a wrong password has it looked up again, for it may be the password that has changed.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::core::token::Token;
+use crate::settings::User;
+
+/// Names that are remembered; when there are more, all that are out of date are forgotten, or else all.
+const MOST_KNOWN: usize = 10_000;
+/// Names that are being asked for at a time.
+const MOST_ASKED: usize = 256;
+/// Clients that wait for an answer at a time.
+const MOST_WAITING: usize = 10_000;
+/// A wrong password has a verifier looked up again if it is older than this: guessing makes at most so many questions.
+const LEAST_AGE: Duration = Duration::from_secs(1);
+
+/// Asks for a user's secret; false if it can't take more. The answer goes to [`Accounts::answer`].
+pub type Ask = Box<dyn Fn(Arc<str>) -> bool + Send + Sync>;
+
+/// Whom to tell: worker and connection.
+pub(crate) type Waiting = (usize, Token);
+
+/// What came of a lookup. None: there is no such user, or it has no password.
+pub type Answer = Result<Option<Arc<User>>, String>;
+
+/// What is known of users that are not configured.
+#[derive(Default)]
+pub struct Accounts {
+    state: Mutex<State>,
+    ask: OnceLock<Ask>,
+}
+
+#[derive(Default)]
+struct State {
+    known: HashMap<Arc<str>, Known>,
+    asked: HashMap<Arc<str>, Asked>,
+    waiting: usize,
+}
+
+/// A question on its way.
+struct Asked {
+    waiting: Vec<Waiting>,
+    /// The configuration has changed since: its answer is told and not kept.
+    outdated: bool,
+}
+
+struct Known {
+    account: Option<Arc<User>>,
+    since: Instant,
+    until: Instant,
+}
+
+impl std::fmt::Debug for Accounts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Accounts").finish_non_exhaustive()
+    }
+}
+
+impl Accounts {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says who asks the servers. Only the first call counts.
+    pub fn serve(&self, ask: Ask) {
+        let _ = self.ask.set(ask);
+    }
+
+    /// What is known of a user; None: it has to be asked for.
+    pub(crate) fn get(&self, user: &str, now: Instant) -> Option<Option<Arc<User>>> {
+        self.state().known.get(user).filter(|known| now < known.until).map(|known| known.account.clone())
+    }
+
+    /// Has a user looked up for a client; an error at once if that is impossible.
+    pub(crate) fn ask(&self, user: &str, who: Waiting) -> Result<(), &'static str> {
+        let mut state = self.state();
+        let ask = self.ask.get().ok_or("the proxy is still starting")?;
+        if state.waiting >= MOST_WAITING {
+            return Err("too many logins wait for the lookup of their user");
+        }
+        if let Some(asked) = state.asked.get_mut(user) {
+            asked.waiting.push(who);
+            state.waiting += 1;
+            return Ok(());
+        }
+        let name: Arc<str> = user.into();
+        if state.asked.len() >= MOST_ASKED || !ask(name.clone()) {
+            return Err("too many users are being looked up");
+        }
+        state.asked.insert(name, Asked { waiting: vec![who], outdated: false });
+        state.waiting += 1;
+        Ok(())
+    }
+
+    /// What a user's verifier is, to be kept for so long; gives who waits for it. An error is not kept.
+    pub(crate) fn answer(&self, user: &str, answer: &Answer, keep: Duration, now: Instant) -> Vec<Waiting> {
+        let mut state = self.state();
+        let asked = state.asked.remove(user).unwrap_or(Asked { waiting: Vec::new(), outdated: false });
+        state.waiting -= asked.waiting.len();
+        if let Ok(account) = answer
+            && !asked.outdated
+        {
+            if state.known.len() >= MOST_KNOWN {
+                state.known.retain(|_, known| now < known.until);
+                if state.known.len() >= MOST_KNOWN {
+                    state.known.clear();
+                }
+            }
+            state.known.insert(user.into(), Known { account: account.clone(), since: now, until: now + keep });
+        }
+        asked.waiting
+    }
+
+    /// A password did not fit: if what is known is not new, it is looked up again next time.
+    pub(crate) fn doubt(&self, user: &str, now: Instant) {
+        let mut state = self.state();
+        if state.known.get(user).is_some_and(|known| now.saturating_duration_since(known.since) >= LEAST_AGE) {
+            state.known.remove(user);
+        }
+    }
+
+    /// Forgets everything: the configuration has changed.
+    pub(crate) fn clear(&self) {
+        let mut state = self.state();
+        state.known.clear();
+        state.asked.values_mut().for_each(|asked| asked.outdated = true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    const KEEP: Duration = Duration::from_secs(30);
+
+    fn token(n: u32) -> Token {
+        Token::new(crate::core::token::Kind::Client, n, 1)
+    }
+
+    fn counting() -> (Accounts, Arc<AtomicUsize>) {
+        let (accounts, asked) = (Accounts::default(), Arc::new(AtomicUsize::new(0)));
+        let count = asked.clone();
+        accounts.serve(Box::new(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            true
+        }));
+        (accounts, asked)
+    }
+
+    #[test]
+    fn one_question_serves_all_who_wait() {
+        let (accounts, asked) = counting();
+        let now = Instant::now();
+        for n in 0..5 {
+            accounts.ask("a", (0, token(n))).unwrap();
+        }
+        accounts.ask("b", (1, token(9))).unwrap();
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+        assert_eq!(accounts.answer("a", &Ok(None), KEEP, now).len(), 5);
+        assert!(matches!(accounts.get("a", now), Some(None)));
+        assert!(accounts.get("b", now).is_none());
+        // Not for ever.
+        assert!(accounts.get("a", now + KEEP).is_none());
+        // An error is told and not kept.
+        assert_eq!(accounts.answer("b", &Err("no".into()), KEEP, now).len(), 1);
+        assert!(accounts.get("b", now).is_none());
+    }
+
+    #[test]
+    fn a_wrong_password_has_it_looked_up_again_but_not_at_once() {
+        let (accounts, _) = counting();
+        let now = Instant::now();
+        accounts.answer("a", &Ok(None), KEEP, now);
+        accounts.doubt("a", now + LEAST_AGE / 2);
+        assert!(accounts.get("a", now + LEAST_AGE).is_some());
+        accounts.doubt("a", now + LEAST_AGE);
+        assert!(accounts.get("a", now + LEAST_AGE).is_none());
+    }
+
+    #[test]
+    fn it_is_bounded() {
+        let (accounts, asked) = counting();
+        let now = Instant::now();
+        for n in 0..MOST_KNOWN * 2 + 10 {
+            accounts.answer(&format!("u{n}"), &Ok(None), KEEP, now);
+            assert!(accounts.state().known.len() <= MOST_KNOWN);
+        }
+        for n in 0..MOST_ASKED as u32 {
+            accounts.ask(&format!("u{n}"), (0, token(n))).unwrap();
+        }
+        assert!(accounts.ask("one more", (0, token(1))).is_err());
+        let mut taken = MOST_ASKED;
+        while accounts.ask("u1", (0, token(1))).is_ok() {
+            taken += 1;
+        }
+        assert_eq!((taken, asked.load(Ordering::Relaxed)), (MOST_WAITING, MOST_ASKED));
+    }
+
+    #[test]
+    fn what_was_asked_before_a_reload_is_not_kept() {
+        let (accounts, _) = counting();
+        let now = Instant::now();
+        accounts.ask("a", (0, token(1))).unwrap();
+        accounts.clear();
+        assert_eq!(accounts.answer("a", &Ok(None), KEEP, now).len(), 1);
+        assert!(accounts.get("a", now).is_none());
+    }
+
+    #[test]
+    fn nobody_is_asked_before_somebody_serves() {
+        assert!(Accounts::default().ask("a", (0, token(1))).is_err());
+    }
+}

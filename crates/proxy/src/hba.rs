@@ -1,0 +1,610 @@
+//! Who may come from where, and how it proves who it is: rules in the form of PostgreSQL's `pg_hba.conf`. The first rule
+//! that fits decides; if none does, the client is refused.
+//!
+//! Of that form is read: `local`, `host`, `hostssl`, `hostnossl`; databases by name, `all`, `sameuser`; users by name, `all`; an
+//! address with a prefix length or a mask, `all`; the methods of [`Method`]; `clientcert=verify-ca|verify-full`. Whatever else
+//! PostgreSQL knows (`+role`, `@file`, `/regex`, `samehost`, host names, other methods) is an error and never skipped: a rule that
+//! is not understood must not let somebody in, or out.
+
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use crate::config::AuthMethod;
+
+/// Longest text, in bytes.
+pub const MAX_TEXT: usize = 1 << 20;
+/// Most rules.
+pub const MAX_RULES: usize = 10_000;
+/// Most errors that are reported at a time.
+const MAX_ERRORS: usize = 20;
+
+/// Rules, in the order in which they are looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rules(Vec<Rule>);
+
+/// One rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// How a client comes.
+    pub kind: Kind,
+    /// To which databases, as clients name them.
+    pub databases: Vec<Name>,
+    /// As which users.
+    pub users: Vec<Name>,
+    /// From where; None: from anywhere.
+    pub from: Option<Network>,
+    /// What it must do.
+    pub method: Method,
+    /// What certificate it must show besides.
+    pub certificate: Certificate,
+}
+
+/// How a client comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// By a Unix socket.
+    Local,
+    /// By TCP.
+    Host,
+    /// By TCP with TLS.
+    HostSsl,
+    /// By TCP without TLS.
+    HostNoSsl,
+}
+
+/// A database's or user's name in a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Name {
+    /// Whatever it is called.
+    All,
+    /// Of databases: the one that is called as the user.
+    SameUser,
+    /// This one.
+    Is(Box<str>),
+}
+
+/// Addresses with a common prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network {
+    address: IpAddr,
+    bits: u8,
+}
+
+/// What a rule asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// Nobody gets in.
+    Reject,
+    /// A proof.
+    Auth(AuthMethod),
+}
+
+/// The certificate that a rule asks for beside its method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Certificate {
+    /// None.
+    No,
+    /// One of a CA of `[proxy.tls]`.
+    Any,
+    /// One whose common name is the user's.
+    OfUser,
+}
+
+/// Somebody who wants to come in.
+#[derive(Debug, Clone, Copy)]
+pub struct Attempt<'a> {
+    /// Its address; None: it comes by a Unix socket.
+    pub address: Option<IpAddr>,
+    /// It speaks TLS.
+    pub tls: bool,
+    /// The database it names.
+    pub database: &'a str,
+    /// The user it names.
+    pub user: &'a str,
+}
+
+/// What is wrong with a line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {message}")]
+pub struct Error {
+    /// Counted from 1.
+    pub line: usize,
+    /// What was found, and what was expected.
+    pub message: String,
+}
+
+/// The fields of a rule as a configuration writes them, one string each.
+#[derive(Debug, Clone, Copy)]
+pub struct Fields<'a> {
+    /// `local`, `host`, `hostssl`, `hostnossl`.
+    pub kind: &'a str,
+    /// A list separated by commas.
+    pub database: &'a str,
+    /// Likewise.
+    pub user: &'a str,
+    /// Of `host` and its kin only.
+    pub address: Option<&'a str>,
+    /// And options, if any.
+    pub method: &'a str,
+}
+
+/// A word of a line; keywords are keywords only without quotes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Word {
+    text: String,
+    quoted: bool,
+}
+
+// === impl Rules ===
+
+impl Rules {
+    /// Rules in this order.
+    ///
+    /// # Errors
+    /// There are more than [`MAX_RULES`].
+    pub fn new(rules: Vec<Rule>) -> Result<Rules, String> {
+        if rules.len() > MAX_RULES { Err(too_many()) } else { Ok(Rules(rules)) }
+    }
+
+    /// Reads a file's text.
+    ///
+    /// # Errors
+    /// Every line that is wrong, up to a number.
+    pub fn parse(text: &str) -> Result<Rules, Vec<Error>> {
+        if text.len() > MAX_TEXT {
+            let message = format!("the file has {} bytes, expected at most {MAX_TEXT}", text.len());
+            return Err(vec![Error { line: 1, message }]);
+        }
+        let (mut rules, mut errors) = (Vec::new(), Vec::new());
+        let mut lines = text.lines().enumerate();
+        while let Some((at, first)) = lines.next() {
+            let mut line = first.to_owned();
+            // A backslash at its end joins a line with the next.
+            while line.ends_with('\\') {
+                line.pop();
+                match lines.next() {
+                    Some((_, next)) => line.push_str(next),
+                    None => break,
+                }
+            }
+            match parse_line(&line) {
+                Ok(Some(_)) if rules.len() >= MAX_RULES => {
+                    errors.push(Error { line: at + 1, message: too_many() });
+                    break;
+                }
+                Ok(rule) => rules.extend(rule),
+                Err(message) => errors.push(Error { line: at + 1, message }),
+            }
+            if errors.len() >= MAX_ERRORS {
+                break;
+            }
+        }
+        if errors.is_empty() { Ok(Rules(rules)) } else { Err(errors) }
+    }
+
+    /// The first rule that fits.
+    #[must_use]
+    pub fn first(&self, attempt: &Attempt<'_>) -> Option<&Rule> {
+        self.0.iter().find(|rule| rule.fits(attempt))
+    }
+
+    /// All of them, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = &Rule> {
+        self.0.iter()
+    }
+}
+
+fn too_many() -> String {
+    format!("found more than {MAX_RULES} rules, expected at most as many")
+}
+
+// === impl Rule ===
+
+impl Rule {
+    /// A rule from its fields.
+    ///
+    /// # Errors
+    /// What was found, and what was expected.
+    pub fn from_fields(fields: Fields<'_>) -> Result<Rule, String> {
+        let kind = Kind::parse(fields.kind)?;
+        let list = |what: &str, text: &str| -> Result<Vec<Word>, String> {
+            let mut fields = split(text)?;
+            match (fields.pop(), fields.is_empty()) {
+                (Some(list), true) => Ok(list),
+                _ => Err(format!("found {text:?}, expected {what}, or several separated by commas")),
+            }
+        };
+        let databases = names(&list("a database", fields.database)?, true)?;
+        let users = names(&list("a user", fields.user)?, false)?;
+        let from = match (kind, fields.address) {
+            (Kind::Local, None) => None,
+            (Kind::Local, Some(found)) => {
+                return Err(format!("found the address {found:?}, expected none: the type is \"local\""));
+            }
+            (_, Some(text)) => {
+                let mut words = text.split_whitespace();
+                let (address, mask) = (words.next().unwrap_or_default(), words.next());
+                if words.next().is_some() {
+                    return Err(format!("found {text:?}, expected {EXPECTED_ADDRESS}"));
+                }
+                Network::parse(address, mask)?
+            }
+            (_, None) => return Err(format!("found no address, expected {EXPECTED_ADDRESS}")),
+        };
+        let mut rest = split(fields.method)?.into_iter();
+        let method = rest.next().ok_or_else(|| format!("found no method, expected {EXPECTED_METHOD}"))?;
+        finish(kind, databases, users, from, &method, rest)
+    }
+
+    fn fits(&self, attempt: &Attempt<'_>) -> bool {
+        let kind = match self.kind {
+            Kind::Local => attempt.address.is_none(),
+            Kind::Host => attempt.address.is_some(),
+            Kind::HostSsl => attempt.address.is_some() && attempt.tls,
+            Kind::HostNoSsl => attempt.address.is_some() && !attempt.tls,
+        };
+        kind && self.databases.iter().any(|name| name.is(attempt.database, attempt.user))
+            && self.users.iter().any(|name| name.is(attempt.user, attempt.user))
+            && self.from.is_none_or(|network| attempt.address.is_some_and(|address| network.has(address)))
+    }
+
+    /// True if it lets somebody from another machine in without a proof.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        let near = self.from.is_some_and(|network| {
+            network.address.is_loopback() && network.bits >= if network.address.is_ipv4() { 8 } else { 128 }
+        });
+        self.kind != Kind::Local
+            && self.method == Method::Auth(AuthMethod::Trust)
+            && self.certificate == Certificate::No
+            && !near
+    }
+}
+
+impl Kind {
+    fn parse(text: &str) -> Result<Kind, String> {
+        match text {
+            "local" => Ok(Kind::Local),
+            "host" => Ok(Kind::Host),
+            "hostssl" => Ok(Kind::HostSsl),
+            "hostnossl" => Ok(Kind::HostNoSsl),
+            _ => Err(format!("found the type {text:?}, expected local, host, hostssl or hostnossl")),
+        }
+    }
+}
+
+impl Name {
+    fn is(&self, name: &str, user: &str) -> bool {
+        match self {
+            Name::All => true,
+            Name::SameUser => name == user,
+            Name::Is(this) => **this == *name,
+        }
+    }
+}
+
+const EXPECTED_ADDRESS: &str = "an IP address with a prefix length such as 10.0.0.0/8, an address and a mask, or all";
+const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5 or cert";
+
+// === impl Network ===
+
+impl Network {
+    /// None stands for everywhere.
+    fn parse(text: &str, mask: Option<&str>) -> Result<Option<Network>, String> {
+        let wrong = || match mask {
+            Some(mask) => format!("found the address \"{text} {mask}\", expected {EXPECTED_ADDRESS}"),
+            None => format!("found the address {text:?}, expected {EXPECTED_ADDRESS}"),
+        };
+        if text == "all" && mask.is_none() {
+            return Ok(None);
+        }
+        let (address, bits) = match (text.split_once('/'), mask) {
+            (Some((address, bits)), None) => {
+                let plain = !bits.is_empty() && bits.bytes().all(|b| b.is_ascii_digit());
+                (address, if plain { bits.parse().ok() } else { None })
+            }
+            (None, Some(mask)) => (text, IpAddr::from_str(mask).ok().and_then(prefix_of)),
+            _ => return Err(wrong()),
+        };
+        let address = IpAddr::from_str(address).map_err(|_| wrong())?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        // A mask of the other family would be taken for something else.
+        let same = mask.is_none_or(|mask| IpAddr::from_str(mask).is_ok_and(|mask| mask.is_ipv4() == address.is_ipv4()));
+        match bits {
+            Some(bits) if bits <= most && same => Ok(Some(Network { address, bits })),
+            _ => Err(wrong()),
+        }
+    }
+
+    fn has(&self, address: IpAddr) -> bool {
+        match (self.address, address.to_canonical()) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(self.bits)).unwrap_or(0);
+                a.to_bits() & mask == b.to_bits() & mask
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(self.bits)).unwrap_or(0);
+                a.to_bits() & mask == b.to_bits() & mask
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The number of ones that a mask begins with, if there is nothing but zeroes after them.
+fn prefix_of(mask: IpAddr) -> Option<u8> {
+    let (bits, ones, width) = match mask {
+        IpAddr::V4(mask) => (u128::from(mask.to_bits()) << 96, mask.to_bits().leading_ones(), 32),
+        IpAddr::V6(mask) => (mask.to_bits(), mask.to_bits().leading_ones(), 128),
+    };
+    let rest = bits.checked_shl(ones).unwrap_or(0);
+    (rest == 0 && ones <= width).then_some(ones as u8)
+}
+
+// === lines ===
+
+fn parse_line(line: &str) -> Result<Option<Rule>, String> {
+    let mut fields = split(line)?.into_iter();
+    let Some(kind) = fields.next() else { return Ok(None) };
+    let kind = Kind::parse(&single(&kind, "a type")?.text)?;
+    let databases = fields.next().ok_or("found no database, expected one, or several separated by commas")?;
+    let databases = names(&databases, true)?;
+    let users = fields.next().ok_or("found no user, expected one, or several separated by commas")?;
+    let users = names(&users, false)?;
+    let mut method = fields.next();
+    let mut from = None;
+    if kind != Kind::Local {
+        let address = method.ok_or_else(|| format!("found no address, expected {EXPECTED_ADDRESS}"))?;
+        let address = single(&address, "one address")?.text.clone();
+        method = fields.next();
+        // Without a prefix length the mask is a field of its own.
+        let bare = IpAddr::from_str(&address).is_ok();
+        let mask = if bare { method.as_deref().and_then(<[Word]>::first).map(|word| word.text.clone()) } else { None };
+        from = Network::parse(&address, mask.as_deref())?;
+        if bare {
+            method = fields.next();
+        }
+    }
+    let method = method.ok_or_else(|| format!("found no method, expected {EXPECTED_METHOD}"))?;
+    finish(kind, databases, users, from, &method, fields).map(Some)
+}
+
+fn finish(
+    kind: Kind,
+    databases: Vec<Name>,
+    users: Vec<Name>,
+    from: Option<Network>,
+    method: &[Word],
+    options: impl Iterator<Item = Vec<Word>>,
+) -> Result<Rule, String> {
+    let found = &single(method, "one method")?.text;
+    let method = match found.as_str() {
+        "trust" => Method::Auth(AuthMethod::Trust),
+        "reject" => Method::Reject,
+        "scram-sha-256" => Method::Auth(AuthMethod::ScramSha256),
+        "md5" => Method::Auth(AuthMethod::Md5),
+        "cert" => Method::Auth(AuthMethod::Cert),
+        _ => return Err(format!("found the method {found:?}, expected {EXPECTED_METHOD}")),
+    };
+    let mut certificate = Certificate::No;
+    for option in options {
+        let option = &single(&option, "one option")?.text;
+        certificate = match option.as_str() {
+            "clientcert=verify-ca" => Certificate::Any,
+            "clientcert=verify-full" => Certificate::OfUser,
+            _ => {
+                return Err(format!(
+                    "found the option {option:?}, expected clientcert=verify-ca or clientcert=verify-full, or none"
+                ));
+            }
+        };
+    }
+    if method == Method::Auth(AuthMethod::Cert) && kind != Kind::HostSsl {
+        return Err("found the method \"cert\", expected the type hostssl with it".into());
+    }
+    if certificate != Certificate::No && kind != Kind::HostSsl {
+        return Err("found the option clientcert, expected the type hostssl with it".into());
+    }
+    Ok(Rule { kind, databases, users, from, method, certificate })
+}
+
+fn single<'w>(field: &'w [Word], what: &str) -> Result<&'w Word, String> {
+    match field {
+        [word] => Ok(word),
+        _ => {
+            let all: Vec<&str> = field.iter().map(|word| word.text.as_str()).collect();
+            Err(format!("found the list {:?}, expected {what}", all.join(",")))
+        }
+    }
+}
+
+fn names(words: &[Word], databases: bool) -> Result<Vec<Name>, String> {
+    let name = |word: &Word| match word.text.as_str() {
+        text if word.quoted => Ok(Name::Is(text.into())),
+        "all" => Ok(Name::All),
+        "sameuser" if databases => Ok(Name::SameUser),
+        "samerole" | "samegroup" if databases => Err(format!(
+            "found {:?}, expected names of databases: the proxy does not know who is in which role",
+            word.text
+        )),
+        // Nobody gets a replication connection through the proxy: such a rule fits nobody, as in PostgreSQL it fits no database.
+        "replication" if databases => Ok(Name::Is("\0".into())),
+        text if text.starts_with('+') && !databases => {
+            Err(format!("found {text:?}, expected names of users: the proxy does not know who is in which role"))
+        }
+        text if text.starts_with(['@', '/']) => {
+            Err(format!("found {text:?}, expected names: files of names and patterns are not read"))
+        }
+        text => Ok(Name::Is(text.into())),
+    };
+    words.iter().map(name).collect()
+}
+
+/// A line's fields, each a list of words.
+fn split(line: &str) -> Result<Vec<Vec<Word>>, String> {
+    let mut fields: Vec<Vec<Word>> = Vec::new();
+    let mut rest = line.chars().peekable();
+    // A comma, on whichever side of it there is white space, goes on with the field.
+    let mut joined = false;
+    loop {
+        while rest.next_if(|c| c.is_whitespace() || (*c == ',' && !fields.is_empty())).is_some_and(|c| {
+            joined |= c == ',';
+            true
+        }) {}
+        let Some(&next) = rest.peek() else { break };
+        if next == '#' {
+            break;
+        }
+        let mut word = Word { text: String::new(), quoted: false };
+        let mut inside = false;
+        while let Some(c) = rest.next_if(|c| inside || !(c.is_whitespace() || matches!(c, ',' | '#'))) {
+            if c == '\0' {
+                return Err("found a NUL, expected text".into());
+            }
+            if c != '"' {
+                word.text.push(c);
+            } else if inside && rest.next_if_eq(&'"').is_some() {
+                word.text.push('"');
+            } else {
+                inside = !inside;
+                word.quoted = true;
+            }
+        }
+        if inside {
+            return Err("found a quotation mark without its end".into());
+        }
+        if word.text.is_empty() && !word.quoted {
+            return Err("found a comma, expected a word before it".into());
+        }
+        match fields.last_mut() {
+            Some(field) if joined => field.push(word),
+            _ => fields.push(vec![word]),
+        }
+        joined = false;
+    }
+    Ok(fields)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn attempt<'a>(address: Option<&str>, tls: bool, database: &'a str, user: &'a str) -> Attempt<'a> {
+        Attempt { address: address.map(|text| text.parse().unwrap()), tls, database, user }
+    }
+
+    const FILE: &str = r#"
+# TYPE  DATABASE  USER  ADDRESS  METHOD
+local   all             all                             trust
+host    replication     all     0.0.0.0/0               trust
+host    secret          all     all                     reject     # nobody
+hostssl all             boss    10.0.0.0/8              scram-sha-256 clientcert=verify-full
+hostnossl all           boss    all                     reject
+host    sameuser        all     192.168.1.0 255.255.255.0  md5
+host    app, "all" ,other  a,b  10.1.0.0/16             scram-sha-256
+hostssl app \
+   c  ::1/128 cert
+host    app             "quo""ted"  ::/0                trust
+"#;
+
+    #[test]
+    fn first_match_wins() {
+        let rules = Rules::parse(FILE).unwrap();
+        let scram = Some(Method::Auth(AuthMethod::ScramSha256));
+        for (address, tls, database, user, expected) in [
+            (None, false, "anything", "anybody", Some(Method::Auth(AuthMethod::Trust))),
+            (Some("10.1.2.3"), false, "secret", "a", Some(Method::Reject)),
+            (Some("10.1.2.3"), true, "secret", "boss", Some(Method::Reject)),
+            (Some("10.1.2.3"), true, "app", "boss", scram),
+            (Some("::ffff:10.1.2.3"), true, "app", "boss", scram),
+            (Some("10.1.2.3"), false, "app", "boss", Some(Method::Reject)),
+            (Some("11.1.2.3"), true, "app", "boss", None),
+            (Some("192.168.1.77"), false, "x", "x", Some(Method::Auth(AuthMethod::Md5))),
+            (Some("192.168.2.77"), false, "x", "x", None),
+            (Some("192.168.1.77"), false, "x", "y", None),
+            (Some("10.1.9.9"), false, "other", "b", scram),
+            (Some("10.1.9.9"), false, "all", "b", scram),
+            (Some("10.1.9.9"), false, "more", "b", None),
+            (Some("10.1.9.9"), false, "app", "c", None),
+            (Some("::1"), true, "app", "c", Some(Method::Auth(AuthMethod::Cert))),
+            (Some("::2"), true, "app", "c", None),
+            (Some("fe80::2"), false, "app", "quo\"ted", Some(Method::Auth(AuthMethod::Trust))),
+            (Some("1.2.3.4"), false, "app", "quo\"ted", None),
+            // A rule for replication is for no database, not even for one of that name.
+            (Some("1.2.3.4"), false, "replication", "a", None),
+        ] {
+            let found = rules.first(&attempt(address, tls, database, user)).map(|rule| rule.method);
+            assert_eq!(found, expected, "{address:?} {tls} {database} {user}");
+        }
+        let of_boss = rules.first(&attempt(Some("10.9.9.9"), true, "app", "boss")).unwrap();
+        assert_eq!(of_boss.certificate, Certificate::OfUser);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line() {
+        for (line, says) in [
+            ("hots all all all md5", "\"hots\", expected local, host"),
+            ("host", "no database"),
+            ("host all", "no user"),
+            ("host all all", "no address"),
+            ("host all all all", "no method"),
+            ("host all all 10.0.0.0 md5", "\"10.0.0.0 md5\", expected an IP address"),
+            ("host all all 10.0.0.0/33 md5", "10.0.0.0/33"),
+            ("host all all 10.0.0.0/+8 md5", "10.0.0.0/+8"),
+            ("host all all ::/129 md5", "::/129"),
+            ("host all all 10.0.0.0 255.0.255.0 md5", "255.0.255.0"),
+            ("host all all 10.0.0.0 ffff:: md5", "ffff::"),
+            ("host all all db.example.com md5", "db.example.com"),
+            ("host all all samehost md5", "samehost"),
+            ("host all all all peer", "\"peer\", expected trust, reject"),
+            ("host all all all md5 map=x", "map=x"),
+            ("host all all all md5,trust", "one method"),
+            ("host all +staff all md5", "+staff"),
+            ("host samerole all all md5", "samerole"),
+            ("host all @users all md5", "@users"),
+            ("host all /^a all md5", "/^a"),
+            ("host all all all cert", "hostssl"),
+            ("host all all all md5 clientcert=verify-ca", "hostssl"),
+            ("host \"all all all md5", "quotation mark"),
+            ("local all all 10.0.0.0/8 md5", "10.0.0.0/8"),
+        ] {
+            let errors = Rules::parse(&format!("# first\n{line}\n")).unwrap_err();
+            assert_eq!(errors.len(), 1, "{line}: {errors:?}");
+            assert_eq!(errors[0].line, 2, "{line}");
+            assert!(errors[0].message.contains(says), "{line}: {}", errors[0].message);
+            assert!(errors[0].message.contains("expected") || says == "quotation mark", "{}", errors[0].message);
+        }
+        assert_eq!(Rules::parse(&"x\n".repeat(100)).unwrap_err().len(), MAX_ERRORS);
+        assert!(Rules::parse(&" ".repeat(MAX_TEXT + 1)).is_err());
+    }
+
+    #[test]
+    fn fields() {
+        let fields = |address, method| Fields { kind: "host", database: "a,b", user: "all", address, method };
+        let rule = Rule::from_fields(fields(Some("10.0.0.0 255.0.0.0"), "md5")).unwrap();
+        assert_eq!(rule, Rules::parse("host a,b all 10.0.0.0/8 md5").unwrap().0[0]);
+        for (address, method) in
+            [(None, "md5"), (Some("10.0.0.0"), "md5"), (Some("1.1.1.1 2.2.2.2 3"), "md5"), (Some("all"), "")]
+        {
+            assert!(Rule::from_fields(fields(address, method)).is_err(), "{address:?} {method}");
+        }
+        assert!(Rule::from_fields(Fields { database: "a b", ..fields(Some("all"), "md5") }).is_err());
+    }
+
+    #[test]
+    fn open_to_others() {
+        for (line, open) in [
+            ("host all all all trust", true),
+            ("host all all 127.0.0.1/32 trust", false),
+            ("host all all 127.0.0.0/8 trust", false),
+            ("host all all 127.0.0.0/7 trust", true),
+            ("host all all ::1/128 trust", false),
+            ("hostssl all all all trust clientcert=verify-ca", false),
+            ("local all all trust", false),
+            ("host all all all md5", false),
+        ] {
+            assert_eq!(Rules::parse(line).unwrap().0[0].is_open(), open, "{line}");
+        }
+    }
+}

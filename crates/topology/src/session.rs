@@ -1,0 +1,70 @@
+//! Sessions with the cluster's servers for control work other than probing: over the same TLS, by the same rules.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tokio_postgres::Client;
+
+use crate::Topology;
+use crate::config::Target;
+use crate::probe::{self, ProbeError};
+use crate::view::NodeId;
+
+/// With what to log in. What is None is as the probes have it.
+#[derive(Clone, Default)]
+pub struct Login {
+    /// User; its password goes with it.
+    pub user: Option<String>,
+    /// The password of `user`, where the server asks for one.
+    pub password: Option<String>,
+    /// Database.
+    pub database: Option<String>,
+    /// What the session is called in `pg_stat_activity`.
+    pub application: String,
+    /// Longest time to connect and log in; also the session's `statement_timeout`.
+    pub timeout: Duration,
+}
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+#[error("node {node:?}: {why}")]
+pub struct SessionError {
+    /// The node's name.
+    pub node: String,
+    /// What went wrong.
+    pub why: String,
+}
+
+impl std::fmt::Debug for Login {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Login").field("user", &self.user).field("database", &self.database).finish_non_exhaustive()
+    }
+}
+
+impl Topology {
+    /// Opens a session; it ends soon after the client is dropped.
+    ///
+    /// # Errors
+    /// The node is not of the cluster, cannot be reached in time, or refuses.
+    pub async fn log_in(&self, node: NodeId, login: &Login) -> Result<Arc<Client>, SessionError> {
+        let name = self.view().node(node).map(|node| node.node.name.clone()).unwrap_or_default();
+        let error = |why: String| SessionError { node: name.clone(), why };
+        let (mut config, connector) = self.to_log_in();
+        let target = config.nodes.iter().find(|of| of.name == name).map(Target::of);
+        let target = match target {
+            Some(Ok(target)) => target,
+            _ => return Err(error("it is no longer part of the cluster".into())),
+        };
+        if let Some(user) = &login.user {
+            (config.user, config.password) = (user.clone(), login.password.clone());
+        }
+        if let Some(database) = &login.database {
+            config.database.clone_from(database);
+        }
+        config.probe_timeout = login.timeout;
+        let session = timeout(login.timeout, probe::connect(&target, &config, connector, &login.application));
+        let session = session.await.unwrap_or(Err(ProbeError::Timeout(login.timeout)));
+        session.map(|session| session.client).map_err(|why| error(why.to_string()))
+    }
+}

@@ -1,0 +1,311 @@
+//! Users that are looked up, rules of who may come from where, and limits of clients.
+
+use futures_util::future::join_all;
+use kingpost_tests::raw::{Raw, query, startup};
+use kingpost_tests::{
+    Cluster, DATABASE, Kingpost, SCRAM_PASSWORD, SCRAM_USER, ShowLogs, USER, database, new_dir, sqlstate, user,
+};
+use tokio_postgres::Config;
+use toml::Table;
+
+use crate::common::{only_kingpost, shared, value};
+
+/// What PgBouncer's documentation gives as its `auth_query`.
+const AUTH_QUERY: &str = "SELECT usename, passwd FROM pg_shadow WHERE usename=$1";
+
+fn config(kingpost: &Kingpost, user: &str, password: &str) -> Config {
+    let mut config = kingpost.endpoint().config();
+    config.user(user).password(password);
+    config
+}
+
+async fn refusal(kingpost: &Kingpost, config: &Config) -> (String, String) {
+    let outcome = kingpost.endpoint().try_connect(config).await;
+    let error = outcome.map(|_| ()).expect_err("it got in");
+    let said = error.as_db_error().map(|error| error.message().to_owned()).unwrap_or_default();
+    (sqlstate(&error).to_owned(), said)
+}
+
+#[tokio::test]
+async fn users_are_looked_up_and_passed_through_without_a_password_in_the_configuration() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().replicas(1).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = Kingpost::of(&cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .set("proxy.auth_query.query", AUTH_QUERY)
+        .start()
+        .await;
+    let right = config(&kingpost, SCRAM_USER, SCRAM_PASSWORD);
+    for _ in 0..10 {
+        let client = kingpost.endpoint().connect_as(&right).await;
+        // Both servers ask for a password, and the proxy was never told one.
+        for route in ["primary", "replica"] {
+            let sql = format!("/* kingpost.route={route} */ SELECT current_user");
+            assert_eq!(value(&client, &sql).await, SCRAM_USER);
+        }
+    }
+    assert_eq!(kingpost.metrics().await.sum("kingpost_user_lookups_total", &[]), 1.0, "it is remembered");
+    // A wrong password, a user that is not there, and one that has no password look alike.
+    for (name, password) in [(SCRAM_USER, "wrong"), ("nobody_known", "x"), (USER, "x")] {
+        for _ in 0..3 {
+            assert_eq!(refusal(&kingpost, &config(&kingpost, name, password)).await.0, "28P01", "{name}");
+        }
+    }
+    let lookups = kingpost.metrics().await.sum("kingpost_user_lookups_total", &[]);
+    assert!(lookups <= 7.0, "who is not there is remembered, too: {lookups}");
+    // A password that changes is noticed by its not fitting.
+    cluster.primary().execute(&format!("ALTER ROLE {SCRAM_USER} PASSWORD 'battery staple'")).await;
+    cluster.wait_caught_up().await;
+    let changed = config(&kingpost, SCRAM_USER, "battery staple");
+    let client = cluster
+        .wait("the new password to be known", async || kingpost.endpoint().try_connect(&changed).await.ok())
+        .await;
+    // Server connections from here on are made by it.
+    cluster.primary().execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'sam'").await;
+    cluster
+        .wait("a server connection by the new password", async || {
+            let answer = client.simple_query("/* kingpost.route=primary */ SELECT current_user").await;
+            answer.is_ok().then_some(())
+        })
+        .await;
+    assert_eq!(refusal(&kingpost, &right).await.0, "28P01", "the old password");
+    let log = std::fs::read_to_string(kingpost.process().log()).unwrap();
+    for secret in [SCRAM_PASSWORD, "battery staple", "SCRAM-SHA-256$"] {
+        assert!(!log.contains(secret), "{secret:?} is in the log:\n{log}");
+    }
+}
+
+#[tokio::test]
+async fn md5_users_are_looked_up_and_passed_through() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder()
+        .hba(
+            "host all mia 127.0.0.1/32 md5\nhost all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust\n",
+        )
+        .start()
+        .await;
+    let _logs = ShowLogs(cluster.dir());
+    cluster
+        .primary()
+        .execute(
+            "SET password_encryption = 'md5'; CREATE ROLE mia LOGIN PASSWORD 'old school'; \
+             CREATE FUNCTION secret_of(who text, OUT name text, OUT secret text) LANGUAGE sql SECURITY DEFINER \
+             AS 'SELECT rolname::text, rolpassword FROM pg_authid WHERE rolname = who'; \
+             CREATE ROLE guard LOGIN",
+        )
+        .await;
+    let kingpost = Kingpost::of(&cluster)
+        .set("proxy.auth", "md5")
+        .set("proxy.auth_query.query", "SELECT * FROM secret_of($1)")
+        .set("proxy.auth_query.user", "guard")
+        .set("proxy.auth_query.database", "postgres")
+        .start()
+        .await;
+    let client = kingpost.endpoint().connect_as(&config(&kingpost, "mia", "old school")).await;
+    assert_eq!(value(&client, "SELECT current_user").await, "mia");
+    assert_eq!(refusal(&kingpost, &config(&kingpost, "mia", "new school")).await.0, "28P01");
+}
+
+#[tokio::test]
+async fn a_lookup_that_fails_refuses_and_says_why_in_the_log() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .set("proxy.auth_query.query", "SELECT name, secret FROM no_such_table WHERE name = $1")
+        .add("proxy.users", user("configured", "one of its own"))
+        .start()
+        .await;
+    let (code, said) = refusal(&kingpost, &config(&kingpost, SCRAM_USER, SCRAM_PASSWORD)).await;
+    assert_eq!(code, "08006", "{said}");
+    assert!(!said.contains("no_such_table"), "{said}");
+    let log = std::fs::read_to_string(kingpost.process().log()).unwrap();
+    assert!(log.contains("no_such_table"), "{log}");
+    // Who is configured needs no lookup.
+    assert_eq!(refusal(&kingpost, &config(&kingpost, "configured", "wrong")).await.0, "28P01");
+}
+
+#[tokio::test]
+async fn the_first_rule_that_fits_decides() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let file = new_dir("hba").join("pg_hba.conf");
+    let rules = format!(
+        "# type database user address method\nhost closed all all reject\nhost all {SCRAM_USER} 127.0.0.0/8 scram-sha-256\n\
+         host {DATABASE} {USER} 127.0.0.1 255.255.255.255 trust\nhostssl all all all trust\n"
+    );
+    std::fs::write(&file, &rules).unwrap();
+    let kingpost = Kingpost::of(&shared.cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .set("proxy.hba_file", file.to_str().unwrap())
+        .add("proxy.users", user(SCRAM_USER, SCRAM_PASSWORD))
+        .add("proxy.users", user(USER, "never asked for"))
+        .start()
+        .await;
+    assert_eq!(value(&kingpost.connect().await, "SELECT current_user").await, USER);
+    let sam = kingpost.endpoint().connect_as(&config(&kingpost, SCRAM_USER, SCRAM_PASSWORD)).await;
+    assert_eq!(value(&sam, "SELECT current_user").await, SCRAM_USER);
+    assert_eq!(refusal(&kingpost, &config(&kingpost, SCRAM_USER, "wrong")).await.0, "28P01");
+    let mut closed = config(&kingpost, USER, "never asked for");
+    closed.dbname("closed");
+    let mut other = config(&kingpost, USER, "never asked for");
+    other.dbname("postgres");
+    for (config, says) in [(&closed, "rejects"), (&other, "no rule"), (&config(&kingpost, "bob", "x"), "127.0.0.1")] {
+        let (code, said) = refusal(&kingpost, config).await;
+        assert_eq!(code, "28000", "{said}");
+        assert!(said.contains(says), "{said}");
+    }
+    // It is read again.
+    std::fs::write(&file, rules.replace("255 trust", "255 reject")).unwrap();
+    kingpost.reload("proxy.login_timeout", "14s");
+    shared
+        .cluster
+        .wait("the new rules", async || kingpost.endpoint().try_connect(&kingpost.endpoint().config()).await.err())
+        .await;
+    // One that makes no sense changes nothing, and is named with its line; `check` says the same.
+    std::fs::write(&file, rules.replace("reject", "regect")).unwrap();
+    kingpost.reload("proxy.login_timeout", "13s");
+    let log = || std::fs::read_to_string(kingpost.process().log()).unwrap_or_default();
+    shared
+        .cluster
+        .wait("the log to name the wrong line", async || log().contains("pg_hba.conf:2: ").then_some(()))
+        .await;
+    let check = Kingpost::run(&["check", "--config", kingpost.config_path().to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&check.stderr).into_owned();
+    assert_eq!(check.status.code(), Some(3), "{said}");
+    assert!(said.contains("pg_hba.conf:2: found the method \"regect\", expected trust"), "{said}");
+    assert_eq!(value(&sam, "SELECT 7").await, "7");
+}
+
+#[tokio::test]
+async fn clients_of_a_user_a_database_and_an_address_are_limited() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let mut bounded = Table::new();
+    bounded.insert("name".into(), USER.into());
+    bounded.insert("max_clients".into(), 4.into());
+    let kingpost = Kingpost::of(&shared.cluster)
+        .set("proxy.max_clients_per_address", 7)
+        .set("proxy.reserved_clients", 2)
+        .add("proxy.users", bounded)
+        .add("proxy.users", user("bob", "x"))
+        .add("proxy.databases", database("small", "max_clients", 2))
+        .add("proxy.databases", database(DATABASE, "pool_size", 3))
+        .start()
+        .await;
+    let mut small = kingpost.endpoint().config();
+    small.dbname("small");
+    let first = join_all((0..2).map(|_| kingpost.endpoint().connect_as(&small))).await;
+    let (code, said) = refusal(&kingpost, &small).await;
+    assert_eq!(code, "53300");
+    assert!(said.contains("\"small\"") && said.contains('2'), "{said}");
+    let second = join_all((0..2).map(|_| kingpost.connect())).await;
+    let (code, said) = refusal(&kingpost, &kingpost.endpoint().config()).await;
+    assert_eq!(code, "53300");
+    assert!(said.contains(USER) && said.contains('4'), "{said}");
+    // Who leaves makes room.
+    drop(first);
+    let third = shared
+        .cluster
+        .wait("a place", async || kingpost.endpoint().try_connect(&kingpost.endpoint().config()).await.ok())
+        .await;
+    assert_eq!(value(&third, "SELECT 7").await, "7");
+    drop((second, third));
+    // An address may have connections that say nothing, too: they count.
+    let clients = async || kingpost.metrics().await.sum("kingpost_clients", &[]);
+    shared.cluster.wait("everybody to be gone", async || (clients().await == 0.0).then_some(())).await;
+    let silent = join_all((0..7).map(|_| Raw::connect(kingpost.port()))).await;
+    shared.cluster.wait("them to be in", async || (clients().await == 7.0).then_some(())).await;
+    let (code, said) = refusal(&kingpost, &kingpost.endpoint().config()).await;
+    assert_eq!(code, "53300");
+    assert!(said.contains("max_clients_per_address"), "{said}");
+    // An operator comes from the same machine, and gets in.
+    let mut console = kingpost.endpoint().config();
+    console.dbname("kingpost");
+    let operator = kingpost.endpoint().connect_as(&console).await;
+    assert!(!operator.simple_query("SHOW VERSION").await.unwrap().is_empty());
+    drop(silent);
+}
+
+#[tokio::test]
+async fn connections_that_never_log_in_make_way() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.max_logins", 20).set("proxy.max_clients", 10).start().await;
+    let memory = || kingpost.process().rss_kib();
+    let before = memory();
+    // More than descriptors for clients are meant for; each sends the beginning of a packet, and no more.
+    let packet = startup(3 << 16, &[("user", USER), ("database", DATABASE)]);
+    let mut slow = Vec::new();
+    for n in 0..400 {
+        let mut raw = Raw::connect(kingpost.port()).await;
+        raw.send(&packet[..n % packet.len()]).await;
+        slow.push(raw);
+    }
+    let clients = async || kingpost.metrics().await.sum("kingpost_clients", &[]);
+    shared.cluster.wait("all but 20 to be gone", async || (clients().await <= 20.0).then_some(())).await;
+    // The oldest hear why.
+    let last = slow[0].rest().await;
+    assert!(last.iter().any(|message| message.field(b'C').as_deref() == Some("53300")), "{last:?}");
+    // They take nobody's place.
+    let inside = join_all((0..10).map(|_| kingpost.connect())).await;
+    for client in &inside {
+        assert_eq!(value(client, "SELECT 7").await, "7");
+    }
+    assert_eq!(refusal(&kingpost, &kingpost.endpoint().config()).await.0, "53300", "max_clients are in");
+    let grown = memory().saturating_sub(before);
+    assert!(grown < 32 << 10, "400 slow connections cost {grown} KiB");
+}
+
+#[tokio::test]
+async fn time_limits_of_each_state() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster)
+        .set("proxy.query_timeout", "400ms")
+        .set("proxy.idle_transaction_timeout", "1s")
+        .set("proxy.client_idle_timeout", "3s")
+        .start()
+        .await;
+    let tag = "pg_sleep(61)";
+    let mut running = Raw::login(kingpost.port()).await;
+    running.send(&query(&format!("SELECT {tag}"))).await;
+    let mut transaction = Raw::login(kingpost.port()).await;
+    transaction.send(&query("BEGIN")).await;
+    transaction.until(b'Z').await;
+    let mut idle = Raw::login(kingpost.port()).await;
+    for (raw, code, says) in [
+        (&mut running, "57014", "query_timeout"),
+        (&mut transaction, "25P03", "idle_transaction_timeout"),
+        (&mut idle, "57P05", "client_idle_timeout"),
+    ] {
+        let said = raw.rest().await;
+        let last = said.last().unwrap_or_else(|| panic!("no word of {says}"));
+        assert_eq!(last.field(b'C').as_deref(), Some(code), "{said:?}");
+        assert!(last.field(b'M').unwrap().contains(says), "{said:?}");
+    }
+    // The statement does not go on without its client.
+    let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query = 'SELECT {tag}'");
+    shared.cluster.primary().wait_value(&sql, "0").await;
+    assert_eq!(kingpost.metrics().await.sum("kingpost_clients_timed_out_total", &[]), 3.0);
+    // Who does something stays.
+    let client = kingpost.connect().await;
+    for _ in 0..20 {
+        value(&client, "SELECT pg_sleep(0.1)").await;
+    }
+}
