@@ -156,4 +156,22 @@ mod tests {
             assert_eq!(Site::parse(url).map(|site| site.authority).as_deref(), authority, "{url}");
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn only_addresses_and_known_names_are_ours(host in "\\PC{0,60}", name in "[a-z0-9.:\\[\\]-]{1,40}", origin in "\\PC{0,60}") {
+            let guard = guard("https://console.example.com");
+            for host in [host, format!("{name}:7632")] {
+                if guard.host(Some(&host)) {
+                    let name = host.rsplit_once(':').map_or(host.as_str(), |(name, _)| name).to_ascii_lowercase();
+                    let name = name.trim_matches(['[', ']']);
+                    let known = ["localhost", "console.example.com"].contains(&name);
+                    proptest::prop_assert!(known || name.parse::<IpAddr>().is_ok(), "{}", host);
+                }
+                // Another origin than the host itself is never ours.
+                let same = origin.eq_ignore_ascii_case(&format!("http://{host}"));
+                proptest::prop_assert!(same || !guard.origin(Some(&host), Some(&origin), None));
+            }
+        }
+    }
 }

@@ -291,3 +291,17 @@ async fn an_address_for_all_needs_tokens() {
     let error = Console::start(&config, Parts::default()).await.unwrap_err();
     assert!(error.to_string().contains("console.anonymous_view"), "{error}");
 }
+
+proptest::proptest! {
+    #[test]
+    fn queries_cookies_and_actions_of_strangers(text in "\\PC{0,200}", bytes in proptest::collection::vec(0u8.., 0..200)) {
+        proptest::prop_assert!(pairs(&text).len() <= 16);
+        let _ = Search::parse(Some(&text), &text);
+        let _ = parse::<Action>(&bytes);
+        let mut headers = HeaderMap::new();
+        if let Ok(value) = HeaderValue::from_bytes(&bytes) {
+            headers.insert(header::COOKIE, value);
+        }
+        let _ = cookie(&headers, "a");
+    }
+}

@@ -113,7 +113,7 @@ export function confirm({ question, consequence, verb, action, field, then }) {
     try {
       const { done } = await ask('/api/act', field ? { ...action, [field.name]: Number(input.value) } : action);
       dialog.close();
-      toast(`${done.charAt(0).toUpperCase()}${done.slice(1)}.`);
+      toast(`Done: ${done}.`);
       then?.();
     } catch (error) {
       setText(problem, `Not done: ${error.message}.`);

@@ -94,10 +94,10 @@ function drawBox(box) {
 const nodes = new Table('Nodes of the cluster', [
   { title: 'Node', cell: (node) => node.name },
   { title: 'State', key: (node) => `${node.role}${node.usable}${node.error}`, cell: (node) => { const { severity, text } = standing(node); return mark(severity, text); } },
-  { title: 'Address', cell: (node) => node.address },
+  { title: 'Address', cell: (node) => node.address, broad: true },
   { title: 'Zone', cell: (node) => node.zone ?? '–', minor: true },
   { title: 'Timeline', cell: (node) => count(node.timeline), number: true },
-  { title: 'LSN', cell: (node) => node.position ?? '–', number: true },
+  { title: 'LSN', cell: (node) => node.position ?? '–', number: true, broad: true },
   { title: 'Behind', cell: (node) => (node.role === 'replica' ? millis(node.lag_ms) : '–'), number: true },
   { title: 'Bytes behind', cell: (node) => (node.role === 'replica' ? bytes(node.lag_bytes) : '–'), number: true },
   { title: 'Share of reads', cell: (node) => (node.role === 'replica' ? short(node.weight) : '–'), number: true, minor: true },
@@ -137,13 +137,13 @@ const pools = new Table('Pools of the proxy', [
   { title: 'Statements/s', cell: (pool) => rate(pool.queries), number: true },
   { title: 'Tx/s', cell: (pool) => rate(pool.transactions), number: true },
   { title: 'A statement', cell: (pool) => micros(pool.query_micros === null ? null : Math.round(pool.query_micros)), number: true },
-  { title: 'Do', key: (pool) => `${session().may_act}${pool.paused}`, cell: (pool) => (session().may_act ? poolActions(pool) : h('small', { class: 'nothing' }, 'sign in')) },
+  { title: 'Do', broad: true, key: (pool) => `${session().may_act}${pool.paused}`, cell: (pool) => (session().may_act ? poolActions(pool) : h('small', { class: 'nothing' }, 'sign in')) },
 ], { nothing: 'No client has used a database yet.', rowKey: (pool) => `${pool.database}/${pool.user}` });
 
 const waiting = new Table('Who waits for what', [
   { title: 'Who', cell: (row) => row.who },
-  { title: 'Waits', cell: (row) => row.what },
-  { title: 'How long', cell: (row) => row.how },
+  { title: 'Waits', cell: (row) => row.what, wide: true },
+  { title: 'How long', cell: (row) => row.how, broad: true },
 ], { nothing: 'Nobody waits.', rowKey: (row) => `${row.who.replace(/^[\d,]+ /, '')} ${row.what.replace(/[\d.]+ \w+ of/, '')}` });
 
 function showLatency(state) {
@@ -157,8 +157,8 @@ function showLatency(state) {
     return h('table', { class: 'bars' }, h('caption', { class: 'visually-hidden' }, 'Statements by duration'),
       h('tbody', null, found.map((bar) => h('tr', null,
         h('th', { scope: 'row', class: 'number' }, bar.label),
-        h('td', { class: 'bar' }, svg('svg', { viewBox: '0 0 100 10', preserveAspectRatio: 'none', 'aria-hidden': 'true' }, svg('rect', { width: Math.max(0.6, bar.share * 100), height: 10 }))),
-        h('td', { class: 'number' }, bar.part >= 0.001 ? `${(bar.part * 100).toFixed(1)} %` : '<0.1 %'),
+        h('td', { class: 'bar' }, svg('svg', { viewBox: '0 0 100 10', preserveAspectRatio: 'none', 'aria-hidden': 'true' }, svg('rect', { width: bar.count > 0 ? Math.max(0.6, bar.share * 100) : 0, height: 10 }))),
+        h('td', { class: 'number' }, bar.count === 0 ? '' : bar.part >= 0.001 ? `${(bar.part * 100).toFixed(1)} %` : '<0.1 %'),
         h('td', { class: 'number minor' }, count(bar.count))))));
   });
 }
@@ -166,9 +166,9 @@ function showLatency(state) {
 const downstreams = new Table('Who streams from the relay', [
   { title: 'Downstream', cell: (one) => one.name },
   { title: 'From', cell: (one) => one.peer, minor: true },
-  { title: 'Sent', cell: (one) => one.sent, number: true },
-  { title: 'Durable', cell: (one) => one.flushed, number: true },
-  { title: 'Replayed', cell: (one) => one.applied, number: true },
+  { title: 'Sent', cell: (one) => one.sent, number: true, broad: true },
+  { title: 'Durable', cell: (one) => one.flushed, number: true, broad: true },
+  { title: 'Replayed', cell: (one) => one.applied, number: true, broad: true },
   { title: 'Behind', cell: (one) => bytes(one.lag_bytes), number: true },
   { title: 'Slot', cell: (one) => one.slot ?? '–', minor: true },
 ], { nothing: 'Nobody streams from it.', rowKey: (one) => `${one.name} ${one.peer}` });
@@ -199,7 +199,13 @@ function showLanes({ proxy }) {
   const per = (name) => (rates[name] === undefined ? '–' : `${short(rates[name])}/s`);
   const batches = rates.lane_batches ?? 0;
   const pins = proxy.pins.filter((pin) => pin.total > 0).sort((a, b) => b.total - a.total);
+  const gate = gauges.gate_held === undefined ? [] : [
+    ['Commits held back now', count(gauges.gate_held)],
+    ['Answers held back', per('gated')],
+    ['Refused, degraded', `${per('gate_refused')}, ${per('gate_degraded_commits')}`],
+  ];
   const list = [
+    ...gate,
     ['Lanes open', count(gauges.lanes)],
     ['Statements in lanes', per('lane_statements')],
     ['Statements a batch', batches > 0 ? short(rates.lane_statements / batches) : '–'],
@@ -223,10 +229,10 @@ const clients = new Table('Clients of the proxy', [
   { title: 'State', key: (one) => one.state, cell: (one) => mark({ waiting: 'warning', active: 'good' }[one.state] ?? 'info', one.state) },
   { title: 'For', cell: (one) => millis(one.since_ms), number: true },
   { title: 'Connected', cell: (one) => millis(one.connected_ms), number: true },
-  { title: 'From', cell: (one) => one.address || 'local socket' },
+  { title: 'From', cell: (one) => one.address || 'local socket', broad: true },
   { title: 'Application', cell: (one) => one.application || '–', wide: true },
   { title: 'Pinned by', cell: (one) => one.pins.map((pin) => pin.replaceAll('_', ' ')).join(', ') || '–' },
-  { title: 'Do', key: (one) => `${session().may_act}${one.id}`, cell: (one) => actButton('Close', {
+  { title: 'Do', broad: true, key: (one) => `${session().may_act}${one.id}`, cell: (one) => actButton('Close', {
     question: `Close this client?`, verb: 'Close it', action: { action: 'kill_client', id: one.id }, then: loadClients,
     consequence: `${one.user} of ${one.database} from ${one.address || 'a local socket'} is disconnected. A transaction under way is rolled back.`,
   }, `Close ${one.user} of ${one.database}, client ${one.id}`) ?? '' },

@@ -43,12 +43,13 @@ export function replace(element, key, make) {
 /** A word with a mark that does not rest on colour alone. */
 export function state(severity, text) {
   const mark = { good: '●', warning: '▲', bad: '✖', info: '○', plain: '' }[severity] ?? '';
-  return h('span', { class: `state ${severity}` }, h('span', { 'aria-hidden': 'true' }, mark), ` ${text}`);
+  return h('span', { class: `state ${severity}` }, h('span', { 'aria-hidden': 'true' }, mark), ' ', h('b', null, text));
 }
 
 /**
  * A table that is kept: rows by key, cells replaced only where they differ.
- * Columns: `{title, cell(row) -> text or node, key(row) -> text that tells whether a node is another, number, wide}`.
+ * Columns: `{title, cell(row) -> text or node, key(row) -> text that tells whether a node is another, number, wide, minor: not
+ * on a phone, broad: a line of its own there}`.
  */
 export class Table {
   constructor(caption, columns, { nothing, rowKey, onRow } = {}) {
@@ -58,9 +59,11 @@ export class Table {
     this.onRow = onRow;
     this.body = h('tbody');
     this.empty = h('p', { class: 'nothing' }, nothing ?? 'Nothing.');
-    const heads = columns.map((column) => h('th', { scope: 'col', class: classOf(column) }, column.title));
-    this.table = h('table', null, h('caption', { class: 'visually-hidden' }, caption), h('thead', null, h('tr', null, heads)), this.body);
-    this.element = h('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': caption }, this.table, this.empty);
+    // On a phone rows become cards, and a table that is none to the eye must stay one to the ear: hence the roles.
+    const heads = columns.map((column) => h('th', { scope: 'col', role: 'columnheader', class: classOf(column) }, column.title));
+    this.body.setAttribute('role', 'rowgroup');
+    this.table = h('table', { role: 'table' }, h('caption', { class: 'visually-hidden' }, caption), h('thead', { role: 'rowgroup' }, h('tr', { role: 'row' }, heads)), this.body);
+    this.element = h('div', { class: 'scroll stack', tabindex: '0', role: 'region', 'aria-label': caption }, this.table, this.empty);
   }
 
   show(list) {
@@ -71,9 +74,9 @@ export class Table {
       seen.add(key);
       let kept = this.rows.get(key);
       if (!kept) {
-        kept = { element: h('tr'), texts: [], cells: [] };
+        kept = { element: h('tr', { role: 'row' }), texts: [], cells: [] };
         this.columns.forEach((column, index) => {
-          const cell = index === 0 ? h('th', { scope: 'row', class: classOf(column) }) : h('td', { class: classOf(column), 'data-title': column.title });
+          const cell = index === 0 ? h('th', { scope: 'row', role: 'rowheader', class: classOf(column) }) : h('td', { role: 'cell', class: classOf(column), 'data-title': column.title });
           kept.cells.push(cell);
           kept.element.append(cell);
         });
@@ -102,5 +105,5 @@ export class Table {
 }
 
 function classOf(column) {
-  return [column.number ? 'number' : '', column.wide ? 'wide' : '', column.minor ? 'minor' : ''].filter(Boolean).join(' ') || null;
+  return [column.number ? 'number' : '', column.wide ? 'wide' : '', column.minor ? 'minor' : '', column.broad ? 'broad' : ''].filter(Boolean).join(' ') || null;
 }

@@ -24,10 +24,10 @@ export function parts(state) {
   const boxes = {};
   if (proxy) {
     const waiting = gauges.clients_waiting ?? 0;
-    boxes.apps = { id: 'apps', title: 'Applications', tag: plural(gauges.clients ?? 0, 'client'), lines: [waiting > 0 ? `${count(waiting)} waiting` : 'none waiting'], severity: 'plain' };
+    boxes.apps = { id: 'apps', title: 'Applications', tag: '', lines: [plural(gauges.clients ?? 0, 'client'), waiting > 0 ? `${count(waiting)} waiting` : 'none waiting'], severity: 'plain' };
     boxes.proxy = {
       id: 'proxy', title: 'Proxy', tag: proxy.addresses[0] ?? '', severity: 'good',
-      lines: [`${count(gauges.servers ?? 0)} server connections, ${count(gauges.servers_busy ?? 0)} busy`, lanes(gauges)],
+      lines: [`${plural(gauges.servers ?? 0, 'server')}, ${count(gauges.servers_busy ?? 0)} busy`, lanes(gauges)],
     };
   }
   if (nodes.length > 0) {
@@ -39,12 +39,12 @@ export function parts(state) {
     const receives = relay.state === 'streaming';
     boxes.relay = {
       id: 'relay', title: 'Relay', tag: receives ? 'receiving' : 'not receiving', severity: receives ? 'good' : relay.alarm ? 'bad' : 'warning',
-      lines: relay.log ? [`durable ${relay.log.flushed}`, `${bytes(relay.log.lag_bytes)} behind · ${bytes(relay.log.bytes)} held`] : [relay.state, ''],
+      lines: relay.log ? [`durable ${relay.log.flushed}`, `${bytes(relay.log.lag_bytes)} behind`] : [relay.state, ''],
     };
   }
   boxes.replicas = others.map((node) => {
     const lines = node.role === 'replica'
-      ? [`replayed ${node.position ?? '–'}`, `${millis(node.lag_ms)} · ${bytes(node.lag_bytes)} behind`]
+      ? [`LSN ${node.position ?? '–'}`, `${millis(node.lag_ms)} · ${bytes(node.lag_bytes)} behind`]
       : [node.error ?? '', node.timeline ? `timeline ${node.timeline}` : ''];
     return { ...box(node), lines, fed: downstream(state, node) ? 'relay' : node.role === 'replica' ? 'primary' : null, reads: node.role === 'replica' && node.usable };
   });
@@ -73,8 +73,8 @@ function box(node) {
 
 function wide(model, width) {
   const columns = [model.apps, model.proxy, model.primary, model.relay, model.replicas.length > 0 ? 'replicas' : null].filter(Boolean);
-  const gap = Math.max(44, Math.min(120, width * 0.085));
-  const w = Math.min(230, (width - gap * (columns.length - 1) - 4) / columns.length);
+  const gap = Math.max(44, Math.min(130, width * 0.075));
+  const w = Math.min(250, (width - gap * (columns.length - 1) - 4) / columns.length);
   const left = (width - (w * columns.length + gap * (columns.length - 1))) / 2;
   const boxes = [];
   const placed = {};

@@ -54,7 +54,7 @@ export function check(found) {
 }
 
 const list = new Table('Services', [
-  { title: 'Service', key: (one) => `${one.namespace}/${one.name}`, cell: (one) => h('a', { href: href('service', `${one.namespace}/${one.name}`) }, one.name) },
+  { title: 'Service', key: (one) => `${one.namespace}/${one.name}`, cell: (one) => h('a', { href: href('service', `${one.namespace}/${one.name}`) }, one.name), wide: true },
   { title: 'Namespace', cell: (one) => one.namespace },
   { title: 'State', key: (one) => `${one.usable}/${one.instances}`, cell: (one) => (one.instances === 0 ? mark('info', 'empty') : one.usable === 0 ? mark('bad', 'none usable') : one.usable < one.instances ? mark('warning', 'in part') : mark('good', 'all usable')) },
   { title: 'Usable', key: (one) => `${one.usable}/${one.instances}`, cell: (one) => [share(one), ` ${count(one.usable)} of ${count(one.instances)}`], number: true },
@@ -70,7 +70,7 @@ function share(one) {
 const columns = (own) => [
   { title: 'Instance', key: (one) => one.id, cell: (one) => h('a', { href: href('instance', one.id) }, one.id.slice(one.id.indexOf('/') + 1)) },
   ...(own ? [] : [{ title: 'Service', key: (one) => one.service, cell: (one) => h('a', { href: href('service', one.service) }, one.service) }]),
-  { title: 'Address', cell: (one) => (one.port ? `${one.host}:${one.port}` : one.host) },
+  { title: 'Address', cell: (one) => (one.port ? `${one.host}:${one.port}` : one.host), broad: true },
   { title: 'State', key: (one) => `${one.health}${one.isolate}${one.weight === 0}`, cell: (one) => { const { severity, text } = standing(one); return mark(severity, text); } },
   { title: 'Weight', cell: (one) => count(one.weight), number: true },
   { title: 'Location', cell: (one) => one.location.join(' / ') || '–', minor: true },
@@ -81,7 +81,7 @@ const found = new Table('Instances with that metadata', columns(false), { nothin
 const instances = new Table('Instances of the service', columns(true), { nothing: 'It has no instances.', rowKey: (one) => one.id });
 const history = new Table('What became of it', [
   { title: 'When', cell: (one) => clock(one.at) },
-  { title: 'What', key: (one) => JSON.stringify(one), cell: (one) => { const { severity, text } = transition(one); return mark(severity, text); } },
+  { title: 'What', key: (one) => JSON.stringify(one), cell: (one) => { const { severity, text } = transition(one); return mark(severity, text); }, wide: true },
 ], { nothing: 'Nothing has changed since this page’s process started.', rowKey: (one) => `${one.at} ${JSON.stringify(one.to)}` });
 
 const search = h('input', { type: 'search', id: 'search', placeholder: 'name, or key=value', autocomplete: 'off', spellcheck: 'false', maxlength: 200 });
@@ -96,9 +96,9 @@ const views = {
         h('label', { for: 'search' }, 'Find'), search, h('label', { for: 'namespace', class: 'visually-hidden' }, 'Namespace'), namespaces),
       note, list.element, found.element)),
   service: h('div', null, h('p', null, h('a', { href: '#/services' }, '← Services')), h('section', { class: 'card' }, h('h2', { id: 'service-name' }), h('dl', { class: 'facts across', id: 'service-facts' }), h('p', { class: 'nothing', id: 'service-note' }), instances.element)),
-  instance: h('div', null, h('p', { id: 'instance-back' }), h('section', { class: 'card' }, h('h2', { id: 'instance-name' }), h('p', { class: 'act', id: 'instance-actions' }), h('p', { class: 'nothing', id: 'instance-note' }), h('dl', { class: 'facts', id: 'instance-facts' })),
+  instance: h('div', null, h('p', { id: 'instance-back' }), h('div', { class: 'columns' }, h('section', { class: 'card' }, h('h2', { id: 'instance-name' }), h('p', { class: 'act', id: 'instance-actions' }), h('p', { class: 'nothing', id: 'instance-note' }), h('dl', { class: 'facts', id: 'instance-facts' })),
     h('section', { class: 'card' }, h('h2', null, 'Metadata'), h('dl', { class: 'facts', id: 'instance-metadata' })),
-    h('section', { class: 'card' }, h('h2', null, 'History'), history.element)),
+    h('section', { class: 'card' }, h('h2', null, 'History'), history.element))),
 };
 
 let here = { view: 'services', q: '', namespace: '' };
@@ -107,7 +107,7 @@ let asked = 0;
 let soon = null;
 
 function facts(element, pairs) {
-  replace(element, JSON.stringify(pairs), () => pairs.flatMap(([name, value]) => [h('dt', null, name), h('dd', null, value)]));
+  replace(element, JSON.stringify(pairs), () => pairs.map(([name, value]) => h('div', null, h('dt', null, name), h('dd', null, value))));
 }
 
 function remember() {
@@ -227,7 +227,7 @@ function showService(answer) {
 function since(detail, now) {
   const one = detail.instance;
   facts(byId('instance-facts'), [
-    ['State', standing(one).text],
+    ['State', one.isolate && one.health !== 'passing' ? `isolated, and ${one.health}` : standing(one).text],
     ['Address', one.port ? `${one.host}:${one.port}` : one.host],
     ['Service', one.service],
     ['Weight, priority', `${one.weight}, ${one.priority}`],

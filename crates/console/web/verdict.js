@@ -68,8 +68,9 @@ function ofProxy({ pools, proxy }) {
     const worst = late.reduce((a, b) => (a.oldest_wait_ms >= b.oldest_wait_ms ? a : b));
     found.push({ severity: 'warning', text: `Clients of ${worst.database} wait for server connections, the first for ${millis(worst.oldest_wait_ms)}.` });
   }
-  const held = proxy?.gauges?.gate_degraded;
-  if (held) found.push({ severity: 'warning', text: 'Commits are no longer held until they are durable elsewhere: the gate is degraded.' });
+  if (proxy?.gauges?.gate_degraded > 0) {
+    found.push({ severity: 'bad', text: 'Too few relays confirm commits: the commit gate is degraded.' });
+  }
   return found;
 }
 
@@ -96,7 +97,7 @@ export function waits(state) {
     }
   }
   const gauges = state.proxy?.gauges ?? {};
-  const held = gauges.commits_held ?? gauges.gate_held ?? gauges.held_commits ?? 0;
+  const held = gauges.gate_held ?? 0;
   if (held > 0) rows.push({ who: plural(held, 'commit'), what: 'to be durable on enough relays', how: '' });
   const pinned = gauges.clients_pinned ?? 0;
   if (pinned > 0) rows.push({ who: plural(pinned, 'client'), what: 'keep a server connection to themselves', how: 'pinned' });

@@ -39,7 +39,7 @@ test('lines say who feeds whom', () => {
   assert.equal(kinds(full({ relay: null })), 'flow flow reads reads wal wal');
   const cut = full({ relay: { ...full().relay, state: 'refused' } });
   assert.ok(kinds(cut).includes('broken'));
-  assert.ok(told(full()).startsWith('Applications, 5 clients, none waiting. Proxy, 127.0.0.1:6432'));
+  assert.ok(told(full()).startsWith('Applications, 5 clients, none waiting. Proxy, 127.0.0.1:6432, 5 servers, 2 busy'));
 });
 
 test('charts', () => {

@@ -24,6 +24,7 @@ for (const [name, more, expected] of [
   ['a pause', { pools: [pool({ paused: true, waiting: 3, oldest_wait_ms: 9000 })] }, ['warning: Paused by an operator: app.']],
   ['a queue', { pools: [pool({ waiting: 3, oldest_wait_ms: 1500 })] }, ['warning: Clients of app wait for server connections, the first for 1.5 s.']],
   ['a short queue', { pools: [pool({ waiting: 3, oldest_wait_ms: 20 })] }, null],
+  ['too few relays', { proxy: { ...full().proxy, gauges: { gate_held: 3, gate_degraded: 2 } } }, ['bad: Too few relays confirm commits: the commit gate is degraded.']],
   ['a brake', { registry: { ...full().registry, protected: [{ service: '', seconds: 90 }] } }, ['warning: Too much was lost at once: the last good state of all services is kept for 90.0 s now.']],
   ['a store', { registry: { ...full().registry, ready: false, store_error: 'locked' } }, ["bad: The registry's store does not answer: locked."]],
 ]) {
@@ -46,6 +47,7 @@ test('who waits for what', () => {
     '1 client of b/alice | for RESUME | first for 5.0 ms',
     'n2 | for 2.0 KiB of WAL | 7.0 ms',
   ]);
+  assert.deepEqual(waits(full({ proxy: { ...full().proxy, gauges: { gate_held: 3 } } })).map((row) => row.who), ['3 commits']);
   assert.deepEqual(waits(empty()), []);
 });
 
