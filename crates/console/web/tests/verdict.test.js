@@ -36,7 +36,7 @@ for (const [name, more, expected] of [
 }
 
 test('the worst comes first', () => {
-  const state = full({ ...nodes(node('n1', 'unknown', { usable: false })), pools: [pool({ paused: true })] });
+  const state = full({ ...nodes(node('n1', 'primary'), node('n2', 'unknown')), pools: [pool({ paused: true })], relay: { ...full().relay, state: 'diverged', alarm: true } });
   assert.deepEqual(verdict(state).map((one) => one.severity), ['bad', 'warning', 'warning']);
 });
 
