@@ -12,11 +12,14 @@ const RECENT: Duration = Duration::from_secs(60);
 /// Time between two histograms that are kept.
 const STEP: Duration = Duration::from_secs(5);
 
+/// By database and user: statements, transactions, and the time of both kinds, in microseconds.
+type PoolTotals = BTreeMap<(String, String), [u64; 4]>;
+
 /// Totals of the last look.
 #[derive(Debug, Default)]
 pub(crate) struct Rates {
     last: Option<(Instant, BTreeMap<&'static str, u64>)>,
-    pools: Option<(Instant, BTreeMap<(String, String), [u64; 4]>)>,
+    pools: Option<(Instant, PoolTotals)>,
     histograms: VecDeque<(Instant, Vec<u64>, Vec<u64>)>,
 }
 
@@ -129,7 +132,7 @@ impl Rates {
     /// The page's picture of the pools.
     pub(crate) fn pools(&mut self, pools: Vec<PoolNumbers>, now: Instant) -> Vec<Pool> {
         let before = self.pools.take();
-        let mut totals = BTreeMap::new();
+        let mut totals = PoolTotals::new();
         let seconds = before.as_ref().map_or(0.0, |(at, _)| now.saturating_duration_since(*at).as_secs_f64());
         let shown = pools.into_iter().map(|pool| {
             let key = (pool.database.clone(), pool.user.clone());
