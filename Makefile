@@ -48,9 +48,9 @@ bench-quick: ## The same in under two minutes
 	bench/run --quick $(ARGS)
 
 .PHONY: clients
-clients: ## Every client in every language, Go included (needs go; the rest is in make test too)
+clients: ## Every client in every language, also Go, Java and Rust (those in Python and Node are in make test too)
 	@scripts/setup test
-	@tests/clients/setup
+	@tests/clients/setup --all
 	cargo build --locked -p kingpost
 	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost cargo test --locked -p kingpost-tests --test e2e -- --include-ignored clients
 
