@@ -10,12 +10,13 @@ use std::time::Duration;
 use futures_util::FutureExt;
 
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
-pub type Check = (&'static str, fn() -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>);
+pub type Running = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
+pub type Check = (&'static str, fn() -> Running);
 
 /// A check by the name of an asynchronous function.
 #[macro_export]
 macro_rules! checks {
-    ($($name:ident),* $(,)?) => { vec![$((stringify!($name), (|| Box::pin($name())) as fn() -> _)),*] };
+    ($($name:ident),* $(,)?) => { vec![$((stringify!($name), (|| Box::pin($name())) as fn() -> $crate::Running)),*] };
 }
 
 pub fn url() -> String {

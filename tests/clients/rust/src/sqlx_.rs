@@ -110,24 +110,24 @@ async fn types_of_ones_own() -> Result<(), Failure> {
 async fn transactions() -> Result<(), Failure> {
     let mut connection = connect().await?;
     let name = table(&mut connection, "n int4 PRIMARY KEY").await?;
-    let insert = AssertSqlSafe(format!("INSERT INTO {name} VALUES ($1)"));
-    let count = AssertSqlSafe(format!("SELECT count(*) FROM {name}"));
+    let insert = || AssertSqlSafe(format!("INSERT INTO {name} VALUES ($1)"));
+    let count = || AssertSqlSafe(format!("SELECT count(*) FROM {name}"));
     let mut transaction = connection.begin().await?;
-    sqlx::query(insert.clone()).bind(1).execute(&mut *transaction).await?;
+    sqlx::query(insert()).bind(1).execute(&mut *transaction).await?;
     let mut nested = transaction.begin().await?;
-    let error = sqlx::query(insert.clone()).bind(1).execute(&mut *nested).await.unwrap_err();
+    let error = sqlx::query(insert()).bind(1).execute(&mut *nested).await.unwrap_err();
     assert_eq!(code(&error), "23505");
     nested.rollback().await?;
-    sqlx::query(insert.clone()).bind(2).execute(&mut *transaction).await?;
+    sqlx::query(insert()).bind(2).execute(&mut *transaction).await?;
     transaction.commit().await?;
     let mut transaction = connection.begin().await?;
-    sqlx::query(insert.clone()).bind(3).execute(&mut *transaction).await?;
+    sqlx::query(insert()).bind(3).execute(&mut *transaction).await?;
     // Dropped: rolled back with the connection's next use.
     drop(transaction);
-    assert_eq!(sqlx::query_scalar::<_, i64>(count.clone()).fetch_one(&mut connection).await?, 2);
+    assert_eq!(sqlx::query_scalar::<_, i64>(count()).fetch_one(&mut connection).await?, 2);
     let mut transaction = connection.begin_with("BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY").await?;
-    assert_eq!(sqlx::query_scalar::<_, i64>(count).fetch_one(&mut *transaction).await?, 2);
-    let error = sqlx::query(insert).bind(4).execute(&mut *transaction).await.unwrap_err();
+    assert_eq!(sqlx::query_scalar::<_, i64>(count()).fetch_one(&mut *transaction).await?, 2);
+    let error = sqlx::query(insert()).bind(4).execute(&mut *transaction).await.unwrap_err();
     assert_eq!(code(&error), "25006");
     transaction.rollback().await?;
     Ok(())
