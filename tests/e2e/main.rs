@@ -31,3 +31,4 @@ mod routing;
 mod sql;
 mod tls;
 mod wal;
+mod ways;
