@@ -54,12 +54,16 @@ clients: ## Every client in every language, also Go, Java and Rust (those in Pyt
 	cargo build --locked -p kingpost
 	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost cargo test --locked -p kingpost-tests --test e2e -- --include-ignored clients
 
+.PHONY: conformance
+conformance: ## PostgreSQL's regression tests and psycopg's own through Kingpost, beside a direct connection (minutes)
+	@scripts/setup test
+	cargo build --locked --release -p kingpost
+	tests/conformance/run $(ARGS)
+
 .PHONY: fuzz
-fuzz: ## Fuzz each parser for FUZZ_SECONDS (needs cargo-fuzz and a nightly toolchain)
-	@cd fuzz && for target in $$(cargo +nightly fuzz list); do \
-		echo "==> $$target"; \
-		cargo +nightly fuzz run "$$target" -- -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=2048; \
-	done
+fuzz: ## Fuzz each parser for FUZZ_SECONDS (says what to install if cargo-fuzz or a nightly toolchain is missing)
+	@scripts/setup build
+	@fuzz/run $(FUZZ_SECONDS)
 
 .PHONY: fmt
 fmt: ## Format the code
