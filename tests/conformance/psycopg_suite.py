@@ -11,6 +11,23 @@ import sources
 LIMIT = 2400
 # Not about a server that somebody connects to; or about a moment (timing), a second server or a proxy of its own (crdb, dns, gevent).
 LEFT_OUT = "not slow and not timing and not crdb and not mypy and not subprocess and not gevent"
+PID = "the process id that a client is told is the proxy's, not the server's"
+NAMES = "pg_prepared_statements shows the proxy's statements, which clients share"
+# Tests that give something else through Kingpost, also in session mode, and why.
+KNOWN = {
+    "test_notify": PID,
+    "test_notify_handlers": PID,
+    "test_broken": PID,
+    "test_right_exception_on_server_disconnect": PID,
+    "test_context_inerror_rollback_no_clobber": PID,
+    "test_evict_lru_deallocate": NAMES,
+    "test_no_prepare_multi_with_drop": NAMES,
+}
+
+
+def known(name):
+    """Why a test gives something else, if that is known."""
+    return KNOWN.get(name.rpartition("::")[2].partition("[")[0])
 
 
 def prepare(arguments, cache):
@@ -62,7 +79,7 @@ def run(python, source, directory, port, only=None):
     report = directory / "report.xml"
     report.unlink(missing_ok=True)
     dsn = f"host=127.0.0.1 port={port} user=postgres dbname=psycopg_test"
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", LEFT_OUT, f"--junitxml={report}", f"--test-dsn={dsn}", "--tb=short"]
+    command = [python, "-m", "pytest", "-q", "-m", LEFT_OUT, f"--junitxml={report}", f"--test-dsn={dsn}", "--tb=short"]
     command += [f"--ignore={source / 'tests' / name}" for name in ("pool", "crdb", "test_dns.py", "test_dns_srv.py", "test_typing.py")]
     command += only or [str(source / "tests")]
     with open(directory / "pytest.log", "w") as out:
@@ -104,9 +121,14 @@ def suite(arguments, cache):
     for mode in arguments.modes:
         through = once(mode)
         lost = sorted(name for name in passing if through.get(name) != "passed")
-        print(f"psycopg {version}, {mode} mode: {len(passing) - len(lost)} of the {len(passing)} tests pass that pass directly", flush=True)
+        explained = sum(known(name) is not None for name in lost)
+        print(
+            f"psycopg {version}, {mode} mode: {len(passing) - len(lost)} of the {len(passing)} tests pass that pass directly; "
+            f"{explained} of the others for a known reason",
+            flush=True,
+        )
         for name in lost:
-            print(f"  {through.get(name, 'not run')}: {name}")
-        if mode == "session" and lost:
+            print(f"  {through.get(name, 'not run')}: {name}: {known(name) or 'see ' + str(out / mode / 'pytest.log')}")
+        if mode.startswith("session") and explained < len(lost):
             good = False
     return good
