@@ -89,16 +89,12 @@ def postgresql(programs, directory, settings=()):
 
 @contextlib.contextmanager
 def kingpost(binary, directory, server, mode):
-    """Kingpost before the server on that port, pooling by `mode`; gives its port.
-
-    `session-unshared` is session mode in which no server connection is used a second time."""
-    mode, _, unshared = mode.partition("-")
-    lifetime = 'server_lifetime = "1ms"\n' if unshared else ""
+    """Kingpost before the server on that port, pooling by `mode`; gives its port."""
     port, metrics = free_port(), free_port()
     config, log = directory / "kingpost.toml", directory / "kingpost.log"
     config.write_text(
         f'[proxy]\nlisten = ["127.0.0.1:{port}"]\nauth = "trust"\nworkers = 2\n'
-        f'[proxy.pool]\nmode = "{mode}"\nsize = 60\n{lifetime}'
+        f'[proxy.pool]\nmode = "{mode}"\nsize = 60\n'
         f'[cluster]\nuser = "postgres"\n[[cluster.nodes]]\nname = "n0"\naddress = "127.0.0.1:{server}"\n'
         f'[metrics]\nlisten = "127.0.0.1:{metrics}"\n'
     )

@@ -10,8 +10,7 @@ import sources
 # Far more than they take; a test that hangs must not hold everything up.
 LIMIT = 1800
 OUTLIVES = "a server connection outlives its client: "
-# Tests that give something else behind any pool, also in session mode, and what they look at. They give the same when every client has
-# a server connection of its own (mode session-unshared).
+# Tests that give something else behind any pool, also in session mode, and what they look at.
 KNOWN = {
     "guc": OUTLIVES + "plpgsql is loaded already, so its settings are checked earlier",
     "stats": OUTLIVES + "`\\c` is not one more session in pg_stat_database",
