@@ -60,6 +60,14 @@ conformance: ## PostgreSQL's regression tests and psycopg's own through Kingpost
 	cargo build --locked --release -p kingpost
 	tests/conformance/run $(ARGS)
 
+.PHONY: console-test
+console-test: ## The web console in a headless Chromium, with screenshots in target/console
+	@scripts/setup browser
+	cargo build --locked -p kingpost
+	@mkdir -p target/console
+	KINGPOST_TESTS_BROWSER=1 PICTURES=$(CURDIR)/target/console KINGPOST_BIN=$(CURDIR)/target/debug/kingpost \
+		cargo test --locked -p kingpost-tests --test e2e -- web::
+
 .PHONY: fuzz
 fuzz: ## Fuzz each parser for FUZZ_SECONDS (says what to install if cargo-fuzz or a nightly toolchain is missing)
 	@scripts/setup build

@@ -32,3 +32,4 @@ mod sql;
 mod tls;
 mod wal;
 mod ways;
+mod web;
