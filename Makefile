@@ -48,11 +48,17 @@ bench-quick: ## The same in under two minutes
 	bench/run --quick $(ARGS)
 
 .PHONY: clients
-clients: ## Every client in every language, Go included (needs go; the rest is in make test too)
+clients: ## Every client in every language, also Go, Java and Rust (those in Python and Node are in make test too)
 	@scripts/setup test
-	@tests/clients/setup
+	@tests/clients/setup --all
 	cargo build --locked -p kingpost
 	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost cargo test --locked -p kingpost-tests --test e2e -- --include-ignored clients
+
+.PHONY: conformance
+conformance: ## PostgreSQL's regression tests and psycopg's own through Kingpost, beside a direct connection (minutes)
+	@scripts/setup test
+	cargo build --locked --release -p kingpost
+	tests/conformance/run $(ARGS)
 
 .PHONY: console-test
 console-test: ## The web console in a headless Chromium, with screenshots in target/console
@@ -63,11 +69,9 @@ console-test: ## The web console in a headless Chromium, with screenshots in tar
 		cargo test --locked -p kingpost-tests --test e2e -- web::
 
 .PHONY: fuzz
-fuzz: ## Fuzz each parser for FUZZ_SECONDS (needs cargo-fuzz and a nightly toolchain)
-	@cd fuzz && for target in $$(cargo +nightly fuzz list); do \
-		echo "==> $$target"; \
-		cargo +nightly fuzz run "$$target" -- -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=2048; \
-	done
+fuzz: ## Fuzz each parser for FUZZ_SECONDS (says what to install if cargo-fuzz or a nightly toolchain is missing)
+	@scripts/setup build
+	@fuzz/run $(FUZZ_SECONDS)
 
 .PHONY: fmt
 fmt: ## Format the code

@@ -1,10 +1,12 @@
-//! Clients in other languages at their usual work, in transaction mode, with a small pool and two replicas.
+//! Clients in other languages at their usual work, in transaction mode, with a small pool and two replicas: over SCRAM, without
+//! TLS, and a check of each that can over TLS.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use kingpost_tests::{Cluster, Kingpost, Subject, new_dir, subject, within};
+use kingpost_tests::certs::Authority;
+use kingpost_tests::{Cluster, DATABASE, Kingpost, Subject, USER, new_dir, subject, user, within};
 use tokio::process::Command;
 use tokio::sync::OnceCell;
 
@@ -32,19 +34,38 @@ pub(crate) async fn installed() -> &'static Path {
         .await
 }
 
-async fn run(program: &Path, script: &str) {
+/// A script at its work, with so many server connections a node.
+async fn run(program: &Path, script: &str, pool: i64) {
     if subject() == Subject::PgBouncer {
         return;
     }
     let (shared, _logs) = shared().await;
-    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 5).start().await;
-    run_at(program, script, &kingpost.endpoint().url(), &shared.cluster).await;
+    let pair = Authority::new().issue("proxy", &["127.0.0.1"]);
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let kingpost = Kingpost::of(&shared.cluster)
+        .set("proxy.pool.size", pool)
+        .set("proxy.auth", "scram-sha-256")
+        .add("proxy.users", user(USER, "it-is-secret"))
+        .set("proxy.tls.mode", "allow")
+        .set("proxy.tls.cert_file", text(&pair.cert))
+        .set("proxy.tls.key_file", text(&pair.key))
+        .start()
+        .await;
+    let address = format!("postgresql://{USER}:it-is-secret@127.0.0.1:{}/{DATABASE}", kingpost.port());
+    let (plain, offered) = (format!("{address}?sslmode=disable"), address);
+    // The servers of a direct connection have no TLS.
+    let offered = (subject() == Subject::Kingpost).then_some(&*offered);
+    run_at(program, script, &plain, offered, &shared.cluster).await;
 }
 
-/// Runs a script against an address.
-pub(crate) async fn run_at(program: &Path, script: &str, url: &str, cluster: &Cluster) {
+/// Runs a script against an address, and one where TLS is offered.
+pub(crate) async fn run_at(program: &Path, script: &str, url: &str, offered: Option<&str>, cluster: &Cluster) {
     let mut command = Command::new(program);
+    if program.ends_with("java") {
+        command.arg("-cp").arg(installed().await.join("java/*"));
+    }
     command.arg(here().join(script)).env("DATABASE_URL", url).current_dir(new_dir("client"));
+    command.envs(offered.map(|url| ("DATABASE_TLS_URL", url)));
     command.env("NODE_PATH", installed().await.join("node/node_modules")).env("PYTHONDONTWRITEBYTECODE", "1");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let output = within(script, LIMIT, cluster.dir(), command.output()).await.unwrap();
@@ -55,17 +76,101 @@ pub(crate) async fn run_at(program: &Path, script: &str, url: &str, cluster: &Cl
     assert!(done > 0 && out.lines().last() == Some(&*format!("1..{done}")), "{script}:\n{out}\n{err}");
 }
 
+async fn python(script: &str, pool: i64) {
+    run(&installed().await.join("venv/bin/python"), script, pool).await;
+}
+
 #[tokio::test]
 async fn psycopg() {
-    run(&installed().await.join("venv/bin/python"), "python/psycopg_usual.py").await;
+    python("python/psycopg_usual.py", 5).await;
+}
+
+#[tokio::test]
+async fn psycopg2() {
+    python("python/psycopg2_usual.py", 5).await;
 }
 
 #[tokio::test]
 async fn asyncpg() {
-    run(&installed().await.join("venv/bin/python"), "python/asyncpg_usual.py").await;
+    python("python/asyncpg_usual.py", 5).await;
+}
+
+#[tokio::test]
+async fn sqlalchemy() {
+    python("python/sqlalchemy_usual.py", 5).await;
+}
+
+#[tokio::test]
+async fn django() {
+    // Each of its connections sets its time zone: that must not keep a server connection.
+    python("python/django_usual.py", 5).await;
 }
 
 #[tokio::test]
 async fn node_postgres() {
-    run(Path::new("node"), "node/pg_usual.mjs").await;
+    run(Path::new("node"), "node/pg_usual.mjs", 5).await;
+}
+
+#[tokio::test]
+async fn postgres_js() {
+    run(Path::new("node"), "node/postgres_js_usual.mjs", 5).await;
+}
+
+#[tokio::test]
+async fn sequelize() {
+    run(Path::new("node"), "node/sequelize_usual.mjs", 5).await;
+}
+
+// === Part of `make clients` only: they are compiled, which takes longer than all the rest ===
+
+/// True if the tool is there; `clients/setup --all` has said so if not.
+pub(crate) fn there(tool: &str) -> bool {
+    let found =
+        std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(tool).exists()));
+    if !found {
+        eprintln!("skipped: {tool} is not installed");
+    }
+    found
+}
+
+/// Compiles something; it may fetch what it needs.
+pub(crate) async fn build(command: &mut Command) {
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    let output =
+        tokio::time::timeout(Duration::from_secs(900), command.output()).await.expect("the build ends").unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[tokio::test]
+#[ignore = "needs Go and the network: make clients"]
+async fn pgx() {
+    if !there("go") {
+        return;
+    }
+    let program = new_dir("go").join("pgx");
+    build(Command::new("go").args(["build", "-o"]).arg(&program).arg(".").current_dir(here().join("go/pgx"))).await;
+    run(&program, "go/pgx/main.go", 5).await;
+}
+
+#[tokio::test]
+#[ignore = "needs Java, Maven and the network: make clients"]
+async fn pgjdbc() {
+    if !there("java") || !there("mvn") {
+        return;
+    }
+    let to = format!("-DoutputDirectory={}", installed().await.join("java").display());
+    let mut maven = Command::new("mvn");
+    maven.args(["-q", "-B", "-f"]).arg(here().join("java/pom.xml")).args(["dependency:copy-dependencies", &to]);
+    build(&mut maven).await;
+    run(Path::new("java"), "java/PgjdbcUsual.java", 5).await;
+}
+
+#[tokio::test]
+#[ignore = "takes minutes to compile: make clients"]
+async fn sqlx_and_tokio_postgres() {
+    let target = installed().await.join("rust");
+    let mut cargo = Command::new("cargo");
+    cargo.args(["build", "--locked", "--target-dir"]).arg(&target).current_dir(here().join("rust"));
+    build(&mut cargo).await;
+    run(&target.join("debug/kingpost-clients-rust"), "rust/src/main.rs", 5).await;
 }

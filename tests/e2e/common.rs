@@ -16,7 +16,9 @@ pub(crate) async fn shared() -> (&'static Shared, ShowLogs<'static>) {
     static SHARED: OnceCell<Shared> = OnceCell::const_new();
     let shared = SHARED
         .get_or_init(async || {
-            let cluster = Cluster::builder().replicas(2).start().await;
+            // Some clients commit in two phases.
+            let builder = Cluster::builder().replicas(2).setting("max_prepared_transactions", "10");
+            let cluster = builder.start().await;
             let kingpost = Kingpost::of(&cluster).set("proxy.pool.size", 20).start().await;
             Shared { cluster, kingpost }
         })

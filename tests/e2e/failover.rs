@@ -10,6 +10,7 @@ use kingpost_tests::{Cluster, Kingpost, ShowLogs, sqlstate, within};
 use tokio_postgres::{Client, Error, SimpleQueryMessage};
 
 use crate::common::{only_kingpost, simple, value};
+use crate::ways::{Front, Ground, Way};
 
 const WRITERS: usize = 12;
 /// The codes that say that it may have been done: transaction_resolution_unknown for a COMMIT,
@@ -104,10 +105,10 @@ async fn write(client: &Client, id: i64, way: usize) -> Outcome {
 }
 
 impl History {
-    async fn run(&self, kingpost: &Kingpost) {
+    async fn run(&self, front: &Front) {
         let writer = |n: usize| async move {
             // Once, for all that happens.
-            let client = kingpost.connect().await;
+            let client = front.connect().await;
             for turn in 0.. {
                 if self.stop.load(Ordering::Relaxed) {
                     break;
@@ -188,33 +189,45 @@ async fn ledger(client: &Client) -> HashMap<i64, usize> {
     rows.iter().map(|row| (row[0].parse().unwrap(), row[1].parse().unwrap())).collect()
 }
 
-async fn cluster_with_ledger() -> Cluster {
-    let cluster = Cluster::builder().replicas(2).setting("log_connections", "on").start().await;
+async fn ground_with_ledger(way: Way) -> Ground {
+    let ground = Ground::start(way, &[("log_connections", "on")]).await;
     // No key: what is done twice must show.
-    cluster
-        .primary()
-        .execute("CREATE TABLE ledger (id bigint); CREATE INDEX ON ledger (id); GRANT ALL ON ledger TO alice")
-        .await;
-    cluster.wait_caught_up().await;
-    cluster
+    let sql = "CREATE TABLE ledger (id bigint); CREATE INDEX ON ledger (id); GRANT ALL ON ledger TO alice";
+    ground.cluster.primary().execute(sql).await;
+    ground.cluster.wait_caught_up().await;
+    ground
+}
+
+async fn cluster_with_ledger() -> Cluster {
+    ground_with_ledger(Way::Plain).await.cluster
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_primary_and_a_promoted_replica() {
+    failover(Way::Plain).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_primary_and_a_promoted_replica_over_tls_and_lanes() {
+    failover(Way::SecuredLanes).await;
+}
+
+async fn failover(way: Way) {
     if only_kingpost() {
         return;
     }
-    let cluster = cluster_with_ledger().await;
+    let ground = ground_with_ledger(way).await;
+    let cluster = &ground.cluster;
     let _logs = ShowLogs(cluster.dir());
-    let kingpost = Kingpost::of(&cluster).start().await;
+    let front = ground.front(|builder| builder).await;
     let (old, new, other) = (cluster.primary(), cluster.replica(0), cluster.replica(1));
     let history = History::default();
     let steps = async {
-        history.acknowledged_by(&cluster, "n0", 20).await;
+        history.acknowledged_by(cluster, "n0", 20).await;
         old.kill9().await;
         new.promote().await;
         other.follow(new).await;
-        history.acknowledged_by(&cluster, "n1", 20).await;
+        history.acknowledged_by(cluster, "n1", 20).await;
 
         // The old one comes back and takes itself for the primary. The proxy must have seen it before this means anything:
         // its probes use the database postgres, which nobody else does.
@@ -223,17 +236,16 @@ async fn a_killed_primary_and_a_promoted_replica() {
         old.start().await;
         let rows_of_old = old.query("SELECT count(*) FROM ledger").await;
         cluster.wait("probes of the stale primary", async || (seen(&old.log()) > before).then_some(())).await;
-        history.acknowledged_by(&cluster, "n1", 60).await;
+        history.acknowledged_by(cluster, "n1", 60).await;
         assert_eq!(old.query("SELECT count(*) FROM ledger").await, rows_of_old, "the stale primary got a write");
 
         // Rewound, it serves again, as a replica.
         old.stop().await;
         old.rejoin(new).await;
-        history.acknowledged_by(&cluster, "n1", 80).await;
+        history.acknowledged_by(cluster, "n1", 80).await;
         history.stop.store(true, Ordering::Relaxed);
     };
-    within("writers and a failover", Duration::from_secs(240), cluster.dir(), join(history.run(&kingpost), steps))
-        .await;
+    within("writers and a failover", Duration::from_secs(240), cluster.dir(), join(history.run(&front), steps)).await;
     let admin = new.admin().await;
     // The history file of the new timeline says where it left the old one.
     let switched =
@@ -305,19 +317,29 @@ async fn without_a_primary_for_too_long_is_an_error_that_the_client_survives() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_restarts_is_waited_for() {
+    restarts(Way::Plain).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_restarts_is_waited_for_over_tls_and_lanes() {
+    restarts(Way::SecuredLanes).await;
+}
+
+async fn restarts(way: Way) {
     if only_kingpost() {
         return;
     }
-    let cluster = cluster_with_ledger().await;
+    let ground = ground_with_ledger(way).await;
+    let cluster = &ground.cluster;
     let _logs = ShowLogs(cluster.dir());
-    let kingpost = Kingpost::of(&cluster).start().await;
+    let front = ground.front(|builder| builder).await;
     let history = History::default();
     let acknowledged = |history: &History| {
         let outcomes = history.outcomes.lock().unwrap();
         outcomes.values().filter(|outcome| matches!(outcome, Outcome::Acknowledged { .. })).count()
     };
     let steps = async {
-        history.acknowledged_by(&cluster, "n0", 10).await;
+        history.acknowledged_by(cluster, "n0", 10).await;
         for _ in 0..2 {
             cluster.primary().stop().await;
             cluster.primary().start().await;
@@ -326,7 +348,7 @@ async fn a_primary_that_restarts_is_waited_for() {
         }
         history.stop.store(true, Ordering::Relaxed);
     };
-    within("writers and restarts", Duration::from_secs(120), cluster.dir(), join(history.run(&kingpost), steps)).await;
+    within("writers and restarts", Duration::from_secs(120), cluster.dir(), join(history.run(&front), steps)).await;
     let rows = ledger(&cluster.primary().admin().await).await;
     // Nothing may be lost: the position of the switch is the end of all.
     eprintln!("{}", history.check(&rows, u64::MAX));

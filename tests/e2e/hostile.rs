@@ -178,3 +178,42 @@ async fn a_client_that_dies_in_the_middle_of_an_answer() {
         assert!(subject() != Subject::Kingpost || node.pool_connections().await <= 4);
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_descriptors_those_inside_are_served_and_the_rest_later() {
+    if only_kingpost() {
+        return;
+    }
+    let (cluster, kingpost) = proxy().await;
+    let _logs = ShowLogs(cluster.dir());
+    let inside = kingpost.connect().await;
+    inside.batch_execute("CREATE TABLE inside (n int)").await.unwrap();
+    assert_eq!(value(&inside, "SELECT count(*) FROM inside").await, "0");
+    let process = kingpost.process();
+    let base = process.fd_count();
+    let limit = base + 10;
+    process.limit_descriptors(limit);
+    let login = startup(3 << 16, &[("user", USER), ("database", DATABASE)]);
+    let mut crowd = Vec::new();
+    for _ in 0..60 {
+        let mut raw = Raw::connect(kingpost.port()).await;
+        raw.send(&login).await;
+        crowd.push(raw);
+    }
+    cluster.wait("all descriptors to be in use", async || (process.fd_count() >= limit - 1).then_some(())).await;
+    // Whoever has a connection keeps it, for reads, for writes and in a transaction.
+    for n in 0..50 {
+        let work = format!("BEGIN; INSERT INTO inside VALUES ({n}); COMMIT");
+        within("a write", Duration::from_secs(20), cluster.dir(), inside.batch_execute(&work)).await.unwrap();
+        let count =
+            within("a read", Duration::from_secs(20), cluster.dir(), value(&inside, "SELECT count(*) FROM inside"));
+        assert_eq!(count.await, (n + 1).to_string());
+    }
+    assert!(process.exit_status().is_none());
+    // It has said so, and not once for each.
+    let said = std::fs::read_to_string(process.log()).unwrap().matches("cannot accept").count();
+    assert!((1..5).contains(&said), "said {said} times");
+    drop(crowd);
+    serves(&cluster, &kingpost).await;
+    cluster.wait("descriptors to come back", async || (process.fd_count() <= base + 8).then_some(())).await;
+}

@@ -32,4 +32,5 @@ mod routing;
 mod sql;
 mod tls;
 mod wal;
+mod ways;
 mod web;

@@ -658,9 +658,10 @@ async fn drivers_at_their_usual_work_over_tls() {
     let target = crate::clients::installed().await;
     // psycopg brings its own libpq, 17 or newer: it can begin with TLS at once.
     let python = target.join("venv/bin/python");
-    crate::clients::run_at(&python, "python/psycopg_usual.py", &format!("{url}&sslnegotiation=direct"), &cluster).await;
-    crate::clients::run_at(&python, "python/asyncpg_usual.py", &url, &cluster).await;
-    crate::clients::run_at("node".as_ref(), "node/pg_usual.mjs", &url, &cluster).await;
+    crate::clients::run_at(&python, "python/psycopg_usual.py", &format!("{url}&sslnegotiation=direct"), None, &cluster)
+        .await;
+    crate::clients::run_at(&python, "python/asyncpg_usual.py", &url, None, &cluster).await;
+    crate::clients::run_at("node".as_ref(), "node/pg_usual.mjs", &url, None, &cluster).await;
     let metrics = kingpost.metrics().await;
     assert_eq!(metrics.sum("kingpost_tls_failures_total", &[]), 0.0);
     // Nobody came without.

@@ -154,6 +154,15 @@ impl Process {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
     }
 
+    /// Bounds its open descriptors from now on; those that it has stay open.
+    ///
+    /// # Panics
+    /// When the system does not let us.
+    pub fn limit_descriptors(&self, limit: usize) {
+        let (pid, limit) = (self.pid().to_string(), format!("--nofile={limit}"));
+        crate::template::run(Command::new("prlimit").args(["--pid", &pid, &limit]));
+    }
+
     /// Resident memory in KiB.
     pub fn rss_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();

@@ -268,4 +268,15 @@ async def a_table_that_changes():
     await conn.close()
 
 
+if os.environ.get("DATABASE_TLS_URL"):
+
+    @check
+    async def tls_where_it_is_offered():
+        # Without sslmode it prefers TLS.
+        conn = await asyncpg.connect(os.environ["DATABASE_TLS_URL"])
+        assert conn._transport.get_extra_info("ssl_object")
+        assert await conn.fetchval("SELECT 7") == 7
+        await conn.close()
+
+
 run()

@@ -372,4 +372,15 @@ def errors_keep_the_connection():
             assert conn.execute("SELECT 7").fetchone() == (7,)
 
 
+if os.environ.get("DATABASE_TLS_URL"):
+
+    @check
+    def tls_where_it_is_offered():
+        # Without sslmode libpq prefers TLS.
+        for more in ({}, {"sslmode": "require"}, {"sslmode": "require", "channel_binding": "require"}):
+            with psycopg.connect(os.environ["DATABASE_TLS_URL"], **more) as conn:
+                assert conn.pgconn.ssl_in_use
+                assert conn.execute("SELECT 7").fetchone() == (7,)
+
+
 run()
