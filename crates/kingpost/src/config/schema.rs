@@ -222,6 +222,8 @@ const REGISTRY: &[Key] = &[
     key("listen", Kind::Text),
     key("consul_listen", Kind::Text),
     key("eureka_listen", Kind::Text),
+    key("peer_listen", Kind::Text),
+    key("peer_advertise", Kind::Text),
     key("store", Kind::Secret),
     key("node", Kind::Text),
     key("auth", Kind::Choice(&["none", "tokens"])),
