@@ -349,6 +349,7 @@ fn the_schema_is_that_of_the_types() {
         (&["relay", "upstream"], known::<relay::config::UpstreamConfig>(&[])),
         (&["relay", "users"], known::<relay::config::UserConfig>(&[])),
         (&["registry"], known::<RegistryConfig>(&[])),
+        (&["registry", "dns"], known::<crate::registry::config::DnsConfig>(&[])),
         (&["registry", "limits"], known::<::registry::Limits>(&[])),
         (&["registry", "health"], known::<::registry::HealthSettings>(&[])),
         (&["registry", "health", "brake"], known::<::registry::BrakeSettings>(&[])),
