@@ -515,7 +515,7 @@ impl Inner {
         let changes = applier.offer(&self.cache, epoch, revision, records);
         self.health.observe(&changes);
         self.count(&applier);
-        applier.epoch() == epoch && applier.cursor() >= revision
+        applier.has(epoch, revision)
     }
 
     fn count(&self, applier: &Applier) {

@@ -91,6 +91,7 @@ async fn batch(inner: &Inner, number: u64, requests: Vec<Request>) {
                 if revision <= before {
                     // A new commit comes after all that were seen: this is another history.
                     inner.applier.lock().await.distrust();
+                    let _ = inner.catch_up().await;
                 }
             }
             // What was not written by this batch, but by somebody else, has to be read.

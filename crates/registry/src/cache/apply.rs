@@ -70,6 +70,11 @@ impl Applier {
         self.epoch
     }
 
+    /// Whether everything up to `revision` of the history `epoch` is here.
+    pub(crate) fn has(&self, epoch: i64, revision: Revision) -> bool {
+        self.loaded && self.epoch == epoch && self.cursor >= revision
+    }
+
     /// Tombstones up to here are gone from the store.
     pub(crate) fn gc_floor(&self) -> Revision {
         self.gc_floor

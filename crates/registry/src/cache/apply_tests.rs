@@ -72,7 +72,7 @@ impl Node {
     fn offer(&mut self, committed: &crate::store::Committed) -> bool {
         let records = committed.records.clone();
         self.applier.offer(&self.cache, committed.epoch, committed.revision, records);
-        self.applier.epoch() == committed.epoch && self.applier.cursor() >= committed.revision
+        self.applier.has(committed.epoch, committed.revision)
     }
 
     /// Services with their digests and metadata; what index and snapshots say must agree.

@@ -78,6 +78,8 @@ pub(crate) struct Watch {
     brakes: Mutex<Brakes>,
     /// When this node was last seen to run: see [`Watch::stood_still`].
     ran: AtomicU64,
+    /// When it was last found to have stood still; 0: never.
+    stood: AtomicU64,
     graces: AtomicU64,
 }
 
@@ -113,6 +115,7 @@ impl Watch {
             reaper: Mutex::default(),
             brakes: Mutex::default(),
             ran: AtomicU64::new(0),
+            stood: AtomicU64::new(0),
             graces: AtomicU64::new(0),
         }
     }
@@ -158,12 +161,18 @@ impl Watch {
         ids.iter().map(renew).collect()
     }
 
-    /// How long each of these has not been heard here, in milliseconds; `None`: never was.
-    pub(crate) fn silence(&self, ids: &[InstanceId]) -> Vec<Option<u32>> {
+    /// How long each of these has not been heard here, in milliseconds; `None`: never was. No answer at all soon after this
+    /// node stood still: what was sent meanwhile may not have been read yet.
+    pub(crate) fn silence(&self, ids: &[InstanceId]) -> Option<Vec<Option<u32>>> {
+        self.stood_still();
         let now = self.now();
+        let stood = self.stood.load(Ordering::Relaxed);
+        if stood > 0 && now.saturating_sub(stood) < STILL {
+            return None;
+        }
         let silence =
             |id| self.shard(id).silence(id, now).map(|silence| u32::try_from(silence).unwrap_or(u32::MAX - 1));
-        ids.iter().map(silence).collect()
+        Some(ids.iter().map(silence).collect())
     }
 
     /// Another node says for how long it has not heard each of these.
@@ -195,6 +204,7 @@ impl Watch {
         let before = self.ran.swap(now, Ordering::Relaxed);
         let still = now.saturating_sub(before) > STILL;
         if still {
+            self.stood.store(now, Ordering::Relaxed);
             tracing::warn!(milliseconds = now - before, "this node stood still: every lease is prolonged");
             self.grace();
         }
@@ -355,10 +365,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Starts what watches.
 pub(crate) fn start(inner: &Arc<Inner>, tasks: &mut JoinSet<()>) {
+    inner.health.ran.store(inner.health.now(), Ordering::Relaxed);
+    tasks.spawn(stay_awake(Arc::clone(inner)));
     tasks.spawn(revive(Arc::clone(inner)));
     if inner.settings.health.enabled {
-        inner.health.ran.store(inner.health.now(), Ordering::Relaxed);
-        tasks.spawn(stay_awake(Arc::clone(inner)));
         tasks.spawn(expire(Arc::clone(inner)));
         tasks.spawn(prober::run(Arc::clone(inner)));
     }

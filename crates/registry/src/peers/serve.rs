@@ -69,8 +69,9 @@ async fn serve(inner: &Inner, mut stream: TcpStream) -> Result<std::convert::Inf
         let body = tokio::time::timeout(SILENCE, frames.next()).await.map_err(|_| Ended::Late(SILENCE))??;
         match Message::read(&body, &mut interner)? {
             Message::Question { number, ids } => {
-                let silence = inner.health.silence(&ids);
-                voice.say(&wire::answer(number, &silence)).await?;
+                if let Some(silence) = inner.health.silence(&ids) {
+                    voice.say(&wire::answer(number, &silence)).await?;
+                }
             }
             Message::Committed { epoch, revision, records } => {
                 if inner.offer(epoch, revision, records).await {

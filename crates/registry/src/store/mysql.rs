@@ -234,16 +234,16 @@ impl MySql {
         Ok(Roll { nodes, secret: Secret::parse(STORE, &secret)? })
     }
 
-    /// Looks at the counter until it is not `seen`.
+    /// Looks at the counter until it is not `seen`. Between two looks it may be given up without losing the connection.
     async fn poll(&self, seen: Revision) -> Result<(), StoreError> {
         let mut slot = self.poller.lock().await;
-        let mut connection = self.take(&mut slot).await?;
         loop {
+            let mut connection = self.take(&mut slot).await?;
             let counter = connection.query_first::<i64, _>("SELECT v FROM registry_rev");
             let v =
                 within("looking at the revision", counter).await?.map_err(|e| failed("looking at the revision", &e))?;
+            *slot = Some(connection);
             if v != Some(row::column(seen)) {
-                *slot = Some(connection);
                 return Ok(());
             }
             tokio::time::sleep(POLL).await;
