@@ -61,6 +61,14 @@ clients: ## Every client in every language, Go included (needs go; the rest is i
 	cargo build --locked -p kingpost
 	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost cargo test --locked -p kingpost-tests --test e2e -- --include-ignored clients
 
+.PHONY: console-test
+console-test: ## The web console in a headless Chromium, with screenshots in target/console
+	@scripts/setup browser
+	cargo build --locked -p kingpost
+	@mkdir -p target/console
+	KINGPOST_TESTS_BROWSER=1 PICTURES=$(CURDIR)/target/console KINGPOST_BIN=$(CURDIR)/target/debug/kingpost \
+		cargo test --locked -p kingpost-tests --test e2e -- web::
+
 .PHONY: fuzz
 fuzz: ## Fuzz each parser for FUZZ_SECONDS (needs cargo-fuzz and a nightly toolchain)
 	@cd fuzz && for target in $$(cargo +nightly fuzz list); do \

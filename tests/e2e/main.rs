@@ -32,3 +32,4 @@ mod routing;
 mod sql;
 mod tls;
 mod wal;
+mod web;

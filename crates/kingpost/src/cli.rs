@@ -39,6 +39,9 @@ pub(crate) enum Command {
     /// SIGTERM and SIGINT stop gracefully, a second one stops at once.
     #[command(after_help = EXIT_CODES, args_conflicts_with_subcommands = true)]
     Registry(RegistryArgs),
+    /// Makes what the web console needs
+    #[command(after_help = EXIT_CODES, subcommand)]
+    Console(ConsoleCommand),
     /// Checks a configuration file, and the environment variables that override it
     ///
     /// Prints every error with file, line and column, the key, what was found and what was expected.
@@ -194,6 +197,19 @@ pub(crate) enum RegistryCommand {
     },
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConsoleCommand {
+    /// Makes a token to sign in with: prints it, and what of it goes into the configuration
+    #[command(after_help = EXIT_CODES)]
+    Token {
+        /// Its name, for logs
+        name: String,
+        /// It may look and not act
+        #[arg(long)]
+        viewer: bool,
+    },
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct RemoteArgs {
     /// Address of the registry
@@ -298,6 +314,9 @@ pub(crate) struct UpArgs {
     /// Address of the registry; the default is 127.0.0.1:8632, or a free port if that is taken
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) registry_listen: Option<String>,
+    /// Address of the web console; the default is 127.0.0.1:7632, or a free port if that is taken
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) console_listen: Option<String>,
     /// Start, check, print, stop
     #[arg(long)]
     pub(crate) once: bool,

@@ -5,6 +5,7 @@
 //!      ├─▶ relay ─▶ config ─▶ relay (the crate, and topology where it follows the primary) ◀─ admin
 //!      ├─▶ registry ─▶ config ─▶ registry (the crate) ◀─ admin; or a client of one
 //!      ├─▶ check ─▶ config
+//!      ├─▶ console ─▶ the parts as a web page shows them; a token for it
 //!      ├─▶ config from-pgbouncer ─▶ a configuration's text
 //!      └─▶ up ───▶ PostgreSQL servers in a directory ─▶ config (generated) ─▶ run, registry ◀─ admin
 //! ```
@@ -14,6 +15,7 @@
 mod admin;
 mod cli;
 mod config;
+mod console;
 mod error;
 mod exposition;
 mod from_pgbouncer;
@@ -23,6 +25,7 @@ mod registry;
 mod relay;
 mod run;
 mod serve;
+mod token;
 mod up;
 
 use std::process::ExitCode;
@@ -49,6 +52,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Proxy(args) => serve::proxy(&args, &log),
         Command::Relay(args) => relay::command(&args, &log),
         Command::Registry(args) => registry::command(&args, &log),
+        Command::Console(command) => console::command(&command),
         Command::Check(args) => serve::check(&args, &log),
         Command::Config(ConfigCommand::FromPgbouncer(args)) => from_pgbouncer::run(&args),
         Command::Up(args) => up::up(&args, &log),

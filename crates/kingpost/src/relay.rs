@@ -16,6 +16,7 @@ use watermark::Lsn;
 use crate::admin::{Admin, Source};
 use crate::cli::{FetchArgs, RelayArgs, RelayCommand};
 use crate::config::{self, Config, LogFlags};
+use crate::console::{Scene, Shown, Watched};
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
 use crate::logging;
@@ -84,6 +85,23 @@ impl Relaying {
 
     pub(crate) fn relay(&self) -> &Relay {
         &self.relay
+    }
+
+    /// Who watches the nodes, where the relay follows their primary.
+    fn topology(&self) -> Option<Arc<Topology>> {
+        self.topology.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the console shows of it.
+    fn scene(self: &Arc<Relaying>, config: &Config) -> Scene {
+        let mut scene = Scene::default();
+        if let Some(topology) = self.topology() {
+            scene.parts.cluster = Some(Arc::new(Watched { topology, name: config.cluster.name.clone() }));
+        }
+        let addresses = self.relay.addresses().iter().map(ToString::to_string).collect();
+        let asked = Arc::clone(self);
+        scene.parts.relay = Some(Arc::new(Shown { status: Arc::new(move || asked.relay.status()), addresses }));
+        scene
     }
 
     /// Follows the primary, wherever it is; returns when the relay cannot go on.
@@ -165,11 +183,20 @@ async fn serve(path: &Path, mut config: Config) -> Result<(), Failure> {
         "" => None,
         address => Some(Admin::start(address, Arc::clone(&relaying)).await?),
     };
+    let console = match relaying.scene(&config).start(&config.console, relaying.topology().as_deref()).await {
+        Ok(console) => console,
+        Err(failure) => {
+            let ending = Arc::clone(&relaying);
+            let _ = tokio::task::spawn_blocking(move || ending.shutdown()).await;
+            return Err(failure);
+        }
+    };
     let addresses: Vec<String> = relaying.relay().addresses().iter().map(ToString::to_string).collect();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         listen = addresses.join(", "),
         metrics = admin.as_ref().map(|admin| admin.address().to_string()).unwrap_or_default(),
+        console = console.as_ref().map(|serving| serving.console.address().to_string()).unwrap_or_default(),
         dir = %config.relay.dir.display(),
         "started"
     );
@@ -206,8 +233,14 @@ fn reload(path: &Path, config: &mut Config, relaying: &Relaying) {
         Ok((new, warnings)) => {
             warn(&warnings);
             let fixed = |config: &RelayConfig| (config.listen.clone(), config.dir.clone());
-            if fixed(&new.relay) != fixed(&config.relay) || new.metrics != config.metrics || new.log != config.log {
-                tracing::warn!("changes of relay.listen, relay.dir, [metrics] and [log] take effect at the next start");
+            if fixed(&new.relay) != fixed(&config.relay)
+                || new.metrics != config.metrics
+                || new.log != config.log
+                || new.console != config.console
+            {
+                tracing::warn!(
+                    "changes of relay.listen, relay.dir, [metrics], [console] and [log] take effect at the next start"
+                );
             }
             *config = new;
             tracing::info!(file = %path.display(), "reloaded");

@@ -8,6 +8,7 @@ use topology::{Address, NodeView, OracleTimes, Role, Topology, View, WEIGHT_SCAL
 
 use crate::admin::Source;
 use crate::config::Config;
+use crate::console::{Observed, Scene, Shown, Watched};
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
 use proxy::console::Process;
@@ -17,6 +18,8 @@ use proxy::{Proxy, StartError};
 /// The parts of one process.
 pub(crate) struct Running {
     topology: Arc<Topology>,
+    /// The cluster's.
+    name: String,
     /// `None` once it was shut down.
     proxy: RwLock<Option<Proxy>>,
     pulse: Mutex<Pulse>,
@@ -72,6 +75,7 @@ impl Running {
         match Proxy::start(&config.proxy, Arc::clone(&topology)) {
             Ok(proxy) => Ok(Running {
                 topology,
+                name: config.cluster.name.clone(),
                 proxy: RwLock::new(Some(proxy)),
                 pulse: Mutex::default(),
                 relay: OnceLock::new(),
@@ -92,6 +96,28 @@ impl Running {
     pub(crate) fn show_relay(&self, relay: Arc<::relay::Relay>) {
         // There is one at most.
         let _ = self.relay.set(relay);
+    }
+
+    /// What the console shows of it.
+    pub(crate) fn scene(&self) -> Scene {
+        let cluster = Watched { topology: Arc::clone(&self.topology), name: self.name.clone() };
+        let observed = |proxy: &Proxy| Some(Observed { observer: proxy.observer(), addresses: proxy.addresses() });
+        let mut scene = Scene::default();
+        scene.parts.cluster = Some(Arc::new(cluster));
+        if let Some(observed) = self.ask(observed) {
+            scene.parts.proxy = Some(Arc::new(observed));
+        }
+        if let Some(relay) = self.relay.get() {
+            let addresses = relay.addresses().iter().map(ToString::to_string).collect();
+            let relay = Arc::clone(relay);
+            scene.parts.relay = Some(Arc::new(Shown { status: Arc::new(move || relay.status()), addresses }));
+        }
+        scene
+    }
+
+    /// Who watches the nodes.
+    pub(crate) fn topology(&self) -> &Topology {
+        &self.topology
     }
 
     /// Where the primary is, while there is one.
@@ -197,10 +223,15 @@ impl Source for Running {
 
 /// Where a topology's primary is, while there is one.
 pub(crate) fn primary_of(topology: &Topology) -> Option<String> {
-    Some(match &topology.view().primary_node()?.address {
+    Some(address_of(&topology.view().primary_node()?.address))
+}
+
+/// `host:port`, or a path.
+pub(crate) fn address_of(address: &Address) -> String {
+    match address {
         Address::Tcp(address) => address.to_string(),
         Address::Unix(path) => path.display().to_string(),
-    })
+    }
 }
 
 /// The workers' metrics. Their names are the proxy's; the unit becomes seconds, counters get their suffix.

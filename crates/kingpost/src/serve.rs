@@ -76,12 +76,20 @@ async fn serve(path: &Path, mut config: Config, grace: Duration) -> Result<(), F
             }
         },
     };
+    let console = match running.scene().start(&config.console, Some(running.topology())).await {
+        Ok(console) => console,
+        Err(failure) => {
+            end(&running, Duration::ZERO).await;
+            return Err(failure);
+        }
+    };
     let (operators, mut orders) = Operators::new();
     running.serve_operators(Box::new(operators));
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         listen = running.addresses().join(", "),
         metrics = admin.as_ref().map(|admin| admin.address().to_string()).unwrap_or_default(),
+        console = console.as_ref().map(|serving| serving.console.address().to_string()).unwrap_or_default(),
         "started"
     );
     loop {
@@ -163,8 +171,8 @@ fn reload(path: &Path, config: &mut Config, running: &Running) -> Result<(), Fai
     match loaded.and_then(|(new, warnings)| running.reload(&new).map(|()| (new, warnings))) {
         Ok((new, warnings)) => {
             warn(&warnings);
-            if new.metrics != config.metrics || new.log != config.log {
-                tracing::warn!("changes of [metrics] and [log] take effect at the next start");
+            if new.metrics != config.metrics || new.log != config.log || new.console != config.console {
+                tracing::warn!("changes of [metrics], [console] and [log] take effect at the next start");
             }
             if new.proxy.listen != config.proxy.listen || new.proxy.workers != config.proxy.workers {
                 tracing::warn!("changes of proxy.listen and proxy.workers take effect at the next start");

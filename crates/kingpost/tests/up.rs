@@ -39,6 +39,8 @@ impl Scratch {
                 "127.0.0.1:0",
                 "--registry-listen",
                 "127.0.0.1:0",
+                "--console-listen",
+                "127.0.0.1:0",
             ]);
         }
         command

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use topology::Topology;
 
-use crate::console::{Process, Room};
+use crate::console::{Observer, Process, Room};
 use crate::core::{Core, Mail, Shared};
 use config::ProxyConfig;
 use driver::acceptor::{self, Listener, Stop};
@@ -172,6 +172,12 @@ impl Proxy {
     /// Lets operators reload and stop the process from the console. Only the first call counts.
     pub fn serve_operators(&self, process: Box<dyn Process>) {
         let _ = self.room.process.set(process);
+    }
+
+    /// For whoever shows the proxy, also after its end.
+    #[must_use]
+    pub fn observer(&self) -> Observer {
+        Observer::new(self.room.clone())
     }
 
     /// The workers' numbers, added up.

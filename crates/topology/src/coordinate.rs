@@ -13,7 +13,7 @@ use tracing::{error, info, warn};
 use watermark::Lsn;
 
 use crate::config::{ClusterConfig, NodeConfig, StartError, Target};
-use crate::decide::{Decider, Decision, Event, Limits, Mark, Report};
+use crate::decide::{Decider, Decision, Event, Limits, Mark, Position, Report};
 use crate::handle::Shared;
 use crate::oracle::Asked;
 use crate::probe::{Message, Prober, Signal};
@@ -200,6 +200,11 @@ impl Coordinator {
         }
         if let Some(address) = message.address {
             member.address = address;
+        }
+        if let Report::Up(facts) = &message.report {
+            let (Position::Primary { lsn } | Position::Standby { replayed: lsn, .. }) = facts.position;
+            member.node.said.position.store(lsn.0, Ordering::Relaxed);
+            member.node.said.timeline.store(facts.timeline, Ordering::Relaxed);
         }
         let failure = match &message.report {
             Report::Up(_) => Some(None),

@@ -242,6 +242,12 @@ impl Topology {
         tokio::time::timeout(limit, ready).await.map_err(|_| NotReady { waited: limit, nodes: self.describe() })
     }
 
+    /// Why a node could not be probed the last time, while that lasts: for a person. Takes a lock for a moment.
+    #[must_use]
+    pub fn failure(&self, node: NodeId) -> Option<String> {
+        lock(&self.shared.failures).get(usize::from(node.0)).cloned().flatten()
+    }
+
     /// Every node's role and last error, for a person.
     fn describe(&self) -> String {
         let view = self.view();

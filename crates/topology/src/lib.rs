@@ -43,4 +43,4 @@ mod view;
 pub use config::{ClusterConfig, NodeConfig, StartError};
 pub use handle::{NotReady, Topology};
 pub use times::OracleTimes;
-pub use view::{Address, Node, NodeId, NodeView, Role, Term, View, WEIGHT_SCALE};
+pub use view::{Address, Node, NodeId, NodeView, Role, Said, Term, View, WEIGHT_SCALE};

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use watermark::{Lsn, Watermark};
 
@@ -61,6 +61,17 @@ pub struct Node {
     pub lag_ms: AtomicU64,
     /// Bytes a replica's replay is behind the primary, by the last probe.
     pub lag_bytes: AtomicU64,
+    /// What it said at the last probe that reached it: for people. 0 before the first.
+    pub said: Said,
+}
+
+/// A node's last answer, whatever its role and timeline: not a position to decide by.
+#[derive(Debug, Default)]
+pub struct Said {
+    /// Written by a primary, replayed by a replica.
+    pub position: AtomicU64,
+    /// Its timeline.
+    pub timeline: AtomicU32,
 }
 
 impl Node {
@@ -73,6 +84,7 @@ impl Node {
             replayed: Watermark::new(Lsn(0)),
             lag_ms: AtomicU64::new(0),
             lag_bytes: AtomicU64::new(0),
+            said: Said::default(),
         }
     }
 }

@@ -115,6 +115,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
     }
     relay::check(&config.relay, stat, &mut findings);
     registry::check(config, &mut findings);
+    check_console(config, &mut findings);
     check_metrics(config, &mut findings);
     // Anything the topology refuses that was not found above.
     if proxy
@@ -319,6 +320,31 @@ fn check_routing(proxy: &ProxyConfig, findings: &mut Findings) {
             let path = format!("proxy.routing.read_functions[{index}]");
             findings.error(path, format!("found {name:?}, expected a function as name or schema.name"));
         }
+    }
+}
+
+fn check_console(config: &Config, findings: &mut Findings) {
+    let console = &config.console;
+    let mut local = true;
+    if !console.listen.is_empty() {
+        match parse_address(&console.listen, true) {
+            Err(why) => findings.error("console.listen", why),
+            Ok(Host::Unix) => findings.error("console.listen", "found a path, expected host:port"),
+            Ok(host) => local = host.is_local(),
+        }
+    }
+    findings.unique("console.tokens", ".name", console.tokens.iter().map(|token| token.name.as_str()));
+    for error in console.check(local) {
+        // An empty name was found by `unique`.
+        if !error.key.ends_with("].name") {
+            findings.error(format!("console.{}", error.key), error.message);
+        }
+    }
+    if !local && !console.public_url.starts_with("https://") {
+        findings.warn(
+            "console.public_url",
+            "is not https:// and other machines reach the console: tokens and what is shown cross the network in clear",
+        );
     }
 }
 

@@ -18,6 +18,7 @@ mod tree;
 use std::ffi::OsString;
 use std::path::Path;
 
+use console::ConsoleConfig;
 use serde::{Deserialize, Serialize};
 use topology::ClusterConfig;
 
@@ -41,6 +42,8 @@ pub(crate) struct Config {
     pub(crate) relay: RelayConfig,
     /// `[registry]`.
     pub(crate) registry: RegistryConfig,
+    /// `[console]`.
+    pub(crate) console: ConsoleConfig,
     /// `[metrics]`.
     pub(crate) metrics: MetricsConfig,
     /// `[log]`.

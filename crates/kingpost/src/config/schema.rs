@@ -72,6 +72,7 @@ pub(super) const ROOT: &[Key] = &[
     key("cluster", Kind::Table(CLUSTER)),
     key("relay", Kind::Table(RELAY)),
     key("registry", Kind::Table(REGISTRY)),
+    key("console", Kind::Table(CONSOLE)),
     key("metrics", Kind::Table(METRICS)),
     key("log", Kind::Table(LOG)),
 ];
@@ -282,6 +283,20 @@ const REGISTRY_TOKEN: &[Key] = &[
     required("sha256", Kind::Secret),
     required("role", Kind::Choice(&["read", "write", "admin"])),
     key("namespaces", Kind::Texts),
+];
+
+const CONSOLE: &[Key] = &[
+    key("listen", Kind::Text),
+    key("public_url", Kind::Text),
+    key("anonymous_view", Kind::Boolean),
+    key("viewers", integer(1, 10_000)),
+    key("tokens", Kind::Tables(CONSOLE_TOKEN)),
+];
+
+const CONSOLE_TOKEN: &[Key] = &[
+    required("name", Kind::Text),
+    required("sha256", Kind::Secret),
+    required("role", Kind::Choice(&["viewer", "operator"])),
 ];
 
 const METRICS: &[Key] = &[key("listen", Kind::Text), key("allow_remote", Kind::Boolean)];

@@ -68,7 +68,7 @@ fn golden_messages() {
                 "k.toml:10:19: proxy.pool.connect_timeout: found \"0s\", expected a duration above zero such as \"30s\", \"500ms\" or \"1h\"",
                 "k.toml:12:10: cluster.nodes[0].address: missing, expected a string",
                 "k.toml:12:18: cluster.nodes[0].name: found the integer 3, expected a string",
-                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, relay, registry, metrics, log",
+                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, relay, registry, console, metrics, log",
             ],
         ),
         (
@@ -279,6 +279,7 @@ fn the_example_shows_the_defaults() {
     expected.proxy.users.clone_from(&config.proxy.users);
     expected.relay.users.clone_from(&config.relay.users);
     expected.registry.tokens.clone_from(&config.registry.tokens);
+    expected.console.tokens.clone_from(&config.console.tokens);
     assert_eq!(config, expected);
     assert_eq!((config.cluster.nodes[0].weight, config.cluster.nodes.len()), (1, 1));
 }
@@ -354,6 +355,8 @@ fn the_schema_is_that_of_the_types() {
         (&["registry", "health"], known::<::registry::HealthSettings>(&[])),
         (&["registry", "health", "brake"], known::<::registry::BrakeSettings>(&[])),
         (&["registry", "tokens"], known::<crate::registry::config::TokenConfig>(&[])),
+        (&["console"], known::<console::ConsoleConfig>(&[])),
+        (&["console", "tokens"], known::<console::config::TokenConfig>(&[])),
         (&["metrics"], known::<MetricsConfig>(&[])),
         (&["log"], known::<LogConfig>(&[])),
     ] {

@@ -18,6 +18,7 @@ use std::time::Duration;
 use crate::admin::Admin;
 use crate::cli::{RegistryArgs, RegistryCommand};
 use crate::config::{self as file, LogFlags};
+use crate::console::Scene;
 use crate::error::Failure;
 use crate::serve::{StopSignals, control_runtime, warn};
 use crate::{logging, out};
@@ -45,6 +46,14 @@ pub(crate) fn command(args: &RegistryArgs, log: &LogFlags) -> Result<(), Failure
 async fn serve(config: file::Config, grace: Duration) -> Result<(), Failure> {
     let mut stop = StopSignals::new()?;
     let running = Arc::new(Running::start(&config.registry).await?);
+    let scene = Scene::default().with_registry(running.known());
+    let console = match scene.start(&config.console, None).await {
+        Ok(console) => console,
+        Err(failure) => {
+            running.shutdown(Duration::ZERO).await;
+            return Err(failure);
+        }
+    };
     let admin = match config.metrics.listen.as_str() {
         "" => None,
         address => match Admin::start(address, Arc::clone(&running)).await {
@@ -61,11 +70,13 @@ async fn serve(config: file::Config, grace: Duration) -> Result<(), Failure> {
         listen = listen.join(", "),
         dns = running.dns_address().map(|address| address.to_string()).unwrap_or_default(),
         metrics = admin.as_ref().map(|admin| admin.address().to_string()).unwrap_or_default(),
+        console = console.as_ref().map(|serving| serving.console.address().to_string()).unwrap_or_default(),
         instances = running.registry.status().instances,
         "registry started"
     );
     let name = stop.next().await;
     tracing::info!(signal = name, ?grace, "stopping");
+    drop(console);
     tokio::select! {
         () = running.shutdown(grace) => {}
         name = stop.next() => {
@@ -79,15 +90,11 @@ async fn serve(config: file::Config, grace: Duration) -> Result<(), Failure> {
 
 /// Makes a token, and says what of it goes where.
 fn token(name: &str) -> Result<(), Failure> {
-    let mut random = [0; 32];
-    getrandom::fill(&mut random).map_err(|error| Failure::runtime(format!("no random numbers: {error}")))?;
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let token = format!("kp_{}", hex(&random));
+    let (text, sha256) = crate::token::make()?;
     out::note(format_args!(
         "the token, for the client; it is shown only now. For the registry's configuration:\n\n\
-         [[registry.tokens]]\nname = {name:?}\nsha256 = \"{}\"\nrole = \"write\"\nnamespaces = [\"default\"]\n",
-        hex(&registry::api::hash_of(&token))
+         [[registry.tokens]]\nname = {name:?}\nsha256 = \"{sha256}\"\nrole = \"write\"\nnamespaces = [\"default\"]\n"
     ));
-    out::line(token);
+    out::line(text);
     Ok(())
 }

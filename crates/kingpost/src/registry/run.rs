@@ -13,6 +13,7 @@ use tokio::sync::Mutex;
 
 use super::config::RegistryConfig;
 use crate::admin::Source;
+use crate::console::Known;
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
 
@@ -76,6 +77,11 @@ impl Running {
             (address, dns::Server::start(listener, config.dns.zone(), registry.clone(), config.dns.limits()))
         });
         Ok(Running { registry, stats, addresses, dns, server: Mutex::new(Some(server)) })
+    }
+
+    /// For the console.
+    pub(crate) fn known(&self) -> Known {
+        Known::new(self.registry.clone(), self.addresses.iter().map(ToString::to_string).collect())
     }
 
     /// Where it listens; the one with all fronts first.

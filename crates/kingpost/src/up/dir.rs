@@ -6,6 +6,7 @@
 //!        up.json           the running `kingpost up`: pid, start time, addresses
 //!        state.json        the nodes; `complete` once every one of them was made
 //!        kingpost.toml     the configuration that the proxy was started with
+//!        console.token     what an operator signs in to the console with; its owner's alone
 //!        logs/             one file a node, one for the proxy, one a tool
 //!        relay/            the relay's log
 //!  <data>/nodes/<name>/    data directories; <data> is <dir>, unless the servers' user cannot get there
@@ -79,6 +80,9 @@ pub(super) struct UpState {
     /// Where the registry is; empty while starting.
     #[serde(default)]
     pub(super) registry: String,
+    /// Where the console is.
+    #[serde(default)]
+    pub(super) console: String,
 }
 
 /// The only version of `state.json` so far.
@@ -131,6 +135,37 @@ impl Directory {
         }
         Err(Failure::environment(format!("there is no cluster in {}: no such directory", path.display()))
             .advise("start one with `kingpost up`, or name its directory with --dir"))
+    }
+
+    /// Where the console's token is.
+    pub(super) fn token_file(&self) -> PathBuf {
+        self.path.join("console.token")
+    }
+
+    /// The console's token, made at the first start and the same from then on.
+    ///
+    /// # Errors
+    /// Its file cannot be read or written.
+    pub(super) fn console_token(&self) -> Result<String, Failure> {
+        use std::os::unix::fs::OpenOptionsExt;
+        let path = self.token_file();
+        if let Ok(text) = fs::read_to_string(&path)
+            && text.trim().len() >= 32
+        {
+            return Ok(text.trim().to_owned());
+        }
+        let (token, _) = crate::token::make()?;
+        let write = || -> std::io::Result<()> {
+            let _ = fs::remove_file(&path);
+            OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&path)?
+                .write_all(format!("{token}\n").as_bytes())
+        };
+        write().map_err(|error| Failure::path("write", &path, &error))?;
+        Ok(token)
     }
 
     /// Takes the lock without waiting. `None` if another process has it.
@@ -298,8 +333,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let directory = Directory::create(dir.path()).unwrap();
         let mut process = Identity::own().unwrap();
-        let state =
-            |process| UpState { process, proxy: vec![], metrics: String::new(), relay: None, registry: String::new() };
+        let state = |process| UpState {
+            process,
+            proxy: vec![],
+            metrics: String::new(),
+            relay: None,
+            registry: String::new(),
+            console: String::new(),
+        };
         directory.save_running(&state(process)).unwrap();
         assert!(directory.running().unwrap().is_some());
         process.started += 1;

@@ -42,6 +42,8 @@ use stop::Stop;
 const METRICS: &str = "127.0.0.1:9632";
 /// Where the registry is, if the port is free.
 const REGISTRY: &str = "127.0.0.1:8632";
+/// Where the web console is, if the port is free.
+const CONSOLE: &str = "127.0.0.1:7632";
 /// Longest time from the servers' start to the proxy's knowing the primary.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 /// How long clients' transactions may go on when stopping.
@@ -65,12 +67,15 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
     check_listen(&args.listen)?;
     let metrics = bind(args.metrics_listen.as_deref(), METRICS, "metrics")?;
     let registry = free(args.registry_listen.as_deref(), REGISTRY, "registry")?;
+    let console = bind(args.console_listen.as_deref(), CONSOLE, "console")?;
+    let token = directory.console_token()?;
     let mut record = UpState {
         process: Identity::own()?,
         proxy: Vec::new(),
         metrics: metrics.1.to_string(),
         relay: None,
         registry: String::new(),
+        console: console.1.to_string(),
     };
     let mut cluster = Cluster::prepare(&directory, args.pg_bin.as_deref(), stop.clone())?;
     directory.save_running(&record)?;
@@ -86,8 +91,9 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
         cluster.data_elsewhere().map(|data| format!(" · data in {}", data.display())).unwrap_or_default(),
     ));
     let step = |text: &str| out::line(format_args!("  {:5.1} s  {text}", started.elapsed().as_secs_f32()));
+    let places = Places { metrics, registry, console, token };
     let result = match cluster.start(args.replicas, !args.no_relay, &step).await {
-        Ok(()) => serve(args, &directory, &cluster, (metrics, registry), &mut record, &stop, &step).await,
+        Ok(()) => serve(args, &directory, &cluster, places, &mut record, &stop, &step).await,
         Err(failure) => Err(failure),
     };
     if !args.once || result.is_err() {
@@ -104,12 +110,21 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
     result
 }
 
+/// Where the parts listen; taken before servers are made.
+struct Places {
+    metrics: (TcpListener, SocketAddr),
+    registry: String,
+    console: (TcpListener, SocketAddr),
+    /// Who has it may act in the console.
+    token: String,
+}
+
 /// Runs the proxy in front of the servers until a signal comes, and stops it.
 async fn serve(
     args: &UpArgs,
     directory: &Directory,
     cluster: &Cluster,
-    (metrics, registry): ((TcpListener, SocketAddr), String),
+    Places { metrics, registry, console, token }: Places,
     record: &mut UpState,
     stop: &Stop,
     step: &dyn Fn(&str),
@@ -117,7 +132,7 @@ async fn serve(
     let nodes = cluster.ports();
     let path = directory.path.join("kingpost.toml");
     let store = directory.path.join("registry.sqlite");
-    let text = written_config(&args.listen, metrics.1, (&registry, &store), &nodes);
+    let text = written_config(&args.listen, metrics.1, (&registry, &store), (console.1, &token), &nodes);
     dir::write_whole(&path, text.as_bytes())?;
     let (config, _) = config::load(&path)?.accept(&path)?;
     step("starting the proxy");
@@ -131,6 +146,10 @@ async fn serve(
         let listener = tokio::net::TcpListener::from_std(metrics.0)
             .map_err(|error| Failure::runtime(format!("cannot serve metrics: {error}")))?;
         let _admin = Admin::serve(listener, Arc::clone(&running), admin::IDLE)?;
+        let listener = tokio::net::TcpListener::from_std(console.0)
+            .map_err(|error| Failure::runtime(format!("cannot serve the console: {error}")))?;
+        let scene = running.scene().with_registry(known.known());
+        let _console = scene.serve(listener, &config.console, running.topology())?;
         tokio::select! {
             result = check_through_proxy(&running, nodes.len() > 1, step) => result?,
             failure = stop.failure() => return Err(failure),
@@ -146,7 +165,7 @@ async fn serve(
             record.proxy.clone(),
         )));
         directory.save_running(record)?;
-        announce(record);
+        announce(record, directory);
         if !args.once {
             let relay = cluster.relay.as_ref();
             tokio::select! {
@@ -193,7 +212,7 @@ async fn check_through_proxy(running: &Running, replicas: bool, step: &dyn Fn(&s
     Ok(())
 }
 
-fn announce(record: &UpState) {
+fn announce(record: &UpState, directory: &Directory) {
     out::line("");
     for address in &record.proxy {
         out::line(format_args!("proxy    {address}"));
@@ -203,6 +222,11 @@ fn announce(record: &UpState) {
     }
     out::line(format_args!("metrics  http://{}/metrics", record.metrics));
     out::line(format_args!("registry http://{}/v1/namespaces/{}/services", record.registry, nodes::NAMESPACE));
+    out::line(format_args!(
+        "console  http://{}/ (to act there: the token in {})",
+        record.console,
+        directory.token_file().display()
+    ));
     if let Some(address) = record.proxy.iter().find_map(|address| address.parse::<SocketAddr>().ok()) {
         let superuser = postgres::SUPERUSER;
         out::line(format_args!("try      psql -h {} -p {} -U {superuser}", address.ip(), address.port()));
@@ -215,6 +239,7 @@ fn written_config(
     listen: &str,
     metrics: SocketAddr,
     (registry, store): (&str, &Path),
+    (console, token): (SocketAddr, &str),
     nodes: &[(String, u16)],
 ) -> String {
     let mut text = format!(
@@ -222,8 +247,11 @@ fn written_config(
          [proxy]\nlisten = [{listen:?}]\nauth = \"trust\"\n\n\
          [metrics]\nlisten = \"{metrics}\"\n\n\
          [registry]\nlisten = {registry:?}\nauth = \"none\"\nstore = {:?}\n\n\
+         [console]\nlisten = \"{console}\"\n\n\
+         [[console.tokens]]\nname = \"local\"\nsha256 = \"{}\"\nrole = \"operator\"\n\n\
          [cluster]\nname = \"local\"\nuser = \"{}\"\ndatabase = \"postgres\"\n",
         format!("sqlite:{}", store.display()),
+        crate::token::hash(token),
         postgres::SUPERUSER
     );
     for (name, port) in nodes {
@@ -382,6 +410,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
             "metrics": running.as_ref().map(|state| state.metrics.clone()),
             "relay": relay,
             "registry": running.as_ref().map(|state| state.registry.clone()),
+            "console": running.as_ref().map(|state| state.console.clone()),
             "registered": known,
             "nodes": observed,
         });
@@ -391,8 +420,8 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
     if let Some(state) = &running {
         let proxy = if state.proxy.is_empty() { "starting".into() } else { state.proxy.join(", ") };
         out::line(format_args!(
-            "proxy {proxy} · metrics http://{}/metrics · process {}",
-            state.metrics, state.process.pid
+            "proxy {proxy} · metrics http://{}/metrics · console http://{}/ · process {}",
+            state.metrics, state.console, state.process.pid
         ));
     }
     observed.extend(relay);
@@ -423,7 +452,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("kingpost.toml");
         let store = dir.path().join("registry.sqlite");
-        let text = written_config("127.0.0.1:0", "127.0.0.1:9".parse().unwrap(), ("127.0.0.1:0", &store), &nodes);
+        let text = written_config(
+            "127.0.0.1:0",
+            "127.0.0.1:9".parse().unwrap(),
+            ("127.0.0.1:0", &store),
+            ("127.0.0.1:8".parse().unwrap(), "kp_x"),
+            &nodes,
+        );
         std::fs::write(&path, text).unwrap();
         let (config, warnings) = config::load(&path).unwrap().accept(&path).unwrap();
         assert_eq!(config.cluster.nodes.len(), 2);

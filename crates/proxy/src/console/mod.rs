@@ -13,6 +13,7 @@
 //! (its usage page, "Admin console").
 
 mod command;
+mod observer;
 mod report;
 mod show;
 mod table;
@@ -30,6 +31,7 @@ use crate::driver::mailbox::{Letter, Mailbox};
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use command::{Command, Show};
+pub use observer::Observer;
 pub use report::{ClientReport, Look, Operation, PoolReport, Report, ServerReport, Totals};
 use show::{Averages, Scene};
 
@@ -145,13 +147,13 @@ impl Room {
     }
 
     /// What every worker has. A worker that does not answer in time is left out: better a part than nothing.
-    fn look(&self, look: Look) -> Vec<Report> {
+    fn look(&self, look: Look, limit: Duration) -> Vec<Report> {
         let (sender, receiver) = sync_channel(self.mailboxes.len());
         for mailbox in self.mailboxes.iter() {
             mailbox.post(Letter::Look(look, sender.clone()));
         }
         drop(sender);
-        let until = Instant::now() + REPORTS;
+        let until = Instant::now() + limit;
         let mut reports = Vec::new();
         while let Ok(report) = receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
             reports.push(report);
@@ -187,7 +189,7 @@ pub(crate) fn run(room: Arc<Room>, requests: &Receiver<Request>) {
         }
         console.look_after_pending();
         if console.averages.due_in(Instant::now()).is_zero() {
-            let reports = console.room.look(Look::default());
+            let reports = console.room.look(Look::default(), REPORTS);
             console.averages.sample(&reports, Instant::now());
         }
     }
@@ -279,11 +281,8 @@ impl Console {
     }
 
     fn kill_client(&self, id: u64) -> Outcome {
-        let reports = self.room.look(Look { clients: true, servers: false });
-        let found = reports
-            .iter()
-            .flat_map(|report| report.clients.iter().map(|client| (report.worker, client.token)))
-            .find(|(worker, token)| show::public_id(*worker, *token) == id);
+        let reports = self.room.look(Look { clients: true, servers: false }, REPORTS);
+        let found = show::client_of(&reports, id);
         Outcome::Answer(match found {
             Some((worker, token)) => {
                 self.room.mailboxes[worker].post(Letter::Core(Mail::Operate(Operation::KillClient(token))));
@@ -298,7 +297,7 @@ impl Console {
             clients: matches!(show, Show::Clients | Show::Sockets | Show::Pins),
             servers: matches!(show, Show::Servers | Show::Sockets | Show::Prepared),
         };
-        let reports = if show.needs_reports() { self.room.look(look) } else { Vec::new() };
+        let reports = if show.needs_reports() { self.room.look(look, REPORTS) } else { Vec::new() };
         let settings = self.room.settings();
         let scene = Scene {
             reports: &reports,
@@ -319,7 +318,7 @@ impl Console {
         if self.pending.is_empty() {
             return;
         }
-        let reports = self.room.look(Look { clients: false, servers: true });
+        let reports = self.room.look(Look { clients: false, servers: true }, REPORTS);
         let open = |database: &Option<String>, before: Option<Instant>| {
             reports.iter().flat_map(|report| &report.servers).any(|server| {
                 database.as_ref().is_none_or(|name| **name == *server.database)

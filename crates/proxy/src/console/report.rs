@@ -164,6 +164,14 @@ pub struct ServerReport {
     pub local: Option<SocketAddr>,
 }
 
+impl ClientReport {
+    /// What keeps it on its server connection, by name.
+    pub fn pinned_by(&self) -> impl Iterator<Item = &'static str> + use<> {
+        let pins = self.pins;
+        sql::Pins::NAMES.iter().filter(move |(pin, _)| pins.0 & pin.0 != 0).map(|(_, name)| *name)
+    }
+}
+
 impl std::ops::AddAssign for Totals {
     fn add_assign(&mut self, other: Totals) {
         self.assignments += other.assignments;

@@ -94,8 +94,15 @@ fn by_database(reports: &[Report]) -> BTreeMap<Arc<str>, Totals> {
     totals
 }
 
+/// The client that has this number, and its worker.
+pub(super) fn client_of(reports: &[Report], id: u64) -> Option<(usize, Token)> {
+    let mut clients =
+        reports.iter().flat_map(|report| report.clients.iter().map(|client| (report.worker, client.token)));
+    clients.find(|(worker, token)| public_id(*worker, *token) == id)
+}
+
 /// The pools over all workers.
-fn wholes(reports: &[Report]) -> Vec<PoolReport> {
+pub(super) fn wholes(reports: &[Report]) -> Vec<PoolReport> {
     let mut wholes: BTreeMap<(Arc<str>, Arc<str>), PoolReport> = BTreeMap::new();
     for pool in reports.iter().flat_map(|report| &report.pools) {
         match wholes.entry((pool.database.clone(), pool.user.clone())) {
@@ -537,11 +544,11 @@ impl Scene<'_> {
             .filter(|(_, client)| !client.pins.is_empty())
             .collect();
         for (reason, total) in &snapshot.pins {
-            let now = pinned.iter().filter(|(_, client)| reasons(client).any(|name| name == *reason)).count();
+            let now = pinned.iter().filter(|(_, client)| client.pinned_by().any(|name| name == *reason)).count();
             table.row(vec![(*reason).into(), now.into(), (*total).into(), Value::Null, Value::Null, Value::Null]);
         }
         for (worker, client) in pinned {
-            for reason in reasons(client) {
+            for reason in client.pinned_by() {
                 table.row(vec![
                     reason.into(),
                     1usize.into(),
@@ -601,11 +608,6 @@ fn help() -> Table {
         table.row(vec![(*command).into(), (*what).into()]);
     }
     table
-}
-
-fn reasons(client: &ClientReport) -> impl Iterator<Item = &'static str> {
-    let pins = client.pins;
-    sql::Pins::NAMES.iter().filter(move |(pin, _)| pins.0 & pin.0 != 0).map(|(_, name)| *name)
 }
 
 fn place(address: Option<SocketAddr>) -> (Value, Value) {

@@ -1,0 +1,271 @@
+//! Looks at the parts once a second, and when it is woken, and makes the board of it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use tokio::sync::{Notify, Semaphore, watch};
+
+use crate::board::Board;
+use crate::events::{self, Events, Seen, Severity};
+use crate::parts::Parts;
+use crate::picture::{Cluster, PoolNumbers, Registry, Relay};
+use crate::rates::{Proxy, Rates};
+
+/// Time between two looks.
+const PACE: Duration = Duration::from_secs(1);
+/// Least time between two looks, however often it is woken.
+const LEAST: Duration = Duration::from_millis(100);
+/// Longest wait for the proxy's pools.
+const POOLS: Duration = Duration::from_secs(3);
+/// Instances whose changes are told one by one, at each look.
+const TOLD: usize = 5;
+
+/// Makes the console look at once.
+#[derive(Debug, Clone)]
+pub struct Wake(Arc<Notify>);
+
+/// What connections share with the task that looks.
+pub(crate) struct Hub {
+    pub(crate) parts: Parts,
+    pub(crate) boards: watch::Receiver<Arc<Board>>,
+    /// Places for viewers.
+    pub(crate) places: Arc<Semaphore>,
+    pub(crate) wake: Wake,
+}
+
+/// The task's own.
+struct Looker {
+    parts: Parts,
+    boards: watch::Sender<Arc<Board>>,
+    places: Arc<Semaphore>,
+    most: usize,
+    rates: Rates,
+    events: Events,
+    cluster: Option<Cluster>,
+    relay: Option<Relay>,
+    registry: Option<Registry>,
+    pools: Vec<PoolNumbers>,
+    /// Transitions of instances that were told.
+    told: u64,
+    /// Where the primary was at the last sample.
+    written: Option<(u64, Instant)>,
+    sampled: Option<Instant>,
+}
+
+/// What does not change.
+#[derive(Serialize)]
+struct Hello {
+    version: &'static str,
+    parts: Vec<&'static str>,
+    glossary: Vec<(&'static str, &'static str)>,
+}
+
+/// One point of the curves. Rates are per second, times in microseconds.
+#[derive(Debug, Default, Serialize)]
+struct Sample {
+    t: u64,
+    reads: f64,
+    writes: f64,
+    local: f64,
+    transactions: f64,
+    clients: u64,
+    waiting: u64,
+    p50: Option<u64>,
+    p99: Option<u64>,
+    wal: Option<f64>,
+}
+
+impl Wake {
+    /// Does it. From any thread; never blocks; several before the look count as one.
+    pub fn wake(&self) {
+        self.0.notify_one();
+    }
+}
+
+impl Hub {
+    /// Starts to look, on the current tokio runtime, until the task is aborted.
+    pub(crate) fn start(parts: Parts, viewers: usize) -> (Hub, tokio::task::JoinHandle<()>) {
+        let viewers = viewers.min(Semaphore::MAX_PERMITS);
+        let (sender, boards) = watch::channel(Arc::new(Board::default()));
+        let (places, wake) = (Arc::new(Semaphore::new(viewers)), Wake(Arc::new(Notify::new())));
+        let looker = Looker {
+            parts: parts.clone(),
+            boards: sender,
+            places: Arc::clone(&places),
+            most: viewers,
+            rates: Rates::default(),
+            events: Events::default(),
+            cluster: None,
+            relay: None,
+            registry: None,
+            pools: Vec::new(),
+            told: 0,
+            written: None,
+            sampled: None,
+        };
+        let task = tokio::spawn(looker.run(wake.clone()));
+        (Hub { parts, boards, places, wake }, task)
+    }
+}
+
+impl Looker {
+    async fn run(mut self, wake: Wake) {
+        let mut board = Board::default();
+        board.put("hello", &self.hello());
+        loop {
+            let began = Instant::now();
+            let pools = self.ask_for_pools().await;
+            self.look(&mut board, pools);
+            self.boards.send_replace(Arc::new(board.clone()));
+            tokio::time::sleep(LEAST).await;
+            tokio::select! {
+                () = tokio::time::sleep(PACE.saturating_sub(began.elapsed())) => {}
+                () = wake.0.notified() => {}
+            }
+        }
+    }
+
+    fn hello(&self) -> Hello {
+        let parts = [
+            ("cluster", self.parts.cluster.is_some()),
+            ("proxy", self.parts.proxy.is_some()),
+            ("relay", self.parts.relay.is_some()),
+            ("registry", self.parts.registry.is_some()),
+        ];
+        Hello {
+            version: env!("CARGO_PKG_VERSION"),
+            parts: parts.iter().filter(|(_, there)| *there).map(|(name, _)| *name).collect(),
+            glossary: self.parts.proxy.as_ref().map(|proxy| proxy.glossary()).unwrap_or_default(),
+        }
+    }
+
+    /// The workers are asked only while somebody looks.
+    async fn ask_for_pools(&self) -> Option<Vec<PoolNumbers>> {
+        if self.places.available_permits() == self.most {
+            return None;
+        }
+        let proxy = Arc::clone(self.parts.proxy.as_ref()?);
+        let asked = tokio::task::spawn_blocking(move || proxy.pools());
+        tokio::time::timeout(POOLS, asked).await.ok()?.ok()
+    }
+
+    fn look(&mut self, board: &mut Board, pools: Option<Vec<PoolNumbers>>) {
+        let (now, wall) = (Instant::now(), wall());
+        let mut seen = Vec::new();
+        if let Some(part) = &self.parts.cluster {
+            let cluster = part.look();
+            seen.extend(events::of_cluster(self.cluster.as_ref(), &cluster));
+            board.put("cluster", &cluster);
+            self.cluster = Some(cluster);
+        }
+        if let Some(part) = &self.parts.relay {
+            let relay = part.look();
+            seen.extend(events::of_relay(self.relay.as_ref(), &relay));
+            board.put("relay", &relay);
+            self.relay = Some(relay);
+        }
+        if let Some(part) = self.parts.registry.clone() {
+            let registry = part.look();
+            seen.extend(events::of_registry(self.registry.as_ref(), &registry));
+            board.put("registry", &registry);
+            self.registry = Some(registry);
+            let (transitions, told) = part.transitions_since(self.told, TOLD);
+            let untold = (told - self.told).saturating_sub(transitions.len() as u64);
+            self.told = told;
+            seen.extend(transitions.iter().map(events::of_transition));
+            if untold > 0 {
+                seen.push(Seen(Severity::Warning, "registry".into(), format!("{untold} more instances changed")));
+            }
+        }
+        if let Some(pools) = pools {
+            seen.extend(events::of_pools(&self.pools, &pools));
+            self.pools.clone_from(&pools);
+            board.put("pools", &self.rates.pools(pools, now));
+        }
+        // Rates over less than a second jump about: a look between two is for what changed, not for them.
+        if self.sampled.is_none_or(|at| now.saturating_duration_since(at) >= PACE * 9 / 10) {
+            self.sampled = Some(now);
+            let proxy = self.parts.proxy.as_ref().map(|part| part.numbers());
+            let proxy = proxy.map(|numbers| self.rates.proxy(numbers, now));
+            let sample = self.sample(proxy.as_ref(), now, wall);
+            board.sample(&sample);
+            if let Some(proxy) = &proxy {
+                board.put("proxy", proxy);
+            }
+        }
+        for seen in seen {
+            self.events.push(seen, wall);
+        }
+        board.events(self.events.last.iter());
+        board.now = wall;
+    }
+
+    fn sample(&mut self, proxy: Option<&Proxy>, now: Instant, wall: u64) -> Sample {
+        let written = self.written_now();
+        let wal = match (self.written, written) {
+            (Some((before, at)), Some(after)) => {
+                let seconds = now.saturating_duration_since(at).as_secs_f64();
+                (seconds > 0.0).then(|| after.saturating_sub(before) as f64 / seconds)
+            }
+            _ => None,
+        };
+        self.written = written.map(|written| (written, now));
+        let Some(proxy) = proxy else { return Sample { t: wall, wal, ..Sample::default() } };
+        let rate = |name| proxy.rates.get(name).copied().unwrap_or(0.0);
+        let gauge = |name| proxy.gauges.get(name).copied().unwrap_or(0);
+        Sample {
+            t: wall,
+            reads: rate("statements_replica"),
+            writes: rate("statements_primary"),
+            local: rate("statements_local"),
+            transactions: rate("transactions"),
+            clients: gauge("clients"),
+            waiting: gauge("clients_waiting"),
+            p50: proxy.statements.p50,
+            p99: proxy.statements.p99,
+            wal,
+        }
+    }
+
+    /// How far the primary has written, as far as anybody here knows.
+    fn written_now(&self) -> Option<u64> {
+        let cluster = self.cluster.as_ref();
+        let primary = cluster.and_then(|cluster| {
+            let name = cluster.primary.as_ref()?;
+            cluster.nodes.iter().find(|node| node.name == *name)?.position.as_deref()
+        });
+        let relay = || self.relay.as_ref().and_then(|relay| relay.upstream_end.as_deref());
+        position(primary.or_else(relay)?)
+    }
+}
+
+/// `16/B374D848` as a number.
+fn position(text: &str) -> Option<u64> {
+    let (high, low) = text.split_once('/')?;
+    let part = |text| u32::from_str_radix(text, 16).ok().map(u64::from);
+    Some(part(high)? << 32 | part(low)?)
+}
+
+fn wall() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions() {
+        for (text, number) in [
+            ("0/0", Some(0)),
+            ("1/A", Some((1 << 32) + 10)),
+            ("FFFFFFFF/FFFFFFFF", Some(u64::MAX)),
+            ("1", None),
+            ("1/100000000", None),
+            ("x/1", None),
+        ] {
+            assert_eq!(position(text), number, "{text}");
+        }
+    }
+}

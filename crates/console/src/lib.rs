@@ -1,0 +1,39 @@
+//! The web console: one page, served by the binary, that shows what the parts of this process see, live.
+//!
+//! ```text
+//!  parts (traits; the binary implements them) ──look, once a second──▶ hub: rates, events ──▶ board (latest state)
+//!                 ▲                                                                            │ one a viewer
+//!                 └── act ◀── POST, token, confirmed ◀── page (web/) ◀── server-sent events ───┘
+//! ```
+//!
+//! # Invariants
+//!
+//! - This crate knows no other part of Kingpost: what is shown are the plain values of [`picture`], what can be done is an
+//!   [`Action`]. No secret has a field in either.
+//! - A viewer that does not keep up gets the latest state, not a queue: nothing is kept for it but what it has seen.
+//! - Viewers, connections, sessions, requests, samples and events are bounded; workers are asked for their pools only while
+//!   somebody looks.
+//! - Whatever changes something is a POST from the page itself, by somebody with an operator's token.
+//! - The page loads nothing from elsewhere and runs no script but its own files.
+
+mod assets;
+mod auth;
+mod board;
+pub mod config;
+mod events;
+mod guard;
+mod hub;
+mod parts;
+pub mod picture;
+mod rates;
+mod search;
+mod server;
+mod stream;
+mod transitions;
+
+pub use config::{ConfigError, ConsoleConfig};
+pub use hub::Wake;
+pub use parts::{Action, BoxFuture, ClusterPart, Parts, ProxyPart, Refusal, RegistryPart, RelayPart};
+pub use search::Search;
+pub use server::{Console, StartError};
+pub use transitions::{State, Transition, Transitions};

@@ -1,0 +1,188 @@
+// Start: the stream of the state, the pages, the theme.
+
+import { onSession, refreshSession, session, signIn, signOut } from './actions.js';
+import * as cluster from './cluster.js';
+import { byId, setText } from './dom.js';
+import { clock, millis } from './format.js';
+import * as services from './services.js';
+import { empty, merge } from './state.js';
+
+/** Nothing heard for this long: the connection is as good as lost. */
+const SILENT = 12_000;
+/** A page that nobody has seen for this long lets its place go. */
+const HIDDEN = 60_000;
+
+let state = empty();
+let stream = null;
+let heard = 0;
+let lostSince = null;
+let retry = null;
+
+// === The stream ===
+
+function connect() {
+  clearTimeout(retry);
+  stream?.close();
+  let first = true;
+  const mine = new EventSource('/api/events');
+  stream = mine;
+  mine.onmessage = (message) => {
+    if (stream !== mine) return;
+    heard = Date.now();
+    lostSince = null;
+    state = merge(state, JSON.parse(message.data), first);
+    first = false;
+    show();
+  };
+  mine.onopen = () => {
+    heard = Date.now();
+    // The browser connects again by itself: what comes then is everything.
+    first = true;
+  };
+  mine.onerror = () => {
+    if (stream !== mine) return;
+    lostSince ??= Date.now();
+    linkState();
+    if (mine.readyState === EventSource.CLOSED) again();
+  };
+}
+
+/** The stream was refused: not signed in, too many pages, or something else in its place. */
+async function again() {
+  stream = null;
+  try {
+    const who = await refreshSession();
+    if (!who.may_view) {
+      link('bad', 'Sign in to look');
+      signIn();
+      return;
+    }
+    link('warning', 'No place: too many pages are open. Trying again…');
+  } catch {
+    linkState();
+  }
+  clearTimeout(retry);
+  retry = setTimeout(connect, 3000);
+}
+
+function link(kind, text) {
+  byId('link').className = `pill ${kind}`;
+  setText(byId('link'), text);
+  document.body.classList.toggle('lost', kind === 'bad');
+}
+
+function linkState() {
+  if (document.hidden) return;
+  if (lostSince !== null) {
+    const gone = Date.now() - lostSince;
+    link('bad', gone < 2000 ? 'Connection lost' : `Lost for ${millis(Math.round(gone / 1000) * 1000).replace('.0', '')}, trying again`);
+  } else if (heard > 0 && Date.now() - heard > SILENT) {
+    link('bad', 'Nothing is heard, trying again');
+    heard = Date.now();
+    connect();
+  } else if (state.hello) {
+    link('good', 'Live');
+  }
+}
+
+let hiding = null;
+document.addEventListener('visibilitychange', () => {
+  clearTimeout(hiding);
+  if (document.hidden) {
+    hiding = setTimeout(() => {
+      stream?.close();
+      stream = null;
+    }, HIDDEN);
+  } else if (!stream) {
+    connect();
+  } else {
+    show();
+  }
+});
+
+// === Pages ===
+
+let due = false;
+
+function show() {
+  if (due || document.hidden) return;
+  due = true;
+  requestAnimationFrame(() => {
+    due = false;
+    linkState();
+    const { hello } = state;
+    if (!hello) return;
+    byId('tab-services').hidden = !hello.parts.includes('registry');
+    setText(byId('cluster-name'), state.cluster?.name ?? '');
+    setText(byId('version'), `Kingpost ${hello.version} · ${hello.parts.join(', ')} in this process`);
+    setText(byId('clock'), `as of ${clock(state.now, state.now)}`);
+    if (!byId('page-cluster').hidden) cluster.show(state);
+    services.show(state.registry, state.now);
+  });
+}
+
+function route() {
+  const onServices = /^#\/(services|service|instance)\b/.test(location.hash);
+  byId('page-cluster').hidden = onServices;
+  byId('page-services').hidden = !onServices;
+  for (const [tab, on] of [['tab-cluster', !onServices], ['tab-services', onServices]]) {
+    if (on) byId(tab).setAttribute('aria-current', 'page');
+    else byId(tab).removeAttribute('aria-current');
+  }
+  if (onServices) services.go(location.hash);
+  show();
+}
+
+// === Theme ===
+
+const THEMES = ['system', 'light', 'dark'];
+
+function theme(name) {
+  if (name === 'system') delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+  byId('theme').setAttribute('aria-label', `Colours: ${name === 'system' ? 'as the system' : name}`);
+  byId('theme').title = byId('theme').getAttribute('aria-label');
+  setText(byId('theme'), { system: '◐', light: '☀', dark: '☾' }[name]);
+}
+
+function stored() {
+  try {
+    return THEMES.includes(localStorage.kingpostTheme) ? localStorage.kingpostTheme : 'system';
+  } catch {
+    return 'system';
+  }
+}
+
+byId('theme').addEventListener('click', () => {
+  const next = THEMES[(THEMES.indexOf(stored()) + 1) % THEMES.length];
+  try {
+    localStorage.kingpostTheme = next;
+  } catch {
+    // Private windows may refuse: then it lasts for this page.
+  }
+  theme(next);
+});
+
+// === Start ===
+
+onSession((who) => {
+  byId('sign').hidden = !who.can_sign_in;
+  setText(byId('sign'), who.name ? `Sign out ${who.name}` : 'Sign in');
+  if (who.may_view && !stream) connect();
+  show();
+  services.load();
+});
+byId('sign').addEventListener('click', () => (session().name ? signOut() : signIn()));
+addEventListener('hashchange', route);
+let resized;
+addEventListener('resize', () => {
+  clearTimeout(resized);
+  resized = setTimeout(show, 100);
+});
+setInterval(linkState, 1000);
+theme(stored());
+cluster.setUp();
+services.setUp();
+route();
+connect();
+refreshSession().catch(() => {});

@@ -1,0 +1,111 @@
+//! The web console, wired to the parts that run in this process.
+
+mod cluster;
+mod proxy;
+mod registry;
+mod relay;
+
+use ::console::{Console, ConsoleConfig, Parts, StartError};
+use tokio::task::JoinHandle;
+use topology::Topology;
+
+use crate::cli::ConsoleCommand;
+use crate::error::Failure;
+use crate::{out, token};
+
+pub(crate) use cluster::Watched;
+pub(crate) use proxy::Observed;
+pub(crate) use registry::Known;
+pub(crate) use relay::Shown;
+
+/// A console that runs, and what it needs beside it; both end with this value.
+pub(crate) struct Serving {
+    pub(crate) console: Console,
+    follower: Option<JoinHandle<()>>,
+}
+
+/// What there is to be shown.
+#[derive(Default)]
+pub(crate) struct Scene {
+    pub(crate) parts: Parts,
+    /// The registry's part again: it follows what becomes of instances.
+    pub(crate) known: Option<std::sync::Arc<Known>>,
+}
+
+impl Scene {
+    /// With a registry.
+    pub(crate) fn with_registry(mut self, known: Known) -> Scene {
+        let known = std::sync::Arc::new(known);
+        self.parts.registry = Some(known.clone());
+        self.known = Some(known);
+        self
+    }
+
+    /// Serves it as configured; nothing where no address is.
+    ///
+    /// # Errors
+    /// The address cannot be listened on.
+    pub(crate) async fn start(
+        self,
+        config: &ConsoleConfig,
+        topology: Option<&Topology>,
+    ) -> Result<Option<Serving>, Failure> {
+        if config.listen.is_empty() {
+            return Ok(None);
+        }
+        let console = Console::start(config, self.parts.clone()).await.map_err(|error| failure_of(&error))?;
+        Ok(Some(self.follow(console, topology)))
+    }
+
+    /// As [`Scene::start`], on a socket that listens already.
+    ///
+    /// # Errors
+    /// The configuration is no good.
+    pub(crate) fn serve(
+        self,
+        listener: tokio::net::TcpListener,
+        config: &ConsoleConfig,
+        topology: &Topology,
+    ) -> Result<Serving, Failure> {
+        let console = Console::serve(listener, config, self.parts.clone()).map_err(|error| failure_of(&error))?;
+        Ok(self.follow(console, Some(topology)))
+    }
+
+    fn follow(self, console: Console, topology: Option<&Topology>) -> Serving {
+        if let Some(topology) = topology {
+            let wake = console.wake();
+            topology.subscribe(Box::new(move || wake.wake()));
+        }
+        Serving { console, follower: self.known.map(|known| tokio::spawn(known.follow())) }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        if let Some(follower) = &self.follower {
+            follower.abort();
+        }
+    }
+}
+
+fn failure_of(error: &StartError) -> Failure {
+    match error {
+        StartError::Listen { .. } => {
+            Failure::environment(error.to_string()).advise("choose another address: console.listen")
+        }
+        StartError::Config(_) => Failure::config(error.to_string()),
+    }
+}
+
+/// `kingpost console …`.
+pub(crate) fn command(command: &ConsoleCommand) -> Result<(), Failure> {
+    let ConsoleCommand::Token { name, viewer } = command;
+    let (text, sha256) = token::make()?;
+    let role = if *viewer { "viewer" } else { "operator" };
+    out::note(format_args!(
+        "the token, to sign in with; it is shown only now. For the configuration:\n\n\
+         [[console.tokens]]\nname = {name:?}\nsha256 = \"{sha256}\"\nrole = \"{role}\"\n"
+    ));
+    out::line(text);
+    Ok(())
+}

@@ -1,0 +1,68 @@
+//! Looking and acting from inside the process, without the console's protocol.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::report::{ClientReport, Look, Operation, PoolReport};
+use super::{Room, show};
+use crate::core::Mail;
+use crate::driver::mailbox::Letter;
+use crate::metrics::Snapshot;
+
+/// Longest wait for the workers' reports: who looks every second would rather have a part now than all of it later.
+const REPORTS: Duration = Duration::from_secs(1);
+
+/// A handle to a running proxy for whoever shows it. After the proxy's end it sees nothing any more.
+#[derive(Clone)]
+pub struct Observer(Arc<Room>);
+
+impl Observer {
+    pub(crate) fn new(room: Arc<Room>) -> Observer {
+        Observer(room)
+    }
+
+    /// The workers' numbers, added up.
+    #[must_use]
+    pub fn metrics(&self) -> Snapshot {
+        Snapshot::of(self.0.metrics.iter().map(|metrics| &**metrics))
+    }
+
+    /// Every pool, over all workers. Blocks until they have answered, at most for a second.
+    #[must_use]
+    pub fn pools(&self) -> Vec<PoolReport> {
+        show::wholes(&self.0.look(Look::default(), REPORTS))
+    }
+
+    /// Every client with its number in `SHOW CLIENTS`. Blocks likewise.
+    #[must_use]
+    pub fn clients(&self) -> Vec<(u64, ClientReport)> {
+        let reports = self.0.look(Look { clients: true, servers: false }, REPORTS);
+        let of = |report: super::Report| {
+            let worker = report.worker;
+            report.clients.into_iter().map(move |client| (show::public_id(worker, client.token), client))
+        };
+        reports.into_iter().flat_map(of).collect()
+    }
+
+    /// Whether clients may name this database.
+    #[must_use]
+    pub fn has_database(&self, name: &str) -> bool {
+        self.0.settings().database(name).is_some()
+    }
+
+    /// Begins it in every worker, and does not wait for its end.
+    pub fn operate(&self, operation: &Operation) {
+        self.0.tell_all(operation);
+    }
+
+    /// Closes a client by its number in `SHOW CLIENTS`; false: there is none. Blocks as [`Observer::clients`].
+    #[must_use]
+    pub fn kill_client(&self, id: u64) -> bool {
+        let reports = self.0.look(Look { clients: true, servers: false }, REPORTS);
+        let found = show::client_of(&reports, id);
+        if let Some((worker, token)) = found {
+            self.0.mailboxes[worker].post(Letter::Core(Mail::Operate(Operation::KillClient(token))));
+        }
+        found.is_some()
+    }
+}

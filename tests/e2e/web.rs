@@ -1,0 +1,284 @@
+//! The web console over HTTP, in front of real parts: what it shows, and that what it does is done. And all of it in a real
+//! browser, where there is one.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use kingpost_tests::{Answer, Kingpost, Port, RegistryNode, SOON, ShowLogs, kingpost_bin, new_dir, wait_until, within};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::Command;
+use toml::Table;
+
+use crate::common::{name, only_kingpost, shared};
+
+/// A console, as its page uses it.
+struct Console {
+    port: u16,
+    cookie: String,
+}
+
+/// What `kingpost console token` prints: the token, and its entry in a configuration.
+fn token() -> (String, Table) {
+    let output = Kingpost::run(&["console", "token", "tester"]);
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    let entry: Table = toml::from_str(&said[said.find("[[console.tokens]]").expect("an entry")..]).expect("TOML");
+    let entry = entry["console"]["tokens"][0].as_table().unwrap().clone();
+    (String::from_utf8(output.stdout).unwrap().trim().to_owned(), entry)
+}
+
+impl Console {
+    async fn sign_in(port: u16, token: &str) -> Console {
+        let console = Console { port, cookie: String::new() };
+        let wrong = console.post("/api/login", &json!({ "token": "kp_wrong" })).await;
+        assert_eq!(wrong.status, 401, "{wrong:?}");
+        let answer = console.post("/api/login", &json!({ "token": token })).await;
+        assert_eq!((answer.status, &answer.json()["may_act"]), (200, &json!(true)), "{answer:?}");
+        let cookie = answer.header("set-cookie").unwrap().split(';').next().unwrap().to_owned();
+        Console { port, cookie }
+    }
+
+    async fn raw(&self, head: &str, body: &str) -> Answer {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await.expect("the console listens");
+        let (port, cookie, length) = (self.port, &self.cookie, body.len());
+        let request = format!(
+            "{head} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nOrigin: http://127.0.0.1:{port}\r\nCookie: {cookie}\r\n\
+             Content-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{head}: {answer:?}"));
+        let status = head.split_whitespace().nth(1).unwrap().parse().unwrap();
+        Answer { status, head: head.to_owned(), body: body.to_owned() }
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.raw(&format!("GET {path}"), "").await
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.raw(&format!("POST {path}"), &body.to_string()).await
+    }
+
+    async fn act(&self, action: &Value) {
+        let answer = self.post("/api/act", action).await;
+        assert_eq!(answer.status, 200, "{action}: {answer:?}");
+    }
+
+    /// Stands for a page that is open: reads the stream until the test ends.
+    fn watch(&self) -> tokio::task::JoinHandle<()> {
+        let (port, cookie) = (self.port, self.cookie.clone());
+        tokio::spawn(async move {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+            let request = format!("GET /api/events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {cookie}\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+        })
+    }
+
+    /// Waits until the state is such.
+    async fn until<T>(&self, what: &str, logs: &std::path::Path, is: impl Fn(&Value) -> Option<T>) -> T {
+        wait_until(what, SOON, logs, async || is(&self.get("/api/state").await.json())).await
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_is_shown_and_acted_on() {
+    if only_kingpost() {
+        return;
+    }
+    let (shared, _logs) = shared().await;
+    let logs = shared.cluster.dir();
+    let (port, (token, entry), alias) = (Port::reserve(), token(), name("alias"));
+    let kingpost = Kingpost::of(&shared.cluster)
+        .set("console.listen", format!("127.0.0.1:{}", port.number()))
+        .add("console.tokens", entry)
+        .add("proxy.databases", kingpost_tests::database(&alias, "pool_size", 3))
+        .start()
+        .await;
+    let console = Console::sign_in(port.number(), &token).await;
+    let watching = console.watch();
+
+    // Nodes as they are, and a pool once there is a client.
+    let mut config = kingpost.endpoint().config();
+    config.dbname(&alias);
+    let client = kingpost.endpoint().try_connect(&config).await.expect("a client");
+    client.simple_query("SELECT 1").await.unwrap();
+    let primary = shared.cluster.primary().name().to_owned();
+    console
+        .until("the nodes and the pool", logs, |state| {
+            let nodes = state["cluster"]["nodes"].as_array()?;
+            let replicas = nodes.iter().filter(|node| node["role"] == "replica" && node["usable"] == true).count();
+            let position = nodes.iter().find(|node| node["name"] == primary.as_str())?["position"].as_str()?;
+            let pool = state["pools"].as_array()?.iter().find(|pool| pool["database"] == alias.as_str())?;
+            let all = state["cluster"]["primary"] == primary.as_str() && replicas == 2 && position.contains('/');
+            (all && pool["clients"] == 1 && pool["paused"] == false).then_some(())
+        })
+        .await;
+
+    // A pause holds a client back, is seen, and ends.
+    console.act(&json!({ "action": "pause", "database": alias })).await;
+    let ask = tokio::spawn(async move {
+        client.simple_query("SELECT 2").await.expect("it goes on after the pause");
+        client
+    });
+    console
+        .until("a client that waits, and the event", logs, |state| {
+            let pool = state["pools"].as_array()?.iter().find(|pool| pool["database"] == alias.as_str())?;
+            let events = state["events"].as_array()?;
+            let told = events.iter().any(|event| event["text"] == "is paused");
+            (pool["paused"] == true && pool["waiting"] == 1 && told).then_some(())
+        })
+        .await;
+    assert!(!ask.is_finished(), "a paused database answers nothing");
+    console.act(&json!({ "action": "resume", "database": alias })).await;
+    let client = within("the statement after the pause", SOON, logs, ask).await.unwrap();
+
+    // A client is closed by its number.
+    let clients = console.get("/api/clients").await.json();
+    let found = clients["clients"].as_array().unwrap().iter().find(|client| client["database"] == alias.as_str());
+    let id = found.unwrap_or_else(|| panic!("{clients}"))["id"].clone();
+    console.act(&json!({ "action": "kill_client", "id": id })).await;
+    within("the client's end", SOON, logs, async { while client.simple_query("SELECT 3").await.is_ok() {} }).await;
+    let again = console.post("/api/act", &json!({ "action": "kill_client", "id": id })).await;
+    assert_eq!(again.status, 404, "{again:?}");
+    let unknown = console.post("/api/act", &json!({ "action": "pause", "database": "no-such" })).await;
+    assert!(unknown.status == 404 || unknown.status == 200, "a wildcard may know it: {unknown:?}");
+    console.act(&json!({ "action": "resume", "database": null })).await;
+
+    // No secret is in anything that it says.
+    for path in ["/api/state", "/api/clients", "/api/session"] {
+        let body = console.get(path).await.body;
+        assert!(!body.contains(&token) && !body.contains("sha256") && !body.contains("password"), "{path}");
+    }
+    watching.abort();
+}
+
+#[tokio::test]
+async fn services_are_found_and_acted_on() {
+    let (port, (token, entry)) = (Port::reserve(), token());
+    let sha256 = entry["sha256"].as_str().unwrap();
+    let node = RegistryNode::start(&format!(
+        "[console]\nlisten = \"127.0.0.1:{}\"\n[[console.tokens]]\nname = \"t\"\nsha256 = \"{sha256}\"\nrole = \"operator\"\n",
+        port.number()
+    ))
+    .await;
+    let _logs = ShowLogs(node.dir());
+    let batch = json!({ "instances": [
+        { "id": "a", "host": "10.0.0.1", "port": 80, "metadata": { "env": "prod", "v": "1" } },
+        { "id": "b", "host": "10.0.0.2", "port": 80, "metadata": { "env": "test" } },
+    ]});
+    let web = "/v1/namespaces/default/services/web-shop/instances";
+    assert_eq!(node.send("POST", web, &batch).await.json()["failed"], 0);
+    let console = Console::sign_in(port.number(), &token).await;
+
+    let names = |found: &Value, list: &str, key: &str| -> Vec<String> {
+        found[list].as_array().unwrap().iter().map(|one| one[key].as_str().unwrap().to_owned()).collect()
+    };
+    for (query, services, instances) in [
+        ("", &["web-shop"][..], &[][..]),
+        ("q=SHOP+web", &["web-shop"], &[]),
+        ("q=pay", &[], &[]),
+        ("q=&namespace=other", &[], &[]),
+        ("q=env%3Dprod", &[], &["default/a"]),
+        ("q=env%3Dprod+v%3D2", &[], &[]),
+        ("q=env%3Dtest+web", &[], &["default/b"]),
+        ("q=env%3Dtest+pay", &[], &[]),
+        ("namespace=%00bad", &[], &[]),
+    ] {
+        let found = console.get(&format!("/api/services?{query}")).await.json();
+        assert_eq!(names(&found, "services", "name"), services, "{query}: {found}");
+        assert_eq!(names(&found, "instances", "id"), instances, "{query}: {found}");
+    }
+
+    // What is done there is seen by who discovers, and is in the instance's history.
+    let usable = async || node.get(&format!("{web}?usable")).await.json()["instances"].as_array().unwrap().len();
+    assert_eq!(usable().await, 2);
+    console.act(&json!({ "action": "isolate", "instance": "default/a" })).await;
+    assert_eq!(usable().await, 1);
+    let history = wait_until("the history", SOON, node.dir(), async || {
+        let detail = console.get("/api/instance?id=default/a").await.json();
+        assert_eq!(detail["instance"]["isolate"], true, "{detail}");
+        detail["history"].as_array().filter(|history| !history.is_empty()).cloned()
+    })
+    .await;
+    assert_eq!((&history[0]["from"]["isolate"], &history[0]["to"]["isolate"]), (&json!(false), &json!(true)));
+    console.act(&json!({ "action": "restore", "instance": "default/a" })).await;
+    console.act(&json!({ "action": "weight", "instance": "default/b", "weight": 0 })).await;
+    assert_eq!(usable().await, 1, "one of them has no weight");
+    console.act(&json!({ "action": "deregister", "instance": "default/b" })).await;
+    assert_eq!(console.get("/api/instance?id=default/b").await.status, 404);
+    let gone = console.post("/api/act", &json!({ "action": "isolate", "instance": "default/b" })).await;
+    assert_eq!(gone.status, 404, "{gone:?}");
+    console
+        .until("the events", node.dir(), |state| {
+            let events = state["events"].as_array()?;
+            let told = |subject: &str, text: &str| {
+                events.iter().any(|event| event["subject"] == subject && event["text"] == text)
+            };
+            (told("default/a", "was isolated") && told("default/b", "was deregistered")).then_some(())
+        })
+        .await;
+}
+
+/// Part of `make console-test`, and of `make test` where a Chromium is installed.
+#[tokio::test]
+async fn in_a_browser() {
+    let wanted = std::env::var_os("KINGPOST_TESTS_BROWSER").is_some();
+    let there = |program: &str| {
+        std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).any(|dir| dir.join(program).exists())
+    };
+    if only_kingpost() || (!wanted && !["chromium-headless-shell", "chromium"].into_iter().any(there)) {
+        eprintln!("skipped: no Chromium here; make console-test installs one");
+        return;
+    }
+    let dir = new_dir("web");
+    // The servers may run as another user.
+    std::fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let cluster = dir.join("cluster");
+    let mut up = Command::new(kingpost_bin())
+        .arg("up")
+        .arg("--dir")
+        .arg(&cluster)
+        .args(["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--registry-listen", "127.0.0.1:0"])
+        .args(["--console-listen", "127.0.0.1:0"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("kingpost up");
+    let mut lines = BufReader::new(up.stdout.take().unwrap()).lines();
+    within("the cluster's start", Duration::from_secs(120), &cluster, async {
+        while let Some(line) = lines.next_line().await.unwrap() {
+            if line == "ready" {
+                return;
+            }
+        }
+        panic!("up ended");
+    })
+    .await;
+    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    let directory = cluster.to_str().unwrap().to_owned();
+    let status = Kingpost::run(&["status", "--json", "--dir", &directory]);
+    let status: Value = serde_json::from_slice(&status.stdout).expect("a status");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/browser/console.mjs");
+    let run = Command::new("node")
+        .arg(script)
+        .env("CONSOLE_URL", format!("http://{}", status["console"].as_str().unwrap()))
+        .env("CONSOLE_TOKEN", std::fs::read_to_string(cluster.join("console.token")).unwrap().trim())
+        .env("PROXY", status["proxy"][0].as_str().unwrap())
+        .env("REGISTRY_URL", format!("http://{}", status["registry"].as_str().unwrap()))
+        .env("REPLICA_PID_FILE", cluster.join("nodes/node3/postmaster.pid"))
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(Duration::from_secs(240), run).await.expect("the browser's test ends").unwrap();
+    let down = Kingpost::run(&["down", "--dir", &directory]);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
+    assert!(down.status.success(), "{down:?}");
+    let _ = up.wait().await;
+}
