@@ -41,6 +41,13 @@ bench: ## Measure side by side with the peers (long)
 	cargo build --locked --release -p kingpost
 	bench/run $(ARGS)
 
+.PHONY: bench-registry
+bench-registry: ## Measure the registry: stores, metadata, heartbeats, discovery; beside etcd
+	@scripts/setup bench
+	cargo build --locked --release -p kingpost
+	cargo build --locked --release -p registry --examples
+	bench/registry $(ARGS)
+
 .PHONY: bench-quick
 bench-quick: ## The same in under two minutes
 	@scripts/setup bench

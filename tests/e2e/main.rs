@@ -26,6 +26,7 @@ mod protocol;
 mod psql;
 mod registry;
 mod registry_clients;
+mod registry_nodes;
 mod relay;
 mod relay_failover;
 mod routing;

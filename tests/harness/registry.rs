@@ -58,13 +58,19 @@ impl RegistryNode {
     /// # Panics
     /// When it does not become ready.
     pub async fn start(more: &str) -> RegistryNode {
+        RegistryNode::start_on(None, more).await
+    }
+
+    /// As [`RegistryNode::start`], on a store that others may use too.
+    ///
+    /// # Panics
+    /// When it does not become ready.
+    pub async fn start_on(store: Option<&str>, more: &str) -> RegistryNode {
         let dir = new_dir("registry");
         let mut node = RegistryNode { dir, port: Port::reserve(), metrics: Port::reserve(), process: None };
-        let mut text = format!(
-            "listen = \"127.0.0.1:{}\"\nstore = \"sqlite:{}\"\n{more}\n",
-            node.port.number(),
-            node.dir.join("registry.sqlite").display(),
-        );
+        let own = format!("sqlite:{}", node.dir.join("registry.sqlite").display());
+        let store = store.unwrap_or(&own);
+        let mut text = format!("listen = \"127.0.0.1:{}\"\nstore = \"{store}\"\n{more}\n", node.port.number());
         if !more.contains("auth =") {
             text = format!("auth = \"none\"\n{text}");
         }
@@ -129,6 +135,11 @@ impl RegistryNode {
         format!("http://127.0.0.1:{}", self.port())
     }
 
+    /// Whether it says that it is ready; false too where it says nothing.
+    pub async fn is_ready(&self) -> bool {
+        crate::metrics::get(self.metrics.number(), "/readyz").await.is_some_and(|(status, _)| status == 200)
+    }
+
     /// The port of its DNS server, which the system chose.
     ///
     /// # Panics
@@ -161,6 +172,12 @@ impl RegistryNode {
     /// # Panics
     /// When there is no whole answer.
     pub async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        let answer = self.try_ask(method, path, headers, body).await;
+        answer.unwrap_or_else(|| panic!("{method} {path}: no answer"))
+    }
+
+    /// As [`RegistryNode::ask`], of a registry that may not be there: then, and where the answer is cut off, none.
+    pub async fn try_ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Option<Answer> {
         let mut request =
             format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
         for (name, value) in headers {
@@ -168,7 +185,8 @@ impl RegistryNode {
         }
         request.push_str("\r\n");
         request.push_str(body);
-        self.raw(request.as_bytes()).await.unwrap_or_else(|| panic!("{method} {path}: no answer"))
+        let stream = TcpStream::connect(("127.0.0.1", self.port())).await.ok()?;
+        exchange(stream, request.as_bytes()).await
     }
 
     /// As [`RegistryNode::ask`], without headers and body.
@@ -186,14 +204,18 @@ impl RegistryNode {
     /// # Panics
     /// When it cannot be connected to.
     pub async fn raw(&self, bytes: &[u8]) -> Option<Answer> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port())).await.expect("connect to the registry");
-        // It may answer, and close, before everything was sent.
-        let _ = stream.write_all(bytes).await;
-        let mut answer = Vec::new();
-        let _ = stream.take(LONGEST).read_to_end(&mut answer).await;
-        let answer = String::from_utf8_lossy(&answer).into_owned();
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        let status = head.split_whitespace().nth(1)?.parse().ok()?;
-        Some(Answer { status, head: head.to_owned(), body: body.to_owned() })
+        let stream = TcpStream::connect(("127.0.0.1", self.port())).await.expect("connect to the registry");
+        exchange(stream, bytes).await
     }
+}
+
+async fn exchange(mut stream: TcpStream, bytes: &[u8]) -> Option<Answer> {
+    // It may answer, and close, before everything was sent.
+    let _ = stream.write_all(bytes).await;
+    let mut answer = Vec::new();
+    let _ = stream.take(LONGEST).read_to_end(&mut answer).await;
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let status = head.split_whitespace().nth(1)?.parse().ok()?;
+    Some(Answer { status, head: head.to_owned(), body: body.to_owned() })
 }

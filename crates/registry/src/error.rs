@@ -66,6 +66,14 @@ pub enum OpenError {
     /// The store could not be opened, migrated or read.
     #[error("opening the registry: {0}")]
     Store(#[from] StoreError),
+    /// The address at which other nodes should reach this one cannot be listened at.
+    #[error("opening the registry: listening on {address} for other nodes: {reason}")]
+    Peers {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// What the system said.
+        reason: String,
+    },
     /// A setting that makes no sense.
     #[error("opening the registry: setting {0}")]
     Setting(&'static str),
@@ -125,7 +133,9 @@ pub enum StoreError {
         known: i64,
     },
     /// The address of a store that cannot be understood. Holds no secret.
-    #[error("store address: {reason}; expected sqlite:FILE or postgres://user@host/database")]
+    #[error(
+        "store address: {reason}; expected sqlite:FILE, postgres://user@host/database or mysql://user@host/database"
+    )]
     Address {
         /// Why.
         reason: &'static str,

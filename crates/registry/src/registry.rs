@@ -1,23 +1,25 @@
 //! The handle that everything else uses.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot, watch};
+use bytes::Bytes;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::cache::{Applier, Cache, Change, Changes, Entry, Found, Mark, Memory, ServiceSnapshot};
+use crate::cache::{Applier, Cache, Change, Entry, Found, Mark, Memory, ServiceSnapshot};
 use crate::error::{OpenError, StoreError, WatchError, WriteError};
 use crate::health::{Alive, Beat, Watch};
 use crate::model::{
     Health, Instance, InstanceId, Invalid, Limits, Metadata, NamespaceName, Patch, Registration, Revision, ServiceKey,
 };
+use crate::peers::{self, Peers};
 use crate::settings::Settings;
 use crate::status::{Counters, Status, add};
-use crate::store::{Outcome, Store, Write, WriteKind};
+use crate::store::{Outcome, Record, Store, Write, WriteKind};
 use crate::writer::{self, Answer, Request};
 
 /// A registry node. A clone is the same node.
@@ -47,7 +49,12 @@ pub(crate) struct Inner {
     queue: mpsc::Sender<Request>,
     watchers: AtomicUsize,
     store_error: Mutex<Option<String>>,
-    tasks: Mutex<JoinSet<()>>,
+    pub(crate) peers: Peers,
+    /// The store's history, as of the last read.
+    epoch: AtomicI64,
+    /// Another node has something that is not here.
+    behind: Notify,
+    pub(crate) tasks: Mutex<JoinSet<()>>,
 }
 
 /// Milliseconds since 1970. For people and for the age of tombstones; nothing else depends on this clock.
@@ -56,6 +63,8 @@ pub(crate) fn now_millis() -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
+/// After the store says that there is something, the other nodes have so long to tell what it is.
+const GATHER: Duration = Duration::from_millis(50);
 /// How often old tombstones are looked for.
 const COLLECT: Duration = Duration::from_secs(30);
 /// Tombstones that one transaction collects.
@@ -71,6 +80,7 @@ impl Registry {
         let memory = Memory { service_changes: settings.service_changes, changes: settings.changes };
         // A request has at least one row, so the count of rows is reached before the queue is full.
         let (queue, requests) = mpsc::channel(settings.limits.queued_writes);
+        let (peers, listener) = Peers::bind(&settings.peers, settings.health.enabled).await?;
         let inner = Arc::new(Inner {
             store,
             cache: Cache::new(memory),
@@ -82,18 +92,20 @@ impl Registry {
             queue,
             watchers: AtomicUsize::new(0),
             store_error: Mutex::new(None),
+            peers,
+            epoch: AtomicI64::new(0),
+            behind: Notify::new(),
             tasks: Mutex::new(JoinSet::new()),
             settings,
         });
         inner.catch_up().await?;
+        peers::start(&inner, listener).await?;
         {
             let mut tasks = inner.tasks.lock().unwrap_or_else(PoisonError::into_inner);
             tasks.spawn(writer::run(Arc::clone(&inner), requests));
             tasks.spawn(feed(Arc::clone(&inner)));
             tasks.spawn(collect(Arc::clone(&inner)));
-            if inner.settings.health.enabled {
-                crate::health::start(&inner, &mut tasks);
-            }
+            crate::health::start(&inner, &mut tasks);
         }
         Ok(Registry { inner })
     }
@@ -323,24 +335,20 @@ impl Registry {
         let inner = &self.inner;
         let store_error = inner.store_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut counts = inner.counters.get();
-        let epoch = match inner.applier.try_lock() {
-            Ok(applier) => {
-                (counts.full_loads, counts.rows_applied) = (applier.loads, applier.rows);
-                applier.epoch()
-            }
-            Err(_) => 0,
-        };
+        counts.graces = inner.health.graces();
         Status {
             ready: store_error.is_none() && !*inner.stop.borrow(),
             store: inner.store.name(),
             store_error,
             revision: self.revision(),
-            epoch,
+            epoch: inner.epoch.load(Ordering::Relaxed),
             instances: inner.cache.instances(),
             services: inner.cache.entries(),
             watchers: inner.watchers.load(Ordering::Relaxed),
             queued_writes: inner.queued.load(Ordering::Relaxed),
             protected: inner.health.protected(),
+            peer_address: inner.peers.address().to_owned(),
+            peers: inner.peers.status(),
             counts,
         }
     }
@@ -492,17 +500,39 @@ impl Inner {
             return Err(error);
         }
         // While the lock is held: so those who judge health hear of changes in the order of revisions.
-        let changes = load.apply(&self.cache);
-        self.applied(&changes);
+        let changes = load.apply(&self.cache, Instant::now());
+        self.health.observe(&changes);
+        self.epoch.store(applier.epoch(), Ordering::Relaxed);
+        self.count(&applier);
         drop(applier);
         Ok(())
     }
 
-    /// Tells those who judge health what is different now.
-    pub(crate) fn applied(&self, changes: &Changes) {
-        if self.settings.health.enabled {
-            self.health.observe(changes);
+    /// Takes a commit, of this node or another, without reading the store. Whether everything up to it is here now: otherwise
+    /// something in between is missing, and the store has to be read unless it comes from elsewhere.
+    pub(crate) async fn offer(&self, epoch: i64, revision: Revision, records: Vec<Record>) -> bool {
+        let mut applier = self.applier.lock().await;
+        let changes = applier.offer(&self.cache, epoch, revision, records);
+        self.health.observe(&changes);
+        self.count(&applier);
+        applier.has(epoch, revision)
+    }
+
+    fn count(&self, applier: &Applier) {
+        self.counters.full_loads.store(applier.loads, Ordering::Relaxed);
+        self.counters.rows_applied.store(applier.rows, Ordering::Relaxed);
+    }
+
+    /// Another node has everything up to `revision`.
+    pub(crate) fn told(&self, epoch: i64, revision: Revision) {
+        if epoch != self.epoch.load(Ordering::Relaxed) || revision > self.cache.revision() {
+            self.behind.notify_one();
         }
+    }
+
+    /// What other nodes are told of what is here.
+    pub(crate) fn news(&self) -> Bytes {
+        peers::wire::news(self.epoch.load(Ordering::Relaxed), self.cache.revision())
     }
 }
 
@@ -533,7 +563,15 @@ async fn feed(inner: Arc<Inner>) {
     let mut pause = Duration::ZERO;
     loop {
         let turn = async {
-            inner.store.changed(inner.cache.revision()).await;
+            tokio::select! {
+                () = inner.behind.notified() => {}
+                () = inner.store.changed(inner.cache.revision()) => {
+                    // What the nodes say to each other is faster: the store is for what got lost on the way.
+                    if inner.peers.all_reached() {
+                        tokio::time::sleep(GATHER).await;
+                    }
+                }
+            }
             tokio::time::sleep(pause).await;
             inner.catch_up().await
         };

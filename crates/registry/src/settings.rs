@@ -1,5 +1,6 @@
 //! What can be set.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -25,14 +26,27 @@ pub struct Settings {
     pub tombstones: Duration,
     /// Heartbeats and probes.
     pub health: HealthSettings,
+    /// The other nodes on the same store.
+    pub peers: PeerSettings,
+}
+
+/// How nodes on one store reach each other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PeerSettings {
+    /// Where this node listens for the others; port 0 leaves the port to the system. They prove to each other that they know the
+    /// store's secret; what they say is not encrypted.
+    pub listen: SocketAddr,
+    /// Where the others reach it, `host` or `host:port`; empty: where it listens.
+    pub advertise: String,
 }
 
 /// Heartbeats and probes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HealthSettings {
-    /// Whether this node judges health at all: expires, probes, deregisters. At present of several nodes on one store exactly
-    /// one may, and it must be the one that gets the heartbeats.
+    /// Whether this node judges health: expires, probes, deregisters. Those that do share the instances among them; heartbeats
+    /// may go to any node.
     pub enabled: bool,
     /// Probes under way at the same time.
     pub probes: usize,
@@ -64,7 +78,14 @@ impl Default for Settings {
             changes: 8192,
             tombstones: Duration::from_secs(600),
             health: HealthSettings::default(),
+            peers: PeerSettings::default(),
         }
+    }
+}
+
+impl Default for PeerSettings {
+    fn default() -> PeerSettings {
+        PeerSettings { listen: SocketAddr::from(([127, 0, 0, 1], 0)), advertise: String::new() }
     }
 }
 

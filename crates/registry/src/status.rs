@@ -28,8 +28,21 @@ pub struct Status {
     pub queued_writes: usize,
     /// Services whose brake holds, and since when; `None` stands for the whole.
     pub protected: Vec<(Option<ServiceKey>, Duration)>,
+    /// Where other nodes reach this one.
+    pub peer_address: String,
+    /// The other nodes that live, as far as the store says.
+    pub peers: Vec<PeerStatus>,
     /// Counted since the start.
     pub counts: Counts,
+}
+
+/// Another node on the same store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerStatus {
+    /// Where it listens for the others.
+    pub address: String,
+    /// Whether there is a connection to it.
+    pub reached: bool,
 }
 
 macro_rules! counters {
@@ -103,6 +116,18 @@ counters! {
     failed_probes,
     /// Tombstones collected.
     tombstones,
+    /// Commits told to another node.
+    pushed,
+    /// Commits of other nodes that were applied as they told of them, without reading the store.
+    pushes_applied,
+    /// Instances that other nodes were asked about before they were judged.
+    asked,
+    /// Judgements put off because a node that lives did not answer (counted once an instance and look).
+    unanswered,
+    /// Other nodes that were lost.
+    nodes_lost,
+    /// Times that every lease was prolonged: a node was lost, or this one stood still.
+    graces,
 }
 
 pub(crate) fn add(counter: &AtomicU64, n: u64) {

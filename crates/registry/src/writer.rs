@@ -28,6 +28,8 @@ pub(crate) struct Request {
 
 /// A commit that another transaction is in the way of is tried so often.
 const ATTEMPTS: u32 = 8;
+/// So long another node may take to tell what it committed before us.
+const TOLD: Duration = Duration::from_millis(5);
 /// So long it is asked whether a commit happened, and so long the cache may take to have it.
 const RESOLVE: Duration = Duration::from_secs(15);
 
@@ -73,6 +75,7 @@ async fn batch(inner: &Inner, number: u64, requests: Vec<Request>) {
         writes.extend(request.writes);
     }
     let batch = Arc::new(Batch { number, writes, now: crate::registry::now_millis() });
+    let before = inner.cache.revision();
     let result = commit(inner, &batch).await;
     let counters = &inner.counters;
     add(&counters.wait_micros, micros(longest));
@@ -82,10 +85,21 @@ async fn batch(inner: &Inner, number: u64, requests: Vec<Request>) {
             add(&counters.commits, 1);
             add(&counters.writes, batch.writes.len() as u64);
             add(&counters.rows_written, committed.records.len() as u64);
-            if committed.wrote || committed.revision > inner.cache.revision() {
-                bring_in(inner, &committed).await;
+            let Committed { revision, wrote, epoch, outcomes, records } = committed;
+            if wrote {
+                inner.peers.push(inner, epoch, revision, &records);
+                if revision <= before {
+                    // A new commit comes after all that were seen: this is another history.
+                    inner.applier.lock().await.distrust();
+                    let _ = inner.catch_up().await;
+                }
             }
-            let mut outcomes = committed.outcomes.into_iter();
+            // What was not written by this batch, but by somebody else, has to be read.
+            let is_in = if wrote { inner.offer(epoch, revision, records).await } else { revision <= before };
+            if !is_in {
+                bring_in(inner, revision).await;
+            }
+            let mut outcomes = outcomes.into_iter();
             for (rows, reply) in replies {
                 // Whoever does not wait any more does not need the answer.
                 let _ = reply.send(outcomes.by_ref().take(rows).map(Ok).collect());
@@ -155,24 +169,27 @@ async fn resolve(inner: &Inner, number: u64) -> Option<Option<Revision>> {
 }
 
 /// Sees to it that the own cache has a commit before it is answered for: what a client registered, it finds.
-async fn bring_in(inner: &Inner, committed: &Committed) {
-    // What was not written by this batch, but by somebody else, has to be read.
-    if committed.wrote {
-        let mut applier = inner.applier.lock().await;
-        let own = applier.own(&inner.cache, committed.epoch, committed.revision, &committed.records);
-        if let Some(changes) = own {
-            inner.applied(&changes);
-            return;
-        }
+async fn bring_in(inner: &Inner, revision: Revision) {
+    // Another node has committed in between, and mostly tells so itself.
+    let soon = Instant::now() + TOLD;
+    if inner.peers.all_reached()
+        && inner.cache.whole().passed(Revision(revision.0.saturating_sub(1)), soon).await >= revision
+    {
+        return;
     }
-    // Another node has committed in between.
     let deadline = Instant::now() + RESOLVE;
-    while let Err(error) = inner.catch_up().await {
+    loop {
+        // Where a replica is read, it may lag.
+        let why = match inner.catch_up().await {
+            Ok(()) if inner.cache.revision() >= revision => return,
+            Ok(()) => "the store is read where it is not yet".into(),
+            Err(error) => error.to_string(),
+        };
         if Instant::now() >= deadline {
             // It is committed, which is what the answer says; the feed goes on trying.
-            tracing::warn!("revision {} is committed but cannot be read back: {error}", committed.revision);
+            tracing::warn!("revision {revision} is committed but cannot be read back: {why}");
             return;
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -55,7 +55,7 @@ async fn a_file_that_is_no_database_is_refused() {
         .unwrap();
     let error = in_directory(&directory).await.err().unwrap();
     assert!(error.to_string().contains("not a database"), "{error}");
-    for address in ["sqlite:", "sqlite", "oracle:x", ""] {
+    for address in ["sqlite:", "sqlite::memory:", "sqlite:file:x?mode=memory", "sqlite", "oracle:x", ""] {
         assert!(store::open(address).await.is_err(), "{address}");
     }
     assert!(store::open("sqlite:/nonexistent/registry.db").await.is_err());

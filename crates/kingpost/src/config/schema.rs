@@ -253,6 +253,8 @@ const REGISTRY: &[Key] = &[
     key("listen", Kind::Text),
     key("consul_listen", Kind::Text),
     key("eureka_listen", Kind::Text),
+    key("peer_listen", Kind::Text),
+    key("peer_advertise", Kind::Text),
     key("dns", Kind::Table(REGISTRY_DNS)),
     key("store", Kind::Secret),
     key("node", Kind::Text),

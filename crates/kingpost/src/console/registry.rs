@@ -67,10 +67,10 @@ impl Known {
         for change in changes.iter().filter(|change| change.revision() > after) {
             match change {
                 Change::Put(instance) => self.note(instance),
-                Change::Removed { id, mtime, .. } => {
+                Change::Removed { last, mtime, .. } => {
                     // One that moved to another service is still there.
-                    if self.registry.instance(id).is_none() {
-                        self.transitions().remove(id.as_str(), *mtime);
+                    if self.registry.instance(&last.id).is_none() {
+                        self.transitions().remove(last.id.as_str(), *mtime);
                     }
                 }
                 Change::Service { .. } => {}

@@ -1,10 +1,11 @@
 //! What a user writes about the registry.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use registry::api::{Auth, HttpLimits, Role, Token, TokenHash};
-use registry::{HealthSettings, Limits, NamespaceName, Settings, dns};
+use registry::{HealthSettings, Limits, NamespaceName, PeerSettings, Settings, dns};
 use serde::{Deserialize, Serialize};
 
 /// `[registry]`.
@@ -17,6 +18,11 @@ pub(crate) struct RegistryConfig {
     pub(crate) consul_listen: String,
     /// `host:port` where only Eureka's API is served; empty: nowhere else.
     pub(crate) eureka_listen: String,
+    /// `host:port` where other nodes on the same store reach this one; empty: a port of the system's choosing at the address of
+    /// `listen`.
+    pub(crate) peer_listen: String,
+    /// What the others are told instead of that: `host` or `host:port`.
+    pub(crate) peer_advertise: String,
     /// The DNS server.
     pub(crate) dns: DnsConfig,
     /// Where everything is kept.
@@ -171,6 +177,8 @@ impl Default for RegistryConfig {
             listen: "127.0.0.1:8632".into(),
             consul_listen: String::new(),
             eureka_listen: String::new(),
+            peer_listen: String::new(),
+            peer_advertise: String::new(),
             dns: DnsConfig::default(),
             store: StoreAddress("sqlite:/var/lib/kingpost/registry.sqlite".into()),
             node: "kingpost".into(),
@@ -193,9 +201,10 @@ impl Default for RegistryConfig {
 }
 
 impl RegistryConfig {
-    /// The core's part.
-    pub(crate) fn settings(&self) -> Settings {
-        Settings { limits: self.limits.clone(), health: self.health.clone(), ..Settings::default() }
+    /// The core's part; `peers`: where it listens for other nodes.
+    pub(crate) fn settings(&self, peers: SocketAddr) -> Settings {
+        let peers = PeerSettings { listen: peers, advertise: self.peer_advertise.clone() };
+        Settings { limits: self.limits.clone(), health: self.health.clone(), peers, ..Settings::default() }
     }
 
     /// The fronts' part.

@@ -1,6 +1,6 @@
 //! A registry that runs: its core, its fronts, and what operators see of it.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -52,6 +52,13 @@ impl Running {
             };
             mounts.push(Mount { listener, fronts });
         }
+        let peers = match config.peer_listen.as_str() {
+            "" => SocketAddr::new(addresses.first().map_or(Ipv4Addr::LOCALHOST.into(), SocketAddr::ip), 0),
+            address => {
+                let found = tokio::net::lookup_host(address).await.ok().and_then(|mut found| found.next());
+                found.ok_or_else(|| Failure::environment(format!("registry.peer_listen: {address} has no address")))?
+            }
+        };
         let dns = match config.dns.listen.as_str() {
             "" => None,
             address => Some(dns_listener(address).await?),
@@ -60,7 +67,7 @@ impl Running {
         let store = registry::store::open(&config.store.0)
             .await
             .map_err(|error| Failure::environment(format!("cannot open registry.store: {error}")))?;
-        let registry = Registry::open(config.settings(), store)
+        let registry = Registry::open(config.settings(peers), store)
             .await
             .map_err(|error| Failure::environment(format!("cannot start the registry: {error}")))?;
         let context = Context::new(registry.clone(), config.auth(), config.http(), config.node.clone());
@@ -107,7 +114,7 @@ async fn dns_listener(address: &str) -> Result<(SocketAddr, dns::Listener), Fail
 
 /// Makes the directory of a SQLite file.
 fn prepare(store: &str) -> Result<(), Failure> {
-    let Some(file) = store.strip_prefix("sqlite:").filter(|file| *file != ":memory:") else { return Ok(()) };
+    let Some(file) = store.strip_prefix("sqlite:") else { return Ok(()) };
     match Path::new(file).parent().filter(|parent| !parent.as_os_str().is_empty()) {
         Some(parent) => std::fs::create_dir_all(parent).map_err(|error| Failure::path("create", parent, &error)),
         None => Ok(()),
@@ -162,6 +169,9 @@ fn describe(registry: &Registry, stats: &HttpStats, exposition: &mut Exposition)
     exposition.gauge("registry_services", "Services, those included that are only waited for.", status.services);
     exposition.gauge("registry_watchers", "Calls that wait for a change.", status.watchers);
     exposition.gauge("registry_queued_writes", "Writes that wait for their batch.", status.queued_writes);
+    exposition.gauge("registry_peers", "Other nodes on the same store that live.", status.peers.len());
+    let reached = status.peers.iter().filter(|peer| peer.reached).count();
+    exposition.gauge("registry_peers_reached", "Those of them that this node has a connection to.", reached);
     exposition.gauge(
         "registry_protected",
         "Services, and the whole, whose last good state is kept because too much was lost at once.",

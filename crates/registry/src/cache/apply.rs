@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
+use tokio::time::Instant;
 
 use super::index::Index;
 use super::ring::Ring;
@@ -19,6 +21,10 @@ pub(crate) struct Applier {
     epoch: i64,
     gc_floor: Revision,
     loaded: bool,
+    /// Commits that came before what precedes them: at most [`PENDING`], not further ahead.
+    pending: BTreeMap<Revision, Vec<Record>>,
+    /// Since when every read has been of less than is here.
+    behind: Option<Instant>,
     interner: Interner,
     /// Full loads so far.
     pub(crate) loads: u64,
@@ -29,6 +35,11 @@ pub(crate) struct Applier {
 /// Instances that are different now: what those want to know who watch over health. `None`: gone.
 pub(crate) type Changes = Vec<(InstanceId, Option<Arc<Instance>>)>;
 
+/// How far ahead a commit may be to be kept until what is in between comes.
+const PENDING: u64 = 32;
+/// For so long a store that is behind is a replica that lags. After that it is another history: restored from a backup, say.
+const LAG: Duration = Duration::from_secs(10);
+
 /// A read of the store on its way into the cache.
 pub(crate) struct Load<'a> {
     applier: &'a mut Applier,
@@ -36,6 +47,8 @@ pub(crate) struct Load<'a> {
     /// Where everything is read anew.
     fresh: Option<Fresh>,
     records: Vec<Record>,
+    /// What is read is older than what is here.
+    old: bool,
 }
 
 /// Everything, on its way in: made while rows arrive, so that no row is in memory twice.
@@ -57,6 +70,11 @@ impl Applier {
         self.epoch
     }
 
+    /// Whether everything up to `revision` of the history `epoch` is here.
+    pub(crate) fn has(&self, epoch: i64, revision: Revision) -> bool {
+        self.loaded && self.epoch == epoch && self.cursor >= revision
+    }
+
     /// Tombstones up to here are gone from the store.
     pub(crate) fn gc_floor(&self) -> Revision {
         self.gc_floor
@@ -64,22 +82,42 @@ impl Applier {
 
     /// Whether what is here has nothing to do with, or cannot be brought up to, a store at `head`.
     fn must_reload(&self, head: Head) -> bool {
-        let another_history = head.epoch != self.epoch || head.v < self.cursor;
+        let lagged = self.behind.is_some_and(|since| since.elapsed() >= LAG);
+        let another_history = head.epoch != self.epoch || (head.v < self.cursor && lagged);
         let too_old = self.cursor < head.gc_floor;
         !self.loaded || another_history || too_old
     }
 
     /// To be given to [`crate::store::Store::read`].
     pub(crate) fn load(&mut self) -> Load<'_> {
-        Load { applier: self, head: Head::default(), fresh: None, records: Vec::new() }
+        Load { applier: self, head: Head::default(), fresh: None, records: Vec::new(), old: false }
     }
 
-    /// Applies a commit of this node, if it comes right after what was applied; otherwise the store has to be read.
-    pub(crate) fn own(&mut self, cache: &Cache, epoch: i64, revision: Revision, records: &[Record]) -> Option<Changes> {
-        if !self.loaded || epoch != self.epoch || revision.0 != self.cursor.0 + 1 {
-            return None;
+    /// What is here has turned out to be of another history: everything is read anew.
+    pub(crate) fn distrust(&mut self) {
+        self.loaded = false;
+        self.pending.clear();
+    }
+
+    /// Takes a commit, of this node or another: at once if it follows directly on what is here, later if only little is missing.
+    /// Otherwise, and where it belongs to another history, the store has to be read. Returns what is different now.
+    pub(crate) fn offer(&mut self, cache: &Cache, epoch: i64, revision: Revision, records: Vec<Record>) -> Changes {
+        let known = revision <= self.cursor || revision.0 > self.cursor.0 + PENDING;
+        if !self.loaded || epoch != self.epoch || known {
+            return Changes::new();
         }
-        Some(self.delta(cache, revision, records.to_vec()))
+        self.pending.insert(revision, records);
+        self.follow(cache)
+    }
+
+    /// Applies what waits and now follows directly.
+    fn follow(&mut self, cache: &Cache) -> Changes {
+        self.pending = self.pending.split_off(&Revision(self.cursor.0 + 1));
+        let mut changes = Changes::new();
+        while let Some(records) = self.pending.remove(&Revision(self.cursor.0 + 1)) {
+            changes.extend(self.delta(cache, Revision(self.cursor.0 + 1), records));
+        }
+        changes
     }
 
     fn delta(&mut self, cache: &Cache, v: Revision, records: Vec<Record>) -> Changes {
@@ -146,8 +184,7 @@ impl Applier {
             let touched = services.entry(before.service.clone()).or_default();
             touched.revision = touched.revision.max(revision);
             touched.instances.insert(id.clone(), None);
-            let service = before.service.clone();
-            log.push(Change::Removed { id: id.clone(), service, revision, mtime });
+            log.push(Change::Removed { last: Arc::clone(before), revision, mtime });
         }
         if deleted {
             // Also without having known the instance: the service's revision has risen.
@@ -229,17 +266,27 @@ struct Whole {
 
 impl Load<'_> {
     /// Applies what was read. To be called only when the read has succeeded: a part of one must not move the cursor.
-    pub(crate) fn apply(self, cache: &Cache) -> Changes {
-        self.applier.gc_floor = self.head.gc_floor;
-        if let Some(fresh) = self.fresh {
-            self.applier.full(cache, self.head, fresh)
-        } else if self.records.is_empty() {
-            self.applier.cursor = self.head.v;
-            cache.whole.publish(self.head.v);
+    /// `now` tells how long a store has been behind.
+    pub(crate) fn apply(self, cache: &Cache, now: Instant) -> Changes {
+        let Load { applier, head, fresh, records, old } = self;
+        if old {
+            applier.behind.get_or_insert(now);
+            return Changes::new();
+        }
+        applier.behind = None;
+        applier.gc_floor = head.gc_floor;
+        let mut changes = if let Some(fresh) = fresh {
+            applier.pending.clear();
+            applier.full(cache, head, fresh)
+        } else if records.is_empty() {
+            applier.cursor = head.v;
+            cache.whole.publish(head.v);
             Changes::new()
         } else {
-            self.applier.delta(cache, self.head.v, self.records)
-        }
+            applier.delta(cache, head.v, records)
+        };
+        changes.extend(applier.follow(cache));
+        changes
     }
 }
 
@@ -249,6 +296,9 @@ impl Sink for Load<'_> {
         if self.applier.must_reload(head) {
             self.fresh = Some(Fresh::default());
             Revision(0)
+        } else if head.v < self.applier.cursor {
+            self.old = true;
+            Revision(u64::MAX)
         } else {
             self.applier.cursor
         }

@@ -10,7 +10,7 @@ use crate::model::{Patch, Registration};
 use crate::store::{Batch, Write, WriteKind};
 
 /// A store in memory: the rows, and what every commit wrote.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Model {
     head: Head,
     rows: BTreeMap<InstanceId, InstanceRow>,
@@ -65,7 +65,14 @@ impl Node {
     fn read(&mut self, model: &Model) {
         let mut load = self.applier.load();
         model.read(&mut load);
-        load.apply(&self.cache);
+        load.apply(&self.cache, Instant::now());
+    }
+
+    /// Whether the commit, and all before it, are here afterwards.
+    fn offer(&mut self, committed: &crate::store::Committed) -> bool {
+        let records = committed.records.clone();
+        self.applier.offer(&self.cache, committed.epoch, committed.revision, records);
+        self.applier.has(committed.epoch, committed.revision)
     }
 
     /// Services with their digests and metadata; what index and snapshots say must agree.
@@ -89,6 +96,10 @@ enum Step {
     /// This node's own commit is applied directly, if it follows.
     Own(usize, Vec<Op>),
     Read(usize),
+    /// A node is told of one of the last commits, whichever: late, twice, out of order.
+    Told(usize, usize),
+    /// A node reads a replica that lags by so many commits.
+    Lagging(usize, usize),
     Collect,
     /// The store is another one, or an older copy of itself.
     Epoch,
@@ -130,26 +141,42 @@ fn step() -> impl Strategy<Value = Step> {
         4 => ops().prop_map(Step::Commit),
         4 => (0usize..2, ops()).prop_map(|(n, ops)| Step::Own(n, ops)),
         4 => (0usize..2).prop_map(Step::Read),
+        8 => (0usize..2, 0usize..5).prop_map(|(n, back)| Step::Told(n, back)),
+        2 => (0usize..2, 1usize..5).prop_map(|(n, back)| Step::Lagging(n, back)),
         1 => Just(Step::Collect),
         1 => Just(Step::Epoch),
     ]
 }
 
 proptest! {
-    /// However commits, reads, own commits and collections alternate: a node that then reads once holds what a new node loads.
+    /// However commits, reads (also of a replica that lags), own commits, others' commits and collections alternate: no node goes
+    /// back, and a node that then reads once holds what a new node loads.
     #[test]
     fn deltas_equal_a_full_load(steps in proptest::collection::vec(step(), 1..40)) {
         let mut model = Model { head: Head { epoch: 1, ..Head::default() }, ..Model::default() };
         let mut nodes = [Node::new(), Node::new()];
         let mut seen = Revision(0);
+        let (mut commits, mut models) = (Vec::new(), Vec::new());
         for step in steps {
+            let before = [nodes[0].applier.cursor(), nodes[1].applier.cursor()];
+            let epoch = model.head.epoch;
             match step {
-                Step::Commit(ops) => drop(model.commit(ops.iter().map(write).collect())),
+                Step::Commit(ops) => {
+                    models.push(model.clone());
+                    commits.push(model.commit(ops.iter().map(write).collect()));
+                }
+                Step::Told(n, back) => if let Some(committed) = commits.iter().rev().nth(back).filter(|c| c.wrote) {
+                    nodes[n].offer(committed);
+                },
+                Step::Lagging(n, back) => if let Some(old) = models.iter().rev().nth(back) {
+                    nodes[n].read(old);
+                },
                 Step::Own(n, ops) => {
+                    models.push(model.clone());
                     let committed = model.commit(ops.iter().map(write).collect());
+                    commits.push(committed.clone());
                     let node = &mut nodes[n];
-                    let direct = committed.wrote
-                        && node.applier.own(&node.cache, committed.epoch, committed.revision, &committed.records).is_some();
+                    let direct = committed.wrote && node.offer(&committed);
                     if !direct {
                         node.read(&model);
                     }
@@ -160,7 +187,13 @@ proptest! {
                 Step::Epoch => {
                     model = Model { head: Head { epoch: model.head.epoch + 1, ..Head::default() }, ..Model::default() };
                     seen = Revision(0);
+                    // A replica of another history is another matter.
+                    models.clear();
                 }
+            }
+            for (node, before) in nodes.iter().zip(before) {
+                let same = epoch == model.head.epoch && node.applier.epoch() == epoch;
+                prop_assert!(!same || node.applier.cursor() >= before || before == Revision(0) || node.applier.loads > 1);
             }
             prop_assert!(model.head.v >= seen);
             seen = model.head.v;
@@ -194,7 +227,7 @@ proptest! {
                 Some(changes) => for change in changes {
                     match change {
                         Change::Put(instance) => drop(followed.insert(instance.id.clone(), instance)),
-                        Change::Removed { id, .. } => drop(followed.remove(&id)),
+                        Change::Removed { last, .. } => drop(followed.remove(&last.id)),
                         Change::Service { .. } => {}
                     }
                 },

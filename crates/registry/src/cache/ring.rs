@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::model::{Instance, InstanceId, Revision, ServiceKey};
+use crate::model::{Instance, Revision, ServiceKey};
 
 /// One thing that changed.
 #[derive(Clone, Debug)]
@@ -12,10 +12,8 @@ pub enum Change {
     Put(Arc<Instance>),
     /// An instance is gone from a service.
     Removed {
-        /// Which.
-        id: InstanceId,
-        /// The service it was in.
-        service: ServiceKey,
+        /// As it was last, with the service that it was in.
+        last: Arc<Instance>,
         /// Since when.
         revision: Revision,
         /// The same in milliseconds since 1970, by the clock of the node that wrote it.
@@ -44,7 +42,8 @@ impl Change {
     pub fn service(&self) -> &ServiceKey {
         match self {
             Change::Put(instance) => &instance.service,
-            Change::Removed { service, .. } | Change::Service { service, .. } => service,
+            Change::Removed { last, .. } => &last.service,
+            Change::Service { service, .. } => service,
         }
     }
 

@@ -23,6 +23,8 @@ pub(crate) struct Leases {
     wheel: Vec<Vec<(u64, InstanceId)>>,
     /// Slots before this one have been looked at.
     next: u64,
+    /// No lease counts from before this.
+    floor: u64,
 }
 
 #[derive(Debug)]
@@ -30,6 +32,8 @@ struct Lease {
     instance: Arc<Instance>,
     ttl: u64,
     renewed: u64,
+    /// When it was heard here: what other nodes are told. What they heard, or were told, is not in it.
+    heard: Option<u64>,
     /// Time of the entry in the wheel that counts; others are left over. `None`: it has ended and is known to be critical.
     due: Option<u64>,
 }
@@ -47,7 +51,7 @@ pub(crate) enum Renewed {
 
 impl Leases {
     pub(crate) fn new() -> Leases {
-        Leases { leases: HashMap::default(), wheel: (0..SLOTS).map(|_| Vec::new()).collect(), next: 0 }
+        Leases { leases: HashMap::default(), wheel: (0..SLOTS).map(|_| Vec::new()).collect(), next: 0, floor: 0 }
     }
 
     /// An instance is new or different, or (`None`) gone. A new one has its whole time to live from `now`.
@@ -62,10 +66,11 @@ impl Leases {
             instance: Arc::clone(instance),
             ttl,
             renewed: now,
+            heard: None,
             due: None,
         });
         lease.instance = Arc::clone(instance);
-        let end = lease.renewed.saturating_add(ttl);
+        let end = lease.renewed.max(self.floor).saturating_add(ttl);
         match lease.due {
             // Somebody says that it is in order: believed for one time to live.
             None if instance.health != Health::Critical => {
@@ -84,7 +89,7 @@ impl Leases {
 
     pub(crate) fn renew(&mut self, id: &InstanceId, now: u64) -> Renewed {
         let Some(lease) = self.leases.get_mut(id) else { return Renewed::Unknown };
-        lease.renewed = now;
+        (lease.renewed, lease.heard) = (now, Some(now));
         let (ended, end) = (lease.due.is_none(), now.saturating_add(lease.ttl));
         let returned = (lease.instance.health != Health::Passing).then(|| Arc::clone(&lease.instance));
         if ended {
@@ -93,9 +98,40 @@ impl Leases {
         returned.map_or(Renewed::Alive, Renewed::Returned)
     }
 
+    /// How long ago it was heard here; `None`: never, or there is no lease.
+    pub(crate) fn silence(&self, id: &InstanceId, now: u64) -> Option<u64> {
+        self.leases.get(id)?.heard.map(|heard| now.saturating_sub(heard))
+    }
+
+    /// Another node heard it at `at`.
+    pub(crate) fn heard_elsewhere(&mut self, id: &InstanceId, at: u64) {
+        if let Some(lease) = self.leases.get_mut(id) {
+            lease.renewed = lease.renewed.max(at);
+        }
+    }
+
+    /// Gives every lease its whole time from `now`.
+    pub(crate) fn prolong(&mut self, now: u64) {
+        self.floor = self.floor.max(now);
+    }
+
+    /// Whether its time is over at `now`, and it is not known to be critical.
+    pub(crate) fn is_over(&self, id: &InstanceId, now: u64) -> bool {
+        let over = |lease: &Lease| lease.end(self.floor) <= now && lease.instance.health != Health::Critical;
+        self.leases.get(id).is_some_and(over)
+    }
+
     /// Instances whose time is over at `now`, at most `limit` entries looked at; the rest the next time. Each comes up again
-    /// after `again` until [`Leases::observe`] was told that it is critical.
-    pub(crate) fn tick(&mut self, now: u64, limit: usize, again: u64, over: &mut Vec<Arc<Instance>>) {
+    /// after `again` until [`Leases::observe`] was told that it is critical. Those that are not `ours` are judged elsewhere: they
+    /// come up again after another time to live, for they may be ours by then.
+    pub(crate) fn tick(
+        &mut self,
+        now: u64,
+        limit: usize,
+        again: u64,
+        ours: impl Fn(&InstanceId) -> bool,
+        over: &mut Vec<Arc<Instance>>,
+    ) {
         let mut looked = 0;
         while self.next * SLOT <= now && looked < limit {
             let slot = (self.next % SLOTS) as usize;
@@ -105,11 +141,14 @@ impl Leases {
             };
             looked += 1;
             let Some(lease) = self.leases.get_mut(&id).filter(|lease| lease.due == Some(due)) else { continue };
-            let end = lease.renewed.saturating_add(lease.ttl);
+            let end = lease.end(self.floor);
             if end > now {
                 self.schedule(id, end);
             } else if lease.instance.health == Health::Critical {
                 lease.due = None;
+            } else if !ours(&id) {
+                let later = now.saturating_add(lease.ttl.max(again));
+                self.schedule(id, later);
             } else {
                 over.push(Arc::clone(&lease.instance));
                 self.schedule(id, now.saturating_add(again));
@@ -119,13 +158,19 @@ impl Leases {
 
     /// Whether the instance has been silent for unusually long; `None`: it has no lease, or is critical already.
     pub(crate) fn is_late(&self, id: &InstanceId, now: u64) -> Option<bool> {
-        self.leases.get(id).and_then(|lease| lease.is_late(now))
+        self.leases.get(id).and_then(|lease| lease.is_late(self.floor, now))
     }
 
     /// Of up to `limit` leases, how many have been silent for unusually long.
     pub(crate) fn late(&self, now: u64, limit: usize) -> (usize, usize) {
-        let known = self.leases.values().take(limit).filter_map(|lease| lease.is_late(now));
+        let known = self.leases.values().take(limit).filter_map(|lease| lease.is_late(self.floor, now));
         known.fold((0, 0), |(late, of), is_late| (late + usize::from(is_late), of + 1))
+    }
+
+    /// Which they are, of those that [`Leases::late`] looks at.
+    pub(crate) fn late_ones(&self, now: u64, limit: usize) -> impl Iterator<Item = &InstanceId> {
+        let looked = self.leases.iter().take(limit);
+        looked.filter(move |(_, lease)| lease.is_late(self.floor, now) == Some(true)).map(|(id, _)| id)
     }
 
     fn schedule(&mut self, id: InstanceId, due: u64) {
@@ -138,10 +183,14 @@ impl Leases {
 }
 
 impl Lease {
+    fn end(&self, floor: u64) -> u64 {
+        self.renewed.max(floor).saturating_add(self.ttl)
+    }
+
     /// Clients send two or three heartbeats a time to live. If all fell silent at the same moment, then by the time the first
     /// lease ends the others are silent for more than 0.6 of theirs: so the first expiry shows how many are missing.
-    fn is_late(&self, now: u64) -> Option<bool> {
-        let silent = now.saturating_sub(self.renewed);
+    fn is_late(&self, floor: u64, now: u64) -> Option<bool> {
+        let silent = now.saturating_sub(self.renewed.max(floor));
         (self.instance.health != Health::Critical).then_some(silent.saturating_mul(10) > self.ttl.saturating_mul(6))
     }
 }
@@ -165,7 +214,7 @@ mod tests {
 
     fn tick(leases: &mut Leases, now: u64) -> usize {
         let mut over = Vec::new();
-        leases.tick(now, 1000, 500, &mut over);
+        leases.tick(now, 1000, 500, |_| true, &mut over);
         over.len()
     }
 
@@ -224,6 +273,51 @@ mod tests {
     }
 
     #[test]
+    fn what_is_judged_elsewhere_comes_up_again_and_is_judged_when_it_is_ours() {
+        let mut leases = Leases::new();
+        let one = instance("default/a", 1000, Health::Passing);
+        leases.observe(&one.id, Some(&one), 0);
+        let mut over = Vec::new();
+        for now in (0..10_000).step_by(100) {
+            leases.tick(now, 1000, 500, |_| false, &mut over);
+        }
+        assert!(over.is_empty());
+        for now in (10_000..11_300).step_by(100) {
+            leases.tick(now, 1000, 500, |_| true, &mut over);
+        }
+        assert_eq!(over.len(), 1);
+    }
+
+    #[test]
+    fn what_was_heard_elsewhere_counts_and_is_not_told_on() {
+        let mut leases = Leases::new();
+        let one = instance("default/a", 1000, Health::Passing);
+        leases.observe(&one.id, Some(&one), 0);
+        assert_eq!(leases.silence(&one.id, 300), None, "being read from the store is no sign of life");
+        leases.renew(&one.id, 400);
+        assert_eq!(leases.silence(&one.id, 600), Some(200));
+        leases.heard_elsewhere(&one.id, 900);
+        assert_eq!(leases.silence(&one.id, 950), Some(550), "only what was heard here");
+        assert!(!leases.is_over(&one.id, 1899) && leases.is_over(&one.id, 1900));
+        leases.heard_elsewhere(&one.id, 100);
+        assert!(!leases.is_over(&one.id, 1899), "an older sign takes nothing back");
+    }
+
+    #[test]
+    fn prolonged_they_count_from_then() {
+        let mut leases = Leases::new();
+        let one = instance("default/a", 1000, Health::Passing);
+        leases.observe(&one.id, Some(&one), 0);
+        leases.prolong(900);
+        assert_eq!(leases.is_late(&one.id, 1400), Some(false));
+        for now in (900..1900).step_by(100) {
+            assert_eq!(tick(&mut leases, now), 0, "at {now}");
+        }
+        assert!(!leases.is_over(&one.id, 1899));
+        assert_eq!(tick(&mut leases, 2100), 1);
+    }
+
+    #[test]
     fn work_a_tick_is_bounded_and_nothing_is_lost() {
         let mut leases = Leases::new();
         for n in 0..100 {
@@ -233,10 +327,10 @@ mod tests {
         let mut over = Vec::new();
         for _ in 0..10 {
             let before = over.len();
-            leases.tick(2000, 10, 60_000, &mut over);
+            leases.tick(2000, 10, 60_000, |_| true, &mut over);
             assert_eq!(over.len() - before, 10);
         }
-        leases.tick(2000, 10, 60_000, &mut over);
+        leases.tick(2000, 10, 60_000, |_| true, &mut over);
         assert_eq!(over.len(), 100);
         assert_eq!(leases.late(2000, 1000), (100, 100));
     }

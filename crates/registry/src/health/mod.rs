@@ -15,8 +15,9 @@ mod probe;
 mod prober;
 mod reaper;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::BuildHasher as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -32,6 +33,7 @@ use reaper::Reaper;
 
 use crate::cache::Changes;
 use crate::model::{Health, Instance, InstanceId, Patch, ServiceKey};
+use crate::peers::{self, wire};
 use crate::registry::Inner;
 use crate::settings::HealthSettings;
 use crate::status::add;
@@ -74,6 +76,11 @@ pub(crate) struct Watch {
     targets: Mutex<Targets>,
     reaper: Mutex<Reaper>,
     brakes: Mutex<Brakes>,
+    /// When this node was last seen to run: see [`Watch::stood_still`].
+    ran: AtomicU64,
+    /// When it was last found to have stood still; 0: never.
+    stood: AtomicU64,
+    graces: AtomicU64,
 }
 
 #[derive(Default)]
@@ -89,8 +96,10 @@ const TICK: Duration = Duration::from_millis(100);
 const TICK_ENTRIES: usize = 2000;
 /// A lease that ended comes up again after this, until it is known to be critical.
 const AGAIN: u64 = 1000;
-/// Instances that are looked at to find out how many of a service (or of a shard, for the whole) are missing.
-const SAMPLE: usize = 1000;
+/// Instances that are looked at to find out how many of a service, or of the whole, are missing.
+const SAMPLE: usize = 1024;
+/// A node that has not run for so many milliseconds stood still.
+const STILL: u64 = 1500;
 const RETURNED: usize = 100_000;
 
 impl Watch {
@@ -105,6 +114,9 @@ impl Watch {
             targets: Mutex::default(),
             reaper: Mutex::default(),
             brakes: Mutex::default(),
+            ran: AtomicU64::new(0),
+            stood: AtomicU64::new(0),
+            graces: AtomicU64::new(0),
         }
     }
 
@@ -147,6 +159,85 @@ impl Watch {
             }
         };
         ids.iter().map(renew).collect()
+    }
+
+    /// How long each of these has not been heard here, in milliseconds; `None`: never was. No answer at all soon after this
+    /// node stood still: what was sent meanwhile may not have been read yet.
+    pub(crate) fn silence(&self, ids: &[InstanceId]) -> Option<Vec<Option<u32>>> {
+        self.stood_still();
+        let now = self.now();
+        let stood = self.stood.load(Ordering::Relaxed);
+        if stood > 0 && now.saturating_sub(stood) < STILL {
+            return None;
+        }
+        let silence =
+            |id| self.shard(id).silence(id, now).map(|silence| u32::try_from(silence).unwrap_or(u32::MAX - 1));
+        Some(ids.iter().map(silence).collect())
+    }
+
+    /// Another node says for how long it has not heard each of these.
+    pub(crate) fn heard_elsewhere(&self, ids: &[InstanceId], silence: &[Option<u32>]) {
+        let now = self.now();
+        for (id, silence) in ids.iter().zip(silence) {
+            if let Some(silence) = silence {
+                self.shard(id).heard_elsewhere(id, now.saturating_sub(u64::from(*silence)));
+            }
+        }
+    }
+
+    /// Gives every lease its whole time from now: signs of life may have been lost.
+    pub(crate) fn grace(&self) {
+        let now = self.now();
+        self.shards.iter().for_each(|shard| lock(shard).prolong(now));
+        self.graces.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often that happened.
+    pub(crate) fn graces(&self) -> u64 {
+        self.graces.load(Ordering::Relaxed)
+    }
+
+    /// Whether this node did not run for a while (stopped, or starved): then signs of life wait unread, and silence says
+    /// nothing. Gives grace if so.
+    fn stood_still(&self) -> bool {
+        let now = self.now();
+        let before = self.ran.swap(now, Ordering::Relaxed);
+        let still = now.saturating_sub(before) > STILL;
+        if still {
+            self.stood.store(now, Ordering::Relaxed);
+            tracing::warn!(milliseconds = now - before, "this node stood still: every lease is prolonged");
+            self.grace();
+        }
+        still
+    }
+
+    /// Of a service, those of the sample that are late.
+    fn late_ones_of(&self, inner: &Inner, key: &ServiceKey, now: u64) -> Vec<InstanceId> {
+        let Some(snapshot) = inner.cache.snapshot(key) else { return Vec::new() };
+        let late = |i: &&Arc<Instance>| self.shard(&i.id).is_late(&i.id, now) == Some(true);
+        snapshot.instances.iter().take(SAMPLE).filter(late).map(|i| i.id.clone()).collect()
+    }
+
+    /// Asks the other nodes about everything that the brakes of `services` and of the whole look at. So they go by what
+    /// all nodes have heard. What is beyond the bound counts as this node has heard it.
+    async fn hear_samples(&self, inner: &Inner, services: impl Iterator<Item = &ServiceKey>) {
+        let now = self.now();
+        let mut ids: Vec<InstanceId> = Vec::new();
+        for shard in &self.shards {
+            ids.extend(lock(shard).late_ones(now, SAMPLE / SHARDS).cloned());
+        }
+        for key in services {
+            if ids.len() >= wire::QUESTION_IDS {
+                break;
+            }
+            ids.extend(self.late_ones_of(inner, key, now));
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        ids.truncate(wire::QUESTION_IDS);
+        if !ids.is_empty() {
+            peers::hear(inner, &ids).await;
+        }
     }
 
     /// Brakes that hold, and for how long already.
@@ -199,6 +290,11 @@ impl Watch {
         lock(&self.brakes).brakes.keys().any(|(of, _)| *of == cause)
     }
 
+    /// The services whose brakes of `cause` are not off.
+    fn braked(&self, cause: Cause) -> Vec<ServiceKey> {
+        lock(&self.brakes).brakes.keys().filter(|(of, _)| *of == cause).filter_map(|(_, key)| key.clone()).collect()
+    }
+
     /// Brakes whose share has fallen without anybody being gone just now. `count`: as of [`Watch::believed`].
     fn release(&self, cause: Cause, count: impl Fn(Option<&ServiceKey>) -> Missing) {
         let now = self.now();
@@ -217,7 +313,7 @@ impl Watch {
         let (missing, of) = self
             .shards
             .iter()
-            .map(|shard| lock(shard).late(now, SAMPLE))
+            .map(|shard| lock(shard).late(now, SAMPLE / SHARDS))
             .fold((0, 0), |(late, of), (l, o)| (late + l, of + o));
         Missing { missing, of }
     }
@@ -269,9 +365,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Starts what watches.
 pub(crate) fn start(inner: &Arc<Inner>, tasks: &mut JoinSet<()>) {
-    tasks.spawn(expire(Arc::clone(inner)));
+    inner.health.ran.store(inner.health.now(), Ordering::Relaxed);
+    tasks.spawn(stay_awake(Arc::clone(inner)));
     tasks.spawn(revive(Arc::clone(inner)));
-    tasks.spawn(prober::run(Arc::clone(inner)));
+    if inner.settings.health.enabled {
+        tasks.spawn(expire(Arc::clone(inner)));
+        tasks.spawn(prober::run(Arc::clone(inner)));
+    }
+}
+
+/// Runs now and then, and notices when it did not; whatever else waits for a store or a peer.
+async fn stay_awake(inner: Arc<Inner>) {
+    let mut stop = inner.stop.subscribe();
+    loop {
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            () = tokio::time::sleep(TICK) => {}
+        }
+        inner.health.stood_still();
+    }
 }
 
 /// Looks at leases, brakes and the reaper, tick by tick.
@@ -279,18 +392,23 @@ async fn expire(inner: Arc<Inner>) {
     let mut stop = inner.stop.subscribe();
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let watch = &inner.health;
     loop {
         tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop) => return,
             _ = ticks.tick() => {}
         }
-        let watch = &inner.health;
+        if watch.stood_still() {
+            continue;
+        }
         let now = watch.now();
         let mut over = Vec::new();
         for shard in &watch.shards {
-            lock(shard).tick(now, TICK_ENTRIES, AGAIN, &mut over);
+            lock(shard).tick(now, TICK_ENTRIES, AGAIN, |id| inner.peers.owns(id), &mut over);
         }
+        let over = silent(&inner, over).await;
+        let now = watch.now();
         if over.is_empty() {
             watch.release(Cause::Heartbeat, |key| match key {
                 Some(key) => watch.late_of(&inner, key, now),
@@ -303,7 +421,8 @@ async fn expire(inner: Arc<Inner>) {
         let changed = set_health(&inner, gone, Health::Critical).await;
         add(&inner.counters.expired, changed);
         let due = lock(&watch.reaper).due(now, inner.settings.limits.call_rows);
-        let writes = due.iter().map(|instance| Write {
+        let ours = due.iter().filter(|instance| inner.peers.owns(&instance.id));
+        let writes = ours.map(|instance| Write {
             kind: WriteKind::Deregister(instance.id.clone()),
             expected: Some(instance.revision),
         });
@@ -311,6 +430,39 @@ async fn expire(inner: Arc<Inner>) {
         let removed = removed.iter().filter(|answer| matches!(answer, Ok((Outcome::Removed, _)))).count();
         add(&inner.counters.reaped, removed as u64);
     }
+}
+
+/// Of the instances whose lease has ended here, those that no other node has heard either, with all that the brakes have to know
+/// to judge them. None while a node that lives does not answer: they come up again.
+async fn silent(inner: &Inner, over: Vec<Arc<Instance>>) -> Vec<Arc<Instance>> {
+    let watch = &inner.health;
+    let now = watch.now();
+    // A brake that holds looks for itself whether it can let go, now and then.
+    let braking = watch.braking(Cause::Heartbeat) && now % AGAIN < TICK.as_millis() as u64;
+    if over.is_empty() {
+        if braking {
+            let keys = watch.braked(Cause::Heartbeat);
+            watch.hear_samples(inner, keys.iter()).await;
+        }
+        return over;
+    }
+    let ids: Vec<InstanceId> = over.iter().map(|instance| instance.id.clone()).collect();
+    if !peers::hear(inner, &ids).await {
+        add(&inner.counters.unanswered, ids.len() as u64);
+        return Vec::new();
+    }
+    if watch.stood_still() {
+        return Vec::new();
+    }
+    // The answers may have come late, or a node been lost meanwhile: what counts is how it is now.
+    let now = watch.now();
+    let over: Vec<_> =
+        over.into_iter().filter(|instance| watch.shard(&instance.id).is_over(&instance.id, now)).collect();
+    if !over.is_empty() {
+        let services: BTreeSet<&ServiceKey> = over.iter().map(|instance| &instance.service).collect();
+        watch.hear_samples(inner, services.into_iter()).await;
+    }
+    over
 }
 
 /// Makes those passing again that were seen alive.

@@ -28,6 +28,8 @@ struct Target {
     question: Question,
     pace: Pace,
     row: Row,
+    /// Whether this node asked it the last time: otherwise another one does.
+    ours: bool,
     /// When it is asked next; `None` while it is asked.
     due: Option<u64>,
 }
@@ -55,7 +57,8 @@ impl Targets {
         let due = now + self.hasher.hash_one(id) % interval;
         self.due.insert((due, id.clone()));
         let instance = Arc::clone(instance);
-        self.targets.insert(id.clone(), Target { instance, question, pace, row: Row::default(), due: Some(due) });
+        self.targets
+            .insert(id.clone(), Target { instance, question, pace, row: Row::default(), ours: false, due: Some(due) });
     }
 
     fn remove(&mut self, id: &InstanceId) {
@@ -91,18 +94,27 @@ impl Targets {
     ) -> Option<(Arc<Instance>, Health)> {
         let target = self.targets.get_mut(id).filter(|target| target.due.is_none() && target.question == *question)?;
         let due = (asked + millis(target.pace.interval)).max(now + 1);
-        target.due = Some(due);
+        (target.due, target.ours) = (Some(due), true);
         self.due.insert((due, id.clone()));
         let verdict = target.row.after(health, target.instance.health, &target.pace);
         (verdict != target.instance.health).then(|| (Arc::clone(&target.instance), verdict))
     }
 
-    /// Of all, and of each service: how many of those that are not critical failed to answer the last time. One pass for all
+    /// Another node asks it: its turn comes again after an interval.
+    fn skip(&mut self, id: &InstanceId, now: u64) {
+        if let Some(target) = self.targets.get_mut(id).filter(|target| target.due.is_none()) {
+            let due = now + millis(target.pace.interval).max(1);
+            (target.due, target.ours, target.row) = (Some(due), false, Row::default());
+            self.due.insert((due, id.clone()));
+        }
+    }
+
+    /// Of all that are asked here, and of each service: how many of those that are not critical failed to answer the last time. One pass for all
     /// services: where much is lost, many of them are asked for.
     fn missing(&self) -> (Missing, HashMap<ServiceKey, Missing>) {
         let mut whole = Missing::default();
         let mut each: HashMap<ServiceKey, Missing> = HashMap::new();
-        for target in self.targets.values().filter(|target| target.instance.health != Health::Critical) {
+        for target in self.targets.values().filter(|target| target.ours && target.instance.health != Health::Critical) {
             let failed = usize::from(target.row.failed > 0);
             for count in [&mut whole, each.entry(target.instance.service.clone()).or_default()] {
                 count.missing += failed;
@@ -161,7 +173,12 @@ pub(crate) async fn run(inner: Arc<Inner>) {
             add(&inner.counters.revived, changed);
         }
         let room = inner.settings.health.probes.saturating_sub(asking.len());
-        for (id, question) in lock(&watch.targets).due(now, room) {
+        let due = lock(&watch.targets).due(now, room);
+        for (id, question) in due {
+            if !inner.peers.owns(&id) {
+                lock(&watch.targets).skip(&id, now);
+                continue;
+            }
             asking.spawn(async move {
                 let health = question.ask().await;
                 (id, question, health, now)

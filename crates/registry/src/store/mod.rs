@@ -4,6 +4,7 @@
 //! and until its end: so transactions of all nodes come one after the other, revisions rise in the order of commits, and
 //! whoever reads rows in one snapshot with `v` has seen all rows up to `v`. Nothing slow happens under that lock.
 
+mod mysql;
 mod plan;
 mod postgres;
 mod row;
@@ -13,12 +14,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+pub use mysql::MySql;
 #[cfg(test)]
 pub(crate) use plan::{Existing, plan};
 pub use plan::{Outcome, Write, WriteKind};
 pub use postgres::Postgres;
-pub(crate) use row::Interner;
-pub use row::{InstanceRow, Record, ServiceRow};
+pub(crate) use row::Columns;
+pub use row::{InstanceRow, Interner, Record, ServiceRow};
 pub use sqlite::Sqlite;
 
 use crate::error::StoreError;
@@ -64,6 +66,39 @@ pub struct Head {
     pub gc_floor: Revision,
 }
 
+/// What a node is called: chosen at random when it starts. One that was started again is another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub i64);
+
+/// A node, as it tells the others of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeRow {
+    /// Who.
+    pub id: NodeId,
+    /// `host:port` where it listens for the others.
+    pub address: String,
+    /// Whether it judges health.
+    pub judges: bool,
+    /// Rises by one each time it tells: that it rises is the sign of life, whatever the clocks say.
+    pub beat: i64,
+}
+
+/// Made with the store, and known to whoever can read it: by it nodes recognise each other. Never shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Secret(pub [u8; 32]);
+
+/// The nodes that a store knows of.
+#[derive(Debug)]
+pub struct Roll {
+    /// Of those whose rows are there, at most [`MOST_NODES`]; dead ones too.
+    pub nodes: Vec<NodeRow>,
+    /// What they have in common.
+    pub secret: Secret,
+}
+
+/// Most nodes of one store.
+pub const MOST_NODES: usize = 64;
+
 /// Whoever reads from a store. All calls of one read concern one snapshot.
 pub trait Sink: Send {
     /// First, and once: where the store stands. Returns after which revision rows are wanted; 0 for all.
@@ -106,12 +141,19 @@ pub trait Store: Send + Sync + 'static {
     /// As of [`Store::commit`].
     fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>>;
 
+    /// Writes `own` (`None`: nothing), removes the rows of `gone`, and returns the rows that are there: the nodes find each other
+    /// by it. Touches neither the counter row nor a revision.
+    ///
+    /// # Errors
+    /// As of [`Store::read`].
+    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>>;
+
     /// Returns when there may be something after `seen`; also now and then without. Never fails: a store that cannot be
     /// reached lets time pass.
     fn changed(&self, seen: Revision) -> BoxFuture<'_, ()>;
 }
 
-/// Opens the store at `address`, `sqlite:FILE` or `postgres://…`, and brings its schema up to date.
+/// Opens the store at `address`, `sqlite:FILE`, `postgres://…` or `mysql://…`, and brings its schema up to date.
 ///
 /// # Errors
 /// When the address makes no sense, or the database cannot be opened or migrated.
@@ -119,10 +161,50 @@ pub async fn open(address: &str) -> Result<Arc<dyn Store>, StoreError> {
     let (scheme, rest) =
         address.split_once(':').ok_or(StoreError::Address { reason: "it does not begin with a kind and a colon" })?;
     match scheme {
+        "sqlite" if rest.starts_with(":memory:") || rest.starts_with("file:") => Err(StoreError::Address {
+            reason: "sqlite: needs the name of a file: what is only in memory is neither kept nor shared by its connections",
+        }),
         "sqlite" if !rest.is_empty() && !rest.contains('\0') => Ok(Arc::new(Sqlite::open(rest).await?)),
         "sqlite" => Err(StoreError::Address { reason: "sqlite: without a file" }),
         "postgres" | "postgresql" => Ok(Arc::new(Postgres::open(address).await?)),
+        "mysql" => Ok(Arc::new(MySql::open(address).await?)),
         _ => Err(StoreError::Address { reason: "this kind of store is not known" }),
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+impl Secret {
+    /// In hexadecimal, as stores keep it.
+    fn text(&self) -> String {
+        self.0.iter().fold(String::with_capacity(64), |mut text, byte| {
+            use std::fmt::Write as _;
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+    }
+
+    fn parse(store: &'static str, text: &str) -> Result<Secret, StoreError> {
+        let wrong = || StoreError::corrupt(store, "registry_secret", "expected 64 hexadecimal digits");
+        let mut secret = [0; 32];
+        if text.len() != 64 || !text.is_ascii() {
+            return Err(wrong());
+        }
+        for (index, byte) in secret.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).map_err(|_| wrong())?;
+        }
+        Ok(Secret(secret))
+    }
+
+    /// A new one. Without random numbers from the system there is none.
+    fn random(store: &'static str) -> Result<Secret, StoreError> {
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).map_err(|e| StoreError::unavailable(store, "making the store's secret", e))?;
+        Ok(Secret(secret))
     }
 }
 

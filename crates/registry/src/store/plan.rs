@@ -94,6 +94,23 @@ impl Batch {
         keys.dedup();
         keys
     }
+
+    /// The services that instances leave for another one by it, sorted: their rows have to be known too.
+    pub(crate) fn services_left(&self, existing: &Existing) -> Vec<ServiceKey> {
+        let mut keys: Vec<ServiceKey> = self
+            .writes
+            .iter()
+            .filter_map(|write| {
+                let WriteKind::Register(registration) = &write.kind else { return None };
+                let row = existing.instances.get(&registration.id).filter(|row| !row.deleted)?;
+                (row.instance.service != registration.service).then(|| row.instance.service.clone())
+            })
+            .filter(|key| !existing.services.contains_key(key))
+            .collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
 }
 
 /// Carries out `batch` on `existing`. The result's records are what has to be written, sorted by key, all with the revision
@@ -143,10 +160,33 @@ pub(crate) fn plan(batch: &Batch, head: Head, existing: Existing) -> Committed {
     }
     // A row that was changed to and fro within the batch is as it was: it is not written.
     let mut records: Vec<Record> = Vec::with_capacity(instances.len() + services.len());
+    // An instance's row says nothing of the service that it has left: that service's own row does, so that its revision is the
+    // same for those who saw it leave and for those who read everything later.
+    let mut left: Vec<ServiceKey> = instances
+        .values()
+        .filter_map(|(before, after)| {
+            let before = before.as_ref().filter(|b| !b.deleted && b.instance.service != after.instance.service)?;
+            Some(before.instance.service.clone())
+        })
+        .collect();
+    left.sort_unstable();
+    left.dedup();
     records.extend(instances.into_values().filter_map(|(before, after)| {
         let same = before.is_some_and(|b| b.deleted == after.deleted && b.instance.digest == after.instance.digest);
         (!same).then_some(Record::Instance(after))
     }));
+    for key in left {
+        let row = services.remove(&key).map(|(_, row)| row).or_else(|| existing.services.get(&key).cloned());
+        let row = row.unwrap_or_else(|| ServiceRow {
+            key: key.clone(),
+            metadata: Metadata::default(),
+            revision: next,
+            deleted: true,
+            ctime: batch.now,
+            mtime: batch.now,
+        });
+        services.insert(key, (None, ServiceRow { revision: next, mtime: batch.now, ..row }));
+    }
     records.extend(services.into_values().filter_map(|(before, after)| {
         let same = before.is_some_and(|b| b.deleted == after.deleted && b.metadata == after.metadata);
         (!same).then_some(Record::Service(after))
@@ -287,6 +327,47 @@ mod tests {
         ] {
             let shown = format!("{batches:?}");
             assert_eq!(run(batches), (outcomes, written), "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_service_that_an_instance_leaves_has_a_trace_of_it() {
+        let (old, new) = (ServiceKey::parse("default/s").unwrap(), ServiceKey::parse("default/t").unwrap());
+        let moves = || WriteKind::Register(Box::new(Registration::new(id(), new.clone(), "h", 1))).always();
+        let put = |value| WriteKind::PutService(old.clone(), Metadata::from_pairs([("a", value)]).unwrap()).always();
+        let first = plan(
+            &Batch { number: 1, writes: vec![register(1), put("1")], now: 1 },
+            Head::default(),
+            Existing::default(),
+        );
+        let mut rows = Existing::default();
+        for record in first.records {
+            match record {
+                Record::Instance(row) => drop(rows.instances.insert(id(), row)),
+                Record::Service(row) => drop(rows.services.insert(row.key.clone(), row)),
+            }
+        }
+        // Whether the service has a row of its own, and what else the batch does to it.
+        for (has_row, writes, trace) in [
+            (false, vec![moves()], Some(true)),
+            (true, vec![moves()], Some(false)),
+            (true, vec![moves(), put("1")], Some(false)),
+            (true, vec![moves(), put("2")], Some(false)),
+            (false, vec![moves(), deregister()], Some(true)),
+            (false, vec![moves(), register(1)], None),
+        ] {
+            let shown = format!("{has_row} {writes:?}");
+            let instances = rows.instances.clone();
+            let services = if has_row { rows.services.clone() } else { BTreeMap::new() };
+            let existing = Existing { instances, services };
+            let batch = Batch { number: 2, writes, now: 2 };
+            assert_eq!(batch.services_left(&existing).len(), usize::from(!has_row), "{shown}");
+            let committed = plan(&batch, Head { v: Revision(1), ..Head::default() }, existing);
+            let found = committed.records.iter().find_map(|record| match record {
+                Record::Service(row) => Some((row.deleted, row.revision)),
+                Record::Instance(_) => None,
+            });
+            assert_eq!(found, trace.map(|deleted| (deleted, Revision(2))), "{shown}");
         }
     }
 

@@ -11,7 +11,10 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls, Row, Socke
 
 use super::plan::{Existing, plan};
 use super::row::{self, Columns, ISOLATED, Interner, SERVICE_COLUMNS};
-use super::{Batch, BoxFuture, Committed, Head, InstanceRow, Record, ServiceRow, Sink, Store, random};
+use super::{
+    Batch, BoxFuture, Committed, Head, InstanceRow, MOST_NODES, NodeId, NodeRow, Record, Roll, Secret, ServiceRow,
+    Sink, Store, random,
+};
 use crate::error::StoreError;
 use crate::model::{Instance, Revision};
 
@@ -34,6 +37,9 @@ const MIGRATIONS: &[&str] = &[
     "CREATE TABLE registry_writer (id BIGINT PRIMARY KEY, batch BIGINT NOT NULL, rev BIGINT NOT NULL,
                                    mtime BIGINT NOT NULL) WITH (fillfactor = 50);
      CREATE INDEX instance_gone ON instance (rev) WHERE deleted;",
+    "CREATE TABLE registry_node (id BIGINT PRIMARY KEY, address TEXT NOT NULL, judges BOOL NOT NULL, beat BIGINT NOT NULL)
+         WITH (fillfactor = 50);
+     CREATE TABLE registry_secret (one INT PRIMARY KEY CHECK (one = 1), secret TEXT NOT NULL);",
 ];
 
 /// Any number will do, if it is always the same: who holds the lock migrates.
@@ -84,6 +90,7 @@ pub struct Postgres {
     id: i64,
     writer: Mutex<Option<Writer>>,
     reader: Mutex<Option<Client>>,
+    roll: Mutex<Option<Client>>,
     /// Somebody has committed, or the listening connection is gone.
     news: Arc<Notify>,
 }
@@ -118,6 +125,7 @@ impl Postgres {
             id: random(),
             writer: Mutex::new(None),
             reader: Mutex::new(None),
+            roll: Mutex::new(None),
             news: Arc::new(Notify::new()),
         };
         let mut client = store.connect(false).await?;
@@ -236,6 +244,35 @@ impl Postgres {
         Ok(())
     }
 
+    async fn attend(&self, own: Option<&NodeRow>, gone: &[NodeId]) -> Result<Roll, StoreError> {
+        let doing = "calling the roll";
+        let mut slot = self.roll.lock().await;
+        let client = match slot.take().filter(|client| !client.is_closed()) {
+            Some(client) => client,
+            None => self.connect(false).await?,
+        };
+        let attending = async {
+            if let Some(NodeRow { id, address, judges, beat }) = own {
+                let put = "INSERT INTO registry_node (id, address, judges, beat) VALUES ($1, $2, $3, $4)
+                    ON CONFLICT (id) DO UPDATE SET address = excluded.address, judges = excluded.judges, beat = excluded.beat";
+                client.execute(put, &[&id.0, address, judges, beat]).await?;
+            }
+            if !gone.is_empty() {
+                let gone: Vec<i64> = gone.iter().map(|id| id.0).collect();
+                client.execute("DELETE FROM registry_node WHERE id = ANY($1)", &[&gone]).await?;
+            }
+            let secret = client.query_one("SELECT secret FROM registry_secret", &[]).await?;
+            let most = i64::try_from(MOST_NODES).unwrap_or(i64::MAX);
+            let rows = "SELECT id, address, judges, beat FROM registry_node ORDER BY id LIMIT $1";
+            Ok((secret.get::<_, String>(0), client.query(rows, &[&most]).await?))
+        };
+        let (secret, rows) = within(doing, attending).await?.map_err(|e| failed(doing, &e))?;
+        *slot = Some(client);
+        let node =
+            |row: &Row| NodeRow { id: NodeId(row.get(0)), address: row.get(1), judges: row.get(2), beat: row.get(3) };
+        Ok(Roll { nodes: rows.iter().map(node).collect(), secret: Secret::parse(STORE, &secret)? })
+    }
+
     async fn collect(&self, up_to: Revision, before: i64, limit: usize) -> Result<usize, StoreError> {
         let mut client = self.connect(false).await?;
         let (up_to, limit) = (row::column(up_to), i64::try_from(limit).unwrap_or(i64::MAX));
@@ -294,6 +331,14 @@ impl Writer {
         for row in services.map_err(error)? {
             let row = service(&row)?;
             existing.services.insert(row.key.clone(), row);
+        }
+        let left = batch.services_left(&existing);
+        if !left.is_empty() {
+            let left: Vec<&str> = left.iter().map(|key| key.as_str()).collect();
+            for row in self.client.query(&self.services, &[&left]).await.map_err(error)? {
+                let row = service(&row)?;
+                existing.services.insert(row.key.clone(), row);
+            }
         }
         let planned = plan(batch, head, existing);
         if !planned.wrote {
@@ -386,6 +431,10 @@ impl Store for Postgres {
         Box::pin(self.collect(up_to, before, limit))
     }
 
+    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
+        Box::pin(self.attend(own, gone))
+    }
+
     fn changed(&self, _seen: Revision) -> BoxFuture<'_, ()> {
         Box::pin(async {
             // Time may pass without news: then it is looked anyway.
@@ -445,6 +494,7 @@ fn failed(doing: &'static str, error: &tokio_postgres::Error) -> StoreError {
 
 async fn migrate(client: &mut Client, migrations: &[&str]) -> Result<(), StoreError> {
     let known = i64::try_from(migrations.len()).unwrap_or(i64::MAX);
+    let new_secret = Secret::random(STORE)?.text();
     let migrating = async {
         let transaction = client.transaction().await?;
         transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&MIGRATION_LOCK]).await?;
@@ -461,6 +511,8 @@ async fn migrate(client: &mut Client, migrations: &[&str]) -> Result<(), StoreEr
         }
         let first = "INSERT INTO registry_rev (one, v, epoch, gc_floor) VALUES (1, 0, $1, 0) ON CONFLICT DO NOTHING";
         transaction.execute(first, &[&random()]).await?;
+        let secret = "INSERT INTO registry_secret (one, secret) VALUES (1, $1) ON CONFLICT DO NOTHING";
+        transaction.execute(secret, &[&new_secret]).await?;
         transaction.commit().await?;
         Ok(None)
     };

@@ -77,7 +77,7 @@ pub(crate) struct Columns<'a> {
 
 /// Values that many rows share, so that each is in memory once. Starts anew when it has grown past its bound.
 #[derive(Debug, Default)]
-pub(crate) struct Interner {
+pub struct Interner {
     texts: HashSet<Arc<str>, foldhash::fast::RandomState>,
     services: HashSet<ServiceKey, foldhash::fast::RandomState>,
     locations: HashSet<Arc<Location>, foldhash::fast::RandomState>,

@@ -9,7 +9,10 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension as _, Row, TransactionBe
 
 use super::plan::{Existing, plan};
 use super::row::{self, Columns, INSTANCE_COLUMNS, ISOLATED, Interner, SERVICE_COLUMNS};
-use super::{Batch, BoxFuture, Committed, Head, InstanceRow, Record, ServiceRow, Sink, Store, random};
+use super::{
+    Batch, BoxFuture, Committed, Head, InstanceRow, MOST_NODES, NodeId, NodeRow, Record, Roll, Secret, ServiceRow,
+    Sink, Store, random,
+};
 use crate::error::StoreError;
 use crate::model::Revision;
 
@@ -32,7 +35,13 @@ const MIGRATIONS: &[&str] = &[
     "CREATE TABLE registry_writer (id INTEGER PRIMARY KEY, batch INTEGER NOT NULL, rev INTEGER NOT NULL,
                                    mtime INTEGER NOT NULL);
      CREATE INDEX instance_gone ON instance (rev) WHERE deleted;",
+    "CREATE TABLE registry_node (id INTEGER PRIMARY KEY, address TEXT NOT NULL, judges INTEGER NOT NULL,
+                                 beat INTEGER NOT NULL);
+     CREATE TABLE registry_secret (one INTEGER PRIMARY KEY CHECK (one = 1), secret TEXT NOT NULL);",
 ];
+
+/// The step of the schema that brought `registry_secret`.
+const SECRET_SINCE: i64 = 3;
 
 /// Another process may hold the file for so long before a commit gives up as `Conflict`.
 const BUSY: Duration = Duration::from_secs(5);
@@ -45,6 +54,8 @@ const CHUNK: usize = 512;
 pub struct Sqlite {
     writer: Arc<Mutex<Connection>>,
     reader: Arc<Mutex<Connection>>,
+    /// For the roll of nodes: what is lost of that in a crash of the machine is of no use after it, so it waits for no disk.
+    roll: Arc<Mutex<Connection>>,
     /// What this opening is called in `registry_writer`.
     id: i64,
 }
@@ -60,7 +71,10 @@ impl Sqlite {
             let mut writer = connect(&path)?;
             migrate(&mut writer, MIGRATIONS)?;
             let reader = connect(&path)?;
-            Ok(Sqlite { writer: Arc::new(Mutex::new(writer)), reader: Arc::new(Mutex::new(reader)), id: random() })
+            let roll = connect(&path)?;
+            roll.pragma_update(None, "synchronous", "normal").map_err(|e| failed("opening the file", e))?;
+            let shared = |connection| Arc::new(Mutex::new(connection));
+            Ok(Sqlite { writer: shared(writer), reader: shared(reader), roll: shared(roll), id: random() })
         })
         .await
     }
@@ -121,6 +135,11 @@ impl Store for Sqlite {
     fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>> {
         let connection = Arc::clone(&self.writer);
         Box::pin(blocking("collecting tombstones", move || collect(&mut lock(&connection), up_to, before, limit)))
+    }
+
+    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
+        let (connection, own, gone) = (Arc::clone(&self.roll), own.cloned(), gone.to_vec());
+        Box::pin(blocking("calling the roll", move || attend(&mut lock(&connection), own.as_ref(), &gone)))
     }
 
     fn changed(&self, _seen: Revision) -> BoxFuture<'_, ()> {
@@ -187,6 +206,12 @@ fn migrate(connection: &mut Connection, migrations: &[&str]) -> Result<(), Store
     transaction
         .execute("INSERT OR IGNORE INTO registry_rev (one, v, epoch, gc_floor) VALUES (1, 0, ?, 0)", [random()])
         .map_err(error)?;
+    if known >= SECRET_SINCE {
+        let secret = Secret::random(STORE)?.text();
+        transaction
+            .execute("INSERT OR IGNORE INTO registry_secret (one, secret) VALUES (1, ?)", [secret])
+            .map_err(error)?;
+    }
     transaction.commit().map_err(error)
 }
 
@@ -210,7 +235,8 @@ fn commit(connection: &mut Connection, writer: i64, batch: &Batch) -> Result<Com
         let mut one = transaction
             .prepare_cached(&format!("SELECT {SERVICE_COLUMNS} FROM service WHERE id = ?"))
             .map_err(error)?;
-        for key in batch.service_keys() {
+        let left = batch.services_left(&existing);
+        for key in batch.service_keys().into_iter().chain(&left) {
             let mut rows = one.query([key.as_str()]).map_err(error)?;
             if let Some(row) = rows.next().map_err(error)? {
                 existing.services.insert(key.clone(), service(row)?);
@@ -379,6 +405,33 @@ fn service(row: &Row<'_>) -> Result<ServiceRow, StoreError> {
     ServiceRow::decode(STORE, columns().map_err(|e| StoreError::corrupt(STORE, "a row of service", e))?)
 }
 
+fn attend(connection: &mut Connection, own: Option<&NodeRow>, gone: &[NodeId]) -> Result<Roll, StoreError> {
+    let error = |e| failed("calling the roll", e);
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(error)?;
+    if let Some(NodeRow { id, address, judges, beat }) = own {
+        transaction
+            .prepare_cached("INSERT OR REPLACE INTO registry_node (id, address, judges, beat) VALUES (?, ?, ?, ?)")
+            .and_then(|mut s| s.execute(params![id.0, address, judges, beat]))
+            .map_err(error)?;
+    }
+    for node in gone {
+        transaction.execute("DELETE FROM registry_node WHERE id = ?", [node.0]).map_err(error)?;
+    }
+    let roll = || {
+        let secret: String = transaction.query_row("SELECT secret FROM registry_secret", [], |row| row.get(0))?;
+        let mut nodes =
+            transaction.prepare_cached("SELECT id, address, judges, beat FROM registry_node ORDER BY id LIMIT ?")?;
+        let row = |row: &Row<'_>| {
+            Ok(NodeRow { id: NodeId(row.get(0)?), address: row.get(1)?, judges: row.get(2)?, beat: row.get(3)? })
+        };
+        let nodes = nodes.query_map([i64::try_from(MOST_NODES).unwrap_or(i64::MAX)], row)?.collect::<Result<_, _>>()?;
+        Ok((secret, nodes))
+    };
+    let (secret, nodes) = roll().map_err(error)?;
+    transaction.commit().map_err(error)?;
+    Ok(Roll { nodes, secret: Secret::parse(STORE, &secret)? })
+}
+
 fn collect(connection: &mut Connection, up_to: Revision, before: i64, limit: usize) -> Result<usize, StoreError> {
     let error = |e| failed("collecting tombstones", e);
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(error)?;
@@ -432,7 +485,7 @@ mod tests {
         assert_eq!(services, 1);
         old.prepare("SELECT * FROM registry_writer").unwrap();
         let newer = migrate(&mut old, &MIGRATIONS[..1]);
-        assert!(matches!(newer, Err(StoreError::Newer { found: 2, known: 1, .. })), "{newer:?}");
+        assert!(matches!(newer, Err(StoreError::Newer { found: 3, known: 1, .. })), "{newer:?}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use registry::store::{Batch, BoxFuture, Committed, Sink};
+use registry::store::{Batch, BoxFuture, Committed, NodeId, NodeRow, Roll, Sink};
 use registry::{Registry, Revision, Store, StoreError, WriteError};
 
 use super::*;
@@ -35,6 +35,9 @@ impl Store for Lagging {
     }
     fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>> {
         self.0.collect(up_to, before, limit)
+    }
+    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
+        self.0.attend(own, gone)
     }
     fn changed(&self, seen: Revision) -> BoxFuture<'_, ()> {
         self.0.changed(seen)

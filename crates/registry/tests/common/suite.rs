@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use registry::store::{Batch, Committed, Head, Record, Sink, WriteKind};
+use registry::store::{Batch, Committed, Head, NodeId, NodeRow, Record, Sink, WriteKind};
 use registry::{Health, Metadata, Outcome, Registry, Revision, Store, StoreError, WriteError};
 
 use super::*;
@@ -53,6 +53,7 @@ pub(crate) async fn all<F: Future<Output = Result<Arc<dyn Store>, StoreError>>>(
     tombstones(&store).await;
     resolves(&store, &again().await.unwrap()).await;
     two_nodes(&store, &again().await.unwrap()).await;
+    nodes_find_each_other(&store, &again().await.unwrap()).await;
     several_open_at_once(&again).await;
 }
 
@@ -180,6 +181,24 @@ async fn two_nodes(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     for node in nodes.iter().chain([&fresh]) {
         node.shutdown().await;
     }
+}
+
+async fn nodes_find_each_other(store: &Arc<dyn Store>, other: &Arc<dyn Store>) {
+    let row = |id, beat| NodeRow { id: NodeId(id), address: format!("[::1]:{id}"), judges: id == 1, beat };
+    let left = store.attend(None, &[]).await.unwrap().nodes;
+    assert_eq!(left, [], "nodes that were shut down have gone");
+    let revision = read(store, 0).await.head.v;
+    assert_eq!(store.attend(Some(&row(1, 1)), &[]).await.unwrap().nodes, [row(1, 1)]);
+    let roll = other.attend(Some(&row(2, 1)), &[]).await.unwrap();
+    assert_eq!(roll.nodes, [row(1, 1), row(2, 1)]);
+    let again = store.attend(Some(&row(1, 2)), &[]).await.unwrap();
+    assert_eq!(again.nodes, [row(1, 2), row(2, 1)]);
+    assert!(again.secret == roll.secret, "one secret for all");
+    assert!(again.secret.0 != [0; 32]);
+    assert_eq!(format!("{:?}", again.secret), "Secret(…)");
+    assert_eq!(store.attend(None, &[NodeId(2), NodeId(77)]).await.unwrap().nodes, [row(1, 2)]);
+    assert_eq!(other.attend(None, &[NodeId(1)]).await.unwrap().nodes, []);
+    assert_eq!(read(store, 0).await.head.v, revision, "no revision is taken for it");
 }
 
 async fn several_open_at_once<F: Future<Output = Result<Arc<dyn Store>, StoreError>>>(again: &impl Fn() -> F) {

@@ -26,10 +26,28 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
     if registry.listen.is_empty() {
         findings.error("registry.listen", "found \"\", expected host:port");
     }
+    if !registry.peer_listen.is_empty() {
+        match parse_address(&registry.peer_listen, true) {
+            Ok(Host::Unix) | Err(_) => {
+                findings.error("registry.peer_listen", format!("found {:?}, expected host:port", registry.peer_listen))
+            }
+            Ok(_) => {}
+        }
+    }
+    if registry.peer_advertise.contains(char::is_whitespace) || registry.peer_advertise.contains('/') {
+        let found = &registry.peer_advertise;
+        findings.error("registry.peer_advertise", format!("found {found:?}, expected host or host:port"));
+    }
     let store = &registry.store.0;
     let known = ["sqlite:", "postgres://", "postgresql://", "mysql://"];
     if !known.iter().any(|kind| store.starts_with(kind) && store.len() > kind.len()) {
         findings.error("registry.store", "found another kind, expected sqlite:FILE, postgres://… or mysql://…");
+    }
+    if store.starts_with("sqlite::memory:") || store.starts_with("sqlite:file:") {
+        findings.error(
+            "registry.store",
+            "found a database in memory, or a URI; expected sqlite:FILE, with the file's path",
+        );
     }
     if registry.node.is_empty() {
         findings.error("registry.node", "found \"\", expected a name");

@@ -215,9 +215,8 @@ impl Call<'_> {
                     };
                     latest.insert((app, instance.id.local().to_owned()), view::instance(instance, action));
                 }
-                Change::Removed { id, service, mtime, .. } => {
-                    let gone = view::gone(id.local(), service.name(), *mtime);
-                    latest.insert((app, id.local().to_owned()), gone);
+                Change::Removed { last, mtime, .. } => {
+                    latest.insert((app, last.id.local().to_owned()), view::gone(last, *mtime));
                 }
                 Change::Service { .. } => {}
             }

@@ -103,26 +103,11 @@ pub(super) fn instance(instance: &Instance, action: &str) -> Value {
     shown
 }
 
-/// What is left to say of an instance that is gone. Clients that know instances by host and port, as eureka-js-client does
-/// where deltas are switched on, do not find it by this; the hash code tells the others that they missed something.
-pub(super) fn gone(id: &str, service: &str, mtime: i64) -> Value {
-    json!({
-        "instanceId": id,
-        "hostName": "",
-        "app": app_name(service),
-        "ipAddr": "",
-        "status": "DOWN",
-        "overriddenstatus": "UNKNOWN",
-        "port": { "$": 0, "@enabled": "false" },
-        "securePort": { "$": 0, "@enabled": "false" },
-        "countryId": 1,
-        "dataCenterInfo": { "@class": DATA_CENTER, "name": "MyOwn" },
-        "metadata": {},
-        "vipAddress": service,
-        "lastUpdatedTimestamp": mtime.to_string(),
-        "lastDirtyTimestamp": mtime.to_string(),
-        "actionType": "DELETED",
-    })
+/// An instance that is gone, as it was: clients find it by its id, or by host and port.
+pub(super) fn gone(last: &Instance, mtime: i64) -> Value {
+    let mut shown = instance(last, "DELETED");
+    shown["lastUpdatedTimestamp"] = mtime.to_string().into();
+    shown
 }
 
 /// An application.

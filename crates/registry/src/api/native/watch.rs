@@ -104,7 +104,7 @@ fn changes(context: &Context, service: &ServiceKey, seen: Revision, now: Revisio
     for change in &list {
         match change {
             Change::Put(instance) => told.put.push(Shown::from(&**instance)),
-            Change::Removed { id, .. } => told.removed.push(id.local()),
+            Change::Removed { last, .. } => told.removed.push(last.id.local()),
             // What is said about the service itself is in its snapshot.
             Change::Service { .. } => return None,
         }

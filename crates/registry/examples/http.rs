@@ -1,0 +1,252 @@
+//! A load generator for a registry that runs, and for etcd: requests of HTTP/1.1 over connections that stay, one at a time each.
+//! `bench/registry` runs it; by hand:
+//!
+//! ```sh
+//! cargo run --release -p registry --example http -- register 127.0.0.1:8632 0 20000 256 8 20
+//! cargo run --release -p registry --example http -- heartbeat 127.0.0.1:8632 0 20000 256 5
+//! cargo run --release -p registry --example http -- discover 127.0.0.1:8632 256 5
+//! cargo run --release -p registry --example http -- visible 127.0.0.1:8632 127.0.0.1:8632 500
+//! cargo run --release -p registry --example http -- etcd 127.0.0.1:2379 0 20000 256 8 20
+//! ```
+//!
+//! The last line is JSON: operations, seconds, the rate, and latencies in ms.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+/// Instances are spread over so many services.
+const SERVICES: usize = 100;
+
+struct Connection {
+    stream: TcpStream,
+    buffer: BytesMut,
+}
+
+impl Connection {
+    async fn open(address: &str) -> Connection {
+        let stream = TcpStream::connect(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        Connection { stream, buffer: BytesMut::with_capacity(16 * 1024) }
+    }
+
+    /// Sends a request and reads its answer: the status, and the body if it is `wanted`.
+    async fn ask(&mut self, request: &[u8], wanted: bool) -> (u16, String) {
+        self.stream.write_all(request).await.unwrap();
+        let end = loop {
+            if let Some(end) = self.buffer.windows(4).position(|four| four == b"\r\n\r\n") {
+                break end + 4;
+            }
+            assert!(self.stream.read_buf(&mut self.buffer).await.unwrap() > 0, "the server closed a connection");
+        };
+        let head = self.buffer.split_to(end);
+        let head = std::str::from_utf8(&head).unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let mut length = None;
+        for line in head.lines() {
+            if let Some((name, value)) = line.split_once(':')
+                && name.eq_ignore_ascii_case("content-length")
+            {
+                length = value.trim().parse::<usize>().ok();
+            }
+        }
+        let length = if status == 204 { 0 } else { length.unwrap_or_else(|| panic!("no length: {head}")) };
+        while self.buffer.len() < length {
+            assert!(self.stream.read_buf(&mut self.buffer).await.unwrap() > 0, "the server closed a connection");
+        }
+        let body = self.buffer.split_to(length);
+        (status, if wanted { String::from_utf8_lossy(&body).into_owned() } else { String::new() })
+    }
+}
+
+fn request(method: &str, path: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!("{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}")
+        .into_bytes()
+}
+
+/// Entries of `bytes` each, key and value. Half of the values repeat, the other half are the instance's own.
+fn metadata(n: usize, entries: usize, bytes: usize) -> String {
+    let mut json = String::from("{");
+    for e in 0..entries {
+        let length = bytes.saturating_sub(9).max(10);
+        let value = if e % 2 == 0 { format!("shared{:04}", (n + e) % 50) } else { format!("u{n:09}") };
+        let value = value.repeat(length.div_ceil(value.len()));
+        let _ = write!(json, "{}\"key-{e:05}\":\"{}\"", if e > 0 { "," } else { "" }, &value[..length]);
+    }
+    json.push('}');
+    json
+}
+
+fn instance(n: usize, entries: usize, bytes: usize) -> String {
+    let (a, b, c) = (n >> 16 & 255, n >> 8 & 255, n & 255);
+    format!(
+        "{{\"host\":\"10.{a}.{b}.{c}\",\"port\":8080,\"protocol\":\"grpc\",\"version\":\"1.0.0\",\
+         \"check\":{{\"type\":\"ttl\",\"ttl\":\"1h\"}},\"metadata\":{}}}",
+        metadata(n, entries, bytes)
+    )
+}
+
+fn register(n: usize, entries: usize, bytes: usize) -> Vec<u8> {
+    let path = format!("/v1/namespaces/default/services/service-{:03}/instances/i{n:08}", n % SERVICES);
+    request("PUT", &path, &instance(n, entries, bytes))
+}
+
+/// `clients` at a time ask until `next` gives nothing more; what `make` gives are the requests of one operation.
+async fn run(
+    address: &str,
+    clients: usize,
+    next: impl Fn() -> Option<usize> + Send + Sync + 'static,
+    make: impl Fn(usize) -> Vec<Vec<u8>> + Send + Sync + 'static,
+) {
+    let (next, make) = (Arc::new(next), Arc::new(make));
+    let mut connections = Vec::new();
+    for _ in 0..clients {
+        connections.push(Connection::open(address).await);
+    }
+    let begun = Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for mut connection in connections {
+        let (next, make) = (Arc::clone(&next), Arc::clone(&make));
+        tasks.spawn(async move {
+            let mut times = Vec::new();
+            while let Some(n) = next() {
+                let requests = make(n);
+                let began = Instant::now();
+                for request in requests {
+                    let (status, body) = connection.ask(&request, false).await;
+                    assert!((200..300).contains(&status), "{status} {body}");
+                }
+                times.push(began.elapsed());
+            }
+            times
+        });
+    }
+    let times: Vec<Duration> = tasks.join_all().await.into_iter().flatten().collect();
+    report(times, begun.elapsed());
+}
+
+fn report(mut times: Vec<Duration>, elapsed: Duration) {
+    times.sort_unstable();
+    let count = times.len();
+    let at = |share: f64| times[((count as f64 * share) as usize).min(count - 1)].as_secs_f64() * 1e3;
+    let seconds = elapsed.as_secs_f64();
+    println!(
+        "{{\"operations\":{count},\"seconds\":{seconds:.3},\"rate\":{:.1},\"p50\":{:.3},\"p99\":{:.3}}}",
+        count as f64 / seconds,
+        at(0.5),
+        at(0.99)
+    );
+}
+
+/// Numbers from `first` on, `count` of them.
+fn counted(first: usize, count: usize) -> impl Fn() -> Option<usize> {
+    let taken = AtomicUsize::new(0);
+    move || Some(taken.fetch_add(1, Ordering::Relaxed)).filter(|n| *n < count).map(|n| first + n)
+}
+
+/// Numbers from `first` to `first + count`, over and over, for so long.
+fn timed(first: usize, count: usize, seconds: usize) -> impl Fn() -> Option<usize> {
+    let (taken, end) = (AtomicUsize::new(0), Instant::now() + Duration::from_secs(seconds as u64));
+    move || (Instant::now() < end).then(|| first + taken.fetch_add(1, Ordering::Relaxed) % count)
+}
+
+/// From sending a registration at one address to the answer of a blocking query at the other, one at a time.
+async fn visible(write: &str, watch: &str, count: usize) {
+    let (mut writer, mut watcher) = (Connection::open(write).await, Connection::open(watch).await);
+    let service = "/v1/namespaces/default/services/visible/instances";
+    let revision = |body: &str| {
+        let after = body.split("\"revision\":").nth(1)?;
+        after.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok()
+    };
+    // Each run writes what no other wrote: what is there already is no news.
+    let salt = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() as usize % 1_000_000_000;
+    let (begun, mut times) = (Instant::now(), Vec::new());
+    let first = request("PUT", &format!("{service}/first"), &instance(salt, 8, 20));
+    let written = revision(&writer.ask(&first, true).await.1).expect("a revision");
+    let there = request("GET", &format!("{service}?after={}&wait=10s", written - 1), "");
+    let mut seen = revision(&watcher.ask(&there, true).await.1).expect("a revision");
+    for n in 0..count {
+        let wait = request("GET", &format!("{service}?after={seen}&wait=10s"), "");
+        let waiting = tokio::spawn(async move {
+            let (_, body) = watcher.ask(&wait, true).await;
+            (watcher, Instant::now(), body)
+        });
+        // The watcher's request is there before the registration is: give it the time of one.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        let put = request("PUT", &format!("{service}/v{:02}", n % 16), &instance(salt + n, 8, 20));
+        let began = Instant::now();
+        let (status, _) = writer.ask(&put, false).await;
+        assert!((200..300).contains(&status));
+        let (back, ended, body) = waiting.await.unwrap();
+        watcher = back;
+        times.push(ended.saturating_duration_since(began));
+        seen = revision(&body).unwrap_or(seen);
+    }
+    report(times, begun.elapsed());
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |n: usize| arguments.get(n).and_then(|a| a.parse::<usize>().ok()).expect("a number");
+    let (what, address) = (arguments[0].as_str(), arguments[1].as_str());
+    match what {
+        "register" => {
+            let (first, count, clients, entries, bytes) = (number(2), number(3), number(4), number(5), number(6));
+            run(address, clients, counted(first, count), move |n| vec![register(n, entries, bytes)]).await;
+        }
+        "heartbeat" => {
+            let (first, count, clients, seconds) = (number(2), number(3), number(4), number(5));
+            run(address, clients, timed(first, count, seconds), |n| {
+                vec![request("PUT", &format!("/v1/namespaces/default/instances/i{n:08}/heartbeat"), "")]
+            })
+            .await;
+        }
+        "heartbeats" => {
+            // Many instances a request: what an agent that speaks for others sends.
+            let (first, count, clients, seconds, each) = (number(2), number(3), number(4), number(5), number(6));
+            run(address, clients, timed(0, count / each, seconds), move |n| {
+                let ids: Vec<String> = (0..each).map(|i| format!("\"i{:08}\"", first + n * each + i)).collect();
+                let body = format!("{{\"ids\":[{}]}}", ids.join(","));
+                vec![request("POST", "/v1/namespaces/default/heartbeats", &body)]
+            })
+            .await;
+        }
+        "discover" => {
+            let (clients, seconds) = (number(2), number(3));
+            run(address, clients, timed(0, SERVICES, seconds), |n| {
+                vec![request("GET", &format!("/v1/namespaces/default/services/service-{n:03}/instances"), "")]
+            })
+            .await;
+        }
+        "visible" => visible(address, &arguments[2], number(3)).await,
+        "etcd" => {
+            // A lease, and the instance under it, as etcd's clients register; through its HTTP gateway.
+            let (first, count, clients, entries, bytes) = (number(2), number(3), number(4), number(5), number(6));
+            run(address, clients, counted(first, count), move |n| {
+                let encode = |text: String| base64::engine::general_purpose::STANDARD.encode(text);
+                let key = encode(format!("/services/service-{:03}/i{n:08}", n % SERVICES));
+                let value = encode(instance(n, entries, bytes));
+                let id = n + 1;
+                vec![
+                    request("POST", "/v3/lease/grant", &format!("{{\"TTL\":\"3600\",\"ID\":\"{id}\"}}")),
+                    request(
+                        "POST",
+                        "/v3/kv/put",
+                        &format!("{{\"key\":\"{key}\",\"value\":\"{value}\",\"lease\":\"{id}\"}}"),
+                    ),
+                ]
+            })
+            .await;
+        }
+        other => panic!("{other}: expected register, heartbeat, heartbeats, discover, visible or etcd"),
+    }
+}

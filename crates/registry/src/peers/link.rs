@@ -1,0 +1,244 @@
+//! A connection to another node, kept up: what this node says there, and the answers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+
+use super::Contact;
+use super::wire::{self, Channel, Direction, Handshake, Introduced, Message, PeerError};
+use crate::registry::Inner;
+use crate::store::{Interner, NodeRow};
+
+/// What may wait to be said; what finds no room is not said: the store has it too.
+const SAYINGS: usize = 256;
+/// Questions without an answer.
+const QUESTIONS: usize = 1024;
+/// Until the peers know each other.
+pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
+/// A message may take so long to be taken.
+const WRITE: Duration = Duration::from_secs(5);
+/// Each side says something at least so often, …
+const NEWS: Duration = Duration::from_secs(1);
+/// … and who says nothing for so long is gone.
+pub(super) const SILENCE: Duration = Duration::from_secs(5);
+/// Between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(4);
+
+/// A peer. Dropped, the connection ends.
+pub(super) struct Link {
+    pub(super) row: NodeRow,
+    pub(super) contact: Arc<Contact>,
+    sayings: mpsc::Sender<Saying>,
+    task: AbortHandle,
+}
+
+type Answers = oneshot::Sender<Vec<Option<u32>>>;
+
+struct Saying {
+    body: Bytes,
+    question: Option<(u64, Answers)>,
+}
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Ended {
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    #[error("{0}")]
+    Peer(#[from] PeerError),
+    #[error("nothing for {0:?}")]
+    Late(Duration),
+    #[error("the secret of the store is not known yet")]
+    Secret,
+}
+
+impl Link {
+    /// Says `body`, if there is room. Whether there was.
+    pub(super) fn say(&self, body: Bytes) -> bool {
+        self.sayings.try_send(Saying { body, question: None }).is_ok()
+    }
+
+    /// Asks; `None` if the peer cannot be asked now.
+    pub(super) fn ask(&self, number: u64, body: Bytes) -> Option<oneshot::Receiver<Vec<Option<u32>>>> {
+        let (answer, answered) = oneshot::channel();
+        let saying = Saying { body, question: Some((number, answer)) };
+        (self.contact.is_connected() && self.sayings.try_send(saying).is_ok()).then_some(answered)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Begins to keep up a connection to `row`. `now`: milliseconds since the node's start.
+pub(super) fn start(inner: &Arc<Inner>, row: NodeRow, now: u64) -> Link {
+    let contact = Arc::new(Contact::default());
+    contact.heard.store(now, Ordering::Relaxed);
+    let (sayings, queue) = mpsc::channel(SAYINGS);
+    let task = tokio::spawn(run(Arc::clone(inner), row.clone(), queue, Arc::clone(&contact))).abort_handle();
+    Link { row, contact, sayings, task }
+}
+
+async fn run(inner: Arc<Inner>, row: NodeRow, mut queue: mpsc::Receiver<Saying>, contact: Arc<Contact>) {
+    let mut pause = PAUSE;
+    let mut last = String::new();
+    loop {
+        let ended = match tokio::time::timeout(HANDSHAKE, connect(&inner, &row)).await {
+            Err(_) => Ended::Late(HANDSHAKE),
+            Ok(Err(error)) => error,
+            Ok(Ok((stream, channel))) => {
+                // What was said while nobody listened is old.
+                while queue.try_recv().is_ok() {}
+                contact.heard.store(inner.peers.now(), Ordering::Relaxed);
+                contact.connected.store(true, Ordering::Release);
+                contact.failed.store(false, Ordering::Relaxed);
+                tracing::debug!(node = row.id.0, address = row.address, "connected to another node");
+                (pause, last) = (PAUSE, String::new());
+                let Err(ended) = talk(&inner, stream, channel, &mut queue, &contact).await;
+                contact.connected.store(false, Ordering::Release);
+                ended
+            }
+        };
+        contact.failed.store(true, Ordering::Relaxed);
+        inner.peers.contacts.notify_one();
+        let reason = ended.to_string();
+        if reason != last {
+            tracing::warn!(node = row.id.0, address = row.address, "another node cannot be reached: {reason}");
+            last = reason;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+async fn connect(inner: &Inner, row: &NodeRow) -> Result<(TcpStream, Channel), Ended> {
+    let mut stream = TcpStream::connect(&row.address).await?;
+    stream.set_nodelay(true)?;
+    let mut greeting = [0; wire::GREETING];
+    stream.read_exact(&mut greeting).await?;
+    let (introduction, introduced): (Bytes, Introduced) = handshake(inner)?.introduction(&greeting)?;
+    stream.write_all(&introduction).await?;
+    let mut welcome = [0; wire::WELCOME];
+    stream.read_exact(&mut welcome).await?;
+    let channel = introduced.welcomed(&welcome, row.id)?;
+    Ok((stream, channel))
+}
+
+/// This node's side of a hand-shake.
+pub(super) fn handshake(inner: &Inner) -> Result<Handshake, Ended> {
+    let secret = inner.peers.secret.get().ok_or(Ended::Secret)?;
+    let mut nonce = [0; 16];
+    getrandom::fill(&mut nonce).map_err(|error| std::io::Error::other(error.to_string()))?;
+    Ok(Handshake::new(secret, inner.peers.own, nonce)?)
+}
+
+async fn talk(
+    inner: &Inner,
+    stream: TcpStream,
+    channel: Channel,
+    queue: &mut mpsc::Receiver<Saying>,
+    contact: &Contact,
+) -> Result<std::convert::Infallible, Ended> {
+    let (read, write) = stream.into_split();
+    let (mut frames, mut voice) = (Frames::new(read, channel.receive), Voice { write, direction: channel.send });
+    let mut interner = Interner::default();
+    let mut questions: HashMap<u64, Answers> = HashMap::new();
+    let mut ticks = tokio::time::interval(NEWS);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            frame = tokio::time::timeout(SILENCE, frames.next()) => {
+                let body = frame.map_err(|_| Ended::Late(SILENCE))??;
+                contact.heard.store(inner.peers.now(), Ordering::Relaxed);
+                match Message::read(&body, &mut interner)? {
+                    Message::Answer { number, silence } => {
+                        if let Some(answer) = questions.remove(&number) {
+                            // Whoever asked may have given up.
+                            let _ = answer.send(silence);
+                        }
+                    }
+                    Message::News { epoch, revision } => inner.told(epoch, revision),
+                    Message::Question { .. } | Message::Committed { .. } => return Err(PeerError::Malformed.into()),
+                }
+            }
+            saying = queue.recv() => {
+                // The link holds the other end, and ends this task when it goes.
+                let Some(Saying { body, question }) = saying else { std::future::pending().await };
+                if let Some((number, answer)) = question {
+                    questions.retain(|_, answer| !answer.is_closed());
+                    if questions.len() >= QUESTIONS {
+                        continue;
+                    }
+                    questions.insert(number, answer);
+                }
+                voice.say(&body).await?;
+            }
+            _ = ticks.tick() => voice.say(&inner.news()).await?,
+        }
+    }
+}
+
+/// The sending half.
+pub(super) struct Voice {
+    pub(super) write: OwnedWriteHalf,
+    pub(super) direction: Direction,
+}
+
+impl Voice {
+    pub(super) async fn say(&mut self, body: &[u8]) -> Result<(), Ended> {
+        let (length, tag) = self.direction.seal(body);
+        let write = async {
+            // Large bodies are not copied for the sake of one system call.
+            if body.len() <= 8192 {
+                self.write.write_all(&[&length, body, &tag].concat()).await
+            } else {
+                self.write.write_all(&length).await?;
+                self.write.write_all(body).await?;
+                self.write.write_all(&tag).await
+            }
+        };
+        Ok(tokio::time::timeout(WRITE, write).await.map_err(|_| Ended::Late(WRITE))??)
+    }
+}
+
+/// The receiving half. A read may be given up at any time: what has come stays.
+pub(super) struct Frames {
+    read: OwnedReadHalf,
+    buffer: BytesMut,
+    direction: Direction,
+}
+
+impl Frames {
+    pub(super) fn new(read: OwnedReadHalf, direction: Direction) -> Frames {
+        Frames { read, buffer: BytesMut::new(), direction }
+    }
+
+    pub(super) async fn next(&mut self) -> Result<Bytes, Ended> {
+        loop {
+            if let Some(length) = self.buffer.first_chunk::<4>() {
+                let whole = Direction::announced(*length)?;
+                if self.buffer.len() >= 4 + whole {
+                    let mut frame = self.buffer.split_to(4 + whole).freeze();
+                    let _ = frame.split_to(4);
+                    return Ok(self.direction.open(frame)?);
+                }
+            }
+            // Room grows with what has come, not with what was announced.
+            self.buffer.reserve(16 * 1024);
+            if self.read.read_buf(&mut self.buffer).await? == 0 {
+                return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Who else is there, and who judges what. Pure: a roll call goes in, what it means comes out.
+//!
+//! A node counts its beats in the store. Whoever calls the roll sees them rise, or not: no clocks are compared, and while the
+//! store cannot be read nobody is found to be missing.
+
+use std::collections::BTreeMap;
+
+use crate::model::InstanceId;
+use crate::store::{NodeId, NodeRow};
+
+/// Roll calls in a row at which a node's beat has not moved, after which it is lost. A node gives a beat at each call.
+pub(crate) const LOST: u32 = 4;
+/// The same, after which its row is removed from the store.
+const FORGOTTEN: u32 = 30;
+
+/// The other nodes, as this one sees them.
+#[derive(Debug, Default)]
+pub(crate) struct Members {
+    others: BTreeMap<NodeId, Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    row: NodeRow,
+    unmoved: u32,
+}
+
+/// What a roll call has changed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct News {
+    pub(crate) joined: Vec<NodeId>,
+    /// What they alone knew is not known any more.
+    pub(crate) lost: Vec<NodeId>,
+}
+
+impl Members {
+    /// Takes what was read. `counts`: whether it is one of the regular calls, between which beats move.
+    pub(crate) fn called(&mut self, own: NodeId, rows: Vec<NodeRow>, counts: bool) -> News {
+        let mut news = News::default();
+        let mut before = std::mem::take(&mut self.others);
+        for row in rows {
+            if row.id == own {
+                continue;
+            }
+            let known = match before.remove(&row.id) {
+                None => {
+                    news.joined.push(row.id);
+                    Known { row, unmoved: 0 }
+                }
+                Some(known) if known.row.beat != row.beat => {
+                    if known.unmoved >= LOST {
+                        news.joined.push(row.id);
+                    }
+                    Known { row, unmoved: 0 }
+                }
+                Some(known) if !counts => known,
+                Some(known) => {
+                    let unmoved = known.unmoved.saturating_add(1);
+                    if unmoved == LOST {
+                        news.lost.push(row.id);
+                    }
+                    Known { row, unmoved }
+                }
+            };
+            self.others.insert(known.row.id, known);
+        }
+        // Whoever leaves takes its row away.
+        news.lost.extend(before.into_iter().filter(|(_, known)| known.unmoved < LOST).map(|(id, _)| id));
+        news
+    }
+
+    /// Those that are not lost.
+    pub(crate) fn live(&self) -> impl Iterator<Item = &NodeRow> {
+        self.others.values().filter(|known| known.unmoved < LOST).map(|known| &known.row)
+    }
+
+    /// Those whose rows may go. One that comes back nevertheless makes a new row.
+    pub(crate) fn forgotten(&self) -> Vec<NodeId> {
+        let forgotten = self.others.iter().filter(|(_, known)| known.unmoved >= FORGOTTEN);
+        forgotten.map(|(id, _)| *id).collect()
+    }
+}
+
+/// Which of `nodes` judges the instance: rendezvous hashing. When a node goes only its own instances get another owner, and each
+/// other node gets an equal share of them.
+pub(crate) fn owner(nodes: &[NodeId], id: &InstanceId) -> Option<NodeId> {
+    // FNV-1a of the text, the same on all nodes and in all versions.
+    let text = id
+        .as_str()
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    nodes.iter().copied().max_by_key(|node| (mix(text ^ mix(node.0 as u64)), *node))
+}
+
+/// The finish of SplitMix64: every bit of the input decides about every bit of the result.
+fn mix(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn row(id: i64, beat: i64) -> NodeRow {
+        NodeRow { id: NodeId(id), address: format!("h{id}:1"), judges: true, beat }
+    }
+
+    fn ids(ids: &[i64]) -> Vec<NodeId> {
+        ids.iter().map(|id| NodeId(*id)).collect()
+    }
+
+    /// Roll calls one after the other; each with the rows (id, beat) and who is then said to have joined and to be lost.
+    #[test]
+    fn roll_calls() {
+        type Call<'a> = (&'a [(i64, i64)], &'a [i64], &'a [i64]);
+        let cases: &[&[Call<'_>]] = &[
+            // Only itself.
+            &[(&[(1, 1)], &[], &[]), (&[(1, 2)], &[], &[])],
+            // One joins, and leaves.
+            &[
+                (&[(1, 1), (2, 7)], &[2], &[]),
+                (&[(1, 2), (2, 8)], &[], &[]),
+                (&[(1, 3)], &[], &[2]),
+                (&[(1, 4)], &[], &[]),
+            ],
+            // One falls silent, and comes back: also one whose beats began anew.
+            &[
+                (&[(2, 7)], &[2], &[]),
+                (&[(2, 7)], &[], &[]),
+                (&[(2, 7)], &[], &[]),
+                (&[(2, 7)], &[], &[]),
+                (&[(2, 7)], &[], &[2]),
+                (&[(2, 7)], &[], &[]),
+                (&[(2, 3)], &[2], &[]),
+                (&[(2, 4)], &[], &[]),
+            ],
+            // Silent for a while only.
+            &[
+                (&[(2, 7)], &[2], &[]),
+                (&[(2, 7)], &[], &[]),
+                (&[(2, 7)], &[], &[]),
+                (&[(2, 8)], &[], &[]),
+                (&[(2, 8)], &[], &[]),
+                (&[(2, 8)], &[], &[]),
+            ],
+            // Lost, then its row is taken away: lost once.
+            &[
+                (&[(2, 7)], &[2], &[]),
+                (&[(2, 7)], &[], &[]),
+                (&[(2, 7)], &[], &[]),
+                (&[(2, 7)], &[], &[]),
+                (&[(2, 7)], &[], &[2]),
+                (&[], &[], &[]),
+            ],
+        ];
+        for (case, calls) in cases.iter().enumerate() {
+            let mut members = Members::default();
+            for (n, (rows, joined, lost)) in calls.iter().enumerate() {
+                let rows = rows.iter().map(|(id, beat)| row(*id, *beat)).collect();
+                let news = members.called(NodeId(1), rows, true);
+                assert_eq!(news, News { joined: ids(joined), lost: ids(lost) }, "case {case}, call {n}");
+            }
+        }
+    }
+
+    #[test]
+    fn who_is_silent_for_long_is_forgotten() {
+        let mut members = Members::default();
+        for call in 0..=FORGOTTEN {
+            assert!(members.forgotten().is_empty(), "call {call}");
+            members.called(NodeId(1), vec![row(2, 7), row(3, i64::from(call))], true);
+            let between = members.called(NodeId(1), vec![row(2, 7), row(3, i64::from(call))], false);
+            assert_eq!(between, News::default());
+        }
+        assert_eq!(members.forgotten(), ids(&[2]));
+        assert_eq!(members.live().map(|row| row.id).collect::<Vec<_>>(), ids(&[3]));
+    }
+
+    #[test]
+    fn shares_are_equal_and_only_those_of_a_lost_node_move() {
+        let nodes = ids(&[11, 12, 13, 14]);
+        let instances: Vec<InstanceId> =
+            (0..20_000).map(|n| InstanceId::parse(&format!("default/instance-{n}")).unwrap()).collect();
+        let mut counts = [0; 4];
+        let mut moved = [0; 4];
+        for id in &instances {
+            let before = owner(&nodes, id).unwrap();
+            counts[usize::try_from(before.0 - 11).unwrap()] += 1;
+            let after = owner(&nodes[1..], id).unwrap();
+            if before == nodes[0] {
+                moved[usize::try_from(after.0 - 11).unwrap()] += 1;
+            } else {
+                assert_eq!(before, after, "{id:?} had no reason to move");
+            }
+        }
+        assert!(counts.iter().all(|count| (4500..5500).contains(count)), "{counts:?}");
+        assert!(moved[1..].iter().all(|count| (1400..1950).contains(count)), "{moved:?}");
+        assert_eq!(owner(&[], &instances[0]), None);
+        let mut reversed = nodes.clone();
+        reversed.reverse();
+        assert_eq!(owner(&nodes, &instances[0]), owner(&reversed, &instances[0]), "whatever the order");
+    }
+}

@@ -1,0 +1,350 @@
+//! The other nodes on the same store.
+//!
+//! ```text
+//!  store ◀─ a beat each second, and the roll ─▶ members ─▶ view: who is live, who owns what
+//!  batch writer ── its commits ──────▶ link ═══▶ serve ─▶ applier, where they follow directly
+//!  expiry: "heard of these?" ────────▶ link ═══▶ serve ─▶ leases
+//! ```
+//!
+//! Any node takes a heartbeat and notes it; nothing is forwarded. The one that owns an instance (rendezvous hashing) judges it,
+//! and before it does it asks all others for how long they have not heard of it. So a beat costs its node a look-up, an instance
+//! one question a time to live, and nobody expires because two nodes saw different members. What a node alone knew goes with
+//! it: when one is lost, every lease gets one time to live more.
+//!
+//! # Invariants
+//!
+//! - No clocks are compared: beats are counted, silence is told as a duration.
+//! - Nobody is judged while a live node has not answered, unless it has not been reached for [`UNREACHABLE`].
+//! - What a peer sends is applied only where it follows directly on what is here; otherwise the store is read.
+//! - Nothing waits for a peer but the judging of silence, and that not for long.
+
+mod link;
+mod members;
+mod serve;
+pub mod wire;
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use self::link::Link;
+use self::members::Members;
+use crate::error::{OpenError, StoreError};
+use crate::model::{InstanceId, Revision};
+use crate::registry::Inner;
+use crate::settings::PeerSettings;
+use crate::status::{PeerStatus, add};
+use crate::store::{MOST_NODES, NodeId, NodeRow, Record, Roll, Secret};
+
+/// How often a node tells that it lives, and looks who else does.
+const ROLL_CALL: Duration = Duration::from_secs(1);
+/// A node that lives as far as the store says, and has not been reached for so long, is not asked any more.
+pub(crate) const UNREACHABLE: Duration = Duration::from_secs(15);
+/// An answer may take so long.
+const ANSWER: Duration = Duration::from_secs(2);
+/// Becoming known to the others may take so long.
+const INTRODUCTION: Duration = Duration::from_secs(2);
+/// Leaving may take so long.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// The other nodes, and this one among them.
+pub(crate) struct Peers {
+    own: NodeId,
+    address: String,
+    judges: bool,
+    began: Instant,
+    secret: OnceLock<Secret>,
+    view: ArcSwap<View>,
+    links: Mutex<HashMap<NodeId, Link>>,
+    /// Live, and not to be reached.
+    shunned: Mutex<BTreeSet<NodeId>>,
+    members: tokio::sync::Mutex<(Members, i64)>,
+    /// Those from which a connection has come.
+    inbound: Mutex<BTreeSet<NodeId>>,
+    /// Somebody called whom the roll does not know yet; or there is news about who can be reached.
+    unknown: Notify,
+    contacts: Notify,
+    questions: AtomicU64,
+}
+
+/// Who judges: those that live, this one included if it does.
+#[derive(Debug, Default)]
+struct View {
+    judges: Vec<NodeId>,
+}
+
+/// What is known of how a peer can be reached; shared with its link.
+#[derive(Debug, Default)]
+pub(crate) struct Contact {
+    connected: AtomicBool,
+    /// Connecting to it has failed, or the connection has ended, at least once.
+    failed: AtomicBool,
+    /// Milliseconds since the node's start, when it was heard last.
+    heard: AtomicU64,
+}
+
+impl Peers {
+    /// Binds where others reach this node.
+    pub(crate) async fn bind(settings: &PeerSettings, judges: bool) -> Result<(Peers, TcpListener), OpenError> {
+        let failed = |error: std::io::Error| OpenError::Peers { address: settings.listen, reason: error.to_string() };
+        let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;
+        let bound = listener.local_addr().map_err(failed)?;
+        let address = match settings.advertise.as_str() {
+            "" => SocketAddr::new(reachable(bound.ip()), bound.port()).to_string(),
+            host if host.parse::<SocketAddr>().is_ok()
+                || host.rsplit_once(':').is_some_and(|(_, p)| p.parse::<u16>().is_ok()) =>
+            {
+                host.to_owned()
+            }
+            host => format!("{host}:{}", bound.port()),
+        };
+        let peers = Peers {
+            own: NodeId(crate::store::random()),
+            address,
+            judges,
+            began: Instant::now(),
+            secret: OnceLock::new(),
+            view: ArcSwap::from_pointee(View { judges: Vec::new() }),
+            links: Mutex::default(),
+            shunned: Mutex::default(),
+            members: tokio::sync::Mutex::default(),
+            inbound: Mutex::default(),
+            unknown: Notify::new(),
+            contacts: Notify::new(),
+            questions: AtomicU64::new(0),
+        };
+        Ok((peers, listener))
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Whether this node judges the instance.
+    pub(crate) fn owns(&self, id: &InstanceId) -> bool {
+        match self.view.load().judges.as_slice() {
+            [] => false,
+            [only] => *only == self.own,
+            judges => members::owner(judges, id) == Some(self.own),
+        }
+    }
+
+    /// Tells the others what was committed.
+    pub(crate) fn push(&self, inner: &Inner, epoch: i64, revision: Revision, records: &[Record]) {
+        let links = lock(&self.links);
+        let mut body = None;
+        for link in links.values().filter(|link| link.contact.is_connected()) {
+            let body = body.get_or_insert_with(|| wire::committed(epoch, revision, records));
+            add(&inner.counters.pushed, u64::from(link.say(body.clone())));
+        }
+    }
+
+    /// Whether all who live are connected to: then whatever they commit is heard of at once.
+    pub(crate) fn all_reached(&self) -> bool {
+        lock(&self.links).values().all(|link| link.contact.is_connected())
+    }
+
+    /// A connection from `id` has come.
+    fn called_by(&self, id: NodeId) {
+        lock(&self.inbound).insert(id);
+        if !lock(&self.links).contains_key(&id) {
+            self.unknown.notify_one();
+        }
+        self.contacts.notify_one();
+    }
+
+    /// Whether each of the others that can be reached has called: from then on they ask this node too.
+    fn is_known(&self) -> bool {
+        let inbound = lock(&self.inbound);
+        let links = lock(&self.links);
+        links.iter().all(|(id, link)| inbound.contains(id) || link.contact.failed.load(Ordering::Relaxed))
+    }
+
+    /// As the console and metrics show it.
+    pub(crate) fn status(&self) -> Vec<PeerStatus> {
+        let links = lock(&self.links);
+        let mut peers: Vec<PeerStatus> = links
+            .values()
+            .map(|link| PeerStatus { address: link.row.address.clone(), reached: link.contact.is_connected() })
+            .collect();
+        peers.sort_by(|a, b| a.address.cmp(&b.address));
+        peers
+    }
+
+    /// Where the others reach this node.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+}
+
+impl Contact {
+    fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Acquire)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The address by which others reach who listens at `ip`: where that is every address, the one from which this machine would
+/// reach the rest of the world. Sends nothing.
+fn reachable(ip: IpAddr) -> IpAddr {
+    if !ip.is_unspecified() {
+        return ip;
+    }
+    // TEST-NET-1: connecting a datagram socket only looks up the route.
+    let route = || {
+        let socket = std::net::UdpSocket::bind((ip, 0))?;
+        socket.connect("192.0.2.1:9")?;
+        socket.local_addr()
+    };
+    route().map_or(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), |address| address.ip())
+}
+
+/// Calls the roll for the first time, and starts what goes on doing so.
+pub(crate) async fn start(inner: &Arc<Inner>, listener: TcpListener) -> Result<(), StoreError> {
+    call(inner, true).await?;
+    {
+        let mut tasks = lock(&inner.tasks);
+        tasks.spawn(attend(Arc::clone(inner)));
+        tasks.spawn(serve::run(Arc::clone(inner), listener));
+    }
+    let known = async {
+        while !inner.peers.is_known() {
+            inner.peers.contacts.notified().await;
+        }
+    };
+    // Before clients come: a heartbeat that only this node has heard must be asked for.
+    let _ = tokio::time::timeout(INTRODUCTION, known).await;
+    Ok(())
+}
+
+async fn attend(inner: Arc<Inner>) {
+    let mut stop = inner.stop.subscribe();
+    let mut ticks = tokio::time::interval(ROLL_CALL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut failing = false;
+    loop {
+        let turn = async {
+            let counts = tokio::select! {
+                _ = ticks.tick() => true,
+                () = inner.peers.unknown.notified() => false,
+            };
+            call(&inner, counts).await
+        };
+        let result = tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => break,
+            result = turn => result,
+        };
+        match result {
+            Ok(()) => failing = false,
+            Err(error) if !failing => {
+                failing = true;
+                tracing::warn!(store = inner.store.name(), "telling the other nodes of this one: {error}");
+            }
+            Err(_) => {}
+        }
+        shun(&inner);
+    }
+    lock(&inner.peers.links).clear();
+    let own = [inner.peers.own];
+    // Should it fail, the others find out by themselves.
+    let _ = tokio::time::timeout(FAREWELL, inner.store.attend(None, &own)).await;
+}
+
+/// One roll call; `counts` as of [`Members::called`].
+async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
+    let peers = &inner.peers;
+    let mut state = peers.members.lock().await;
+    let (members, beat) = &mut *state;
+    *beat += 1;
+    let row = NodeRow { id: peers.own, address: peers.address.clone(), judges: peers.judges, beat: *beat };
+    let Roll { nodes, secret } = inner.store.attend(Some(&row), &members.forgotten()).await?;
+    let _ = peers.secret.set(secret);
+    let news = members.called(peers.own, nodes, counts);
+    for id in &news.joined {
+        tracing::info!(node = id.0, "another node of the registry is here");
+    }
+    for id in &news.lost {
+        tracing::warn!(node = id.0, "a node of the registry is gone");
+    }
+    if !news.lost.is_empty() {
+        add(&inner.counters.nodes_lost, news.lost.len() as u64);
+        // First: whoever owns more from here on, or asks fewer, finds all leases prolonged.
+        inner.health.grace();
+        let mut inbound = lock(&peers.inbound);
+        inbound.retain(|id| !news.lost.contains(id));
+    }
+    let judges = members.live().filter(|row| row.judges).map(|row| row.id);
+    let judges = judges.chain(peers.judges.then_some(peers.own)).collect();
+    let mut links = lock(&peers.links);
+    links.retain(|id, link| members.live().any(|row| row.id == *id && row.address == link.row.address));
+    for row in members.live().take(MOST_NODES) {
+        links.entry(row.id).or_insert_with(|| link::start(inner, row.clone(), peers.now()));
+    }
+    drop(links);
+    peers.view.store(Arc::new(View { judges }));
+    Ok(())
+}
+
+/// Finds out who lives and cannot be reached.
+fn shun(inner: &Inner) {
+    let peers = &inner.peers;
+    let now = peers.now();
+    let limit = u64::try_from(UNREACHABLE.as_millis()).unwrap_or(u64::MAX);
+    let far = |link: &Link| now.saturating_sub(link.contact.heard.load(Ordering::Relaxed)) > limit;
+    let links = lock(&peers.links);
+    let after: BTreeSet<NodeId> = links.iter().filter(|(_, link)| far(link)).map(|(id, _)| *id).collect();
+    let mut before = lock(&peers.shunned);
+    for id in after.difference(&before) {
+        let address = links.get(id).map_or("", |link| &link.row.address);
+        tracing::warn!(node = id.0, address, "a node lives, by the store, and cannot be reached: judging without it");
+        inner.health.grace();
+    }
+    *before = after;
+}
+
+/// Asks the others how long each of `ids` has been silent, and notes what they say. Whether all who live have answered.
+pub(crate) async fn hear(inner: &Inner, ids: &[InstanceId]) -> bool {
+    let peers = &inner.peers;
+    let mut all = true;
+    for ids in ids.chunks(wire::QUESTION_IDS) {
+        let number = peers.questions.fetch_add(1, Ordering::Relaxed);
+        let answers: Vec<_> = {
+            let (links, shunned) = (lock(&peers.links), lock(&peers.shunned));
+            let asked = links.iter().filter(|(id, _)| !shunned.contains(id));
+            let mut body = None;
+            asked
+                .map(|(_, link)| {
+                    let body = body.get_or_insert_with(|| wire::question(number, ids));
+                    link.ask(number, body.clone())
+                })
+                .collect()
+        };
+        if answers.is_empty() {
+            return true;
+        }
+        add(&inner.counters.asked, ids.len() as u64);
+        let deadline = Instant::now() + ANSWER;
+        for answer in answers {
+            let answer = match answer {
+                Some(answer) => tokio::time::timeout_at(deadline, answer).await.ok().and_then(Result::ok),
+                None => None,
+            };
+            match answer.filter(|silence| silence.len() == ids.len()) {
+                Some(silence) => inner.health.heard_elsewhere(ids, &silence),
+                None => all = false,
+            }
+        }
+    }
+    all
+}

@@ -1,0 +1,90 @@
+//! What other nodes say here: commits to apply, questions to answer.
+
+use std::sync::Arc;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::Duration;
+
+use super::link::{Ended, Frames, HANDSHAKE, SILENCE, Voice, handshake};
+use super::wire::{self, Channel, Message, PeerError};
+use crate::registry::Inner;
+use crate::status::add;
+use crate::store::{Interner, MOST_NODES, NodeId};
+
+/// Two a node: an old connection may still be there when a new one comes.
+const CONNECTIONS: usize = 2 * MOST_NODES;
+
+/// Accepts until the registry stops.
+pub(super) async fn run(inner: Arc<Inner>, listener: TcpListener) {
+    let mut stop = inner.stop.subscribe();
+    // Dropped, it ends all connections.
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let accepted = tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            _ = connections.join_next(), if connections.len() >= CONNECTIONS => continue,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, from)) if connections.len() < CONNECTIONS => {
+                let inner = Arc::clone(&inner);
+                connections.spawn(async move {
+                    let Err(ended) = serve(&inner, stream).await;
+                    tracing::debug!(%from, "a connection of another node ended: {ended}");
+                });
+            }
+            // Too many: closed.
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!("accepting other nodes: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn welcome(inner: &Inner, stream: &mut TcpStream) -> Result<(NodeId, Channel), Ended> {
+    stream.set_nodelay(true)?;
+    let handshake = handshake(inner)?;
+    stream.write_all(&handshake.greeting()).await?;
+    let mut introduction = [0; wire::INTRODUCTION];
+    stream.read_exact(&mut introduction).await?;
+    let (welcome, who, channel) = handshake.welcome(&introduction)?;
+    stream.write_all(&welcome).await?;
+    Ok((who, channel))
+}
+
+async fn serve(inner: &Inner, mut stream: TcpStream) -> Result<std::convert::Infallible, Ended> {
+    let shaken = tokio::time::timeout(HANDSHAKE, welcome(inner, &mut stream)).await;
+    let (who, channel) = shaken.map_err(|_| Ended::Late(HANDSHAKE))??;
+    inner.peers.called_by(who);
+    let (read, write) = stream.into_split();
+    let (mut frames, mut voice) = (Frames::new(read, channel.receive), Voice { write, direction: channel.send });
+    let mut interner = Interner::default();
+    loop {
+        let body = tokio::time::timeout(SILENCE, frames.next()).await.map_err(|_| Ended::Late(SILENCE))??;
+        match Message::read(&body, &mut interner)? {
+            Message::Question { number, ids } => {
+                if let Some(silence) = inner.health.silence(&ids) {
+                    voice.say(&wire::answer(number, &silence)).await?;
+                }
+            }
+            Message::Committed { epoch, revision, records } => {
+                if inner.offer(epoch, revision, records).await {
+                    add(&inner.counters.pushes_applied, 1);
+                } else {
+                    inner.told(epoch, revision);
+                }
+            }
+            Message::News { epoch, revision } => {
+                inner.told(epoch, revision);
+                voice.say(&inner.news()).await?;
+            }
+            Message::Answer { .. } => return Err(PeerError::Malformed.into()),
+        }
+    }
+}

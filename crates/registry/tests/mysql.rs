@@ -1,0 +1,197 @@
+//! The store in MySQL or MariaDB: a real server.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "common/fire.rs"]
+mod fire;
+#[path = "common/suite.rs"]
+mod suite;
+
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::*;
+use mysql_async::prelude::Queryable as _;
+use registry::{Store, StoreError, store};
+
+/// A server in a directory that goes away with it, also when the test panics; at a socket only.
+struct Server {
+    directory: tempfile::TempDir,
+    process: Child,
+}
+
+fn id_of(arguments: &[&str]) -> Option<u32> {
+    let output = Command::new("id").args(arguments).output().ok()?;
+    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+}
+
+/// The account that the server runs as where the test runs as root.
+fn account() -> Option<(u32, u32)> {
+    (id_of(&["-u"]) == Some(0)).then(|| {
+        let accounts = ["mysql", "nobody"];
+        accounts.iter().find_map(|name| Some((id_of(&["-u", name])?, id_of(&["-g", name])?))).unwrap()
+    })
+}
+
+fn command(program: &str, directory: &Path) -> Command {
+    // Debian has the server where a user's PATH does not look.
+    let sbin = Path::new("/usr/sbin").join(program);
+    let mut command = Command::new(if sbin.exists() { sbin } else { program.into() });
+    command.current_dir(directory).arg("--no-defaults").arg(format!("--datadir={}", directory.join("data").display()));
+    // In /tmp servers remove each other's temporary tables.
+    command.arg(format!("--tmpdir={}", directory.display()));
+    if let Some((uid, gid)) = account() {
+        command.gid(gid).uid(uid);
+    }
+    command
+}
+
+impl Server {
+    fn start() -> Server {
+        let directory = tempfile::Builder::new().prefix("kp-registry-").tempdir().unwrap();
+        if let Some((uid, gid)) = account() {
+            std::os::unix::fs::chown(directory.path(), Some(uid), Some(gid)).unwrap();
+        }
+        let mut install = command("mariadb-install-db", directory.path());
+        install.args(["--auth-root-authentication-method=normal", "--skip-test-db"]);
+        let output = install.output().expect("MariaDB is installed");
+        assert!(
+            output.status.success(),
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let log = std::fs::File::create(directory.path().join("log")).unwrap();
+        let mut server = command("mariadbd", directory.path());
+        let socket = directory.path().join("socket");
+        server
+            .arg(format!("--socket={}", socket.display()))
+            .args(["--skip-networking", "--innodb-flush-log-at-trx-commit=0"]);
+        let process = server.stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        let mut server = Server { directory, process };
+        let began = Instant::now();
+        while !socket.exists() {
+            let ended = server.process.try_wait().unwrap();
+            let log = || std::fs::read_to_string(server.directory.path().join("log")).unwrap_or_default();
+            assert!(ended.is_none() && began.elapsed() < PATIENCE, "{}", log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        server
+    }
+
+    fn address(&self, database: &str) -> String {
+        format!("mysql://root@localhost/{database}?socket={}", self.directory.path().join("socket").display())
+    }
+
+    async fn admin(&self) -> mysql_async::Conn {
+        mysql_async::Conn::from_url(self.address("mysql")).await.unwrap()
+    }
+
+    async fn open(&self, database: &str) -> Result<Arc<dyn Store>, StoreError> {
+        self.admin().await.query_drop(format!("CREATE DATABASE IF NOT EXISTS {database}")).await.unwrap();
+        store::open(&self.address(database)).await
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// One server for all, as making one takes longer than what is done with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contract_then_under_fire() {
+    let server = Server::start();
+    suite::all(|| server.open("contract")).await;
+    let newer = "INSERT INTO contract.registry_schema VALUES (999, now())";
+    server.admin().await.query_drop(newer).await.unwrap();
+    assert!(matches!(server.open("contract").await.err(), Some(StoreError::Newer { found: 999, .. })));
+
+    // Every connection of every node is ended now and then: also during COMMIT.
+    let kills = async {
+        let mut admin = server.admin().await;
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let others = "SELECT id FROM information_schema.processlist WHERE db = 'fire'";
+            let others: Vec<u64> = admin.query(others).await.unwrap();
+            for other in others {
+                // It may have ended by itself.
+                let _ = admin.query_drop(format!("KILL {other}")).await;
+            }
+        }
+    };
+    fire::under_fire(|| server.open("fire"), 20, kills).await;
+    assert_eq!(by_time(&server, "now(6)").await, Misses::Some, "writers that commit late are missed by time");
+    assert_eq!(by_time(&server, "counter").await, Misses::None);
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Misses {
+    None,
+    Some,
+}
+
+/// Writers, some of them slow, and a reader whose cursor is the time of the change, or a counter that is locked until commit.
+/// Whether it misses rows.
+async fn by_time(server: &Server, stamp: &str) -> Misses {
+    let mut admin = server.admin().await;
+    let table = if stamp == "counter" { "cursors.counted" } else { "cursors.timed" };
+    for sql in [
+        "CREATE DATABASE IF NOT EXISTS cursors".to_owned(),
+        "CREATE TABLE IF NOT EXISTS cursors.counter (v BIGINT) ENGINE = InnoDB".to_owned(),
+        "INSERT INTO cursors.counter SELECT 0 FROM dual WHERE NOT EXISTS (SELECT 1 FROM cursors.counter)".to_owned(),
+        format!("CREATE TABLE {table} (id VARCHAR(20) PRIMARY KEY, at DOUBLE) ENGINE = InnoDB"),
+    ] {
+        admin.query_drop(sql).await.unwrap();
+    }
+    let mut writers = tokio::task::JoinSet::new();
+    for writer in 0..4 {
+        let mut connection = server.admin().await;
+        let counts = stamp == "counter";
+        writers.spawn(async move {
+            for n in 0..40 {
+                connection.query_drop("START TRANSACTION").await.unwrap();
+                let at = if counts {
+                    connection.query_drop("UPDATE cursors.counter SET v = v + 1").await.unwrap();
+                    "SELECT v * 1.0e0 FROM cursors.counter"
+                } else {
+                    "SELECT unix_timestamp(sysdate(6)) * 1.0e0"
+                };
+                let at: Option<f64> = connection.query_first(at).await.unwrap();
+                let row = (format!("{writer}-{n}"), at.unwrap());
+                connection.exec_drop(format!("INSERT INTO {table} VALUES (?, ?)"), row).await.unwrap();
+                if writer == 0 && n % 4 == 0 {
+                    connection.query_drop("DO sleep(0.02)").await.unwrap();
+                }
+                connection.query_drop("COMMIT").await.unwrap();
+            }
+        });
+    }
+    let (mut seen, mut cursor, mut done) = (std::collections::HashSet::new(), 0.0, false);
+    while !done {
+        done = writers.is_empty();
+        let rows: Vec<(String, f64)> =
+            admin.exec(format!("SELECT id, at FROM {table} WHERE at > ?"), (cursor,)).await.unwrap();
+        for (id, at) in rows {
+            cursor = f64::max(cursor, at);
+            seen.insert(id);
+        }
+        while let Some(finished) = writers.try_join_next() {
+            finished.unwrap();
+        }
+    }
+    if seen.len() < 160 { Misses::Some } else { Misses::None }
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_said_so_without_the_password() {
+    for address in ["mysql://u:sesame@127.0.0.1:1/db", "mysql://u:sesame@[bad", "mysql://u:sesame@127.0.0.1:1/db?x=y"] {
+        let error = store::open(address).await.err().unwrap();
+        assert!(!format!("{error} {error:?}").contains("sesame"), "{error:?}");
+    }
+}

@@ -1,0 +1,216 @@
+//! Several nodes on one store, in one process: what they tell each other, and who judges.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::*;
+use registry::{Beat, Check, Health, Registration, Registry, Revision, Settings, Store, store};
+use tokio::time::Instant;
+
+async fn on(directory: &tempfile::TempDir) -> Arc<dyn Store> {
+    store::open(&format!("sqlite:{}", directory.path().join("registry.db").display())).await.unwrap()
+}
+
+async fn nodes(directory: &tempfile::TempDir, count: usize, settings: &Settings) -> Vec<Registry> {
+    let mut nodes = Vec::new();
+    for _ in 0..count {
+        nodes.push(Registry::open(settings.clone(), on(directory).await).await.unwrap());
+    }
+    for node in &nodes {
+        until(node, "the others", |node| {
+            let peers = node.status().peers;
+            peers.len() == count - 1 && peers.iter().all(|peer| peer.reached)
+        })
+        .await;
+    }
+    nodes
+}
+
+async fn until(registry: &Registry, what: &str, condition: impl Fn(&Registry) -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition(registry) {
+        assert!(Instant::now() < deadline, "{what} did not come: {:?}", registry.status());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn with_ttl(n: usize) -> Registration {
+    let mut registration = Registration::new(id(n), service(0), "127.0.0.1", 1);
+    registration.check = Some(Check::ttl(Duration::from_secs(1)));
+    registration
+}
+
+fn health(registry: &Registry, n: usize) -> Option<Health> {
+    registry.instance(&id(n)).map(|instance| instance.health)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_commits_the_others_are_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let nodes = nodes(&directory, 3, &Settings::default()).await;
+    let reads: Vec<u64> = nodes.iter().map(|node| node.status().counts.full_loads).collect();
+    // All at the same time: each batch of one follows on one of another.
+    let mut calls = tokio::task::JoinSet::new();
+    for n in 0..300 {
+        let node = nodes[n % 3].clone();
+        calls.spawn(async move { node.register(vec![registration(n, "a")]).await.pop().unwrap().unwrap().revision });
+    }
+    let last = calls.join_all().await.into_iter().max().unwrap();
+    for node in &nodes {
+        reached(node, last).await;
+    }
+    nodes[0].deregister(&[id(7)]).await.pop().unwrap().unwrap();
+    nodes[1].put_service(service(99), registration(1, "b").metadata).await.unwrap();
+    let last = nodes[1].revision();
+    for (node, reads) in nodes.iter().zip(reads) {
+        reached(node, last).await;
+        assert_eq!(digests(node), digests(&nodes[0]));
+        let counts = node.status().counts;
+        assert_eq!(counts.full_loads, reads, "nothing was taken for another history");
+        assert!(counts.pushes_applied > 0 && counts.pushed > 0, "{counts:?}");
+    }
+    let fresh = open(&on(&directory).await).await;
+    assert_eq!(digests(&fresh), digests(&nodes[2]));
+    for node in nodes.iter().chain([&fresh]) {
+        node.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heartbeats_may_go_to_any_node_and_silence_is_found_by_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let nodes = nodes(&directory, 3, &Settings::default()).await;
+    nodes[0]
+        .register((0..30).map(with_ttl).collect())
+        .await
+        .into_iter()
+        .for_each(|row| assert!(row.is_ok(), "{row:?}"));
+    for node in &nodes {
+        reached(node, nodes[0].revision()).await;
+    }
+    // Each instance stays with one node, which mostly is not the one that judges it; ten of them fall silent.
+    let silent = Arc::new(AtomicBool::new(false));
+    let (beating, hush) = (nodes.clone(), Arc::clone(&silent));
+    let beats = tokio::spawn(async move {
+        loop {
+            for (n, node) in beating.iter().enumerate() {
+                let of = if hush.load(Ordering::Relaxed) { 20 } else { 30 };
+                let ids: Vec<_> = (0..of).filter(|id| id % 3 == n).map(id).collect();
+                assert!(node.heartbeat(&ids).iter().all(|beat| *beat == Beat::Known));
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    });
+    // Every lease has come up more than once.
+    for node in &nodes {
+        until(node, "questions", |node| node.status().counts.asked >= 30).await;
+    }
+    let status: Vec<_> = nodes.iter().map(|node| node.status().counts).collect();
+    assert!(status.iter().all(|counts| counts.expired == 0 && counts.revived == 0), "{status:?}");
+    silent.store(true, Ordering::Relaxed);
+    for node in &nodes {
+        until(node, "expiry", |node| (20..30).all(|n| health(node, n) == Some(Health::Critical))).await;
+    }
+    let expired: Vec<u64> = nodes.iter().map(|node| node.status().counts.expired).collect();
+    assert_eq!(expired.iter().sum::<u64>(), 10, "each by one node: {expired:?}");
+    assert!(expired.iter().filter(|expired| **expired > 0).count() > 1, "the work is shared: {expired:?}");
+    silent.store(false, Ordering::Relaxed);
+    for node in &nodes {
+        until(node, "return", |node| (0..30).all(|n| health(node, n) == Some(Health::Passing))).await;
+    }
+    beats.abort();
+    for node in &nodes {
+        node.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_leaves_is_missed_by_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let nodes = nodes(&directory, 3, &Settings::default()).await;
+    nodes[0]
+        .register((0..30).map(with_ttl).collect())
+        .await
+        .into_iter()
+        .for_each(|row| assert!(row.is_ok(), "{row:?}"));
+    for node in &nodes {
+        reached(node, nodes[0].revision()).await;
+    }
+    // All beat at one node; it leaves, and they go to the next.
+    let gone = Arc::new(AtomicBool::new(false));
+    let (beating, left) = (nodes.clone(), Arc::clone(&gone));
+    let beats = tokio::spawn(async move {
+        let ids: Vec<_> = (0..29).map(id).collect();
+        loop {
+            beating[usize::from(left.load(Ordering::Relaxed))].heartbeat(&ids);
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    });
+    gone.store(true, Ordering::Relaxed);
+    nodes[0].shutdown().await;
+    for node in &nodes[1..] {
+        until(node, "the loss", |node| node.status().counts.nodes_lost == 1 && node.status().peers.len() == 1).await;
+    }
+    // The one that is silent is found by whoever owns it now; of the others none is.
+    until(&nodes[2], "expiry", |node| health(node, 29) == Some(Health::Critical)).await;
+    let after = nodes[2].status().counts.asked + nodes[1].status().counts.asked;
+    until(&nodes[2], "another round", |node| node.status().counts.asked + nodes[1].status().counts.asked >= after + 30)
+        .await;
+    let expired: u64 = nodes[1..].iter().map(|node| node.status().counts.expired).sum();
+    assert_eq!(expired, 1);
+    assert_eq!(nodes[1].snapshot(&service(0)).unwrap().usable(), 29);
+    beats.abort();
+    for node in &nodes[1..] {
+        node.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_judges_nothing_owns_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let judge = nodes(&directory, 1, &Settings::default()).await.pop().unwrap();
+    let mut settings = Settings::default();
+    settings.health.enabled = false;
+    let other = Registry::open(settings, on(&directory).await).await.unwrap();
+    let rows = (0..20).map(with_ttl).collect();
+    other.register(rows).await.into_iter().for_each(|row| assert!(row.is_ok(), "{row:?}"));
+    // What it hears counts all the same.
+    let beating = other.clone();
+    let beats = tokio::spawn(async move {
+        loop {
+            beating.heartbeat(&(0..15).map(id).collect::<Vec<_>>());
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    });
+    until(&judge, "expiry", |node| (15..20).all(|n| health(node, n) == Some(Health::Critical))).await;
+    assert_eq!((judge.status().counts.expired, other.status().counts.expired), (5, 0));
+    assert_eq!(judge.snapshot(&service(0)).unwrap().usable(), 15);
+    beats.abort();
+    judge.shutdown().await;
+    other.shutdown().await;
+}
+
+/// Strangers at the peers' port: nothing is learnt, nothing is harmed, and the place is free again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_are_turned_away() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let directory = tempfile::tempdir().unwrap();
+    let node = nodes(&directory, 1, &Settings::default()).await.pop().unwrap();
+    let address = node.status().peer_address;
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 200], &[0xff; 200], b""] {
+        let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+        let _ = stream.write_all(bytes).await;
+        stream.shutdown().await.unwrap();
+        let mut said = Vec::new();
+        let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut said)).await.expect("it is closed");
+        assert!(said.len() <= 22, "nothing but the greeting: {said:?}");
+    }
+    let quiet = node.register(vec![registration(1, "a")]).await.pop().unwrap().unwrap();
+    assert_eq!(node.revision(), quiet.revision);
+    assert!(node.revision() > Revision(0));
+    node.shutdown().await;
+}

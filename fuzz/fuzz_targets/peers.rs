@@ -1,0 +1,14 @@
+//! What registry nodes say to each other: no bytes make it panic, and what is read and is a commit can be written again.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use registry::peers::wire::{Message, committed};
+use registry::store::Interner;
+
+fuzz_target!(|body: &[u8]| {
+    let mut interner = Interner::default();
+    if let Ok(Message::Committed { epoch, revision, records }) = Message::read(body, &mut interner) {
+        let again = committed(epoch, revision, &records);
+        assert!(Message::read(&again, &mut interner).is_ok());
+    }
+});

@@ -1,0 +1,208 @@
+//! Several registry nodes on one store: any of them may die, stand still or lose the store, and nobody notices but the metrics.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kingpost_tests::{Cluster, RegistryNode, SOON, wait_until};
+use serde_json::{Value, json};
+
+const SERVICE: &str = "/v1/namespaces/default/services/web/instances";
+const INSTANCES: usize = 30;
+/// A client that gets no answer for so long asks another node.
+const CLIENT: Duration = Duration::from_millis(250);
+const STOP: i32 = 19;
+const CONTINUE: i32 = 18;
+
+/// What clients do: instances that send heartbeats, each to the next node where one does not answer, and somebody who looks.
+struct Clients {
+    nodes: Vec<Arc<RegistryNode>>,
+    /// How many instances still send heartbeats; from this one on they are silent.
+    beating: AtomicUsize,
+    /// Instances that were seen to be critical while they sent heartbeats.
+    wronged: Mutex<BTreeSet<String>>,
+    rounds: AtomicUsize,
+    watching: AtomicBool,
+}
+
+fn name(n: usize) -> String {
+    format!("i{n:02}")
+}
+
+impl Clients {
+    async fn ask(&self, n: usize, method: &str, path: &str, body: &str) -> Option<Value> {
+        for node in self.nodes.iter().cycle().skip(n % self.nodes.len()).take(self.nodes.len()) {
+            let headers = [("Content-Type", "application/json")];
+            if let Ok(Some(answer)) = tokio::time::timeout(CLIENT, node.try_ask(method, path, &headers, body)).await
+                && answer.status == 200
+            {
+                return Some(answer.json());
+            }
+        }
+        None
+    }
+
+    async fn beat(&self, part: usize) {
+        loop {
+            let ids: Vec<String> =
+                (0..self.beating.load(Ordering::Acquire)).filter(|n| n % self.nodes.len() == part).map(name).collect();
+            let body = json!({ "ids": ids }).to_string();
+            let answer = self.ask(part, "POST", "/v1/namespaces/default/heartbeats", &body).await;
+            if let Some(answer) = answer {
+                assert_eq!(answer["unknown"], json!([]), "an instance was forgotten");
+            }
+            tokio::time::sleep(Duration::from_millis(150)).await;
+        }
+    }
+
+    async fn look(&self) {
+        loop {
+            let critical = self.critical(self.rounds.fetch_add(1, Ordering::AcqRel)).await;
+            if self.watching.load(Ordering::Acquire) {
+                let beating = self.beating.load(Ordering::Acquire);
+                let wronged = critical.into_iter().filter(|id| (0..beating).any(|n| name(n) == *id));
+                self.wronged.lock().unwrap().extend(wronged);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Who is critical, as one node says.
+    async fn critical(&self, n: usize) -> BTreeSet<String> {
+        let Some(answer) = self.ask(n, "GET", SERVICE, "").await else { return BTreeSet::new() };
+        let list = answer["instances"].as_array().unwrap();
+        list.iter().filter(|i| i["health"] == "critical").map(|i| i["id"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Waits until `n` instances are critical by every node of `nodes`.
+    async fn wait_critical(&self, nodes: &[usize], n: usize) {
+        wait_until(&format!("{n} critical instances"), SOON, self.nodes[0].dir(), async || {
+            for node in nodes {
+                if self.critical(*node).await.len() != n {
+                    return None;
+                }
+            }
+            Some(())
+        })
+        .await;
+    }
+
+    /// Waits until `metric` of a node is at least (or, below 0: exactly minus) so much.
+    async fn wait_metric(&self, node: usize, metric: &str, least: f64) {
+        wait_until(&format!("{metric} of node {node} to be {least}"), SOON, self.nodes[node].dir(), async || {
+            let value = self.nodes[node].metrics().await.sum(metric, &[]);
+            (value >= least).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until every lease has come up twice on `node`'s side: what was wrongly expired would be by then.
+    async fn wait_judged(&self, node: usize) {
+        let asked = "kingpost_registry_asked_total";
+        let now = self.nodes[node].metrics().await.sum(asked, &[]);
+        self.wait_metric(node, asked, now + INSTANCES as f64).await;
+    }
+
+    fn nobody_was_wronged(&self, when: &str) {
+        let wronged = self.wronged.lock().unwrap();
+        assert!(wronged.is_empty(), "{when}: critical while they sent heartbeats: {wronged:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_node_may_die_and_nobody_notices_but_the_metrics() {
+    let cluster = Cluster::builder().replicas(0).start().await;
+    let store = cluster.primary().endpoint().url();
+    let mut nodes = Vec::new();
+    for _ in 0..3 {
+        let brake = "[registry.health.brake]\nlongest = \"4s\"";
+        nodes.push(Arc::new(RegistryNode::start_on(Some(&store), brake).await));
+    }
+    let clients = Arc::new(Clients {
+        nodes: nodes.clone(),
+        beating: AtomicUsize::new(INSTANCES),
+        wronged: Mutex::default(),
+        rounds: AtomicUsize::new(0),
+        watching: AtomicBool::new(true),
+    });
+    for node in 0..3 {
+        clients.wait_metric(node, "kingpost_registry_peers_reached", 2.0).await;
+    }
+    let instances: Vec<Value> = (0..INSTANCES)
+        .map(|n| json!({ "id": name(n), "host": "h", "port": n, "check": { "type": "ttl", "ttl": "1s" } }))
+        .collect();
+    let mut tasks = tokio::task::JoinSet::new();
+    let answer = nodes[0].send("POST", SERVICE, &json!({ "instances": instances })).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    for node in &nodes {
+        // A heartbeat at a node that has not heard of the instance yet is one of a stranger.
+        let all = async || {
+            let answer = node.get(SERVICE).await;
+            (answer.status == 200 && answer.json()["instances"].as_array()?.len() == INSTANCES).then_some(())
+        };
+        wait_until("the instances on every node", SOON, node.dir(), all).await;
+    }
+    for part in 0..3 {
+        let clients = Arc::clone(&clients);
+        tasks.spawn(async move { clients.beat(part).await });
+    }
+    let looking = Arc::clone(&clients);
+    tasks.spawn(async move { looking.look().await });
+    clients.wait_judged(1).await;
+    clients.nobody_was_wronged("undisturbed");
+
+    // The owner of a third of them dies, with the heartbeats that only it had heard.
+    nodes[0].end(9).await;
+    for node in [1, 2] {
+        clients.wait_metric(node, "kingpost_registry_nodes_lost_total", 1.0).await;
+    }
+    clients.wait_judged(1).await;
+    clients.nobody_was_wronged("a node was killed");
+    clients.beating.store(INSTANCES - 4, Ordering::Release);
+    clients.wait_critical(&[1, 2], 4).await;
+    clients.beating.store(INSTANCES, Ordering::Release);
+    clients.watching.store(false, Ordering::Release);
+    clients.wait_critical(&[1, 2], 0).await;
+    clients.watching.store(true, Ordering::Release);
+
+    // The store goes and comes back: heartbeats and discovery go on.
+    cluster.primary().stop().await;
+    for node in [1, 2] {
+        wait_until("the store to be missed", SOON, nodes[node].dir(), async || {
+            (!nodes[node].is_ready().await).then_some(())
+        })
+        .await;
+        assert_eq!(nodes[node].get(SERVICE).await.status, 200);
+    }
+    cluster.primary().start().await;
+    for node in [1, 2] {
+        wait_until("the store to be back", SOON, nodes[node].dir(), async || {
+            nodes[node].is_ready().await.then_some(())
+        })
+        .await;
+        clients.wait_judged(node).await;
+    }
+    clients.nobody_was_wronged("the store was gone");
+
+    // One stands still for longer than any lease, and runs on.
+    nodes[2].process().signal(STOP);
+    clients.wait_metric(1, "kingpost_registry_nodes_lost_total", 2.0).await;
+    nodes[2].process().signal(CONTINUE);
+    clients.wait_metric(2, "kingpost_registry_graces_total", 2.0).await;
+    clients.wait_metric(1, "kingpost_registry_peers_reached", 1.0).await;
+    clients.wait_judged(2).await;
+    clients.nobody_was_wronged("a node stood still");
+
+    // Much vanishes at once: the last good state is kept for a while, then believed to be gone.
+    clients.beating.store(INSTANCES / 3, Ordering::Release);
+    wait_until("a brake to hold", SOON, nodes[1].dir(), async || {
+        let held = async |n: usize| nodes[n].metrics().await.sum("kingpost_registry_protected", &[]) > 0.0;
+        (held(1).await && held(2).await).then_some(())
+    })
+    .await;
+    assert!(clients.critical(1).await.is_empty(), "the last good state is served");
+    clients.wait_critical(&[1, 2], INSTANCES - INSTANCES / 3).await;
+    clients.nobody_was_wronged("much vanished");
+    tasks.shutdown().await;
+}
