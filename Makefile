@@ -48,7 +48,7 @@ bench-quick: ## The same in under two minutes
 	bench/run --quick $(ARGS)
 
 .PHONY: clients
-clients: ## Every client in every language, Go included (needs go; the rest is in make test too)
+clients: ## Every client in every language, Go and Java included (needs go, java and mvn; the rest is in make test too)
 	@scripts/setup test
 	@tests/clients/setup
 	cargo build --locked -p kingpost
