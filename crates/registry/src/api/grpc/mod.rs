@@ -3,6 +3,8 @@
 //! ```text
 //!  server (HTTP/2) ─▶ Services: by path ─▶ tonic: frames, protobuf ─▶ native | polaris | ready ─▶ Registry
 //! ```
+// tonic's traits want its `Status` bare.
+#![allow(clippy::result_large_err)]
 
 mod native;
 mod polaris;
