@@ -17,6 +17,7 @@ async fn run(program: &Path, script: &str, variables: &[(&str, &Path)]) {
     let mut command = Command::new(program);
     command.arg(here().join(script)).current_dir(new_dir("client"));
     command.env("CONSUL_PORT", node.port().to_string()).env("EUREKA_URL", format!("{}/eureka/", node.url()));
+    command.env("GRPC_ADDRESS", format!("127.0.0.1:{}", node.port()));
     command.env("DNS_PORT", node.dns_port().to_string());
     command.env("NODE_PATH", installed().await.join("node/node_modules")).env("PYTHONDONTWRITEBYTECODE", "1");
     command.envs(variables.iter().copied());
@@ -51,6 +52,11 @@ async fn registry_dnspython() {
 }
 
 #[tokio::test]
+async fn registry_grpcio() {
+    run(&installed().await.join("venv/bin/python"), "python/registry_grpc.py", &[]).await;
+}
+
+#[tokio::test]
 async fn registry_npm_consul() {
     run(Path::new("node"), "node/registry_consul.mjs", &[]).await;
 }
@@ -58,6 +64,25 @@ async fn registry_npm_consul() {
 #[tokio::test]
 async fn registry_eureka_js_client() {
     run(Path::new("node"), "node/registry_eureka.mjs", &[]).await;
+}
+
+/// Part of `make clients` only: fetching Maven's packages takes longer than all the rest.
+#[tokio::test]
+#[ignore = "needs Java, Maven and the network: make clients"]
+async fn registry_polaris_java() {
+    let built = new_dir("java");
+    let mut build = Command::new("mvn");
+    build
+        .args(["-q", "-B", "package", "dependency:copy-dependencies"])
+        .arg(format!("-DoutputDirectory={}", built.join("lib").display()));
+    build.arg(format!("-Dkingpost.build={}", built.display())).current_dir(here().join("java/registry"));
+    let output = build.stdin(Stdio::null()).kill_on_drop(true).output().await.expect("Maven is installed");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let program = built.join("polaris");
+    let script = format!("#!/bin/sh\nexec java -cp '{0}/classes:{0}/lib/*' Polaris\n", built.display());
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    run(&program, "java/registry", &[]).await;
 }
 
 /// Part of `make clients` only: fetching Go's packages takes longer than all the rest.

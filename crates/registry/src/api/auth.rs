@@ -9,6 +9,7 @@ use std::fmt;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use hyper::HeaderMap;
 use sha2::{Digest, Sha256};
 
 use super::error::ApiError;
@@ -87,15 +88,23 @@ impl Auth {
     /// # Errors
     /// No token, or an unknown one.
     pub fn identify(&self, request: &Request) -> Result<Caller<'_>, ApiError> {
+        self.identify_by(&request.headers, request.param("token"))
+    }
+
+    /// As [`Auth::identify`], by a request's headers and the parameter of its address.
+    ///
+    /// # Errors
+    /// No token, or an unknown one.
+    pub fn identify_by(&self, headers: &HeaderMap, parameter: Option<&str>) -> Result<Caller<'_>, ApiError> {
         match self {
             // A browser says where a page that writes comes from. No page of ours does; one of anybody's could, for what is
             // on loopback is reached from every page that is open on the machine, and JSON needs no preflight as text.
-            Auth::None if request.headers.contains_key(hyper::header::ORIGIN) => {
+            Auth::None if headers.contains_key(hyper::header::ORIGIN) => {
                 Err(ApiError::bad("a web page may not use a registry that asks for no token"))
             }
             Auth::None => Ok(Caller { token: None }),
             Auth::Tokens(tokens) => {
-                let text = presented(request).ok_or(ApiError::Unauthorized)?;
+                let text = presented(headers, parameter).ok_or(ApiError::Unauthorized)?;
                 let token = tokens.get(&hash_of(&text)).ok_or(ApiError::Unauthorized)?;
                 Ok(Caller { token: Some(token) })
             }
@@ -103,10 +112,11 @@ impl Auth {
     }
 }
 
-/// The token that a request shows: as bearer, as Consul's header or parameter, or as the password of basic authentication,
-/// which is all that Eureka's clients can do.
-fn presented(request: &Request) -> Option<String> {
-    if let Some(value) = request.header(&hyper::header::AUTHORIZATION) {
+/// The token that a request shows: as bearer, as Consul's header or parameter, as Polaris' header, or as the password of basic
+/// authentication, which is all that Eureka's clients can do.
+fn presented(headers: &HeaderMap, parameter: Option<&str>) -> Option<String> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    if let Some(value) = text("authorization") {
         let (scheme, rest) = value.split_once(' ')?;
         let rest = rest.trim();
         if scheme.eq_ignore_ascii_case("bearer") {
@@ -118,7 +128,7 @@ fn presented(request: &Request) -> Option<String> {
         }
         return None;
     }
-    request.named_header("x-consul-token").or_else(|| request.param("token")).map(str::to_owned)
+    text("x-consul-token").or_else(|| text("x-polaris-token")).or(parameter).map(str::to_owned)
 }
 
 /// Who asks, once that is known.
@@ -159,7 +169,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use bytes::Bytes;
     use hyper::Method;
-    use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+    use hyper::header::{HeaderName, HeaderValue};
 
     use super::*;
 
@@ -190,6 +200,7 @@ mod tests {
             ("/", Some(("authorization", "Bearer secret-reader")), Some("reader")),
             ("/", Some(("authorization", "bearer secret-reader")), Some("reader")),
             ("/", Some(("x-consul-token", "secret-writer")), Some("writer")),
+            ("/", Some(("x-polaris-token", "secret-writer")), Some("writer")),
             ("/?token=secret-root", None, Some("root")),
             ("/", Some(("authorization", basic.as_str())), Some("writer")),
             ("/", None, None),

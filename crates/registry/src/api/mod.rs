@@ -5,8 +5,10 @@
 //!                                          ├ native      /v1/namespaces/…  /v1/openapi.json
 //!                                          ├ consul      /v1/{agent,catalog,health,status}/…
 //!                                          ├ eureka      /eureka/…
+//!                                          ├ polaris     /v1/{RegisterInstance,Discover,…}
 //!                                          └ prometheus  /prometheus/…
 //!  socket ◀─ server ◀── Reply ◀────────────┘
+//!           server ─▶ grpc: native, polaris, health, reflection (over HTTP/2, on the same addresses)
 //! ```
 //!
 //! A front translates and nothing else: whatever two of them need is in the core. The paths of the fronts do not overlap,
@@ -16,15 +18,18 @@ mod auth;
 mod consul;
 mod error;
 mod eureka;
+mod grpc;
 mod gzip;
 mod limits;
 mod native;
+mod polaris;
 mod prometheus;
 mod reply;
 mod request;
 mod server;
 mod stats;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,6 +61,8 @@ pub enum Front {
     Eureka,
     /// Service discovery for Prometheus over HTTP.
     Prometheus,
+    /// PolarisMesh's registration, heartbeats and discovery, over HTTP and gRPC.
+    Polaris,
 }
 
 /// What all fronts work with.
@@ -80,7 +87,7 @@ pub struct Context {
 
 impl Front {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Front; 4] = [Front::Native, Front::Consul, Front::Eureka, Front::Prometheus];
+    pub const ALL: [Front; 5] = [Front::Native, Front::Consul, Front::Eureka, Front::Prometheus, Front::Polaris];
 
     /// A short name, for metrics.
     pub fn name(self) -> &'static str {
@@ -89,6 +96,7 @@ impl Front {
             Front::Consul => "consul",
             Front::Eureka => "eureka",
             Front::Prometheus => "prometheus",
+            Front::Polaris => "polaris",
         }
     }
 
@@ -100,6 +108,9 @@ impl Front {
             ("prometheus", _) => Some(Front::Prometheus),
             ("v1", Some("namespaces" | "openapi.json")) => Some(Front::Native),
             ("v1", Some("agent" | "catalog" | "health" | "status")) => Some(Front::Consul),
+            ("v1", Some("RegisterInstance" | "DeregisterInstance" | "Heartbeat" | "Discover" | "ReportClient")) => {
+                Some(Front::Polaris)
+            }
             _ => None,
         }
     }
@@ -110,6 +121,7 @@ impl Front {
             Front::Consul => consul::handle(context, &request).await,
             Front::Eureka => eureka::handle(context, &request).await,
             Front::Prometheus => prometheus::handle(context, &request).await,
+            Front::Polaris => polaris::handle(context, &request).await,
         }
     }
 
@@ -117,6 +129,7 @@ impl Front {
     fn show(self, error: &ApiError) -> Reply {
         match self {
             Front::Native | Front::Prometheus => native::show(error),
+            Front::Polaris => polaris::show(error),
             // Consul and Eureka answer with plain text; their clients look at the status only.
             Front::Consul | Front::Eureka => Reply::text(error.status(), format!("{error}\n")),
         }
@@ -137,6 +150,18 @@ impl Context {
     /// How many requests wait for a change.
     pub fn waiting(&self) -> usize {
         self.limits.waiting.saturating_sub(self.waiting.available_permits())
+    }
+
+    /// One line a change, for whoever has to answer who did what. At INFO under the target `registry::audit`.
+    fn audit(&self, caller: &auth::Caller<'_>, peer: IpAddr, action: &str, namespace: &str, object: &str) {
+        tracing::info!(target: "registry::audit", token = caller.name(), %peer, action, namespace, object);
+    }
+
+    /// Counts a caller that was not let in.
+    fn refused(&self, error: &ApiError) {
+        if *error == ApiError::Unauthorized {
+            self.stats.unauthorized.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
     }
 
     /// A place among those that wait.
@@ -184,9 +209,15 @@ impl Context {
     }
 }
 
-/// One line a change, for whoever has to answer who did what. At INFO under the target `registry::audit`.
-fn audit(caller: &auth::Caller<'_>, request: &Request, action: &str, namespace: &str, object: &str) {
-    tracing::info!(target: "registry::audit", token = caller.name(), peer = %request.peer, action, namespace, object);
+/// The objects of a batch in one line of the audit log.
+fn several(ids: &[crate::InstanceId]) -> String {
+    /// Named; the rest is counted.
+    const NAMED: usize = 20;
+    let mut text = ids.iter().take(NAMED).map(|id| id.local()).collect::<Vec<_>>().join(" ");
+    if ids.len() > NAMED {
+        text.push_str(&format!(" and {} more", ids.len() - NAMED));
+    }
+    text
 }
 
 /// Whether an instance has a tag; only Consul's clients give them.

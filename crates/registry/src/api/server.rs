@@ -11,17 +11,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
 
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use bytes::{Buf, Bytes, BytesMut};
+use http_body_util::{BodyExt, Either, LengthLimitError, Limited};
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Sleep;
 
 use super::error::ApiError;
+use super::grpc::{self, Services};
 use super::reply::Body;
 use super::request::Request;
 use super::{Context, Front};
@@ -32,6 +34,15 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const MOST_HEADERS: usize = 64;
 /// hyper takes no smaller buffer.
 const LEAST_HEADER_BYTES: usize = 8192;
+/// What a client that speaks HTTP/2 begins with.
+const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Requests under way on one connection of HTTP/2, streams included.
+const STREAMS: u32 = 256;
+/// Bytes that a connection of HTTP/2 keeps of answers which its client does not take.
+const UNSENT: usize = 256 << 10;
+/// Over HTTP/2 a client that is silent is asked whether it is there, and has so long to say so.
+const ASK_AFTER: Duration = Duration::from_secs(30);
+const ASKED: Duration = Duration::from_secs(20);
 
 /// One address and what is served there.
 #[derive(Debug)]
@@ -54,6 +65,7 @@ pub struct Server {
 /// What all connections share.
 struct Shared {
     context: Arc<Context>,
+    grpc: Services,
     /// Connections by address, loopback left out.
     by_address: Mutex<HashMap<IpAddr, usize>>,
 }
@@ -65,7 +77,8 @@ impl Server {
         let most = u32::try_from(context.limits.connections).unwrap_or(u32::MAX).min(Semaphore::MAX_PERMITS as u32);
         let connections = Arc::new(Semaphore::new(most as usize));
         let context = Arc::new(Context { stopping: stopping.clone(), ..context });
-        let shared = Arc::new(Shared { context, by_address: Mutex::default() });
+        let grpc = Services::new(&context);
+        let shared = Arc::new(Shared { context, grpc, by_address: Mutex::default() });
         let acceptors = mounts
             .into_iter()
             .map(|mount| {
@@ -123,7 +136,10 @@ async fn accept(
         let _ = stream.set_nodelay(true);
         let (shared, fronts, stopping) = (Arc::clone(&shared), Arc::clone(&fronts), stopping.clone());
         tokio::spawn(async move {
-            serve(stream, peer, fronts, &shared, stopping).await;
+            if let Err(error) = serve(stream, peer, fronts, shared, stopping).await {
+                // The client's doing: garbage, too slow, gone. The counters say how often.
+                tracing::debug!(%peer, %error, "a connection to the registry ended early");
+            }
             drop((permit, counted));
         });
     }
@@ -165,19 +181,42 @@ impl Drop for Counted {
 }
 
 async fn serve(
-    stream: TcpStream,
+    mut stream: TcpStream,
     peer: SocketAddr,
     fronts: Arc<[Front]>,
-    shared: &Shared,
+    shared: Arc<Shared>,
     mut stopping: watch::Receiver<bool>,
-) {
-    let context = &shared.context;
-    let limits = &context.limits;
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let limits = shared.context.limits.clone();
+    let begun = tokio::select! {
+        begun = tokio::time::timeout(limits.header_timeout, beginning(&mut stream)) => begun??,
+        () = stopped(&mut stopping) => return Ok(()),
+    };
+    let is_http2 = begun == HTTP2;
+    let io = TokioIo::new(Patient::new(stream, begun, limits.write_timeout));
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let (context, fronts) = (Arc::clone(context), Arc::clone(&fronts));
-        async move { Ok::<_, Infallible>(answer(request, peer.ip(), &fronts, &context).await) }
+        let (shared, fronts) = (Arc::clone(&shared), Arc::clone(&fronts));
+        async move { Ok::<_, Infallible>(dispatch(request, peer.ip(), &fronts, &shared).await) }
     });
-    let io = TokioIo::new(Patient::new(stream, limits.write_timeout));
+    if is_http2 {
+        let connection = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .keep_alive_interval(ASK_AFTER)
+            .keep_alive_timeout(ASKED)
+            .max_concurrent_streams(STREAMS)
+            .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
+            .max_send_buf_size(UNSENT)
+            .serve_connection(io, service);
+        let mut connection = std::pin::pin!(connection);
+        tokio::select! {
+            ended = connection.as_mut() => ended?,
+            () = stopped(&mut stopping) => {
+                connection.as_mut().graceful_shutdown();
+                connection.await?;
+            }
+        }
+        return Ok(());
+    }
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_timeout)
@@ -185,22 +224,53 @@ async fn serve(
         .max_buf_size(limits.header_bytes.max(LEAST_HEADER_BYTES))
         .serve_connection(io, service);
     let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
+    tokio::select! {
+        ended = connection.as_mut() => ended?,
         () = stopped(&mut stopping) => {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            connection.await?;
         }
-    };
-    if let Err(error) = ended {
-        // The client's doing: garbage, too slow, gone. The counters say how often.
-        tracing::debug!(%peer, %error, "a connection to the registry ended early");
     }
+    Ok(())
+}
+
+/// Reads until it is clear whether this is HTTP/2: then all of [`HTTP2`], else what has come so far.
+async fn beginning(stream: &mut TcpStream) -> io::Result<Bytes> {
+    let mut begun = BytesMut::with_capacity(HTTP2.len());
+    while begun.len() < HTTP2.len() && HTTP2.starts_with(&begun) {
+        let room = HTTP2.len() - begun.len();
+        if (&mut *stream).take(room as u64).read_buf(&mut begun).await? == 0 {
+            break;
+        }
+    }
+    Ok(begun.freeze())
 }
 
 /// Returns when the server stops. What the wait returns must not live across a later await: it holds a lock.
 async fn stopped(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stop| *stop).await;
+}
+
+/// To gRPC's services, or to a front.
+async fn dispatch(
+    request: hyper::Request<Incoming>,
+    peer: IpAddr,
+    fronts: &[Front],
+    shared: &Shared,
+) -> hyper::Response<Either<Body, tonic::body::Body>> {
+    if request.version() != hyper::Version::HTTP_2 || !grpc::is_grpc(request.headers()) {
+        return answer(request, peer, fronts, &shared.context).await.map(Either::Left);
+    }
+    let began = Instant::now();
+    let (front, response) = shared.grpc.answer(request, peer, fronts).await;
+    // What an answer that has begun comes to is told at its end; here it counts as answered.
+    let status = match tonic::Status::from_header_map(response.headers()).map(|status| status.code()) {
+        None | Some(tonic::Code::Ok) => 200,
+        Some(tonic::Code::Internal | tonic::Code::Unknown | tonic::Code::Unavailable) => 500,
+        Some(_) => 400,
+    };
+    shared.context.stats.fronts[front as usize].record(status, began.elapsed(), false);
+    response.map(Either::Right)
 }
 
 async fn answer(
@@ -222,9 +292,7 @@ async fn answer(
         None => Err(ApiError::NoSuchPath(path.chars().take(200).collect())),
     };
     let reply = result.unwrap_or_else(|error| {
-        if error == ApiError::Unauthorized {
-            context.stats.unauthorized.fetch_add(1, Ordering::Relaxed);
-        }
+        context.refused(&error);
         let cut = matches!(error, ApiError::TooLarge { .. } | ApiError::BodyTimeout { .. });
         let reply = speaker.show(&error).with_error_headers(&error);
         // What is left of the body is not read.
@@ -266,14 +334,16 @@ async fn read(request: hyper::Request<Incoming>, peer: IpAddr, context: &Context
 /// A stream whose peer must take something now and then.
 struct Patient {
     stream: TcpStream,
+    /// What was read of it already.
+    begun: Bytes,
     limit: Duration,
     /// Runs while a write waits.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl Patient {
-    fn new(stream: TcpStream, limit: Duration) -> Patient {
-        Patient { stream, limit, timer: None }
+    fn new(stream: TcpStream, begun: Bytes, limit: Duration) -> Patient {
+        Patient { stream, begun, limit, timer: None }
     }
 
     fn check<T>(&mut self, cx: &mut TaskContext<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -292,6 +362,11 @@ impl Patient {
 
 impl AsyncRead for Patient {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.begun.has_remaining() {
+            let length = self.begun.len().min(buffer.remaining());
+            buffer.put_slice(&self.begun.split_to(length));
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }

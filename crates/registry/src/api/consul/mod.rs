@@ -118,7 +118,7 @@ impl Call<'_> {
     }
 
     fn audit(&self, action: &str, object: &str) {
-        super::audit(&self.caller, self.request, action, self.namespace.as_str(), object);
+        self.context.audit(&self.caller, self.request.peer, action, self.namespace.as_str(), object);
     }
 
     fn service(&self, name: &str) -> Result<ServiceKey, ApiError> {

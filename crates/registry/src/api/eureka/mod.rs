@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::auth::{Caller, Role};
 use super::reply::{JSON, XML};
-use super::{ApiError, Context, RESERVED, Reply, Request, audit};
+use super::{ApiError, Context, RESERVED, Reply, Request};
 use crate::{
     Beat, Change, Check, CheckKind, Instance, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision,
     ServiceKey, ServiceSnapshot,
@@ -334,7 +334,7 @@ impl Call<'_> {
     }
 
     fn audit(&self, action: &str, id: &str) {
-        audit(&self.caller, self.request, action, NAMESPACE, id);
+        self.context.audit(&self.caller, self.request.peer, action, NAMESPACE, id);
     }
 }
 

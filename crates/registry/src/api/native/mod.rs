@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::auth::{Caller, Role};
 use super::reply::JSON;
-use super::{ApiError, Context, Reply, Request, audit, gzip, namespace};
+use super::{ApiError, Context, Reply, Request, gzip, namespace};
 use crate::{Beat, Encoding, InstanceId, NamespaceName, Patch, Registration, Revision, ServiceKey, ServiceSnapshot};
 use crate::{Outcome as Written, WriteError};
 use filter::Filter;
@@ -50,7 +50,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     caller.needs(route.op.role(), ns.as_str())?;
     let service = || ServiceKey::new(&ns, route.service);
     let id = || InstanceId::new(&ns, route.id);
-    let log = |object: &str| audit(&caller, request, route.op.name(), ns.as_str(), object);
+    let log = |object: &str| context.audit(&caller, request.peer, route.op.name(), ns.as_str(), object);
     match route.op {
         Op::OpenApi | Op::ListNamespaces => Err(ApiError::NoSuchPath(route.namespace.into())),
         Op::ListServices => list_services(context, request, &ns).await,

@@ -1,0 +1,374 @@
+//! The registry's own gRPC service.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::proto::registry as pb;
+use super::{Answers, Who, while_running};
+use crate::api::auth::Role;
+use crate::api::{ApiError, Context, namespace, several};
+use crate::{
+    Beat, Change, Check, CheckKind, Health, Instance, InstanceId, Location, Metadata, NamespaceName, Outcome, Pace,
+    Registration, Revision, ServiceKey, WriteError, Written,
+};
+
+/// How long a watch waits before it looks again whether the client is still there.
+const QUIET: Duration = Duration::from_secs(30);
+/// Services in one answer.
+const PAGE: usize = 1000;
+
+#[derive(Clone)]
+pub(super) struct Native(pub(super) Arc<Context>);
+
+/// The namespace of a request; `default` where it gives none.
+fn named(name: &str) -> Result<NamespaceName, ApiError> {
+    if name.is_empty() { Ok(NamespaceName::default()) } else { namespace(name) }
+}
+
+#[tonic::async_trait]
+impl pb::registry_server::Registry for Native {
+    async fn register(&self, request: Request<pb::RegisterRequest>) -> Result<Response<pb::WriteResponse>, Status> {
+        let (context, who) = (&self.0, Who::of(&request)?);
+        let request = request.into_inner();
+        let ns = named(&request.namespace)?;
+        who.needs(context, Role::Write, ns.as_str())?;
+        context.batch("the list of instances", request.instances.len())?;
+        let rows = request.instances.into_iter().enumerate().map(|(index, instance)| {
+            let row =
+                registration(&ns, instance).and_then(|row| Ok(row.check(context.registry.limits()).map(|()| row)?));
+            row.map_err(|error| ApiError::bad(format!("instances[{index}]: {error}")))
+        });
+        // All or nothing as far as the shape goes: a batch with a mistake in it is a mistake.
+        let rows: Vec<Registration> = rows.collect::<Result<_, _>>()?;
+        let ids: Vec<InstanceId> = rows.iter().map(|row| row.id.clone()).collect();
+        let answers = context.registry.register(rows).await;
+        who.audit(context, "grpc/register", ns.as_str(), &several(&ids));
+        Ok(Response::new(results(&ids, &answers)))
+    }
+
+    async fn deregister(&self, request: Request<pb::DeregisterRequest>) -> Result<Response<pb::WriteResponse>, Status> {
+        let (context, who) = (&self.0, Who::of(&request)?);
+        let request = request.into_inner();
+        let ns = named(&request.namespace)?;
+        who.needs(context, Role::Write, ns.as_str())?;
+        let ids = ids(context, &ns, &request.ids)?;
+        let answers = context.registry.deregister(&ids).await;
+        who.audit(context, "grpc/deregister", ns.as_str(), &several(&ids));
+        Ok(Response::new(results(&ids, &answers)))
+    }
+
+    type HeartbeatStream = Answers<pb::HeartbeatResponse>;
+
+    async fn heartbeat(
+        &self,
+        request: Request<Streaming<pb::HeartbeatRequest>>,
+    ) -> Result<Response<Self::HeartbeatStream>, Status> {
+        let (context, who) = (Arc::clone(&self.0), Who::of(&request)?);
+        let place = context.place()?;
+        let answers = request.into_inner().map(move |message| {
+            let _held = &place;
+            let message = message?;
+            let ns = named(&message.namespace)?;
+            who.needs(&context, Role::Write, ns.as_str())?;
+            let ids = ids(&context, &ns, &message.ids)?;
+            let beats = context.registry.heartbeat(&ids);
+            let unknown = ids.iter().zip(&beats).filter(|(_, beat)| **beat == Beat::Unknown);
+            Ok(pb::HeartbeatResponse { unknown: unknown.map(|(id, _)| id.local().to_owned()).collect() })
+        });
+        Ok(Response::new(while_running(&self.0, answers)))
+    }
+
+    async fn discover(&self, request: Request<pb::DiscoverRequest>) -> Result<Response<pb::DiscoverResponse>, Status> {
+        let (context, who) = (&self.0, Who::of(&request)?);
+        let request = request.into_inner();
+        let ns = named(&request.namespace)?;
+        who.needs(context, Role::Read, ns.as_str())?;
+        let key = ServiceKey::new(&ns, &request.service).map_err(ApiError::from)?;
+        let missing = || ApiError::NotFound { what: "service", name: request.service.clone() };
+        let snapshot = context.registry.snapshot(&key).ok_or_else(missing)?;
+        if request.revision == snapshot.revision.0 && request.revision > 0 {
+            let unchanged =
+                pb::DiscoverResponse { revision: snapshot.revision.0, unchanged: true, ..Default::default() };
+            return Ok(Response::new(unchanged));
+        }
+        let wanted = snapshot.instances.iter().filter(|instance| !request.usable || instance.is_usable());
+        Ok(Response::new(pb::DiscoverResponse {
+            revision: snapshot.revision.0,
+            unchanged: false,
+            metadata: snapshot.metadata.as_ref().map(pairs).unwrap_or_default(),
+            instances: wanted.map(|instance| shown(instance)).collect(),
+        }))
+    }
+
+    type WatchStream = Answers<pb::WatchResponse>;
+
+    async fn watch(&self, request: Request<pb::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let (context, who) = (Arc::clone(&self.0), Who::of(&request)?);
+        let request = request.into_inner();
+        let ns = named(&request.namespace)?;
+        who.needs(&context, Role::Read, ns.as_str())?;
+        let service = ServiceKey::new(&ns, &request.service).map_err(ApiError::from)?;
+        // What was never given out is of another store: from the beginning.
+        let known = Revision(request.revision);
+        let seen = (known > Revision(0) && known <= context.registry.revision_of(&service)).then_some(known);
+        let place = context.place()?;
+        let following = Following { context, service, seen, _place: place };
+        Ok(Response::new(while_running(&self.0, stream::unfold(following, Following::next))))
+    }
+
+    async fn list_services(
+        &self,
+        request: Request<pb::ListServicesRequest>,
+    ) -> Result<Response<pb::ListServicesResponse>, Status> {
+        let (context, who) = (&self.0, Who::of(&request)?);
+        let request = request.into_inner();
+        let ns = named(&request.namespace)?;
+        who.needs(context, Role::Read, ns.as_str())?;
+        let all = context.registry.services(Some(&ns));
+        let mut wanted = all.iter().filter(|service| service.key.name() > request.from.as_str());
+        let services: Vec<_> = wanted
+            .by_ref()
+            .take(PAGE)
+            .map(|service| pb::list_services_response::Service {
+                name: service.key.name().to_owned(),
+                revision: service.revision.0,
+                instances: service.instances.len() as u64,
+                usable: service.usable() as u64,
+            })
+            .collect();
+        let next = wanted.next().and_then(|_| services.last()).map(|last| last.name.clone()).unwrap_or_default();
+        Ok(Response::new(pb::ListServicesResponse { services, next }))
+    }
+}
+
+/// A watch under way.
+struct Following {
+    context: Arc<Context>,
+    service: ServiceKey,
+    /// What the client has; `None`: nothing.
+    seen: Option<Revision>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Following {
+    async fn next(mut self) -> Option<(Result<pb::WatchResponse, Status>, Following)> {
+        loop {
+            let Some(seen) = self.seen else {
+                let whole = self.whole();
+                return Some((Ok(whole), self));
+            };
+            let revision = match self.context.registry.watch(&self.service, seen, Instant::now() + QUIET).await {
+                Ok(revision) => revision,
+                Err(error) => {
+                    // Said once; after it the stream ends, for there is nothing more to wait with.
+                    let status = Status::from(ApiError::from(error));
+                    return Some((Err(status), self));
+                }
+            };
+            if revision > seen {
+                let told = self.changes(seen, revision).unwrap_or_else(|| self.whole());
+                self.seen = Some(Revision(told.revision));
+                return Some((Ok(told), self));
+            }
+            if revision < seen {
+                // Another store: what was seen means nothing any more.
+                self.seen = None;
+            }
+        }
+    }
+
+    /// All of it. Its revision is read first: what changes in between is told once more, not lost.
+    fn whole(&mut self) -> pb::WatchResponse {
+        let registry = &self.context.registry;
+        let before = registry.revision_of(&self.service);
+        let snapshot = registry.snapshot(&self.service);
+        let revision = snapshot.as_ref().map_or(before, |snapshot| snapshot.revision);
+        self.seen = Some(revision);
+        pb::WatchResponse {
+            revision: revision.0,
+            snapshot: true,
+            absent: snapshot.is_none(),
+            put: snapshot.iter().flat_map(|snapshot| &snapshot.instances).map(|instance| shown(instance)).collect(),
+            removed: Vec::new(),
+        }
+    }
+
+    fn changes(&self, seen: Revision, now: Revision) -> Option<pb::WatchResponse> {
+        let list = self.context.registry.changes(&self.service, seen)?;
+        let revision = list.iter().map(Change::revision).max().unwrap_or(now).max(now);
+        let mut told = pb::WatchResponse { revision: revision.0, ..Default::default() };
+        for change in &list {
+            match change {
+                Change::Put(instance) => told.put.push(shown(instance)),
+                Change::Removed { id, .. } => told.removed.push(id.local().to_owned()),
+                // Whether the service is there is in a snapshot.
+                Change::Service { .. } => return None,
+            }
+        }
+        Some(told)
+    }
+}
+
+fn ids(context: &Context, ns: &NamespaceName, ids: &[String]) -> Result<Vec<InstanceId>, ApiError> {
+    context.batch("the list of ids", ids.len())?;
+    Ok(ids.iter().map(|id| InstanceId::new(ns, id)).collect::<Result<_, _>>()?)
+}
+
+fn results(ids: &[InstanceId], rows: &[Result<Written, WriteError>]) -> pb::WriteResponse {
+    let results = ids.iter().zip(rows).map(|(id, row)| {
+        let id = id.local().to_owned();
+        match row {
+            Ok(written) => {
+                let outcome = match written.outcome {
+                    Outcome::Created => "created",
+                    Outcome::Updated => "updated",
+                    Outcome::Removed => "removed",
+                    _ => "unchanged",
+                };
+                pb::WriteResult { id, revision: written.revision.0, outcome: outcome.into(), error: String::new() }
+            }
+            Err(error) => pb::WriteResult { id, error: error.to_string(), ..Default::default() },
+        }
+    });
+    pb::WriteResponse { results: results.collect() }
+}
+
+fn pairs(metadata: &Metadata) -> HashMap<String, String> {
+    metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+/// A number that has to fit into fewer bits.
+fn small<T: TryFrom<u32>>(what: &str, number: u32) -> Result<T, ApiError> {
+    T::try_from(number).map_err(|_| ApiError::bad(format!("{what} = {number}: too large")))
+}
+
+fn duration(what: &str, duration: prost_types::Duration) -> Result<Duration, ApiError> {
+    Duration::try_from(duration).map_err(|_| ApiError::bad(format!("{what}: expected a duration above zero")))
+}
+
+fn proto_duration(duration: Duration) -> prost_types::Duration {
+    prost_types::Duration {
+        seconds: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        nanos: duration.subsec_nanos() as i32,
+    }
+}
+
+/// What the core is told of an instance.
+fn registration(ns: &NamespaceName, instance: pb::Instance) -> Result<Registration, ApiError> {
+    let health = match pb::Health::try_from(instance.health) {
+        Ok(pb::Health::Unspecified) => None,
+        Ok(pb::Health::Passing) => Some(Health::Passing),
+        Ok(pb::Health::Warning) => Some(Health::Warning),
+        Ok(pb::Health::Critical) => Some(Health::Critical),
+        Err(_) => return Err(ApiError::bad(format!("health = {}: there is no such value", instance.health))),
+    };
+    let service = ServiceKey::new(ns, &instance.service)?;
+    let port: u16 = small("port", instance.port)?;
+    let id = match instance.id.as_str() {
+        "" => InstanceId::derived(&service, &instance.host, port, &instance.protocol),
+        id => InstanceId::new(ns, id)?,
+    };
+    let mut row = Registration::new(id, service, &instance.host, port);
+    if let Some(weight) = instance.weight {
+        row.weight = small("weight", weight)?;
+    }
+    let check = instance.check.map(check).transpose()?;
+    // Registering is a sign of life: one that had expired is back.
+    let beats = check.as_ref().is_some_and(|check| check.time_to_live().is_some());
+    let location = instance.location.unwrap_or_default();
+    Ok(Registration {
+        protocol: instance.protocol,
+        version: instance.version,
+        priority: small("priority", instance.priority)?,
+        location: Location {
+            region: location.region.into(),
+            zone: location.zone.into(),
+            campus: location.campus.into(),
+        },
+        metadata: Metadata::from_pairs(&instance.metadata.into_iter().collect::<std::collections::BTreeMap<_, _>>())?,
+        check,
+        isolate: instance.isolate,
+        health: health.or(beats.then_some(Health::Passing)),
+        ..row
+    })
+}
+
+fn check(check: pb::Check) -> Result<Check, ApiError> {
+    use pb::check::Kind;
+    let own = |target: &pb::check::Target| Some(target.target.clone()).filter(|target| !target.is_empty());
+    let kind = match check.kind.ok_or_else(|| ApiError::bad("check: expected one of ttl, tcp, http, postgres"))? {
+        Kind::Ttl(ttl) => CheckKind::Ttl { ttl: duration("ttl", ttl)? },
+        Kind::Tcp(target) => CheckKind::Tcp { target: own(&target), pace: pace(target.pace)? },
+        Kind::Postgres(target) => CheckKind::Postgres { target: own(&target), pace: pace(target.pace)? },
+        Kind::Http(target) => {
+            CheckKind::Http { url: own(&target).unwrap_or_else(|| "/".into()), pace: pace(target.pace)? }
+        }
+    };
+    let deregister_after = check.deregister_after.map(|after| duration("deregister_after", after)).transpose()?;
+    Ok(Check { kind, deregister_after })
+}
+
+fn pace(pace: Option<pb::Pace>) -> Result<Pace, ApiError> {
+    let (given, default) = (pace.unwrap_or_default(), Pace::default());
+    let count = |what, given, default| if given == 0 { Ok(default) } else { small(what, given) };
+    Ok(Pace {
+        interval: given.interval.map_or(Ok(default.interval), |it| duration("interval", it))?,
+        timeout: given.timeout.map_or(Ok(default.timeout), |it| duration("timeout", it))?,
+        fall: count("fall", given.fall, default.fall)?,
+        rise: count("rise", given.rise, default.rise)?,
+    })
+}
+
+fn shown(instance: &Instance) -> pb::Instance {
+    let health = match instance.health {
+        Health::Passing => pb::Health::Passing,
+        Health::Warning => pb::Health::Warning,
+        Health::Critical => pb::Health::Critical,
+    };
+    pb::Instance {
+        id: instance.id.local().to_owned(),
+        service: instance.service.name().to_owned(),
+        host: instance.host.to_string(),
+        port: u32::from(instance.port),
+        protocol: instance.protocol.to_string(),
+        version: instance.version.to_string(),
+        weight: Some(u32::from(instance.weight)),
+        priority: u32::from(instance.priority),
+        location: Some(pb::Location {
+            region: instance.location.region.to_string(),
+            zone: instance.location.zone.to_string(),
+            campus: instance.location.campus.to_string(),
+        }),
+        metadata: pairs(&instance.metadata),
+        check: instance.check.as_deref().map(shown_check),
+        isolate: Some(instance.isolate),
+        health: health.into(),
+        revision: instance.revision.0,
+    }
+}
+
+fn shown_check(check: &Check) -> pb::Check {
+    use pb::check::Kind;
+    let target = |target: Option<&str>, pace: &Pace| pb::check::Target {
+        target: target.unwrap_or_default().to_owned(),
+        pace: Some(pb::Pace {
+            interval: Some(proto_duration(pace.interval)),
+            timeout: Some(proto_duration(pace.timeout)),
+            fall: u32::from(pace.fall),
+            rise: u32::from(pace.rise),
+        }),
+    };
+    let kind = match &check.kind {
+        CheckKind::Ttl { ttl } => Kind::Ttl(proto_duration(*ttl)),
+        CheckKind::Tcp { target: to, pace } => Kind::Tcp(target(to.as_deref(), pace)),
+        CheckKind::Postgres { target: to, pace } => Kind::Postgres(target(to.as_deref(), pace)),
+        CheckKind::Http { url, pace } => Kind::Http(target(Some(url), pace)),
+    };
+    pb::Check { kind: Some(kind), deregister_after: check.deregister_after.map(proto_duration) }
+}

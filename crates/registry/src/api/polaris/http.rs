@@ -1,0 +1,218 @@
+//! Polaris' HTTP: `POST /v1/{RegisterInstance,DeregisterInstance,Heartbeat,Discover,ReportClient}` with the messages of gRPC as JSON:
+//! wrapped values are bare, names in either spelling.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hyper::{Method, StatusCode};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::{Asking, code, code_of, pb, response};
+use crate::api::{ApiError, Context, Reply, Request};
+
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Instance {
+    id: Option<String>,
+    service: Option<String>,
+    namespace: Option<String>,
+    host: Option<String>,
+    port: Option<u32>,
+    protocol: Option<String>,
+    version: Option<String>,
+    priority: Option<u32>,
+    weight: Option<u32>,
+    #[serde(alias = "enable_health_check")]
+    enable_health_check: Option<bool>,
+    #[serde(alias = "health_check")]
+    health_check: Option<HealthCheck>,
+    healthy: Option<bool>,
+    isolate: Option<bool>,
+    location: Option<Location>,
+    metadata: HashMap<String, String>,
+    revision: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct HealthCheck {
+    r#type: Value,
+    heartbeat: Option<Heartbeat>,
+}
+
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct Heartbeat {
+    ttl: Option<u32>,
+}
+
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct Location {
+    region: Option<String>,
+    zone: Option<String>,
+    campus: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct Service {
+    name: Option<String>,
+    namespace: Option<String>,
+    metadata: HashMap<String, String>,
+    revision: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Discover {
+    r#type: Value,
+    service: Option<Service>,
+}
+
+/// Names and numbers of what can be discovered.
+const KINDS: [(&str, i32); 14] = [
+    ("INSTANCE", 1),
+    ("CLUSTER", 2),
+    ("ROUTING", 3),
+    ("RATE_LIMIT", 4),
+    ("CIRCUIT_BREAKER", 5),
+    ("SERVICES", 6),
+    ("NAMESPACES", 12),
+    ("FAULT_DETECTOR", 13),
+    ("LANE", 100),
+    ("CUSTOM_ROUTE_RULE", 101),
+    ("NEARBY_ROUTE_RULE", 102),
+    ("LOSSLESS", 103),
+    ("BLOCK_ALLOW_RULE", 104),
+    ("UNKNOWN", 0),
+];
+
+/// The status of HTTP that goes with a code.
+fn status(code: u32) -> StatusCode {
+    StatusCode::from_u16(u16::try_from(code / 1000).unwrap_or(500)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// An error as this front shows it.
+pub(in super::super) fn show(error: &ApiError) -> Reply {
+    Reply::json(error.status(), &json!({ "code": code_of(error), "info": error.to_string() }))
+}
+
+pub(in super::super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
+    let caller = context.auth.identify(request)?;
+    if request.method != Method::POST {
+        return Err(ApiError::MethodNotAllowed { allow: "POST" });
+    }
+    let asking = Asking { context, caller, peer: request.peer };
+    match request.path().as_slice() {
+        ["v1", "RegisterInstance"] => Ok(told(asking.register(request.json::<Instance>()?.into()).await)),
+        ["v1", "DeregisterInstance"] => Ok(told(asking.deregister(request.json::<Instance>()?.into()).await)),
+        ["v1", "Heartbeat"] => Ok(told(asking.heartbeat(&request.json::<Instance>()?.into()))),
+        ["v1", "ReportClient"] => Ok(told(response(code::OK, "execute success"))),
+        ["v1", "Discover"] => {
+            let asked: Discover = request.json()?;
+            let kind = match &asked.r#type {
+                Value::Number(number) => number.as_i64().and_then(|number| i32::try_from(number).ok()),
+                Value::String(name) => KINDS.iter().find(|(known, _)| known == name).map(|(_, number)| *number),
+                _ => None,
+            };
+            let kind =
+                kind.ok_or_else(|| ApiError::bad(format!("type = {}: expected INSTANCE, SERVICES …", asked.r#type)))?;
+            let service = asked.service.map(|service| pb::Service {
+                name: service.name,
+                namespace: service.namespace,
+                metadata: HashMap::new(),
+                revision: service.revision,
+            });
+            let found = asking.discover(&pb::DiscoverRequest { r#type: kind, service, filter: None });
+            let reply = Reply::json(status(found.code.unwrap_or(code::FAILED)), &discovered(found));
+            Ok(if request.accepts_gzip() { reply.gzip() } else { reply })
+        }
+        _ => Err(ApiError::NoSuchPath(format!("/{}", request.segments.join("/")))),
+    }
+}
+
+fn told(response: pb::Response) -> Reply {
+    let code = response.code.unwrap_or(code::FAILED);
+    let mut body = Map::new();
+    body.insert("code".into(), code.into());
+    body.insert("info".into(), response.info.into());
+    if let Some(instance) = response.instance {
+        body.insert("instance".into(), json!(Instance::from(instance)));
+    }
+    Reply::json(status(code), &body)
+}
+
+fn discovered(found: pb::DiscoverResponse) -> Value {
+    let kind = KINDS.iter().find(|(_, number)| *number == found.r#type).map_or("UNKNOWN", |(name, _)| *name);
+    json!({
+        "code": found.code,
+        "info": found.info,
+        "type": kind,
+        "service": found.service.map(Service::from),
+        "instances": found.instances.into_iter().map(Instance::from).collect::<Vec<_>>(),
+        "services": found.services.into_iter().map(Service::from).collect::<Vec<_>>(),
+        "namespaces": found.namespaces.into_iter().map(|it| json!({ "name": it.name })).collect::<Vec<_>>(),
+    })
+}
+
+impl From<Instance> for pb::Instance {
+    fn from(sent: Instance) -> pb::Instance {
+        let check = sent.health_check.map(|check| pb::HealthCheck {
+            r#type: super::HEARTBEAT,
+            heartbeat: check.heartbeat.map(|beat| pb::HeartbeatHealthCheck { ttl: beat.ttl }),
+        });
+        pb::Instance {
+            id: sent.id,
+            service: sent.service,
+            namespace: sent.namespace,
+            host: sent.host,
+            port: sent.port,
+            protocol: sent.protocol,
+            version: sent.version,
+            priority: sent.priority,
+            weight: sent.weight,
+            health_check: check,
+            healthy: sent.healthy,
+            isolate: sent.isolate,
+            location: sent.location.map(|it| pb::Location { region: it.region, zone: it.zone, campus: it.campus }),
+            metadata: sent.metadata,
+            revision: None,
+            service_token: None,
+            enable_health_check: sent.enable_health_check,
+        }
+    }
+}
+
+impl From<pb::Instance> for Instance {
+    fn from(known: pb::Instance) -> Instance {
+        Instance {
+            id: known.id,
+            service: known.service,
+            namespace: known.namespace,
+            host: known.host,
+            port: known.port,
+            protocol: known.protocol,
+            version: known.version,
+            priority: known.priority,
+            weight: known.weight,
+            enable_health_check: known.enable_health_check,
+            health_check: known.health_check.map(|check| HealthCheck {
+                r#type: "HEARTBEAT".into(),
+                heartbeat: check.heartbeat.map(|beat| Heartbeat { ttl: beat.ttl }),
+            }),
+            healthy: known.healthy,
+            isolate: known.isolate,
+            location: known.location.map(|it| Location { region: it.region, zone: it.zone, campus: it.campus }),
+            metadata: known.metadata,
+            revision: known.revision,
+        }
+    }
+}
+
+impl From<pb::Service> for Service {
+    fn from(known: pb::Service) -> Service {
+        Service { name: known.name, namespace: known.namespace, metadata: known.metadata, revision: known.revision }
+    }
+}

@@ -1,0 +1,333 @@
+//! What clients of PolarisMesh ask, over gRPC and over HTTP: the same messages, the same answers. An answer is a code and a text
+//! in the message; the status of HTTP follows the code.
+//!
+//! There: registering, heartbeats, discovery of instances, services and namespaces. Not there: rules (routing, rate limits, circuit
+//! breakers …): who asks for some is told that there are none; contracts, configuration, aliases.
+
+mod http;
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::auth::{Caller, Role};
+use super::grpc::proto::polaris as pb;
+use super::{ApiError, Context, RESERVED, namespace};
+use crate::{
+    Beat, Check, CheckKind, Health, Instance, InstanceId, Location, Metadata, NamespaceName, Registration, ServiceKey,
+    ServiceSnapshot, WriteError,
+};
+
+pub(super) use http::{handle, show};
+
+/// Its SDKs send a heartbeat each time to live, and its server waits for three.
+const BEATS: u32 = 3;
+/// Seconds between heartbeats where nobody says.
+const DEFAULT_TTL: u32 = 5;
+/// `HealthCheck.type`: the instance says that it lives.
+const HEARTBEAT: i32 = 1;
+/// Services, or namespaces, in one answer.
+const MOST: usize = 10_000;
+
+/// The codes that are used here.
+pub(super) mod code {
+    pub(in super::super) const OK: u32 = 200_000;
+    pub(in super::super) const NO_CHANGE: u32 = 200_001;
+    pub(in super::super) const BATCH_TOO_LARGE: u32 = 400_003;
+    pub(in super::super) const NO_SUCH_RESOURCE: u32 = 400_004;
+    pub(in super::super) const INVALID: u32 = 400_103;
+    pub(in super::super) const NO_HEALTH_CHECK: u32 = 400_141;
+    pub(in super::super) const NOT_FOUND: u32 = 400_202;
+    pub(in super::super) const UNAUTHORIZED: u32 = 401_000;
+    pub(in super::super) const NOT_ALLOWED: u32 = 401_001;
+    pub(in super::super) const CONFLICT: u32 = 409_000;
+    pub(in super::super) const TOO_MANY: u32 = 429_001;
+    pub(in super::super) const FAILED: u32 = 500_000;
+    pub(in super::super) const STORE: u32 = 500_001;
+}
+
+/// `DiscoverRequest.type`.
+mod kind {
+    pub(super) const INSTANCE: i32 = 1;
+    pub(super) const CLUSTER: i32 = 2;
+    pub(super) const SERVICES: i32 = 6;
+    pub(super) const NAMESPACES: i32 = 12;
+    /// Rules of all sorts, of which there are none.
+    pub(super) const RULES: [i32; 9] = [3, 4, 5, 13, 100, 101, 102, 103, 104];
+}
+
+/// Who asks, and where they are.
+pub(super) struct Asking<'a> {
+    pub(super) context: &'a Context,
+    pub(super) caller: Caller<'a>,
+    pub(super) peer: IpAddr,
+}
+
+/// What an error is called.
+pub(super) fn code_of(error: &ApiError) -> u32 {
+    match error {
+        ApiError::BadRequest(_) | ApiError::Invalid(_) | ApiError::UnsupportedMediaType { .. } => code::INVALID,
+        ApiError::NoSuchPath(_) | ApiError::MethodNotAllowed { .. } => code::NO_SUCH_RESOURCE,
+        ApiError::NotFound { .. } | ApiError::Missing(_) => code::NOT_FOUND,
+        ApiError::Unauthorized => code::UNAUTHORIZED,
+        ApiError::Forbidden { .. } => code::NOT_ALLOWED,
+        ApiError::TooLarge { .. } => code::BATCH_TOO_LARGE,
+        ApiError::Busy { .. } => code::TOO_MANY,
+        ApiError::Conflict(_) => code::CONFLICT,
+        ApiError::BodyTimeout { .. } | ApiError::Undetermined(_) => code::FAILED,
+        ApiError::Unavailable(_) => code::STORE,
+    }
+}
+
+/// An answer without more than a code.
+pub(super) fn response(code: u32, info: impl Into<String>) -> pb::Response {
+    pb::Response { code: Some(code), info: Some(info.into()), ..Default::default() }
+}
+
+fn answer(result: Result<pb::Response, ApiError>) -> pb::Response {
+    result.unwrap_or_else(|error| response(code_of(&error), error.to_string()))
+}
+
+fn named(name: Option<&str>) -> Result<NamespaceName, ApiError> {
+    match name {
+        None | Some("") => Ok(NamespaceName::default()),
+        Some(name) => namespace(name),
+    }
+}
+
+/// Which instance is meant: by its id, or by what an id is made of. The protocol is no part of it, for heartbeats do not tell it.
+fn identity(ns: &NamespaceName, id: &str, service: &str, host: &str, port: u32) -> Result<InstanceId, ApiError> {
+    if !id.is_empty() {
+        return Ok(InstanceId::new(ns, id)?);
+    }
+    if host.is_empty() {
+        return Err(ApiError::bad("expected the instance's id, or its service, host and port"));
+    }
+    Ok(InstanceId::derived(&ServiceKey::new(ns, service)?, host, port_of(port)?, ""))
+}
+
+fn port_of(port: u32) -> Result<u16, ApiError> {
+    u16::try_from(port).map_err(|_| ApiError::bad(format!("port = {port}: expected 0 to 65535")))
+}
+
+fn identity_of(ns: &NamespaceName, sent: &pb::Instance) -> Result<InstanceId, ApiError> {
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    identity(ns, &text(&sent.id), &text(&sent.service), &text(&sent.host), sent.port.unwrap_or(0))
+}
+
+impl Asking<'_> {
+    /// Makes an instance exist.
+    pub(super) async fn register(&self, sent: pb::Instance) -> pb::Response {
+        answer(self.try_register(sent).await)
+    }
+
+    async fn try_register(&self, sent: pb::Instance) -> Result<pb::Response, ApiError> {
+        let ns = named(sent.namespace.as_deref())?;
+        self.caller.needs(Role::Write, ns.as_str())?;
+        let id = identity_of(&ns, &sent)?;
+        let shown = pb::Instance {
+            id: Some(id.local().to_owned()),
+            service: sent.service.clone(),
+            namespace: Some(ns.as_str().to_owned()),
+            host: sent.host.clone(),
+            port: sent.port,
+            ..Default::default()
+        };
+        let row = registration(&ns, id.clone(), sent)?;
+        first(self.context.registry.register(vec![row]).await)?;
+        self.context.audit(&self.caller, self.peer, "polaris/register", ns.as_str(), id.local());
+        Ok(pb::Response { instance: Some(shown), ..response(code::OK, "execute success") })
+    }
+
+    /// Takes an instance out. One that is not there is out.
+    pub(super) async fn deregister(&self, sent: pb::Instance) -> pb::Response {
+        answer(self.try_deregister(sent).await)
+    }
+
+    async fn try_deregister(&self, sent: pb::Instance) -> Result<pb::Response, ApiError> {
+        let ns = named(sent.namespace.as_deref())?;
+        self.caller.needs(Role::Write, ns.as_str())?;
+        let id = identity_of(&ns, &sent)?;
+        first(self.context.registry.deregister(std::slice::from_ref(&id)).await)?;
+        self.context.audit(&self.caller, self.peer, "polaris/deregister", ns.as_str(), id.local());
+        Ok(response(code::OK, "execute success"))
+    }
+
+    /// A sign of life.
+    pub(super) fn heartbeat(&self, sent: &pb::Instance) -> pb::Response {
+        answer(self.try_heartbeat(sent))
+    }
+
+    fn try_heartbeat(&self, sent: &pb::Instance) -> Result<pb::Response, ApiError> {
+        let ns = named(sent.namespace.as_deref())?;
+        self.caller.needs(Role::Write, ns.as_str())?;
+        let id = identity_of(&ns, sent)?;
+        match self.context.registry.heartbeat(std::slice::from_ref(&id)).first() {
+            Some(Beat::Known) => {}
+            _ => return Err(ApiError::NotFound { what: "instance", name: id.local().to_owned() }),
+        }
+        let checked = self.context.registry.instance(&id).is_none_or(|instance| instance.check.is_some());
+        if checked {
+            Ok(response(code::OK, "execute success"))
+        } else {
+            Ok(response(code::NO_HEALTH_CHECK, "no health check"))
+        }
+    }
+
+    /// Many signs of life. Nobody is told which of them are strangers: the message has no place for it.
+    pub(super) fn heartbeats(&self, sent: &[pb::InstanceHeartbeat]) -> Result<(), ApiError> {
+        self.context.batch("the list of heartbeats", sent.len())?;
+        let mut ids = Vec::with_capacity(sent.len());
+        for beat in sent {
+            let ns = named(Some(&beat.namespace))?;
+            self.caller.needs(Role::Write, ns.as_str())?;
+            ids.push(identity(&ns, &beat.instance_id, &beat.service, &beat.host, beat.port)?);
+        }
+        self.context.registry.heartbeat(&ids);
+        Ok(())
+    }
+
+    /// Whatever is asked for.
+    pub(super) fn discover(&self, asked: &pb::DiscoverRequest) -> pb::DiscoverResponse {
+        let found = self.try_discover(asked).unwrap_or_else(|error| pb::DiscoverResponse {
+            code: Some(code_of(&error)),
+            info: Some(error.to_string()),
+            service: asked.service.clone(),
+            ..Default::default()
+        });
+        pb::DiscoverResponse { r#type: asked.r#type, ..found }
+    }
+
+    fn try_discover(&self, asked: &pb::DiscoverRequest) -> Result<pb::DiscoverResponse, ApiError> {
+        let wanted = asked.service.clone().unwrap_or_default();
+        let registry = &self.context.registry;
+        if asked.r#type == kind::NAMESPACES {
+            let names = registry.namespaces();
+            let seen = names.iter().filter(|name| self.caller.may(Role::Read, name.as_str())).take(MOST);
+            let namespaces = seen.map(|name| pb::Namespace { name: Some(name.as_str().to_owned()) }).collect();
+            return Ok(pb::DiscoverResponse { namespaces, ..found(code::OK, wanted) });
+        }
+        let ns = named(wanted.namespace.as_deref())?;
+        self.caller.needs(Role::Read, ns.as_str())?;
+        match asked.r#type {
+            kind::SERVICES => {
+                let services = registry.services(Some(&ns));
+                let services = services.iter().take(MOST).map(|service| described(service)).collect();
+                Ok(pb::DiscoverResponse { services, ..found(code::OK, wanted) })
+            }
+            kind::INSTANCE | kind::CLUSTER => {
+                let name = wanted.name.clone().unwrap_or_default();
+                let key = ServiceKey::new(&ns, &name)?;
+                let snapshot = registry.snapshot(&key).ok_or(ApiError::NotFound { what: "service", name })?;
+                let service = described(&snapshot);
+                if wanted.revision.is_some() && wanted.revision == service.revision {
+                    return Ok(found(code::NO_CHANGE, service));
+                }
+                let healthy = asked.filter.as_ref().is_some_and(|filter| filter.only_healthy_instance);
+                let instances = snapshot.instances.iter().filter(|it| !healthy || it.health != Health::Critical);
+                let instances = instances.map(|instance| shown(instance)).collect();
+                Ok(pb::DiscoverResponse { instances, ..found(code::OK, service) })
+            }
+            rules if kind::RULES.contains(&rules) => Ok(found(code::OK, wanted)),
+            other => Ok(pb::DiscoverResponse {
+                info: Some(format!("discovery of type {other} is not known")),
+                ..found(code::NO_SUCH_RESOURCE, wanted)
+            }),
+        }
+    }
+}
+
+fn first(rows: Vec<Result<crate::Written, WriteError>>) -> Result<crate::Written, ApiError> {
+    rows.into_iter().next().unwrap_or(Err(WriteError::Stopped)).map_err(ApiError::from)
+}
+
+fn found(code: u32, service: pb::Service) -> pb::DiscoverResponse {
+    let info = if code == code::NO_CHANGE { "discover data is no change" } else { "execute success" };
+    pb::DiscoverResponse { code: Some(code), info: Some(info.into()), service: Some(service), ..Default::default() }
+}
+
+/// A service. Its revision is a text that differs where the content does, also between stores.
+fn described(snapshot: &ServiceSnapshot) -> pb::Service {
+    pb::Service {
+        name: Some(snapshot.key.name().to_owned()),
+        namespace: Some(snapshot.key.namespace().to_owned()),
+        metadata: snapshot.metadata.as_ref().map(visible).unwrap_or_default(),
+        revision: Some(format!("{}-{}", snapshot.revision, snapshot.digest)),
+    }
+}
+
+fn visible(metadata: &Metadata) -> HashMap<String, String> {
+    let pairs = metadata.iter().filter(|(key, _)| !key.starts_with(RESERVED));
+    pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+fn registration(ns: &NamespaceName, id: InstanceId, sent: pb::Instance) -> Result<Registration, ApiError> {
+    let service = ServiceKey::new(ns, &sent.service.unwrap_or_default())?;
+    let small = |what: &str, number: u32| {
+        u16::try_from(number).map_err(|_| ApiError::bad(format!("{what} = {number}: expected at most 65535")))
+    };
+    if let Some(key) = sent.metadata.keys().find(|key| key.starts_with(RESERVED)) {
+        return Err(ApiError::bad(format!("metadata: {key:?} begins with {RESERVED:?}, which is reserved")));
+    }
+    let checked = sent.enable_health_check.unwrap_or(sent.health_check.is_some());
+    let check = checked.then(|| {
+        let beat = sent.health_check.and_then(|check| check.heartbeat).and_then(|beat| beat.ttl);
+        let ttl = beat.filter(|ttl| *ttl > 0).unwrap_or(DEFAULT_TTL);
+        Check {
+            kind: CheckKind::Ttl { ttl: Duration::from_secs(u64::from(ttl.saturating_mul(BEATS))) },
+            deregister_after: None,
+        }
+    });
+    let location = sent.location.unwrap_or_default();
+    let part = |part: Option<String>| part.unwrap_or_default().into();
+    let row = Registration::new(id, service, &sent.host.unwrap_or_default(), port_of(sent.port.unwrap_or(0))?);
+    Ok(Registration {
+        protocol: sent.protocol.unwrap_or_default(),
+        version: sent.version.unwrap_or_default(),
+        weight: sent.weight.map_or(Ok(row.weight), |weight| small("weight", weight))?,
+        priority: small("priority", sent.priority.unwrap_or(0))?,
+        location: Location { region: part(location.region), zone: part(location.zone), campus: part(location.campus) },
+        metadata: Metadata::from_pairs(&sent.metadata.into_iter().collect::<BTreeMap<_, _>>())?,
+        // Registering is a sign of life; without a check it is as it says.
+        health: match (sent.healthy, &check) {
+            (Some(false), None) => Some(Health::Critical),
+            _ => Some(Health::Passing),
+        },
+        check,
+        isolate: sent.isolate,
+        ..row
+    })
+}
+
+fn shown(instance: &Instance) -> pb::Instance {
+    let ttl = instance.check.as_ref().and_then(|check| check.time_to_live());
+    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    pb::Instance {
+        id: Some(instance.id.local().to_owned()),
+        service: Some(instance.service.name().to_owned()),
+        namespace: Some(instance.namespace().to_owned()),
+        host: Some(instance.host.to_string()),
+        port: Some(u32::from(instance.port)),
+        protocol: text(&instance.protocol),
+        version: text(&instance.version),
+        priority: Some(u32::from(instance.priority)),
+        weight: Some(u32::from(instance.weight)),
+        health_check: ttl.map(|ttl| pb::HealthCheck {
+            r#type: HEARTBEAT,
+            heartbeat: Some(pb::HeartbeatHealthCheck {
+                ttl: Some(u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX).div_ceil(BEATS)),
+            }),
+        }),
+        healthy: Some(instance.health != Health::Critical),
+        isolate: Some(instance.isolate),
+        location: Some(pb::Location {
+            region: text(&instance.location.region),
+            zone: text(&instance.location.zone),
+            campus: text(&instance.location.campus),
+        }),
+        metadata: visible(&instance.metadata),
+        revision: Some(instance.revision.to_string()),
+        service_token: None,
+        enable_health_check: Some(instance.check.is_some()),
+    }
+}
