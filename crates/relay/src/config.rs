@@ -123,6 +123,9 @@ pub struct UserConfig {
     /// `SCRAM-SHA-256$…` as in `pg_authid`.
     #[serde(default, skip_serializing)]
     pub verifier: Option<String>,
+    /// Whether it may also fence the relay and name its upstream, as `kingpost failover` does.
+    #[serde(default)]
+    pub operator: bool,
 }
 
 impl fmt::Debug for UserConfig {

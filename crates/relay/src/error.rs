@@ -107,6 +107,19 @@ pub enum UpstreamError {
         /// The log's directory.
         dir: String,
     },
+    /// The log was fenced off from its timeline.
+    #[error(
+        "fenced: for term {term} nothing more is taken on timeline {fenced}, and the upstream is on timeline {found}; it is not \
+         the primary any more"
+    )]
+    Fenced {
+        /// The term that was promised to.
+        term: u64,
+        /// The last timeline that ended here.
+        fenced: u32,
+        /// Of the upstream.
+        found: u32,
+    },
     /// The log did not take what came.
     #[error("{0}")]
     Append(#[from] AppendError),
@@ -139,6 +152,7 @@ impl UpstreamError {
             | UpstreamError::Io(_)
             | UpstreamError::Closed
             | UpstreamError::ShuttingDown
+            | UpstreamError::Fenced { .. }
             | UpstreamError::Silent(_)
             | UpstreamError::NoPassword { .. }
             | UpstreamError::Method

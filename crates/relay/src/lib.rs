@@ -22,6 +22,7 @@ pub mod config;
 mod downstream;
 mod error;
 pub mod log;
+mod operate;
 mod relay;
 mod settings;
 mod shared;
@@ -31,6 +32,8 @@ mod status;
 mod upstream;
 
 pub use error::{StartError, UpstreamError};
+pub use operate::{OrderError, Standing};
 pub use relay::Relay;
 pub use status::{DownstreamStatus, LogStatus, SlotStatus, Status};
-pub use upstream::{Probe, probe};
+pub use upstream::{Probe, order, probe};
+pub use wire::replication::Order;

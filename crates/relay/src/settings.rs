@@ -1,6 +1,6 @@
 //! The configuration, resolved.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use wire::scram::Verifier;
@@ -22,6 +22,7 @@ pub(crate) struct Settings {
     pub(crate) keep_bytes: u64,
     pub(crate) max_bytes: u64,
     users: HashMap<String, Option<Verifier>>,
+    operators: HashSet<String>,
 }
 
 impl Settings {
@@ -47,12 +48,19 @@ impl Settings {
             keep_bytes: config.keep_bytes,
             max_bytes: config.max_bytes,
             users,
+            operators: config.users.iter().filter(|user| user.operator).map(|user| user.name.clone()).collect(),
         })
     }
 
     /// None: there is no such user. Some(None): it has nothing to prove itself with.
     pub(crate) fn user(&self, name: &str) -> Option<Option<&Verifier>> {
         self.users.get(name).map(Option::as_ref)
+    }
+
+    /// Whether a user that has logged in may fence the relay. Without passwords, which is on the loopback only, everybody is
+    /// who he says, unless users are listed.
+    pub(crate) fn is_operator(&self, name: &str) -> bool {
+        self.operators.contains(name) || (self.auth == AuthMethod::Trust && self.users.is_empty())
     }
 
     /// Nobody is listed: with `trust` every name may stream.
