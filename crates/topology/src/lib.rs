@@ -37,10 +37,12 @@ mod lag;
 mod oracle;
 mod probe;
 mod secure;
+mod session;
 pub mod times;
 mod view;
 
 pub use config::{ClusterConfig, NodeConfig, StartError};
 pub use handle::{NotReady, Topology};
+pub use session::{ConnectError, connect};
 pub use times::OracleTimes;
 pub use view::{Address, Node, NodeId, NodeView, Role, Term, View, WEIGHT_SCALE};
