@@ -4,6 +4,7 @@
 //!  cli ──▶ proxy ─▶ config (file + environment, checked) ─▶ run (topology + proxy) ◀─ admin (HTTP)
 //!      ├─▶ relay ─▶ config ─▶ relay (the crate, and topology where it follows the primary) ◀─ admin
 //!      ├─▶ registry ─▶ config ─▶ registry (the crate) ◀─ admin; or a client of one
+//!      ├─▶ failover, switchover ─▶ config ─▶ failover (orders to relays, SQL to servers, commands to proxies' consoles)
 //!      ├─▶ check ─▶ config
 //!      ├─▶ config from-pgbouncer ─▶ a configuration's text
 //!      └─▶ up ───▶ PostgreSQL servers in a directory ─▶ config (generated) ─▶ run, registry ◀─ admin
@@ -16,6 +17,7 @@ mod cli;
 mod config;
 mod error;
 mod exposition;
+mod failover;
 mod from_pgbouncer;
 mod logging;
 mod out;
@@ -54,6 +56,8 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Up(args) => up::up(&args, &log),
         Command::Down(args) => up::down(&args),
         Command::Status(args) => up::status(&args),
+        Command::Failover(args) => failover::failover(&args, &log),
+        Command::Switchover(args) => failover::switchover(&args, &log),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "kingpost", &mut script);

@@ -71,6 +71,7 @@ pub(super) const ROOT: &[Key] = &[
     key("proxy", Kind::Table(PROXY)),
     key("cluster", Kind::Table(CLUSTER)),
     key("relay", Kind::Table(RELAY)),
+    key("failover", Kind::Table(FAILOVER)),
     key("registry", Kind::Table(REGISTRY)),
     key("metrics", Kind::Table(METRICS)),
     key("log", Kind::Table(LOG)),
@@ -216,6 +217,27 @@ const RELAY_USER: &[Key] = &[
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
     key("verifier", Kind::Secret),
+    key("operator", Kind::Boolean),
+];
+
+const FAILOVER: &[Key] = &[
+    key("user", Kind::Text),
+    key("password", Kind::Secret),
+    key("password_file", Kind::Text),
+    key("acknowledgements", integer(1, 100)),
+    key("step_timeout", POSITIVE),
+    key("stop", Kind::Texts),
+    key("rejoin", Kind::Texts),
+    key("relays", Kind::Tables(FAILOVER_PART)),
+    key("proxies", Kind::Tables(FAILOVER_PART)),
+];
+
+const FAILOVER_PART: &[Key] = &[
+    required("name", Kind::Text),
+    required("address", Kind::Text),
+    key("user", Kind::Text),
+    key("password", Kind::Secret),
+    key("password_file", Kind::Text),
 ];
 
 const REGISTRY: &[Key] = &[
