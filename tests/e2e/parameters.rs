@@ -52,13 +52,12 @@ async fn startup_parameters_move_with_their_client() {
 }
 
 #[tokio::test]
-async fn set_parameters_stay_with_their_client() {
+async fn set_parameters_move_with_their_client() {
     let (shared, _logs) = shared().await;
     if subject() == Subject::PgBouncer {
         return;
     }
-    // SET may keep a client on its server connection, so here there is one for each.
-    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", CLIENTS as i64 + 1).start().await;
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", SERVERS as i64).start().await;
     let clients = join_all((0..CLIENTS).map(|_| kingpost.connect())).await;
     let plain = kingpost.connect().await;
     for (n, client) in clients.iter().enumerate() {
@@ -82,6 +81,7 @@ async fn set_parameters_stay_with_their_client() {
         );
         assert_eq!(value(&plain, "SHOW search_path").await, "\"$user\", public");
     }
+    assert_eq!(pinned(&kingpost).await, 0.0);
     // SET LOCAL and a rolled back SET leave nothing behind.
     clients[0].batch_execute("BEGIN; SET LOCAL statement_timeout = '5s'; COMMIT").await.unwrap();
     clients[0].batch_execute("BEGIN; SET statement_timeout = '6s'; ROLLBACK").await.unwrap();
@@ -95,6 +95,126 @@ async fn set_parameters_stay_with_their_client() {
     for _ in 0..CLIENTS {
         assert_eq!(value(&kingpost.connect().await, "SHOW statement_timeout").await, "0");
     }
+}
+
+/// Clients that stay with their server connection.
+async fn pinned(kingpost: &Kingpost) -> f64 {
+    if subject() == Subject::Kingpost { kingpost.metrics().await.sum("kingpost_clients_pinned", &[]) } else { 0.0 }
+}
+
+/// With one server connection for two clients, each finds what it has set itself: after each of these, and what has been rolled back
+/// or was for one transaction only has never been.
+#[tokio::test]
+async fn a_set_lasts_as_long_as_its_transaction_says() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 1).start().await;
+    let mut config = kingpost.endpoint().config();
+    config.options("-c lock_timeout=1s");
+    let client = kingpost.endpoint().connect_as(&config).await;
+    let other = kingpost.connect().await;
+    for (text, lock_timeout, work_mem) in [
+        ("SELECT 1", "1s", "4MB"),
+        ("SET work_mem = '5MB'", "1s", "5MB"),
+        ("SET lock_timeout = '2s'; SET work_mem TO 6144", "2s", "6MB"),
+        ("BEGIN; SET work_mem = '7MB'; ROLLBACK", "2s", "6MB"),
+        ("BEGIN; SET work_mem = '7MB'; SET LOCAL lock_timeout = '9s'; COMMIT", "2s", "7MB"),
+        ("SELECT set_config('lock_timeout', '3s', false), set_config('work_mem', '1MB', true)", "3s", "7MB"),
+        ("RESET lock_timeout", "1s", "7MB"),
+        ("SET work_mem = DEFAULT", "1s", "4MB"),
+        ("SET SESSION work_mem = '8MB'; SET lock_timeout = 0", "0", "8MB"),
+        ("RESET ALL", "1s", "4MB"),
+        ("BEGIN; SET work_mem = '6MB'; ROLLBACK AND CHAIN; SET lock_timeout = '4s'; END", "4s", "4MB"),
+        ("BEGIN; SET work_mem = '8MB'; COMMIT AND CHAIN; SET work_mem = '9MB'; ROLLBACK", "4s", "8MB"),
+        ("DISCARD ALL", "1s", "4MB"),
+    ] {
+        // Each statement of a list by itself, then all in one message: what came before is undone in between.
+        for whole in [false, true] {
+            if whole {
+                client.batch_execute(text).await.unwrap();
+            } else {
+                for statement in text.split("; ") {
+                    client.batch_execute(statement).await.unwrap();
+                }
+            }
+            assert_eq!(value(&other, "SHOW lock_timeout").await, "0", "another client's after {text}");
+            assert_eq!(value(&other, "SHOW work_mem").await, "4MB", "another client's after {text}");
+            assert_eq!(value(&client, "SHOW lock_timeout").await, lock_timeout, "{text}");
+            assert_eq!(value(&client, "SHOW work_mem").await, work_mem, "{text}");
+        }
+    }
+    // What fails sets nothing: alone, with others in one message, and in a transaction.
+    for text in [
+        "SET work_mem = 'much'",
+        "SET work_mem = '5MB'; SELECT 1/0",
+        "SET work_mem = '5MB'; SET lock_timeout = 'soon'",
+        "BEGIN; SET work_mem = '5MB'; SELECT 1/0; COMMIT",
+    ] {
+        client.batch_execute(text).await.unwrap_err();
+        client.batch_execute("ROLLBACK").await.unwrap();
+        assert_eq!(value(&other, "SHOW work_mem").await, "4MB", "another client's after {text}");
+        assert_eq!(value(&client, "SHOW work_mem").await, "4MB", "{text}");
+    }
+    // In the extended protocol, with a value of its own.
+    client.execute("SET work_mem = '11MB'", &[]).await.unwrap();
+    client.query("SELECT set_config('lock_timeout', $1, false)", &[&"7s"]).await.unwrap();
+    assert_eq!(value(&other, "SHOW work_mem").await, "4MB");
+    assert_eq!(value(&client, "SHOW work_mem").await, "11MB");
+    assert_eq!(value(&client, "SHOW lock_timeout").await, "7s");
+    assert_eq!(pinned(&kingpost).await, 0.0);
+    // A savepoint in between is too much to follow: the client keeps its connection, and what it has set.
+    client
+        .batch_execute("BEGIN; SAVEPOINT a; SET work_mem = '12MB'; ROLLBACK TO a; SET lock_timeout = '8s'; COMMIT")
+        .await
+        .unwrap();
+    if subject() == Subject::Kingpost {
+        assert_eq!(pinned(&kingpost).await, 1.0);
+    }
+    assert_eq!(value(&client, "SHOW work_mem").await, "11MB");
+    assert_eq!(value(&client, "SHOW lock_timeout").await, "8s");
+    client.batch_execute("RESET ALL").await.unwrap();
+    assert_eq!(pinned(&kingpost).await, 0.0);
+    assert_eq!(value(&other, "SHOW lock_timeout").await, "0");
+    assert_eq!(value(&client, "SHOW lock_timeout").await, "1s");
+    assert_eq!(value(&client, "SHOW work_mem").await, "4MB");
+}
+
+#[tokio::test]
+async fn a_role_moves_with_its_client() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 1).start().await;
+    let (role, reader) = (name("role"), name("reader"));
+    let admin = shared.cluster.primary().admin().await;
+    admin
+        .batch_execute(&format!("CREATE ROLE {role}; CREATE ROLE {reader}; GRANT {role}, {reader} TO {USER}"))
+        .await
+        .unwrap();
+    shared.cluster.wait_caught_up().await;
+    let clients = [kingpost.connect().await, kingpost.connect().await, kingpost.connect().await];
+    clients[0].batch_execute(&format!("SET ROLE {role}; SET work_mem = '5MB'")).await.unwrap();
+    clients[1].batch_execute(&format!("SET SESSION ROLE {reader}")).await.unwrap();
+    for _ in 0..3 {
+        for (client, who) in clients.iter().zip([&*role, &*reader, USER]) {
+            assert_eq!(value(client, "SELECT current_user").await, who);
+            assert_eq!(value(client, "SELECT session_user").await, USER);
+        }
+    }
+    // RESET ALL leaves the role, and nothing else.
+    clients[0].batch_execute("RESET ALL").await.unwrap();
+    assert_eq!(value(&clients[2], "SELECT current_user").await, USER);
+    assert_eq!(value(&clients[0], "SELECT current_user").await, role);
+    assert_eq!(value(&clients[0], "SHOW work_mem").await, "4MB");
+    clients[0].batch_execute("RESET ROLE").await.unwrap();
+    clients[1].batch_execute("DISCARD ALL").await.unwrap();
+    for client in &clients {
+        assert_eq!(value(client, "SELECT current_user").await, USER);
+    }
+    assert_eq!(pinned(&kingpost).await, 0.0);
 }
 
 #[tokio::test]

@@ -12,11 +12,12 @@ use crate::clients::{here, installed};
 const LIMIT: Duration = Duration::from_secs(90);
 
 async fn run(program: &Path, script: &str, variables: &[(&str, &Path)]) {
-    let node = RegistryNode::start("").await;
+    let node = RegistryNode::start("[registry.dns]\nlisten = \"127.0.0.1:0\"").await;
     let _logs = ShowLogs(node.dir());
     let mut command = Command::new(program);
     command.arg(here().join(script)).current_dir(new_dir("client"));
     command.env("CONSUL_PORT", node.port().to_string()).env("EUREKA_URL", format!("{}/eureka/", node.url()));
+    command.env("DNS_PORT", node.dns_port().to_string());
     command.env("NODE_PATH", installed().await.join("node/node_modules")).env("PYTHONDONTWRITEBYTECODE", "1");
     command.envs(variables.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -42,6 +43,11 @@ async fn registry_python_consul() {
 #[tokio::test]
 async fn registry_py_eureka_client() {
     run(&installed().await.join("venv/bin/python"), "python/registry_eureka.py", &[]).await;
+}
+
+#[tokio::test]
+async fn registry_dnspython() {
+    run(&installed().await.join("venv/bin/python"), "python/registry_dns.py", &[]).await;
 }
 
 #[tokio::test]

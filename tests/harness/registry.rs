@@ -129,6 +129,25 @@ impl RegistryNode {
         format!("http://127.0.0.1:{}", self.port())
     }
 
+    /// The port of its DNS server, which the system chose.
+    ///
+    /// # Panics
+    /// When it has none.
+    pub fn dns_port(&self) -> u16 {
+        self.started()["dns"]
+            .as_str()
+            .and_then(|address| address.rsplit_once(':')?.1.parse().ok())
+            .expect("a DNS server")
+    }
+
+    /// What it said when it was ready.
+    fn started(&self) -> Value {
+        let log = std::fs::read_to_string(self.process().log()).expect("read the registry's log");
+        let lines = log.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut said = lines.filter(|line| line["message"] == "registry started");
+        said.next().expect("it has said that it started")
+    }
+
     /// Its metrics.
     ///
     /// # Panics

@@ -117,6 +117,7 @@ metrics! {
         tls_failures: "Connections, of clients and to servers, that ended by an error of TLS",
         statements_primary: "Statements (simple queries and extended-protocol batches) sent to the primary",
         statements_replica: "Statements sent to a replica",
+        parameters_tracked: "Changes of run-time parameters by clients (SET, RESET, set_config) that were kept for their later statements",
         statements_local: "Statements answered by the proxy itself",
         transactions: "Times a server connection went back to its pool",
         bytes_from_clients: "Bytes read from clients",

@@ -23,6 +23,7 @@
 
 pub mod api;
 mod cache;
+pub mod dns;
 mod error;
 mod health;
 pub mod model;

@@ -91,7 +91,7 @@ impl Pins {
 
 /// More about the text, as a set of bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Flags(pub u8);
+pub struct Flags(pub u16);
 
 impl Flags {
     /// More than one statement in the text.
@@ -107,6 +107,8 @@ impl Flags {
     /// A read, but not one plain query over PostgreSQL's own functions: COPY, EXPLAIN, SHOW, or a function that only
     /// the operator knows. It should have a server connection to itself.
     pub const APART: Flags = Flags(1 << 5);
+    /// Has SAVEPOINT, RELEASE or ROLLBACK TO in it: what came before may yet be undone in part.
+    pub const SAVEPOINT: Flags = Flags(1 << 6);
 
     /// True if all bits of `other` are set.
     #[must_use]

@@ -9,6 +9,7 @@ use pg_query::protobuf::ParseResult;
 
 use crate::class::{Access, Class, Local};
 use crate::functions::Functions;
+use crate::set::{self, Changes};
 use crate::{hint, local, shape, statement, unparsed};
 
 /// Limits of a [`Classifier`], and what the operator knows about the database's functions.
@@ -166,6 +167,14 @@ impl Classifier {
     #[must_use]
     pub fn local_command(&self, text: &[u8]) -> Option<Local> {
         local::command(&parse(self.accept(text)?).ok()?)
+    }
+
+    /// What a text, with [`Pins::SET`](crate::Pins::SET), [`Pins::ROLE`](crate::Pins::ROLE) or
+    /// [`Flags::RESETS_PARAMETERS`](crate::Flags::RESETS_PARAMETERS), does to the parameters of its session; None if it can't be
+    /// parsed. Parses the text.
+    #[must_use]
+    pub fn changes(&self, text: &[u8]) -> Option<Changes> {
+        Some(set::changes(&parse(self.accept(text)?).ok()?, &self.functions))
     }
 
     /// What it has done and holds.

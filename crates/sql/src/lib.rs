@@ -12,6 +12,7 @@ mod classifier;
 mod functions;
 mod hint;
 mod local;
+mod set;
 mod shape;
 mod statement;
 mod tree;
@@ -19,3 +20,4 @@ mod unparsed;
 
 pub use class::{Access, Class, Control, Flags, Hint, Local, Pins};
 pub use classifier::{Classifier, ClassifierConfig, Counters};
+pub use set::{Change, Changes, Value};

@@ -30,7 +30,7 @@ pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
             text.read = false;
             match control(statement) {
                 Some(control) => text.class.control = control,
-                None if is_savepoint(statement) => {}
+                None if is_savepoint(statement) => text.flag(Flags::SAVEPOINT),
                 None => text.flag(Flags::TRANSACTION),
             }
         }
@@ -50,6 +50,13 @@ pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
             text.flag(Flags::APART);
         }
     }
+    text.class
+}
+
+/// What a single statement leaves behind, whatever else its text has.
+pub(crate) fn classify_one(statement: &NodeEnum, functions: &Functions) -> Class {
+    let mut text = Text { functions, read: true, foreign: false, class: Class::UNKNOWN };
+    text.statement(statement);
     text.class
 }
 
@@ -221,7 +228,13 @@ impl Text<'_> {
                 }
             }
             NodeEnum::LoadStmt(_) => self.pin(Pins::LOAD),
-            NodeEnum::TransactionStmt(_) | NodeEnum::DoStmt(_) => self.flag(Flags::TRANSACTION),
+            NodeEnum::TransactionStmt(transaction) => {
+                self.flag(Flags::TRANSACTION);
+                if is_savepoint(transaction) {
+                    self.flag(Flags::SAVEPOINT);
+                }
+            }
+            NodeEnum::DoStmt(_) => self.flag(Flags::TRANSACTION),
             NodeEnum::CallStmt(call) => {
                 self.flag(Flags::TRANSACTION);
                 if let Some(call) = &call.funccall {

@@ -144,9 +144,6 @@ fn writes() {
         "create temp table t (a int) on commit drop",
         "create temp table t on commit drop as select 1",
         "select set_config('a.b', 'c', true)",
-        "savepoint a",
-        "release a",
-        "rollback to savepoint a",
         "selec 1",
         "select 'open",
         "checkpoint",
@@ -293,7 +290,10 @@ fn transactions() {
         ("begin; select 1", several),
         ("select 1; commit", several),
         ("begin; commit", several),
-        ("savepoint a; select 1", several),
+        ("savepoint a; select 1", Class { flags: several.flags.with(Flags::SAVEPOINT), ..several }),
+        ("savepoint a", Class { flags: Flags::SAVEPOINT, ..WRITE }),
+        ("release a", Class { flags: Flags::SAVEPOINT, ..WRITE }),
+        ("rollback to a", Class { flags: Flags::SAVEPOINT, ..WRITE }),
     ] {
         assert_eq!(classify(text), want, "{text}");
     }

@@ -26,6 +26,25 @@ pub fn bind(payload: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((portal, statement, rest))
 }
 
+/// The value with this number, counted from 0, of those in the rest of a `Bind`; None if it is NULL or not there. In which format
+/// it is the rest's beginning says.
+#[must_use]
+pub fn bound_value(rest: &[u8], number: usize) -> Option<&[u8]> {
+    let (formats, rest) = rest.split_first_chunk::<2>()?;
+    let rest = rest.get(2 * usize::from(u16::from_be_bytes(*formats))..)?;
+    let (count, mut rest) = rest.split_first_chunk::<2>()?;
+    if number >= usize::from(u16::from_be_bytes(*count)) {
+        return None;
+    }
+    for _ in 0..number {
+        let (length, values) = rest.split_first_chunk::<4>()?;
+        let length = i32::from_be_bytes(*length);
+        rest = values.get(usize::try_from(length).unwrap_or(0)..)?;
+    }
+    let (length, values) = rest.split_first_chunk::<4>()?;
+    values.get(..usize::try_from(i32::from_be_bytes(*length)).ok()?)
+}
+
 /// What `Describe` and `Close` name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Named<'a> {
@@ -156,6 +175,12 @@ mod tests {
         assert_eq!(parse(b"s1\0select 1\0\0\x02\0\0\0\x17"), None);
         assert_eq!(parse(b"s1\0select 1"), None);
         assert_eq!(bind(b"p\0s\0rest"), Some((&b"p"[..], &b"s"[..], &b"rest"[..])));
+        let values = [&[0, 1, 0, 1][..], &[0, 3], &[0xff; 4], &[0, 0, 0, 2], b"ab", &[0, 0, 0, 9], b"cd"].concat();
+        assert_eq!(bound_value(&values, 0), None, "NULL");
+        assert_eq!(bound_value(&values, 1), Some(&b"ab"[..]));
+        assert_eq!(bound_value(&values, 2), None, "longer than what is there");
+        assert_eq!(bound_value(&values, 3), None, "no such value");
+        assert_eq!(bound_value(&[0xff, 0xff, 0], 0), None);
         assert_eq!(named(b"Sx\0"), Some(Named::Statement(b"x")));
         assert_eq!(named(b"P\0"), Some(Named::Portal(b"")));
         assert_eq!(named(b"Px\0y"), None);

@@ -244,6 +244,7 @@ const REGISTRY: &[Key] = &[
     key("listen", Kind::Text),
     key("consul_listen", Kind::Text),
     key("eureka_listen", Kind::Text),
+    key("dns", Kind::Table(REGISTRY_DNS)),
     key("store", Kind::Secret),
     key("node", Kind::Text),
     key("auth", Kind::Choice(&["none", "tokens"])),
@@ -260,6 +261,16 @@ const REGISTRY: &[Key] = &[
     key("limits", Kind::Table(REGISTRY_LIMITS)),
     key("health", Kind::Table(REGISTRY_HEALTH)),
     key("tokens", Kind::Tables(REGISTRY_TOKEN)),
+];
+
+const REGISTRY_DNS: &[Key] = &[
+    key("listen", Kind::Text),
+    key("allow_remote", Kind::Boolean),
+    key("domain", Kind::Text),
+    key("ttl", Kind::Duration { zero: true }),
+    key("namespaces", Kind::Texts),
+    key("connections", integer(1, 100_000)),
+    key("idle_timeout", POSITIVE),
 ];
 
 const REGISTRY_LIMITS: &[Key] = &[

@@ -354,6 +354,7 @@ fn the_schema_is_that_of_the_types() {
         (&["failover", "relays"], known::<PartConfig>(&[])),
         (&["failover", "proxies"], known::<PartConfig>(&[])),
         (&["registry"], known::<RegistryConfig>(&[])),
+        (&["registry", "dns"], known::<crate::registry::config::DnsConfig>(&[])),
         (&["registry", "limits"], known::<::registry::Limits>(&[])),
         (&["registry", "health"], known::<::registry::HealthSettings>(&[])),
         (&["registry", "health", "brake"], known::<::registry::BrakeSettings>(&[])),

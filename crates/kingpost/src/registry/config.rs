@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use registry::api::{Auth, HttpLimits, Role, Token, TokenHash};
-use registry::{HealthSettings, Limits, Settings};
+use registry::{HealthSettings, Limits, NamespaceName, Settings, dns};
 use serde::{Deserialize, Serialize};
 
 /// `[registry]`.
@@ -17,6 +17,8 @@ pub(crate) struct RegistryConfig {
     pub(crate) consul_listen: String,
     /// `host:port` where only Eureka's API is served; empty: nowhere else.
     pub(crate) eureka_listen: String,
+    /// The DNS server.
+    pub(crate) dns: DnsConfig,
     /// Where everything is kept.
     pub(crate) store: StoreAddress,
     /// What Consul's clients are told that this node is called.
@@ -92,6 +94,59 @@ pub(crate) struct TokenConfig {
     pub(crate) namespaces: Vec<String>,
 }
 
+/// `[registry.dns]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct DnsConfig {
+    /// `host:port` of the DNS server, UDP and TCP; empty: none.
+    pub(crate) listen: String,
+    /// Whether `listen` may be reachable from other machines: there is no login.
+    pub(crate) allow_remote: bool,
+    /// What all names end in.
+    pub(crate) domain: String,
+    /// How long answers may be kept.
+    #[serde(with = "humantime_serde")]
+    pub(crate) ttl: Duration,
+    /// The namespaces that are seen; names without one are looked for in the first.
+    pub(crate) namespaces: Vec<String>,
+    /// Most TCP connections.
+    pub(crate) connections: usize,
+    /// Longest silence on a TCP connection.
+    #[serde(with = "humantime_serde")]
+    pub(crate) idle_timeout: Duration,
+}
+
+impl Default for DnsConfig {
+    fn default() -> Self {
+        let limits = dns::Limits::default();
+        DnsConfig {
+            listen: String::new(),
+            allow_remote: false,
+            domain: "consul".into(),
+            ttl: Duration::ZERO,
+            namespaces: vec!["default".into()],
+            connections: limits.connections,
+            idle_timeout: limits.idle,
+        }
+    }
+}
+
+impl DnsConfig {
+    /// What is served. A namespace that is none was refused when the configuration was checked; here it is left out.
+    pub(crate) fn zone(&self) -> dns::Zone {
+        dns::Zone {
+            domain: self.domain.trim_end_matches('.').to_owned(),
+            ttl: self.ttl,
+            namespaces: self.namespaces.iter().filter_map(|name| NamespaceName::new(name).ok()).collect(),
+        }
+    }
+
+    /// Its bounds.
+    pub(crate) fn limits(&self) -> dns::Limits {
+        dns::Limits { connections: self.connections, idle: self.idle_timeout }
+    }
+}
+
 fn everywhere() -> Vec<String> {
     vec!["*".into()]
 }
@@ -116,6 +171,7 @@ impl Default for RegistryConfig {
             listen: "127.0.0.1:8632".into(),
             consul_listen: String::new(),
             eureka_listen: String::new(),
+            dns: DnsConfig::default(),
             store: StoreAddress("sqlite:/var/lib/kingpost/registry.sqlite".into()),
             node: "kingpost".into(),
             auth: AuthMethod::Tokens,

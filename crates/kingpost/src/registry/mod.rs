@@ -59,6 +59,7 @@ async fn serve(config: file::Config, grace: Duration) -> Result<(), Failure> {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         listen = listen.join(", "),
+        dns = running.dns_address().map(|address| address.to_string()).unwrap_or_default(),
         metrics = admin.as_ref().map(|admin| admin.address().to_string()).unwrap_or_default(),
         instances = running.registry.status().instances,
         "registry started"

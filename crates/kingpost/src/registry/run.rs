@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use registry::Registry;
 use registry::api::{BUCKETS_MICROS, Context, Front, HttpStats, Mount, Server};
+use registry::{Registry, dns};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
@@ -22,6 +22,7 @@ pub(crate) struct Running {
     pub(crate) registry: Registry,
     stats: Arc<HttpStats>,
     addresses: Vec<SocketAddr>,
+    dns: Option<(SocketAddr, dns::Server)>,
     /// None once it was shut down.
     server: Mutex<Option<Server>>,
 }
@@ -50,6 +51,10 @@ impl Running {
             };
             mounts.push(Mount { listener, fronts });
         }
+        let dns = match config.dns.listen.as_str() {
+            "" => None,
+            address => Some(dns_listener(address).await?),
+        };
         prepare(&config.store.0)?;
         let store = registry::store::open(&config.store.0)
             .await
@@ -60,12 +65,20 @@ impl Running {
         let context = Context::new(registry.clone(), config.auth(), config.http(), config.node.clone());
         let stats = Arc::clone(&context.stats);
         let server = Server::start(mounts, context);
-        Ok(Running { registry, stats, addresses, server: Mutex::new(Some(server)) })
+        let dns = dns.map(|(address, listener)| {
+            (address, dns::Server::start(listener, config.dns.zone(), registry.clone(), config.dns.limits()))
+        });
+        Ok(Running { registry, stats, addresses, dns, server: Mutex::new(Some(server)) })
     }
 
     /// Where it listens; the one with all fronts first.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// Where the DNS server listens.
+    pub(crate) fn dns_address(&self) -> Option<SocketAddr> {
+        self.dns.as_ref().map(|(address, _)| *address)
     }
 
     /// Answers what is under way until `grace` is over, and stops.
@@ -75,6 +88,15 @@ impl Running {
             self.registry.shutdown().await;
         }
     }
+}
+
+async fn dns_listener(address: &str) -> Result<(SocketAddr, dns::Listener), Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::environment(format!("cannot listen on {address} for DNS: {error}"))
+            .advise("choose another address: registry.dns.listen; ports below 1024 need a capability")
+    };
+    let listener = dns::Listener::bind(address).await.map_err(failed)?;
+    Ok((listener.address().map_err(failed)?, listener))
 }
 
 /// Makes the directory of a SQLite file.
@@ -90,6 +112,9 @@ impl Source for Running {
     fn metrics(&self) -> String {
         let mut exposition = Exposition::of_this_build();
         describe(&self.registry, &self.stats, &mut exposition);
+        if let Some((_, dns)) = &self.dns {
+            describe_dns(&dns.stats(), &mut exposition);
+        }
         exposition.render()
     }
 
@@ -105,6 +130,21 @@ impl Source for Running {
             (false, None) => Err("stopping".into()),
         }
     }
+}
+
+/// The DNS server's metrics.
+fn describe_dns(stats: &dns::Stats, exposition: &mut Exposition) {
+    let mut queries = exposition.metric(Type::Counter, "registry_dns_queries_total", "DNS questions, by outcome.");
+    for (outcome, counter) in
+        [("found", &stats.found), ("empty", &stats.empty), ("refused", &stats.refused), ("dropped", &stats.dropped)]
+    {
+        queries.sample(&[("outcome", outcome)], counter.load(Ordering::Relaxed));
+    }
+    exposition.counter(
+        "registry_dns_truncated_total",
+        "DNS answers that did not fit into a datagram.",
+        stats.truncated.load(Ordering::Relaxed),
+    );
 }
 
 /// The registry's metrics.

@@ -31,7 +31,9 @@ pub(super) struct Client {
     pub server: Option<usize>,
     /// The server connection that it shares with others for the unit in flight; never together with `server`.
     pub lane: Option<u32>,
+    /// What it has set, and what it began with and goes back to.
     pub params: Arc<Params>,
+    pub base: Arc<Params>,
     /// Bytes that arrived and could not be used yet.
     pub input: Vec<u8>,
     pub output: Output,
@@ -176,6 +178,8 @@ pub(super) struct Again {
     pub primary: bool,
     /// It has been in a shared lane, and is to have a server connection to itself.
     pub alone: bool,
+    /// Its parameters were refused by a server connection so many times.
+    pub setups: u8,
     /// Where it was lost.
     pub avoid: Option<NodeId>,
 }
@@ -238,6 +242,7 @@ impl Client {
             pool: usize::MAX,
             server: None,
             lane: None,
+            base: params.clone(),
             params,
             input: Vec::new(),
             output: Output::default(),

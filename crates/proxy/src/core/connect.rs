@@ -8,7 +8,7 @@ use wire::payload::{self, Authentication};
 use wire::scram::{Client as Scram, Credential, MECHANISM, MECHANISM_PLUS};
 use wire::{Frame, Sqlstate};
 
-use super::client::Phase;
+use super::client::{Phase, Unit};
 use super::params::{Applied, Params};
 use super::server::{Expect, ServerPhase};
 use super::{Core, Effect, SMALL_MAX, Secure};
@@ -281,10 +281,16 @@ impl Core {
                 let login = matches!(self.clients[c].phase, Phase::Login(_));
                 if login {
                     self.fail_login_as(c, &error);
+                } else if self.clients[c].again.setups < MOST_SETUPS && !self.is_bound(c) {
+                    // These parameters were good once. Nothing of the client's has been sent: it may be this connection's fault
+                    // (another's `statement_timeout`, a role in force).
+                    let client = &mut self.clients[c];
+                    client.again.setups += 1;
+                    client.unit = Unit::default();
+                    self.release(s);
                 } else {
-                    // These parameters were good once: a setting of the server changed. Nothing of the client's has been sent.
                     let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
-                    let text = format!("cannot set this session's start-up parameters: {text}");
+                    let text = format!("cannot set this session's parameters: {text}");
                     self.fatal(c, Sqlstate::INVALID_PARAMETER_VALUE, &text);
                 }
             }
@@ -313,6 +319,8 @@ impl Core {
     }
 }
 
+/// Server connections on which a client's parameters are tried.
+const MOST_SETUPS: u8 = 2;
 /// Sets of start-up parameters whose greeting a pool remembers.
 const MOST_GREETINGS: usize = 1024;
 

@@ -6,12 +6,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sql::{Access, Class, Control, Flags, Pins};
+use sql::{Access, Class, Control, Flags};
 use wire::payload::{self, Named};
 use wire::{Frame, HEADER, Sqlstate, message};
 
 use super::client::{Again, Pass, Prepared, Step, Unit};
-use super::params::Applied;
 use super::server::{Expect, Undo};
 use super::statement::{Statement, StatementName};
 use super::{Core, SMALL_MAX};
@@ -48,8 +47,16 @@ impl Core {
             b'B' => self.forward_bind(c, s, bytes, frame),
             b'D' | b'C' => self.forward_named(c, s, bytes, frame),
             b'E' => {
+                let Some(portal) = bytes.get(HEADER..).and_then(|data| Some(payload::cstr(data)?.0)) else {
+                    if bytes.len() < frame.total() && bytes.len() < SMALL_MAX {
+                        return Step::More;
+                    }
+                    self.violation(c, "invalid Execute message");
+                    return Step::Gone;
+                };
+                let changes = self.execute_changes(s, portal);
                 self.servers[s].in_unit = true;
-                self.servers[s].owe(Expect::Execute);
+                self.servers[s].owe(Expect::Execute(changes));
                 self.pass_on(c, s, bytes, frame)
             }
             b'H' => {
@@ -73,7 +80,7 @@ impl Core {
                 let server = &mut self.servers[s];
                 server.wrote = true;
                 server.committing = true;
-                server.owe(Expect::Query);
+                server.owe(Expect::Query(None));
                 self.count_statement(s);
                 self.end_unit(c);
                 self.pass_on(c, s, bytes, frame)
@@ -168,12 +175,15 @@ impl Core {
         {
             return step;
         }
-        self.note_effects(c, s, class, true);
+        let text = bytes.get(HEADER..frame.total()).and_then(payload::cstr).map(|(text, _)| text);
+        let changes = text.and_then(|text| self.changes(c, class, text));
+        let pins = self.note_changes(c, s, class, changes.as_ref());
+        self.note_effects(c, s, Class { pins, ..class }, true);
         // A simple query drops the unnamed statement.
         self.clients[c].unnamed = None;
         self.servers[s].unnamed = 0;
         self.servers[s].in_unit = false;
-        self.servers[s].owe(Expect::Query);
+        self.servers[s].owe(Expect::Query(changes));
         self.count_statement(s);
         self.end_unit(c);
         self.pass_on(c, s, bytes, frame)
@@ -181,8 +191,7 @@ impl Core {
 
     /// What a statement leaves behind, and whether its loss would leave doubt.
     fn note_effects(&mut self, c: usize, s: usize, class: Class, certain: bool) {
-        let replica = self.is_replica(s);
-        let (client, server) = (&mut self.clients[c], &mut self.servers[s]);
+        let server = &mut self.servers[s];
         if class.access == Access::Write {
             match class.control {
                 Control::Begin { .. } | Control::Rollback => {}
@@ -195,30 +204,13 @@ impl Core {
         }
         // Which statements it has is not known until this has answered.
         server.barrier |= certain && class.flags.has(Flags::DROPS_STATEMENTS);
-        if class.flags.has(Flags::RESETS_PARAMETERS) {
-            server.params = Applied::Unknown;
-        }
         // It has cleared something only if it succeeds, and is not rolled back: seen at the end of the unit.
         let alone = server.status == message::Status::Idle && !server.is_running();
         server.unpins = server.unpins.without(class.pins);
         if certain && alone && !class.flags.has(Flags::TRANSACTION) {
             server.unpins = server.unpins.with(class.unpins);
         }
-        if !class.pins.is_empty() && replica {
-            // A client that stays on a replica could not write any more: what a read-only transaction sets ends with it.
-            server.reset = true;
-        } else if !class.pins.is_empty() {
-            let was_pinned = !client.pins.is_empty();
-            for (i, (pin, _)) in Pins::NAMES.iter().enumerate() {
-                if class.pins.0 & pin.0 != 0 && client.pins.0 & pin.0 == 0 {
-                    self.metrics.pins[i].add(1);
-                }
-            }
-            client.pins = client.pins.with(class.pins);
-            if !was_pinned {
-                self.metrics.clients_pinned.add(1);
-            }
-        }
+        self.pin(c, s, class.pins);
     }
 
     fn forward_parse(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
@@ -301,8 +293,13 @@ impl Core {
         };
         let statement = self.statement_of(c, name);
         if let Some(statement) = &statement {
+            let class = statement.class;
+            let values = (end == frame.total()).then_some(rest);
+            let changes = self.changes(c, class, &statement.text);
+            let changes = self.bind_changes(s, portal, values, changes);
+            let pins = self.note_changes(c, s, class, changes.as_ref());
             // What is bound need not be executed: it may pin, but not unpin.
-            self.note_effects(c, s, statement.class, false);
+            self.note_effects(c, s, Class { pins, ..class }, false);
         }
         let Some(server_name) = self.server_name(c, s, name, statement.as_ref()) else { return Step::Blocked };
         let statement = self.statement_of(c, name);
@@ -409,6 +406,9 @@ impl Core {
         Some(match statement {
             Some(statement) if !name.is_empty() => {
                 let described = self.clients[c].prepared.as_ref().is_some_and(|p| p.described.contains(name));
+                let Some(statement) = &self.in_dialect(c, s, name, statement, described) else {
+                    return Some(ServerName::Outdated);
+                };
                 let outdated = statement.outdated.load(Ordering::Relaxed);
                 let has = self.servers[s].prepared.contains_key(&statement.id);
                 if outdated && described && !has {
@@ -447,6 +447,31 @@ impl Core {
             // A name that no server has, so that the server says so: other clients' statements have names without `?`.
             None => ServerName::Missing([b"?", name].concat()),
         })
+    }
+
+    /// The statement as it reads under the client's parameters of the moment, unless the server has it already, as the client
+    /// prepared it. None: its columns are others now than the client was told.
+    fn in_dialect(
+        &mut self,
+        c: usize,
+        s: usize,
+        name: &[u8],
+        statement: &Arc<Statement>,
+        described: bool,
+    ) -> Option<Arc<Statement>> {
+        if statement.dialect == self.dialect_of(c) || self.servers[s].prepared.contains_key(&statement.id) {
+            return Some(statement.clone());
+        }
+        let fresh = self.statement_as(c, &statement.text, &statement.types, statement.class);
+        if let Some(&shape) = statement.shape.get().filter(|_| described)
+            && *fresh.shape.get_or_init(|| shape) != shape
+        {
+            return None;
+        }
+        if let Some(prepared) = &mut self.clients[c].prepared {
+            prepared.names.insert(name.into(), fresh.clone());
+        }
+        Some(fresh)
     }
 
     /// A statement whose columns have changed is replaced by one that is parsed anew.

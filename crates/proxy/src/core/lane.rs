@@ -223,7 +223,7 @@ impl Core {
                 b'Q' => {
                     self.clients[c].unnamed = None;
                     self.servers[s].unnamed = 0;
-                    self.servers[s].owe(Expect::Query);
+                    self.servers[s].owe(Expect::Query(None));
                 }
                 b'P' => {
                     let Some((_, text, types)) = payload::parse(data) else { break };
@@ -238,7 +238,7 @@ impl Core {
                     continue;
                 }
                 b'D' => self.servers[s].owe(Expect::Describe(None)),
-                b'E' => self.servers[s].owe(Expect::Execute),
+                b'E' => self.servers[s].owe(Expect::Execute(None)),
                 _ => self.servers[s].owe(Expect::Sync),
             }
             self.send(s, |out| out.extend_from_slice(whole));

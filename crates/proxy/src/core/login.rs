@@ -346,6 +346,7 @@ impl Core {
         let known = self.pools[pool].greetings.contains_key(&params);
         client.odd_strings = params.get("standard_conforming_strings").is_some_and(|v| !v.eq_ignore_ascii_case("on"));
         client.dialect = params.dialect();
+        client.base = params.clone();
         client.params = params;
         client.mark = Mark::Nothing;
         if known {

@@ -116,7 +116,7 @@ impl Core {
         self.send(s, copy_fail);
         let server = &mut self.servers[s];
         server.copy_in = false;
-        if matches!(server.expect.front(), Some(Expect::Execute)) {
+        if matches!(server.expect.front(), Some(Expect::Execute(_))) {
             server.in_unit = false;
             server.owe(Expect::Sync);
             self.send(s, |out| message::empty(out, b'S'));
@@ -128,6 +128,8 @@ impl Core {
         let server = &mut self.servers[s];
         server.wrote = false;
         server.committing = false;
+        server.sets.undo();
+        server.sets.end();
         let (open, reset) = (server.status != Status::Idle, std::mem::take(&mut server.reset));
         if reset {
             server.params = Applied::These(self.no_params.clone());
@@ -163,7 +165,7 @@ impl Core {
         };
         let loss = loss(server.status, server.committing, server.wrote);
         let mid_message = server.pass > 0 && server.pass_on;
-        let units = server.expect.iter().filter(|e| matches!(e, Expect::Query | Expect::Sync)).count();
+        let units = server.expect.iter().filter(|e| matches!(e, Expect::Query(_) | Expect::Sync)).count();
         let (in_unit, skipping, in_transaction) = (server.in_unit, server.skipping, server.status != Status::Idle);
         let place = &mut self.pools[server.pool].nodes[usize::from(node.0)];
         place.busy -= 1;

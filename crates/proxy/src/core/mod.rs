@@ -15,6 +15,7 @@
 //! - `unit`: a client without a server: what its next statements are, and where they go.
 //! - `lane`: statements of many clients on one server connection; `fit`, `cost`: which of them may share one.
 //! - `forward`: a client with a server: its messages, one by one.
+//! - `tracked`: parameters that clients set, and take with them.
 //! - `reply`: a server's messages.
 //! - `connect`: a server's login.
 //! - `pool`: who gets which server connection.
@@ -42,6 +43,7 @@ mod route;
 mod server;
 pub mod statement;
 pub mod token;
+mod tracked;
 mod unit;
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! Run-time parameters that clients start with, and how a server connection is brought to them.
+//! Run-time parameters that clients start with and set, and how a server connection is brought to them.
 
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// What a client asked for at start-up, sorted by name, lower case. Shared by content inside a worker, so two clients that ask
+/// What a client has in force: asked for at start-up, or set since. Sorted by name, lower case. Shared by content inside a worker, so two clients that ask
 /// for the same compare equal by pointer.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct Params(pub Vec<(String, String)>);
@@ -32,7 +32,8 @@ impl Applied {
         let mut sql = String::new();
         let mut calls: Vec<(&str, Option<&str>)> = Vec::new();
         match self {
-            Applied::Unknown => sql.push_str("RESET ALL; "),
+            // RESET ALL leaves the role.
+            Applied::Unknown => sql.push_str("RESET ROLE; RESET ALL; "),
             Applied::These(have) => {
                 // set_config() with NULL puts a parameter back to the connection's default.
                 calls.extend(have.0.iter().filter(|(n, _)| wanted.get(n).is_none()).map(|(n, _)| (n.as_str(), None)));
@@ -49,6 +50,15 @@ impl Applied {
                 .filter(|(n, v)| have.and_then(|have| have.get(n)) != Some(v))
                 .map(|(n, v)| (n.as_str(), Some(v.as_str()))),
         );
+        // What another role may set, this one may not: a role is the first to go and the last to come.
+        if have.is_some_and(|have| have.get("role").is_some()) && !calls.is_empty() {
+            calls.retain(|(name, _)| *name != "role");
+            calls.insert(0, ("role", None));
+            calls.extend(wanted.get("role").map(|role| ("role", Some(role.as_str()))));
+        } else if let Some(at) = calls.iter().position(|(name, _)| *name == "role") {
+            let role = calls.remove(at);
+            calls.push(role);
+        }
         // DateStyle is set in parts (`ISO`, `DMY`), so what an earlier value left must go first.
         if calls.iter().any(|(name, value)| *name == "datestyle" && value.is_some()) {
             calls.insert(0, ("datestyle", None));
@@ -140,7 +150,24 @@ mod tests {
             Applied::These(Arc::new(a)).statement(&b),
             r"SELECT pg_catalog.set_config('timezone', NULL, false), pg_catalog.set_config('application_name',  E'it''s \\ x', false)"
         );
-        assert_eq!(Applied::Unknown.statement(&params(&[])), "RESET ALL; ");
+        assert_eq!(Applied::Unknown.statement(&params(&[])), "RESET ROLE; RESET ALL; ");
+        // A role goes first and comes last.
+        let role = |list: &[(&str, &str)]| Applied::These(Arc::new(params(list)));
+        assert_eq!(
+            role(&[("role", "a")]).statement(&params(&[("role", "b"), ("search_path", "x"), ("work_mem", "1MB")])),
+            "SELECT pg_catalog.set_config('role', NULL, false), pg_catalog.set_config('search_path', 'x', false), \
+             pg_catalog.set_config('work_mem', '1MB', false), pg_catalog.set_config('role', 'b', false)"
+        );
+        assert_eq!(
+            role(&[("role", "a"), ("jit", "off")]).statement(&params(&[("role", "a")])),
+            "SELECT pg_catalog.set_config('role', NULL, false), pg_catalog.set_config('jit', NULL, false), \
+             pg_catalog.set_config('role', 'a', false)"
+        );
+        assert_eq!(
+            base.statement(&params(&[("role", "b"), ("work_mem", "1MB")])),
+            "SELECT pg_catalog.set_config('work_mem', '1MB', false), pg_catalog.set_config('role', 'b', false)"
+        );
+        assert_eq!(role(&[("role", "a")]).statement(&params(&[])), "SELECT pg_catalog.set_config('role', NULL, false)");
         assert!(base.is(&Arc::new(params(&[]))));
         assert!(!base.is(&Arc::new(params(&[("geqo", "off")]))));
     }

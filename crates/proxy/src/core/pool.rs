@@ -95,6 +95,8 @@ pub(super) struct Waiter {
     pub since: Instant,
 }
 
+/// Idle connections that are looked at for one that has a client's parameters.
+const IDLE_LOOKED_AT: usize = 16;
 /// Clients that one worker serves before it hands a connection to a worker that has none.
 pub(super) const KEEP: u32 = 16;
 
@@ -243,11 +245,11 @@ impl Core {
         match want {
             Want::Primary => {
                 let node = self.view.primary?;
-                self.take_at(p, node)
+                self.take_at(p, c, node)
             }
             Want::Read => {
                 let node = self.read_node(p, c)?;
-                self.take_at(p, node)
+                self.take_at(p, c, node)
             }
             Want::Any => {
                 let usable = |n: &topology::NodeView| n.usable && matches!(n.role, Role::Primary | Role::Replica);
@@ -260,14 +262,21 @@ impl Core {
                 nodes
                     .into_iter()
                     .find(|n| !self.pools[p].nodes[usize::from(n.0)].is_suspect(self.now))
-                    .and_then(|n| self.take_at(p, n))
+                    .and_then(|n| self.take_at(p, c, n))
             }
         }
     }
 
-    fn take_at(&mut self, p: usize, node: NodeId) -> Option<usize> {
+    fn take_at(&mut self, p: usize, c: usize, node: NodeId) -> Option<usize> {
         let waiting = self.pools[p].writers.len() + self.pools[p].readers.len();
         let place = self.pools[p].nodes.get_mut(usize::from(node.0))?;
+        // Rather one that has the client's parameters than the last used: changing them takes a round trip.
+        let wanted = &self.clients[c].params;
+        let fits = place.idle.iter().rev().take(IDLE_LOOKED_AT).position(|&s| self.servers[s].params.is(wanted));
+        if let Some(at) = fits {
+            let at = place.idle.len() - 1 - at;
+            return Some(place.idle.remove(at));
+        }
         if let Some(s) = place.idle.pop() {
             return Some(s);
         }
@@ -467,6 +476,7 @@ impl Core {
             client.held_up = false;
             server.failed = false;
             server.unpins = sql::Pins::NONE;
+            server.sets.end();
             if server.unnamed == super::forward::LONG {
                 server.unnamed = 0;
             }

@@ -9,7 +9,6 @@ use wire::{Frame, HEADER, Sqlstate};
 
 use super::client::{Again, Phase, Unit};
 use super::forward::MOST_EXPECTED;
-use super::params::Applied;
 use super::server::{Expect, ServerPhase, Undo};
 use super::{Core, HOLD_MAX, SMALL_MAX};
 
@@ -255,6 +254,10 @@ impl Core {
                 _ => return Verdict::Broken("CloseComplete without a Close"),
             },
             b'C' | b'I' | b's' => {
+                if tag == b'C' && !own {
+                    self.completed(s, data);
+                }
+                let server = &mut self.servers[s];
                 server.copy_in = false;
                 if data.starts_with(b"DISCARD ALL\0") || data.starts_with(b"DEALLOCATE ALL\0") {
                     server.prepared.clear();
@@ -264,12 +267,12 @@ impl Core {
                         self.clients[c].unnamed = None;
                     }
                 }
-                if matches!(server.expect.front(), Some(Expect::Execute)) {
+                if matches!(server.expect.front(), Some(Expect::Execute(_))) {
                     server.settled();
                 }
             }
             b'G' => {
-                if matches!(server.expect.front(), Some(Expect::Execute)) {
+                if matches!(server.expect.front(), Some(Expect::Execute(_))) {
                     // Syncs already sent behind it are ignored: COPY data is read from here on.
                     while matches!(server.expect.get(1), Some(Expect::Sync)) {
                         server.expect.remove(1);
@@ -316,6 +319,9 @@ impl Core {
         if own {
             // The statements of the proxy's own are followed up in `unit_done`, too.
             server.own_done = true;
+        } else {
+            server.sets.query_ended();
+            self.settle_changes(s);
         }
         if unheard { Verdict::SwallowReady } else { Verdict::Ready }
     }
@@ -335,6 +341,7 @@ impl Core {
             return Verdict::Swallow;
         }
         server.failed = true;
+        server.sets.undo();
         let code = payload::sqlstate(data);
         // RevalidateCachedQuery: a statement that was prepared here before its table changed.
         let outdated = code == Some(Sqlstate::FEATURE_NOT_SUPPORTED)
@@ -519,7 +526,7 @@ impl Core {
         if idle && wrote && !self.is_replica(s) {
             self.mark_write(c);
         }
-        if idle && done && self.is_bound(c) && matches!(self.servers[s].params, Applied::Unknown) {
+        if idle && done && self.is_bound(c) && !self.servers[s].params.is(&self.clients[c].params) {
             // It has reset its session: that is, to what it started with.
             let params = self.clients[c].params.clone();
             self.prepare_session(s, &params);

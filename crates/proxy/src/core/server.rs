@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use sql::Pins;
+use sql::{Changes, Pins};
 use topology::{NodeId, Role};
 use wire::message::Status;
 use wire::scram;
@@ -16,6 +16,7 @@ use super::params::{Applied, Params};
 use super::pool::PoolKey;
 use super::statement::Statement;
 use super::token::Token;
+use super::tracked::Sets;
 
 /// A connection to a server.
 pub(crate) struct Server {
@@ -67,6 +68,8 @@ pub(crate) struct Server {
     pub(super) prepared: HashMap<u64, u64>,
     pub(super) clock: u64,
     pub(super) params: Applied,
+    /// What its client does to them.
+    pub(super) sets: Sets,
     /// What it said of its parameters.
     pub(super) reported: Vec<(String, String)>,
     /// What the proxy's own statement failed with.
@@ -148,12 +151,12 @@ pub(super) enum Expect {
     Close,
     /// `ParameterDescription` and `RowDescription` or `NoData`.
     Describe(Option<Arc<Statement>>),
-    /// Rows, and `CommandComplete`, `EmptyQueryResponse` or `PortalSuspended`.
-    Execute,
+    /// Rows, and `CommandComplete`, `EmptyQueryResponse` or `PortalSuspended`. With what it changes of the session's parameters.
+    Execute(Option<Arc<Changes>>),
     /// `ReadyForQuery`.
     Sync,
     /// Anything, and `ReadyForQuery`.
-    Query,
+    Query(Option<Arc<Changes>>),
 }
 
 /// What the proxy has done to a client's statements ahead of the server.
@@ -174,7 +177,7 @@ impl Expect {
 
     /// True if `ReadyForQuery` ends it.
     pub(super) fn ends_unit(&self) -> bool {
-        matches!(self, Expect::Setup | Expect::Sync | Expect::Query)
+        matches!(self, Expect::Setup | Expect::Sync | Expect::Query(_))
     }
 }
 
@@ -210,6 +213,7 @@ impl Server {
             prepared: HashMap::new(),
             clock: 0,
             params: Applied::These(params),
+            sets: Sets::default(),
             reported: Vec::new(),
             setup_error: None,
             own_done: false,

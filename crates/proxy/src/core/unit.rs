@@ -243,7 +243,10 @@ impl Core {
                 // A statement that this very unit prepares is counted in by its Parse.
                 let own = name.is_empty() && self.clients[c].unit.parses_unnamed;
                 let known = self.statement_of(c, name).filter(|_| !own);
-                let (id, outdated) = known.as_ref().map_or((0, false), |s| (s.id, s.outdated.load(Ordering::Relaxed)));
+                // One that is prepared anew, in another client's place or under other parameters, has a connection to itself.
+                let dialect = self.clients[c].dialect;
+                let is_outdated = |s: &Arc<Statement>| s.outdated.load(Ordering::Relaxed) || s.dialect != dialect;
+                let (id, outdated) = known.as_ref().map_or((0, false), |s| (s.id, is_outdated(s)));
                 let known = known.map(|s| (s.class, s.demoted.load(Ordering::Relaxed)));
                 let unit = &mut self.clients[c].unit;
                 unit.needs_server = true;
@@ -392,9 +395,8 @@ impl Core {
     }
 
     pub(super) fn statement_as(&mut self, c: usize, text: &[u8], types: &[u8], class: Class) -> Arc<Statement> {
-        let client = &self.clients[c];
         // Literals are read when a text is parsed: whoever reads them otherwise has a statement of its own.
-        let dialect = if client.pins.is_empty() { client.dialect } else { client.token.raw() };
+        let dialect = self.dialect_of(c);
         self.statements.get(dialect, text, types, || class)
     }
 

@@ -189,6 +189,11 @@ fn audit(caller: &auth::Caller<'_>, request: &Request, action: &str, namespace: 
     tracing::info!(target: "registry::audit", token = caller.name(), peer = %request.peer, action, namespace, object);
 }
 
+/// Whether an instance has a tag; only Consul's clients give them.
+pub(crate) fn has_tag(instance: &crate::Instance, tag: &str) -> bool {
+    consul::has_tag(instance, tag)
+}
+
 fn namespace(name: &str) -> Result<NamespaceName, ApiError> {
     Ok(NamespaceName::new(name)?)
 }

@@ -22,6 +22,7 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
             Ok(_) => {}
         }
     }
+    dns(config, findings);
     if registry.listen.is_empty() {
         findings.error("registry.listen", "found \"\", expected host:port");
     }
@@ -52,6 +53,46 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
                 format!("registry.tokens[{index}].namespaces"),
                 "found none, expected names of namespaces, or \"*\" for all",
             );
+        }
+    }
+}
+
+fn dns(config: &Config, findings: &mut Findings) {
+    let dns = &config.registry.dns;
+    if !dns.listen.is_empty() {
+        match parse_address(&dns.listen, true) {
+            Err(why) => findings.error("registry.dns.listen", why.replace(", [v6]:port, or the absolute path of a Unix socket", "")),
+            Ok(Host::Unix) => {
+                findings.error("registry.dns.listen", format!("found the path {:?}, expected host:port", dns.listen));
+            }
+            Ok(host) if !dns.allow_remote && !host.is_local() => findings.error(
+                "registry.dns.listen",
+                format!(
+                    "found {:?}: DNS has no login, everybody who reaches it reads the namespaces of registry.dns.namespaces; expected \
+                     a loopback address, or allow_remote = true",
+                    dns.listen
+                ),
+            ),
+            Ok(_) => {}
+        }
+    }
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len()) && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    };
+    let domain = dns.domain.trim_end_matches('.');
+    // Of the 253 bytes of a name something must be left for what stands before.
+    if domain.len() > 100 || !domain.split('.').all(is_label) {
+        findings.error(
+            "registry.dns.domain",
+            format!("found {:?}, expected a domain of at most 100 characters such as \"consul\"", dns.domain),
+        );
+    }
+    if dns.namespaces.is_empty() {
+        findings.error("registry.dns.namespaces", "found none, expected at least one, such as \"default\"");
+    }
+    for (index, name) in dns.namespaces.iter().enumerate() {
+        if let Err(why) = registry::NamespaceName::new(name) {
+            findings.error(format!("registry.dns.namespaces[{index}]"), why.to_string());
         }
     }
 }

@@ -43,6 +43,8 @@ pub(super) struct Backend {
     listening: Option<u64>,
     /// `search_path` and `listening` as they were before the transaction.
     saved: Option<(String, Option<u64>)>,
+    /// The same at the savepoint, and the numbers written before it.
+    savepoint: Option<(String, Option<u64>, Vec<u64>)>,
     prepared: HashMap<Vec<u8>, String>,
     portals: HashMap<Vec<u8>, Portal>,
     skipping: bool,
@@ -272,6 +274,7 @@ impl Backend {
         self.read_only = false;
         self.transaction_of = None;
         self.portals.clear();
+        self.savepoint = None;
     }
 
     /// Whoever sent this number may see what is here.
@@ -353,7 +356,7 @@ impl Backend {
     }
 
     fn ends_transaction(text: &str) -> bool {
-        text == "COMMIT" || text == "ROLLBACK"
+        text == "COMMIT" || text == "ROLLBACK" || text == "ROLLBACK TO p"
     }
 
     fn parse(&mut self, data: &[u8]) -> Result<(), Code> {
@@ -490,6 +493,21 @@ impl Backend {
             }
             "COPY t TO STDOUT" => Answer::CopyOut,
             "SHOW search_path" => Answer::Row(self.search_path.clone(), "SHOW"),
+            "RESET ROLE" => Answer::Done("RESET"),
+            "RESET search_path" => {
+                self.search_path = self.default_path.clone();
+                Answer::Done("RESET")
+            }
+            "SAVEPOINT p" if self.status == b'T' => {
+                self.savepoint = Some((self.search_path.clone(), self.listening, self.pending.clone()));
+                Answer::Done("SAVEPOINT")
+            }
+            "ROLLBACK TO p" => {
+                let (path, listening, pending) = self.savepoint.clone().ok_or(b"3B001")?;
+                (self.search_path, self.listening, self.pending) = (path, listening, pending);
+                self.status = b'T';
+                Answer::Done("ROLLBACK")
+            }
             "RESET ALL" => {
                 self.search_path = self.default_path.clone();
                 Answer::Done("RESET")
@@ -523,6 +541,11 @@ impl Backend {
                 }
                 Answer::Row(String::new(), "SELECT 1")
             }
+            _ if text.starts_with("SELECT set_config('search_path', '") => {
+                self.search_path = text.split('\'').nth(3).unwrap().to_owned();
+                Answer::Row(self.search_path.clone(), "SELECT 1")
+            }
+            _ if text.starts_with("SET LOCAL search_path = ") => Answer::Done("SET"),
             _ if text.starts_with("SET search_path = ") => {
                 self.search_path = text["SET search_path = ".len()..].to_owned();
                 Answer::Done("SET")

@@ -534,8 +534,29 @@ impl Script {
         self.sync();
     }
 
+    /// SET in a transaction, which is committed or not.
+    fn setting(&mut self) {
+        self.query("BEGIN");
+        for _ in 0..self.random.below(4) {
+            let n = self.row();
+            let word = *self.random.pick(&["x", "y"]);
+            match self.random.below(8) {
+                0 | 1 => self.query(&format!("SET search_path = {word}{}", self.id)),
+                2 => self.query("SAVEPOINT p"),
+                3 => self.query("ROLLBACK TO p"),
+                4 => self.query("SHOW search_path"),
+                5 => self.query("SELECT 1/0"),
+                6 => self.prepared(),
+                _ => self.query(&format!("SELECT {n}")),
+            }
+        }
+        let end = *self.random.pick(&["COMMIT", "ROLLBACK"]);
+        self.query(end);
+        self.query("SHOW search_path");
+    }
+
     fn session(&mut self) {
-        match self.random.below(8) {
+        match self.random.below(16) {
             0 => self.query(&format!("SET search_path = s{}", self.id)),
             1 | 2 => self.query("SHOW search_path"),
             3 => self.query(&format!("LISTEN c{}", self.id)),
@@ -552,6 +573,25 @@ impl Script {
                 self.query("DISCARD ALL");
                 self.out.push_back(Step::Await);
             }
+            8 => {
+                self.parse("", &format!("SET search_path = e{}", self.id));
+                self.bind("", "", None);
+                self.execute("");
+                if self.random.one_in(3) {
+                    self.parse("", "SELECT 1/0");
+                    self.bind("", "", None);
+                    self.execute("");
+                }
+                self.sync();
+            }
+            9 => self.query(&format!("SELECT set_config('search_path', 'f{}', false)", self.id)),
+            10 => {
+                let n = self.row();
+                self.query(&format!("SET search_path = m{}; SELECT {n}", self.id));
+            }
+            11 => self.query(&format!("SET search_path = n{}; SELECT 1/0", self.id)),
+            12 if self.resets => self.query("RESET search_path"),
+            13 | 14 => self.setting(),
             _ => self.query("UNLISTEN *; SELECT 1/0"),
         }
     }

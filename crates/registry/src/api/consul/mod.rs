@@ -196,6 +196,11 @@ impl Blocked {
     }
 }
 
+/// Whether an instance has a tag; in any case, for DNS asks in any.
+pub(super) fn has_tag(instance: &Instance, tag: &str) -> bool {
+    wire::Kept::of(instance).tags.iter().any(|found| found.eq_ignore_ascii_case(tag))
+}
+
 /// Nothing to say.
 fn done() -> Reply {
     Reply::empty(StatusCode::OK)

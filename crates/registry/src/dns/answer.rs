@@ -1,0 +1,368 @@
+//! From a question's bytes to the answer's, without I/O.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use domain::base::iana::{Class, Opcode, OptRcode, Rcode};
+use domain::base::message_builder::{AdditionalBuilder, AnswerBuilder, PushError};
+use domain::base::name::FlattenInto;
+use domain::base::{Message, MessageBuilder, Name, Rtype, Serial, StaticCompressor, Ttl};
+use domain::rdata::{A, Aaaa, Cname, Ns, Soa, Srv};
+
+use super::name::{self, Meaning, Wanted};
+use super::{Services, Zone};
+use crate::{Instance, ServiceSnapshot};
+
+/// What the question came over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// A datagram.
+    Udp,
+    /// A connection.
+    Tcp,
+}
+
+/// How a question was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Found,
+    Empty,
+    Refused,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Answered {
+    /// The message.
+    pub bytes: Vec<u8>,
+    pub(super) outcome: Outcome,
+    pub(super) truncated: bool,
+}
+
+/// Largest answer in a datagram, whatever the client says it can take: what passes without fragments.
+const DATAGRAM: usize = 1232;
+/// Largest to a client that says nothing.
+const CLASSIC: usize = 512;
+/// Most instances of a service that one question looks at; of more, so many from a random one on.
+const LOOKED_AT: usize = 4096;
+/// What an OPT record without options takes.
+const OPT_BYTES: usize = 11;
+
+type Target = StaticCompressor<Vec<u8>>;
+type AnyName = Name<Vec<u8>>;
+
+/// Answers a question; `None` to what is none, or an answer itself. `random` decides on the order of instances.
+pub fn answer(query: &[u8], over: Over, zone: &Zone, services: &dyn Services, random: u64) -> Option<Answered> {
+    let query = Message::from_octets(query).ok()?;
+    // Answering answers could go on for ever.
+    if query.header().qr() {
+        return None;
+    }
+    let opt = query.opt();
+    let most = match (over, &opt) {
+        (Over::Tcp, _) => usize::from(u16::MAX),
+        (Over::Udp, Some(opt)) => usize::from(opt.udp_payload_size()).clamp(CLASSIC, DATAGRAM),
+        (Over::Udp, None) => CLASSIC,
+    };
+    let mut draft = Draft { with_opt: opt.is_some(), most, authoritative: false, ttl: ttl(zone) };
+    if query.header().opcode() != Opcode::QUERY {
+        return draft.error(&query, OptRcode::NOTIMP);
+    }
+    if opt.is_some_and(|opt| opt.version() != 0) {
+        return draft.error(&query, OptRcode::BADVERS);
+    }
+    let Ok(question) = query.sole_question() else { return draft.error(&query, OptRcode::FORMERR) };
+    let asked: AnyName = match question.qname().try_flatten_into() {
+        Ok(asked) => asked,
+        Err(_) => return draft.error(&query, OptRcode::FORMERR),
+    };
+    let Ok(apex) = Name::vec_from_str(&zone.domain) else { return draft.error(&query, OptRcode::SERVFAIL) };
+    if question.qclass() != Class::IN || !asked.ends_with(&apex) {
+        return draft.error(&query, OptRcode::REFUSED);
+    }
+    let rtype = question.qtype();
+    if matches!(rtype, Rtype::AXFR | Rtype::IXFR) {
+        return draft.error(&query, OptRcode::REFUSED);
+    }
+    // All of everything is what forged questions ask for.
+    if rtype == Rtype::ANY {
+        return draft.error(&query, OptRcode::NOTIMP);
+    }
+    draft.authoritative = true;
+    let own = asked.label_count() - apex.label_count();
+    let labels: Option<Vec<&str>> =
+        asked.iter().take(own).map(|label| std::str::from_utf8(label.as_slice()).ok()).collect();
+    let meaning = labels.map_or(Meaning::Nothing, |labels| name::meaning(&labels, zone));
+    let records = match meaning {
+        Meaning::Nothing => None,
+        Meaning::Between => Some(Records::default()),
+        Meaning::Apex => Some(Records { apex: true, ..Records::default() }),
+        Meaning::Address(address) => Some(Records { addresses: vec![address], ..Records::default() }),
+        Meaning::Service(wanted) => instances(&wanted, services, random).map(|list| of_service(&list, rtype)),
+    };
+    draft.records(&query, &asked, &apex, rtype, records)
+}
+
+fn ttl(zone: &Zone) -> Ttl {
+    // More than a day would be a mistake; more than 2^31 s is not allowed.
+    Ttl::from_secs(u32::try_from(zone.ttl.as_secs()).unwrap_or(u32::MAX).min(86_400))
+}
+
+/// What a name has.
+#[derive(Default)]
+struct Records {
+    apex: bool,
+    addresses: Vec<IpAddr>,
+    alias: Option<AnyName>,
+    services: Vec<Arc<Instance>>,
+}
+
+/// The instances that traffic may go to, in the order in which to try them: by priority, then at random by weight. `None`
+/// where there is no such service, or nobody in it to go to.
+fn instances(wanted: &Wanted, services: &dyn Services, random: u64) -> Option<Vec<Arc<Instance>>> {
+    let snapshot: Arc<ServiceSnapshot> = wanted.keys.iter().find_map(|key| services.find(key))?;
+    let mut random = Random(random);
+    let all = &snapshot.instances;
+    let start = if all.len() > LOOKED_AT { (random.next() % all.len() as u64) as usize } else { 0 };
+    let mut found: Vec<(u16, f64, &Arc<Instance>)> = all[start..]
+        .iter()
+        .chain(&all[..start])
+        .take(LOOKED_AT)
+        .filter(|instance| instance.is_usable())
+        .filter(|instance| wanted.tag.as_ref().is_none_or(|tag| crate::api::has_tag(instance, tag)))
+        // A waiting time that is shorter with more weight: who comes first, comes first with the weight's probability.
+        .map(|instance| (instance.priority, -random.unit().ln() / f64::from(instance.weight), instance))
+        .collect();
+    found.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    (!found.is_empty()).then(|| found.into_iter().map(|(_, _, instance)| Arc::clone(instance)).collect())
+}
+
+/// The records of a service. Addresses are those of the best priority only: an address says nothing of priorities.
+fn of_service(list: &[Arc<Instance>], rtype: Rtype) -> Records {
+    if rtype == Rtype::SRV {
+        return Records { services: list.to_vec(), ..Records::default() };
+    }
+    let best = list.first().map(|instance| instance.priority);
+    let best = list.iter().filter(|instance| Some(instance.priority) == best);
+    let (mut addresses, mut alias) = (Vec::new(), None);
+    for instance in best {
+        match instance.host.parse() {
+            Ok(address) if !addresses.contains(&address) => addresses.push(address),
+            Ok(_) => {}
+            Err(_) => alias = alias.or_else(|| Name::vec_from_str(&instance.host).ok()),
+        }
+    }
+    // An alias goes with nothing else.
+    let alias = alias.filter(|_| addresses.is_empty());
+    Records { addresses, alias, ..Records::default() }
+}
+
+/// What is known of the answer before its records.
+struct Draft {
+    with_opt: bool,
+    most: usize,
+    authoritative: bool,
+    ttl: Ttl,
+}
+
+impl Draft {
+    fn start(&self, query: &Message<&[u8]>, rcode: Rcode) -> Option<AnswerBuilder<Target>> {
+        let mut builder = MessageBuilder::from_target(Target::new(Vec::with_capacity(CLASSIC))).ok()?;
+        let reserved = if self.with_opt { OPT_BYTES } else { 0 };
+        builder.set_push_limit(self.most - reserved);
+        let mut answer = builder.start_answer(query, rcode).ok()?;
+        answer.header_mut().set_aa(self.authoritative);
+        Some(answer)
+    }
+
+    /// Adds OPT where the client sent one, and the mark of what was left out.
+    fn finish(
+        &self,
+        mut last: AdditionalBuilder<Target>,
+        rcode: OptRcode,
+        outcome: Outcome,
+        cut: bool,
+    ) -> Option<Answered> {
+        last.header_mut().set_tc(cut);
+        if self.with_opt {
+            last.set_push_limit(self.most);
+            last.opt(|opt| {
+                opt.set_udp_payload_size(DATAGRAM as u16);
+                opt.set_rcode(rcode);
+                Ok(())
+            })
+            .ok()?;
+        }
+        Some(Answered { bytes: last.finish().into_target(), outcome, truncated: cut })
+    }
+
+    /// An answer without records. What cannot be read is not repeated in it.
+    fn error(&self, query: &Message<&[u8]>, rcode: OptRcode) -> Option<Answered> {
+        let plain = rcode.rcode();
+        if query.sole_question().is_ok() {
+            let answer = self.start(query, plain)?;
+            return self.finish(answer.additional(), rcode, Outcome::Refused, false);
+        }
+        let mut builder = MessageBuilder::from_target(Target::new(Vec::with_capacity(CLASSIC))).ok()?;
+        let header = builder.header_mut();
+        header.set_id(query.header().id());
+        header.set_qr(true);
+        header.set_opcode(query.header().opcode());
+        header.set_rd(query.header().rd());
+        header.set_rcode(plain);
+        self.finish(builder.additional(), rcode, Outcome::Refused, false)
+    }
+
+    fn records(
+        &self,
+        query: &Message<&[u8]>,
+        asked: &AnyName,
+        apex: &AnyName,
+        rtype: Rtype,
+        records: Option<Records>,
+    ) -> Option<Answered> {
+        let rcode = if records.is_none() { Rcode::NXDOMAIN } else { Rcode::NOERROR };
+        let mut answer = self.start(query, rcode)?;
+        let records = records.unwrap_or_default();
+        let (pushed, extra) = match self.answers(&mut answer, asked, apex, rtype, &records) {
+            Ok(extra) => (true, extra),
+            // Too small: what is there is told, and that it is not all.
+            Err(Full) => (false, Vec::new()),
+        };
+        let some = answer.counts().ancount() > 0;
+        let mut authority = answer.authority();
+        if pushed && !some {
+            // How long nothing may be remembered.
+            let _ = authority.push((apex, Class::IN, self.ttl, self.soa(apex)?));
+        }
+        let mut additional = authority.additional();
+        for (name, address) in extra {
+            // Helpful only: who gets none of them asks.
+            if push_address(&mut additional, &name, self.ttl, address).is_err() {
+                break;
+            }
+        }
+        let outcome = if some { Outcome::Found } else { Outcome::Empty };
+        self.finish(additional, rcode.into(), outcome, !pushed)
+    }
+
+    /// The records of the type that was asked for, and the addresses that go with them.
+    fn answers(
+        &self,
+        answer: &mut AnswerBuilder<Target>,
+        asked: &AnyName,
+        apex: &AnyName,
+        rtype: Rtype,
+        records: &Records,
+    ) -> Result<Vec<(AnyName, IpAddr)>, Full> {
+        let mut extra: Vec<(AnyName, IpAddr)> = Vec::new();
+        match rtype {
+            Rtype::A | Rtype::AAAA => {
+                if let Some(alias) = &records.alias {
+                    answer.push((asked, Class::IN, self.ttl, Cname::new(alias)))?;
+                }
+                for address in &records.addresses {
+                    match address {
+                        IpAddr::V4(v4) if rtype == Rtype::A => {
+                            answer.push((asked, Class::IN, self.ttl, A::new(*v4)))?
+                        }
+                        IpAddr::V6(v6) if rtype == Rtype::AAAA => {
+                            answer.push((asked, Class::IN, self.ttl, Aaaa::new(*v6)))?;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            Rtype::SRV => {
+                for instance in &records.services {
+                    let address: Option<IpAddr> = instance.host.parse().ok();
+                    let target = match address {
+                        Some(address) => format!("{}.addr.{}", name::label(address), apex),
+                        None => instance.host.to_string(),
+                    };
+                    // A host that is no name cannot be told.
+                    let Ok(target) = Name::vec_from_str(&target) else { continue };
+                    let data = Srv::new(instance.priority, instance.weight, instance.port, &target);
+                    answer.push((asked, Class::IN, self.ttl, data))?;
+                    if let Some(address) = address
+                        && !extra.iter().any(|(known, _)| *known == target)
+                    {
+                        extra.push((target, address));
+                    }
+                }
+            }
+            Rtype::SOA if records.apex => {
+                if let Some(soa) = self.soa(apex) {
+                    answer.push((asked, Class::IN, self.ttl, soa))?;
+                }
+            }
+            Rtype::NS if records.apex => {
+                if let Some(ns) = below("ns", apex) {
+                    answer.push((asked, Class::IN, self.ttl, Ns::new(ns)))?;
+                }
+            }
+            _ => {}
+        }
+        Ok(extra)
+    }
+
+    fn soa(&self, apex: &AnyName) -> Option<Soa<AnyName>> {
+        let (hour, day) = (Ttl::from_secs(3600), Ttl::from_secs(86_400));
+        Some(Soa::new(
+            below("ns", apex)?,
+            below("hostmaster", apex)?,
+            Serial(1),
+            hour,
+            Ttl::from_secs(600),
+            day,
+            self.ttl,
+        ))
+    }
+}
+
+/// There is no room.
+struct Full;
+
+impl From<PushError> for Full {
+    fn from(_: PushError) -> Full {
+        Full
+    }
+}
+
+fn below(label: &str, apex: &AnyName) -> Option<AnyName> {
+    Name::vec_from_str(&format!("{label}.{apex}")).ok()
+}
+
+fn push_address(
+    to: &mut AdditionalBuilder<Target>,
+    name: &AnyName,
+    ttl: Ttl,
+    address: IpAddr,
+) -> Result<(), PushError> {
+    match address {
+        IpAddr::V4(v4) => to.push((name, Class::IN, ttl, A::new(v4))),
+        IpAddr::V6(v6) => to.push((name, Class::IN, ttl, Aaaa::new(v6))),
+    }
+}
+
+/// SplitMix64: for fairness, not for secrets.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Above 0, up to 1.
+    fn unit(&mut self) -> f64 {
+        ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+#[path = "answer_tests.rs"]
+mod tests;

@@ -1,0 +1,224 @@
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use domain::rdata::AllRecordData;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Health, InstanceId, Metadata, NamespaceName, Registration, Revision, ServiceKey};
+
+struct Fixed(HashMap<ServiceKey, Arc<ServiceSnapshot>>);
+
+impl Services for Fixed {
+    fn find(&self, key: &ServiceKey) -> Option<Arc<ServiceSnapshot>> {
+        self.0.get(key).cloned()
+    }
+}
+
+fn zone() -> Zone {
+    Zone { domain: "consul".into(), ttl: Duration::from_secs(7), namespaces: vec![NamespaceName::default()] }
+}
+
+/// Services by name, each with `host:port` of its instances, changed by `change`.
+fn services(list: &[(&str, &[&str])], change: impl Fn(&mut Registration)) -> Fixed {
+    let one = |(name, hosts): &(&str, &[&str])| {
+        let key = ServiceKey::new(&NamespaceName::default(), name).unwrap();
+        let instances = hosts.iter().enumerate().map(|(n, host)| {
+            let id = InstanceId::new(&NamespaceName::default(), &format!("{name}{n:05}")).unwrap();
+            let mut registration = Registration::new(id, key.clone(), host, 8000 + n as u16);
+            change(&mut registration);
+            Arc::new(Instance::registered(registration, None))
+        });
+        let instances = instances.collect();
+        (key.clone(), Arc::new(ServiceSnapshot::new(key, Revision(1), None, instances)))
+    };
+    Fixed(list.iter().map(one).collect())
+}
+
+fn query(name: &str, rtype: Rtype, opt: Option<u16>) -> Vec<u8> {
+    let mut question = MessageBuilder::new_vec().question();
+    question.header_mut().set_id(77);
+    question.header_mut().set_rd(true);
+    question.push((Name::vec_from_str(name).unwrap(), rtype)).unwrap();
+    let mut last = question.additional();
+    if let Some(size) = opt {
+        last.opt(|opt| {
+            opt.set_udp_payload_size(size);
+            Ok(())
+        })
+        .unwrap();
+    }
+    last.finish()
+}
+
+/// The answer's code, records as `name type data` by section, and whether it was cut.
+fn ask(
+    fixed: &Fixed,
+    name: &str,
+    rtype: Rtype,
+    over: Over,
+    opt: Option<u16>,
+) -> (Rcode, Vec<String>, Vec<String>, bool) {
+    let answered = answer(&query(name, rtype, opt), over, &zone(), fixed, 5).unwrap();
+    let most = if over == Over::Tcp { 65_535 } else { usize::from(opt.unwrap_or(512)).clamp(512, DATAGRAM) };
+    assert!(answered.bytes.len() <= most, "{} bytes", answered.bytes.len());
+    let message = Message::from_octets(answered.bytes).unwrap();
+    assert_eq!((message.header().id(), message.header().qr(), message.header().rd()), (77, true, true));
+    assert_eq!(message.opt().is_some(), opt.is_some(), "OPT is for those who send it");
+    let (_, answers, authority, additional) = message.sections().unwrap();
+    let texts = |section: domain::base::message::RecordSection<'_, Vec<u8>>| {
+        let records = section.limit_to::<AllRecordData<_, _>>().map(|record| {
+            let record = record.unwrap();
+            // Some types show the last dot of names, some do not.
+            let text = format!("{} {} {}", record.owner(), record.rtype(), record.data());
+            text.replace(". ", " ").trim_end_matches('.').to_owned()
+        });
+        records.filter(|record| !record.contains(" OPT ")).collect::<Vec<_>>()
+    };
+    let mut more = texts(authority);
+    more.extend(texts(additional));
+    (message.header().rcode(), texts(answers), more, message.header().tc())
+}
+
+#[test]
+fn what_is_answered() {
+    let fixed =
+        services(&[("web", &["10.0.0.1"]), ("six", &["::1"]), ("far", &["db.example.org"]), ("empty", &[])], |_| {});
+    let soa = "consul SOA ns.consul hostmaster.consul 1 3600 600 86400 7";
+    for (name, rtype, rcode, answers, more) in [
+        ("web.service.consul", Rtype::A, Rcode::NOERROR, &["web.service.consul A 10.0.0.1"][..], &[][..]),
+        ("WEB.Service.Consul", Rtype::A, Rcode::NOERROR, &["WEB.Service.Consul A 10.0.0.1"], &[]),
+        ("web.service.consul", Rtype::AAAA, Rcode::NOERROR, &[], &[soa]),
+        ("web.service.consul", Rtype::TXT, Rcode::NOERROR, &[], &[soa]),
+        ("six.service.consul", Rtype::AAAA, Rcode::NOERROR, &["six.service.consul AAAA ::1"], &[]),
+        ("far.service.consul", Rtype::A, Rcode::NOERROR, &["far.service.consul CNAME db.example.org"], &[]),
+        (
+            "_web._tcp.service.consul",
+            Rtype::SRV,
+            Rcode::NOERROR,
+            &["_web._tcp.service.consul SRV 0 100 8000 0a000001.addr.consul"],
+            &["0a000001.addr.consul A 10.0.0.1"],
+        ),
+        ("far.service.consul", Rtype::SRV, Rcode::NOERROR, &["far.service.consul SRV 0 100 8000 db.example.org"], &[]),
+        ("0a000001.addr.consul", Rtype::A, Rcode::NOERROR, &["0a000001.addr.consul A 10.0.0.1"], &[]),
+        ("empty.service.consul", Rtype::A, Rcode::NXDOMAIN, &[], &[soa]),
+        ("nobody.service.consul", Rtype::SRV, Rcode::NXDOMAIN, &[], &[soa]),
+        ("service.consul", Rtype::A, Rcode::NOERROR, &[], &[soa]),
+        ("consul", Rtype::SOA, Rcode::NOERROR, &[soa], &[]),
+        ("consul", Rtype::NS, Rcode::NOERROR, &["consul NS ns.consul"], &[]),
+        ("web.service.consul", Rtype::ANY, Rcode::NOTIMP, &[], &[]),
+        ("consul", Rtype::AXFR, Rcode::REFUSED, &[], &[]),
+        ("example.org", Rtype::A, Rcode::REFUSED, &[], &[]),
+        ("notconsul", Rtype::A, Rcode::REFUSED, &[], &[]),
+    ] {
+        let (found, records, rest, cut) = ask(&fixed, name, rtype, Over::Udp, None);
+        assert_eq!((found, cut), (rcode, false), "{name} {rtype}");
+        assert_eq!(records, answers, "{name} {rtype}");
+        assert_eq!(rest, more, "{name} {rtype}");
+    }
+}
+
+#[test]
+fn only_who_can_be_used_is_told_and_by_priority() {
+    let fixed = services(&[("web", &["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"])], |registration| {
+        match registration.port {
+            8000 => registration.health = Some(Health::Critical),
+            8001 => registration.isolate = Some(true),
+            8002 => registration.weight = 0,
+            8003 => {
+                registration.priority = 1;
+                let kept = r#"{"tags":["V2"]}"#;
+                registration.metadata = Metadata::from_pairs([("kingpost.consul", kept)]).unwrap();
+            }
+            _ => {}
+        }
+    });
+    let (_, addresses, _, _) = ask(&fixed, "web.service.consul", Rtype::A, Over::Udp, None);
+    assert_eq!(addresses, ["web.service.consul A 10.0.0.5"], "the best priority only");
+    let (_, srv, _, _) = ask(&fixed, "web.service.consul", Rtype::SRV, Over::Udp, None);
+    let data: Vec<&str> = srv.iter().filter_map(|text| text.split(" SRV ").nth(1)).collect();
+    assert_eq!(data, ["0 100 8004 0a000005.addr.consul", "1 100 8003 0a000004.addr.consul"]);
+    let (_, tagged, _, _) = ask(&fixed, "v2.web.service.consul", Rtype::A, Over::Udp, None);
+    assert_eq!(tagged, ["v2.web.service.consul A 10.0.0.4"]);
+    assert_eq!(ask(&fixed, "v3.web.service.consul", Rtype::A, Over::Udp, None).0, Rcode::NXDOMAIN);
+}
+
+#[test]
+fn what_does_not_fit_says_so_and_comes_whole_over_tcp() {
+    let hosts: Vec<String> = (0..300).map(|n| format!("10.0.{}.{}", n / 250, n % 250 + 1)).collect();
+    let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    let fixed = services(&[("web", &hosts)], |_| {});
+    for (rtype, each) in [(Rtype::A, 16), (Rtype::SRV, 40)] {
+        let mut told = 0;
+        for opt in [None, Some(100), Some(1000), Some(4096)] {
+            let (rcode, answers, _, cut) = ask(&fixed, "web.service.consul", rtype, Over::Udp, opt);
+            assert_eq!((rcode, cut), (Rcode::NOERROR, true));
+            let size = usize::from(opt.unwrap_or(512)).clamp(512, DATAGRAM);
+            assert!(answers.len() >= told && answers.len() >= size / each - 4, "{rtype} {opt:?}: {}", answers.len());
+            told = answers.len();
+        }
+        let (_, answers, _, cut) = ask(&fixed, "web.service.consul", rtype, Over::Tcp, None);
+        assert_eq!((answers.len(), cut), (300, false), "{rtype}");
+    }
+}
+
+#[test]
+fn weights_are_kept() {
+    let fixed = services(&[("web", &["10.0.0.1", "10.0.0.2"])], |registration| {
+        registration.weight = if registration.port == 8000 { 300 } else { 100 };
+    });
+    let wanted = Wanted { keys: vec![ServiceKey::new(&NamespaceName::default(), "web").unwrap()], tag: None };
+    let first = (0..4000).filter(|n| instances(&wanted, &fixed, *n).unwrap()[0].port == 8000).count();
+    assert!((2800..3200).contains(&first), "three quarters of 4000, not {first}");
+}
+
+#[test]
+fn what_is_no_question() {
+    let fixed = services(&[], |_| {});
+    let good = query("web.service.consul", Rtype::A, None);
+    for length in 0..12 {
+        assert!(answer(&good[..length], Over::Udp, &zone(), &fixed, 0).is_none(), "no header, no answer");
+    }
+    let mut reply = good.clone();
+    reply[2] |= 0x80;
+    assert!(answer(&reply, Over::Udp, &zone(), &fixed, 0).is_none(), "answers are not answered");
+    let code = |bytes: &[u8]| {
+        let answered = answer(bytes, Over::Udp, &zone(), &fixed, 0).unwrap();
+        Message::from_octets(answered.bytes).unwrap().header().rcode()
+    };
+    assert_eq!(code(&good[..20]), Rcode::FORMERR, "cut off in its question");
+    assert_eq!(code(&good[..12]), Rcode::FORMERR);
+    let mut two = good.clone();
+    two[5] = 2;
+    assert_eq!(code(&two), Rcode::FORMERR, "two questions");
+    let mut update = good.clone();
+    update[2] |= 5 << 3;
+    assert_eq!(code(&update), Rcode::NOTIMP);
+    let mut later = query("web.service.consul", Rtype::A, Some(4096));
+    let version = later.len() - 5;
+    later[version] = 1;
+    let answered = answer(&later, Over::Udp, &zone(), &fixed, 0).unwrap();
+    let message = Message::from_octets(answered.bytes).unwrap();
+    assert_eq!(message.opt_rcode(), OptRcode::BADVERS);
+}
+
+proptest! {
+    #[test]
+    fn nothing_makes_it_fall_over(
+        mut bytes in proptest::collection::vec(any::<u8>(), 0..200),
+        mended in any::<bool>(),
+        tcp in any::<bool>(),
+    ) {
+        let fixed = services(&[("web", &["10.0.0.1", "::1", "name"])], |_| {});
+        if mended && bytes.len() > 12 {
+            bytes[2..12].copy_from_slice(&[0, 0, 0, 1, 0, 0, 0, 0, 0, 1]);
+        }
+        let over = if tcp { Over::Tcp } else { Over::Udp };
+        if let Some(answered) = answer(&bytes, over, &zone(), &fixed, 1) {
+            prop_assert!(tcp || answered.bytes.len() <= DATAGRAM);
+            prop_assert_eq!(&answered.bytes[..2], &bytes[..2]);
+        }
+    }
+}

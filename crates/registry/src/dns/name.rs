@@ -1,0 +1,167 @@
+//! What a name within the zone stands for. Pure text.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::Zone;
+use crate::{NamespaceName, ServiceKey};
+
+/// Consul's clients may name the datacenter; there is one.
+const DATACENTER: &str = "dc1";
+
+/// What a name stands for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// The zone itself.
+    Apex,
+    /// Nothing, but names below it may: says that it is there, and has no records.
+    Between,
+    /// A service.
+    Service(Wanted),
+    /// An address written into the name, as SRV's targets have it.
+    Address(IpAddr),
+    /// Nothing.
+    Nothing,
+}
+
+/// Instances of a service.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// As the name spells it, and in lower case where that is something else: DNS does not know upper from lower case.
+    pub(super) keys: Vec<ServiceKey>,
+    /// Only those with this tag.
+    pub(super) tag: Option<String>,
+}
+
+/// Reads the labels before the zone's own.
+pub(super) fn meaning(labels: &[&str], zone: &Zone) -> Meaning {
+    let is = |label: &str, word: &str| label.eq_ignore_ascii_case(word);
+    let mut rest = labels;
+    // From the end: [NAMESPACE.ns.] [DATACENTER.dc. | DATACENTER.]
+    match rest {
+        [before @ .., dc, word] if is(word, "dc") => {
+            if !is(dc, DATACENTER) {
+                return Meaning::Nothing;
+            }
+            rest = before;
+        }
+        [before @ .., dc] if is(dc, DATACENTER) => rest = before,
+        [word] if is(word, "dc") => return Meaning::Between,
+        _ => {}
+    }
+    let mut namespace = zone.namespaces.first();
+    match rest {
+        [before @ .., name, word] if is(word, "ns") => {
+            namespace = zone.namespaces.iter().find(|namespace| is(namespace.as_str(), name));
+            rest = before;
+        }
+        [word] if is(word, "ns") => return Meaning::Between,
+        _ => {}
+    }
+    // A namespace that is not seen is not there.
+    let Some(namespace) = namespace else { return Meaning::Nothing };
+    match rest {
+        [] if labels.is_empty() => Meaning::Apex,
+        [] => Meaning::Between,
+        [hex, word] if is(word, "addr") => address(hex).map_or(Meaning::Nothing, Meaning::Address),
+        [word] if is(word, "service") || is(word, "addr") || word.starts_with('_') => Meaning::Between,
+        [before @ .., word] if is(word, "service") => service(namespace, before),
+        [name, proto] if name.starts_with('_') && proto.starts_with('_') => service(namespace, rest),
+        _ => Meaning::Nothing,
+    }
+}
+
+fn service(namespace: &NamespaceName, labels: &[&str]) -> Meaning {
+    let (name, tag) = match labels {
+        // RFC 2782. What stands for the protocol is a tag, if it is neither of the two that there are.
+        [name, proto] if name.len() > 1 && name.starts_with('_') && proto.starts_with('_') => {
+            let proto = &proto[1..];
+            let plain = proto.eq_ignore_ascii_case("tcp") || proto.eq_ignore_ascii_case("udp");
+            (&name[1..], (!plain).then(|| proto.to_owned()))
+        }
+        [proto] if proto.starts_with('_') => return Meaning::Between,
+        [name] => (*name, None),
+        [tag @ .., name] => (*name, Some(tag.join("."))),
+        [] => return Meaning::Between,
+    };
+    let mut keys: Vec<ServiceKey> = ServiceKey::new(namespace, name).into_iter().collect();
+    if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        keys.extend(ServiceKey::new(namespace, &name.to_ascii_lowercase()));
+    }
+    Meaning::Service(Wanted { keys, tag })
+}
+
+/// The label of an address: its bytes in hexadecimal.
+pub(super) fn label(address: IpAddr) -> String {
+    match address {
+        IpAddr::V4(v4) => format!("{:08x}", v4.to_bits()),
+        IpAddr::V6(v6) => format!("{:032x}", v6.to_bits()),
+    }
+}
+
+fn address(hex: &str) -> Option<IpAddr> {
+    if !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    match hex.len() {
+        8 => u32::from_str_radix(hex, 16).ok().map(|bits| Ipv4Addr::from_bits(bits).into()),
+        32 => u128::from_str_radix(hex, 16).ok().map(|bits| Ipv6Addr::from_bits(bits).into()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn what_names_stand_for() {
+        let zone = Zone {
+            domain: "consul".into(),
+            ttl: Duration::ZERO,
+            namespaces: vec![NamespaceName::default(), NamespaceName::new("shop").unwrap()],
+        };
+        let found = |key: &str, tag: Option<&str>| {
+            Meaning::Service(Wanted { keys: vec![ServiceKey::parse(key).unwrap()], tag: tag.map(str::to_owned) })
+        };
+        for (name, meaning_of) in [
+            ("", Meaning::Apex),
+            ("web.service", found("default/web", None)),
+            ("web.service.dc1", found("default/web", None)),
+            ("web.SERVICE.Dc1", found("default/web", None)),
+            ("web.service.dc2", Meaning::Nothing),
+            ("web.service.shop.ns", found("shop/web", None)),
+            ("web.service.shop.ns.dc1.dc", found("shop/web", None)),
+            ("web.service.other.ns", Meaning::Nothing),
+            ("v2.web.service", found("default/web", Some("v2"))),
+            ("v2.1.web.service", found("default/web", Some("v2.1"))),
+            ("_web._tcp", found("default/web", None)),
+            ("_web._TCP.service", found("default/web", None)),
+            ("_web._v2.service.dc1", found("default/web", Some("v2"))),
+            // On the way to a name that is there: RFC 8020 would cut off everything below a name that is not.
+            ("service", Meaning::Between),
+            ("dc1", Meaning::Between),
+            ("shop.ns", Meaning::Between),
+            ("_tcp", Meaning::Between),
+            ("_tcp.service", Meaning::Between),
+            ("0a000001.addr", Meaning::Address([10, 0, 0, 1].into())),
+            ("00000000000000000000000000000001.addr.dc1", Meaning::Address(IpAddr::V6(Ipv6Addr::LOCALHOST))),
+            ("0a00001.addr", Meaning::Nothing),
+            ("+a000001.addr", Meaning::Nothing),
+            ("web", Meaning::Nothing),
+            ("a.web.query", Meaning::Nothing),
+        ] {
+            let labels: Vec<&str> = name.split('.').filter(|label| !label.is_empty()).collect();
+            assert_eq!(meaning(&labels, &zone), meaning_of, "{name}");
+        }
+        let Meaning::Service(wanted) = meaning(&["Web", "service"], &zone) else { panic!() };
+        let keys: Vec<&str> = wanted.keys.iter().map(ServiceKey::as_str).collect();
+        assert_eq!(keys, ["default/Web", "default/web"]);
+        for address in ["10.0.0.1", "::1", "fe80::12"] {
+            let written = label(address.parse().unwrap());
+            assert_eq!(meaning(&[&written, "addr"], &zone), Meaning::Address(address.parse().unwrap()));
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Sockets: datagrams one after the other, connections with limits.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use super::answer::{Answered, Outcome};
+use super::{Limits, Over, Stats, Zone, answer};
+use crate::Registry;
+
+/// Pause after a socket failed: out of descriptors or memory, where only time helps.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Longest datagram that is looked at; a question is far shorter.
+const LONGEST_DATAGRAM: usize = 4096;
+
+/// The sockets of one address: both, for whose answer does not fit into a datagram asks again over the other.
+#[derive(Debug)]
+pub struct Listener {
+    udp: UdpSocket,
+    tcp: TcpListener,
+}
+
+impl Listener {
+    /// Listens; with port 0, on one that is free for both.
+    ///
+    /// # Errors
+    /// The address is taken, or is none.
+    pub async fn bind(address: &str) -> io::Result<Listener> {
+        let mut tries = 10;
+        loop {
+            let tcp = TcpListener::bind(address).await?;
+            let local = tcp.local_addr()?;
+            tries -= 1;
+            match UdpSocket::bind(local).await {
+                Ok(udp) => return Ok(Listener { udp, tcp }),
+                // The system chose a port that is free for TCP only.
+                Err(_) if address.ends_with(":0") && tries > 0 => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The system does not say.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.tcp.local_addr()
+    }
+}
+
+/// A DNS server that runs. Ends when dropped: an answer that is lost is asked for again.
+#[derive(Debug)]
+pub struct Server {
+    /// Ends its tasks when dropped.
+    _tasks: JoinSet<()>,
+    stats: Arc<Stats>,
+}
+
+/// What all questions are answered with.
+struct Shared {
+    zone: Zone,
+    registry: Registry,
+    limits: Limits,
+    stats: Arc<Stats>,
+    random: AtomicU64,
+}
+
+impl Server {
+    /// Serves a zone.
+    pub fn start(listener: Listener, zone: Zone, registry: Registry, limits: Limits) -> Server {
+        let stats = Arc::new(Stats::default());
+        let mut seed = [0; 8];
+        // Without randomness instances come in an order that can be guessed: no harm.
+        let _ = getrandom::fill(&mut seed);
+        let random = AtomicU64::new(u64::from_le_bytes(seed));
+        let shared = Arc::new(Shared { zone, registry, limits, stats: Arc::clone(&stats), random });
+        let mut tasks = JoinSet::new();
+        tasks.spawn(datagrams(listener.udp, Arc::clone(&shared)));
+        tasks.spawn(connections(listener.tcp, shared));
+        Server { _tasks: tasks, stats }
+    }
+
+    /// What it counts.
+    pub fn stats(&self) -> Arc<Stats> {
+        Arc::clone(&self.stats)
+    }
+}
+
+impl Shared {
+    fn answer(&self, query: &[u8], over: Over) -> Option<Vec<u8>> {
+        let random = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let answered = answer(query, over, &self.zone, &self.registry, random);
+        let Some(Answered { bytes, outcome, truncated }) = answered else {
+            self.stats.dropped.fetch_add(1, Ordering::Relaxed);
+            return None;
+        };
+        let counter = match outcome {
+            Outcome::Found => &self.stats.found,
+            Outcome::Empty => &self.stats.empty,
+            Outcome::Refused => &self.stats.refused,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        self.stats.truncated.fetch_add(u64::from(truncated), Ordering::Relaxed);
+        Some(bytes)
+    }
+}
+
+async fn datagrams(socket: UdpSocket, shared: Arc<Shared>) {
+    let mut buffer = vec![0; LONGEST_DATAGRAM];
+    loop {
+        match socket.recv_from(&mut buffer).await {
+            Ok((length, peer)) => {
+                let Some(answer) = buffer.get(..length).and_then(|query| shared.answer(query, Over::Udp)) else {
+                    continue;
+                };
+                // Not waited for: an answer for which there is no room is lost, as any datagram may be.
+                let _ = socket.try_send_to(&answer, peer);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a DNS datagram could not be received");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn connections(listener: TcpListener, shared: Arc<Shared>) {
+    let places = Arc::new(Semaphore::new(shared.limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
+    // Ends what they serve together with this task.
+    let mut open = JoinSet::new();
+    loop {
+        while open.try_join_next().is_some() {}
+        // Never closed.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                let shared = Arc::clone(&shared);
+                open.spawn(async move {
+                    if let Err(error) = serve(stream, &shared).await {
+                        tracing::debug!(%peer, %error, "a DNS connection ended early");
+                    }
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the registry cannot accept a DNS connection");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Each message is preceded by its length in two bytes.
+async fn serve(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
+    let _ = stream.set_nodelay(true);
+    let mut message = Vec::new();
+    let limit = shared.limits.idle;
+    loop {
+        let exchange = async {
+            let length = match stream.read_u16().await {
+                Ok(length) => usize::from(length),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            message.resize(length, 0);
+            stream.read_exact(&mut message).await?;
+            let Some(answer) = shared.answer(&message, Over::Tcp) else { return Ok(false) };
+            let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
+            let mut framed = Vec::with_capacity(answer.len() + 2);
+            framed.extend_from_slice(&length.to_be_bytes());
+            framed.extend_from_slice(&answer);
+            stream.write_all(&framed).await?;
+            Ok(true)
+        };
+        match tokio::time::timeout(limit, exchange).await {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => return Ok(()),
+            Ok(Err(error)) => return Err(error),
+            Err(_) => return Ok(()),
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! DNS questions, as strangers may send them.
+
+#![no_main]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use libfuzzer_sys::fuzz_target;
+use registry::dns::{Over, Services, Zone, answer};
+use registry::{NamespaceName, ServiceKey, ServiceSnapshot};
+
+struct Nothing;
+
+impl Services for Nothing {
+    fn find(&self, _: &ServiceKey) -> Option<Arc<ServiceSnapshot>> {
+        None
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    let zone = Zone { domain: "consul".into(), ttl: Duration::ZERO, namespaces: vec![NamespaceName::default()] };
+    for over in [Over::Udp, Over::Tcp] {
+        if let Some(answered) = answer(data, over, &zone, &Nothing, 0) {
+            assert!(over == Over::Tcp || answered.bytes.len() <= 1232);
+            assert_eq!(answered.bytes[..2], data[..2], "the answer to this question");
+            assert!(answered.bytes[2] & 0x80 != 0);
+            assert!(answer(&answered.bytes, over, &zone, &Nothing, 0).is_none(), "nobody answers answers");
+        }
+    }
+});
