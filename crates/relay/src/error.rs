@@ -88,6 +88,15 @@ pub enum UpstreamError {
          scram-sha-256"
     )]
     Method,
+    /// The upstream has no TLS, and is to have it.
+    #[error("the upstream does not offer TLS, and relay.upstream.tls.mode wants it")]
+    NoTls,
+    /// TLS failed.
+    #[error("{0}")]
+    Tls(tls::LinkError),
+    /// The files for TLS cannot be used.
+    #[error("[relay.upstream.tls] {0}")]
+    TlsFiles(#[from] tls::Error),
     /// SCRAM failed.
     #[error("logging in to the upstream failed: {0}")]
     Scram(#[from] wire::scram::Error),
@@ -156,6 +165,9 @@ impl UpstreamError {
             | UpstreamError::Silent(_)
             | UpstreamError::NoPassword { .. }
             | UpstreamError::Method
+            | UpstreamError::NoTls
+            | UpstreamError::Tls(_)
+            | UpstreamError::TlsFiles(_)
             | UpstreamError::Scram(_)
             | UpstreamError::Protocol(_)
             | UpstreamError::Log(_)

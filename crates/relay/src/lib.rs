@@ -18,6 +18,7 @@
 //! - A slow downstream costs nobody else anything: it is fed from files, and falls behind on disk.
 //! - In every state of a connection there is a limit on time and on bytes.
 
+mod channel;
 pub mod config;
 mod downstream;
 mod error;

@@ -14,6 +14,8 @@ use crate::upstream;
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) auth: AuthMethod,
+    /// None: there is no TLS with downstreams.
+    pub(crate) acceptor: Option<tls::Acceptor>,
     pub(crate) serve: Serve,
     pub(crate) max_downstreams: usize,
     pub(crate) login_timeout: Duration,
@@ -29,6 +31,9 @@ impl Settings {
     /// Reads password files and computes verifiers.
     pub(crate) fn new(config: &RelayConfig) -> Result<Settings, StartError> {
         upstream::validate(&config.upstream).map_err(StartError::Config)?;
+        // Read again for each connection; what cannot be used is better found now.
+        tls::Connector::new(&config.upstream.tls)
+            .map_err(|error| StartError::Config(format!("[relay.upstream.tls] {error}")))?;
         let mut users = HashMap::new();
         for user in &config.users {
             if users.insert(user.name.clone(), verifier(user)?).is_some() {
@@ -37,6 +42,8 @@ impl Settings {
         }
         Ok(Settings {
             auth: config.auth,
+            acceptor: tls::Acceptor::new(&config.tls)
+                .map_err(|error| StartError::Config(format!("[relay.tls] {error}")))?,
             serve: match config.serve {
                 ServeUpTo::Flushed => Serve::Flushed,
                 ServeUpTo::Written => Serve::Written,

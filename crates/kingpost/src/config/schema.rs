@@ -189,6 +189,7 @@ const NODE: &[Key] = &[
 const RELAY: &[Key] = &[
     key("listen", Kind::Texts),
     key("dir", Kind::Text),
+    key("tls", Kind::Table(PROXY_TLS)),
     key("auth", Kind::Choice(&["trust", "scram-sha-256"])),
     key("serve", Kind::Choice(&["flushed", "written"])),
     key("max_downstreams", integer(1, 10_000)),
@@ -206,6 +207,7 @@ const UPSTREAM: &[Key] = &[
     key("user", Kind::Text),
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
+    key("tls", Kind::Table(CLUSTER_TLS)),
     key("slot", Kind::Text),
     key("application_name", Kind::Text),
     key("status_interval", POSITIVE),
@@ -226,6 +228,7 @@ const FAILOVER: &[Key] = &[
     key("password_file", Kind::Text),
     key("acknowledgements", integer(1, 100)),
     key("step_timeout", POSITIVE),
+    key("tls", Kind::Table(CLUSTER_TLS)),
     key("stop", Kind::Texts),
     key("rejoin", Kind::Texts),
     key("relays", Kind::Tables(FAILOVER_PART)),

@@ -17,6 +17,8 @@ pub(crate) struct FailoverConfig {
     pub(crate) password: Option<String>,
     /// File with its password in the first line.
     pub(crate) password_file: Option<PathBuf>,
+    /// `[failover.tls]`: TLS with relays and proxies; servers are reached as `[cluster.tls]` says.
+    pub(crate) tls: tls::ConnectConfig,
     /// How many relays must have a commit before it is acknowledged: the others may be missing at a failover.
     pub(crate) acknowledgements: usize,
     /// Longest time for one step.
@@ -38,6 +40,7 @@ impl Default for FailoverConfig {
             user: "postgres".into(),
             password: None,
             password_file: None,
+            tls: tls::ConnectConfig::default(),
             acknowledgements: 1,
             step_timeout: Duration::from_secs(60),
             stop: Vec::new(),
@@ -52,6 +55,7 @@ impl fmt::Debug for FailoverConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FailoverConfig")
             .field("user", &self.user)
+            .field("tls", &self.tls)
             .field("acknowledgements", &self.acknowledgements)
             .field("step_timeout", &self.step_timeout)
             .field("stop", &self.stop)

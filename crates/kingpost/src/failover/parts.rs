@@ -1,6 +1,7 @@
 //! Talking to servers, relays and proxies. Decides nothing; every wait has a limit.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ::relay::{Order, Standing, UpstreamError};
@@ -39,6 +40,9 @@ pub(super) struct Parts {
     cluster: ClusterConfig,
     relays: Vec<Login>,
     proxies: Vec<Login>,
+    /// With relays and proxies.
+    tls: tls::ConnectConfig,
+    connector: Option<Arc<tls::Connector>>,
 }
 
 #[derive(Clone)]
@@ -80,7 +84,16 @@ impl Parts {
         cluster.user.clone_from(&failover.user);
         // What limits a statement; pg_promote has a limit of its own, which must be shorter.
         cluster.probe_timeout = failover.step_timeout + Duration::from_secs(5);
-        Ok(Parts { cluster, relays: logins(&failover.relays)?, proxies: logins(&failover.proxies)? })
+        let connector = tls::Connector::new(&failover.tls)
+            .map_err(|error| Failure::config(format!("[failover.tls] {error}")))?
+            .map(Arc::new);
+        Ok(Parts {
+            cluster,
+            relays: logins(&failover.relays)?,
+            proxies: logins(&failover.proxies)?,
+            tls: failover.tls.clone(),
+            connector,
+        })
     }
 
     pub(super) fn nodes(&self) -> &[NodeConfig] {
@@ -137,8 +150,10 @@ impl Parts {
         let login = self.relays.iter().find(|login| login.part.name == relay).cloned();
         let Login { part, password } = login.ok_or_else(|| format!("no relay is named {relay}"))?;
         let limit = if order == Order::Look { LOOK } else { ORDER };
-        let work =
-            tokio::task::spawn_blocking(move || ::relay::order(&part.address, &part.user, password.as_deref(), &order));
+        let connector = self.connector.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            ::relay::order(&part.address, &part.user, password.as_deref(), connector, &order)
+        });
         match tokio::time::timeout(limit, work).await {
             Ok(Ok(result)) => result.map_err(|error| match error {
                 // What was asked is known to whoever asked.
@@ -157,6 +172,7 @@ impl Parts {
                 let mut console = self.cluster.clone();
                 (console.user, console.password) = (login.part.user.clone(), login.password.clone());
                 console.database = "kingpost".into();
+                console.tls = self.tls.clone();
                 let node = NodeConfig {
                     name: login.part.name.clone(),
                     address: login.part.address.clone(),

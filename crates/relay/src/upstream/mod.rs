@@ -21,12 +21,12 @@ use tracing::{error, info, warn};
 use watermark::Lsn;
 use wire::replication::{Identity as Remote, Order, TimelineEnd, is_slot_name, position};
 
+use crate::channel::Channel;
 use crate::config::UpstreamConfig;
 use crate::error::UpstreamError;
 use crate::log::{AppendError, Log, LogOptions, SegmentSize, Start, Timeline, Writer};
 use crate::operate::Standing;
 use crate::shared::{Greeting, Shared};
-use crate::socket::Socket;
 use acknowledge::Acknowledger;
 use session::{Login, Session, Started};
 
@@ -57,7 +57,7 @@ struct ControlState {
     generation: u64,
     stopping: bool,
     /// The connection that is in use.
-    socket: Option<Socket>,
+    socket: Option<Channel>,
     /// Something may be received and acknowledged: from [`Control::hold`] until the connection's work has ended.
     receiving: bool,
     /// What the configuration says; `config.address` is where in fact.
@@ -135,6 +135,16 @@ impl Control {
         self.lock().config.address.clone()
     }
 
+    /// Makes a connection that logs in known, so that it can be interrupted. Nothing is received on it yet.
+    fn connecting(&self, generation: u64, socket: Channel) -> Result<(), UpstreamError> {
+        let mut state = self.lock();
+        if state.stopping || state.generation != generation {
+            return Err(UpstreamError::Interrupted);
+        }
+        state.socket = Some(socket);
+        Ok(())
+    }
+
     /// The connection's work has ended.
     fn received(&self) {
         let mut state = self.lock();
@@ -144,7 +154,7 @@ impl Control {
     }
 
     /// Makes a connection known, so that it can be interrupted.
-    fn hold(&self, generation: u64, socket: Socket) -> Result<(), UpstreamError> {
+    fn hold(&self, generation: u64, socket: Channel) -> Result<(), UpstreamError> {
         let mut state = self.lock();
         if state.stopping || state.generation != generation {
             return Err(UpstreamError::Interrupted);
@@ -249,10 +259,15 @@ impl Follow<'_> {
     ) -> Result<std::convert::Infallible, UpstreamError> {
         let config = self.config;
         let password = password(config)?;
-        let login =
-            Login { user: &config.user, password: password.as_deref(), application_name: &config.application_name };
+        let login = Login {
+            user: &config.user,
+            password: password.as_deref(),
+            application_name: &config.application_name,
+            connector: tls::Connector::new(&config.tls)?.map(Arc::new),
+        };
         self.shared.upstream_is("connecting", false);
-        let mut session = Session::open(&config.address, &login)?;
+        let known = |socket| self.shared.control.connecting(self.generation, socket);
+        let mut session = Session::open(&config.address, &login, known)?;
         self.shared.control.hold(self.generation, session.socket()?)?;
         let remote = identify(&mut session)?;
         let writer = match writer {
@@ -518,9 +533,15 @@ pub(crate) fn validate(config: &UpstreamConfig) -> Result<(), String> {
 ///
 /// # Errors
 /// It cannot be reached, or refuses, or is no relay.
-pub fn order(address: &str, user: &str, password: Option<&str>, order: &Order) -> Result<Standing, UpstreamError> {
-    let login = Login { user, password, application_name: "kingpost failover" };
-    let mut session = Session::open(address, &login)?;
+pub fn order(
+    address: &str,
+    user: &str,
+    password: Option<&str>,
+    connector: Option<Arc<tls::Connector>>,
+    order: &Order,
+) -> Result<Standing, UpstreamError> {
+    let login = Login { user, password, application_name: "kingpost failover", connector };
+    let mut session = Session::open(address, &login, |_| Ok(()))?;
     let rows = session.ask(&order.text())?;
     let standing = rows.first().and_then(Standing::read);
     standing.ok_or_else(|| UpstreamError::Protocol(format!("the answer to {} is none", order.text())))
@@ -546,8 +567,8 @@ pub struct Probe {
 /// # Errors
 /// It cannot be reached, or refuses, or is no relay.
 pub fn probe(address: &str, user: &str, password: Option<&str>) -> Result<Probe, UpstreamError> {
-    let login = Login { user, password, application_name: "kingpost status" };
-    let mut session = Session::open(address, &login)?;
+    let login = Login { user, password, application_name: "kingpost status", connector: None };
+    let mut session = Session::open(address, &login, |_| Ok(()))?;
     let remote = identify(&mut session)?;
     Ok(Probe {
         system: remote.system,

@@ -17,6 +17,9 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mu
     if failover.password.is_some() && failover.password_file.is_some() {
         findings.error("failover", "found password and password_file, expected at most one of them");
     }
+    if let Err(error) = tls::Connector::new(&failover.tls) {
+        findings.error(format!("failover.tls.{}", error.setting()), error.to_string());
+    }
     if let Some(file) = &failover.password_file {
         check_password_file(file, "failover.password_file".into(), stat, findings);
     }
