@@ -76,6 +76,12 @@ impl Failover {
         self.set("failover.stop", vec!["/bin/sh".to_owned(), "-c".into(), script])
     }
 
+    /// The same in a file of its own: for two that run at once.
+    #[must_use]
+    pub fn copy(self, cluster: &Cluster) -> Failover {
+        Failover { path: cluster.dir().join(format!("failover-{}.toml", unique())), ..self }
+    }
+
     fn command(&self, arguments: &[&str]) -> Command {
         std::fs::write(&self.path, toml::to_string(&self.config).expect("a configuration")).expect("write it");
         let mut kingpost = command(&kingpost_bin(), RunAs::Tests, "KILL");

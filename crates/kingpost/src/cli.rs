@@ -67,6 +67,12 @@ pub(crate) enum Command {
     /// Makes another server the primary, as planned: clients of the proxies wait, and none gets an error
     #[command(after_help = EXIT_CODES)]
     Switchover(SwitchoverArgs),
+    /// Watches the cluster: says when the primary is lost, and with --etcd replaces it
+    ///
+    /// A primary is lost when it does not answer and no relay hears it either. Any number of these may run: with --etcd the one
+    /// that gets the lock acts.
+    #[command(after_help = EXIT_CODES)]
+    Watch(WatchArgs),
     /// Prints a completion script for a shell
     #[command(after_help = EXIT_CODES)]
     Completions {
@@ -290,6 +296,21 @@ pub(crate) struct SwitchoverArgs {
     /// Looks, says what would be done, and changes nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WatchArgs {
+    #[command(flatten)]
+    pub(crate) config: WhichConfig,
+    /// Endpoints of etcd, http://host:port with commas in between: a lost primary is replaced, under a lock there
+    #[arg(long, value_name = "ENDPOINTS")]
+    pub(crate) etcd: Option<String>,
+    /// How long the primary must be lost before anything is done
+    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) after: Duration,
+    /// How long the lock lives without being kept
+    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) ttl: Duration,
 }
 
 #[derive(Debug, Args)]

@@ -58,6 +58,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Status(args) => up::status(&args),
         Command::Failover(args) => failover::failover(&args, &log),
         Command::Switchover(args) => failover::switchover(&args, &log),
+        Command::Watch(args) => failover::watch(&args, &log),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "kingpost", &mut script);

@@ -12,18 +12,20 @@
 
 pub(crate) mod config;
 mod conninfo;
+mod etcd;
 mod hooks;
 mod parts;
 mod plan;
 mod steps;
 mod switchover;
+mod watch;
 
 use std::path::PathBuf;
 use std::time::Instant;
 
 use ::relay::Order;
 
-use crate::cli::{FailoverArgs, SwitchoverArgs, WhichConfig};
+use crate::cli::{FailoverArgs, SwitchoverArgs, WatchArgs, WhichConfig};
 use crate::config::{Config, LogConfig, LogFlags, load};
 use crate::error::Failure;
 use crate::serve::{INTERRUPTED, StopSignals, control_runtime, warn};
@@ -54,6 +56,15 @@ pub(crate) fn switchover(args: &SwitchoverArgs, log: &LogFlags) -> Result<(), Fa
         let survey = steps.parts.survey().await;
         show(&survey);
         switchover::run(&steps, &survey, args.to.as_deref(), args.dry_run, &mut stop).await
+    })
+}
+
+/// Sees that the primary is lost, and says so, or replaces it.
+pub(crate) fn watch(args: &WatchArgs, log: &LogFlags) -> Result<(), Failure> {
+    let steps = prepare(&args.config, log)?;
+    control_runtime()?.block_on(async {
+        let mut stop = StopSignals::new()?;
+        watch::run(steps, args, &mut stop).await
     })
 }
 

@@ -191,3 +191,34 @@ fn candidates() {
         assert_eq!(choose(&survey, to, force), expected.map(str::to_owned), "{what}");
     }
 }
+
+#[test]
+fn judgements() {
+    use super::super::watch::{Judgement, judge};
+    let lost = || vec![server("a", None), server("b", Some((STANDBY, 1, 9)))];
+    let hears = |state: &str, fenced| {
+        let mut relay = relay("r", Some((1, 9, fenced, None)));
+        relay.standing.as_mut().unwrap().state = state.into();
+        vec![relay]
+    };
+    for (what, servers, relays, expected) in [
+        ("nobody hears it", lost(), hears("cannot connect", None), Judgement::Lost),
+        ("the relay hears it", lost(), hears("streaming", None), Judgement::Unsure("r hears it".into())),
+        (
+            "the relay is away",
+            lost(),
+            vec![relay("r", None)],
+            Judgement::Unsure("0 relays answer, and 1 are needed".into()),
+        ),
+        ("somebody has begun", lost(), hears("fenced", Some(1)), Judgement::Unfinished),
+        (
+            "all is well",
+            vec![server("a", Some((PRIMARY, 1, 9)))],
+            hears("streaming", None),
+            Judgement::Healthy("a".into()),
+        ),
+        ("silence", vec![server("a", None)], vec![], Judgement::Unsure(Undecided::Nobody.to_string())),
+    ] {
+        assert_eq!(judge(&Survey { servers, relays }, 1), expected, "{what}");
+    }
+}
