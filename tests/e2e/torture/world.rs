@@ -266,6 +266,8 @@ impl World {
         let mut text = String::new();
         // The relay may still be starting, or not have noticed the primary's end.
         for _ in 0..40 {
+            // Once one was promoted, another `--force` would be for the next one.
+            let arguments: &[&str] = if text.contains("promoted n") { &["failover"] } else { arguments };
             let ran = self.failover.run(arguments).await;
             text = ran.text;
             if ran.code == Some(0) || text.contains("is the primary and answers") {
