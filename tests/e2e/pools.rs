@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use kingpost_tests::raw::{Raw, bind, describe, execute, parse, query, sync};
 use kingpost_tests::{Cluster, Kingpost, ShowLogs, Subject, database, sqlstate, subject, within};
 
 use crate::common::{name, only_kingpost, shared, value};
@@ -163,4 +164,67 @@ async fn too_many_clients_are_refused() {
         .cluster
         .wait("a place", async || kingpost.endpoint().try_connect(&kingpost.endpoint().config()).await.ok())
         .await;
+}
+
+#[tokio::test]
+async fn who_has_only_said_begin_holds_no_server() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let tweaks = Kingpost::of(&shared.cluster).set("proxy.pool.size", 1).set("proxy.pool.wait_timeout", "300ms");
+    let kingpost = tweaks.start().await;
+    let table = name("begun");
+    let (first, second) = (kingpost.connect().await, kingpost.connect().await);
+    first.batch_execute(&format!("CREATE TABLE {table} (n int PRIMARY KEY)")).await.unwrap();
+    first.batch_execute("BEGIN").await.unwrap();
+    second.batch_execute("START TRANSACTION ISOLATION LEVEL SERIALIZABLE").await.unwrap();
+    assert_eq!(value(&second, "SHOW transaction_isolation").await, "serializable");
+    second.batch_execute(&format!("INSERT INTO {table} VALUES (2)")).await.unwrap();
+    // The one server is the second client's now; a transaction that could not begin has failed, until its end.
+    for expected in ["53300", "25P02"] {
+        let error = first.batch_execute(&format!("INSERT INTO {table} VALUES (1)")).await.unwrap_err();
+        assert_eq!(sqlstate(&error), expected, "{error:?}");
+    }
+    first.batch_execute("ROLLBACK").await.unwrap();
+    second.batch_execute("COMMIT").await.unwrap();
+    // What fails, is rolled back or committed in it is that as in any other.
+    first.batch_execute("BEGIN").await.unwrap();
+    let error = first.batch_execute(&format!("INSERT INTO {table} VALUES (2)")).await.unwrap_err();
+    assert_eq!(sqlstate(&error), "23505", "{error:?}");
+    first.batch_execute("ROLLBACK").await.unwrap();
+    first.batch_execute("BEGIN").await.unwrap();
+    first.execute(&format!("INSERT INTO {table} VALUES ($1)"), &[&3]).await.unwrap();
+    first.batch_execute("ROLLBACK").await.unwrap();
+    first.batch_execute("BEGIN").await.unwrap();
+    first.execute(&format!("INSERT INTO {table} VALUES ($1)"), &[&4]).await.unwrap();
+    first.batch_execute("COMMIT").await.unwrap();
+    first.batch_execute("BEGIN").await.unwrap();
+    first.batch_execute("COMMIT").await.unwrap();
+    let rows = format!("/* kingpost.route=primary */ SELECT string_agg(n::text, ' ' ORDER BY n) FROM {table}");
+    assert_eq!(value(&second, &rows).await, "2 4");
+    assert!(kingpost.metrics().await.sum("kingpost_begins_put_off_total", &[]) >= 6.0);
+}
+
+#[tokio::test]
+async fn begin_is_put_off_in_the_extended_protocol_too() {
+    let (shared, _logs) = shared().await;
+    let kingpost = Kingpost::of(&shared.cluster).start().await;
+    let mut raw = Raw::login(kingpost.port()).await;
+    let answers = async |raw: &mut Raw, messages: &[Vec<u8>]| {
+        raw.send(&messages.concat()).await;
+        let all = raw.until(b'Z').await;
+        let kinds: String = all.iter().map(|message| char::from(message.kind)).collect();
+        format!("{kinds}:{}", char::from(all.last().unwrap().body[0]))
+    };
+    let begin = |name| [bind("", name, &[]), describe(b'P', ""), execute("", 0), sync()];
+    assert_eq!(answers(&mut raw, &[&[parse("", "BEGIN")][..], &begin("")].concat()).await, "12nCZ:T");
+    assert_eq!(answers(&mut raw, &[query("SELECT 1")]).await, "TDCZ:T");
+    assert_eq!(answers(&mut raw, &[query("COMMIT")]).await, "CZ:I");
+    assert_eq!(answers(&mut raw, &[parse("b", "START TRANSACTION"), sync()]).await, "1Z:I");
+    assert_eq!(answers(&mut raw, &begin("b")).await, "2nCZ:T");
+    assert_eq!(answers(&mut raw, &[parse("", "SELECT 1/0"), bind("", "", &[]), execute("", 0), sync()]).await, "1EZ:E");
+    assert_eq!(answers(&mut raw, &[query("ROLLBACK")]).await, "CZ:I");
+    // A parameter too many is the server's to refuse.
+    assert_eq!(answers(&mut raw, &[bind("", "b", &["1"]), execute("", 0), sync()]).await, "EZ:I");
 }

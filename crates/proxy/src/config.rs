@@ -212,6 +212,8 @@ pub struct PoolConfig {
     pub connect_timeout: Duration,
     /// Prepared statements kept in one server connection; the longest unused is closed for a new one.
     pub prepared_per_server: usize,
+    /// A BEGIN is answered at once, and goes to a server with the statement after it.
+    pub defer_begin: bool,
     /// Whether statements of several clients may share a server connection.
     pub lanes: LaneMode,
     /// Most statements on one shared connection at a time.
@@ -239,6 +241,7 @@ impl Default for PoolConfig {
             server_idle_timeout: Duration::from_secs(600),
             connect_timeout: Duration::from_secs(5),
             prepared_per_server: 500,
+            defer_begin: true,
             lanes: LaneMode::Auto,
             lane_depth: 16,
             lane_width: 2,

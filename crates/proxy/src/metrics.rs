@@ -119,6 +119,7 @@ metrics! {
         statements_replica: "Statements sent to a replica",
         parameters_tracked: "Changes of run-time parameters by clients (SET, RESET, set_config) that were kept for their later statements",
         statements_local: "Statements answered by the proxy itself",
+        begins_put_off: "BEGIN statements that went to a server with the statement after them",
         transactions: "Times a server connection went back to its pool",
         bytes_from_clients: "Bytes read from clients",
         bytes_from_servers: "Bytes read from servers",

@@ -44,6 +44,8 @@ pub struct Settings {
     pub connect_timeout: Duration,
     /// Prepared statements per server connection.
     pub prepared_per_server: usize,
+    /// BEGIN goes to a server with the statement after it.
+    pub defer_begin: bool,
     /// Shared lanes.
     pub lanes: Lanes,
     /// Functions that only read.
@@ -230,6 +232,7 @@ impl Settings {
             server_idle_timeout: unless_zero(config.pool.server_idle_timeout),
             connect_timeout: config.pool.connect_timeout,
             prepared_per_server: config.pool.prepared_per_server.max(1),
+            defer_begin: config.pool.defer_begin,
             lanes: Lanes {
                 depth: config.pool.lane_depth.max(1),
                 width: config.pool.lane_width.max(1),

@@ -263,6 +263,24 @@ pub fn parse(out: &mut Vec<u8>, name: &[u8], text: &[u8], types: &[u8]) {
     });
 }
 
+/// `Bind` of a prepared statement that takes no parameters, its results as text.
+pub fn bind(out: &mut Vec<u8>, portal: &[u8], statement: &[u8]) {
+    message(out, b'B', |out| {
+        cstr(out, portal);
+        cstr(out, statement);
+        // Counts of parameter formats, parameters and result formats.
+        out.extend([0; 6]);
+    });
+}
+
+/// `Execute` of a portal to its end.
+pub fn execute(out: &mut Vec<u8>, portal: &[u8]) {
+    message(out, b'E', |out| {
+        cstr(out, portal);
+        out.extend([0; 4]);
+    });
+}
+
 /// `Close` of a prepared statement.
 pub fn close_statement(out: &mut Vec<u8>, name: &[u8]) {
     message(out, b'C', |out| {

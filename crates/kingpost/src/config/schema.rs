@@ -123,6 +123,7 @@ const POOL: &[Key] = &[
     key("server_idle_timeout", OR_NEVER),
     key("connect_timeout", POSITIVE),
     key("prepared_per_server", integer(1, 100_000)),
+    key("defer_begin", Kind::Boolean),
     key("lanes", LANES),
     key("lane_depth", integer(1, 256)),
     key("lane_width", integer(1, 1_000)),

@@ -51,6 +51,8 @@ pub(super) struct Client {
     pub mark: Mark,
     pub prepared: Option<Box<Prepared>>,
     pub unnamed: Option<Arc<Statement>>,
+    /// A transaction that only the proxy knows of: the statement that begins it goes to a server with the next unit.
+    pub begun: Option<Arc<Statement>>,
     /// A failed transaction that only the proxy knows of.
     pub aborted: Aborted,
     /// In a failed transaction, a statement that ends it is bound.
@@ -127,8 +129,6 @@ pub(super) struct Unit {
     pub read: bool,
     /// It is one BEGIN, or nothing but reads: sending it twice does no harm.
     pub repeatable: bool,
-    /// A statement has been counted in.
-    pub noted: bool,
     /// It begins with BEGIN READ ONLY.
     pub begin_read_only: bool,
     /// It has a Parse of the unnamed statement.
@@ -138,8 +138,10 @@ pub(super) struct Unit {
     pub hint: Option<Hint>,
     /// Class of the simple query that it consists of.
     pub query: Option<Class>,
-    /// Nothing in it that keeps it from sharing a server connection so far.
-    pub plain: bool,
+    /// By its messages it is one statement, executed at once to its end, so far.
+    pub single: bool,
+    /// What that statement is.
+    pub sole: Sole,
     /// It has a Bind, and an Execute after that.
     pub bound: bool,
     pub executed: bool,
@@ -156,18 +158,31 @@ impl Default for Unit {
             end: 0,
             read: true,
             repeatable: true,
-            noted: false,
             begin_read_only: false,
             parses_unnamed: false,
             needs_server: false,
             hint: None,
             query: None,
-            plain: true,
+            single: true,
+            sole: Sole::Nothing,
             bound: false,
             executed: false,
             key: 0,
         }
     }
+}
+
+/// What the one statement of a unit is, to those who treat it apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sole {
+    /// None has been seen.
+    Nothing,
+    /// A read like any other, that may share a server connection.
+    Read,
+    /// It begins a transaction, and not one that is declared to only read.
+    Begin,
+    /// Something else, or more than one.
+    Other,
 }
 
 /// What is known of earlier attempts at a unit.
@@ -254,6 +269,7 @@ impl Client {
             mark: Mark::Nothing,
             prepared: None,
             unnamed: None,
+            begun: None,
             aborted: Aborted::No,
             ending: false,
             pins: Pins::NONE,

@@ -3,7 +3,7 @@
 
 use sql::{Access, Class, Flags};
 
-use super::client::Unit;
+use super::client::{Sole, Unit};
 use super::lane::micros;
 use crate::settings::Lanes;
 
@@ -30,15 +30,19 @@ pub(super) enum Pick {
 }
 
 impl Unit {
-    /// True if by its messages it could be in a lane: a simple query, or one statement bound and executed to its end through
-    /// the unnamed portal.
-    pub(super) fn is_single(&self) -> bool {
+    /// True if it is one statement: a simple query, or one that is bound and executed to its end through the unnamed portal.
+    pub(super) fn is_one(&self) -> bool {
         let complete = match self.end {
             b'Q' => true,
             b'S' => self.bound && self.executed,
             _ => false,
         };
-        self.plain && self.noted && self.read && self.whole && complete && self.key != 0
+        self.single && self.whole && complete
+    }
+
+    /// True if by its messages it could be in a lane.
+    pub(super) fn is_single(&self) -> bool {
+        self.is_one() && self.sole == Sole::Read && self.read && self.key != 0
     }
 }
 
@@ -84,7 +88,7 @@ mod tests {
 
     #[test]
     fn what_is_fit() {
-        let query = Unit { whole: true, noted: true, end: b'Q', key: 7, ..Unit::default() };
+        let query = Unit { whole: true, sole: Sole::Read, end: b'Q', key: 7, ..Unit::default() };
         let extended = Unit { end: b'S', bound: true, executed: true, ..query };
         let fit = |unit| Candidate { on: true, unit, pinned: false, alone: false };
         let cases = [
@@ -97,13 +101,14 @@ mod tests {
             (fit(Unit { read: false, ..query }), false),
             (fit(Unit { whole: false, ..query }), false),
             (fit(Unit { end: b'H', ..extended }), false),
-            (fit(Unit { noted: false, ..query }), false),
+            (fit(Unit { sole: Sole::Nothing, ..query }), false),
+            (fit(Unit { sole: Sole::Other, ..query }), false),
             (fit(Unit { key: 0, ..query }), false),
             // Only described; bound and not executed; a function call.
             (fit(Unit { bound: false, executed: false, ..extended }), false),
             (fit(Unit { executed: false, ..extended }), false),
             (fit(Unit { end: b'F', ..query }), false),
-            (fit(Unit { plain: false, ..extended }), false),
+            (fit(Unit { single: false, ..extended }), false),
         ];
         for (candidate, expected) in cases {
             assert_eq!(is_fit(&candidate), expected, "{candidate:?}");

@@ -28,7 +28,9 @@ impl Core {
         let server = &self.servers[s];
         // A unit that fails skips its Parses: what a later unit does with their statements depends on it.
         let depends = server.unanswered_before > 0 && matches!(frame.tag, b'P' | b'B' | b'D' | b'C');
-        if server.barrier || depends {
+        // A unit behind the first of a transaction waits for that to have begun.
+        let behind = server.beginning && !server.in_unit && !matches!(frame.tag, b'd' | b'c' | b'f');
+        if server.barrier || depends || behind {
             return Step::Blocked;
         }
         if self.servers[s].expect.len() >= MOST_EXPECTED {
@@ -40,6 +42,9 @@ impl Core {
         if self.servers[s].skipping && frame.tag != b'S' {
             self.clients[c].pass = Pass::Discard(frame.total());
             return Step::Again;
+        }
+        if self.clients[c].begun.is_some() {
+            self.begin(c, s);
         }
         match frame.tag {
             b'Q' => self.forward_query(c, s, bytes, frame),

@@ -14,6 +14,7 @@
 //! - `login`: from accept to the first `ReadyForQuery` of a client.
 //! - `unit`: a client without a server: what its next statements are, and where they go.
 //! - `lane`: statements of many clients on one server connection; `fit`, `cost`: which of them may share one.
+//! - `begin`: BEGIN, which goes to the server with what follows it.
 //! - `forward`: a client with a server: its messages, one by one.
 //! - `tracked`: parameters that clients set, and take with them.
 //! - `reply`: a server's messages.
@@ -24,6 +25,7 @@
 //! - `console`: clients of the console database, and what operators do.
 
 mod aborted;
+mod begin;
 pub mod buffer;
 mod cancel;
 mod client;

@@ -7,7 +7,7 @@ use wire::message::{self, Status};
 use wire::payload;
 use wire::{Frame, HEADER, Sqlstate};
 
-use super::client::{Again, Phase, Unit};
+use super::client::{Aborted, Again, Phase, Unit};
 use super::forward::MOST_EXPECTED;
 use super::server::{Expect, ServerPhase, Undo};
 use super::{Core, HOLD_MAX, SMALL_MAX};
@@ -23,6 +23,8 @@ enum Verdict {
     Ready,
     /// Nobody gets it, and it ends a unit or a statement of the proxy's own.
     SwallowReady,
+    /// It ends a unit, and the client hears that its transaction has failed: it could not be begun.
+    NotBegun,
     /// The client is told instead that the columns of its statement have changed.
     Outdated,
     /// It makes no sense: the connection can't be used any more.
@@ -113,11 +115,17 @@ impl Core {
                     used += there;
                     from = used;
                 }
-                Verdict::Ready | Verdict::SwallowReady => {
+                Verdict::Ready | Verdict::SwallowReady | Verdict::NotBegun => {
                     let end = if verdict == Verdict::Ready { used + there } else { used };
                     self.give(s, &bytes[from..end]);
                     used += there;
                     from = used;
+                    if verdict == Verdict::NotBegun
+                        && let Some(c) = self.servers[s].client
+                    {
+                        self.clients[c].aborted = Aborted::Told;
+                        self.ready(c);
+                    }
                     if self.servers[s].lane.seats.len() > 1 {
                         self.seat_done(s);
                         if !self.is_server(token) {
@@ -243,16 +251,21 @@ impl Core {
                 }
                 _ => return Verdict::Broken("ParseComplete without a Parse"),
             },
-            b'2' => {
-                if !matches!(server.settled(), Some(Expect::Bind(_))) {
-                    return Verdict::Broken("BindComplete without a Bind");
-                }
-            }
+            b'2' => match server.settled() {
+                Some(Expect::Bind(_)) => {}
+                Some(Expect::BindOwn) => return Verdict::Swallow,
+                _ => return Verdict::Broken("BindComplete without a Bind"),
+            },
             b'3' => match server.settled() {
                 Some(Expect::Close) => {}
                 Some(Expect::CloseOwn(_)) => return Verdict::Swallow,
                 _ => return Verdict::Broken("CloseComplete without a Close"),
             },
+            b'C' if matches!(server.expect.front(), Some(Expect::ExecuteOwn)) => {
+                server.settled();
+                server.beginning = false;
+                return Verdict::Swallow;
+            }
             b'C' | b'I' | b's' => {
                 if tag == b'C' && !own {
                     self.completed(s, data);
@@ -323,7 +336,12 @@ impl Core {
             server.sets.query_ended();
             self.settle_changes(s);
         }
-        if unheard { Verdict::SwallowReady } else { Verdict::Ready }
+        let not_begun = std::mem::take(&mut self.servers[s].begin_failed);
+        match (unheard, not_begun) {
+            (true, _) => Verdict::SwallowReady,
+            (false, true) => Verdict::NotBegun,
+            (false, false) => Verdict::Ready,
+        }
     }
 
     /// An `ErrorResponse`.
@@ -342,6 +360,10 @@ impl Core {
         }
         server.failed = true;
         server.sets.undo();
+        if server.beginning {
+            self.begin_failed(s);
+            return verdict;
+        }
         let code = payload::sqlstate(data);
         // RevalidateCachedQuery: a statement that was prepared here before its table changed.
         let outdated = code == Some(Sqlstate::FEATURE_NOT_SUPPORTED)
@@ -415,7 +437,7 @@ impl Core {
     }
 
     /// Forgets what the server now skips, up to the next Sync.
-    fn drop_failed(&mut self, s: usize) {
+    pub(super) fn drop_failed(&mut self, s: usize) {
         let server = &mut self.servers[s];
         server.copy_in = false;
         if server.expect.front().is_none_or(Expect::ends_unit) {

@@ -17,7 +17,7 @@ pub(super) struct Session {
     pub mode: PoolMode,
     /// It keeps its server connection.
     pub pinned: bool,
-    /// A replica refused this unit.
+    /// A replica refused this unit, or it is part of a transaction that is to be begun.
     pub refused: bool,
 }
 
@@ -55,7 +55,7 @@ impl Core {
             route: client.route.unwrap_or(RouteTo::Auto),
             mode: self.pools[client.pool].database.mode,
             pinned: !client.pins.is_empty(),
-            refused: client.again.primary,
+            refused: client.again.primary || client.begun.is_some(),
         };
         want(&client.unit, session)
     }

@@ -46,6 +46,9 @@ pub(crate) struct Server {
     pub(super) status: Status,
     /// Extended-protocol messages were sent, and no Sync after them.
     pub(super) in_unit: bool,
+    /// A BEGIN that was put off has been sent, and not answered; or it has failed.
+    pub(super) beginning: bool,
+    pub(super) begin_failed: bool,
     /// It failed, and skips what it gets until Sync, which has not been sent.
     pub(super) skipping: bool,
     /// It reads COPY data from the client.
@@ -141,6 +144,10 @@ pub(super) enum Expect {
         /// How to take back what it did, if the server skips that far after an error.
         undo: Undo,
     },
+    /// `BindComplete`, for a BEGIN that was put off.
+    BindOwn,
+    /// `CommandComplete`, likewise.
+    ExecuteOwn,
     /// `BindComplete`.
     Bind(Option<Arc<Statement>>),
     /// An error, in whose place the client is told that the statement's columns have changed.
@@ -201,6 +208,8 @@ impl Server {
             unanswered_before: 0,
             status: Status::Idle,
             in_unit: false,
+            beginning: false,
+            begin_failed: false,
             skipping: false,
             copy_in: false,
             discard: false,

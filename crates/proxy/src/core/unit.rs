@@ -7,12 +7,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sql::{Access, Class, Control, Pins};
+use sql::{Access, Class, Control, Flags, Pins};
 use wire::message::Status;
 use wire::payload::{self, Named};
 use wire::{Frame, HEADER, Sqlstate, message};
 
-use super::client::{Aborted, Pass, Step, Unit};
+use super::client::{Aborted, Pass, Sole, Step, Unit};
 use super::server::Expect;
 use super::statement::Statement;
 use super::{CLASSIFY_MAX, Core, SMALL_MAX, UNIT_MAX};
@@ -37,13 +37,18 @@ impl Unit {
         let read = class.access == Access::Read && !demoted;
         let begin = matches!(class.control, Control::Begin { .. });
         // What follows it in the unit is in that transaction.
-        let first = !std::mem::replace(&mut self.noted, true);
+        let first = self.sole == Sole::Nothing;
         self.begin_read_only |= first && class.control == Control::Begin { read_only: true };
         self.read &= read;
         self.repeatable &= read || begin;
         self.hint = self.hint.or(class.hint);
         self.needs_server = true;
-        self.plain &= first && super::fit::is_plain(class);
+        self.sole = match class.control {
+            _ if !first => Sole::Other,
+            Control::Begin { read_only: false } if !class.flags.has(Flags::MULTI) => Sole::Begin,
+            _ if super::fit::is_plain(class) => Sole::Read,
+            _ => Sole::Other,
+        };
     }
 
     fn doubt(&mut self) {
@@ -51,6 +56,7 @@ impl Unit {
         self.repeatable = false;
         self.begin_read_only = false;
         self.needs_server = true;
+        self.sole = Sole::Other;
     }
 }
 
@@ -91,6 +97,9 @@ impl Core {
                 Step::Again
             }
             None if client.aborted != Aborted::No => self.aborted_message(c, bytes, frame),
+            None if client.unit.routed && client.unit.sole == Sole::Begin && client.unit.is_one() => {
+                self.begin_message(c, bytes, frame)
+            }
             None if client.unit.routed => self.local_message(c, bytes, frame),
             None => self.assemble(c, bytes),
         }
@@ -154,7 +163,12 @@ impl Core {
 
     /// `ReadyForQuery` from the proxy itself.
     pub(super) fn ready(&mut self, c: usize) {
-        let status = if self.clients[c].aborted == Aborted::No { Status::Idle } else { Status::Failed };
+        let client = &self.clients[c];
+        let status = match client.aborted {
+            Aborted::No if client.begun.is_some() => Status::Transaction,
+            Aborted::No => Status::Idle,
+            Aborted::Untold | Aborted::Told => Status::Failed,
+        };
         self.tell(c, |out| message::ready(out, status));
     }
 
@@ -223,7 +237,7 @@ impl Core {
                 let accepted = !name.is_empty() && statement.accepted.load(Ordering::Relaxed);
                 let unit = &mut self.clients[c].unit;
                 unit.parses_unnamed |= name.is_empty();
-                unit.plain &= name.is_empty() && !unit.bound;
+                unit.single &= name.is_empty() && !unit.bound;
                 unit.key = self.classifier.shape();
                 let needs_server = unit.needs_server;
                 unit.note(class, statement.demoted.load(Ordering::Relaxed));
@@ -251,7 +265,7 @@ impl Core {
                 let unit = &mut self.clients[c].unit;
                 unit.needs_server = true;
                 // What the unnamed statement is in a shared session only its own Parse tells.
-                unit.plain &= portal.is_empty() && !outdated && !unit.bound && (own || !name.is_empty());
+                unit.single &= portal.is_empty() && !outdated && !unit.bound && (own || !name.is_empty());
                 unit.bound = true;
                 if !own {
                     unit.key = !id;
@@ -279,7 +293,7 @@ impl Core {
                 };
                 let unit = &mut self.clients[c].unit;
                 let portal = matches!((frame.tag, named), (b'D', Named::Portal(b"")));
-                unit.plain &= portal && unit.bound && !unit.executed;
+                unit.single &= portal && unit.bound && !unit.executed;
                 match (frame.tag, named, known) {
                     (b'C', Named::Statement(_), _) => {}
                     (b'D', Named::Statement(_), Some((class, demoted))) => unit.note(class, demoted),
@@ -291,7 +305,7 @@ impl Core {
                 let unit = &mut self.clients[c].unit;
                 unit.needs_server = true;
                 // The unnamed portal, to its end.
-                unit.plain &= unit.bound && !unit.executed && whole == Some(&[0; 5]);
+                unit.single &= unit.bound && !unit.executed && whole == Some(&[0; 5]);
                 unit.executed = true;
                 if whole.is_some() { Scan::On } else { Scan::More }
             }
@@ -334,10 +348,18 @@ impl Core {
 
     /// Sends the unit that `bytes` begin with on its way.
     fn dispatch(&mut self, c: usize, bytes: &[u8]) -> Step {
+        if self.clients[c].begun.is_some() && !self.is_sure_to_succeed(c, bytes) {
+            // It is the first of a transaction, which goes to the primary.
+            self.clients[c].unit.doubt();
+        }
         if !self.clients[c].unit.needs_server {
             let unit = &mut self.clients[c].unit;
             unit.routed = true;
             self.metrics.statements_local.add(1);
+            return Step::Again;
+        }
+        if self.puts_off(c, bytes) {
+            self.clients[c].unit.routed = true;
             return Step::Again;
         }
         let want = self.want(c);
@@ -370,6 +392,7 @@ impl Core {
             }
         };
         self.tell(c, |out| super::login::error(out, code, text));
+        self.fail_begun(c);
         if ends {
             self.ready(c);
         }

@@ -316,7 +316,7 @@ impl World {
                     connecting: true,
                     node,
                     to_server: VecDeque::new(),
-                    backend: Backend::new(self.pids, node != self.primary),
+                    backend: Backend::new(self.pids, node != self.primary).flaky(self.plan.faults),
                     cancel: token.kind() == Kind::Cancel,
                     paused: false,
                     over: false,
