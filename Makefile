@@ -35,6 +35,15 @@ down: ## Stop the local cluster, also one that was left behind
 test: ## Every test, as CI runs them
 	@scripts/test
 
+TORTURE_FAILOVERS ?= 100
+
+.PHONY: torture
+torture: ## Kill, cut and switch over everything, TORTURE_FAILOVERS times, and check what clients were told (long)
+	@scripts/setup test
+	cargo build --locked -p kingpost
+	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost KINGPOST_TORTURE_FAILOVERS=$(TORTURE_FAILOVERS) \
+		cargo test --locked -p kingpost-tests --test e2e -- --nocapture torture
+
 .PHONY: bench
 bench: ## Measure side by side with the peers (long)
 	@scripts/setup bench

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from bench import plan, plot, report
+from bench import plan, plot, report, wal
 from bench.cluster import find_bin
 from bench.errors import BenchError
 from bench.peers import Inventory
@@ -30,7 +30,8 @@ def parser():
         prog="bench/run",
         description="Measures Kingpost's proxy side by side with its peers, on PostgreSQL servers of its own. Writes "
         "bench/out/TIME.json, .md and .svg.",
-        epilog="Case ids: select/simple/64, tpcb/prepared/1000, sysbench/oltp_read_only/simple/64, idle/5000.",
+        epilog="Case ids: select/simple/64, tpcb/prepared/1000, sysbench/oltp_read_only/simple/64, idle/5000. `--only relay` measures what a "
+        "relay costs, in a table of its own.",
     )
     what = top.add_argument_group("what runs")
     on = top.add_argument_group("on what")
@@ -102,6 +103,8 @@ def measure(options):
     options.scale = options.scale or (10 if options.quick else 50)
     _interrupt_once()
     files = raise_open_file_limit()
+    if options.only == ["relay"]:
+        return wal.run(options, OUT, say)
     pg_bin = find_bin(options.pg_bin)
     workspace = Workspace(options.dir)
     try:

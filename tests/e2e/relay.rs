@@ -272,6 +272,12 @@ async fn refuses_with_reasons() {
         (
             "correct horse",
             "dbname=x replication=true",
+            "KINGPOST FENCE TERM 9 TIMELINE 9",
+            "\"rep\" is no operator of this relay",
+        ),
+        (
+            "correct horse",
+            "dbname=x replication=true",
             "CREATE_REPLICATION_SLOT s LOGICAL pgoutput",
             "logical replication",
         ),

@@ -256,6 +256,15 @@ impl Node {
         self.wait_value("SELECT pg_get_wal_replay_pause_state()", "paused").await;
     }
 
+    /// A stopped server becomes a standby that streams from whatever listens on `port`, with the data it has.
+    ///
+    /// # Panics
+    /// When it runs.
+    pub fn demote(&self, port: u16) {
+        assert!(!self.is_running(), "{} must be stopped to be made a standby", self.name);
+        self.set_follow(port);
+    }
+
     /// Ends [`Node::pause_replay`].
     pub async fn resume_replay(&self) {
         self.execute("SELECT pg_wal_replay_resume()").await;
@@ -328,6 +337,8 @@ impl Node {
         // find nothing to do.
         primary.execute("CHECKPOINT").await;
         let config = std::fs::read(self.dir.join("postgresql.conf")).expect("read postgresql.conf");
+        // Ours, and in the way of a server's user.
+        let _ = std::fs::remove_file(self.dir.join("dynamic.conf"));
         let source = format!("host=127.0.0.1 port={} user=postgres dbname=postgres", primary.port());
         let mut rewind = command(&pg_bin().join("pg_rewind"), RunAs::Server, "KILL");
         rewind.args(["--no-sync", "--source-server", &source, "--target-pgdata"]).arg(&self.dir);

@@ -62,6 +62,33 @@ impl Relay {
         Relay { name, dir, logs, port, metrics_port, config_path, config, process: None }
     }
 
+    /// A relay that follows whichever of the cluster's nodes is the primary, and reaches node `index` of them at
+    /// `addresses[index]` on 127.0.0.1.
+    ///
+    /// # Panics
+    /// When its directory cannot be made.
+    pub fn watching(cluster: &Cluster, addresses: &[u16]) -> Relay {
+        let mut relay = Relay::of(cluster, 0);
+        set(&mut relay.config, "relay.upstream.address", "".into());
+        let nodes = cluster.nodes().iter().zip(addresses);
+        let node = |(node, port): (&crate::Node, &u16)| {
+            let mut table = Table::new();
+            table.insert("name".into(), node.name().into());
+            table.insert("address".into(), format!("127.0.0.1:{port}").into());
+            Value::Table(table)
+        };
+        set(&mut relay.config, "cluster.nodes", nodes.map(node).collect::<Vec<_>>().into());
+        for (path, value) in [
+            ("cluster.user", "postgres"),
+            ("cluster.probe_interval", "100ms"),
+            ("cluster.probe_timeout", "1s"),
+            ("proxy.auth", "trust"),
+        ] {
+            set(&mut relay.config, path, value.into());
+        }
+        relay
+    }
+
     /// Sets `section.key`; takes effect at the next start or [`Relay::reload`].
     #[must_use]
     pub fn set(mut self, path: &str, value: impl Into<Value>) -> Relay {

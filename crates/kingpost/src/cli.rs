@@ -61,6 +61,21 @@ pub(crate) enum Command {
     /// Shows the nodes of the local cluster of a directory
     #[command(after_help = EXIT_CODES)]
     Status(StatusArgs),
+    /// Makes a standby the primary in place of one that is lost, without losing what was acknowledged
+    ///
+    /// Fences the relays, has the standby catch up from the one that has most, promotes it, and has relays and replicas follow.
+    /// Each step is printed. Whatever ends it, the next run goes on from there.
+    #[command(after_help = EXIT_CODES)]
+    Failover(FailoverArgs),
+    /// Makes another server the primary, as planned: clients of the proxies wait, and none gets an error
+    #[command(after_help = EXIT_CODES)]
+    Switchover(SwitchoverArgs),
+    /// Watches the cluster: says when the primary is lost, and with --etcd replaces it
+    ///
+    /// A primary is lost when it does not answer and no relay hears it either. Any number of these may run: with --etcd the one
+    /// that gets the lock acts.
+    #[command(after_help = EXIT_CODES)]
+    Watch(WatchArgs),
     /// Prints a completion script for a shell
     #[command(after_help = EXIT_CODES)]
     Completions {
@@ -257,6 +272,61 @@ fn pair(text: &str) -> Result<(String, String), String> {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("expected KEY=VALUE".into()),
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WhichConfig {
+    /// Configuration file, with [cluster] and [failover]; the default is that of the local cluster, ./.kingpost/kingpost.toml
+    #[arg(long, short, env = "KINGPOST_CONFIG", value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FailoverArgs {
+    #[command(flatten)]
+    pub(crate) config: WhichConfig,
+    /// The node to promote; the default is the standby that has most
+    #[arg(long, value_name = "NODE")]
+    pub(crate) to: Option<String>,
+    /// Looks, says what would be done, and changes nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Also while the primary is alive, or when the node that an earlier run chose is given up for good
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Goes on without relays: what only the old primary has is lost
+    #[arg(long)]
+    pub(crate) accept_loss: bool,
+    /// Takes the fences of an earlier run away, so that the old primary goes on; possible until a node was chosen
+    #[arg(long, conflicts_with_all = ["to", "dry_run", "force", "accept_loss"])]
+    pub(crate) abort: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SwitchoverArgs {
+    #[command(flatten)]
+    pub(crate) config: WhichConfig,
+    /// The node to promote; the default is the standby that has most
+    #[arg(long, value_name = "NODE")]
+    pub(crate) to: Option<String>,
+    /// Looks, says what would be done, and changes nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WatchArgs {
+    #[command(flatten)]
+    pub(crate) config: WhichConfig,
+    /// Endpoints of etcd, http://host:port with commas in between: a lost primary is replaced, under a lock there
+    #[arg(long, value_name = "ENDPOINTS")]
+    pub(crate) etcd: Option<String>,
+    /// How long the primary must be lost before anything is done
+    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) after: Duration,
+    /// How long the lock lives without being kept
+    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) ttl: Duration,
 }
 
 #[derive(Debug, Args)]

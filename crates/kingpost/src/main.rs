@@ -4,6 +4,7 @@
 //!  cli ──▶ proxy ─▶ config (file + environment, checked) ─▶ run (topology + proxy) ◀─ admin (HTTP)
 //!      ├─▶ relay ─▶ config ─▶ relay (the crate, and topology where it follows the primary) ◀─ admin
 //!      ├─▶ registry ─▶ config ─▶ registry (the crate) ◀─ admin; or a client of one
+//!      ├─▶ failover, switchover ─▶ config ─▶ failover (orders to relays, SQL to servers, commands to proxies' consoles)
 //!      ├─▶ check ─▶ config
 //!      ├─▶ console ─▶ the parts as a web page shows them; a token for it
 //!      ├─▶ config from-pgbouncer ─▶ a configuration's text
@@ -18,6 +19,7 @@ mod config;
 mod console;
 mod error;
 mod exposition;
+mod failover;
 mod from_pgbouncer;
 mod logging;
 mod lookup;
@@ -59,6 +61,9 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Up(args) => up::up(&args, &log),
         Command::Down(args) => up::down(&args),
         Command::Status(args) => up::status(&args),
+        Command::Failover(args) => failover::failover(&args, &log),
+        Command::Switchover(args) => failover::switchover(&args, &log),
+        Command::Watch(args) => failover::watch(&args, &log),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "kingpost", &mut script);

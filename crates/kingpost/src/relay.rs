@@ -127,11 +127,6 @@ impl Relaying {
     }
 
     fn reload(&self, config: &Config) -> Result<(), Failure> {
-        let mut relay = config.relay.clone();
-        if relay.upstream.address.is_empty() {
-            // Until the topology says otherwise.
-            relay.upstream.address = self.relay.status().upstream;
-        }
         let topology = self.topology.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let (Some(topology), true) = (topology, config.relay.upstream.address.is_empty()) {
             topology
@@ -139,7 +134,7 @@ impl Relaying {
                 .map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))?;
         }
         self.relay
-            .reload(&relay)
+            .reload(&config.relay)
             .map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))?;
         self.named.store(!config.relay.upstream.address.is_empty(), Ordering::Release);
         Ok(())
@@ -299,6 +294,8 @@ pub(crate) fn describe(relay: &Relay, exposition: &mut Exposition) {
 
 fn describe_log(log: &LogStatus, exposition: &mut Exposition) {
     exposition.gauge("relay_timeline", "Timeline being written.", log.timeline);
+    exposition.gauge("relay_term", "Highest term that was promised to at a failover.", log.term);
+    exposition.gauge("relay_fenced", "1 while nothing more is taken on that timeline.", log.fenced);
     let mut position = exposition.metric(Type::Gauge, "relay_position_bytes", "Positions of the log.");
     for (name, at) in
         [("oldest", log.oldest), ("written", log.written), ("flushed", log.flushed), ("acknowledged", log.acknowledged)]

@@ -16,6 +16,8 @@ pub struct RelayConfig {
     pub dir: PathBuf,
     /// How downstreams prove who they are.
     pub auth: AuthMethod,
+    /// `[relay.tls]`: TLS with downstreams.
+    pub tls: tls::ListenConfig,
     /// Up to where downstreams are served.
     pub serve: ServeUpTo,
     /// Most downstream connections.
@@ -44,6 +46,7 @@ impl Default for RelayConfig {
             listen: vec!["127.0.0.1:6442".into()],
             dir: "/var/lib/kingpost/relay".into(),
             auth: AuthMethod::ScramSha256,
+            tls: tls::ListenConfig::default(),
             serve: ServeUpTo::Flushed,
             max_downstreams: 100,
             login_timeout: Duration::from_secs(15),
@@ -70,6 +73,8 @@ pub struct UpstreamConfig {
     pub password: Option<String>,
     /// File with its password in the first line.
     pub password_file: Option<PathBuf>,
+    /// `[relay.upstream.tls]`: TLS with the upstream. Files are read for each connection.
+    pub tls: tls::ConnectConfig,
     /// Permanent physical slot there, made when it is missing; empty: none is used.
     pub slot: String,
     /// What the upstream knows this relay as: the name for `synchronous_standby_names`.
@@ -89,6 +94,7 @@ impl Default for UpstreamConfig {
             user: "postgres".into(),
             password: None,
             password_file: None,
+            tls: tls::ConnectConfig::default(),
             slot: "kingpost_relay".into(),
             application_name: "kingpost_relay".into(),
             status_interval: Duration::from_secs(10),
@@ -102,6 +108,7 @@ impl fmt::Debug for UpstreamConfig {
         f.debug_struct("UpstreamConfig")
             .field("address", &self.address)
             .field("user", &self.user)
+            .field("tls", &self.tls)
             .field("slot", &self.slot)
             .field("application_name", &self.application_name)
             .finish_non_exhaustive()
@@ -123,6 +130,9 @@ pub struct UserConfig {
     /// `SCRAM-SHA-256$…` as in `pg_authid`.
     #[serde(default, skip_serializing)]
     pub verifier: Option<String>,
+    /// Whether it may also fence the relay and name its upstream, as `kingpost failover` does.
+    #[serde(default)]
+    pub operator: bool,
 }
 
 impl fmt::Debug for UserConfig {

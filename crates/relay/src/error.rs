@@ -88,6 +88,15 @@ pub enum UpstreamError {
          scram-sha-256"
     )]
     Method,
+    /// The upstream has no TLS, and is to have it.
+    #[error("the upstream does not offer TLS, and relay.upstream.tls.mode wants it")]
+    NoTls,
+    /// TLS failed.
+    #[error("{0}")]
+    Tls(tls::LinkError),
+    /// The files for TLS cannot be used.
+    #[error("[relay.upstream.tls] {0}")]
+    TlsFiles(#[from] tls::Error),
     /// SCRAM failed.
     #[error("logging in to the upstream failed: {0}")]
     Scram(#[from] wire::scram::Error),
@@ -106,6 +115,19 @@ pub enum UpstreamError {
         found: u64,
         /// The log's directory.
         dir: String,
+    },
+    /// The log was fenced off from its timeline.
+    #[error(
+        "fenced: for term {term} nothing more is taken on timeline {fenced}, and the upstream is on timeline {found}; it is not \
+         the primary any more"
+    )]
+    Fenced {
+        /// The term that was promised to.
+        term: u64,
+        /// The last timeline that ended here.
+        fenced: u32,
+        /// Of the upstream.
+        found: u32,
     },
     /// The log did not take what came.
     #[error("{0}")]
@@ -139,9 +161,13 @@ impl UpstreamError {
             | UpstreamError::Io(_)
             | UpstreamError::Closed
             | UpstreamError::ShuttingDown
+            | UpstreamError::Fenced { .. }
             | UpstreamError::Silent(_)
             | UpstreamError::NoPassword { .. }
             | UpstreamError::Method
+            | UpstreamError::NoTls
+            | UpstreamError::Tls(_)
+            | UpstreamError::TlsFiles(_)
             | UpstreamError::Scram(_)
             | UpstreamError::Protocol(_)
             | UpstreamError::Log(_)

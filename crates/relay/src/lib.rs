@@ -18,10 +18,12 @@
 //! - A slow downstream costs nobody else anything: it is fed from files, and falls behind on disk.
 //! - In every state of a connection there is a limit on time and on bytes.
 
+mod channel;
 pub mod config;
 mod downstream;
 mod error;
 pub mod log;
+mod operate;
 mod relay;
 mod settings;
 mod shared;
@@ -31,6 +33,8 @@ mod status;
 mod upstream;
 
 pub use error::{StartError, UpstreamError};
+pub use operate::{OrderError, Standing};
 pub use relay::Relay;
 pub use status::{DownstreamStatus, LogStatus, SlotStatus, Status};
-pub use upstream::{Probe, probe};
+pub use upstream::{Probe, order, probe};
+pub use wire::replication::Order;

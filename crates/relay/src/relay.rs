@@ -13,11 +13,13 @@ use crate::config::{AuthMethod, RelayConfig};
 use crate::downstream;
 use crate::error::StartError;
 use crate::log::{self, Log, LogError, LogFailure, LogMetrics, LogOptions, Retention, Writer};
+use crate::operate::{self, OrderError, Standing};
 use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::state::{SlotError, State};
 use crate::status::Status;
 use crate::upstream::{self, Control, SPARES};
+use wire::replication::Order;
 
 /// Time between two looks at what can be removed.
 const RETENTION: Duration = Duration::from_secs(5);
@@ -52,7 +54,10 @@ impl Relay {
         let opened = open(config)?;
         // After the log: its lock is what keeps two relays out of one directory.
         let state = State::open(dir)?;
-        let shared = Arc::new(Shared::new(dir.clone(), settings, Control::new(config.upstream.clone()), state));
+        let mut upstream = config.upstream.clone();
+        upstream.address = state.upstream_for(&upstream.address);
+        let control = Control::new(upstream, &config.upstream.address);
+        let shared = Arc::new(Shared::new(dir.clone(), settings, control, state));
         let writer = opened.map(|(writer, log)| {
             shared.set_log(log);
             writer
@@ -120,6 +125,14 @@ impl Relay {
         self.shared.control.follow(|config| config.address = address.into());
     }
 
+    /// Carries out an operator's order. Blocks, for a fence as long as the disk takes and some seconds more at most.
+    ///
+    /// # Errors
+    /// See [`OrderError`].
+    pub fn operate(&self, order: &Order) -> Result<Standing, OrderError> {
+        operate::operate(&self.shared, order)
+    }
+
     /// Has exactly these slots, apart from those in use: WAL is kept for each from where the log is now, or from where its
     /// user was.
     ///
@@ -155,7 +168,14 @@ impl Relay {
         }
         let settings = Settings::new(config)?;
         *self.shared.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
-        self.shared.control.follow(|current| *current = config.upstream.clone());
+        let mut upstream = config.upstream.clone();
+        upstream.address = match upstream.address.as_str() {
+            // Whoever knows better says so: see `follow`.
+            "" => self.shared.control.address(),
+            configured => self.shared.state.upstream_for(configured),
+        };
+        self.shared.control.set_configured(&config.upstream.address);
+        self.shared.control.follow(|current| *current = upstream);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The configuration, resolved.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use wire::scram::Verifier;
@@ -14,6 +14,8 @@ use crate::upstream;
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) auth: AuthMethod,
+    /// None: there is no TLS with downstreams.
+    pub(crate) acceptor: Option<tls::Acceptor>,
     pub(crate) serve: Serve,
     pub(crate) max_downstreams: usize,
     pub(crate) login_timeout: Duration,
@@ -22,12 +24,16 @@ pub(crate) struct Settings {
     pub(crate) keep_bytes: u64,
     pub(crate) max_bytes: u64,
     users: HashMap<String, Option<Verifier>>,
+    operators: HashSet<String>,
 }
 
 impl Settings {
     /// Reads password files and computes verifiers.
     pub(crate) fn new(config: &RelayConfig) -> Result<Settings, StartError> {
         upstream::validate(&config.upstream).map_err(StartError::Config)?;
+        // Read again for each connection; what cannot be used is better found now.
+        tls::Connector::new(&config.upstream.tls)
+            .map_err(|error| StartError::Config(format!("[relay.upstream.tls] {error}")))?;
         let mut users = HashMap::new();
         for user in &config.users {
             if users.insert(user.name.clone(), verifier(user)?).is_some() {
@@ -36,6 +42,8 @@ impl Settings {
         }
         Ok(Settings {
             auth: config.auth,
+            acceptor: tls::Acceptor::new(&config.tls)
+                .map_err(|error| StartError::Config(format!("[relay.tls] {error}")))?,
             serve: match config.serve {
                 ServeUpTo::Flushed => Serve::Flushed,
                 ServeUpTo::Written => Serve::Written,
@@ -47,12 +55,19 @@ impl Settings {
             keep_bytes: config.keep_bytes,
             max_bytes: config.max_bytes,
             users,
+            operators: config.users.iter().filter(|user| user.operator).map(|user| user.name.clone()).collect(),
         })
     }
 
     /// None: there is no such user. Some(None): it has nothing to prove itself with.
     pub(crate) fn user(&self, name: &str) -> Option<Option<&Verifier>> {
         self.users.get(name).map(Option::as_ref)
+    }
+
+    /// Whether a user that has logged in may fence the relay. Without passwords, which is on the loopback only, everybody is
+    /// who he says, unless users are listed.
+    pub(crate) fn is_operator(&self, name: &str) -> bool {
+        self.operators.contains(name) || (self.auth == AuthMethod::Trust && self.users.is_empty())
     }
 
     /// Nobody is listed: with `trust` every name may stream.

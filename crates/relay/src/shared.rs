@@ -26,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) state: State,
     pub(crate) metrics: Metrics,
     pub(crate) places: Places,
+    /// Held while an operator's order is carried out: one after the other.
+    pub(crate) orders: Mutex<()>,
     /// True once everything is to end.
     pub(crate) stopping: watch::Sender<bool>,
     /// Random, so that unknown users look like known ones.
@@ -126,6 +128,7 @@ impl Shared {
             state,
             metrics: Metrics::default(),
             places: Places::default(),
+            orders: Mutex::new(()),
             stopping: watch::Sender::new(false),
             secret,
             log: OnceLock::new(),

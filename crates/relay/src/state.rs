@@ -16,7 +16,10 @@ use wire::replication::{is_slot_name, position, read_position};
 use crate::error::StartError;
 
 const FILE: &str = "kingpost-relay.json";
+/// What is written while there is no fence: earlier versions read it.
 const FORMAT: u32 = 1;
+/// Written while there is a fence: an earlier version, which knows none, must not go on with the directory.
+const FENCED_FORMAT: u32 = 2;
 /// Most slots.
 const MOST_SLOTS: usize = 1000;
 /// Longest file that is read, in bytes.
@@ -31,7 +34,24 @@ pub(crate) struct Greeting {
     pub(crate) data_directory_mode: String,
 }
 
-/// Slots and greeting, in memory and on disk.
+/// What was promised to an operator at a failover: nothing more is taken on this timeline or an older one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Fence {
+    /// The last timeline that ends here.
+    pub(crate) timeline: u32,
+    /// Which node is to go on from it, and the term in which that was chosen.
+    pub(crate) chosen: Option<(u64, String)>,
+}
+
+/// An upstream that an operator has named instead of the configured one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Follow {
+    /// What the configuration said then; once it says something else, that counts.
+    configured: String,
+    address: String,
+}
+
+/// Slots, greeting and fence, in memory and on disk.
 #[derive(Debug)]
 pub(crate) struct State {
     path: PathBuf,
@@ -42,6 +62,8 @@ pub(crate) struct State {
 struct Inner {
     greeting: Option<Greeting>,
     slots: BTreeMap<String, Slot>,
+    fence: Option<Fence>,
+    follow: Option<Follow>,
     /// Something is not on disk yet.
     dirty: bool,
 }
@@ -61,6 +83,10 @@ struct OnDisk {
     greeting: Option<Greeting>,
     /// By name: `X/X` and timeline.
     slots: BTreeMap<String, Option<(String, u32)>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fence: Option<Fence>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    follow: Option<Follow>,
 }
 
 /// Why something about a slot was refused: as PostgreSQL says it.
@@ -96,14 +122,21 @@ impl State {
             Ok(_) => {
                 let text = fs::read(&path).map_err(fail)?;
                 let disk: OnDisk = serde_json::from_slice(&text).map_err(|error| fail(error.into()))?;
-                if disk.format != FORMAT {
-                    return Err(fail(std::io::Error::other(format!("format {}, expected {FORMAT}", disk.format))));
+                if ![FORMAT, FENCED_FORMAT].contains(&disk.format) {
+                    let text = format!("format {}, expected {FORMAT} or {FENCED_FORMAT}", disk.format);
+                    return Err(fail(std::io::Error::other(text)));
                 }
                 let slots = disk.slots.into_iter().map(|(name, restart)| {
                     let restart = restart.and_then(|(at, timeline)| Some((Lsn(read_position(&at)?), timeline)));
                     (name, Slot { restart, ..Slot::default() })
                 });
-                Inner { greeting: disk.greeting, slots: slots.take(MOST_SLOTS).collect(), dirty: false }
+                Inner {
+                    greeting: disk.greeting,
+                    slots: slots.take(MOST_SLOTS).collect(),
+                    fence: disk.fence,
+                    follow: disk.follow,
+                    dirty: false,
+                }
             }
         };
         Ok(State { path, inner: Mutex::new(inner) })
@@ -125,6 +158,34 @@ impl State {
         }
         inner.greeting = Some(greeting);
         self.write(&mut inner)
+    }
+
+    /// The fence, if there is one.
+    pub(crate) fn fence(&self) -> Option<Fence> {
+        self.lock().fence.clone()
+    }
+
+    /// Puts up, changes or takes away the fence; durable when it returns. After an error the old one holds.
+    pub(crate) fn set_fence(&self, fence: Option<Fence>) -> Result<(), StartError> {
+        let mut inner = self.lock();
+        let old = std::mem::replace(&mut inner.fence, fence);
+        self.write(&mut inner).inspect_err(|_| inner.fence = old)
+    }
+
+    /// Follows `address` as long as the configuration says `configured`; durable when it returns.
+    pub(crate) fn set_follow(&self, configured: &str, address: &str) -> Result<(), StartError> {
+        let mut inner = self.lock();
+        let follow = Follow { configured: configured.into(), address: address.into() };
+        let old = inner.follow.replace(follow);
+        self.write(&mut inner).inspect_err(|_| inner.follow = old)
+    }
+
+    /// Whom to follow when this is configured.
+    pub(crate) fn upstream_for(&self, configured: &str) -> String {
+        match &self.lock().follow {
+            Some(follow) if follow.configured == configured => follow.address.clone(),
+            _ => configured.into(),
+        }
     }
 
     /// Makes a slot. `restart` is where it starts, if WAL is to be kept from now on. A temporary one belongs to connection `user`.
@@ -236,7 +297,13 @@ impl State {
     fn write(&self, inner: &mut Inner) -> Result<(), StartError> {
         let kept = inner.slots.iter().filter(|(_, slot)| !slot.temporary);
         let slots = kept.map(|(name, slot)| (name.clone(), slot.restart.map(|(at, tli)| (position(at.0), tli))));
-        let disk = OnDisk { format: FORMAT, greeting: inner.greeting.clone(), slots: slots.collect() };
+        let disk = OnDisk {
+            format: if inner.fence.is_some() { FENCED_FORMAT } else { FORMAT },
+            greeting: inner.greeting.clone(),
+            slots: slots.collect(),
+            fence: inner.fence.clone(),
+            follow: inner.follow.clone(),
+        };
         let text = serde_json::to_vec_pretty(&disk).unwrap_or_default();
         let new = self.path.with_extension("new");
         let write = || -> std::io::Result<()> {

@@ -39,6 +39,10 @@ pub struct LogStatus {
     pub system_id: u64,
     /// The timeline being written.
     pub timeline: u32,
+    /// The highest term that was promised to.
+    pub term: u64,
+    /// Whether nothing more is taken on that timeline.
+    pub fenced: bool,
     /// Oldest position held.
     pub oldest: Lsn,
     /// Appended.
@@ -99,6 +103,8 @@ impl Status {
             LogStatus {
                 system_id: log.identity().system_id,
                 timeline: tail.timeline.0,
+                term: log.term(),
+                fenced: shared.state.fence().is_some_and(|fence| fence.timeline >= tail.timeline.0),
                 oldest: held.oldest,
                 written,
                 flushed,

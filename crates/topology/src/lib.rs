@@ -30,6 +30,7 @@
 //! - Nobody outside this crate's tasks waits for a network or a name server.
 
 pub mod config;
+mod connect;
 mod coordinate;
 mod decide;
 mod handle;
@@ -42,6 +43,7 @@ pub mod times;
 mod view;
 
 pub use config::{ClusterConfig, NodeConfig, StartError};
+pub use connect::{ConnectError, connect};
 pub use handle::{NotReady, Topology};
 pub use times::OracleTimes;
 pub use view::{Address, Node, NodeId, NodeView, Role, Said, Term, View, WEIGHT_SCALE};

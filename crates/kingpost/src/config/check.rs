@@ -1,6 +1,7 @@
 //! What the values mean together. Pure but for `stat`, which looks at password files, and for the files of `[proxy.tls]` and
 //! `[cluster.tls]`, which are read as the parts themselves read them.
 
+mod failover;
 mod registry;
 
 use std::collections::HashMap;
@@ -117,6 +118,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         check_tls(config, &mut findings);
     }
     relay::check(&config.relay, stat, &mut findings);
+    failover::check(config, stat, &mut findings);
     registry::check(config, &mut findings);
     check_console(config, &mut findings);
     check_metrics(config, &mut findings);

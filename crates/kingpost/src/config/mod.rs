@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use topology::ClusterConfig;
 
 use crate::error::Failure;
+use crate::failover::config::FailoverConfig;
 use crate::registry::config::RegistryConfig;
 use proxy::config::ProxyConfig;
 use relay::config::RelayConfig;
@@ -40,6 +41,8 @@ pub(crate) struct Config {
     pub(crate) cluster: ClusterConfig,
     /// `[relay]`.
     pub(crate) relay: RelayConfig,
+    /// `[failover]`.
+    pub(crate) failover: FailoverConfig,
     /// `[registry]`.
     pub(crate) registry: RegistryConfig,
     /// `[console]`.

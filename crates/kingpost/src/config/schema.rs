@@ -71,6 +71,7 @@ pub(super) const ROOT: &[Key] = &[
     key("proxy", Kind::Table(PROXY)),
     key("cluster", Kind::Table(CLUSTER)),
     key("relay", Kind::Table(RELAY)),
+    key("failover", Kind::Table(FAILOVER)),
     key("registry", Kind::Table(REGISTRY)),
     key("console", Kind::Table(CONSOLE)),
     key("metrics", Kind::Table(METRICS)),
@@ -219,6 +220,7 @@ const NODE: &[Key] = &[
 const RELAY: &[Key] = &[
     key("listen", Kind::Texts),
     key("dir", Kind::Text),
+    key("tls", Kind::Table(PROXY_TLS)),
     key("auth", Kind::Choice(&["trust", "scram-sha-256"])),
     key("serve", Kind::Choice(&["flushed", "written"])),
     key("max_downstreams", integer(1, 10_000)),
@@ -236,6 +238,7 @@ const UPSTREAM: &[Key] = &[
     key("user", Kind::Text),
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
+    key("tls", Kind::Table(CLUSTER_TLS)),
     key("slot", Kind::Text),
     key("application_name", Kind::Text),
     key("status_interval", POSITIVE),
@@ -247,6 +250,28 @@ const RELAY_USER: &[Key] = &[
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
     key("verifier", Kind::Secret),
+    key("operator", Kind::Boolean),
+];
+
+const FAILOVER: &[Key] = &[
+    key("user", Kind::Text),
+    key("password", Kind::Secret),
+    key("password_file", Kind::Text),
+    key("acknowledgements", integer(1, 100)),
+    key("step_timeout", POSITIVE),
+    key("tls", Kind::Table(CLUSTER_TLS)),
+    key("stop", Kind::Texts),
+    key("rejoin", Kind::Texts),
+    key("relays", Kind::Tables(FAILOVER_PART)),
+    key("proxies", Kind::Tables(FAILOVER_PART)),
+];
+
+const FAILOVER_PART: &[Key] = &[
+    required("name", Kind::Text),
+    required("address", Kind::Text),
+    key("user", Kind::Text),
+    key("password", Kind::Secret),
+    key("password_file", Kind::Text),
 ];
 
 const REGISTRY: &[Key] = &[

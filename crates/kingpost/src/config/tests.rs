@@ -68,7 +68,7 @@ fn golden_messages() {
                 "k.toml:10:19: proxy.pool.connect_timeout: found \"0s\", expected a duration above zero such as \"30s\", \"500ms\" or \"1h\"",
                 "k.toml:12:10: cluster.nodes[0].address: missing, expected a string",
                 "k.toml:12:18: cluster.nodes[0].name: found the integer 3, expected a string",
-                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, relay, registry, console, metrics, log",
+                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, relay, failover, registry, console, metrics, log",
             ],
         ),
         (
@@ -278,6 +278,7 @@ fn the_example_shows_the_defaults() {
     expected.cluster.nodes.clone_from(&config.cluster.nodes);
     expected.proxy.users.clone_from(&config.proxy.users);
     expected.relay.users.clone_from(&config.relay.users);
+    expected.failover.relays.clone_from(&config.failover.relays);
     expected.registry.tokens.clone_from(&config.registry.tokens);
     expected.console.tokens.clone_from(&config.console.tokens);
     assert_eq!(config, expected);
@@ -328,6 +329,7 @@ fn known<T: DeserializeOwned>(required: &[(&str, &str)]) -> BTreeSet<String> {
 
 #[test]
 fn the_schema_is_that_of_the_types() {
+    use crate::failover::config::{FailoverConfig, PartConfig};
     use proxy::config::{DatabaseConfig, PoolConfig, RoutingConfig, UserConfig};
     let inner = |keys: &'static [Key], path: &[&str]| -> &'static [Key] {
         path.iter().fold(keys, |keys, step| match keys.iter().find(|key| key.name == *step).unwrap().kind {
@@ -347,8 +349,14 @@ fn the_schema_is_that_of_the_types() {
         (&["cluster"], known::<ClusterConfig>(&[])),
         (&["cluster", "nodes"], known::<topology::NodeConfig>(&[])),
         (&["relay"], known::<RelayConfig>(&[])),
+        (&["relay", "tls"], known::<tls::ListenConfig>(&[])),
+        (&["relay", "upstream", "tls"], known::<tls::ConnectConfig>(&[])),
+        (&["failover", "tls"], known::<tls::ConnectConfig>(&[])),
         (&["relay", "upstream"], known::<relay::config::UpstreamConfig>(&[])),
         (&["relay", "users"], known::<relay::config::UserConfig>(&[])),
+        (&["failover"], known::<FailoverConfig>(&[])),
+        (&["failover", "relays"], known::<PartConfig>(&[])),
+        (&["failover", "proxies"], known::<PartConfig>(&[])),
         (&["registry"], known::<RegistryConfig>(&[])),
         (&["registry", "dns"], known::<crate::registry::config::DnsConfig>(&[])),
         (&["registry", "limits"], known::<::registry::Limits>(&[])),

@@ -294,6 +294,34 @@ impl Cluster {
         }
     }
 
+    /// A former primary becomes a replica of `primary`, with its data made again.
+    ///
+    /// # Errors
+    /// It cannot be made, or does not stream.
+    pub(super) async fn rejoin(&mut self, name: &str, primary: &str, step: &dyn Fn(&str)) -> Result<(), Failure> {
+        let position = |servers: &[Server], name: &str| servers.iter().position(|server| server.name == name);
+        let Some(leads) = position(&self.servers, primary) else {
+            return Err(Failure::runtime(format!("{primary} is no node of this cluster")));
+        };
+        self.servers.swap(0, leads);
+        let Some(index) = position(&self.servers, name).filter(|index| *index > 0) else {
+            return Err(Failure::runtime(format!("{name} is no other node of this cluster")));
+        };
+        let mut server = self.servers.remove(index);
+        server.stop(&self.installation, &self.launcher).await;
+        let followers = self.servers.iter().skip(1).chain([&server]);
+        let slots: Vec<String> = followers.map(Server::slot).collect();
+        let kept = match &self.relay {
+            Some(relay) => relay.keep_for(&slots),
+            None => self.set_slots(&slots).await,
+        };
+        if let Err(failure) = kept {
+            self.servers.push(server);
+            return Err(failure);
+        }
+        self.start_replica(server, false, step).await
+    }
+
     /// Names and ports, the primary at start first.
     pub(super) fn ports(&self) -> Vec<(String, u16)> {
         self.servers.iter().map(|server| (server.name.clone(), server.port)).collect()

@@ -13,6 +13,7 @@ mod install;
 mod plan;
 mod postgres;
 mod process;
+mod rejoin;
 mod relay;
 mod selfcheck;
 mod status;
@@ -93,7 +94,7 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
     let step = |text: &str| out::line(format_args!("  {:5.1} s  {text}", started.elapsed().as_secs_f32()));
     let places = Places { metrics, registry, console, token };
     let result = match cluster.start(args.replicas, !args.no_relay, &step).await {
-        Ok(()) => serve(args, &directory, &cluster, places, &mut record, &stop, &step).await,
+        Ok(()) => serve(args, &directory, &mut cluster, places, &mut record, &stop, &step).await,
         Err(failure) => Err(failure),
     };
     if !args.once || result.is_err() {
@@ -123,7 +124,7 @@ struct Places {
 async fn serve(
     args: &UpArgs,
     directory: &Directory,
-    cluster: &Cluster,
+    cluster: &mut Cluster,
     Places { metrics, registry, console, token }: Places,
     record: &mut UpState,
     stop: &Stop,
@@ -165,13 +166,15 @@ async fn serve(
             record.proxy.clone(),
         )));
         directory.save_running(record)?;
+        dir::write_whole(&path, format!("{text}{}", failover_config(record)).as_bytes())?;
         announce(record, directory);
         if !args.once {
-            let relay = cluster.relay.as_ref();
+            let relay = cluster.relay.clone();
             tokio::select! {
-                () = watch::until_stopped(&nodes, &running, relay, stop) => {}
+                () = watch::until_stopped(&nodes, &running, relay.as_ref(), stop) => {}
                 // Never: until the end.
-                () = relay::follow_primary(relay, &running) => {}
+                () = relay::follow_primary(relay.as_ref(), &running) => {}
+                () = rejoin::former_primaries(cluster, &running) => {}
             }
         }
         Ok(())
@@ -256,6 +259,19 @@ fn written_config(
     );
     for (name, port) in nodes {
         let _ = write!(text, "\n[[cluster.nodes]]\nname = \"{name}\"\naddress = \"127.0.0.1:{port}\"\n");
+    }
+    text
+}
+
+/// What `kingpost failover` and `switchover` need to know of it.
+fn failover_config(record: &UpState) -> String {
+    let superuser = postgres::SUPERUSER;
+    let mut text = format!("\n[failover]\nuser = \"{superuser}\"\nstep_timeout = \"20s\"\n");
+    let parts = [("relays", "relay", record.relay.as_ref()), ("proxies", "proxy", record.proxy.first())];
+    for (list, name, address) in parts {
+        if let Some(address) = address {
+            let _ = write!(text, "\n[[failover.{list}]]\nname = \"{name}\"\naddress = {address:?}\n");
+        }
     }
     text
 }
@@ -452,16 +468,24 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("kingpost.toml");
         let store = dir.path().join("registry.sqlite");
-        let text = written_config(
+        let mut text = written_config(
             "127.0.0.1:0",
             "127.0.0.1:9".parse().unwrap(),
             ("127.0.0.1:0", &store),
             ("127.0.0.1:8".parse().unwrap(), "kp_x"),
             &nodes,
         );
+        text.push_str(&failover_config(&UpState {
+            process: Identity::own().unwrap(),
+            proxy: vec!["127.0.0.1:5".into()],
+            metrics: String::new(),
+            relay: Some("127.0.0.1:6".into()),
+            registry: String::new(),
+        }));
         std::fs::write(&path, text).unwrap();
         let (config, warnings) = config::load(&path).unwrap().accept(&path).unwrap();
         assert_eq!(config.cluster.nodes.len(), 2);
+        assert_eq!((config.failover.relays.len(), config.failover.proxies.len()), (1, 1));
         assert_eq!(warnings, []);
     }
 

@@ -23,8 +23,8 @@ const PACE: Duration = Duration::from_millis(50);
 /// How often the primary is looked for.
 const FOLLOW: Duration = Duration::from_millis(500);
 
-/// A running relay.
-#[derive(Debug)]
+/// A running relay; clones are the same one.
+#[derive(Debug, Clone)]
 pub(super) struct LocalRelay {
     relay: Arc<Relay>,
     address: SocketAddr,

@@ -6,12 +6,13 @@ use std::time::Duration;
 use tokio::time::timeout;
 use watermark::Lsn;
 use wire::message::Status;
-use wire::replication::{self, Command, CommandError, Identity};
+use wire::replication::{self, Command, CommandError, Identity, Order};
 use wire::{Severity, Sqlstate, message};
 
 use super::stream::Stream;
 use super::{Connection, Gone};
 use crate::log::{Log, Serve, Timeline};
+use crate::operate;
 use crate::shared::{Shared, major};
 use crate::state::SlotError;
 
@@ -92,6 +93,7 @@ async fn run(
                 Err(refusal) => Err(refusal),
             }
         }
+        Ok(Command::Operate(order)) => operate(&mut out, connection, shared, order).await,
         Ok(command) => answer(&mut out, connection.id, shared, &log, command),
         Err(error @ CommandError::Sql) => Err(Refusal::new(Sqlstate::FEATURE_NOT_SUPPORTED, error.to_string())),
         Err(error) => Err(Refusal::new(Sqlstate::SYNTAX_ERROR, error.to_string())),
@@ -105,7 +107,34 @@ async fn run(
     connection.send(&out).await
 }
 
-/// All commands but `START_REPLICATION`.
+/// What an operator wants, off the runtime: it waits for the disk.
+async fn operate(
+    out: &mut Vec<u8>,
+    connection: &Connection,
+    shared: &Arc<Shared>,
+    order: Order,
+) -> Result<(), Refusal> {
+    let user = &connection.user;
+    if !shared.settings().is_operator(user) {
+        let text = format!("permission denied: {user:?} is no operator of this relay");
+        let hint = "Set operator = true for it in [[relay.users]].";
+        return Err(Refusal { hint, ..Refusal::new(Sqlstate(*b"42501"), text) });
+    }
+    let shared = Arc::clone(shared);
+    let done = tokio::task::spawn_blocking(move || operate::operate(&shared, &order)).await;
+    let standing = match done {
+        Ok(Ok(standing)) => standing,
+        Ok(Err(error)) => return Err(Refusal::new(Sqlstate(*b"55000"), error.to_string())),
+        Err(_) => return Err(Refusal::new(Sqlstate::INTERNAL_ERROR, "the order panicked")),
+    };
+    let columns = standing.columns();
+    let columns: Vec<(&str, &str)> = columns.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    message::text_row(out, &columns);
+    message::complete(out, "KINGPOST");
+    Ok(())
+}
+
+/// All commands but `START_REPLICATION` and orders.
 fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: Command) -> Result<(), Refusal> {
     let greeting = shared.state.greeting();
     let version = greeting.as_ref().map(|greeting| greeting.server_version.as_str()).unwrap_or_default();
@@ -178,7 +207,9 @@ fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: 
             ));
         }
         // Dealt with by the caller.
-        Command::Start { .. } => return Err(Refusal::new(Sqlstate::INTERNAL_ERROR, "not a simple command")),
+        Command::Start { .. } | Command::Operate(_) => {
+            return Err(Refusal::new(Sqlstate::INTERNAL_ERROR, "not a simple command"));
+        }
     };
     message::complete(out, tag);
     Ok(())

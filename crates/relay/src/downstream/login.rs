@@ -1,5 +1,6 @@
 //! From accept to the first `ReadyForQuery`.
 
+use tls::{ClientCert, ListenMode};
 use wire::message::Status;
 use wire::startup::{self, End, Startup, V3_2};
 use wire::{Sqlstate, message, payload, scram};
@@ -23,7 +24,15 @@ struct Asked {
 }
 
 pub(super) async fn log_in(connection: &mut Connection, shared: &Shared) -> Result<(), Gone> {
-    let asked = startup(connection).await?;
+    let asked = startup(connection, shared).await?;
+    let settings = shared.settings();
+    if settings.acceptor.as_ref().is_some_and(|acceptor| acceptor.mode == ListenMode::Require)
+        && !connection.stream.is_secure()
+    {
+        let text = "connection requires TLS";
+        let hint = "Give sslmode=require, or better verify-full, in primary_conninfo.";
+        return Err(connection.fatal_with_hint(Sqlstate::INVALID_AUTHORIZATION, text, hint).await);
+    }
     let mut out = Vec::new();
     if asked.version > V3_2 || !asked.unknown.is_empty() {
         let unknown: Vec<&[u8]> = asked.unknown.iter().map(Vec::as_slice).collect();
@@ -66,11 +75,24 @@ pub(super) async fn log_in(connection: &mut Connection, shared: &Shared) -> Resu
     connection.send(&out).await
 }
 
-async fn startup(connection: &mut Connection) -> Result<Asked, Gone> {
+async fn startup(connection: &mut Connection, shared: &Shared) -> Result<Asked, Gone> {
+    let settings = shared.settings();
     let mut refusals = 0;
     loop {
         let read = match startup::read(&connection.input) {
             Ok(None) => None,
+            Ok(Some((Startup::Ssl, used))) if settings.acceptor.is_some() && !connection.stream.is_secure() => {
+                if used != connection.input.len() {
+                    let text = "received unencrypted data after SSL request";
+                    return Err(connection.fatal(Sqlstate::PROTOCOL_VIOLATION, text).await);
+                }
+                connection.input.clear();
+                if let Some(acceptor) = &settings.acceptor {
+                    let identity = connection.stream.accept(acceptor, &mut connection.input).await?;
+                    connection.identity = Some(Box::new(identity));
+                }
+                continue;
+            }
             Ok(Some((Startup::Ssl | Startup::Gss, used))) => Some((None, used)),
             // There is nothing to cancel, and no answer to a cancel request.
             Ok(Some((Startup::Cancel { .. }, _))) => return Err(Gone::Closed),
@@ -123,7 +145,15 @@ fn asked(version: u32, parameters: &[u8]) -> Result<Asked, &'static str> {
 
 async fn authenticate(connection: &mut Connection, shared: &Shared, user: &str) -> Result<(), Gone> {
     let settings = shared.settings();
-    let mut exchange = match settings.auth {
+    if let Some(identity) = &connection.identity
+        && settings.acceptor.as_ref().is_some_and(|acceptor| acceptor.client_cert == ClientCert::VerifyFull)
+        && identity.common_name.as_deref() != Some(user)
+    {
+        let text = format!("certificate authentication failed for user {user:?}: its common name is another");
+        return Err(connection.fatal(Sqlstate::INVALID_AUTHORIZATION, &text).await);
+    }
+    let end_point = connection.identity.as_ref().and_then(|identity| identity.end_point.clone());
+    let exchange = match settings.auth {
         AuthMethod::Trust if settings.any_user() || settings.user(user).is_some() => return Ok(()),
         AuthMethod::Trust => {
             let text = format!("role {user:?} is not among the relay's users");
@@ -135,13 +165,14 @@ async fn authenticate(connection: &mut Connection, shared: &Shared, user: &str) 
             None => scram::Server::mock(user, &shared.secret),
         },
     };
+    let mut exchange = exchange.offer_binding(end_point);
     let mut out = Vec::new();
-    message::authentication_sasl(&mut out, &[scram::MECHANISM]);
+    message::authentication_sasl(&mut out, exchange.mechanisms());
     connection.send(&out).await?;
     let first = password_message(connection).await?;
     let answer = match payload::sasl_initial(&first) {
-        Some((mechanism, first)) if mechanism == scram::MECHANISM.as_bytes() => exchange.first(first),
-        _ => Err(scram::Error::Malformed("SASLInitialResponse")),
+        Some((mechanism, first)) => exchange.choose(mechanism).and_then(|()| exchange.first(first)),
+        None => Err(scram::Error::Malformed("SASLInitialResponse")),
     };
     let answer = exchanged(connection, user, answer).await?;
     out.clear();

@@ -11,19 +11,20 @@
 mod command;
 mod login;
 mod stream;
+mod transport;
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 use wire::{Frame, HEADER, Severity, Sqlstate, message};
 
 use crate::shared::Shared;
+use transport::Transport;
 
 /// Longest message of a downstream, in bytes.
 const MAX_MESSAGE: usize = 64 << 10;
@@ -50,11 +51,13 @@ enum Gone {
 struct Connection {
     /// Unique while the process lives; what the client sees as the process id.
     id: u32,
-    stream: TcpStream,
+    stream: Transport,
     input: Vec<u8>,
     peer: String,
     user: String,
     application_name: String,
+    /// Who it is, after TLS.
+    identity: Option<Box<tls::Identity>>,
 }
 
 /// Accepts until the relay is stopped.
@@ -83,8 +86,15 @@ async fn connection(stream: TcpStream, peer: String, shared: Arc<Shared>) {
     // Small answers must not wait for more; errors mean that the peer is gone, which the next read will tell.
     let _ = stream.set_nodelay(true);
     let id = shared.new_id();
-    let mut connection =
-        Connection { id, stream, input: Vec::new(), peer, user: String::new(), application_name: String::new() };
+    let mut connection = Connection {
+        id,
+        stream: Transport::new(stream),
+        input: Vec::new(),
+        peer,
+        user: String::new(),
+        application_name: String::new(),
+        identity: None,
+    };
     let settings = shared.settings();
     let Some(_place) = shared.places.take(settings.max_downstreams) else {
         shared.metrics.refused.fetch_add(1, Ordering::Relaxed);
@@ -143,7 +153,7 @@ impl Connection {
 
     async fn read(&mut self) -> Result<(), Gone> {
         self.input.reserve(4096);
-        match self.stream.read_buf(&mut self.input).await? {
+        match self.stream.read(&mut self.input).await? {
             0 => Err(Gone::Closed),
             _ => Ok(()),
         }

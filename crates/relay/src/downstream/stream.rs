@@ -1,20 +1,18 @@
 //! One downstream's stream: WAL out, reports in, on one socket and in one task.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::net::SendFlags;
 use tokio::io::Interest;
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 use watermark::Lsn;
 use wire::message;
 use wire::replication::{self, Reply, TimelineEnd, WAL_HEADER};
 
 use super::command::Refusal;
+use super::transport::Transport;
 use super::{Connection, Gone};
 use crate::log::{Chunk, Log, Next, Reader, Serve, Tail, Timeline};
 use crate::shared::{Feedback, Progress, Shared};
@@ -144,8 +142,8 @@ impl Stream {
             let (changes, tail) = (log.changes().get(), log.tail());
             self.take_reports(connection)?;
             let push = match ended {
-                None => self.push(&connection.stream),
-                Some(end) => self.push_control(&connection.stream).map(|blocked| match blocked {
+                None => self.push(&mut connection.stream),
+                Some(end) => self.push_control(&mut connection.stream).map(|blocked| match blocked {
                     true => Push::Blocked,
                     false => Push::Ended(end),
                 }),
@@ -248,7 +246,7 @@ impl Stream {
                 }
             }
             connection.input.reserve(4096);
-            match connection.stream.try_read_buf(&mut connection.input) {
+            match connection.stream.try_read(&mut connection.input) {
                 Ok(0) => return Err(Gone::Closed),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -280,7 +278,7 @@ impl Stream {
     }
 
     /// Sends as much as the socket takes, up to a burst.
-    fn push(&mut self, socket: &TcpStream) -> Result<Push, Failed> {
+    fn push(&mut self, socket: &mut Transport) -> Result<Push, Failed> {
         for _ in 0..BURST {
             if self.push_control(socket)? {
                 return Ok(Push::Blocked);
@@ -312,7 +310,7 @@ impl Stream {
     }
 
     /// Sends what is under way and what is not WAL; true if the socket takes no more.
-    fn push_control(&mut self, socket: &TcpStream) -> Result<bool, Failed> {
+    fn push_control(&mut self, socket: &mut Transport) -> Result<bool, Failed> {
         while let Some(sending) = &mut self.sending {
             match sending.push(socket) {
                 Ok(true) => {
@@ -337,7 +335,11 @@ impl Stream {
                 Err(error) => return Err(Failed::Io(error)),
             }
         }
-        Ok(false)
+        match socket.flush() {
+            Ok(()) => Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
+            Err(error) => Err(Failed::Io(error)),
+        }
     }
 
     /// An error in the middle of the copy: the connection ends with it.
@@ -385,21 +387,16 @@ impl Wait {
 
 impl Sending {
     /// One system call's worth; true when all of it is out.
-    fn push(&mut self, socket: &TcpStream) -> io::Result<bool> {
+    fn push(&mut self, socket: &mut Transport) -> io::Result<bool> {
         if self.done < WAL_HEADER {
             // MORE: the header goes out in one packet with the WAL that follows.
             let rest = &self.header[self.done..];
-            let sent = socket.try_io(Interest::WRITABLE, || {
-                Ok(rustix::net::send(socket.as_fd(), rest, SendFlags::MORE | SendFlags::NOSIGNAL)?)
-            })?;
-            self.done += sent;
+            self.done += socket.try_write_more(rest)?;
             return Ok(false);
         }
         let done = self.done - WAL_HEADER;
-        let mut offset = self.chunk.offset + done as u64;
-        let sent = socket.try_io(Interest::WRITABLE, || {
-            Ok(rustix::fs::sendfile(socket.as_fd(), &*self.chunk.file, Some(&mut offset), self.chunk.len - done)?)
-        })?;
+        let offset = self.chunk.offset + done as u64;
+        let sent = socket.try_send_file(&self.chunk.file, offset, self.chunk.len - done)?;
         if sent == 0 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a segment is shorter than it was"));
         }

@@ -45,6 +45,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -364,6 +365,41 @@ impl Log {
         raised.write(&self.dir)?;
         *state = raised;
         Ok(())
+    }
+
+    /// End of the last whole record of what is durable: a standby that has received everything has replayed up to here. Reads
+    /// the last segment.
+    ///
+    /// # Errors
+    /// [`LogError::Io`].
+    pub fn whole_records(&self) -> Result<Lsn, LogError> {
+        let (size, tail) = (self.identity.segment_size, self.tail());
+        let (end, oldest) = (tail.flushed.get(), self.held().oldest);
+        let history = self.parsed_history(tail.timeline);
+        let mut from = size.start_of(Lsn(end.0.saturating_sub(1))).max(oldest);
+        loop {
+            let mut walker = Walker::new(self.identity, tail.timeline, from);
+            let mut page = [0; PAGE_BYTES];
+            while walker.at() < end {
+                let at = walker.at();
+                let has = |segment: Segment| lock(&self.held).contains_key(&segment);
+                let Some(segment) = recover::locate(&history, size.number(at), &self.identity, has) else { break };
+                let Some(file) = self.file(segment)? else { break };
+                let held = usize::try_from(end.0 - at.0).unwrap_or(PAGE_BYTES).min(PAGE_BYTES);
+                page[held..].fill(0);
+                let path = self.path(segment);
+                file.read_exact_at(&mut page[..held], size.offset(at)).map_err(failed("read", &path))?;
+                if walker.page(&page).is_err() {
+                    break;
+                }
+            }
+            match walker.end() {
+                Some(whole) => return Ok(whole.min(end)),
+                // The record that ends here began in an earlier segment.
+                None if from > oldest => from = Lsn(from.0.saturating_sub(size.bytes())).max(oldest),
+                None => return Ok(from),
+            }
+        }
     }
 
     /// A reader that begins at `at` on `timeline`, which may have ended.

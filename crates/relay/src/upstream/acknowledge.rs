@@ -10,11 +10,11 @@ use tracing::warn;
 use watermark::{Lsn, Parker, Unparker, Waited};
 use wire::replication;
 
+use crate::channel::Channel;
 use crate::config::UpstreamConfig;
 use crate::error::UpstreamError;
 use crate::log::{Log, Tail};
 use crate::shared::Shared;
-use crate::socket::Socket;
 
 /// What the receiver tells the acknowledging thread.
 #[derive(Debug, Default)]
@@ -33,7 +33,7 @@ pub(super) struct Acknowledger {
     told: Arc<Told>,
     tail: Arc<Tail>,
     unparker: Unparker,
-    socket: Socket,
+    socket: Channel,
     thread: JoinHandle<()>,
 }
 
@@ -41,7 +41,7 @@ impl Acknowledger {
     pub(super) fn start(
         shared: &Arc<Shared>,
         config: &UpstreamConfig,
-        socket: Socket,
+        socket: Channel,
         tail: Arc<Tail>,
         from: Lsn,
     ) -> Result<Acknowledger, UpstreamError> {
@@ -53,7 +53,7 @@ impl Acknowledger {
             log: shared.log().ok_or(UpstreamError::Interrupted)?,
             told: Arc::clone(&told),
             tail: Arc::clone(&tail),
-            socket: socket.try_clone()?,
+            socket: socket.another()?,
             interval: config.status_interval,
             patience: config.timeout / 2,
         };
@@ -104,7 +104,7 @@ struct Reporter {
     log: Arc<Log>,
     told: Arc<Told>,
     tail: Arc<Tail>,
-    socket: Socket,
+    socket: Channel,
     interval: Duration,
     /// Silence after which the upstream is asked whether it is there.
     patience: Duration,

@@ -19,13 +19,14 @@ use std::time::{Duration, Instant};
 
 use tracing::{error, info, warn};
 use watermark::Lsn;
-use wire::replication::{Identity as Remote, TimelineEnd, is_slot_name, position};
+use wire::replication::{Identity as Remote, Order, TimelineEnd, is_slot_name, position};
 
+use crate::channel::Channel;
 use crate::config::UpstreamConfig;
 use crate::error::UpstreamError;
 use crate::log::{AppendError, Log, LogOptions, SegmentSize, Start, Timeline, Writer};
+use crate::operate::Standing;
 use crate::shared::{Greeting, Shared};
-use crate::socket::Socket;
 use acknowledge::Acknowledger;
 use session::{Login, Session, Started};
 
@@ -56,12 +57,18 @@ struct ControlState {
     generation: u64,
     stopping: bool,
     /// The connection that is in use.
-    socket: Option<Socket>,
+    socket: Option<Channel>,
+    /// Something may be received and acknowledged: from [`Control::hold`] until the connection's work has ended.
+    receiving: bool,
+    /// What the configuration says; `config.address` is where in fact.
+    configured: String,
 }
 
 impl Control {
-    pub(crate) fn new(config: UpstreamConfig) -> Control {
-        let state = ControlState { config, generation: 0, stopping: false, socket: None };
+    /// `configured` is the configuration's address, which `config` may deviate from.
+    pub(crate) fn new(config: UpstreamConfig, configured: &str) -> Control {
+        let configured = configured.into();
+        let state = ControlState { config, generation: 0, stopping: false, socket: None, receiving: false, configured };
         Control { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -84,6 +91,36 @@ impl Control {
         }
     }
 
+    /// What the configuration says; empty: nothing.
+    pub(crate) fn configured(&self) -> String {
+        self.lock().configured.clone()
+    }
+
+    pub(crate) fn set_configured(&self, address: &str) {
+        self.lock().configured = address.into();
+    }
+
+    /// Ends what is received now, and returns once nothing of it is under way any more; a new connection is made after. False: it
+    /// has not ended within the time.
+    pub(crate) fn interrupt(&self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        let mut state = self.lock();
+        state.generation += 1;
+        if let Some(socket) = state.socket.take() {
+            socket.shutdown();
+        }
+        self.changed.notify_all();
+        let interrupted = state.generation;
+        while state.receiving && state.generation == interrupted {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        !state.receiving
+    }
+
     /// Ends the receiving thread.
     pub(crate) fn stop(&self) {
         let mut state = self.lock();
@@ -98,13 +135,32 @@ impl Control {
         self.lock().config.address.clone()
     }
 
-    /// Makes a connection known, so that it can be interrupted.
-    fn hold(&self, generation: u64, socket: Socket) -> Result<(), UpstreamError> {
+    /// Makes a connection that logs in known, so that it can be interrupted. Nothing is received on it yet.
+    fn connecting(&self, generation: u64, socket: Channel) -> Result<(), UpstreamError> {
         let mut state = self.lock();
         if state.stopping || state.generation != generation {
             return Err(UpstreamError::Interrupted);
         }
         state.socket = Some(socket);
+        Ok(())
+    }
+
+    /// The connection's work has ended.
+    fn received(&self) {
+        let mut state = self.lock();
+        state.socket = None;
+        state.receiving = false;
+        self.changed.notify_all();
+    }
+
+    /// Makes a connection known, so that it can be interrupted.
+    fn hold(&self, generation: u64, socket: Channel) -> Result<(), UpstreamError> {
+        let mut state = self.lock();
+        if state.stopping || state.generation != generation {
+            return Err(UpstreamError::Interrupted);
+        }
+        state.socket = Some(socket);
+        state.receiving = true;
         Ok(())
     }
 
@@ -135,11 +191,10 @@ pub(crate) fn run(shared: &Arc<Shared>, mut writer: Option<Writer>) {
     let mut back_off = BACK_OFF.0;
     loop {
         let (config, generation) = {
-            let mut state = shared.control.lock();
+            let state = shared.control.lock();
             if state.stopping {
                 return;
             }
-            state.socket = None;
             (state.config.clone(), state.generation)
         };
         if config.address.is_empty() {
@@ -148,6 +203,7 @@ pub(crate) fn run(shared: &Arc<Shared>, mut writer: Option<Writer>) {
             continue;
         }
         let failed = Follow { shared, config: &config, generation }.follow(&mut writer, &mut back_off);
+        shared.control.received();
         shared.metrics.disconnects.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         if shared.control.interrupted(generation) {
             back_off = BACK_OFF.0;
@@ -203,10 +259,15 @@ impl Follow<'_> {
     ) -> Result<std::convert::Infallible, UpstreamError> {
         let config = self.config;
         let password = password(config)?;
-        let login =
-            Login { user: &config.user, password: password.as_deref(), application_name: &config.application_name };
+        let login = Login {
+            user: &config.user,
+            password: password.as_deref(),
+            application_name: &config.application_name,
+            connector: tls::Connector::new(&config.tls)?.map(Arc::new),
+        };
         self.shared.upstream_is("connecting", false);
-        let mut session = Session::open(&config.address, &login)?;
+        let known = |socket| self.shared.control.connecting(self.generation, socket);
+        let mut session = Session::open(&config.address, &login, known)?;
         self.shared.control.hold(self.generation, session.socket()?)?;
         let remote = identify(&mut session)?;
         let writer = match writer {
@@ -220,6 +281,12 @@ impl Follow<'_> {
                 found: remote.system,
                 dir: log.dir().display().to_string(),
             });
+        }
+        // After the connection was made known: a fence that comes later interrupts it.
+        if let Some(fence) = self.shared.state.fence()
+            && remote.timeline <= fence.timeline
+        {
+            return Err(UpstreamError::Fenced { term: log.term(), fenced: fence.timeline, found: remote.timeline });
         }
         self.greet(&mut session)?;
         self.ensure_slot(&mut session)?;
@@ -461,6 +528,25 @@ pub(crate) fn validate(config: &UpstreamConfig) -> Result<(), String> {
     Ok(())
 }
 
+/// Has a relay carry out an operator's order; what it says of itself afterwards. Blocking; some seconds at most, and longer for
+/// a fence while its disk is slow.
+///
+/// # Errors
+/// It cannot be reached, or refuses, or is no relay.
+pub fn order(
+    address: &str,
+    user: &str,
+    password: Option<&str>,
+    connector: Option<Arc<tls::Connector>>,
+    order: &Order,
+) -> Result<Standing, UpstreamError> {
+    let login = Login { user, password, application_name: "kingpost failover", connector };
+    let mut session = Session::open(address, &login, |_| Ok(()))?;
+    let rows = session.ask(&order.text())?;
+    let standing = rows.first().and_then(Standing::read);
+    standing.ok_or_else(|| UpstreamError::Protocol(format!("the answer to {} is none", order.text())))
+}
+
 /// What a relay says of itself to whoever asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {
@@ -481,8 +567,8 @@ pub struct Probe {
 /// # Errors
 /// It cannot be reached, or refuses, or is no relay.
 pub fn probe(address: &str, user: &str, password: Option<&str>) -> Result<Probe, UpstreamError> {
-    let login = Login { user, password, application_name: "kingpost status" };
-    let mut session = Session::open(address, &login)?;
+    let login = Login { user, password, application_name: "kingpost status", connector: None };
+    let mut session = Session::open(address, &login, |_| Ok(()))?;
     let remote = identify(&mut session)?;
     Ok(Probe {
         system: remote.system,

@@ -2,13 +2,15 @@
 //! time-outs.
 
 use std::io::{ErrorKind, Read, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use wire::payload::{self, Authentication};
 use wire::replication::{Event, MAX_CONTROL, Rows, TimelineEnd, WalStream};
-use wire::scram::{Client as Scram, Credential, MECHANISM};
+use wire::scram::{Client as Scram, Credential, MECHANISM, MECHANISM_PLUS};
 use wire::{Frame, HEADER, message};
 
+use crate::channel::Channel;
 use crate::error::UpstreamError;
 use crate::socket::Socket;
 
@@ -16,7 +18,9 @@ use crate::socket::Socket;
 const READ: usize = 1 << 20;
 /// Longest answer to a command, in bytes: a timeline's history may have very many lines.
 const MAX_ANSWER: usize = 4 << 20;
-/// Longest time to connect, and for any one step of a login or a command.
+/// Longest time to connect, during which nobody can be told to follow another: a host that is gone answers nothing.
+const CONNECT: Duration = Duration::from_secs(3);
+/// Longest time for any one step of a login or a command.
 const STEP: Duration = Duration::from_secs(10);
 
 /// With what to log in.
@@ -24,11 +28,15 @@ pub(crate) struct Login<'a> {
     pub(crate) user: &'a str,
     pub(crate) password: Option<&'a str>,
     pub(crate) application_name: &'a str,
+    /// None: without TLS.
+    pub(crate) connector: Option<Arc<tls::Connector>>,
 }
 
 /// A connection that is logged in.
 pub(crate) struct Session {
-    socket: Socket,
+    socket: Channel,
+    /// Hash of the server's certificate, for channel binding.
+    end_point: Option<Vec<u8>>,
     buffer: Vec<u8>,
     /// Bytes of the buffer that were read and not used yet.
     unread: std::ops::Range<usize>,
@@ -57,13 +65,32 @@ pub(crate) struct Heard {
 }
 
 impl Session {
-    /// Connects and logs in.
-    pub(crate) fn open(address: &str, login: &Login<'_>) -> Result<Session, UpstreamError> {
+    /// Connects and logs in. `known` gets a handle before anything is waited for, to end it by.
+    pub(crate) fn open(
+        address: &str,
+        login: &Login<'_>,
+        known: impl FnOnce(Channel) -> Result<(), UpstreamError>,
+    ) -> Result<Session, UpstreamError> {
         let connect = |source| UpstreamError::Connect { address: address.into(), source };
-        let socket = Socket::connect(address, STEP).map_err(connect)?;
+        let socket = Socket::connect(address, CONNECT).map_err(connect)?;
         socket.set_timeouts(STEP, STEP).map_err(connect)?;
+        known(Channel::plain(socket.try_clone().map_err(connect)?))?;
+        let target =
+            match &login.connector {
+                // As with servers: a Unix socket has no TLS.
+                Some(connector) if !address.starts_with('/') => {
+                    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+                    let named = tls::Target::new(Arc::clone(connector), host);
+                    Some(named.ok_or_else(|| {
+                        UpstreamError::Protocol(format!("{host:?} is no name that a certificate has"))
+                    })?)
+                }
+                _ => None,
+            };
+        let (socket, end_point) = Channel::begin(socket, target.as_ref())?;
         let mut session = Session {
             socket,
+            end_point,
             buffer: vec![0; 64 << 10],
             unread: 0..0,
             stream: WalStream::default(),
@@ -79,8 +106,8 @@ impl Session {
     }
 
     /// A second handle of the connection: to write by, or to end it by.
-    pub(crate) fn socket(&self) -> Result<Socket, UpstreamError> {
-        Ok(self.socket.try_clone()?)
+    pub(crate) fn socket(&self) -> Result<Channel, UpstreamError> {
+        Ok(self.socket.another()?)
     }
 
     fn log_in(&mut self, login: &Login<'_>) -> Result<(), UpstreamError> {
@@ -106,9 +133,12 @@ impl Session {
                         self.send(|out| message::password(out, password))?;
                     }
                     Authentication::Sasl(list) if payload::has_mechanism(list, MECHANISM.as_bytes()) => {
-                        let client = Scram::new(Credential::password(password(login)?))?;
-                        let first = client.first();
-                        self.send(|out| message::sasl_initial(out, MECHANISM, &first))?;
+                        let mut client = Scram::new(Credential::password(password(login)?))?;
+                        if let Some(end_point) = self.end_point.take() {
+                            client = client.bound(end_point, payload::has_mechanism(list, MECHANISM_PLUS.as_bytes()));
+                        }
+                        let (mechanism, first) = (client.mechanism(), client.first());
+                        self.send(|out| message::sasl_initial(out, mechanism, &first))?;
                         scram = Some(client);
                     }
                     Authentication::SaslContinue(challenge) => {

@@ -8,6 +8,8 @@ pub const MAX_COMMAND: usize = 4096;
 const MAX_TOKENS: usize = 64;
 /// Longest identifier, as PostgreSQL's `NAMEDATALEN` less one.
 const MAX_NAME: usize = 63;
+/// Longest name of a node or an address, in bytes.
+const MAX_QUOTED: usize = 256;
 
 /// What a client of a replication connection asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,8 +47,58 @@ pub enum Command {
         /// Timeline of that position; the server's own if not given.
         timeline: Option<u32>,
     },
+    /// A relay's own: what operators do with it at a failover. No PostgreSQL server knows it.
+    Operate(Order),
     /// Known, and not part of physical streaming: its first word in capitals, such as `BASE_BACKUP`, or `LOGICAL`.
     Other(&'static str),
+}
+
+/// What an operator asks of a relay: `KINGPOST …`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Order {
+    /// `LOOK`: how it stands.
+    Look,
+    /// `FENCE TERM n TIMELINE t`: take nothing more on timeline `t` or an older one, for whoever has term `n`.
+    Fence {
+        /// Higher than any that was promised to.
+        term: u64,
+        /// The last timeline that ends here.
+        timeline: u32,
+    },
+    /// `CHOOSE TERM n NODE "name"`: this node is to be the primary.
+    Choose {
+        /// The one that was promised to.
+        term: u64,
+        /// Its configured name.
+        node: String,
+    },
+    /// `FOLLOW TERM n ADDRESS "host:port"`: receive from there.
+    Follow {
+        /// The one that was promised to.
+        term: u64,
+        /// `host:port`, or the path of a Unix socket.
+        address: String,
+    },
+    /// `RELEASE TERM n`: forget the fence; the failover is called off.
+    Release {
+        /// Higher than any that was promised to.
+        term: u64,
+    },
+}
+
+impl Order {
+    /// The command as text, without its end. Quotes in names are doubled.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
+        match self {
+            Order::Look => "KINGPOST LOOK".into(),
+            Order::Fence { term, timeline } => format!("KINGPOST FENCE TERM {term} TIMELINE {timeline}"),
+            Order::Choose { term, node } => format!("KINGPOST CHOOSE TERM {term} NODE {}", quoted(node)),
+            Order::Follow { term, address } => format!("KINGPOST FOLLOW TERM {term} ADDRESS {}", quoted(address)),
+            Order::Release { term } => format!("KINGPOST RELEASE TERM {term}"),
+        }
+    }
 }
 
 /// Why a text is no command.
@@ -89,7 +141,7 @@ impl Token {
     }
 }
 
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 12] = [
     "IDENTIFY_SYSTEM",
     "SHOW",
     "TIMELINE_HISTORY",
@@ -101,6 +153,7 @@ const COMMANDS: [&str; 11] = [
     "ALTER_REPLICATION_SLOT",
     "UPLOAD_MANIFEST",
     "LOGICAL",
+    "KINGPOST",
 ];
 
 impl Command {
@@ -150,6 +203,7 @@ impl Command {
                 let timeline = if rest.keyword("TIMELINE") { Some(rest.timeline()?) } else { None };
                 Command::Start { slot, at, timeline }
             }
+            "KINGPOST" => Command::Operate(rest.order()?),
             other => return Ok(Command::Other(other)),
         };
         if rest.tokens.is_empty() { Ok(parsed) } else { Err(syntax("there is more after its end")) }
@@ -260,6 +314,57 @@ impl Rest<'_> {
         match digits.and_then(|(word, _)| word.parse().ok()) {
             Some(0) | None => self.error("expected the number of a timeline, from 1 to 4294967295"),
             Some(timeline) => Ok(timeline),
+        }
+    }
+
+    /// What follows `KINGPOST`.
+    fn order(&mut self) -> Result<Order, CommandError> {
+        if self.keyword("LOOK") {
+            return Ok(Order::Look);
+        }
+        if self.keyword("FENCE") {
+            let term = self.term()?;
+            if !self.keyword("TIMELINE") {
+                return self.error("expected TIMELINE after the term");
+            }
+            return Ok(Order::Fence { term, timeline: self.timeline()? });
+        }
+        if self.keyword("CHOOSE") {
+            let term = self.term()?;
+            if !self.keyword("NODE") {
+                return self.error("expected NODE after the term");
+            }
+            return Ok(Order::Choose { term, node: self.quoted()? });
+        }
+        if self.keyword("FOLLOW") {
+            let term = self.term()?;
+            if !self.keyword("ADDRESS") {
+                return self.error("expected ADDRESS after the term");
+            }
+            return Ok(Order::Follow { term, address: self.quoted()? });
+        }
+        if self.keyword("RELEASE") {
+            return Ok(Order::Release { term: self.term()? });
+        }
+        self.error("expected LOOK, FENCE, CHOOSE, FOLLOW or RELEASE")
+    }
+
+    fn term(&mut self) -> Result<u64, CommandError> {
+        if !self.keyword("TERM") {
+            return self.error("expected TERM");
+        }
+        let digits = self.word().filter(|(word, _)| word.bytes().all(|b| b.is_ascii_digit()));
+        match digits.and_then(|(word, _)| word.parse().ok()) {
+            Some(0) | None => self.error("expected the number of a term, from 1"),
+            Some(term) => Ok(term),
+        }
+    }
+
+    /// A name in double quotes, of up to 256 bytes.
+    fn quoted(&mut self) -> Result<String, CommandError> {
+        match self.word() {
+            Some((word, true)) if (1..=MAX_QUOTED).contains(&word.len()) && !word.contains('\0') => Ok(word.to_owned()),
+            _ => self.error("expected a name of 1 to 256 bytes in double quotes"),
         }
     }
 

@@ -21,7 +21,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub use command::{Command, CommandError, MAX_COMMAND, is_slot_name};
+pub use command::{Command, CommandError, MAX_COMMAND, Order, is_slot_name};
 pub use rows::{Identity, Rows, TimelineEnd, identity, slot_created, slot_read, timeline_end, timeline_history};
 pub use stream::{
     Event, MAX_CONTROL, Reply, StreamError, WAL_HEADER, WalStream, copy_both, feedback, keepalive, read_reply, status,

@@ -72,6 +72,31 @@ fn refused_commands() {
 }
 
 #[test]
+fn orders_are_read_as_they_are_written() {
+    use super::Order;
+    for order in [
+        Order::Look,
+        Order::Fence { term: 7, timeline: 3 },
+        Order::Choose { term: u64::MAX, node: "db \"1\"; --".into() },
+        Order::Follow { term: 1, address: "[::1]:5432".into() },
+        Order::Release { term: 2 },
+    ] {
+        assert_eq!(Command::parse(&order.text()), Ok(Command::Operate(order)));
+    }
+    for text in [
+        "KINGPOST",
+        "KINGPOST FENCE TERM 0 TIMELINE 1",
+        "KINGPOST FENCE TERM 1",
+        "KINGPOST CHOOSE TERM 1 NODE a",
+        "KINGPOST CHOOSE TERM 1 NODE \"\"",
+        "KINGPOST FOLLOW TERM x ADDRESS \"a\"",
+        "KINGPOST LOOK AGAIN",
+    ] {
+        assert!(matches!(Command::parse(text), Err(CommandError::Syntax { .. })), "{text}");
+    }
+}
+
+#[test]
 fn slot_names() {
     for (name, good) in [("a", true), ("a_1", true), ("", false), ("A", false), ("a-b", false), ("ä", false)] {
         assert_eq!(is_slot_name(name), good, "{name}");

@@ -42,6 +42,12 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
             format!("found {}, which is less than keep_bytes ({})", relay.max_bytes, relay.keep_bytes),
         );
     }
+    if let Err(error) = tls::Acceptor::new(&relay.tls) {
+        findings.error(format!("relay.tls.{}", error.setting()), error.to_string());
+    }
+    if let Err(error) = tls::Connector::new(&upstream.tls) {
+        findings.error(format!("relay.upstream.tls.{}", error.setting()), error.to_string());
+    }
     let scram = relay.auth == AuthMethod::ScramSha256;
     for (index, address) in relay.listen.iter().enumerate() {
         let path = format!("relay.listen[{index}]");
@@ -55,9 +61,9 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
                      expected a loopback address, or auth = \"scram-sha-256\""
                 ),
             ),
-            Ok(host) if !host.is_local() => findings.warn(
+            Ok(host) if !host.is_local() && relay.tls.mode != tls::ListenMode::Require => findings.warn(
                 path,
-                format!("found {address:?}: the relay does not speak TLS yet, so WAL crosses the network in clear"),
+                format!("found {address:?} and [relay.tls] whose mode is not \"require\": WAL may cross the network in clear"),
             ),
             Ok(_) => {}
         }

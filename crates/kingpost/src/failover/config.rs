@@ -1,0 +1,100 @@
+//! What a user writes about failovers.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// `[failover]`: what `kingpost failover`, `switchover` and `watch` need to know beside `[cluster]`.
+#[derive(Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct FailoverConfig {
+    /// User on the servers that may promote and set `primary_conninfo`: a superuser.
+    pub(crate) user: String,
+    /// Its password.
+    #[serde(skip_serializing)]
+    pub(crate) password: Option<String>,
+    /// File with its password in the first line.
+    pub(crate) password_file: Option<PathBuf>,
+    /// `[failover.tls]`: TLS with relays and proxies; servers are reached as `[cluster.tls]` says.
+    pub(crate) tls: tls::ConnectConfig,
+    /// How many relays must have a commit before it is acknowledged: the others may be missing at a failover.
+    pub(crate) acknowledgements: usize,
+    /// Longest time for one step.
+    #[serde(with = "humantime_serde")]
+    pub(crate) step_timeout: Duration,
+    /// Program that stops a server cleanly, with its arguments; empty: there is none.
+    pub(crate) stop: Vec<String>,
+    /// Program that brings a former primary back as a standby; empty: it is said what to do.
+    pub(crate) rejoin: Vec<String>,
+    /// `[[failover.relays]]`.
+    pub(crate) relays: Vec<PartConfig>,
+    /// `[[failover.proxies]]`.
+    pub(crate) proxies: Vec<PartConfig>,
+}
+
+impl Default for FailoverConfig {
+    fn default() -> Self {
+        FailoverConfig {
+            user: "postgres".into(),
+            password: None,
+            password_file: None,
+            tls: tls::ConnectConfig::default(),
+            acknowledgements: 1,
+            step_timeout: Duration::from_secs(60),
+            stop: Vec::new(),
+            rejoin: Vec::new(),
+            relays: Vec::new(),
+            proxies: Vec::new(),
+        }
+    }
+}
+
+impl fmt::Debug for FailoverConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FailoverConfig")
+            .field("user", &self.user)
+            .field("tls", &self.tls)
+            .field("acknowledgements", &self.acknowledgements)
+            .field("step_timeout", &self.step_timeout)
+            .field("stop", &self.stop)
+            .field("rejoin", &self.rejoin)
+            .field("relays", &self.relays)
+            .field("proxies", &self.proxies)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A relay that is fenced, or a proxy that is paused.
+#[derive(Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PartConfig {
+    /// Unique among its kind.
+    pub(crate) name: String,
+    /// `host:port`: where a relay's downstreams or a proxy's clients connect.
+    pub(crate) address: String,
+    /// An operator there.
+    #[serde(default = "operator")]
+    pub(crate) user: String,
+    /// Its password.
+    #[serde(default, skip_serializing)]
+    pub(crate) password: Option<String>,
+    /// File with its password in the first line.
+    #[serde(default)]
+    pub(crate) password_file: Option<PathBuf>,
+}
+
+fn operator() -> String {
+    "kingpost".into()
+}
+
+impl fmt::Debug for PartConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PartConfig")
+            .field("name", &self.name)
+            .field("address", &self.address)
+            .field("user", &self.user)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,258 @@
+//! Talking to servers, relays and proxies. Decides nothing; every wait has a limit.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::relay::{Order, Standing, UpstreamError};
+use tokio_postgres::types::PgLsn;
+use tokio_postgres::{Client, SimpleQueryMessage};
+use topology::{ClusterConfig, NodeConfig};
+use watermark::Lsn;
+
+use super::config::PartConfig;
+use super::plan::{RelaySeen, ServerSeen, ServerState, Survey};
+use crate::config::Config;
+use crate::error::Failure;
+
+/// Longest time for one look at a part.
+const LOOK: Duration = Duration::from_secs(3);
+/// Longest time for a relay to carry out an order; it has a limit of its own below.
+const ORDER: Duration = Duration::from_secs(50);
+
+/// See the topology's own question: a standby's timeline is the one being received, or what the control file says.
+const ASK: &str = "\
+    SELECT system_identifier, standby, \
+           CASE WHEN standby THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END, \
+           CASE WHEN standby THEN pg_last_wal_receive_lsn() END, \
+           CASE WHEN standby THEN greatest( \
+               (SELECT received_tli FROM pg_stat_wal_receiver), \
+               (SELECT min_recovery_end_timeline FROM pg_control_recovery()), \
+               (SELECT timeline_id FROM pg_control_checkpoint())) \
+           ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END, \
+           EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming'), \
+           (SELECT setting FROM pg_settings WHERE name = 'primary_conninfo') \
+    FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role, pg_control_system()";
+
+/// How to reach everything: made of the configuration once.
+#[derive(Debug, Clone)]
+pub(super) struct Parts {
+    cluster: ClusterConfig,
+    relays: Vec<Login>,
+    proxies: Vec<Login>,
+    /// With relays and proxies.
+    tls: tls::ConnectConfig,
+    connector: Option<Arc<tls::Connector>>,
+}
+
+#[derive(Clone)]
+struct Login {
+    part: PartConfig,
+    password: Option<String>,
+}
+
+impl std::fmt::Debug for Login {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.part.fmt(f)
+    }
+}
+
+/// An error in words.
+pub(super) type Said<T> = Result<T, String>;
+
+impl Parts {
+    /// Reads the password files.
+    ///
+    /// # Errors
+    /// One cannot be read.
+    pub(super) fn new(config: &Config) -> Result<Parts, Failure> {
+        let failover = &config.failover;
+        let logins = |parts: &[PartConfig]| -> Result<Vec<Login>, Failure> {
+            parts
+                .iter()
+                .map(|part| {
+                    let password = secret(part.password.as_ref(), part.password_file.as_deref())?;
+                    Ok(Login { part: part.clone(), password })
+                })
+                .collect()
+        };
+        let mut cluster = config.cluster.clone();
+        let own = secret(failover.password.as_ref(), failover.password_file.as_deref())?;
+        if own.is_some() || cluster.user != failover.user {
+            cluster.password = own;
+        }
+        cluster.user.clone_from(&failover.user);
+        // What limits a statement; pg_promote has a limit of its own, which must be shorter.
+        cluster.probe_timeout = failover.step_timeout + Duration::from_secs(5);
+        let connector = tls::Connector::new(&failover.tls)
+            .map_err(|error| Failure::config(format!("[failover.tls] {error}")))?
+            .map(Arc::new);
+        Ok(Parts {
+            cluster,
+            relays: logins(&failover.relays)?,
+            proxies: logins(&failover.proxies)?,
+            tls: failover.tls.clone(),
+            connector,
+        })
+    }
+
+    pub(super) fn nodes(&self) -> &[NodeConfig] {
+        &self.cluster.nodes
+    }
+
+    pub(super) fn relay_count(&self) -> usize {
+        self.relays.len()
+    }
+
+    pub(super) fn has_proxies(&self) -> bool {
+        !self.proxies.is_empty()
+    }
+
+    /// Looks at everything, side by side.
+    pub(super) async fn survey(&self) -> Survey {
+        let servers = self.cluster.nodes.iter().map(|node| async {
+            let state = self.look(&node.name).await;
+            ServerSeen { name: node.name.clone(), address: node.address.clone(), state }
+        });
+        let relays = self.relays.iter().map(|login| async {
+            let standing = self.order(&login.part.name, Order::Look).await;
+            RelaySeen { name: login.part.name.clone(), address: login.part.address.clone(), standing }
+        });
+        let (servers, relays) = tokio::join!(join_all(servers), join_all(relays));
+        Survey { servers, relays }
+    }
+
+    async fn session(&self, node: &str) -> Said<Client> {
+        let known = self.cluster.nodes.iter().find(|known| known.name == node);
+        let known = known.ok_or_else(|| format!("no node is named {node}"))?;
+        let client = topology::connect(&self.cluster, known, "kingpost failover", LOOK).await;
+        client.map_err(|error| error.to_string())
+    }
+
+    /// How a server stands.
+    pub(super) async fn look(&self, node: &str) -> Said<ServerState> {
+        let look = async {
+            let client = self.session(node).await?;
+            let row = client.query_one(ASK, &[]).await.map_err(|error| describe(&error))?;
+            read(&row).map_err(|error| describe(&error))
+        };
+        tokio::time::timeout(LOOK, look).await.unwrap_or_else(|_| Err(format!("no answer within {LOOK:?}")))
+    }
+
+    /// Runs statements on a server, each a transaction of its own; the first value of the last one.
+    pub(super) async fn run(&self, node: &str, statements: &[&str]) -> Said<Option<String>> {
+        let client = self.session(node).await?;
+        run(&client, statements).await
+    }
+
+    /// Has a relay carry out an order.
+    pub(super) async fn order(&self, relay: &str, order: Order) -> Said<Standing> {
+        let login = self.relays.iter().find(|login| login.part.name == relay).cloned();
+        let Login { part, password } = login.ok_or_else(|| format!("no relay is named {relay}"))?;
+        let limit = if order == Order::Look { LOOK } else { ORDER };
+        let connector = self.connector.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            ::relay::order(&part.address, &part.user, password.as_deref(), connector, &order)
+        });
+        match tokio::time::timeout(limit, work).await {
+            Ok(Ok(result)) => result.map_err(|error| match error {
+                // What was asked is known to whoever asked.
+                UpstreamError::Refused { text, .. } => text,
+                other => other.to_string(),
+            }),
+            Ok(Err(_)) => Err("asking it panicked".into()),
+            Err(_) => Err(format!("no answer within {limit:?}")),
+        }
+    }
+
+    /// Runs a command in the console of each proxy, side by side; the names and errors of those where it failed.
+    pub(super) async fn consoles(&self, command: &str, limit: Duration) -> Vec<(String, String)> {
+        let each = self.proxies.iter().map(|login| async move {
+            let work = async {
+                let mut console = self.cluster.clone();
+                (console.user, console.password) = (login.part.user.clone(), login.password.clone());
+                console.database = "kingpost".into();
+                console.tls = self.tls.clone();
+                let node = NodeConfig {
+                    name: login.part.name.clone(),
+                    address: login.part.address.clone(),
+                    weight: 1,
+                    zone: None,
+                };
+                let client = topology::connect(&console, &node, "kingpost failover", LOOK).await;
+                let client = client.map_err(|error| error.to_string())?;
+                run(&client, &[command]).await.map(drop)
+            };
+            let done = tokio::time::timeout(limit, work).await;
+            let done = done.unwrap_or_else(|_| Err(format!("{command} took longer than {limit:?}")));
+            done.err().map(|error| (login.part.name.clone(), error))
+        });
+        join_all(each).await.into_iter().flatten().collect()
+    }
+}
+
+async fn run(client: &Client, statements: &[&str]) -> Said<Option<String>> {
+    let mut value = None;
+    for statement in statements {
+        let messages = client.simple_query(statement).await.map_err(|error| describe(&error))?;
+        value = messages.into_iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+            _ => None,
+        });
+    }
+    Ok(value)
+}
+
+fn read(row: &tokio_postgres::Row) -> Result<ServerState, tokio_postgres::Error> {
+    let lsn = |at: Option<PgLsn>| Lsn(at.map_or(0, u64::from));
+    let standby: bool = row.try_get(1)?;
+    let first = lsn(row.try_get(2)?);
+    let received = lsn(row.try_get(3)?);
+    Ok(ServerState {
+        system: row.try_get::<_, i64>(0)?.cast_unsigned(),
+        standby,
+        timeline: row.try_get::<_, Option<i32>>(4)?.unwrap_or(0).cast_unsigned(),
+        has: first.max(received),
+        replayed: first,
+        receiving: row.try_get(5)?,
+        conninfo: row.try_get::<_, Option<String>>(6)?.filter(|conninfo| !conninfo.is_empty()),
+    })
+}
+
+/// The server's own words where it said something.
+fn describe(error: &tokio_postgres::Error) -> String {
+    use std::error::Error;
+    match (error.as_db_error(), error.source()) {
+        (Some(said), _) => format!("{} (SQLSTATE {})", said.message(), said.code().code()),
+        (None, Some(source)) => format!("{error}: {source}"),
+        (None, None) => error.to_string(),
+    }
+}
+
+fn secret(password: Option<&String>, file: Option<&Path>) -> Result<Option<String>, Failure> {
+    match (password, file) {
+        (Some(password), _) => Ok(Some(password.clone())),
+        (None, Some(path)) => {
+            let text = std::fs::read_to_string(path).map_err(|error| Failure::path("read", path, &error))?;
+            Ok(Some(text.lines().next().unwrap_or_default().to_owned()))
+        }
+        (None, None) => Ok(None),
+    }
+}
+
+/// All of them at the same time, in order. There are few.
+pub(super) async fn join_all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut waiting: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
+    std::future::poll_fn(|context| {
+        let mut done = true;
+        for (future, result) in waiting.iter_mut().filter(|(_, result)| result.is_none()) {
+            match future.as_mut().poll(context) {
+                std::task::Poll::Ready(value) => *result = Some(value),
+                std::task::Poll::Pending => done = false,
+            }
+        }
+        if done { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    waiting.into_iter().filter_map(|(_, result)| result).collect()
+}

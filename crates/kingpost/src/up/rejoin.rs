@@ -1,0 +1,55 @@
+//! After a failover or a switchover: a former primary, ended or left behind on its timeline, comes back as a replica.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use topology::{NodeId, Role, View};
+
+use super::cluster::Cluster;
+use crate::out;
+use crate::run::Running;
+
+/// How often it is looked at.
+const PACE: Duration = Duration::from_secs(1);
+/// Looks in a row that a node must be found so: a view may be older than what it shows.
+const LOOKS: u32 = 3;
+/// Attempts for one node; after that somebody has to look.
+const ATTEMPTS: u32 = 3;
+
+/// Brings them back, one after the other. Never returns.
+pub(super) async fn former_primaries(cluster: &mut Cluster, running: &Running) {
+    let mut first = running.view().primary.and_then(|id| name_of(&running.view(), id));
+    let mut former: HashMap<String, (u32, u32)> = HashMap::new();
+    loop {
+        tokio::time::sleep(PACE).await;
+        let view = running.view();
+        let Some(primary) = view.primary.and_then(|id| name_of(&view, id)) else { continue };
+        if let Some(before) = first.replace(primary.clone())
+            && before != primary
+        {
+            former.entry(before).or_default();
+        }
+        former.remove(&primary);
+        for (name, (looks, attempts)) in &mut former {
+            let role = view.nodes.iter().find(|node| node.node.name == *name).map(|node| node.role);
+            match role {
+                Some(Role::Stale | Role::Unknown) => *looks += 1,
+                Some(Role::Primary | Role::Replica) | None => *looks = 0,
+            }
+            if *looks < LOOKS || *attempts >= ATTEMPTS {
+                continue;
+            }
+            (*looks, *attempts) = (0, *attempts + 1);
+            out::line(format_args!("{name} was the primary before {primary}: it becomes a replica"));
+            let step = |text: &str| out::line(format_args!("  {text}"));
+            match cluster.rejoin(name, &primary, &step).await {
+                Ok(()) => out::line(format_args!("{name} follows {primary}")),
+                Err(failure) => out::line(format_args!("{name} cannot follow {primary}: {failure}")),
+            }
+        }
+    }
+}
+
+fn name_of(view: &View, id: NodeId) -> Option<String> {
+    Some(view.node(id)?.node.name.clone())
+}

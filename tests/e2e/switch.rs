@@ -1,0 +1,331 @@
+//! `kingpost failover` and `switchover`: another primary, and nothing acknowledged is lost.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use kingpost_tests::{Cluster, Failover, Kingpost, Relay, SOON, ShowLogs, wait_until, within};
+use tokio::sync::Mutex;
+
+use crate::common::{only_kingpost, value};
+
+/// A primary and two standbys, with a relay in between that commits wait for.
+struct Fleet {
+    cluster: Cluster,
+    relay: Relay,
+}
+
+impl Fleet {
+    /// `named`: the relay's configuration says whom to follow.
+    async fn start(named: bool) -> Fleet {
+        let cluster = Cluster::builder().replicas(2).start().await;
+        let primary = cluster.primary();
+        let mut relay = match named {
+            true => Relay::of(&cluster, primary.port()),
+            false => {
+                let ports: Vec<u16> = cluster.nodes().iter().map(kingpost_tests::Node::port).collect();
+                Relay::watching(&cluster, &ports)
+            }
+        };
+        relay.start().await;
+        for replica in cluster.replicas() {
+            replica.follow_port(relay.port());
+        }
+        for node in cluster.nodes() {
+            node.execute(&format!("ALTER SYSTEM SET synchronous_standby_names = '{}'", relay.name()).clone()).await;
+            node.execute("SELECT pg_reload_conf()").await;
+        }
+        primary.wait_value("SELECT string_agg(sync_state, ',') FROM pg_stat_replication", "sync").await;
+        primary.execute("CREATE TABLE acked (n bigint); GRANT ALL ON acked TO PUBLIC").await;
+        for replica in cluster.replicas() {
+            replica.wait_caught_up(primary).await;
+        }
+        Fleet { cluster, relay }
+    }
+
+    fn failover(&self) -> Failover {
+        Failover::of(&self.cluster, &[&self.relay])
+    }
+}
+
+/// Clients of a proxy that insert numbers, each once.
+struct Writers {
+    acked: Arc<Mutex<BTreeSet<i64>>>,
+    errors: Arc<Mutex<Vec<String>>>,
+    stop: Arc<AtomicBool>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Writers {
+    async fn start(kingpost: &Kingpost, count: usize) -> Writers {
+        let (acked, errors) = (Arc::<Mutex<BTreeSet<i64>>>::default(), Arc::<Mutex<Vec<String>>>::default());
+        let (stop, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let mut tasks = Vec::new();
+        for _ in 0..count {
+            let client = kingpost.connect().await;
+            let (acked, errors, stop, next) = (acked.clone(), errors.clone(), stop.clone(), next.clone());
+            tasks.push(tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    let n = next.fetch_add(1, Ordering::Relaxed) as i64;
+                    match client.batch_execute(&format!("INSERT INTO acked VALUES ({n})")).await {
+                        Ok(()) => drop(acked.lock().await.insert(n)),
+                        Err(error) => errors.lock().await.push(format!("{error:?}")),
+                    }
+                    assert!(!client.is_closed(), "a client was thrown out");
+                }
+            }));
+        }
+        Writers { acked, errors, stop, tasks }
+    }
+
+    async fn more(&self, cluster: &Cluster, count: usize) {
+        let target = self.acked.lock().await.len() + count;
+        cluster
+            .wait("more acknowledged commits", async || (self.acked.lock().await.len() >= target).then_some(()))
+            .await;
+    }
+
+    /// Ends them; what was acknowledged is there, and nothing twice. Gives the errors.
+    async fn check(self, kingpost: &Kingpost, cluster: &Cluster) -> Vec<String> {
+        self.stop.store(true, Ordering::Relaxed);
+        for task in self.tasks {
+            within("a writer to end", SOON, cluster.dir(), task).await.unwrap();
+        }
+        let client = kingpost.connect().await;
+        let rows = client.query("/* kingpost.route=primary */ SELECT n FROM acked", &[]).await.unwrap();
+        let held: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+        let set: BTreeSet<i64> = held.iter().copied().collect();
+        assert_eq!(set.len(), held.len(), "something is there twice");
+        let acked = self.acked.lock().await;
+        let lost: Vec<_> = acked.difference(&set).collect();
+        assert!(lost.is_empty(), "{} of {} acknowledged commits are lost: {lost:?}", lost.len(), acked.len());
+        let errors = self.errors.lock().await.clone();
+        errors
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failover_loses_nothing_that_was_acknowledged() {
+    if only_kingpost() {
+        return;
+    }
+    let mut fleet = Fleet::start(true).await;
+    let (cluster, failover) = (&fleet.cluster, fleet.failover());
+    let _logs = ShowLogs(cluster.dir());
+    let [old, n1, n2] = cluster.nodes() else { panic!("three nodes") };
+    let kingpost = Kingpost::of(cluster).start().await;
+    let text = failover.fail(&["failover"]).await;
+    assert!(text.contains("n0 is the primary and answers"), "{text}");
+
+    let writers = Writers::start(&kingpost, 8).await;
+    writers.more(cluster, 100).await;
+    old.kill9().await;
+    // One standby has not replayed what it was sent, the other has: both are led to the same end.
+    let dry = failover.succeed(&["failover", "--to", "n2", "--dry-run"]).await;
+    assert!(dry.contains("would fence 1"), "{dry}");
+    let text = failover.succeed(&["failover", "--to", "n2"]).await;
+    assert!(text.contains("promoted n2") && text.contains("n1 follows on timeline 2"), "{text}");
+    assert!(text.contains("pg_rewind"), "says what to do with the old primary: {text}");
+    writers.more(cluster, 100).await;
+
+    // The old primary comes back as it was: nobody takes it for one, and the relay takes nothing from it.
+    old.start().await;
+    assert_eq!(old.query("SELECT pg_is_in_recovery()").await, "f");
+    writers.more(cluster, 100).await;
+    let text = failover.fail(&["failover"]).await;
+    assert!(text.contains("n2 is the primary and answers"), "{text}");
+    // The relay was told whom to follow, and remembers it.
+    fleet.relay.kill9().await;
+    fleet.relay.start().await;
+    writers.more(&fleet.cluster, 100).await;
+    assert_eq!(n1.query("SELECT received_tli FROM pg_stat_wal_receiver").await, "2");
+    assert_eq!(n2.query("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'").await, "1");
+    writers.check(&kingpost, &fleet.cluster).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_switchover_is_not_noticed() {
+    if only_kingpost() {
+        return;
+    }
+    let fleet = Fleet::start(false).await;
+    let cluster = &fleet.cluster;
+    let _logs = ShowLogs(cluster.dir());
+    let [n0, n1, _] = cluster.nodes() else { panic!("three nodes") };
+    let kingpost = Kingpost::of(cluster).start().await;
+    let failover = fleet.failover().proxy(&kingpost);
+    let writers = Writers::start(&kingpost, 8).await;
+    writers.more(cluster, 50).await;
+
+    // With a program that stops servers: a clean end, after which the old primary goes on as a standby, unchanged.
+    let stopping = failover.clone().stopping(cluster);
+    let dry = stopping.succeed(&["switchover", "--to", "n1", "--dry-run"]).await;
+    assert!(dry.contains("would pause the proxies, stop it"), "{dry}");
+    stopping.succeed(&["switchover", "--to", "n1"]).await;
+    writers.more(cluster, 50).await;
+    assert!(!n0.is_running());
+    n0.demote(fleet.relay.port());
+    n0.start().await;
+    n0.wait_value("SELECT received_tli FROM pg_stat_wal_receiver", "2").await;
+
+    // Without one: the old primary is made read-only and stays.
+    let text = failover.succeed(&["switchover", "--to", "n0"]).await;
+    assert!(text.contains("n1 is read-only"), "{text}");
+    writers.more(cluster, 50).await;
+    assert_eq!(n1.query("SHOW default_transaction_read_only").await, "on");
+    assert_eq!(n0.query("SELECT pg_is_in_recovery()").await, "f");
+    let errors = writers.check(&kingpost, cluster).await;
+    assert!(errors.is_empty(), "clients saw {} errors: {errors:?}", errors.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_switchover_that_fails_leaves_the_primary() {
+    if only_kingpost() {
+        return;
+    }
+    let fleet = Fleet::start(false).await;
+    let cluster = &fleet.cluster;
+    let _logs = ShowLogs(cluster.dir());
+    let [n0, n1, _] = cluster.nodes() else { panic!("three nodes") };
+    let kingpost = Kingpost::of(cluster).start().await;
+    let failover = fleet.failover().proxy(&kingpost);
+    let text = failover.fail(&["switchover", "--to", "n7"]).await;
+    assert!(text.contains("n0, n1, n2"), "{text}");
+
+    // A transaction does not end: the proxies go on, and nothing was changed.
+    let client = kingpost.connect().await;
+    client.batch_execute("BEGIN; INSERT INTO acked VALUES (1)").await.unwrap();
+    let text = failover.clone().set("failover.step_timeout", "1s").fail(&["switchover", "--to", "n1"]).await;
+    assert!(text.contains("not every proxy paused"), "{text}");
+    client.batch_execute("COMMIT; INSERT INTO acked VALUES (2)").await.unwrap();
+
+    // The chosen one receives, and replays nothing: it was chosen by then, so that the fence has to stay.
+    n1.pause_replay().await;
+    client.batch_execute("INSERT INTO acked VALUES (3)").await.unwrap();
+    let text = failover.clone().set("failover.step_timeout", "2s").fail(&["switchover", "--to", "n1"]).await;
+    assert!(text.contains("n1 did not replay"), "{text}");
+    n1.resume_replay().await;
+    let text = failover.succeed(&["switchover"]).await;
+    assert!(text.contains("promoted n1"), "{text}");
+    client.batch_execute("INSERT INTO acked VALUES (4)").await.unwrap();
+    assert_eq!(value(&client, "SELECT count(*) FROM acked").await, "4");
+    assert_eq!(n0.query("SELECT count(*) FROM acked").await, "3", "the old primary has no more than was acknowledged");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_goes_on_takes_what_was_chosen() {
+    if only_kingpost() {
+        return;
+    }
+    let fleet = Fleet::start(false).await;
+    let (cluster, failover) = (&fleet.cluster, fleet.failover());
+    let _logs = ShowLogs(cluster.dir());
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes") };
+
+    // Nobody is there to go on: the fence is taken away again, and the old primary goes on.
+    let standbys = [n1, n2];
+    for standby in standbys {
+        standby.kill9().await;
+    }
+    n0.kill9().await;
+    cluster.wait("the relay to notice", async || (fleet.relay.http("/readyz").await?.0 != 200).then_some(())).await;
+    let text = failover.fail(&["failover"]).await;
+    assert!(text.contains("no standby answers"), "{text}");
+    n0.start().await;
+    assert_eq!(fleet.relay.metrics().await.sum("kingpost_relay_fenced", &[]), 1.0);
+    failover.succeed(&["failover", "--abort"]).await;
+    fleet.relay.wait_receiving().await;
+    n0.execute("INSERT INTO acked VALUES (1)").await;
+    for standby in standbys {
+        standby.start().await;
+        standby.wait_caught_up(n0).await;
+    }
+
+    // Cut off between the choice and the promotion.
+    n1.pause_replay().await;
+    n0.execute("INSERT INTO acked VALUES (2)").await;
+    n2.wait_caught_up(n0).await;
+    n0.kill9().await;
+    cluster.wait("the relay to notice", async || (fleet.relay.http("/readyz").await?.0 != 200).then_some(())).await;
+    let (process, log) = failover.start(&["failover", "--to", "n1"]);
+    wait_until("the choice", SOON, cluster.dir(), async || {
+        std::fs::read_to_string(&log).unwrap_or_default().contains("n1 is to be the primary").then_some(())
+    })
+    .await;
+    drop(process);
+    let text = failover.fail(&["failover", "--to", "n2"]).await;
+    assert!(text.contains("n1 was chosen to go on"), "{text}");
+    let text = failover.fail(&["failover", "--abort"]).await;
+    assert!(text.contains("was chosen in term"), "{text}");
+    n1.resume_replay().await;
+    // Also the relay's own end is survived: what it promised is on its disk.
+    let text = failover.succeed(&["failover"]).await;
+    assert!(text.contains("promoted n1"), "{text}");
+    n1.execute("INSERT INTO acked VALUES (3)").await;
+    n2.wait_value("SELECT count(*) FROM acked", "3").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fenced_primary_gets_nothing_acknowledged() {
+    if only_kingpost() {
+        return;
+    }
+    let fleet = Fleet::start(false).await;
+    let (cluster, failover) = (&fleet.cluster, fleet.failover());
+    let _logs = ShowLogs(cluster.dir());
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes") };
+    let kingpost = Kingpost::of(cluster).start().await;
+    let client = kingpost.connect().await;
+    client.batch_execute("INSERT INTO acked VALUES (1)").await.unwrap();
+    let direct = n0.admin().await;
+    // Frozen: its connections stay open, and the relay cannot tell.
+    n0.sigstop();
+    let text = failover.fail(&["failover"]).await;
+    assert!(text.contains("the primary lives"), "{text}");
+    let text = failover.succeed(&["failover", "--force"]).await;
+    assert!(text.contains("promoted n"), "{text}");
+    n0.sigcont();
+    // It does not know: a client that is still connected to it may write, and is never told that it has.
+    let write = tokio::spawn(async move { direct.batch_execute("INSERT INTO acked VALUES (666)").await });
+    n0.wait_value("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'", "1").await;
+    for n in 2..50 {
+        client.batch_execute(&format!("INSERT INTO acked VALUES ({n})")).await.unwrap();
+    }
+    assert_eq!(value(&client, "SELECT count(*) FROM acked WHERE n = 666").await, "0");
+    assert!(!write.is_finished());
+    let new = if n1.query("SELECT pg_is_in_recovery()").await == "f" { n1 } else { n2 };
+    // Rewound, it loses that, and follows.
+    n0.kill9().await;
+    assert!(write.await.unwrap().is_err());
+    n0.rejoin(new).await;
+    n0.follow_port(fleet.relay.port());
+    n0.wait_value("SELECT count(*) FROM acked", "49").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_relays_and_with_too_few() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().replicas(2).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes") };
+    n0.execute("CREATE TABLE t (n int)").await;
+    cluster.wait_caught_up().await;
+    let away = Relay::of(&cluster, n0.port());
+    n0.kill9().await;
+    let text = Failover::of(&cluster, &[&away]).fail(&["failover"]).await;
+    assert!(text.contains("0 of 1 relays are fenced, and 1 are needed"), "{text}");
+    let failover = Failover::of(&cluster, &[]);
+    let text = failover.fail(&["failover"]).await;
+    assert!(text.contains("--accept-loss"), "{text}");
+    // The other one received from the lost primary: it is led to the new one.
+    failover.succeed(&["failover", "--accept-loss", "--to", "n2"]).await;
+    n2.execute("INSERT INTO t VALUES (1)").await;
+    n1.wait_value("SELECT count(*) FROM t", "1").await;
+    let conninfo = n1.query("SHOW primary_conninfo").await;
+    assert!(
+        conninfo.contains(&format!("port={}", n2.port())) && conninfo.contains("application_name=n1"),
+        "{conninfo}"
+    );
+}

@@ -1,0 +1,86 @@
+//! Everything is killed, cut off and switched over at random, while clients write and read; what they were told is held
+//! against what is there.
+//!
+//! The sequence of faults comes from a seed, which is printed: `KINGPOST_TORTURE_SEED` gives it again, and
+//! `KINGPOST_TORTURE_FAILOVERS` how many changes of the primary to make (`make torture`).
+
+mod history;
+mod world;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use kingpost_tests::{Link, ShowLogs};
+
+use crate::common::only_kingpost;
+use history::Violation;
+use world::{Durability, World};
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}, expected a number")))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_acknowledged_is_lost_whatever_dies() {
+    if only_kingpost() {
+        return;
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let seed = number("KINGPOST_TORTURE_SEED").unwrap_or(u64::from(now.subsec_nanos()));
+    let failovers = number("KINGPOST_TORTURE_FAILOVERS").unwrap_or(3);
+    eprintln!("KINGPOST_TORTURE_SEED={seed} KINGPOST_TORTURE_FAILOVERS={failovers}");
+    let mut world = World::start(seed, Durability::Native).await;
+    let dir = world.cluster.dir().to_owned();
+    let _logs = ShowLogs(&dir);
+    let clients = world.clients(6).await;
+    clients.progress(&world, 50).await;
+    let mut checked = 0;
+    while world.failovers < failovers {
+        world.fault().await;
+        clients.progress(&world, 30).await;
+        if world.failovers >= checked + 20 {
+            checked = world.failovers;
+            assert_none(&clients.check(&world).await, &world);
+        }
+    }
+    let summary = clients.end(&world).await;
+    let violations = clients.check(&world).await;
+    eprintln!("{} failovers and switchovers, {} other faults; {summary}", world.failovers, world.others);
+    assert_none(&violations, &world);
+}
+
+fn assert_none(violations: &[Violation], world: &World) {
+    assert!(
+        violations.is_empty(),
+        "seed {}, after {} failovers: {} violations, such as {:?}\nfaults: {}",
+        world.seed,
+        world.failovers,
+        violations.len(),
+        &violations[..violations.len().min(10)],
+        world.faults.join(", ")
+    );
+}
+
+/// The suite itself: what is not durable elsewhere when it is acknowledged must be found to be lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn commits_that_wait_for_nobody_are_found_lost() {
+    if only_kingpost() {
+        return;
+    }
+    let mut world = World::start(1, Durability::None).await;
+    let dir = world.cluster.dir().to_owned();
+    let _logs = ShowLogs(&dir);
+    let clients = world.clients(4).await;
+    clients.progress(&world, 20).await;
+    // Not silent but cut: what a silent link holds back still arrives when it is mended.
+    world.relay_link(Link::Cut);
+    clients.progress(&world, 50).await;
+    world.primary().kill9().await;
+    world.relay_link(Link::Up);
+    world.fail_over(&["failover", "--force"]).await;
+    clients.progress(&world, 20).await;
+    let summary = clients.end(&world).await;
+    let violations = clients.check(&world).await;
+    let lost = violations.iter().filter(|violation| matches!(violation, Violation::Lost { .. })).count();
+    assert!(lost >= 20, "{lost} are found lost; {summary}");
+}

@@ -1,0 +1,224 @@
+//! What clients did, what they were told, and what may not be.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kingpost_tests::{Endpoint, SOON, sqlstate, wait_until, within};
+use tokio_postgres::{Client, Error};
+
+use super::world::World;
+
+/// Codes that say that it may have been done; so does a connection that is lost.
+const UNKNOWN: [&str; 3] = ["08007", "40003", ""];
+
+/// What must not be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Violation {
+    /// Acknowledged, and not there.
+    Lost { client: usize, n: i64 },
+    /// There more than once, and sent once.
+    Twice { client: i32, n: i64 },
+    /// Refused, and there.
+    Ghost { client: usize, n: i64 },
+    /// A session did not see what was acknowledged to it.
+    Stale { client: usize, n: i64, seen: i64 },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Acknowledged,
+    Unknown,
+    Refused,
+}
+
+/// What one client was told, by number; and what it read and should not have.
+#[derive(Default)]
+struct Record {
+    outcomes: BTreeMap<i64, Outcome>,
+    stale: Vec<Violation>,
+    reads: u64,
+    reconnects: u64,
+}
+
+/// Clients that go on whatever happens.
+pub(super) struct Clients {
+    records: Vec<Arc<Mutex<Record>>>,
+    stop: Arc<AtomicBool>,
+    acknowledged: Arc<AtomicU64>,
+    tasks: Mutex<Vec<tokio::task::JoinHandle<()>>>,
+}
+
+impl Clients {
+    pub(super) fn start(endpoint: &Endpoint, count: usize) -> Clients {
+        let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (mut records, mut tasks) = (Vec::new(), Vec::new());
+        for number in 0..count {
+            let record = Arc::<Mutex<Record>>::default();
+            let one = One {
+                number,
+                endpoint: endpoint.clone(),
+                record: record.clone(),
+                acknowledged: acknowledged.clone(),
+                stop: stop.clone(),
+            };
+            tasks.push(tokio::spawn(one.run()));
+            records.push(record);
+        }
+        Clients { records, stop, acknowledged, tasks: Mutex::new(tasks) }
+    }
+
+    /// Waits until so many more were acknowledged.
+    pub(super) async fn progress(&self, world: &World, more: u64) {
+        let target = self.acknowledged.load(Ordering::Relaxed) + more;
+        let what = format!("{more} more commits after {}", world.faults.last().map_or("the start", String::as_str));
+        wait_until(&what, SOON, world.cluster.dir(), async || {
+            (self.acknowledged.load(Ordering::Relaxed) >= target).then_some(())
+        })
+        .await;
+    }
+
+    /// Ends them; a summary.
+    pub(super) async fn end(&self, world: &World) -> String {
+        self.stop.store(true, Ordering::Relaxed);
+        let tasks: Vec<_> = self.tasks.lock().unwrap().drain(..).collect();
+        for task in tasks {
+            within("a client to end", SOON, world.cluster.dir(), task).await.unwrap();
+        }
+        let (mut of, mut reads, mut reconnects) = ([0_u64; 3], 0, 0);
+        for record in &self.records {
+            let record = record.lock().unwrap();
+            for outcome in record.outcomes.values() {
+                of[*outcome as usize] += 1;
+            }
+            (reads, reconnects) = (reads + record.reads, reconnects + record.reconnects);
+        }
+        let mut text = String::new();
+        let [acknowledged, unknown, refused] = of;
+        let _ = write!(
+            text,
+            "{acknowledged} commits acknowledged, {unknown} unknown, {refused} refused, {reads} reads of own commits, \
+             {reconnects} reconnects"
+        );
+        text
+    }
+
+    /// Holds what was told until now against what is there.
+    pub(super) async fn check(&self, world: &World) -> Vec<Violation> {
+        let mut violations = Vec::new();
+        let told: Vec<BTreeMap<i64, Outcome>> =
+            self.records.iter().map(|record| record.lock().unwrap().outcomes.clone()).collect();
+        let admin = world.primary().admin().await;
+        let rows = admin.query("SELECT w, n, count(*) FROM log GROUP BY w, n", &[]).await.unwrap();
+        let mut there: Vec<BTreeMap<i64, i64>> = vec![BTreeMap::new(); told.len()];
+        for row in rows {
+            let (client, n, count): (i32, i64, i64) = (row.get(0), row.get(1), row.get(2));
+            there[client as usize].insert(n, count);
+            if count > 1 {
+                violations.push(Violation::Twice { client, n });
+            }
+        }
+        for (client, told) in told.iter().enumerate() {
+            for (&n, outcome) in told {
+                match (outcome, there[client].contains_key(&n)) {
+                    (Outcome::Acknowledged, false) => violations.push(Violation::Lost { client, n }),
+                    (Outcome::Refused, true) => violations.push(Violation::Ghost { client, n }),
+                    _ => {}
+                }
+            }
+        }
+        for record in &self.records {
+            violations.extend(record.lock().unwrap().stale.iter().cloned());
+        }
+        violations
+    }
+}
+
+struct One {
+    number: usize,
+    endpoint: Endpoint,
+    record: Arc<Mutex<Record>>,
+    acknowledged: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+}
+
+impl One {
+    async fn run(self) {
+        let mut client: Option<Client> = None;
+        // Highest number that was acknowledged in this session.
+        let mut own = 0;
+        for n in 1.. {
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            if client.as_ref().is_none_or(Client::is_closed) {
+                own = 0;
+                self.record.lock().unwrap().reconnects += u64::from(client.is_some());
+                client = match self.endpoint.try_connect(&self.endpoint.config()).await {
+                    Ok(client) => Some(client),
+                    Err(_) => {
+                        // The proxy is away. Nothing was sent: this number is just not used.
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                        continue;
+                    }
+                };
+            }
+            let Some(session) = &client else { continue };
+            let outcome = self.write(session, n).await;
+            self.record.lock().unwrap().outcomes.insert(n, outcome);
+            if outcome == Outcome::Acknowledged {
+                own = n;
+                self.acknowledged.fetch_add(1, Ordering::Relaxed);
+            }
+            if n % 3 == 0 && own > 0 {
+                self.read(session, own).await;
+            }
+            // Not for the test's sake: the machine has other things to do.
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    async fn write(&self, client: &Client, n: i64) -> Outcome {
+        let insert = format!("INSERT INTO log VALUES ({}, {n})", self.number);
+        match n % 3 {
+            0 => told(client.batch_execute(&insert).await),
+            1 => told(client.execute(&insert, &[]).await.map(drop)),
+            _ => {
+                if let Err(error) = client.batch_execute(&format!("BEGIN; {insert}")).await {
+                    // Nothing was committed, whatever became of it.
+                    if !client.is_closed() {
+                        let _ = client.batch_execute("ROLLBACK").await;
+                    }
+                    drop(error);
+                    return Outcome::Refused;
+                }
+                // COMMIT of a transaction that has failed says ROLLBACK.
+                match client.simple_query("COMMIT").await {
+                    Ok(_) => Outcome::Acknowledged,
+                    Err(error) => told(Err(error)),
+                }
+            }
+        }
+    }
+
+    async fn read(&self, client: &Client, own: i64) {
+        let sql = format!("SELECT coalesce(max(n), 0) FROM log WHERE w = {}", self.number);
+        let Ok(row) = client.query_one(&sql, &[]).await else { return };
+        let seen: i64 = row.get(0);
+        let mut record = self.record.lock().unwrap();
+        record.reads += 1;
+        if seen < own {
+            record.stale.push(Violation::Stale { client: self.number, n: own, seen });
+        }
+    }
+}
+
+fn told(result: Result<(), Error>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Acknowledged,
+        Err(error) if UNKNOWN.contains(&sqlstate(&error)) => Outcome::Unknown,
+        Err(_) => Outcome::Refused,
+    }
+}

@@ -1,0 +1,130 @@
+//! `kingpost failover` and `switchover` against a [`Cluster`].
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use toml::{Table, Value};
+
+use crate::cluster::Cluster;
+use crate::kingpost::{Kingpost, kingpost_bin, set};
+use crate::process::{Process, RunAs, command};
+use crate::relay::Relay;
+use crate::run::unique;
+
+/// A configuration of what an operator would use.
+#[derive(Debug, Clone)]
+pub struct Failover {
+    path: PathBuf,
+    config: Table,
+}
+
+/// A command that has ended.
+#[derive(Debug)]
+pub struct Ran {
+    /// Exit code; none if a signal ended it.
+    pub code: Option<i32>,
+    /// What it wrote, to both.
+    pub text: String,
+}
+
+impl Failover {
+    /// Knows the cluster's nodes, these relays, and gives up a step after ten seconds.
+    pub fn of(cluster: &Cluster, relays: &[&Relay]) -> Failover {
+        let mut config = Table::new();
+        let part = |name: &str, port: u16| {
+            let mut table = Table::new();
+            table.insert("name".into(), name.into());
+            table.insert("address".into(), format!("127.0.0.1:{port}").into());
+            Value::Table(table)
+        };
+        let nodes: Vec<Value> = cluster.nodes().iter().map(|node| part(node.name(), node.port())).collect();
+        let relays: Vec<Value> = relays.iter().map(|relay| part(relay.name(), relay.port())).collect();
+        set(&mut config, "cluster.nodes", nodes.into());
+        set(&mut config, "cluster.user", "postgres".into());
+        set(&mut config, "proxy.auth", "trust".into());
+        set(&mut config, "failover.step_timeout", "10s".into());
+        if !relays.is_empty() {
+            set(&mut config, "failover.relays", relays.into());
+        }
+        Failover { path: cluster.dir().join(format!("failover-{}.toml", unique())), config }
+    }
+
+    /// Sets `section.key`.
+    #[must_use]
+    pub fn set(mut self, path: &str, value: impl Into<Value>) -> Failover {
+        set(&mut self.config, path, value.into());
+        self
+    }
+
+    /// Pauses and resumes this proxy.
+    #[must_use]
+    pub fn proxy(self, proxy: &Kingpost) -> Failover {
+        let mut table = Table::new();
+        table.insert("name".into(), "proxy".into());
+        table.insert("address".into(), format!("127.0.0.1:{}", proxy.port()).into());
+        self.set("failover.proxies", vec![Value::Table(table)])
+    }
+
+    /// The server named in `$KINGPOST_NODE` is stopped as an operator on its machine would.
+    #[must_use]
+    pub fn stopping(self, cluster: &Cluster) -> Failover {
+        let script = format!(
+            "cd {}/\"$KINGPOST_NODE\" && pid=$(head -1 postmaster.pid) && kill -INT \"$pid\" && \
+             while kill -0 \"$pid\" 2>/dev/null && [ -e postmaster.pid ]; do sleep 0.05; done",
+            cluster.dir().display()
+        );
+        self.set("failover.stop", vec!["/bin/sh".to_owned(), "-c".into(), script])
+    }
+
+    /// The same in a file of its own: for two that run at once.
+    #[must_use]
+    pub fn copy(self, cluster: &Cluster) -> Failover {
+        Failover { path: cluster.dir().join(format!("failover-{}.toml", unique())), ..self }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        std::fs::write(&self.path, toml::to_string(&self.config).expect("a configuration")).expect("write it");
+        let mut kingpost = command(&kingpost_bin(), RunAs::Tests, "KILL");
+        kingpost.args(arguments).arg("--config").arg(&self.path);
+        kingpost
+    }
+
+    /// Runs `kingpost …` with this configuration to its end, without blocking.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub async fn run(&self, arguments: &[&str]) -> Ran {
+        let mut command = self.command(arguments);
+        command.stdin(Stdio::null());
+        let output = tokio::task::spawn_blocking(move || command.output()).await.expect("a thread");
+        let output = output.expect("run kingpost");
+        let text = [output.stdout, output.stderr].concat();
+        Ran { code: output.status.code(), text: String::from_utf8_lossy(&text).into_owned() }
+    }
+
+    /// [`Failover::run`], which must succeed; what it wrote.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub async fn succeed(&self, arguments: &[&str]) -> String {
+        let ran = self.run(arguments).await;
+        assert_eq!(ran.code, Some(0), "kingpost {}:\n{}", arguments.join(" "), ran.text);
+        ran.text
+    }
+
+    /// [`Failover::run`], which must fail; what it wrote.
+    ///
+    /// # Panics
+    /// When it succeeds.
+    pub async fn fail(&self, arguments: &[&str]) -> String {
+        let ran = self.run(arguments).await;
+        assert_ne!(ran.code, Some(0), "kingpost {}:\n{}", arguments.join(" "), ran.text);
+        ran.text
+    }
+
+    /// Starts it; its output goes to a file beside its configuration. It is ended when dropped.
+    pub fn start(&self, arguments: &[&str]) -> (Process, PathBuf) {
+        let log = self.path.with_file_name(format!("failover-{}.log", unique()));
+        (Process::start("failover", self.command(arguments), &log), log)
+    }
+}
