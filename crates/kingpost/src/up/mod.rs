@@ -481,6 +481,7 @@ mod tests {
             metrics: String::new(),
             relay: Some("127.0.0.1:6".into()),
             registry: String::new(),
+            console: String::new(),
         }));
         std::fs::write(&path, text).unwrap();
         let (config, warnings) = config::load(&path).unwrap().accept(&path).unwrap();

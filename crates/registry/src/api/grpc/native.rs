@@ -206,7 +206,7 @@ impl Following {
         for change in &list {
             match change {
                 Change::Put(instance) => told.put.push(shown(instance)),
-                Change::Removed { id, .. } => told.removed.push(id.local().to_owned()),
+                Change::Removed { last, .. } => told.removed.push(last.id.local().to_owned()),
                 // Whether the service is there is in a snapshot.
                 Change::Service { .. } => return None,
             }
