@@ -99,8 +99,8 @@ impl Writers {
         let acked = self.acked.lock().await;
         let lost: Vec<_> = acked.difference(&set).collect();
         assert!(lost.is_empty(), "{} of {} acknowledged commits are lost: {lost:?}", lost.len(), acked.len());
-        let errors = self.errors.lock().await.clone();
-        errors
+
+        self.errors.lock().await.clone()
     }
 }
 

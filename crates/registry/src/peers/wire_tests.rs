@@ -105,13 +105,13 @@ fn row(n: u16, metadata: &[(String, String)]) -> InstanceRow {
     pairs.sort();
     pairs.dedup_by(|a, b| a.0 == b.0);
     registration.metadata = Metadata::from_pairs(pairs).unwrap();
-    registration.check = (n % 2 == 0).then(|| Check::ttl(std::time::Duration::from_secs(u64::from(n) + 1)));
-    registration.health = Some(if n % 3 == 0 { Health::Critical } else { Health::Passing });
-    registration.isolate = Some(n % 5 == 0);
+    registration.check = n.is_multiple_of(2).then(|| Check::ttl(std::time::Duration::from_secs(u64::from(n) + 1)));
+    registration.health = Some(if n.is_multiple_of(3) { Health::Critical } else { Health::Passing });
+    registration.isolate = Some(n.is_multiple_of(5));
     let mut instance = Instance::registered(registration, None);
     (instance.revision, instance.ctime, instance.mtime) = (Revision(9), -1, i64::from(n));
     instance.digest = instance.content_digest();
-    InstanceRow { instance, deleted: n % 7 == 0 }
+    InstanceRow { instance, deleted: n.is_multiple_of(7) }
 }
 
 proptest! {

@@ -480,7 +480,7 @@ fn read_head(row: Option<(i64, i64, i64)>) -> Result<Head, StoreError> {
     Ok(Head { v: row::revision(v).ok_or_else(wrong)?, epoch, gc_floor: row::revision(gc_floor).ok_or_else(wrong)? })
 }
 
-fn bytes<'a>(row: &'a Row, n: usize) -> Result<Option<&'a [u8]>, StoreError> {
+fn bytes(row: &Row, n: usize) -> Result<Option<&[u8]>, StoreError> {
     match row.as_ref(n) {
         Some(Value::Bytes(bytes)) => Ok(Some(bytes)),
         Some(Value::NULL) => Ok(None),
@@ -488,12 +488,12 @@ fn bytes<'a>(row: &'a Row, n: usize) -> Result<Option<&'a [u8]>, StoreError> {
     }
 }
 
-fn optional_text<'a>(row: &'a Row, n: usize) -> Result<Option<&'a str>, StoreError> {
+fn optional_text(row: &Row, n: usize) -> Result<Option<&str>, StoreError> {
     let text = bytes(row, n)?.map(std::str::from_utf8).transpose();
     text.map_err(|e| StoreError::corrupt(STORE, "a row", format_args!("column {n}: {e}")))
 }
 
-fn text<'a>(row: &'a Row, n: usize) -> Result<&'a str, StoreError> {
+fn text(row: &Row, n: usize) -> Result<&str, StoreError> {
     Ok(optional_text(row, n)?.unwrap_or_default())
 }
 
