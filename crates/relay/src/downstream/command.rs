@@ -10,7 +10,7 @@ use wire::replication::{self, Command, CommandError, Identity};
 use wire::{Severity, Sqlstate, message};
 
 use super::stream::Stream;
-use super::{Connection, Gone};
+use super::{Connection, Gone, watch};
 use crate::log::{Log, Serve, Timeline};
 use crate::shared::{Shared, major};
 use crate::state::SlotError;
@@ -92,6 +92,10 @@ async fn run(
                 Err(refusal) => Err(refusal),
             }
         }
+        Ok(Command::WatchFlushed) => {
+            watch::run(connection, shared, &log).await?;
+            Ok(())
+        }
         Ok(command) => answer(&mut out, connection.id, shared, &log, command),
         Err(error @ CommandError::Sql) => Err(Refusal::new(Sqlstate::FEATURE_NOT_SUPPORTED, error.to_string())),
         Err(error) => Err(Refusal::new(Sqlstate::SYNTAX_ERROR, error.to_string())),
@@ -105,7 +109,7 @@ async fn run(
     connection.send(&out).await
 }
 
-/// All commands but `START_REPLICATION`.
+/// All commands but those that begin a copy.
 fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: Command) -> Result<(), Refusal> {
     let greeting = shared.state.greeting();
     let version = greeting.as_ref().map(|greeting| greeting.server_version.as_str()).unwrap_or_default();
@@ -178,7 +182,9 @@ fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: 
             ));
         }
         // Dealt with by the caller.
-        Command::Start { .. } => return Err(Refusal::new(Sqlstate::INTERNAL_ERROR, "not a simple command")),
+        Command::Start { .. } | Command::WatchFlushed => {
+            return Err(Refusal::new(Sqlstate::INTERNAL_ERROR, "not a simple command"));
+        }
     };
     message::complete(out, tag);
     Ok(())
