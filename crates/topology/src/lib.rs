@@ -36,11 +36,13 @@ mod handle;
 mod lag;
 mod oracle;
 mod probe;
+mod relays;
 mod secure;
 pub mod times;
 mod view;
 
-pub use config::{ClusterConfig, NodeConfig, StartError};
+pub use config::{ClusterConfig, NodeConfig, RelayConfig, StartError};
 pub use handle::{NotReady, Topology};
+pub use relays::{Durable, MOST_RELAYS, RelayStatus};
 pub use times::OracleTimes;
 pub use view::{Address, Node, NodeId, NodeView, Role, Term, View, WEIGHT_SCALE};

@@ -345,6 +345,7 @@ fn the_schema_is_that_of_the_types() {
         (&["proxy", "users"], known::<UserConfig>(&[])),
         (&["cluster"], known::<ClusterConfig>(&[])),
         (&["cluster", "nodes"], known::<topology::NodeConfig>(&[])),
+        (&["cluster", "relays"], known::<topology::RelayConfig>(&[])),
         (&["relay"], known::<RelayConfig>(&[])),
         (&["relay", "upstream"], known::<relay::config::UpstreamConfig>(&[])),
         (&["relay", "users"], known::<relay::config::UserConfig>(&[])),
