@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wire::replication::{Command, Rows, WalStream, read_reply};
+use wire::replication::{Command, Flushed, Rows, WalStream, read_reply};
 use wire::{Frame, HEADER, payload, startup};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -26,6 +26,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(used <= bytes.len());
     }
     let _ = read_reply(bytes);
+    let _ = Flushed::read(bytes);
     let _ = Rows::read(bytes);
     if let Ok(text) = std::str::from_utf8(bytes) {
         let _ = Command::parse(text);

@@ -1,5 +1,5 @@
-//! A client always reads its own writes, whatever the replicas do; and with `eventual` it does not, which proves that the
-//! test can tell.
+//! A client always reads its own writes, whatever the replicas do, and with `strong` everybody's; and with less it does not, which
+//! proves that the tests can tell.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -68,21 +68,31 @@ async fn find(client: &Client, id: i64, way: usize) -> bool {
     }
 }
 
-async fn load(kingpost: &Kingpost, tally: &Tally) {
+/// Each client writes, and reads it back; or, where there is another proxy, has a client of that one read it.
+async fn load(kingpost: &Kingpost, elsewhere: Option<&Kingpost>, tally: &Tally) {
     let client = |n: usize| async move {
-        let client = kingpost.connect().await;
+        let here = kingpost.connect().await;
+        let there = match elsewhere {
+            Some(elsewhere) => Some(elsewhere.connect().await),
+            None => None,
+        };
         let mut turn = 0;
         while !tally.stop.load(Ordering::Relaxed) {
             let id = (turn * CLIENTS + n) as i64;
-            write(&client, id, (turn + n) % 6).await;
-            if !find(&client, id, (turn / 6 + n) % 4).await {
+            let (writer, reader) = match &there {
+                Some(there) if turn % 2 == 0 => (&here, there),
+                Some(there) => (there, &here),
+                None => (&here, &here),
+            };
+            write(writer, id, (turn + n) % 6).await;
+            if !find(reader, id, (turn / 6 + n) % 4).await {
                 tally.misses.fetch_add(1, Ordering::Relaxed);
             }
             tally.writes.fetch_add(1, Ordering::Relaxed);
             // Right after a write only the primary is sure to have it; a little later a replica may answer.
             for _ in 0..LATER_READS {
                 tokio::time::sleep(THINK).await;
-                if !find(&client, id, turn % 4).await {
+                if !find(reader, id, turn % 4).await {
                     tally.misses.fetch_add(1, Ordering::Relaxed);
                 }
             }
@@ -122,7 +132,7 @@ async fn disturb(cluster: &Cluster, tally: &Tally) {
 }
 
 /// Misses, writes, and reads that replicas answered.
-async fn run(consistency: &str) -> (usize, usize, usize) {
+async fn run(consistency: &str, two_proxies: bool) -> (usize, usize, usize) {
     let cluster = Cluster::builder().replicas(2).log_statements().start().await;
     let _logs = ShowLogs(cluster.dir());
     let admin = cluster.primary().admin().await;
@@ -130,10 +140,14 @@ async fn run(consistency: &str) -> (usize, usize, usize) {
                  CREATE FUNCTION put(bigint) RETURNS void LANGUAGE sql AS 'INSERT INTO own VALUES ($1)'";
     admin.batch_execute(table).await.unwrap();
     cluster.wait_caught_up().await;
-    let tweaks = Kingpost::of(&cluster).set("proxy.pool.size", 12).set("proxy.routing.consistency", consistency);
-    let kingpost = tweaks.set("cluster.lag_limit", "1h").start().await;
+    let proxy = || {
+        let tweaks = Kingpost::of(&cluster).set("proxy.pool.size", 12).set("proxy.routing.consistency", consistency);
+        tweaks.set("cluster.lag_limit", "1h").start()
+    };
+    let kingpost = proxy().await;
+    let elsewhere = if two_proxies { Some(proxy().await) } else { None };
     let tally = Tally::default();
-    let all = join(load(&kingpost, &tally), disturb(&cluster, &tally));
+    let all = join(load(&kingpost, elsewhere.as_ref(), &tally), disturb(&cluster, &tally));
     within("writes and reads", Duration::from_secs(240), cluster.dir(), all).await;
     let on_replicas = cluster.replicas().iter().map(|node| node.log().matches(READ).count()).sum();
     (tally.misses.into_inner(), tally.writes.into_inner(), on_replicas)
@@ -141,7 +155,7 @@ async fn run(consistency: &str) -> (usize, usize, usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn own_writes_are_always_read_back() {
-    let (misses, writes, on_replicas) = run("session").await;
+    let (misses, writes, on_replicas) = run("session", false).await;
     assert_eq!(misses, 0, "of {writes} own writes");
     if !only_kingpost() {
         // A proxy that reads everything at the primary would have it easy. Right after a write few replicas are known to
@@ -155,6 +169,28 @@ async fn eventual_reads_miss_own_writes() {
     if only_kingpost() {
         return;
     }
-    let (misses, writes, on_replicas) = run("eventual").await;
+    let (misses, writes, on_replicas) = run("eventual", false).await;
     assert!(misses > 0, "none of {writes} missed with {on_replicas} reads on replicas: this test cannot fail");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strong_reads_see_what_was_committed_through_another_proxy() {
+    if only_kingpost() {
+        return;
+    }
+    let (misses, writes, on_replicas) = run("strong", true).await;
+    assert_eq!(misses, 0, "of {writes} writes through another proxy");
+    assert!(on_replicas >= CLIENTS, "only {on_replicas} reads on replicas, of {writes} writes");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_reads_miss_what_was_committed_through_another_proxy() {
+    if only_kingpost() {
+        return;
+    }
+    let (misses, writes, on_replicas) = run("session", true).await;
+    assert!(
+        misses > 0,
+        "none of {writes} missed with {on_replicas} reads on replicas: the test of strong reads cannot fail"
+    );
 }

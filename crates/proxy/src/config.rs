@@ -359,6 +359,8 @@ pub enum Consistency {
     Eventual,
     /// At least everything this client has committed.
     Session,
+    /// Everything that anybody was told to be committed before the read began.
+    Strong,
 }
 
 impl Consistency {
@@ -368,6 +370,7 @@ impl Consistency {
         match self {
             Consistency::Eventual => "eventual",
             Consistency::Session => "session",
+            Consistency::Strong => "strong",
         }
     }
 }
@@ -380,6 +383,9 @@ pub struct RoutingConfig {
     pub route: RouteTo,
     /// What a read on a replica is sure to see.
     pub consistency: Consistency,
+    /// Longest time that a strong read waits for a replica that has everything it must see; then the primary answers it.
+    #[serde(with = "humantime_serde")]
+    pub strong_wait: Duration,
     /// Functions (`name` or `schema.name`) that only read, beyond PostgreSQL's own: SELECTs that call them may go to a
     /// replica.
     pub read_functions: Vec<String>,
@@ -392,6 +398,7 @@ impl Default for RoutingConfig {
         RoutingConfig {
             route: RouteTo::Auto,
             consistency: Consistency::Session,
+            strong_wait: Duration::from_millis(30),
             read_functions: Vec::new(),
             cache_entries: 5_000,
         }

@@ -132,6 +132,8 @@ metrics! {
         outcome_unknown: "Statements whose outcome is unknown because their server was lost",
         transactions_lost: "Transactions rolled back because their server was lost",
         consistency_primary: "Reads sent to the primary because no replica had replayed the session's own writes yet",
+        strong_reads: "Strong reads that asked where the primary was",
+        strong_primary: "Strong reads sent to the primary because no replica had got there within strong_wait",
         wait_timeouts: "Statements refused because no server connection came free in time",
         cancels: "Cancel requests passed on",
         cancels_unknown: "Cancel requests with a wrong key",
@@ -163,6 +165,7 @@ metrics! {
     histograms {
         statement_micros: "Time from the dispatch of a statement to the end of its answer",
         wait_micros: "Time a client waited for a server connection",
+        strong_wait_micros: "Time a strong read waited to know what it must see, and for a replica that has it",
     }
 }
 

@@ -60,6 +60,8 @@ pub struct Settings {
     pub defer_begin: bool,
     /// Shared lanes.
     pub lanes: Lanes,
+    /// Longest time that a strong read waits for a replica.
+    pub strong_wait: Duration,
     /// Functions that only read.
     pub read_functions: Vec<String>,
     /// Statement shapes kept per worker.
@@ -311,6 +313,7 @@ impl Settings {
                 gather: config.pool.lane_gather,
                 bytes: LANE_BYTES,
             },
+            strong_wait: config.routing.strong_wait,
             read_functions: config.routing.read_functions.clone(),
             cache_entries: config.routing.cache_entries,
             pool_size: default.pool_size,

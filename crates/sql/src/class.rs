@@ -143,7 +143,7 @@ pub enum Local {
     DeallocateAll,
     /// `SET [SESSION] kingpost.route = 'primary' | 'replica' | 'auto'` (`DEFAULT` and `RESET kingpost.route`: None).
     Route(Option<Hint>),
-    /// `SET kingpost.consistency = 'eventual' | 'session'`; None as above. The value is lower-cased, not checked.
+    /// `SET kingpost.consistency = 'eventual' | 'session' | 'strong'`; None as above. The value is lower-cased, not checked.
     Consistency(Option<String>),
     /// `SHOW kingpost.route`, `SHOW kingpost.consistency`: the name after the dot, lower-cased.
     Show(String),

@@ -39,6 +39,8 @@ pub struct ClusterConfig {
     pub oracle_pace: Duration,
     /// The nodes. Which one is primary is found out, not configured.
     pub nodes: Vec<NodeConfig>,
+    /// The relays whose word counts for commits that are to be durable on another host.
+    pub relays: Vec<RelayConfig>,
 }
 
 impl Default for ClusterConfig {
@@ -53,8 +55,9 @@ impl Default for ClusterConfig {
             probe_timeout: Duration::from_secs(2),
             probe_failures: 2,
             lag_limit: Duration::from_secs(10),
-            oracle_pace: Duration::from_millis(2),
+            oracle_pace: Duration::from_millis(1),
             nodes: Vec::new(),
+            relays: Vec::new(),
         }
     }
 }
@@ -75,8 +78,60 @@ pub struct NodeConfig {
     pub zone: Option<String>,
 }
 
+/// `[[cluster.relays]]`: a relay of the primary's write-ahead log.
+#[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RelayConfig {
+    /// Unique name.
+    pub name: String,
+    /// `host:port` of `relay.listen`.
+    pub address: String,
+    /// User, as for its downstreams; that of the cluster if not given.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// Its password; that of the cluster if neither user nor password is given. Never written out.
+    #[serde(default, skip_serializing)]
+    pub password: Option<String>,
+    /// Whether the connection begins with TLS as `[cluster.tls]` says; false: never.
+    #[serde(default = "yes")]
+    pub tls: bool,
+}
+
+impl Default for RelayConfig {
+    fn default() -> RelayConfig {
+        RelayConfig { name: String::new(), address: String::new(), user: None, password: None, tls: true }
+    }
+}
+
+impl RelayConfig {
+    /// What is not given is the cluster's.
+    pub(crate) fn with_defaults(&self, cluster: &ClusterConfig) -> RelayConfig {
+        let mut relay = self.clone();
+        if relay.user.is_none() {
+            relay.user = Some(cluster.user.clone());
+            relay.password = relay.password.or_else(|| cluster.password.clone());
+        }
+        relay
+    }
+}
+
+impl fmt::Debug for RelayConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RelayConfig")
+            .field("name", &self.name)
+            .field("address", &self.address)
+            .field("user", &self.user)
+            .field("tls", &self.tls)
+            .finish_non_exhaustive()
+    }
+}
+
 fn one() -> u32 {
     1
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl fmt::Debug for ClusterConfig {
@@ -92,6 +147,7 @@ impl fmt::Debug for ClusterConfig {
             .field("lag_limit", &self.lag_limit)
             .field("oracle_pace", &self.oracle_pace)
             .field("nodes", &self.nodes)
+            .field("relays", &self.relays)
             .finish_non_exhaustive()
     }
 }
@@ -114,10 +170,26 @@ pub enum StartError {
         most: usize,
     },
     /// Two nodes have one name.
-    #[error("two nodes are named {name:?}: names must be unique")]
+    #[error("two nodes or relays are named {name:?}: names must be unique")]
     SameName {
         /// The name.
         name: String,
+    },
+    /// More relays than there are marks for.
+    #[error("cluster {cluster:?} has more than {most} relays")]
+    TooManyRelays {
+        /// The cluster's name.
+        cluster: String,
+        /// Most relays possible.
+        most: usize,
+    },
+    /// A relay's address can't be used.
+    #[error("relay {relay:?} has address {address:?}: expected host:port")]
+    RelayAddress {
+        /// The relay's name.
+        relay: String,
+        /// What is written.
+        address: String,
     },
     /// An address is neither of the two forms.
     #[error("node {node:?} has address {address:?}: expected host:port, or the absolute path of a Unix socket")]
@@ -180,6 +252,19 @@ impl ClusterConfig {
             }
             Target::of(node)?;
         }
+        if self.relays.len() > crate::relays::MOST_RELAYS {
+            return Err(StartError::TooManyRelays { cluster: cluster(), most: crate::relays::MOST_RELAYS });
+        }
+        let mut names = HashSet::new();
+        for relay in &self.relays {
+            if !names.insert(&relay.name) {
+                return Err(StartError::SameName { name: relay.name.clone() });
+            }
+            if !matches!(Target::parse(&relay.address), Some(Target::Tcp { .. })) {
+                let (relay, address) = (relay.name.clone(), relay.address.clone());
+                return Err(StartError::RelayAddress { relay, address });
+            }
+        }
         Ok(())
     }
 }
@@ -197,7 +282,7 @@ impl Target {
             .ok_or_else(|| StartError::Address { node: node.name.clone(), address: node.address.clone() })
     }
 
-    fn parse(address: &str) -> Option<Target> {
+    pub(crate) fn parse(address: &str) -> Option<Target> {
         if address.starts_with('/') {
             return Some(Target::Unix(Path::new(address).to_owned()));
         }

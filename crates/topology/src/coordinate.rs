@@ -121,7 +121,8 @@ impl Coordinator {
         if self.members.len() + new > crate::config::MOST_NODES {
             return Err(StartError::TooManyNodes { cluster: config.name.clone(), most: crate::config::MOST_NODES });
         }
-        let settings = |config: &ClusterConfig| ClusterConfig { nodes: Vec::new(), ..config.clone() };
+        let settings =
+            |config: &ClusterConfig| ClusterConfig { nodes: Vec::new(), relays: Vec::new(), ..config.clone() };
         let restart = settings(&self.config) != settings(&config);
         self.config = Arc::clone(&config);
 
@@ -254,6 +255,17 @@ impl Coordinator {
         drop(before);
 
         mark(|mark| (mark != Mark::Reset).then_some(mark));
+        let fit = self
+            .members
+            .iter()
+            .zip(&decision.nodes)
+            .filter(|(_, outcome)| outcome.role == Role::Replica && outcome.usable && outcome.weight > 0);
+        let furthest = fit.map(|(member, _)| member.node.replayed.get()).max().unwrap_or(Lsn(0));
+        if furthest < self.shared.replayed.get() {
+            self.shared.replayed.reset(furthest);
+        } else {
+            self.shared.replayed.publish(furthest);
+        }
         for (member, outcome) in self.members.iter().zip(&decision.nodes) {
             let millis = u64::try_from(outcome.lag.time.as_millis()).unwrap_or(u64::MAX);
             member.node.lag_ms.store(millis, Ordering::Relaxed);

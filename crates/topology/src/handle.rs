@@ -9,12 +9,13 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
-use watermark::Oracle;
+use watermark::{Oracle, Watermark};
 
 use crate::config::{ClusterConfig, StartError, Target};
 use crate::coordinate::Coordinator;
 use crate::oracle::Driver;
 use crate::probe::Signal;
+use crate::relays::{self, Durable, RelayStatus, Relays};
 use crate::times::{Clock, OracleTimes};
 use crate::view::{Address, NodeId, Term, View};
 
@@ -45,6 +46,9 @@ pub(crate) struct Shared {
     /// That of `view`, stored after it: whoever sees an epoch finds a view at least as new.
     epoch: AtomicU64,
     pub(crate) oracle: Oracle,
+    pub(crate) relays: Relays,
+    /// Where the furthest replica is that reads may be given to.
+    pub(crate) replayed: Arc<Watermark>,
     pub(crate) clock: Arc<Clock>,
     /// By node id.
     pub(crate) signals: ArcSwap<Vec<Arc<Signal>>>,
@@ -69,11 +73,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     fn new(view: View, oracle: Oracle, clock: Arc<Clock>) -> Shared {
+        let relays = Relays::new();
+        relays.begin(view.term);
         Shared {
             epoch: AtomicU64::new(view.epoch),
             published: watch::Sender::new(view.epoch),
             view: ArcSwap::from_pointee(view),
             oracle,
+            relays,
+            replayed: Arc::default(),
             clock,
             signals: ArcSwap::default(),
             replay_wanted: AtomicBool::new(false),
@@ -90,6 +98,8 @@ impl Shared {
         let installing = lock(&self.installing);
         view.epoch = view.epoch.max(self.epoch.load(Ordering::Relaxed) + 1);
         let epoch = view.epoch;
+        // First: whoever sees a view finds marks of its term, or of a later one.
+        self.relays.begin(view.term);
         self.view.store(Arc::new(view));
         self.epoch.store(epoch, Ordering::Release);
         drop(installing);
@@ -152,10 +162,12 @@ impl Topology {
         let (fast_until, fast) = watch::channel(Instant::now());
         let (asks, asked) = watch::channel(None);
         let (settings, changes) = watch::channel(Arc::clone(&config));
+        let relays = relays::run(Arc::clone(&shared), settings.subscribe());
         let coordinator = Coordinator::start(Arc::clone(&shared), runtime.clone(), config, fast, asks)?;
         let tasks = vec![
             runtime.spawn(coordinator.run(changes)).abort_handle(),
             runtime.spawn(Arc::clone(&shared).pace(fast_until)).abort_handle(),
+            runtime.spawn(relays).abort_handle(),
             runtime.spawn(Driver { shared: Arc::clone(&shared), wanted, asked }.run()).abort_handle(),
         ];
         Ok(Arc::new(Topology { shared, settings, tasks: Mutex::new(tasks) }))
@@ -193,6 +205,37 @@ impl Topology {
     #[must_use]
     pub fn oracle(&self) -> &Oracle {
         &self.shared.oracle
+    }
+
+    /// Where the furthest replica is that reads may be given to, on the view's term: what a read that is ahead of all replicas
+    /// waits at. It goes back when that replica is lost, and with each new term. Which replica it is, and whether it is still
+    /// there, only the view and its nodes tell.
+    #[must_use]
+    pub fn replayed(&self) -> &Arc<Watermark> {
+        &self.shared.replayed
+    }
+
+    /// What the relays have made durable, on the view's term or a later one.
+    #[must_use]
+    pub fn durable(&self) -> Arc<Durable> {
+        self.shared.relays.durable()
+    }
+
+    /// How many relays confirm what is durable at the moment. One load.
+    #[must_use]
+    pub fn confirming(&self) -> usize {
+        self.shared.relays.confirming()
+    }
+
+    /// Every configured relay.
+    #[must_use]
+    pub fn relays(&self) -> Vec<RelayStatus> {
+        self.shared.relays.status()
+    }
+
+    /// As if the relay `name` had told how far it is (None: it is gone). Meant for [`fixed`](Topology::fixed).
+    pub fn tell(&self, name: &str, told: Option<wire::replication::Flushed>) {
+        self.shared.relays.tell(name, told);
     }
 
     /// What the oracle's batches have taken since the start.

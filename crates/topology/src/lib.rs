@@ -37,13 +37,15 @@ mod handle;
 mod lag;
 mod oracle;
 mod probe;
+mod relays;
 mod secure;
 pub mod session;
 pub mod times;
 mod view;
 
-pub use config::{ClusterConfig, NodeConfig, StartError};
+pub use config::{ClusterConfig, NodeConfig, RelayConfig, StartError};
 pub use connect::{ConnectError, connect};
 pub use handle::{NotReady, Topology};
+pub use relays::{Durable, MOST_RELAYS, RelayStatus};
 pub use times::OracleTimes;
 pub use view::{Address, Node, NodeId, NodeView, Role, Said, Term, View, WEIGHT_SCALE};

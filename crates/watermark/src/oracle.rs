@@ -5,8 +5,10 @@
 //! was lost. Nobody joins a batch that is already on its way: its answer could be older than the question.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::Lsn;
+use crate::mark::{Number, Watermark};
 use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// Answers kept: an older ticket gets the newest answer instead, which is later than it needs, never earlier.
@@ -41,8 +43,8 @@ pub struct Oracle {
     sent: AtomicU64,
     /// Somebody holds a ticket for a batch that has not been sent.
     wanted: AtomicBool,
-    /// Number of the newest batch answered.
-    answered: AtomicU64,
+    /// The newest batch answered.
+    answered: Arc<Watermark<Ticket>>,
     slots: Box<[Slot]>,
     wake: Box<dyn Fn() + Send + Sync>,
 }
@@ -55,6 +57,18 @@ struct Slot {
     lsn: AtomicU64,
 }
 
+// === impl Ticket ===
+
+impl Number for Ticket {
+    fn to_u64(self) -> u64 {
+        self.0
+    }
+
+    fn from_u64(number: u64) -> Ticket {
+        Ticket(number)
+    }
+}
+
 // === impl Oracle ===
 
 impl Oracle {
@@ -63,7 +77,7 @@ impl Oracle {
         Oracle {
             sent: AtomicU64::new(0),
             wanted: AtomicBool::new(false),
-            answered: AtomicU64::new(0),
+            answered: Arc::new(Watermark::new(Ticket(0))),
             slots: (0..KEPT).map(|_| Slot::default()).collect(),
             wake: Box::new(wake),
         }
@@ -79,11 +93,16 @@ impl Oracle {
     /// The answer for a ticket, if it has arrived. It never blocks; who gets None asks again later.
     #[must_use]
     pub fn answer(&self, ticket: Ticket) -> Option<Answer> {
-        let newest = self.answered.load(Ordering::Acquire);
-        if newest < ticket.0 {
+        if self.answered.get() < ticket {
             return None;
         }
         self.read(ticket.0).or_else(|| self.newest())
+    }
+
+    /// The highest ticket that has an answer: where one waits for one's own.
+    #[must_use]
+    pub fn answered(&self) -> &Arc<Watermark<Ticket>> {
+        &self.answered
     }
 
     /// True when a batch should be sent.
@@ -109,7 +128,7 @@ impl Oracle {
         slot.term.store(answer.term, Ordering::Relaxed);
         slot.lsn.store(answer.lsn.0, Ordering::Relaxed);
         slot.batch.store(batch.0, Ordering::Release);
-        self.answered.fetch_max(batch.0, Ordering::AcqRel);
+        self.answered.publish(Ticket(batch.0));
     }
 
     /// A batch whose answer will not come: its tickets are answered by the next one, which is asked for here.
@@ -128,7 +147,7 @@ impl Oracle {
 
     fn newest(&self) -> Option<Answer> {
         // The driver may lap a reader only by answering KEPT batches during these few loads.
-        (0..4).find_map(|_| self.read(self.answered.load(Ordering::Acquire)))
+        (0..4).find_map(|_| self.read(self.answered.get().0))
     }
 
     fn read(&self, batch: u64) -> Option<Answer> {

@@ -62,7 +62,7 @@ const OR_NEVER: Kind = Kind::Duration { zero: true };
 const ROUTE: Kind = Kind::Choice(&["primary", "replica", "auto"]);
 const LANES: Kind = Kind::Choice(&["auto", "off"]);
 const POOL_MODE: Kind = Kind::Choice(&["transaction", "session"]);
-const CONSISTENCY: Kind = Kind::Choice(&["eventual", "session"]);
+const CONSISTENCY: Kind = Kind::Choice(&["eventual", "session", "strong"]);
 const TLS_VERSION: Kind = Kind::Choice(&["TLSv1.2", "TLSv1.3"]);
 const POOL_SIZE: Kind = integer(1, 10_000);
 
@@ -162,6 +162,7 @@ const POOL: &[Key] = &[
 const ROUTING: &[Key] = &[
     key("route", ROUTE),
     key("consistency", CONSISTENCY),
+    key("strong_wait", POSITIVE),
     key("read_functions", Kind::Texts),
     key("cache_entries", integer(1, 1_000_000)),
 ];
@@ -208,6 +209,15 @@ const CLUSTER: &[Key] = &[
     key("lag_limit", POSITIVE),
     key("oracle_pace", POSITIVE),
     key("nodes", Kind::Tables(NODE)),
+    key("relays", Kind::Tables(CLUSTER_RELAY)),
+];
+
+const CLUSTER_RELAY: &[Key] = &[
+    required("name", Kind::Text),
+    required("address", Kind::Text),
+    key("user", Kind::Text),
+    key("password", Kind::Secret),
+    key("tls", Kind::Boolean),
 ];
 
 const NODE: &[Key] = &[

@@ -348,6 +348,7 @@ fn the_schema_is_that_of_the_types() {
         (&["proxy", "users"], known::<UserConfig>(&[])),
         (&["cluster"], known::<ClusterConfig>(&[])),
         (&["cluster", "nodes"], known::<topology::NodeConfig>(&[])),
+        (&["cluster", "relays"], known::<topology::RelayConfig>(&[])),
         (&["relay"], known::<RelayConfig>(&[])),
         (&["relay", "tls"], known::<tls::ListenConfig>(&[])),
         (&["relay", "upstream", "tls"], known::<tls::ConnectConfig>(&[])),

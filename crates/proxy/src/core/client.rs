@@ -13,6 +13,7 @@ use super::buffer::Output;
 use super::login::Login;
 use super::params::Params;
 use super::statement::Statement;
+use super::strong::Reach;
 use super::token::Token;
 use super::{Core, Effect, Peer, UNIT_MAX};
 use crate::config::Access;
@@ -150,6 +151,8 @@ pub(super) struct Unit {
     pub executed: bool,
     /// Stands for the shape of its statement, where costs are kept; 0 if it has none.
     pub key: u64,
+    /// What it must see, if it is a strong read.
+    pub reach: Reach,
 }
 
 impl Default for Unit {
@@ -171,6 +174,7 @@ impl Default for Unit {
             bound: false,
             executed: false,
             key: 0,
+            reach: Reach::Unasked,
         }
     }
 }

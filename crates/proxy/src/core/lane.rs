@@ -462,9 +462,11 @@ impl Core {
         }
     }
 
-    /// How long the driver may wait for something to happen, if nothing else says so: a lane that is held up is looked after in time.
+    /// How long the driver may wait for something to happen, if nothing else says so: a lane that is held up is looked after in
+    /// time, and who waits for a replica goes to the primary in time.
     pub fn patience(&self, longest: Duration) -> Duration {
         let shared = self.lanes.iter().any(|&s| self.servers[s].lane.seats.len() > 1 && !self.servers[s].lane.closed);
+        let longest = self.strong_patience().map_or(longest, |strong| strong.min(longest));
         if shared { (self.settings.lanes.stall / 2).clamp(Duration::from_millis(1), longest) } else { longest }
     }
 

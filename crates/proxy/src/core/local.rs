@@ -133,8 +133,12 @@ impl Core {
                     self.clients[c].consistency = Some(Consistency::Session);
                     "SET"
                 }
+                Some("strong") => {
+                    self.clients[c].consistency = Some(Consistency::Strong);
+                    "SET"
+                }
                 Some(other) => {
-                    let text = format!("kingpost.consistency: {other:?} is not one of 'eventual', 'session'");
+                    let text = format!("kingpost.consistency: {other:?} is not one of 'eventual', 'session', 'strong'");
                     return Some(self.local_error(c, &text, frame));
                 }
             },

@@ -13,6 +13,7 @@
 //!
 //! - `login`: from accept to the first `ReadyForQuery` of a client.
 //! - `unit`: a client without a server: what its next statements are, and where they go.
+//! - `strong`: reads that wait until a replica has all they must see.
 //! - `lane`: statements of many clients on one server connection; `fit`, `cost`: which of them may share one.
 //! - `begin`: BEGIN, which goes to the server with what follows it.
 //! - `forward`: a client with a server: its messages, one by one.
@@ -45,6 +46,7 @@ mod reply;
 mod route;
 mod server;
 pub mod statement;
+mod strong;
 pub mod token;
 mod tracked;
 mod unit;
@@ -301,6 +303,10 @@ pub struct Core {
     costs: cost::Costs,
     /// Server connections that are lanes at the moment.
     lanes: Vec<usize>,
+    /// Strong reads that wait; None until there is one.
+    strong: Option<Box<strong::Strong>>,
+    /// Makes the driver take a turn, from any thread.
+    bell: Arc<dyn Fn() + Send + Sync>,
     buffers: Buffers,
     /// Clients whose kept input can be looked at again.
     runnable: VecDeque<Token>,
@@ -346,6 +352,8 @@ impl Core {
             no_params,
             costs: cost::Costs::new(),
             lanes: Vec::new(),
+            strong: None,
+            bell: Arc::new(|| {}),
             buffers: Buffers::default(),
             runnable: VecDeque::new(),
             dirty: Vec::new(),
@@ -361,6 +369,11 @@ impl Core {
         }
     }
 
+    /// What makes the driver take a turn, from any thread: called when something has been reached that a client waits for.
+    pub fn wake_by(&mut self, bell: Arc<dyn Fn() + Send + Sync>) {
+        self.bell = bell;
+    }
+
     // --- what the driver calls ---
 
     /// A new turn begins at this time.
@@ -373,6 +386,10 @@ impl Core {
         }
         if self.shared.topology.epoch() != self.view.epoch {
             self.refresh_view();
+            self.run();
+        }
+        if self.strong.is_some() {
+            self.release_strong();
             self.run();
         }
     }

@@ -8,6 +8,7 @@ use topology::{NodeId, Role};
 use super::Core;
 use super::client::{Mark, Unit};
 use super::pool::Want;
+use super::strong::Reach;
 use crate::config::{Consistency, PoolMode, RouteTo};
 
 /// What the session, the listener and the database say.
@@ -19,11 +20,17 @@ pub(super) struct Session {
     pub pinned: bool,
     /// A replica refused this unit, or it is part of a transaction that is to be begun.
     pub refused: bool,
+    /// Its reads see what anybody has committed.
+    pub strong: bool,
 }
 
 /// The decision, from plain values.
 pub(super) fn want(unit: &Unit, session: Session) -> Want {
     if session.refused || session.pinned || session.mode == PoolMode::Session {
+        return Want::Primary;
+    }
+    // A transaction on a replica would see what was committed before it began, not before each of its reads.
+    if session.strong && !unit.read {
         return Want::Primary;
     }
     let route = match unit.hint {
@@ -56,6 +63,7 @@ impl Core {
             mode: self.pools[client.pool].database.mode,
             pinned: !client.pins.is_empty(),
             refused: client.again.primary || client.begun.is_some(),
+            strong: self.consistency(c) == Consistency::Strong,
         };
         want(&client.unit, session)
     }
@@ -111,11 +119,18 @@ impl Core {
 
     /// The LSN that a replica must have replayed for this client; None if that is not known yet.
     fn floor(&mut self, c: usize) -> Option<u64> {
-        let client = &mut self.clients[c];
-        let consistency = client.consistency.or_else(|| self.pools.get(client.pool).map(|p| p.database.consistency));
-        if consistency == Some(Consistency::Eventual) {
-            return Some(0);
+        match self.consistency(c) {
+            Consistency::Eventual => return Some(0),
+            Consistency::Session => {}
+            Consistency::Strong => {
+                let term = u64::from(self.view.term.timeline);
+                return match self.clients[c].unit.reach {
+                    Reach::At { term: of, lsn } if of == term => Some(lsn.0),
+                    _ => None,
+                };
+            }
         }
+        let client = &mut self.clients[c];
         let oracle = self.shared.topology.oracle();
         let term = u64::from(self.view.term.timeline);
         if let Mark::Asked(ticket) = client.mark
@@ -181,7 +196,9 @@ mod tests {
 
     #[test]
     fn wants() {
-        let auto = Session { route: RouteTo::Auto, mode: PoolMode::Transaction, pinned: false, refused: false };
+        let auto =
+            Session { route: RouteTo::Auto, mode: PoolMode::Transaction, pinned: false, refused: false, strong: false };
+        let strong = Session { strong: true, ..auto };
         let read = Unit { whole: true, ..Unit::default() };
         let write = Unit { read: false, ..read };
         let hinted = |unit: Unit, hint| Unit { hint: Some(hint), ..unit };
@@ -199,6 +216,10 @@ mod tests {
             (read, Session { pinned: true, ..auto }, Want::Primary),
             (hinted(read, Hint::Replica), Session { refused: true, ..auto }, Want::Primary),
             (read, Session { mode: PoolMode::Session, ..auto }, Want::Primary),
+            (read, strong, Want::Read),
+            (Unit { begin_read_only: true, ..write }, strong, Want::Primary),
+            (write, Session { route: RouteTo::Replica, ..strong }, Want::Primary),
+            (read, Session { route: RouteTo::Replica, ..strong }, Want::Read),
         ];
         for (unit, session, expected) in cases {
             assert_eq!(want(&unit, session), expected, "{unit:?} {session:?}");

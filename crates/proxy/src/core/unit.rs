@@ -13,6 +13,7 @@ use wire::payload::{self, Named};
 use wire::{Frame, HEADER, Sqlstate, message};
 
 use super::client::{Aborted, Pass, Sole, Step, Unit};
+use super::pool::Want;
 use super::server::Expect;
 use super::statement::Statement;
 use super::{CLASSIFY_MAX, Core, SMALL_MAX, UNIT_MAX};
@@ -174,6 +175,10 @@ impl Core {
     }
 
     fn assemble(&mut self, c: usize, bytes: &[u8]) -> Step {
+        if self.clients[c].unit.end != 0 {
+            // It has waited to be dispatched.
+            return self.dispatch(c, bytes);
+        }
         loop {
             let at = self.clients[c].unit.scanned;
             let rest = bytes.get(at..).unwrap_or_default();
@@ -364,6 +369,9 @@ impl Core {
             return Step::Again;
         }
         let want = self.want(c);
+        if want == Want::Read && self.hold_read(c) {
+            return Step::Blocked;
+        }
         // A client that has sent more than this is better served by a connection that it can fill by itself.
         if bytes.len() == self.clients[c].unit.scanned && self.enter_lane(c, want, bytes, false) {
             return Step::Used(bytes.len());

@@ -57,9 +57,11 @@ pub(super) struct Socket {
 }
 
 impl Worker {
-    pub(crate) fn new(id: usize, core: Core, mailboxes: Arc<Vec<Mailbox>>, console: Desk) -> io::Result<Worker> {
+    pub(crate) fn new(id: usize, mut core: Core, mailboxes: Arc<Vec<Mailbox>>, console: Desk) -> io::Result<Worker> {
         let epoll = Epoll::new()?;
         epoll.add_level(mailboxes[id].fd(), MAILBOX)?;
+        let bells = mailboxes.clone();
+        core.wake_by(Arc::new(move || bells[id].ring()));
         Ok(Worker {
             core,
             epoll,

@@ -10,7 +10,7 @@ use wire::replication::{self, Command, CommandError, Identity, Order};
 use wire::{Severity, Sqlstate, message};
 
 use super::stream::Stream;
-use super::{Connection, Gone};
+use super::{Connection, Gone, watch};
 use crate::log::{Log, Serve, Timeline};
 use crate::operate;
 use crate::shared::{Shared, major};
@@ -94,6 +94,10 @@ async fn run(
             }
         }
         Ok(Command::Operate(order)) => operate(&mut out, connection, shared, order).await,
+        Ok(Command::WatchFlushed) => {
+            watch::run(connection, shared, &log).await?;
+            Ok(())
+        }
         Ok(command) => answer(&mut out, connection.id, shared, &log, command),
         Err(error @ CommandError::Sql) => Err(Refusal::new(Sqlstate::FEATURE_NOT_SUPPORTED, error.to_string())),
         Err(error) => Err(Refusal::new(Sqlstate::SYNTAX_ERROR, error.to_string())),
@@ -134,7 +138,7 @@ async fn operate(
     Ok(())
 }
 
-/// All commands but `START_REPLICATION` and orders.
+/// All commands but orders and those that begin a copy.
 fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: Command) -> Result<(), Refusal> {
     let greeting = shared.state.greeting();
     let version = greeting.as_ref().map(|greeting| greeting.server_version.as_str()).unwrap_or_default();
@@ -207,7 +211,7 @@ fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: 
             ));
         }
         // Dealt with by the caller.
-        Command::Start { .. } | Command::Operate(_) => {
+        Command::Start { .. } | Command::Operate(_) | Command::WatchFlushed => {
             return Err(Refusal::new(Sqlstate::INTERNAL_ERROR, "not a simple command"));
         }
     };

@@ -3,6 +3,7 @@
 //! ```text
 //!  accept ─▶ login ─▶ commands ─START_REPLICATION─▶ stream ─▶ commands …
 //!                                                    └ its timeline ended, or the client has had enough
+//!                                └WATCH_FLUSHED─▶ watch: to a proxy that holds commits until they are durable here
 //! ```
 //!
 //! *What must hold*: a slow downstream costs itself time and nobody anything else: WAL goes from the page cache to its socket
@@ -12,6 +13,7 @@ mod command;
 mod login;
 mod stream;
 mod transport;
+mod watch;
 
 use std::io;
 use std::sync::Arc;

@@ -122,6 +122,9 @@ pub struct Tail {
     pub flushed: Arc<Watermark>,
     /// Up to here the upstream has been told so. Published by whoever tells it.
     pub acknowledged: Arc<Watermark>,
+    /// Up to here they are on the disk, and the upstream that is followed at this moment has been told so; 0 while none is, or
+    /// before it was told. Unlike `acknowledged` it never stands for what only an earlier upstream has sent.
+    pub confirmed: Arc<Watermark>,
     ended: OnceLock<(Timeline, Lsn)>,
 }
 
@@ -129,7 +132,15 @@ impl Tail {
     fn new(timeline: Timeline, begin: Lsn) -> Arc<Tail> {
         let mark = || Arc::new(Watermark::new(begin));
         let ended = OnceLock::new();
-        Arc::new(Tail { timeline, begin, written: mark(), flushed: mark(), acknowledged: mark(), ended })
+        Arc::new(Tail {
+            timeline,
+            begin,
+            written: mark(),
+            flushed: mark(),
+            acknowledged: mark(),
+            confirmed: Arc::default(),
+            ended,
+        })
     }
 
     /// The next timeline and where it left this one; `None` while this one is written.

@@ -45,6 +45,7 @@ impl Acknowledger {
         tail: Arc<Tail>,
         from: Lsn,
     ) -> Result<Acknowledger, UpstreamError> {
+        tail.confirmed.reset(Lsn(0));
         let told = Arc::new(Told { received: AtomicU64::new(from.0), ..Told::default() });
         let parker = Parker::new(Arc::clone(&tail.flushed));
         let unparker = parker.unparker();
@@ -96,6 +97,7 @@ impl Acknowledger {
             warn!("the acknowledging thread panicked");
             self.socket.shutdown();
         }
+        self.tail.confirmed.reset(Lsn(0));
     }
 }
 
@@ -174,6 +176,7 @@ impl Reporter {
         }
         if durable > Lsn(0) {
             self.tail.acknowledged.publish(durable);
+            self.tail.confirmed.publish(durable);
         }
         self.shared.metrics.acknowledgements.fetch_add(1, Ordering::Relaxed);
         true

@@ -49,6 +49,9 @@ pub enum Command {
     },
     /// A relay's own: what operators do with it at a failover. No PostgreSQL server knows it.
     Operate(Order),
+    /// `WATCH_FLUSHED`, of relays only: tell how far the log is durable, now and whenever that moves. See
+    /// [`Flushed`](super::Flushed).
+    WatchFlushed,
     /// Known, and not part of physical streaming: its first word in capitals, such as `BASE_BACKUP`, or `LOGICAL`.
     Other(&'static str),
 }
@@ -149,6 +152,7 @@ const COMMANDS: [&str; 12] = [
     "READ_REPLICATION_SLOT",
     "DROP_REPLICATION_SLOT",
     "START_REPLICATION",
+    "WATCH_FLUSHED",
     "BASE_BACKUP",
     "ALTER_REPLICATION_SLOT",
     "UPLOAD_MANIFEST",
@@ -177,6 +181,7 @@ impl Command {
         let mut rest = Rest { tokens: tokens.get(1..).unwrap_or_default(), command };
         let parsed = match command {
             "IDENTIFY_SYSTEM" => Command::IdentifySystem,
+            "WATCH_FLUSHED" => Command::WatchFlushed,
             "SHOW" => Command::Show(rest.dotted()?),
             "TIMELINE_HISTORY" => Command::TimelineHistory(rest.timeline()?),
             "READ_REPLICATION_SLOT" => Command::ReadSlot(rest.name()?),

@@ -10,6 +10,9 @@
 //!  CopyDone                      ◀─▶            CopyDone: the timeline ends; then a row (next timeline, where it begins)
 //! ```
 //!
+//! One command is not PostgreSQL's, and known to relays only: `WATCH_FLUSHED` begins a copy in which each message says how far the
+//! relay's log is durable ([`Flushed`]).
+//!
 //! Positions are plain numbers here: bytes from the beginning of the log. [`position`] writes and reads `X/X`.
 //!
 //! Source of the formats: PostgreSQL documentation, "Streaming Replication Protocol", and what servers and standbys of 13
@@ -24,8 +27,8 @@ mod tests;
 pub use command::{Command, CommandError, MAX_COMMAND, Order, is_slot_name};
 pub use rows::{Identity, Rows, TimelineEnd, identity, slot_created, slot_read, timeline_end, timeline_history};
 pub use stream::{
-    Event, MAX_CONTROL, Reply, StreamError, WAL_HEADER, WalStream, copy_both, feedback, keepalive, read_reply, status,
-    wal_header,
+    Event, Flushed, MAX_CONTROL, Reply, StreamError, WAL_HEADER, WalStream, copy_both, copy_out, feedback, keepalive,
+    read_reply, status, wal_header,
 };
 
 /// `X/X`.

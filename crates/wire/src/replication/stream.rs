@@ -240,3 +240,48 @@ pub fn read_reply(payload: &[u8]) -> Option<Reply> {
         _ => None,
     }
 }
+
+// === of a relay ===
+
+/// How far a relay's log is durable: what it sends, one message each, while `WATCH_FLUSHED` runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flushed {
+    /// Identifier of the database system whose log it is.
+    pub system: u64,
+    /// The highest term that the relay has promised to.
+    pub term: u64,
+    /// The timeline that is being written.
+    pub timeline: u32,
+    /// Durable up to here, on that timeline.
+    pub at: u64,
+}
+
+impl Flushed {
+    const BYTES: usize = 1 + 8 + 8 + 4 + 8;
+
+    /// Appends it as a CopyData message.
+    pub fn write(self, out: &mut Vec<u8>) {
+        message(out, b'd', |out| {
+            out.push(b'f');
+            out.extend(self.system.to_be_bytes());
+            out.extend(self.term.to_be_bytes());
+            out.extend(self.timeline.to_be_bytes());
+            out.extend(self.at.to_be_bytes());
+        });
+    }
+
+    /// Reads the payload of a CopyData message; None if it is anything else.
+    #[must_use]
+    pub fn read(payload: &[u8]) -> Option<Flushed> {
+        if payload.first() != Some(&b'f') || payload.len() != Flushed::BYTES {
+            return None;
+        }
+        let timeline = payload.get(17..21).and_then(|bytes| bytes.try_into().ok()).map(u32::from_be_bytes)?;
+        Some(Flushed { system: number(payload, 1), term: number(payload, 9), timeline, at: number(payload, 21) })
+    }
+}
+
+/// `CopyOutResponse`: binary, no columns.
+pub fn copy_out(out: &mut Vec<u8>) {
+    message(out, b'H', |out| out.extend([1, 0, 0]));
+}

@@ -188,6 +188,19 @@ fn read(bytes: &[u8], cuts: &[usize]) -> (Vec<(u64, Vec<u8>)>, usize) {
     (wal, others)
 }
 
+#[test]
+fn how_far_a_relay_is_comes_through() {
+    let flushed = Flushed { system: u64::MAX - 1, term: 7, timeline: 3, at: 0x16_B374_D848 };
+    let mut out = Vec::new();
+    flushed.write(&mut out);
+    assert_eq!(Flushed::read(&out[HEADER..]), Some(flushed));
+    assert_eq!(Flushed::read(&out[HEADER..out.len() - 1]), None);
+    assert_eq!(Flushed::read(b"f"), None);
+    assert_eq!(Flushed::read(b""), None);
+    assert_eq!(Command::parse("watch_flushed;"), Ok(Command::WatchFlushed));
+    assert!(Command::parse("WATCH_FLUSHED 1/0").is_err());
+}
+
 proptest! {
     #[test]
     fn wal_comes_through_however_it_is_cut(
@@ -222,6 +235,7 @@ proptest! {
             prop_assert!(used <= bytes.len());
         }
         let _ = read_reply(&bytes);
+        let _ = Flushed::read(&bytes);
         let _ = Rows::read(&bytes);
         let _ = Command::parse(&text);
         let _ = Command::parse(&format!("START_REPLICATION {text}"));

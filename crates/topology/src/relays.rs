@@ -1,0 +1,482 @@
+//! What the cluster's relays have made durable: one connection to each, on which it tells how far it is whenever that moves.
+//!
+//! ```text
+//!  relay ──WATCH_FLUSHED──▶ task a relay ──▶ Tally (pure) ──▶ Durable::mark(n), one for each number of relays
+//! ```
+//!
+//! The mark for `n` is the n-th largest of their positions: so far at least `n` of them are. Positions count only on the view's
+//! term; with a new term there are new marks, and whoever waited at the old ones has to find out.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsConnector;
+use tracing::{info, warn};
+use watermark::{Lsn, Watermark};
+use wire::payload::{self, Authentication};
+use wire::replication::Flushed;
+use wire::scram::{Client as Scram, Credential, MECHANISM};
+use wire::{Frame, HEADER, message};
+
+use crate::config::{ClusterConfig, RelayConfig, Target};
+use crate::handle::Shared;
+use crate::view::Term;
+
+/// Most relays of a cluster.
+pub const MOST_RELAYS: usize = 16;
+
+/// Longest time to connect and log in.
+const LOGIN: Duration = Duration::from_secs(5);
+/// Longest silence: a relay says something each second.
+const SILENCE: Duration = Duration::from_secs(4);
+/// Time between two attempts.
+const RETRY: Duration = Duration::from_millis(250);
+/// Longest message of a relay, in bytes.
+const MAX_MESSAGE: usize = 16 << 10;
+
+/// What is durable on the relays, on one term.
+#[derive(Debug, Default)]
+pub struct Durable {
+    /// The term of the positions.
+    pub term: Term,
+    marks: [Arc<Watermark>; MOST_RELAYS],
+}
+
+/// A relay, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelayStatus {
+    /// As configured.
+    pub name: String,
+    /// As configured.
+    pub address: String,
+    /// Whether it counts at the moment: it is connected, receives from its upstream, and that is on the view's term.
+    pub confirms: bool,
+    /// Timeline and position it last told.
+    pub told: Option<(u32, Lsn)>,
+    /// Why it is not connected.
+    pub error: Option<String>,
+}
+
+/// Part of what the tasks share with the handle.
+#[derive(Debug)]
+pub(crate) struct Relays {
+    durable: ArcSwap<Durable>,
+    tally: Mutex<Tally>,
+    /// How many confirm at the moment.
+    confirming: AtomicUsize,
+}
+
+/// What each relay has told.
+#[derive(Debug, Default)]
+struct Tally(Vec<Entry>);
+
+#[derive(Debug)]
+struct Entry {
+    config: RelayConfig,
+    told: Option<Flushed>,
+    connected: bool,
+    error: Option<String>,
+}
+
+// === impl Durable ===
+
+impl Durable {
+    /// Up to where at least so many relays have the log durably; None: so many there can't be.
+    #[must_use]
+    pub fn mark(&self, relays: usize) -> Option<&Arc<Watermark>> {
+        self.marks.get(relays.checked_sub(1)?)
+    }
+}
+
+// === impl Tally ===
+
+impl Entry {
+    fn is_on(&self, term: Term) -> bool {
+        self.told.is_some_and(|told| told.system == term.system && told.timeline == term.timeline)
+    }
+
+    /// It says nothing of its upstream while it has none.
+    fn confirms(&self, term: Term) -> bool {
+        self.connected && self.is_on(term) && self.told.is_some_and(|told| told.at > 0)
+    }
+}
+
+impl Tally {
+    /// Positions on this term, the furthest first. That a relay cannot be reached at the moment takes back nothing of what it has.
+    fn positions(&self, term: Term) -> Vec<Lsn> {
+        let on = self.0.iter().filter(|entry| entry.is_on(term));
+        let mut positions: Vec<Lsn> = on.filter_map(|entry| Some(Lsn(entry.told?.at))).collect();
+        positions.sort_unstable_by(|a, b| b.cmp(a));
+        positions
+    }
+
+    fn confirming(&self, term: Term) -> usize {
+        self.0.iter().filter(|entry| entry.confirms(term)).count()
+    }
+}
+
+// === impl Relays ===
+
+impl Relays {
+    pub(crate) fn new() -> Relays {
+        Relays { durable: ArcSwap::default(), tally: Mutex::default(), confirming: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn durable(&self) -> Arc<Durable> {
+        self.durable.load_full()
+    }
+
+    pub(crate) fn confirming(&self) -> usize {
+        self.confirming.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn status(&self) -> Vec<RelayStatus> {
+        let term = self.durable.load().term;
+        let tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = |entry: &Entry| RelayStatus {
+            name: entry.config.name.clone(),
+            address: entry.config.address.clone(),
+            confirms: entry.confirms(term),
+            told: entry.told.map(|told| (told.timeline, Lsn(told.at))),
+            error: entry.error.clone(),
+        };
+        tally.0.iter().map(status).collect()
+    }
+
+    /// A view of this term is about to be seen: if it is a new one, positions known so far count no more.
+    pub(crate) fn begin(&self, term: Term) {
+        if self.durable.load().term != term {
+            self.durable.store(Arc::new(Durable { term, ..Durable::default() }));
+        }
+        self.update(|_| {});
+    }
+
+    /// Takes in a change, and publishes what follows.
+    fn update(&self, change: impl FnOnce(&mut Tally)) {
+        let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut tally);
+        let durable = self.durable.load();
+        for (mark, position) in durable.marks.iter().zip(tally.positions(durable.term)) {
+            mark.publish(position);
+        }
+        let confirming = tally.confirming(durable.term);
+        let before = self.confirming.swap(confirming, Ordering::Relaxed);
+        let all = tally.0.len();
+        drop(tally);
+        if confirming < before {
+            warn!(confirming, before, relays = all, "fewer relays make commits durable");
+        } else if confirming > before {
+            info!(confirming, before, relays = all, "more relays make commits durable");
+        }
+    }
+
+    /// As if a relay of this name had told that: for tests and simulation.
+    pub(crate) fn tell(&self, name: &str, told: Option<Flushed>) {
+        self.update(|tally| {
+            let entry = match tally.0.iter_mut().position(|entry| entry.config.name == name) {
+                Some(at) => &mut tally.0[at],
+                None => {
+                    let config = RelayConfig { name: name.into(), ..RelayConfig::default() };
+                    tally.0.push(Entry { config, told: None, connected: false, error: None });
+                    let last = tally.0.len() - 1;
+                    &mut tally.0[last]
+                }
+            };
+            entry.connected = told.is_some();
+            entry.told = told.or(entry.told);
+        });
+    }
+
+    fn with(&self, name: &str, change: impl FnOnce(&mut Entry)) {
+        self.update(|tally| {
+            if let Some(entry) = tally.0.iter_mut().find(|entry| entry.config.name == name) {
+                change(entry);
+            }
+        });
+    }
+}
+
+// === the tasks ===
+
+/// Ends with its owner.
+struct Task(AbortHandle);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Keeps one task a configured relay. Runs until it is aborted.
+pub(crate) async fn run(shared: Arc<Shared>, mut settings: watch::Receiver<Arc<ClusterConfig>>) {
+    let mut tasks: Vec<(RelayConfig, Option<Task>)> = Vec::new();
+    loop {
+        let config = Arc::clone(&settings.borrow_and_update());
+        let wanted: Vec<RelayConfig> = config.relays.iter().map(|relay| relay.with_defaults(&config)).collect();
+        tasks.retain(|(relay, _)| wanted.contains(relay));
+        shared.relays.update(|tally| {
+            tally.0.retain(|entry| wanted.contains(&entry.config));
+            for relay in &wanted {
+                if !tally.0.iter().any(|entry| entry.config == *relay) {
+                    tally.0.push(Entry { config: relay.clone(), told: None, connected: false, error: None });
+                }
+            }
+        });
+        for relay in wanted {
+            if !tasks.iter().any(|(known, _)| *known == relay) {
+                let task = tokio::spawn(follow(Arc::clone(&shared), relay.clone()));
+                tasks.push((relay, Some(Task(task.abort_handle()))));
+            }
+        }
+        if settings.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+    }
+}
+
+/// Follows one relay, for ever.
+async fn follow(shared: Arc<Shared>, relay: RelayConfig) {
+    let mut said: Option<String> = None;
+    loop {
+        let Err(error) = watch_once(&shared, &relay).await;
+        let text = error.to_string();
+        if said.as_ref() != Some(&text) {
+            warn!(relay = relay.name, address = relay.address, error = text, "no word from a relay");
+        }
+        said = Some(text.clone());
+        shared.relays.with(&relay.name, |entry| {
+            entry.connected = false;
+            entry.error = Some(text);
+        });
+        sleep(RETRY).await;
+    }
+}
+
+/// Why a relay is not being heard.
+#[derive(Debug, thiserror::Error)]
+enum Unheard {
+    #[error("{0:?} is not host:port")]
+    Address(String),
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    #[error("no answer within {0:?}")]
+    Silent(Duration),
+    #[error("it closed the connection")]
+    Closed,
+    #[error("it refused: {text} (SQLSTATE {code})")]
+    Refused { text: String, code: String },
+    #[error("it asks for a password: set `password` of this relay")]
+    NoPassword,
+    #[error("it asks for a way of authentication that is not scram-sha-256")]
+    Method,
+    #[error("its proof of identity: {0}")]
+    Scram(#[from] wire::scram::Error),
+    #[error(
+        "it does not offer TLS, and [cluster.tls] mode wants it: set `tls = false` for this relay, or use a tunnel"
+    )]
+    NoTls,
+    #[error("it does not speak the protocol: {0}")]
+    Protocol(String),
+}
+
+impl Unheard {
+    fn protocol(what: impl fmt::Display) -> Unheard {
+        Unheard::Protocol(what.to_string())
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// A connection to a relay, and what it has said that was not looked at.
+struct Line {
+    stream: Box<dyn Stream>,
+    input: Vec<u8>,
+}
+
+impl Line {
+    /// The next message, whole.
+    async fn message(&mut self) -> Result<(u8, Vec<u8>), Unheard> {
+        loop {
+            if let Some(frame) = Frame::read(&self.input).map_err(Unheard::protocol)? {
+                if frame.payload > MAX_MESSAGE {
+                    return Err(Unheard::protocol(format_args!("a message of {} bytes", frame.payload)));
+                }
+                if let Some(data) = self.input.get(HEADER..frame.total()).map(<[u8]>::to_vec) {
+                    self.input.drain(..frame.total());
+                    return Ok((frame.tag, data));
+                }
+            }
+            self.input.reserve(1024);
+            if self.stream.read_buf(&mut self.input).await? == 0 {
+                return Err(Unheard::Closed);
+            }
+        }
+    }
+
+    async fn send(&mut self, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), Unheard> {
+        let mut out = Vec::new();
+        fill(&mut out);
+        Ok(self.stream.write_all(&out).await?)
+    }
+}
+
+/// Connects, and takes in what the relay tells until that ends.
+async fn watch_once(shared: &Arc<Shared>, relay: &RelayConfig) -> Result<std::convert::Infallible, Unheard> {
+    let connector = shared.connector.load_full().filter(|_| relay.tls);
+    let login = timeout(LOGIN, log_in(relay, connector));
+    let mut line = login.await.unwrap_or(Err(Unheard::Silent(LOGIN)))?;
+    info!(relay = relay.name, address = relay.address, "connected to a relay");
+    loop {
+        let (tag, data) = timeout(SILENCE, line.message()).await.unwrap_or(Err(Unheard::Silent(SILENCE)))?;
+        match tag {
+            b'd' => {
+                let told =
+                    Flushed::read(&data).ok_or_else(|| Unheard::protocol("a message that says something else"))?;
+                shared.relays.with(&relay.name, |entry| {
+                    entry.told = Some(told);
+                    entry.connected = true;
+                    entry.error = None;
+                });
+            }
+            b'H' | b'N' | b'S' => {}
+            b'E' => return Err(refusal(&data)),
+            tag => return Err(Unheard::protocol(format_args!("a message {:?}", char::from(tag)))),
+        }
+    }
+}
+
+async fn log_in(relay: &RelayConfig, connector: Option<Arc<tls::Connector>>) -> Result<Line, Unheard> {
+    let Some(Target::Tcp { host, port }) = Target::parse(&relay.address) else {
+        return Err(Unheard::Address(relay.address.clone()));
+    };
+    let mut tcp = TcpStream::connect((host.as_str(), port)).await?;
+    // Only latency is lost if this fails.
+    let _ = tcp.set_nodelay(true);
+    let stream: Box<dyn Stream> = match connector {
+        None => Box::new(tcp),
+        Some(connector) => {
+            let mut out = Vec::new();
+            message::ssl_request(&mut out);
+            tcp.write_all(&out).await?;
+            // One byte and no more: what follows it in clear would not be the relay's.
+            match tcp.read_u8().await? {
+                b'S' => {
+                    let optional = tls::Target::new(Arc::clone(&connector), &host);
+                    let target = optional.ok_or_else(|| Unheard::Address(relay.address.clone()))?;
+                    let config = target.connector.config().clone();
+                    Box::new(TlsConnector::from(config).connect(target.name, tcp).await?)
+                }
+                b'N' if connector.is_optional() => Box::new(tcp),
+                b'N' => return Err(Unheard::NoTls),
+                _ => return Err(Unheard::protocol("its answer to the request for TLS")),
+            }
+        }
+    };
+    let mut line = Line { stream, input: Vec::new() };
+    let user = relay.user.as_deref().unwrap_or_default();
+    line.send(|out| {
+        let parameters = [
+            ("user", user),
+            ("database", "replication"),
+            ("replication", "true"),
+            ("application_name", "kingpost gate"),
+        ];
+        message::startup(out, &parameters);
+    })
+    .await?;
+    let mut scram: Option<Scram> = None;
+    loop {
+        let (tag, data) = line.message().await?;
+        match tag {
+            b'R' => match payload::authentication(&data).ok_or_else(|| Unheard::protocol("authentication"))? {
+                Authentication::Ok => {}
+                Authentication::Sasl(list) if payload::has_mechanism(list, MECHANISM.as_bytes()) => {
+                    let password = relay.password.as_deref().ok_or(Unheard::NoPassword)?;
+                    let client = Scram::new(Credential::password(password))?;
+                    let first = client.first();
+                    line.send(|out| message::sasl_initial(out, MECHANISM, &first)).await?;
+                    scram = Some(client);
+                }
+                Authentication::SaslContinue(challenge) => {
+                    let client = scram.as_mut().ok_or_else(|| Unheard::protocol("SASL out of order"))?;
+                    let answer = client.final_(challenge)?;
+                    line.send(|out| message::sasl_response(out, &answer)).await?;
+                }
+                Authentication::SaslFinal(proof) => {
+                    scram.as_mut().ok_or_else(|| Unheard::protocol("SASL out of order"))?.verify(proof)?;
+                }
+                Authentication::Cleartext
+                | Authentication::Sasl(_)
+                | Authentication::Md5(_)
+                | Authentication::Other(_) => return Err(Unheard::Method),
+            },
+            b'E' => return Err(refusal(&data)),
+            b'Z' => {
+                line.send(|out| message::query(out, "WATCH_FLUSHED")).await?;
+                return Ok(line);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn refusal(data: &[u8]) -> Unheard {
+    let field = |kind| payload::error_field(data, kind).map(String::from_utf8_lossy).unwrap_or_default().into_owned();
+    Unheard::Refused { text: field(b'M'), code: field(b'C') }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TERM: Term = Term { system: 7, timeline: 2 };
+
+    fn told(timeline: u32, at: u64) -> Option<Flushed> {
+        Some(Flushed { system: 7, term: 0, timeline, at })
+    }
+
+    #[test]
+    fn a_mark_is_where_so_many_are() {
+        let relays = Relays::new();
+        relays.begin(TERM);
+        let durable = relays.durable();
+        let marks = || [1, 2, 3].map(|n| durable.mark(n).map(|mark| mark.get().0));
+        relays.tell("a", told(2, 30));
+        assert_eq!((marks(), relays.confirming()), ([Some(30), Some(0), Some(0)], 1));
+        relays.tell("b", told(2, 10));
+        relays.tell("c", told(2, 20));
+        assert_eq!((marks(), relays.confirming()), ([Some(30), Some(20), Some(10)], 3));
+        relays.tell("b", told(2, 40));
+        assert_eq!(marks(), [Some(40), Some(30), Some(20)]);
+        // What is durable stays so when a relay cannot be reached, or has no upstream: but it does not confirm.
+        relays.tell("b", None);
+        relays.tell("a", told(2, 0));
+        assert_eq!((marks(), relays.confirming()), ([Some(40), Some(30), Some(20)], 1));
+        assert_eq!((durable.mark(0).is_none(), durable.mark(MOST_RELAYS + 1).is_none()), (true, true));
+    }
+
+    #[test]
+    fn terms_are_not_compared() {
+        let relays = Relays::new();
+        relays.begin(TERM);
+        relays.tell("a", told(1, 1000));
+        relays.tell("b", Some(Flushed { system: 8, term: 0, timeline: 2, at: 1000 }));
+        let old = relays.durable();
+        assert_eq!((old.mark(1).map(|mark| mark.get()), relays.confirming()), (Some(Lsn(0)), 0));
+        relays.tell("a", told(3, 50));
+        relays.begin(Term { timeline: 3, ..TERM });
+        let new = relays.durable();
+        assert_eq!(new.term.timeline, 3);
+        assert_eq!((new.mark(1).map(|mark| mark.get()), relays.confirming()), (Some(Lsn(50)), 1));
+        assert_eq!(old.mark(1).map(|mark| mark.get()), Some(Lsn(0)), "an old mark does not move any more");
+    }
+}
