@@ -184,7 +184,7 @@ fn golden_messages() {
             "[relay]\nserve = \"written\"\nlisten = [\"0.0.0.0:6442\"]\n",
             &[
                 "k.toml:1:1: relay.users: found no user, expected at least one [[relay.users]] with a password, for auth is \"scram-sha-256\"",
-                "k.toml:3:11: warning: relay.listen[0]: found \"0.0.0.0:6442\": the relay does not speak TLS yet, so WAL crosses the network in clear",
+                "k.toml:3:11: warning: relay.listen[0]: found \"0.0.0.0:6442\" and [relay.tls] whose mode is not \"require\": WAL may cross the network in clear",
             ],
         ),
         (
