@@ -144,7 +144,7 @@ impl Token {
     }
 }
 
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "IDENTIFY_SYSTEM",
     "SHOW",
     "TIMELINE_HISTORY",
