@@ -103,7 +103,7 @@ async fn md5_users_are_looked_up_and_passed_through() {
         .set("proxy.auth", "md5")
         .set("proxy.auth_query.query", "SELECT * FROM secret_of($1)")
         .set("proxy.auth_query.user", "guard")
-        .set("proxy.auth_query.database", "postgres")
+        .set("proxy.auth_query.database", "app")
         .start()
         .await;
     let client = kingpost.endpoint().connect_as(&config(&kingpost, "mia", "old school")).await;

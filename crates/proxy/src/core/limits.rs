@@ -181,7 +181,15 @@ impl Core {
         for (token, code, text) in late {
             if self.is_client(token) {
                 self.metrics.clients_timed_out.add(1);
+                let server = self.clients[token.index()].server.map(|s| self.servers[s].token);
                 self.fatal(token.index(), code, text);
+                // A write would run to its end, as it does when a client leaves by itself: here the limit is on the statement.
+                if let Some(server) = server.filter(|&server| self.is_server(server)) {
+                    let s = server.index();
+                    if self.servers[s].is_running() && self.servers[s].cancels == 0 {
+                        self.send_cancel(s, None);
+                    }
+                }
             }
         }
     }
