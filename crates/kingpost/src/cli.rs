@@ -276,7 +276,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct WhichConfig {
-    /// Configuration file, with [cluster] and [failover]; the default is that of the local cluster, ./.kingpost/kingpost.toml
+    /// Configuration file, with a cluster and failover section; the default is that of the local cluster, ./.kingpost/kingpost.toml
     #[arg(long, short, env = "KINGPOST_CONFIG", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }

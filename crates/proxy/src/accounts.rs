@@ -24,7 +24,7 @@ const MOST_WAITING: usize = 10_000;
 /// A wrong password has a verifier looked up again if it is older than this: guessing makes at most so many questions.
 const LEAST_AGE: Duration = Duration::from_secs(1);
 
-/// Asks for a user's secret; false if it can't take more. The answer goes to [`Accounts::answer`].
+/// Asks for a user's secret; false if it can't take more. The answer goes to `Accounts::answer`.
 pub type Ask = Box<dyn Fn(Arc<str>) -> bool + Send + Sync>;
 
 /// Whom to tell: worker and connection.

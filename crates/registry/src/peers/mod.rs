@@ -14,7 +14,7 @@
 //! # Invariants
 //!
 //! - No clocks are compared: beats are counted, silence is told as a duration.
-//! - Nobody is judged while a live node has not answered, unless it has not been reached for [`UNREACHABLE`].
+//! - Nobody is judged while a live node has not answered, unless it has not been reached for `UNREACHABLE`.
 //! - What a peer sends is applied only where it follows directly on what is here; otherwise the store is read.
 //! - Nothing waits for a peer but the judging of silence, and that not for long.
 
