@@ -30,7 +30,6 @@
 //! - Nobody outside this crate's tasks waits for a network or a name server.
 
 pub mod config;
-mod connect;
 mod coordinate;
 mod decide;
 mod handle;
@@ -44,8 +43,8 @@ pub mod times;
 mod view;
 
 pub use config::{ClusterConfig, NodeConfig, RelayConfig, StartError};
-pub use connect::{ConnectError, connect};
 pub use handle::{NotReady, Topology};
 pub use relays::{Durable, MOST_RELAYS, RelayStatus};
+pub use session::{ConnectError, connect};
 pub use times::OracleTimes;
 pub use view::{Address, Node, NodeId, NodeView, Role, Said, Term, View, WEIGHT_SCALE};

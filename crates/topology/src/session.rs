@@ -1,4 +1,6 @@
-//! Sessions with the cluster's servers for control work other than probing: over the same TLS, by the same rules.
+//! Sessions with the cluster's servers for control work other than probing: names, TLS and login as the probes have them.
+//!
+//! [`Topology::log_in`] is for whoever runs beside a topology, [`connect`] for whoever has no more than its configuration.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +9,7 @@ use tokio::time::timeout;
 use tokio_postgres::Client;
 
 use crate::Topology;
-use crate::config::Target;
+use crate::config::{ClusterConfig, NodeConfig, Target};
 use crate::probe::{self, ProbeError};
 use crate::view::NodeId;
 
@@ -63,8 +65,46 @@ impl Topology {
             config.database.clone_from(database);
         }
         config.probe_timeout = login.timeout;
-        let session = timeout(login.timeout, probe::connect(&target, &config, connector, &login.application));
-        let session = session.await.unwrap_or(Err(ProbeError::Timeout(login.timeout)));
-        session.map(|session| session.client).map_err(|why| error(why.to_string()))
+        let client = open(&target, &config, connector, &login.application, login.timeout).await;
+        client.map_err(|why| error(why.to_string()))
     }
+}
+
+/// A server does not answer, or refuses the login; in words for a person.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConnectError(String);
+
+/// Connects to `node` as `cluster` says: user, password, database, TLS. `cluster.probe_timeout` limits each statement, `limit`
+/// the time to connect. The session ends soon after the client is dropped.
+///
+/// # Errors
+/// [`ConnectError`], with what the server said.
+pub async fn connect(
+    cluster: &ClusterConfig,
+    node: &NodeConfig,
+    application: &str,
+    limit: Duration,
+) -> Result<Client, ConnectError> {
+    let failed = |error: &dyn std::fmt::Display| ConnectError(error.to_string());
+    let target = Target::of(node).map_err(|error| failed(&error))?;
+    let connector = cluster.connector().map_err(|error| failed(&error))?.map(Arc::new);
+    match open(&target, cluster, connector, application, limit).await {
+        // Only the prober has a handle of the client beside this one.
+        Ok(client) => Arc::try_unwrap(client).map_err(|_| ConnectError("the session is shared".into())),
+        Err(ProbeError::Timeout(_)) => Err(ConnectError(format!("no connection within {limit:?}"))),
+        Err(error) => Err(failed(&error)),
+    }
+}
+
+/// Connects and logs in within `limit`.
+async fn open(
+    target: &Target,
+    config: &ClusterConfig,
+    connector: Option<Arc<tls::Connector>>,
+    application: &str,
+    limit: Duration,
+) -> Result<Arc<Client>, ProbeError> {
+    let session = timeout(limit, probe::connect(target, config, connector, application)).await;
+    session.unwrap_or(Err(ProbeError::Timeout(limit))).map(|session| session.client)
 }
