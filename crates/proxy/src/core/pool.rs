@@ -259,10 +259,9 @@ impl Core {
                     .into_iter()
                     .chain(self.view.nodes.iter().filter(|n| usable(n)).map(|n| n.node.id));
                 let nodes: Vec<NodeId> = nodes.collect();
-                nodes
-                    .into_iter()
-                    .find(|n| !self.pools[p].nodes[usize::from(n.0)].is_suspect(self.now))
-                    .and_then(|n| self.take_at(p, c, n))
+                // Where none may be tried, another worker may still have a connection.
+                let sound = nodes.iter().find(|n| !self.pools[p].nodes[usize::from(n.0)].is_suspect(self.now));
+                sound.or(nodes.first()).and_then(|&n| self.take_at(p, c, n))
             }
         }
     }
@@ -280,8 +279,9 @@ impl Core {
         if let Some(s) = place.idle.pop() {
             return Some(s);
         }
-        if place.connecting <= waiting && !place.is_suspect(self.now) {
-            if place.budget.try_open() {
+        if place.connecting <= waiting {
+            // Where none can be opened, also for want of descriptors, another worker may have one that it does not use.
+            if !place.is_suspect(self.now) && place.budget.try_open() {
                 place.connecting += 1;
                 self.open(p, node);
             } else if !place.asked && self.shared.workers > 1 {

@@ -34,6 +34,7 @@ fn plan(seed: u64, style: Style) -> Plan {
         faults: false,
         operator: random.one_in(3),
         lanes: random.one_in(2),
+        scarce: false,
     }
 }
 
@@ -57,6 +58,21 @@ fn nothing_is_lost_or_done_twice_when_servers_are_lost() {
     for seed in seeds(300) {
         let style = under_faults(seed, false);
         World::new(Plan { faults: true, ..plan(seed, style) }).run();
+    }
+}
+
+#[test]
+fn without_descriptors_workers_share_what_is_open() {
+    for seed in seeds(200) {
+        let mut random = Random(!seed);
+        let style = Style {
+            pipelined: random.one_in(2),
+            stateful: random.one_in(2),
+            session: false,
+            cancels: false,
+            reads: random.one_in(2),
+        };
+        World::new(Plan { cores: 2, scarce: true, ..plan(seed, style) }).run();
     }
 }
 

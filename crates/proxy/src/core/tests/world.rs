@@ -38,6 +38,8 @@ pub(super) struct Plan {
     pub operator: bool,
     /// Shared lanes, with few connections and little patience in various degrees.
     pub lanes: bool,
+    /// A second connection to a node cannot be opened, whatever the pool's size: there are no descriptors for it.
+    pub scarce: bool,
 }
 
 /// Messages as they came, comparable.
@@ -183,6 +185,8 @@ impl World {
                 wait_timeout: Duration::from_secs(1 << 30),
                 no_primary_timeout: Duration::from_secs(1 << 30),
                 connect_timeout: Duration::from_secs(1 << 30),
+                server_idle_timeout: Duration::from_secs(1 << 30),
+                server_lifetime: Duration::from_secs(1 << 30),
                 ..PoolConfig::default()
             },
             routing: RoutingConfig {
@@ -540,9 +544,12 @@ impl World {
     fn move_bytes(&mut self, key: (usize, u64)) -> bool {
         let (core, token) = (key.0, Token::from_raw(key.1).unwrap());
         let faulty = self.faults_left > 0;
+        let full = self.plan.scarce && self.has_another(key);
         let link = self.links.get_mut(&key).unwrap();
         if link.connecting {
-            if link.over || (faulty && self.random.one_in(20)) {
+            if !link.cancel && full {
+                self.cores[core].closed(token, "Too many open files");
+            } else if link.over || (faulty && self.random.one_in(20)) {
                 self.faults_left = self.faults_left.saturating_sub(1);
                 self.cores[core].closed(token, "refused");
             } else {
@@ -601,6 +608,17 @@ impl World {
         self.cores[core].received(token, &piece);
         self.settle(core);
         true
+    }
+
+    /// True if there is a connection to the same node, also one that is on its way to another core.
+    fn has_another(&self, key: (usize, u64)) -> bool {
+        let node = self.links[&key].node;
+        let moving = self.mail.iter().filter_map(|(_, letter)| match letter {
+            Letter::Server(_, link) => Some(&**link),
+            Letter::Mail(_) => None,
+        });
+        let mut open = self.links.values().chain(moving).filter(|link| !link.connecting && !link.cancel);
+        open.any(|link| link.node == node)
     }
 
     /// A server gets a cancel request for its session `pid`.
