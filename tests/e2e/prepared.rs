@@ -245,3 +245,178 @@ async fn pgbench_prepared_does_not_deadlock() {
         assert!(held <= 16, "{held} connections for a pool of 16");
     }
 }
+
+/// What a statement's Parse and Describe are answered with is known from others: with every connection taken, a new client gets it.
+#[tokio::test]
+async fn a_known_statement_is_prepared_and_described_without_a_server() {
+    let (shared, _logs) = shared().await;
+    if subject() != Subject::Kingpost {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 1).start().await;
+    let table = name("known");
+    let holder = kingpost.connect().await;
+    holder.batch_execute(&format!("CREATE TABLE {table} (n int, t text)")).await.unwrap();
+    shared.cluster.wait_caught_up().await;
+    let text = format!("SELECT n, t FROM {table} WHERE n = $1 FOR UPDATE");
+    let ask = |name| [parse(name, &text), describe(b'S', name), sync()].concat();
+    let mut first = Raw::login(kingpost.port()).await;
+    first.send(&ask("first")).await;
+    let told = first.until(b'Z').await;
+    assert_eq!(told.iter().map(|m| char::from(m.kind)).collect::<String>(), "1tTZ");
+    holder.batch_execute("BEGIN; SELECT pg_advisory_xact_lock(1)").await.unwrap();
+    for n in 0..3 {
+        let mut raw = Raw::login(kingpost.port()).await;
+        let name = format!("mine {n}");
+        raw.send(&ask(&name)).await;
+        let heard = raw.until(b'Z').await;
+        assert_eq!(heard, told, "another answer than the server's");
+        // Again, by itself; and ended by a Flush, as some drivers do.
+        raw.send(&[describe(b'S', &name), flush()].concat()).await;
+        assert_eq!(raw.until(b'T').await, told[1..3]);
+        raw.send(&sync()).await;
+        raw.until(b'Z').await;
+    }
+    assert!(kingpost.metrics().await.sum("kingpost_describes_local_total", &[]) >= 6.0);
+    holder.batch_execute("COMMIT").await.unwrap();
+    // A change of the table is known at once: nobody is told of columns that are gone.
+    holder.batch_execute(&format!("ALTER TABLE {table} ALTER t TYPE int USING 1, ADD u text")).await.unwrap();
+    let changed = run(&mut Raw::login(kingpost.port()).await, &[ask("x")]).await;
+    assert_eq!(changed.iter().map(|m| char::from(m.kind)).collect::<String>(), "1tTZ");
+    assert_ne!(changed[2], told[2]);
+}
+
+/// A statement that comes again without a name is parsed once by a server, and nobody can tell.
+#[tokio::test]
+async fn unnamed_statements_are_shared_where_nobody_can_tell() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 2).start().await;
+    let table = name("unnamed");
+    let admin = kingpost.connect().await;
+    admin.batch_execute(&format!("CREATE TABLE {table} (n int PRIMARY KEY, t text)")).await.unwrap();
+    let mut clients = [Raw::login(kingpost.port()).await, Raw::login(kingpost.port()).await];
+    let one = |text: &str, values: &[&str]| {
+        [parse("", text), bind("", "", values), describe(b'P', ""), execute("", 0), sync()].concat()
+    };
+    let kinds = |messages: &[Message]| messages.iter().map(|m| char::from(m.kind)).collect::<String>();
+    for n in 0..10 {
+        for (i, raw) in clients.iter_mut().enumerate() {
+            let key = (2 * n + i).to_string();
+            let heard = run(raw, &[one(&format!("INSERT INTO {table} VALUES ($1, $2)"), &[&key, "x"])]).await;
+            assert_eq!(kinds(&heard), "12nCZ");
+            let heard = run(raw, &[one(&format!("SELECT t FROM {table} WHERE n = $1"), &[&key])]).await;
+            assert_eq!((&*kinds(&heard), column(&heard)), ("12TDCZ", vec!["x".into()]));
+            // Types are part of what it is; so is what fails.
+            let heard = run(raw, &[one("SELECT $1::int + 1", &[&key])]).await;
+            assert_eq!(column(&heard), [(2 * n + i + 1).to_string()]);
+            let heard = run(raw, &[one("SELECT 10 / $1::int", &["0"])]).await;
+            assert_eq!((&*kinds(&heard), code(&heard).as_deref()), ("12TEZ", Some("22012")));
+            let heard = run(raw, &[one("SELECT nothing", &[])]).await;
+            assert_eq!((&*kinds(&heard), code(&heard).as_deref()), ("EZ", Some("42703")));
+        }
+    }
+    if subject() == Subject::Kingpost {
+        let shared = kingpost.metrics().await.sum("kingpost_unnamed_shared_total", &[]);
+        assert!(shared >= 40.0, "only {shared} of them were shared");
+    }
+    // In a transaction, with columns that change in between: what is parsed anew has the new ones.
+    let heard = run(&mut clients[0], &[query("BEGIN")]).await;
+    assert_eq!(kinds(&heard), "CZ");
+    let all = one(&format!("SELECT * FROM {table} WHERE n = $1"), &["1"]);
+    for _ in 0..4 {
+        assert_eq!(kinds(&run(&mut clients[0], std::slice::from_ref(&all)).await), "12TDCZ");
+    }
+    run(&mut clients[0], &[query("COMMIT")]).await;
+    for n in 0..4 {
+        for raw in &mut clients {
+            for _ in 0..3 {
+                let heard = run(raw, std::slice::from_ref(&all)).await;
+                assert_eq!(kinds(&heard), "12TDCZ", "{:?}", code(&heard));
+                assert_eq!(heard[2].body[..2], [0, 2 + n], "columns");
+            }
+        }
+        admin.batch_execute(&format!("ALTER TABLE {table} ADD c{n} int")).await.unwrap();
+        shared.cluster.wait_caught_up().await;
+        let heard = run(&mut clients[0], &[query("BEGIN")]).await;
+        assert_eq!(kinds(&heard), "CZ");
+        assert_eq!(kinds(&run(&mut clients[0], std::slice::from_ref(&all)).await), "12TDCZ");
+        run(&mut clients[0], &[query("COMMIT")]).await;
+    }
+    // The statement outlives its unit, until a simple query or another takes its place.
+    let heard = run(&mut clients[0], &[parse("", "SELECT $1::int + 1"), sync()]).await;
+    assert_eq!(kinds(&heard), "1Z");
+    for key in ["4", "5"] {
+        let heard = run(&mut clients[0], &[bind("", "", &[key]), execute("", 0), sync()]).await;
+        assert_eq!(column(&heard), [(key.parse::<i32>().unwrap() + 1).to_string()]);
+    }
+    run(&mut clients[0], &[query("SELECT 1")]).await;
+    let heard = run(&mut clients[0], &[bind("", "", &["4"]), execute("", 0), sync()]).await;
+    assert_eq!(code(&heard).as_deref(), Some("26000"));
+}
+
+/// Columns come and go while everybody reads all of them: unnamed statements never notice, prepared ones at most by the error that their
+/// drivers know.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn alter_table_under_load() {
+    let (shared, _logs) = shared().await;
+    if subject() != Subject::Kingpost {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 3).start().await;
+    let table = name("altered");
+    let admin = kingpost.connect().await;
+    admin.batch_execute(&format!("CREATE TABLE {table} AS SELECT 7 AS n")).await.unwrap();
+    shared.cluster.wait_caught_up().await;
+    let text = format!("SELECT * FROM {table}");
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let is_done = || done.load(std::sync::atomic::Ordering::Relaxed);
+    let unnamed = (0..6).map(async |_| {
+        let mut raw = Raw::login(kingpost.port()).await;
+        let ask = [parse("", &text), bind("", "", &[]), describe(b'P', ""), execute("", 0), sync()].concat();
+        let mut turns = 0;
+        while !is_done() || turns < 10 {
+            turns += 1;
+            let heard = run(&mut raw, std::slice::from_ref(&ask)).await;
+            assert_eq!(code(&heard), None, "{:?}", heard.iter().find(|m| m.kind == b'E').and_then(|m| m.field(b'M')));
+            let of = |kind| heard.iter().find(|m| m.kind == kind).map(|m| m.body[..2].to_vec());
+            assert_eq!(of(b'T'), of(b'D'), "described and given columns");
+        }
+    });
+    let named = (0..4).map(async |n| {
+        let mut raw = Raw::login(kingpost.port()).await;
+        let mut turns = 0;
+        while !is_done() || turns < 10 {
+            turns += 1;
+            let name = format!("p{n}_{turns}");
+            let heard = run(&mut raw, &[parse(&name, &text), describe(b'S', &name), sync()]).await;
+            assert_eq!(code(&heard), None);
+            let told = heard.iter().find(|m| m.kind == b'T').map(|m| m.body[..2].to_vec());
+            for _ in 0..3 {
+                let heard = run(&mut raw, &[bind("", &name, &[]), execute("", 0), sync()]).await;
+                match code(&heard).as_deref() {
+                    None => {
+                        let row = heard.iter().find(|m| m.kind == b'D').map(|m| m.body[..2].to_vec());
+                        assert_eq!(told, row, "told and given columns");
+                    }
+                    Some("0A000") => break,
+                    other => panic!("{other:?}"),
+                }
+            }
+            run(&mut raw, &[close(b'S', &name), sync()]).await;
+        }
+    });
+    let alter = async {
+        for n in 0..12 {
+            admin.batch_execute(&format!("ALTER TABLE {table} ADD c{n} int")).await.unwrap();
+            for _ in 0..20 {
+                value(&admin, "SELECT 1").await;
+            }
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+    };
+    let all = async { futures_util::join!(join_all(unnamed), join_all(named), alter) };
+    within("altering under load", Duration::from_secs(60), shared.cluster.dir(), all).await;
+}

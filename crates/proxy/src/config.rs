@@ -276,6 +276,16 @@ impl PoolMode {
     }
 }
 
+/// What becomes of statements that are parsed without a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum UnnamedMode {
+    /// A server parses one text once, and keeps it for all clients, where nobody can tell.
+    Shared,
+    /// They are parsed each time.
+    Parsed,
+}
+
 /// Whether statements of several clients may share a server connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -314,6 +324,8 @@ pub struct PoolConfig {
     pub prepared_per_server: usize,
     /// A BEGIN is answered at once, and goes to a server with the statement after it.
     pub defer_begin: bool,
+    /// Whether an unnamed statement that comes again is kept by servers, as prepared ones are.
+    pub unnamed: UnnamedMode,
     /// Whether statements of several clients may share a server connection.
     pub lanes: LaneMode,
     /// Most statements on one shared connection at a time.
@@ -342,6 +354,7 @@ impl Default for PoolConfig {
             connect_timeout: Duration::from_secs(5),
             prepared_per_server: 500,
             defer_begin: true,
+            unnamed: UnnamedMode::Shared,
             lanes: LaneMode::Auto,
             lane_depth: 16,
             lane_width: 2,

@@ -10,7 +10,8 @@ use wire::md5;
 use wire::scram::Verifier;
 
 use crate::config::{
-    Access, AuthMethod, Consistency, HbaConfig, LaneMode, OperatorConfig, PoolMode, ProxyConfig, RouteTo, UserConfig,
+    Access, AuthMethod, Consistency, HbaConfig, LaneMode, OperatorConfig, PoolMode, ProxyConfig, RouteTo, UnnamedMode,
+    UserConfig,
 };
 use crate::console;
 use crate::hba::{self, Rule, Rules};
@@ -58,6 +59,8 @@ pub struct Settings {
     pub prepared_per_server: usize,
     /// BEGIN goes to a server with the statement after it.
     pub defer_begin: bool,
+    /// Unnamed statements are shared, too.
+    pub share_unnamed: bool,
     /// Shared lanes.
     pub lanes: Lanes,
     /// Longest time that a strong read waits for a replica.
@@ -305,6 +308,7 @@ impl Settings {
             connect_timeout: config.pool.connect_timeout,
             prepared_per_server: config.pool.prepared_per_server.max(1),
             defer_begin: config.pool.defer_begin,
+            share_unnamed: config.pool.unnamed == UnnamedMode::Shared,
             lanes: Lanes {
                 depth: config.pool.lane_depth.max(1),
                 width: config.pool.lane_width.max(1),

@@ -109,6 +109,10 @@ impl Flags {
     pub const APART: Flags = Flags(1 << 5);
     /// Has SAVEPOINT, RELEASE or ROLLBACK TO in it: what came before may yet be undone in part.
     pub const SAVEPOINT: Flags = Flags(1 << 6);
+    /// One INSERT, UPDATE, DELETE or MERGE that returns no rows: whatever becomes of its tables, its answer has no columns.
+    pub const ROWLESS: Flags = Flags(1 << 7);
+    /// Some statement in the text may change what others' columns are: CREATE, ALTER, DROP and the like, CALL, DO.
+    pub const SCHEMA: Flags = Flags(1 << 8);
 
     /// True if all bits of `other` are set.
     #[must_use]

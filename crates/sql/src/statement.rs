@@ -43,6 +43,14 @@ pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
             }
         }
     }
+    if let [one] = statements.as_slice()
+        && is_rowless(one)
+    {
+        text.flag(Flags::ROWLESS);
+    }
+    if statements.iter().any(|statement| is_about_schema(statement)) {
+        text.flag(Flags::SCHEMA);
+    }
     if text.read {
         text.class.access = Access::Read;
         let plain = matches!(statements.as_slice(), [] | [NodeEnum::SelectStmt(_)]) && !text.foreign;
@@ -51,6 +59,49 @@ pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
         }
     }
     text.class
+}
+
+fn is_rowless(statement: &NodeEnum) -> bool {
+    match statement {
+        NodeEnum::InsertStmt(statement) => statement.returning_clause.is_none(),
+        NodeEnum::UpdateStmt(statement) => statement.returning_clause.is_none(),
+        NodeEnum::DeleteStmt(statement) => statement.returning_clause.is_none(),
+        NodeEnum::MergeStmt(statement) => statement.returning_clause.is_none(),
+        _ => false,
+    }
+}
+
+/// Everything but what is known to leave columns alone.
+fn is_about_schema(statement: &NodeEnum) -> bool {
+    !matches!(
+        statement,
+        NodeEnum::SelectStmt(_)
+            | NodeEnum::InsertStmt(_)
+            | NodeEnum::UpdateStmt(_)
+            | NodeEnum::DeleteStmt(_)
+            | NodeEnum::MergeStmt(_)
+            | NodeEnum::CopyStmt(_)
+            | NodeEnum::ExplainStmt(_)
+            | NodeEnum::TransactionStmt(_)
+            | NodeEnum::VariableSetStmt(_)
+            | NodeEnum::VariableShowStmt(_)
+            | NodeEnum::ConstraintsSetStmt(_)
+            | NodeEnum::DiscardStmt(_)
+            | NodeEnum::PrepareStmt(_)
+            | NodeEnum::ExecuteStmt(_)
+            | NodeEnum::DeallocateStmt(_)
+            | NodeEnum::DeclareCursorStmt(_)
+            | NodeEnum::FetchStmt(_)
+            | NodeEnum::ClosePortalStmt(_)
+            | NodeEnum::ListenStmt(_)
+            | NodeEnum::UnlistenStmt(_)
+            | NodeEnum::NotifyStmt(_)
+            | NodeEnum::LockStmt(_)
+            | NodeEnum::LoadStmt(_)
+            | NodeEnum::VacuumStmt(_)
+            | NodeEnum::TruncateStmt(_)
+            | NodeEnum::CheckPointStmt(_)
+    )
 }
 
 /// What a single statement leaves behind, whatever else its text has.

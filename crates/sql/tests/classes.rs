@@ -10,8 +10,33 @@ fn classifier() -> Classifier {
     })
 }
 
+/// The class without what `result_columns` is about.
 fn classify(text: &str) -> Class {
-    classifier().classify(text.as_bytes())
+    let class = classifier().classify(text.as_bytes());
+    Class { flags: Flags(class.flags.0 & !(Flags::ROWLESS.0 | Flags::SCHEMA.0)), ..class }
+}
+
+#[test]
+fn result_columns() {
+    for (text, rowless, schema) in [
+        ("insert into t values (1)", true, false),
+        ("with x as (select 1) update t set a = 1", true, false),
+        ("delete from t returning a", false, false),
+        ("merge into t using u on t.id = u.id when matched then delete", true, false),
+        ("insert into t values (1); select 1", false, false),
+        ("select 1", false, false),
+        ("begin; alter table t add a int; commit", false, true),
+        ("create table t as select 1", false, true),
+        ("drop function f", false, true),
+        ("do 'begin end'", false, true),
+        ("call p()", false, true),
+        ("truncate t", false, false),
+        ("set a = 1", false, false),
+        ("begin", false, false),
+    ] {
+        let flags = classifier().classify(text.as_bytes()).flags;
+        assert_eq!((flags.has(Flags::ROWLESS), flags.has(Flags::SCHEMA)), (rowless, schema), "{text}");
+    }
 }
 
 const READ: Class = Class { access: Access::Read, ..Class::UNKNOWN };

@@ -60,6 +60,7 @@ const fn integer(min: i64, max: i64) -> Kind {
 const POSITIVE: Kind = Kind::Duration { zero: false };
 const OR_NEVER: Kind = Kind::Duration { zero: true };
 const ROUTE: Kind = Kind::Choice(&["primary", "replica", "auto"]);
+const UNNAMED: Kind = Kind::Choice(&["shared", "parsed"]);
 const LANES: Kind = Kind::Choice(&["auto", "off"]);
 const POOL_MODE: Kind = Kind::Choice(&["transaction", "session"]);
 const CONSISTENCY: Kind = Kind::Choice(&["eventual", "session", "strong"]);
@@ -152,6 +153,7 @@ const POOL: &[Key] = &[
     key("connect_timeout", POSITIVE),
     key("prepared_per_server", integer(1, 100_000)),
     key("defer_begin", Kind::Boolean),
+    key("unnamed", UNNAMED),
     key("lanes", LANES),
     key("lane_depth", integer(1, 256)),
     key("lane_width", integer(1, 1_000)),

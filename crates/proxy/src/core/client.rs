@@ -137,6 +137,8 @@ pub(super) struct Unit {
     pub begin_read_only: bool,
     /// It has a Parse of the unnamed statement.
     pub parses_unnamed: bool,
+    /// Hash of the name of the last Parse in it, if a Describe of that needs no server.
+    pub describable: u64,
     /// Something in it needs a server.
     pub needs_server: bool,
     pub hint: Option<Hint>,
@@ -166,6 +168,7 @@ impl Default for Unit {
             repeatable: true,
             begin_read_only: false,
             parses_unnamed: false,
+            describable: 0,
             needs_server: false,
             hint: None,
             query: None,

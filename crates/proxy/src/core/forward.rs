@@ -11,7 +11,7 @@ use wire::payload::{self, Named};
 use wire::{Frame, HEADER, Sqlstate, message};
 
 use super::client::{Again, Pass, Prepared, Step, Unit};
-use super::server::{Expect, Undo};
+use super::server::{Expect, Parsed, Undo};
 use super::statement::{Statement, StatementName};
 use super::{Core, SMALL_MAX};
 
@@ -28,8 +28,8 @@ impl Core {
         let server = &self.servers[s];
         // A unit that fails skips its Parses: what a later unit does with their statements depends on it.
         let depends = server.unanswered_before > 0 && matches!(frame.tag, b'P' | b'B' | b'D' | b'C');
-        // A unit behind the first of a transaction waits for that to have begun.
-        let behind = server.beginning && !server.in_unit && !matches!(frame.tag, b'd' | b'c' | b'f');
+        // A unit behind the first of a transaction waits for that to have begun, or for its client to hear that it has not.
+        let behind = (server.beginning || server.begin_failed) && !server.in_unit && !matches!(frame.tag, b'd' | b'c' | b'f');
         if server.barrier || depends || behind {
             return Step::Blocked;
         }
@@ -207,6 +207,11 @@ impl Core {
                 }
             }
         }
+        if class.flags.has(Flags::SCHEMA) {
+            server.alters = true;
+            self.schema_changes();
+        }
+        let server = &mut self.servers[s];
         // Which statements it has is not known until this has answered.
         server.barrier |= certain && class.flags.has(Flags::DROPS_STATEMENTS);
         // It has cleared something only if it succeeds, and is not rolled back: seen at the end of the unit.
@@ -228,7 +233,7 @@ impl Core {
                 let server = &mut self.servers[s];
                 (server.unnamed, server.wrote, server.committing, server.in_unit) = (LONG, true, true, true);
                 let statement = Arc::new(Statement::unknown());
-                server.owe(Expect::Parse { statement, named: false, of_client: false });
+                server.owe(Expect::Parse { statement, parsed: Parsed::Unnamed });
                 return self.pass_on(c, s, bytes, frame);
             }
             if frame.payload > self.settings.max_statement {
@@ -244,9 +249,14 @@ impl Core {
         let statement = self.statement_as(c, text, types, class);
         self.servers[s].in_unit = true;
         if name.is_empty() {
+            statement.note_unnamed();
             self.clients[c].unnamed = Some(statement.clone());
+            if self.is_shared_now(c, s, &statement) {
+                self.parse_shared(c, s, &statement);
+                return Step::Used(frame.total());
+            }
             self.servers[s].unnamed = statement.id;
-            self.servers[s].owe(Expect::Parse { statement, named: false, of_client: true });
+            self.servers[s].owe(Expect::Parse { statement, parsed: Parsed::Unnamed });
             return self.pass_on(c, s, bytes, frame);
         }
         if frame.payload > self.settings.max_statement {
@@ -282,7 +292,8 @@ impl Core {
         server.prepared.insert(statement.id, server.clock);
         self.metrics.prepares.add(1);
         self.send(s, |out| message::parse(out, statement.name().as_bytes(), text, types));
-        self.servers[s].owe(Expect::Parse { statement, named: true, of_client: !taken });
+        let parsed = if taken { Parsed::Doomed } else { Parsed::Named };
+        self.servers[s].owe(Expect::Parse { statement, parsed });
         Step::Used(frame.total())
     }
 
@@ -343,7 +354,7 @@ impl Core {
         self.servers[s].in_unit = true;
         match (frame.tag, named) {
             (b'D', Named::Portal(_)) => {
-                self.servers[s].owe(Expect::Describe(None));
+                self.servers[s].owe(Expect::Describe(None, 0));
                 self.pass_on(c, s, bytes, frame)
             }
             (b'D', Named::Statement(name)) => {
@@ -362,7 +373,8 @@ impl Core {
                     prepared.described.insert(name.into());
                 }
                 self.send(s, |out| message::describe_statement(out, server_name.as_bytes()));
-                self.servers[s].owe(Expect::Describe(statement));
+                let schema = self.schema();
+                self.servers[s].owe(Expect::Describe(statement, schema));
                 Step::Used(frame.total())
             }
             (_, Named::Portal(_)) => {
@@ -438,6 +450,10 @@ impl Core {
                 }
                 ServerName::Own(statement.name())
             }
+            Some(statement) if self.is_shared_now(c, s, statement) => {
+                self.prepare(s, statement);
+                ServerName::Own(statement.name())
+            }
             Some(statement) => {
                 if self.servers[s].unnamed != statement.id {
                     self.metrics.prepares.add(1);
@@ -489,6 +505,51 @@ impl Core {
             prepared.names.insert(name.into(), fresh.clone());
         }
         fresh
+    }
+
+    /// Whether servers keep this statement, which its client parses without a name, as they keep named ones: never if the client
+    /// reads texts in a way of its own.
+    pub(super) fn shares_unnamed(&self, c: usize, statement: &Statement) -> bool {
+        self.settings.share_unnamed
+            && statement.is_recurring()
+            && statement.dialect == self.clients[c].dialect
+            && self.clients[c].pins.is_empty()
+    }
+
+    /// The same, at this moment. A statement that the server has parsed long ago may fail because its columns have changed since,
+    /// which a fresh one does not: so it must have none, or the unit must be one that is sent again without anybody's noticing.
+    fn is_shared_now(&self, c: usize, s: usize, statement: &Statement) -> bool {
+        let (client, server) = (&self.clients[c], &self.servers[s]);
+        let again = client.replay.is_some() && server.measured != 0 && server.status == message::Status::Idle;
+        self.shares_unnamed(c, statement)
+            && statement.dialect == self.dialect_of(c)
+            && (statement.class.flags.has(Flags::ROWLESS) || (statement.class.access == Access::Read && again))
+    }
+
+    /// The client's Parse of an unnamed statement that servers keep.
+    pub(super) fn parse_shared(&mut self, c: usize, s: usize, statement: &Arc<Statement>) {
+        if self.servers[s].prepared.contains_key(&statement.id) {
+            self.metrics.unnamed_shared.add(1);
+            self.prepare(s, statement);
+            return self.answer(c, s, b'1', || Undo::Nothing);
+        }
+        self.make_room(s);
+        let server = &mut self.servers[s];
+        server.clock += 1;
+        server.prepared.insert(statement.id, server.clock);
+        self.metrics.prepares.add(1);
+        self.send(s, |out| message::parse(out, statement.name().as_bytes(), &statement.text, &statement.types));
+        self.servers[s].owe(Expect::Parse { statement: statement.clone(), parsed: Parsed::Shared });
+    }
+
+    /// Stands for the cluster's schema, as far as this process knows of changes.
+    pub(super) fn schema(&self) -> u64 {
+        self.shared.registry.schema()
+    }
+
+    /// The schema is being changed, or may have been.
+    pub(super) fn schema_changes(&self) {
+        self.shared.registry.schema_changes(self.now);
     }
 
     /// Makes sure that the server has, or will have, this statement under its own name.

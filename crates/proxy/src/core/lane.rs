@@ -16,6 +16,7 @@
 //!   lanes come to an end, and their connections to rest, however many clients there are.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use topology::NodeId;
@@ -26,7 +27,8 @@ use super::client::{Again, Phase, Unit};
 use super::cost::Fit;
 use super::fit::{Candidate, Pick, is_fit, pick, seats_for};
 use super::pool::{KEEP, Want};
-use super::server::{Expect, ServerPhase};
+use super::server::{Expect, Parsed, ServerPhase};
+use super::statement::Statement;
 use super::{Core, Effect, over};
 use crate::config::PoolMode;
 
@@ -228,16 +230,21 @@ impl Core {
                 b'P' => {
                     let Some((_, text, types)) = payload::parse(data) else { break };
                     let statement = self.statement(c, text, types);
+                    statement.note_unnamed();
                     self.clients[c].unnamed = Some(statement.clone());
+                    if self.shares_unnamed(c, &statement) {
+                        self.parse_shared(c, s, &statement);
+                        continue;
+                    }
                     self.servers[s].unnamed = statement.id;
-                    self.servers[s].owe(Expect::Parse { statement, named: false, of_client: true });
+                    self.servers[s].owe(Expect::Parse { statement, parsed: Parsed::Unnamed });
                 }
                 b'B' => {
                     let Some((_, name, values)) = payload::bind(data) else { break };
                     self.send_bind(c, s, name, values);
                     continue;
                 }
-                b'D' => self.servers[s].owe(Expect::Describe(None)),
+                b'D' => self.servers[s].owe(Expect::Describe(None, 0)),
                 b'E' => self.servers[s].owe(Expect::Execute(None)),
                 _ => self.servers[s].owe(Expect::Sync),
             }
@@ -248,7 +255,8 @@ impl Core {
     /// A Bind to the unnamed portal.
     fn send_bind(&mut self, c: usize, s: usize, name: &[u8], values: &[u8]) {
         let statement = self.statement_of(c, name);
-        let Some(own) = statement.as_ref().filter(|_| !name.is_empty()) else {
+        let named = |statement: &&Arc<Statement>| !name.is_empty() || self.shares_unnamed(c, statement);
+        let Some(own) = statement.as_ref().filter(named) else {
             self.servers[s].owe(Expect::Bind(statement));
             return self.send(s, |out| {
                 message::header(out, b'B', 2 + values.len());

@@ -43,6 +43,23 @@ impl Core {
                     self.tell(c, |out| message::empty(out, b'1'));
                 }
             }
+            b'D' => {
+                let name = match payload::named(data) {
+                    Some(Named::Statement(name)) => name,
+                    _ => b"",
+                };
+                let statement = self.statement_of(c, name);
+                let Some(described) = statement.and_then(|s| s.described(self.now, self.schema())) else {
+                    // It has gone out of date since the unit was looked at: what is left of that is looked at anew.
+                    self.clients[c].unit = Unit::default();
+                    return Step::Again;
+                };
+                if let Some(prepared) = &mut self.clients[c].prepared {
+                    prepared.described.insert(name.into());
+                }
+                self.metrics.describes_local.add(1);
+                self.tell(c, |out| out.extend_from_slice(&described.messages));
+            }
             b'C' => {
                 if let Some(Named::Statement(name)) = payload::named(data) {
                     self.forget_statement(c, name);

@@ -130,9 +130,13 @@ impl Core {
         server.committing = false;
         server.sets.undo();
         server.sets.end();
+        let alters = std::mem::take(&mut server.alters);
         let (open, reset) = (server.status != Status::Idle, std::mem::take(&mut server.reset));
         if reset {
             server.params = Applied::These(self.no_params.clone());
+        }
+        if alters {
+            self.schema_changes();
         }
         if open {
             self.own_query(s, "ROLLBACK");

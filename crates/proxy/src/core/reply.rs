@@ -9,7 +9,7 @@ use wire::{Frame, HEADER, Sqlstate};
 
 use super::client::{Aborted, Again, Phase, Unit};
 use super::forward::MOST_EXPECTED;
-use super::server::{Expect, ServerPhase, Undo};
+use super::server::{Expect, Parsed, ServerPhase, Undo};
 use super::{Core, HOLD_MAX, SMALL_MAX};
 
 /// What becomes of a reply.
@@ -102,7 +102,7 @@ impl Core {
             if there < frame.total() && !long && there < SMALL_MAX {
                 break;
             }
-            let verdict = self.reply(s, frame.tag, &rest[HEADER..there]);
+            let verdict = self.reply(s, frame.tag, &rest[HEADER..there], there == frame.total());
             let server = &mut self.servers[s];
             if there < frame.total() {
                 server.pass = frame.total() - there;
@@ -131,6 +131,7 @@ impl Core {
                         if !self.is_server(token) {
                             return bytes.len();
                         }
+                        self.due_answers(s);
                         continue;
                     }
                     // It may go to another worker here and now: with all that it has said.
@@ -156,15 +157,10 @@ impl Core {
             if !self.is_server(token) {
                 return bytes.len();
             }
-            // Answers of the proxy's own whose turn has come.
-            while let Some(Expect::Answer { tag, .. }) = self.servers[s].expect.front() {
-                let tag = *tag;
-                self.servers[s].settled();
+            if matches!(self.servers[s].expect.front(), Some(Expect::Answer { .. })) {
                 self.give(s, &bytes[from..used]);
                 from = used;
-                if let Some(c) = self.servers[s].client {
-                    self.tell(c, |out| message::empty(out, tag));
-                }
+                self.due_answers(s);
             }
         }
         self.give(s, &bytes[from..used]);
@@ -177,6 +173,18 @@ impl Core {
             }
         }
         used
+    }
+
+    /// Gives answers of the proxy's own whose turn has come.
+    fn due_answers(&mut self, s: usize) {
+        while let Some(Expect::Answer { tag, .. }) = self.servers[s].expect.front() {
+            let tag = *tag;
+            let server = &mut self.servers[s];
+            server.settled();
+            if let Some(c) = server.client.filter(|_| !server.discard) {
+                self.tell(c, |out| message::empty(out, tag));
+            }
+        }
     }
 
     /// Passes bytes to the server's client.
@@ -196,21 +204,36 @@ impl Core {
         }
     }
 
-    fn reply(&mut self, s: usize, tag: u8, data: &[u8]) -> Verdict {
+    fn reply(&mut self, s: usize, tag: u8, data: &[u8], whole: bool) -> Verdict {
         let server = &mut self.servers[s];
         let own = matches!(server.expect.front(), Some(Expect::Setup));
         let unheard = own || server.discard || server.client.is_none();
         let verdict = if unheard { Verdict::Swallow } else { Verdict::Forward };
+        let behind = matches!(tag, b'T' | b'n') && self.is_replica(s);
+        let server = &mut self.servers[s];
         match tag {
             b'D' | b'd' | b'c' | b'H' | b'V' => {}
             b't' if matches!(server.expect.front(), Some(Expect::DescribeOwn(_))) => return Verdict::Swallow,
-            b't' => {}
+            b't' => {
+                server.describing.clear();
+                if whole && matches!(server.expect.front(), Some(Expect::Describe(Some(_), _))) {
+                    server.describing.extend_from_slice(data);
+                }
+            }
             b'T' | b'n' => match server.expect.front() {
-                Some(Expect::Describe(statement)) => {
-                    if let Some(statement) = statement
-                        && !statement.is_described_as(tag, data)
-                    {
-                        statement.outdated.store(true, Ordering::Relaxed);
+                Some(Expect::Describe(statement, schema)) => {
+                    let parameters = std::mem::take(&mut server.describing);
+                    // A replica may not have heard of a change yet.
+                    let recent = behind && self.shared.registry.has_changed_lately(self.now);
+                    if let Some(statement) = statement {
+                        if !statement.is_described_as(tag, data) {
+                            statement.outdated.store(true, Ordering::Relaxed);
+                        } else if whole && !parameters.is_empty() && !recent {
+                            let mut messages = Vec::with_capacity(parameters.len() + data.len() + 2 * HEADER);
+                            message::message(&mut messages, b't', |out| out.extend_from_slice(&parameters));
+                            message::message(&mut messages, tag, |out| out.extend_from_slice(data));
+                            statement.note_described(messages, self.now, *schema);
+                        }
                     }
                     server.settled();
                 }
@@ -236,10 +259,9 @@ impl Core {
                 _ => {}
             },
             b'1' => match server.settled() {
-                Some(Expect::Parse { statement, of_client, named }) => {
+                Some(Expect::Parse { statement, parsed }) => {
                     statement.accepted.store(true, Ordering::Relaxed);
-                    if of_client
-                        && named
+                    if parsed == Parsed::Named
                         && let Some(prepared) = server.client.and_then(|c| self.clients[c].prepared.as_mut())
                     {
                         prepared.parsing.pop_front();
@@ -374,7 +396,7 @@ impl Core {
         }
         let mut relied_on = false;
         if outdated
-            && let Some(Expect::Bind(Some(statement)) | Expect::Describe(Some(statement))) = server.expect.front()
+            && let Some(Expect::Bind(Some(statement)) | Expect::Describe(Some(statement), _)) = server.expect.front()
         {
             statement.outdated.store(true, Ordering::Relaxed);
             // Who was told of its columns must hear of this; anybody else gets a fresh one without noticing.
@@ -389,7 +411,7 @@ impl Core {
         }
         let front = server.expect.front();
         let lacking = code == Some(Sqlstate::INVALID_STATEMENT_NAME)
-            && matches!(front, Some(Expect::Bind(_) | Expect::Describe(_)));
+            && matches!(front, Some(Expect::Bind(_) | Expect::Describe(..)));
         if lacking || (code == Some(Sqlstate::DUPLICATE_STATEMENT) && matches!(front, Some(Expect::ParseOwn { .. }))) {
             // What it has is not what it was thought to have. (A client's own wrong name does no more harm than a new connection.)
             server.retire = true;
@@ -449,7 +471,7 @@ impl Core {
         let skipping = skipped.unwrap_or(server.expect.len());
         let run: Vec<Expect> = (0..skipping).filter_map(|_| server.settled()).collect();
         let mut prepared = server.client.and_then(|c| self.clients[c].prepared.as_mut());
-        let own = |e: &&Expect| matches!(e, Expect::Parse { named: true, of_client: true, .. });
+        let own = |e: &&Expect| matches!(e, Expect::Parse { parsed: Parsed::Named, .. });
         let parses = run.iter().filter(own).count();
         let mut names: Vec<Box<[u8]>> = match &mut prepared {
             Some(prepared) => prepared.parsing.drain(..parses.min(prepared.parsing.len())).collect(),
@@ -458,16 +480,19 @@ impl Core {
         // The last is taken back first.
         for expect in run.into_iter().rev() {
             match expect {
-                Expect::Parse { statement, named: true, of_client: true } => {
+                Expect::Parse { statement, parsed: Parsed::Named } => {
                     server.prepared.remove(&statement.id);
                     if let (Some(prepared), Some(name)) = (&mut prepared, names.pop()) {
                         prepared.names.remove(&name);
                     }
                 }
+                Expect::Parse { statement, parsed: Parsed::Shared } => {
+                    server.prepared.remove(&statement.id);
+                }
                 Expect::ParseOwn { statement, named: true } => {
                     server.prepared.remove(&statement.id);
                 }
-                Expect::Parse { named: false, .. } | Expect::ParseOwn { named: false, .. } => server.unnamed = 0,
+                Expect::Parse { parsed: Parsed::Unnamed, .. } | Expect::ParseOwn { named: false, .. } => server.unnamed = 0,
                 Expect::CloseOwn(id) => {
                     server.prepared.insert(id, 0);
                 }
@@ -508,6 +533,10 @@ impl Core {
             return self.replay(c, s);
         }
         let idle = server.status == Status::Idle;
+        if idle && std::mem::take(&mut server.alters) {
+            self.schema_changes();
+        }
+        let server = &mut self.servers[s];
         let done = server.expect.is_empty();
         let wrote = server.wrote;
         if done {

@@ -73,6 +73,10 @@ pub(crate) struct Server {
     pub(super) params: Applied,
     /// What its client does to them.
     pub(super) sets: Sets,
+    /// Its client changes the schema.
+    pub(super) alters: bool,
+    /// The first part of the answer to a Describe.
+    pub(super) describing: Vec<u8>,
     /// What it said of its parameters.
     pub(super) reported: Vec<(String, String)>,
     /// What the proxy's own statement failed with.
@@ -121,19 +125,26 @@ pub struct Moved {
     pub(super) server: Server,
 }
 
+/// What a client's Parse was sent as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Parsed {
+    /// As the unnamed statement.
+    Unnamed,
+    /// Under the server's name for it; the client has a name for it, too.
+    Named,
+    /// Under the server's name for it; to the client it is the unnamed one.
+    Shared,
+    /// Under a name that the server has already, for the sake of its error.
+    Doomed,
+}
+
 /// What a server owes for one message.
 #[derive(Debug, Clone)]
 pub(super) enum Expect {
     /// A statement of the proxy's own: nothing of its answer is for the client.
     Setup,
     /// `ParseComplete`, for the client's own Parse.
-    Parse {
-        statement: Arc<Statement>,
-        /// Under the server's name for it; false: as the unnamed statement.
-        named: bool,
-        /// The client gave it a name.
-        of_client: bool,
-    },
+    Parse { statement: Arc<Statement>, parsed: Parsed },
     /// `ParseComplete`, for a Parse of the proxy's own.
     ParseOwn { statement: Arc<Statement>, named: bool },
     /// `CloseComplete`, for a Close of the proxy's own.
@@ -156,8 +167,8 @@ pub(super) enum Expect {
     DescribeOwn(Arc<Statement>),
     /// `CloseComplete`, for a portal.
     Close,
-    /// `ParameterDescription` and `RowDescription` or `NoData`.
-    Describe(Option<Arc<Statement>>),
+    /// `ParameterDescription` and `RowDescription` or `NoData`. With the number of the schema as of then.
+    Describe(Option<Arc<Statement>>, u64),
     /// Rows, and `CommandComplete`, `EmptyQueryResponse` or `PortalSuspended`. With what it changes of the session's parameters.
     Execute(Option<Arc<Changes>>),
     /// `ReadyForQuery`.
@@ -179,7 +190,11 @@ pub(super) enum Undo {
 impl Expect {
     /// True if it is about prepared statements, and may yet come to nothing.
     fn changes_statements(&self) -> bool {
-        matches!(self, Expect::Parse { .. } | Expect::ParseOwn { .. } | Expect::Answer { .. })
+        match self {
+            Expect::Parse { .. } | Expect::ParseOwn { .. } => true,
+            Expect::Answer { undo, .. } => !matches!(undo, Undo::Nothing),
+            _ => false,
+        }
     }
 
     /// True if `ReadyForQuery` ends it.
@@ -223,6 +238,8 @@ impl Server {
             clock: 0,
             params: Applied::These(params),
             sets: Sets::default(),
+            alters: false,
+            describing: Vec::new(),
             reported: Vec::new(),
             setup_error: None,
             own_done: false,

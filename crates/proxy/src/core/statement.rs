@@ -4,9 +4,11 @@
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwapOption;
 use hashbrown::HashTable;
 use sql::Class;
 
@@ -31,7 +33,27 @@ pub struct Statement {
     pub outdated: AtomicBool,
     /// A replica refused to run it.
     pub demoted: AtomicBool,
+    /// How often it came without a name; not counted beyond [`Statement::MANY`].
+    unnamed: AtomicU32,
+    /// What a server has answered to its Describe last.
+    described: ArcSwapOption<Described>,
 }
+
+/// A server's answer to a Describe.
+#[derive(Debug)]
+pub struct Described {
+    /// `ParameterDescription`, and `RowDescription` or `NoData`, as messages.
+    pub messages: Box<[u8]>,
+    /// When it came.
+    at: Instant,
+    /// What the cluster's schema was when it was asked for, as far as changes are known of.
+    schema: u64,
+}
+
+/// For so long a server's answer to a Describe is given to others, if nobody is seen to change the schema.
+const DESCRIBED_FOR: Duration = Duration::from_secs(10);
+/// Longest text that is kept for its coming again without a name, in bytes.
+const MOST_UNNAMED: usize = 8 << 10;
 
 impl Statement {
     /// A statement that is not kept, of which nothing is known.
@@ -46,7 +68,41 @@ impl Statement {
             shape: OnceLock::new(),
             outdated: AtomicBool::new(false),
             demoted: AtomicBool::new(false),
+            unnamed: AtomicU32::new(0),
+            described: ArcSwapOption::empty(),
         }
+    }
+
+    /// From so many times on it is thought to come again.
+    const MANY: u32 = 2;
+
+    /// It was parsed without a name.
+    pub fn note_unnamed(&self) {
+        if self.unnamed.load(Ordering::Relaxed) < Statement::MANY {
+            self.unnamed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// True if it comes again and again without a name, and servers may keep it.
+    pub fn is_recurring(&self) -> bool {
+        self.unnamed.load(Ordering::Relaxed) >= Statement::MANY
+            && self.text.len() <= MOST_UNNAMED
+            && !self.outdated.load(Ordering::Relaxed)
+    }
+
+    /// Keeps a server's answer to a Describe.
+    pub fn note_described(&self, messages: Vec<u8>, at: Instant, schema: u64) {
+        self.described.store(Some(Arc::new(Described { messages: messages.into(), at, schema })));
+    }
+
+    /// What a server would answer to a Describe now, if that is known.
+    pub fn described(&self, now: Instant, schema: u64) -> Option<Arc<Described>> {
+        if self.outdated.load(Ordering::Relaxed) || !self.accepted.load(Ordering::Relaxed) {
+            return None;
+        }
+        let described = self.described.load_full()?;
+        let fresh = now.saturating_duration_since(described.at) < DESCRIBED_FOR && described.schema == schema;
+        fresh.then_some(described)
     }
 
     /// What a server says its columns are. False if that is not what was said before.
@@ -97,12 +153,32 @@ impl StatementName {
 #[derive(Debug, Default)]
 pub struct Registry {
     next: AtomicU64,
+    /// Grows when a client changes the schema: before that is sent, and when it may have been committed.
+    schema: AtomicU64,
+    changed: Mutex<Option<Instant>>,
     known: Mutex<HashMap<Content, Weak<Statement>>>,
 }
 
 type Content = (u64, Box<[u8]>, Box<[u8]>);
 
 impl Registry {
+    /// Stands for the cluster's schema, as far as this process knows of changes.
+    pub fn schema(&self) -> u64 {
+        self.schema.load(Ordering::Acquire)
+    }
+
+    /// A client changes the schema.
+    pub fn schema_changes(&self, now: Instant) {
+        *self.changed.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+        self.schema.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// True if it has been changed so lately that a replica may not know.
+    pub fn has_changed_lately(&self, now: Instant) -> bool {
+        let changed = *self.changed.lock().unwrap_or_else(PoisonError::into_inner);
+        changed.is_some_and(|at| now.saturating_duration_since(at) < DESCRIBED_FOR)
+    }
+
     fn intern(&self, dialect: u64, text: &[u8], types: &[u8], class: Class) -> Arc<Statement> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let key: Content = (dialect, text.into(), types.into());
@@ -123,6 +199,8 @@ impl Registry {
             shape: OnceLock::new(),
             outdated: AtomicBool::new(false),
             demoted: AtomicBool::new(false),
+            unnamed: AtomicU32::new(0),
+            described: ArcSwapOption::empty(),
         });
         known.insert(key, Arc::downgrade(&statement));
         statement

@@ -4,6 +4,7 @@
 //! server, so the destination is chosen when its end is seen. That costs no time: until `Sync` or `Flush` a server
 //! would not answer either. A unit that does not end within [`UNIT_MAX`] goes to the primary.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -59,6 +60,13 @@ impl Unit {
         self.needs_server = true;
         self.sole = Sole::Other;
     }
+}
+
+/// Stands for a statement's name; never 0.
+fn hash(name: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish().max(1)
 }
 
 impl Core {
@@ -241,9 +249,11 @@ impl Core {
                 let class = self.classify(c, text);
                 let statement = self.statement_as(c, text, types, class);
                 let accepted = !name.is_empty() && statement.accepted.load(Ordering::Relaxed);
+                let described = accepted && statement.described(self.now, self.schema()).is_some();
                 let unit = &mut self.clients[c].unit;
                 unit.parses_unnamed |= name.is_empty();
                 unit.single &= name.is_empty() && !unit.bound;
+                unit.describable = if described { hash(name) } else { 0 };
                 unit.key = self.classifier.shape();
                 let needs_server = unit.needs_server;
                 unit.note(class, statement.demoted.load(Ordering::Relaxed));
@@ -290,18 +300,29 @@ impl Core {
                 }
                 let Some(data) = whole else { return Scan::More };
                 let Some(named) = payload::named(data) else { return self.invalid(c, "Close or Describe") };
-                let known = match named {
-                    Named::Statement(b"") if self.clients[c].unit.parses_unnamed => None,
+                let unit = &self.clients[c].unit;
+                let (known, local) = match named {
+                    Named::Statement(b"") if unit.parses_unnamed => (None, false),
+                    Named::Statement(name) if unit.describable != 0 && unit.describable == hash(name) => (None, true),
                     Named::Statement(name) => {
-                        self.statement_of(c, name).map(|s| (s.class, s.demoted.load(Ordering::Relaxed)))
+                        let statement = self.statement_of(c, name);
+                        let local = !name.is_empty()
+                            && statement.as_ref().is_some_and(|s| s.described(self.now, self.schema()).is_some());
+                        (statement.map(|s| (s.class, s.demoted.load(Ordering::Relaxed))), local)
                     }
-                    Named::Portal(_) => None,
+                    Named::Portal(_) => (None, false),
                 };
                 let unit = &mut self.clients[c].unit;
                 let portal = matches!((frame.tag, named), (b'D', Named::Portal(b"")));
                 unit.single &= portal && unit.bound && !unit.executed;
                 match (frame.tag, named, known) {
                     (b'C', Named::Statement(_), _) => {}
+                    (b'D', Named::Statement(_), None) if local => {}
+                    (b'D', Named::Statement(_), Some((class, demoted))) if local => {
+                        let needs_server = unit.needs_server;
+                        unit.note(class, demoted);
+                        unit.needs_server = needs_server;
+                    }
                     (b'D', Named::Statement(_), Some((class, demoted))) => unit.note(class, demoted),
                     _ => unit.needs_server = true,
                 }
