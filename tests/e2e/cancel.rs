@@ -1,11 +1,11 @@
 //! Cancel: the right statement, never a stranger's.
 
 use futures_util::future::join_all;
-use kingpost_tests::raw::Raw;
-use kingpost_tests::{Kingpost, SOON, sqlstate, unique, within};
+use kingpost_tests::raw::{Raw, query, startup};
+use kingpost_tests::{DATABASE, Kingpost, SOON, USER, sqlstate, unique, within};
 use tokio_postgres::NoTls;
 
-use crate::common::{Shared, shared, value};
+use crate::common::{Shared, only_kingpost, shared, value};
 
 /// Waits until `count` statements that hold `marker` run on the primary and wait for a lock.
 async fn wait_blocked(shared: &Shared, marker: &str, count: usize) {
@@ -126,4 +126,47 @@ async fn a_statement_that_waits_for_a_server_is_cancelled() {
     assert_eq!(sqlstate(&outcome.unwrap_err()), "57014");
     holder.batch_execute("COMMIT").await.unwrap();
     assert_eq!(value(&waiting, "/* kingpost.route=primary */ SELECT 7").await, "7");
+}
+
+/// A balancer gives a cancel request to any of several proxies: it finds the one that has the client.
+#[tokio::test]
+async fn a_cancel_finds_its_way_between_proxies() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let one = Kingpost::of(&shared.cluster).set("proxy.pool.size", 2).set("proxy.peer_id", 1).start().await;
+    let mut peer = toml::Table::new();
+    peer.insert("id".into(), 1.into());
+    peer.insert("address".into(), format!("127.0.0.1:{}", one.port()).into());
+    let two = Kingpost::of(&shared.cluster).set("proxy.peer_id", 2).add("proxy.peers", peer).start().await;
+    let holder = shared.cluster.primary().admin().await;
+    let key = unique();
+    holder.batch_execute(&format!("SELECT pg_advisory_lock({key})")).await.unwrap();
+    let mut client = Raw::connect(one.port()).await;
+    client.send(&startup(3 << 16, &[("user", USER), ("database", DATABASE)])).await;
+    let greeting = client.until(b'Z').await;
+    let secret = &greeting.iter().find(|message| message.kind == b'K').unwrap().body;
+    let request = |secret: &[u8]| [&[0, 0, 0, 16][..], &80_877_102u32.to_be_bytes(), secret].concat();
+    let wrong = [&secret[..4], b"none"].concat();
+    let elsewhere = [&[secret[0], secret[1] | 0x7c][..], &secret[2..]].concat();
+    let sql = format!("SELECT pg_advisory_xact_lock({key})");
+    client.send(&query(&sql)).await;
+    wait_blocked(shared, &sql, 1).await;
+    // With a wrong key, or one of a proxy that nobody knows, nothing happens; each is answered by the end of the connection.
+    for bytes in [&wrong[..], &elsewhere] {
+        for port in [one.port(), two.port()] {
+            let mut raw = Raw::connect(port).await;
+            raw.send(&request(bytes)).await;
+            within("the end of a cancel request", SOON, shared.cluster.dir(), raw.rest()).await;
+        }
+    }
+    wait_blocked(shared, &sql, 1).await;
+    let mut raw = Raw::connect(two.port()).await;
+    raw.send(&request(secret)).await;
+    within("the end of a cancel request", SOON, shared.cluster.dir(), raw.rest()).await;
+    let heard = within("the cancelled statement", SOON, shared.cluster.dir(), client.until(b'Z')).await;
+    let error = heard.iter().find(|message| message.kind == b'E').and_then(|message| message.field(b'C'));
+    assert_eq!(error.as_deref(), Some("57014"));
+    assert_eq!(two.metrics().await.sum("kingpost_cancels_passed_on_total", &[]), 2.0);
 }

@@ -194,3 +194,43 @@ async fn session_reads_miss_what_was_committed_through_another_proxy() {
         "none of {writes} missed with {on_replicas} reads on replicas: the test of strong reads cannot fail"
     );
 }
+
+/// What one session has written another one sees, through another proxy, if it is given the first one's token.
+#[tokio::test]
+async fn a_token_carries_own_writes_to_another_proxy() {
+    let cluster = Cluster::builder().replicas(1).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    if only_kingpost() {
+        return;
+    }
+    let proxy = async || Kingpost::of(&cluster).set("cluster.lag_limit", "1h").start().await;
+    let (one, two) = (proxy().await, proxy().await);
+    let (writer, reader) = (one.connect().await, two.connect().await);
+    writer.batch_execute("CREATE TABLE seen (n int)").await.unwrap();
+    cluster.wait_caught_up().await;
+    cluster.replica(0).pause_replay().await;
+    writer.batch_execute("INSERT INTO seen VALUES (1)").await.unwrap();
+    let token = value(&writer, "SHOW kingpost.token").await;
+    assert!(token.starts_with("1:"), "{token}");
+    let count = "SELECT count(*) FROM seen";
+    assert_eq!(value(&reader, count).await, "0", "the replica does not lag: this proves nothing");
+    reader.batch_execute(&format!("SET kingpost.token = '{token}'")).await.unwrap();
+    assert_eq!(value(&reader, count).await, "1");
+    // An older one takes nothing back; and in a transaction it is asked for as well.
+    reader.batch_execute("SET kingpost.token = '1:0/1'").await.unwrap();
+    assert_eq!(value(&reader, count).await, "1");
+    writer.batch_execute("BEGIN").await.unwrap();
+    assert!(value(&writer, "SHOW kingpost.token").await.starts_with("1:"));
+    writer.batch_execute("COMMIT").await.unwrap();
+    let error = reader.simple_query("SET kingpost.token = 'yesterday'").await.unwrap_err();
+    assert_eq!(kingpost_tests::sqlstate(&error), "22023");
+    // Once the replica has it, it may answer again.
+    cluster.replica(0).resume_replay().await;
+    cluster.wait_caught_up().await;
+    let on_replica = "SELECT count(*) FROM seen WHERE pg_is_in_recovery()";
+    cluster
+        .wait("reads on the replica", async || {
+            (value(&reader, &format!("/* kingpost.route=replica */ {on_replica}")).await == "1").then_some(())
+        })
+        .await;
+}

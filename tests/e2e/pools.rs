@@ -109,6 +109,50 @@ async fn a_client_that_leaves_in_a_transaction_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn statement_mode_has_no_transaction_blocks() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster)
+        .set("proxy.pool.size", 1)
+        .add("proxy.databases", database("statements", "pool_mode", "statement"))
+        .add("proxy.databases", database("app", "pool_mode", "transaction"))
+        .start()
+        .await;
+    let mut config = kingpost.endpoint().config();
+    config.dbname("statements");
+    let admin = kingpost.connect().await;
+    let table = name("single");
+    admin.batch_execute(&format!("CREATE TABLE {table} (n int)")).await.unwrap();
+    drop(admin);
+    let (client, other) =
+        (kingpost.endpoint().connect_as(&config).await, kingpost.endpoint().connect_as(&config).await);
+    let statement = client.prepare("SELECT $1::int + 1").await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(value(&client, "SELECT 1").await, "1");
+        assert_eq!(client.query_one(&statement, &[&1]).await.unwrap().get::<_, i32>(0), 2);
+        // A batch in one message is one transaction of its own, as ever; also with its own BEGIN and COMMIT.
+        client.batch_execute(&format!("SET work_mem = '5MB'; INSERT INTO {table} VALUES (1)")).await.unwrap();
+        client.batch_execute(&format!("BEGIN; INSERT INTO {table} VALUES (2); COMMIT")).await.unwrap();
+        assert_eq!(value(&other, "SHOW work_mem").await, "4MB");
+        assert_eq!(value(&client, "SHOW work_mem").await, "5MB");
+        // A block is refused, in either protocol, and the session goes on.
+        for error in [
+            client.simple_query("BEGIN").await.unwrap_err(),
+            client.query("START TRANSACTION", &[]).await.unwrap_err(),
+        ] {
+            assert_eq!(sqlstate(&error), "0A000", "{error:?}");
+        }
+    }
+    assert_eq!(value(&other, &format!("SELECT count(*) FROM {table}")).await, "6");
+    // One that begins inside of a message is found when that ends: there is no going on then, and nothing of it stays.
+    let _ = client.simple_query(&format!("INSERT INTO {table} VALUES (3); BEGIN")).await;
+    client.simple_query("SELECT 1").await.unwrap_err();
+    assert_eq!(value(&other, &format!("SELECT count(*) FROM {table}")).await, "6");
+}
+
+#[tokio::test]
 async fn session_mode_keeps_the_server() {
     let (shared, _logs) = shared().await;
     if only_kingpost() {

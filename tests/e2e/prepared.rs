@@ -259,7 +259,7 @@ async fn a_known_statement_is_prepared_and_described_without_a_server() {
     holder.batch_execute(&format!("CREATE TABLE {table} (n int, t text)")).await.unwrap();
     shared.cluster.wait_caught_up().await;
     let text = format!("SELECT n, t FROM {table} WHERE n = $1 FOR UPDATE");
-    let ask = |name| [parse(name, &text), describe(b'S', name), sync()].concat();
+    let ask = |name: &str| [parse(name, &text), describe(b'S', name), sync()].concat();
     let mut first = Raw::login(kingpost.port()).await;
     first.send(&ask("first")).await;
     let told = first.until(b'Z').await;

@@ -196,8 +196,8 @@ impl Translation {
                 _ => self.leave(key, value, "Kingpost has trust, scram-sha-256, md5 and cert"),
             },
             "pool_mode" => match value {
-                "transaction" | "session" => self.pool.push(("mode", quoted(value))),
-                _ => self.leave(key, value, "Kingpost has transaction and session"),
+                "transaction" | "statement" | "session" => self.pool.push(("mode", quoted(value))),
+                _ => self.leave(key, value, "Kingpost has transaction, statement and session"),
             },
             _ => match RULES.iter().find(|(name, _)| *name == key).map(|(_, rule)| rule) {
                 Some(Rule::Left(why)) => self.leave(key, value, why),
@@ -237,7 +237,7 @@ impl Translation {
                     Some(number) => settings.push(("pool_size", number)),
                     None => self.leave(&format!("[databases] {name}: pool_size"), &value, "found no number"),
                 },
-                "pool_mode" if ["transaction", "session"].contains(&value.as_str()) => {
+                "pool_mode" if ["transaction", "statement", "session"].contains(&value.as_str()) => {
                     settings.push(("pool_mode", quoted(&value)));
                 }
                 "user" => {

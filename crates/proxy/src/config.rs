@@ -47,6 +47,11 @@ pub struct ProxyConfig {
     pub max_statement_bytes: usize,
     /// Output kept for a slow client or server before its peer is no longer read, in bytes.
     pub buffer_limit: usize,
+    /// Which of several proxies side by side this one is, from 1 to 31; 0 means there are no others. Clients of it have cancel keys
+    /// that say so.
+    pub peer_id: u8,
+    /// The others, which cancel requests for their clients are passed on to.
+    pub peers: Vec<PeerConfig>,
     /// This proxy's zone: reads prefer replicas of the same zone.
     pub zone: Option<String>,
     /// Pool settings for every database and user that has none of its own.
@@ -81,6 +86,8 @@ impl Default for ProxyConfig {
             query_timeout: Duration::ZERO,
             max_statement_bytes: 1 << 20,
             buffer_limit: 256 << 10,
+            peer_id: 0,
+            peers: Vec::new(),
             zone: None,
             pool: PoolConfig::default(),
             routing: RoutingConfig::default(),
@@ -89,6 +96,16 @@ impl Default for ProxyConfig {
             operators: Vec::new(),
         }
     }
+}
+
+/// `[[proxy.peers]]`: another proxy of the same fleet.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerConfig {
+    /// Its `peer_id`.
+    pub id: u8,
+    /// Where it listens: `ip:port`, or the path of a Unix socket.
+    pub address: String,
 }
 
 /// An address that clients connect to: a string, or a table with `route`.
@@ -261,6 +278,8 @@ impl std::fmt::Debug for AuthQueryConfig {
 pub enum PoolMode {
     /// For a transaction.
     Transaction,
+    /// For a statement, or a batch of them in one message or up to one Sync: transaction blocks are refused.
+    Statement,
     /// From its first statement until it leaves; everything goes to the primary.
     Session,
 }
@@ -271,6 +290,7 @@ impl PoolMode {
     pub fn name(self) -> &'static str {
         match self {
             PoolMode::Transaction => "transaction",
+            PoolMode::Statement => "statement",
             PoolMode::Session => "session",
         }
     }

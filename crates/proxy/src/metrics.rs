@@ -138,6 +138,7 @@ metrics! {
         strong_primary: "Strong reads sent to the primary because no replica had got there within strong_wait",
         wait_timeouts: "Statements refused because no server connection came free in time",
         cancels: "Cancel requests passed on",
+        cancels_passed_on: "Cancel requests passed on to the proxy that their key is of",
         cancels_unknown: "Cancel requests with a wrong key",
         protocol_errors: "Connections closed for a violation of the protocol",
         prepares: "Prepared statements sent to a server because its connection did not have them",

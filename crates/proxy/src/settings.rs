@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use topology::Address;
 use wire::md5;
 use wire::scram::Verifier;
 
@@ -55,6 +56,10 @@ pub struct Settings {
     pub server_idle_timeout: Option<Duration>,
     /// Longest time to connect and log in to a server.
     pub connect_timeout: Duration,
+    /// Which of several proxies this is; 0: there is only one.
+    pub peer: u8,
+    /// Where the others are.
+    pub peers: HashMap<u8, Address>,
     /// Prepared statements per server connection.
     pub prepared_per_server: usize,
     /// BEGIN goes to a server with the statement after it.
@@ -231,6 +236,9 @@ pub enum SettingsError {
         "a rule of who may log in asks for a certificate: [proxy.tls] needs a mode other than \"disable\" and a client_cert other than \"none\""
     )]
     RuleWithoutCertificates,
+    /// A peer's address is none.
+    #[error("proxy.peers: found {0:?}, expected ip:port or the absolute path of a Unix socket")]
+    Peer(String),
     /// A second entry of the same name.
     #[error("{kind} {name:?} is configured twice")]
     Twice {
@@ -282,6 +290,17 @@ impl Settings {
                 return Err(SettingsError::Twice { kind: "operator", name: entry.name.clone() });
             }
         }
+        let mut peers = HashMap::new();
+        for peer in &config.peers {
+            let address = match peer.address.strip_prefix('/') {
+                Some(_) => Address::Unix(PathBuf::from(&peer.address)),
+                None => match peer.address.parse() {
+                    Ok(address) => Address::Tcp(address),
+                    Err(_) => return Err(SettingsError::Peer(peer.address.clone())),
+                },
+            };
+            peers.insert(peer.id, address);
+        }
         let unless_zero = |d: Duration| (!d.is_zero()).then_some(d);
         Ok(Settings {
             auth: config.auth,
@@ -306,6 +325,8 @@ impl Settings {
             server_lifetime: unless_zero(config.pool.server_lifetime),
             server_idle_timeout: unless_zero(config.pool.server_idle_timeout),
             connect_timeout: config.pool.connect_timeout,
+            peer: config.peer_id,
+            peers,
             prepared_per_server: config.pool.prepared_per_server.max(1),
             defer_begin: config.pool.defer_begin,
             share_unnamed: config.pool.unnamed == UnnamedMode::Shared,

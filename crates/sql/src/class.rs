@@ -149,6 +149,8 @@ pub enum Local {
     Route(Option<Hint>),
     /// `SET kingpost.consistency = 'eventual' | 'session' | 'strong'`; None as above. The value is lower-cased, not checked.
     Consistency(Option<String>),
+    /// `SET kingpost.token = '…'`: what the session's reads must see; None: as above, which changes nothing. Lower-cased, not checked.
+    Token(Option<String>),
     /// `SHOW kingpost.route`, `SHOW kingpost.consistency`: the name after the dot, lower-cased.
     Show(String),
     /// `SET kingpost.…` with a name or a value that is not known: what to say.

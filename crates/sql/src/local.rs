@@ -23,9 +23,9 @@ pub(crate) fn command(tree: &ParseResult) -> Option<Local> {
 }
 
 fn parameter(name: &str, set: &VariableSetStmt) -> Result<Local, String> {
-    if !matches!(name, "route" | "consistency") {
+    if !matches!(name, "route" | "consistency" | "token") {
         return Err(format!(
-            "unrecognized parameter \"kingpost.{name}\": there are kingpost.route and kingpost.consistency"
+            "unrecognized parameter \"kingpost.{name}\": there are kingpost.route, kingpost.consistency and kingpost.token"
         ));
     }
     if set.is_local {
@@ -47,6 +47,7 @@ fn parameter(name: &str, set: &VariableSetStmt) -> Result<Local, String> {
     };
     match (name, value) {
         ("consistency", value) => Ok(Local::Consistency(value)),
+        ("token", value) => Ok(Local::Token(value)),
         (_, None) => Ok(Local::Route(None)),
         (_, Some(value)) => match value_of(&value) {
             Some(hint) => Ok(Local::Route(Some(hint))),

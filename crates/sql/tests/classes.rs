@@ -354,6 +354,8 @@ fn local() {
         ("reset kingpost.route", Local::Route(None)),
         ("set kingpost.consistency = 'Session'", Local::Consistency(Some("session".into()))),
         ("reset kingpost.consistency", Local::Consistency(None)),
+        ("set kingpost.token = '2:0/1A2B'", Local::Token(Some("2:0/1a2b".into()))),
+        ("reset kingpost.token", Local::Token(None)),
         ("show kingpost.route", Local::Show("route".into())),
         ("SHOW Kingpost.Consistency;", Local::Show("consistency".into())),
     ] {

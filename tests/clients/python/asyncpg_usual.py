@@ -257,6 +257,25 @@ async def session_settings():
 
 
 @check
+async def many_sessions_with_settings_of_their_own():
+    # More than there are server connections: none of them keeps one for what it has set.
+    connections = [await connect() for _ in range(12)]
+    for number, conn in enumerate(connections):
+        await conn.execute(f"SET search_path = s{number}, public; SET work_mem = '{5 + number}MB'")
+        # As asyncpg itself does while it looks up types.
+        await conn.fetchval("SELECT set_config('jit', $1, false)", "off")
+    for _ in range(3):
+        for number, conn in enumerate(connections):
+            assert await conn.fetchval("SHOW search_path") == f"s{number}, public"
+            assert await conn.fetchval("SELECT current_setting($1)", "work_mem") == f"{5 + number}MB"
+            assert await conn.fetchval("SHOW jit") == "off"
+    await connections[0].reset()
+    assert await connections[0].fetchval("SHOW work_mem") == "4MB"
+    for conn in connections:
+        await conn.close()
+
+
+@check
 async def a_table_that_changes():
     # The cached plan's result type changes: asyncpg itself prepares anew once it is told so.
     conn = await connect()

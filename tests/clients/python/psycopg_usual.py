@@ -356,6 +356,37 @@ def session_settings():
 
 
 @check
+def many_sessions_with_settings_of_their_own():
+    # More than there are server connections: none of them keeps one for what it has set.
+    zones = ["UTC", "Asia/Tokyo", "America/New_York", "Europe/Berlin"]
+    connections = [connect(autocommit=True) for _ in range(12)]
+    for number, conn in enumerate(connections):
+        conn.execute(f"SET application_name = 'session {number}'")
+        conn.execute("SELECT set_config('TimeZone', %s, false)", (zones[number % 4],))
+        with conn.transaction():
+            conn.execute(f"SET statement_timeout = '{100 + number}s'")
+            conn.execute("SET LOCAL work_mem = '7MB'")
+        try:
+            with conn.transaction():
+                conn.execute("SET statement_timeout = '1s'")
+                raise KeyError
+        except KeyError:
+            pass
+    for _ in range(3):
+        for number, conn in enumerate(connections):
+            assert conn.info.timezone.key == zones[number % 4]
+            for name, expected in [
+                ("application_name", f"session {number}"),
+                ("TimeZone", zones[number % 4]),
+                ("statement_timeout", f"{100 + number}s"),
+                ("work_mem", "4MB"),
+            ]:
+                assert conn.execute("SELECT current_setting(%s)", (name,)).fetchone() == (expected,), name
+    for conn in connections:
+        conn.close()
+
+
+@check
 def errors_keep_the_connection():
     with connect(autocommit=True) as conn:
         for text, error in (

@@ -110,6 +110,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
     if proxy {
         check_cluster(config, &mut findings);
         check_listen(&config.proxy, &mut findings);
+        check_peers(&config.proxy, &mut findings);
         check_databases(&config.proxy, &mut findings);
         check_users(&config.proxy, stat, &mut findings);
         check_rules(&config.proxy, &mut findings);
@@ -190,6 +191,23 @@ fn check_listen(proxy: &ProxyConfig, findings: &mut Findings) {
                 ),
             ),
             Ok(_) => {}
+        }
+    }
+}
+
+fn check_peers(proxy: &ProxyConfig, findings: &mut Findings) {
+    let mut seen = HashMap::from([(proxy.peer_id, "proxy.peer_id".to_owned())]);
+    if proxy.peer_id == 0 && !proxy.peers.is_empty() {
+        findings.error("proxy.peer_id", "found 0 beside [[proxy.peers]], expected a number of its own from 1 to 31");
+    }
+    for (index, peer) in proxy.peers.iter().enumerate() {
+        let path = format!("proxy.peers[{index}].id");
+        if let Some(first) = seen.insert(peer.id, path.clone()) {
+            findings.error(path, format!("found {}, which {first} has already", peer.id));
+        }
+        if !peer.address.starts_with('/') && peer.address.parse::<std::net::SocketAddr>().is_err() {
+            let found = format!("found {:?}, expected ip:port or the absolute path of a Unix socket", peer.address);
+            findings.error(format!("proxy.peers[{index}].address"), found);
         }
     }
 }

@@ -62,7 +62,7 @@ const OR_NEVER: Kind = Kind::Duration { zero: true };
 const ROUTE: Kind = Kind::Choice(&["primary", "replica", "auto"]);
 const UNNAMED: Kind = Kind::Choice(&["shared", "parsed"]);
 const LANES: Kind = Kind::Choice(&["auto", "off"]);
-const POOL_MODE: Kind = Kind::Choice(&["transaction", "session"]);
+const POOL_MODE: Kind = Kind::Choice(&["transaction", "statement", "session"]);
 const CONSISTENCY: Kind = Kind::Choice(&["eventual", "session", "strong"]);
 const TLS_VERSION: Kind = Kind::Choice(&["TLSv1.2", "TLSv1.3"]);
 const POOL_SIZE: Kind = integer(1, 10_000);
@@ -97,6 +97,8 @@ const PROXY: &[Key] = &[
     key("query_timeout", OR_NEVER),
     key("max_statement_bytes", integer(1024, 1 << 30)),
     key("buffer_limit", integer(16 << 10, 1 << 30)),
+    key("peer_id", integer(0, 31)),
+    key("peers", Kind::Tables(PEER)),
     key("zone", Kind::Text),
     key("pool", Kind::Table(POOL)),
     key("routing", Kind::Table(ROUTING)),
@@ -123,6 +125,8 @@ const AUTH_QUERY: &[Key] = &[
     key("negative_cache", POSITIVE),
     key("timeout", POSITIVE),
 ];
+
+const PEER: &[Key] = &[required("id", integer(1, 31)), required("address", Kind::Text)];
 
 const PROXY_TLS: &[Key] = &[
     key("mode", Kind::Choice(&["disable", "allow", "require"])),

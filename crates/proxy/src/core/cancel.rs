@@ -3,6 +3,9 @@
 //! A client's key names its worker and slot; the secret is made from the connection's token and the process's own secret, so
 //! nothing is stored. A request goes to the server only while that server runs a statement of this very client, and
 //! the server is not given to another client before the request has had its effect.
+//!
+//! With several proxies side by side a request may reach another than the one that its client is connected to: the key says which, and
+//! the request is passed on to that one, once.
 
 use std::time::{Duration, Instant};
 
@@ -28,10 +31,9 @@ pub(super) struct Cancel {
     pub token: Token,
     pub output: Output,
     phase: CancelPhase,
-    node: NodeId,
     address: Address,
-    /// The server connection it is about.
-    server: Token,
+    /// The node, and the server connection there that it is about; None: it goes to a peer.
+    to: Option<(NodeId, Token)>,
     pid: u32,
     secret: Vec<u8>,
     /// Who asked: worker and connection there.
@@ -55,11 +57,30 @@ pub(super) fn worker_of(pid: u32) -> usize {
     (pid >> 23 & 0xff) as usize
 }
 
+/// Bits of a process id that say which slot, where some say which of several proxies.
+const PEER_SLOT_BITS: u32 = 18;
+
+/// Which of several proxies gave it.
+fn peer_of(pid: u32) -> u8 {
+    (pid >> PEER_SLOT_BITS & 0x1f) as u8
+}
+
+/// Those bits.
+const SLOT_OF_PEER: u32 = (1 << PEER_SLOT_BITS) - 1;
+
+/// Ends the secret of a request that one peer passes on to another, which passes it on to nobody.
+const PASSED_ON: u8 = 0xff;
+
 impl Core {
     /// What a client presents to have its statement cancelled.
     pub(super) fn cancel_key(&self, c: usize, version: u32) -> (u32, Vec<u8>) {
         // 8 bits of worker, 23 bits of slot, counted from 1: positive as a signed number, as drivers expect.
-        let pid = (self.id as u32 & 0xff) << 23 | (c as u32 + 1) & 0x7f_ffff;
+        // With peers, 5 of the slot's bits say which of them.
+        let slot = match self.settings.peer {
+            0 => (c as u32 + 1) & 0x7f_ffff,
+            peer => u32::from(peer & 0x1f) << PEER_SLOT_BITS | (c as u32 + 1) & SLOT_OF_PEER,
+        };
+        let pid = (self.id as u32 & 0xff) << 23 | slot;
         let secret = self.cancel_secret(self.clients[c].token);
         let length = if version >= V3_2 { 32 } else { 4 };
         (pid, secret[..length].to_vec())
@@ -77,7 +98,8 @@ impl Core {
     /// A request for one of this worker's clients.
     pub(super) fn cancel(&mut self, pid: u32, secret: &[u8], from: usize, requester: Token) {
         // 0 is nobody's; it becomes a slot that is never used.
-        let c = ((pid & 0x7f_ffff) as usize).wrapping_sub(1);
+        let slot = if self.settings.peer == 0 { pid & 0x7f_ffff } else { pid & SLOT_OF_PEER };
+        let c = (slot as usize).wrapping_sub(1);
         let known = self.clients.get(c).filter(|client| matches!(client.phase, Phase::Ready)).is_some_and(|client| {
             let expected = self.cancel_secret(client.token);
             // Either length of key is good, whichever protocol version the client speaks: both are 32 bits or more.
@@ -104,6 +126,47 @@ impl Core {
         }
     }
 
+    /// A request of whoever connected for it goes to the proxy that its key is of. None: to this one; with the secret as it
+    /// was given.
+    pub(super) fn pass_on_cancel(&mut self, pid: u32, secret: &[u8], requester: Token) -> Option<()> {
+        let passed_on = matches!(secret.len(), 5 | 33);
+        if self.settings.peer == 0 || passed_on || peer_of(pid) == self.settings.peer {
+            return None;
+        }
+        let Some(address) = self.settings.peers.get(&peer_of(pid)).cloned() else {
+            self.metrics.cancels_unknown.add(1);
+            self.tell_requester(self.id, requester);
+            return Some(());
+        };
+        self.metrics.cancels_passed_on.add(1);
+        let secret = [secret, &[PASSED_ON]].concat();
+        self.connect_cancel(address, None, pid, secret, Some((self.id, requester)));
+        Some(())
+    }
+
+    fn connect_cancel(
+        &mut self,
+        address: Address,
+        to: Option<(NodeId, Token)>,
+        pid: u32,
+        secret: Vec<u8>,
+        requester: Option<(usize, Token)>,
+    ) {
+        let token = self.token(Kind::Cancel, self.cancels.vacant_key());
+        self.cancels.insert(Cancel {
+            token,
+            output: Output::default(),
+            phase: CancelPhase::Connecting,
+            address: address.clone(),
+            to,
+            pid,
+            secret,
+            requester,
+            since: self.now,
+        });
+        self.effects.push(Effect::Connect { token, address });
+    }
+
     /// Asks a server to stop what it runs on this connection.
     pub(super) fn send_cancel(&mut self, s: usize, requester: Option<(usize, Token)>) {
         let node = self.servers[s].node;
@@ -113,23 +176,10 @@ impl Core {
             }
             return;
         };
-        let index = self.cancels.vacant_key();
-        let token = self.token(Kind::Cancel, index);
         let server = &mut self.servers[s];
         server.cancels += 1;
-        self.cancels.insert(Cancel {
-            token,
-            output: Output::default(),
-            phase: CancelPhase::Connecting,
-            node,
-            address: address.clone(),
-            server: server.token,
-            pid: server.key.0,
-            secret: server.key.1.clone(),
-            requester,
-            since: self.now,
-        });
-        self.effects.push(Effect::Connect { token, address });
+        let (to, pid, secret) = (Some((node, server.token)), server.key.0, server.key.1.clone());
+        self.connect_cancel(address, to, pid, secret, requester);
     }
 
     pub(super) fn address(&self, node: topology::NodeId) -> Option<Address> {
@@ -138,7 +188,9 @@ impl Core {
 
     pub(super) fn cancel_connected(&mut self, x: usize) {
         let cancel = &self.cancels[x];
-        match self.shared.topology.secure(cancel.node, &cancel.address) {
+        // A peer is asked as a client would: in clear, which a listener takes for cancel requests.
+        let Some((node, _)) = cancel.to else { return self.cancel_ready(x) };
+        match self.shared.topology.secure(node, &cancel.address) {
             None => self.cancel_ready(x),
             Some(target) => {
                 let cancel = &mut self.cancels[x];
@@ -187,8 +239,10 @@ impl Core {
         if let Some((worker, requester)) = cancel.requester {
             self.tell_requester(worker, requester);
         }
-        if self.is_server(cancel.server) {
-            let s = cancel.server.index();
+        if let Some((_, token)) = cancel.to
+            && self.is_server(token)
+        {
+            let s = token.index();
             let server = &mut self.servers[s];
             server.cancels -= 1;
             if server.cancels == 0 && std::mem::take(&mut server.held_for_cancel) {
@@ -206,8 +260,9 @@ impl Core {
             .collect();
         for x in late {
             // The signal may still come: the connection it is about must not serve anyone else.
-            let server = self.cancels[x].server;
-            if self.is_server(server) {
+            if let Some((_, server)) = self.cancels[x].to
+                && self.is_server(server)
+            {
                 self.servers[server.index()].retire = true;
             }
             self.cancel_done(x);

@@ -133,6 +133,8 @@ pub(super) struct Unit {
     pub read: bool,
     /// It is one BEGIN, or nothing but reads: sending it twice does no harm.
     pub repeatable: bool,
+    /// It has a BEGIN of its own.
+    pub begins: bool,
     /// It begins with BEGIN READ ONLY.
     pub begin_read_only: bool,
     /// It has a Parse of the unnamed statement.
@@ -166,6 +168,7 @@ impl Default for Unit {
             end: 0,
             read: true,
             repeatable: true,
+            begins: false,
             begin_read_only: false,
             parses_unnamed: false,
             describable: 0,

@@ -180,6 +180,15 @@ impl Core {
         {
             return step;
         }
+        if class.local && bytes.get(HEADER..frame.total()).is_some_and(|data| self.is_token_query(data)) {
+            let text = self.token_query();
+            self.clients[c].unnamed = None;
+            (self.servers[s].unnamed, self.servers[s].in_unit) = (0, false);
+            self.servers[s].owe(Expect::Query(None));
+            self.end_unit(c);
+            self.send(s, |out| message::query(out, &text));
+            return Step::Used(frame.total());
+        }
         let text = bytes.get(HEADER..frame.total()).and_then(payload::cstr).map(|(text, _)| text);
         let changes = text.and_then(|text| self.changes(c, class, text));
         let pins = self.note_changes(c, s, class, changes.as_ref());

@@ -5,7 +5,7 @@ use wire::payload::{self, Named};
 use wire::{Frame, HEADER, Sqlstate, message};
 
 use super::Core;
-use super::client::{Again, Pass, Prepared, Step, Unit};
+use super::client::{Again, Mark, Pass, Prepared, Step, Unit};
 use super::login::error;
 use crate::config::{Consistency, RouteTo};
 
@@ -20,9 +20,10 @@ impl Core {
                     Some(step) => step,
                     None => {
                         // It needs a server after all.
+                        let is_token = self.is_token_query(data);
                         let unit = &mut self.clients[c].unit;
                         *unit = Unit::default();
-                        unit.query = Some(Class { local: false, ..Class::UNKNOWN });
+                        unit.query = Some(Class { local: is_token, ..Class::UNKNOWN });
                         self.dispatch_query(c, frame)
                     }
                 };
@@ -159,6 +160,19 @@ impl Core {
                     return Some(self.local_error(c, &text, frame));
                 }
             },
+            Local::Token(None) => "SET",
+            Local::Token(Some(token)) => match Mark::from_token(&token) {
+                Some(mark) => {
+                    self.must_see(c, mark);
+                    "SET"
+                }
+                None => {
+                    let text = format!("kingpost.token: {token:?} is not what SHOW kingpost.token says");
+                    return Some(self.local_error(c, &text, frame));
+                }
+            },
+            // Only the primary knows.
+            Local::Show(name) if name == "token" => return None,
             Local::Show(name) => match self.setting(c, &name) {
                 Some(value) => {
                     let column = format!("kingpost.{name}");
@@ -166,7 +180,7 @@ impl Core {
                     "SHOW"
                 }
                 None => {
-                    let text = format!("kingpost.{name} is not known: expected route or consistency");
+                    let text = format!("kingpost.{name} is not known: expected route, consistency or token");
                     return Some(self.local_error(c, &text, frame));
                 }
             },
@@ -209,6 +223,18 @@ impl Core {
 }
 
 impl Core {
+    /// `SHOW kingpost.token`, as a `Query`'s payload.
+    pub(super) fn is_token_query(&self, data: &[u8]) -> bool {
+        let command = payload::cstr(data).and_then(|(text, _)| self.classifier.local_command(text));
+        matches!(command, Some(Local::Show(name)) if name == "token")
+    }
+
+    /// What the primary is asked for it: where it is. Whatever this client has been told is committed lies before that.
+    pub(super) fn token_query(&self) -> String {
+        let term = self.view.term.timeline;
+        format!("SELECT '{term}:' || pg_catalog.pg_current_wal_insert_lsn() AS \"kingpost.token\"")
+    }
+
     /// Ends a discarded message's worth of state; used by the parts that skip.
     pub(super) fn discard(&mut self, c: usize, frame: Frame) -> Step {
         self.clients[c].pass = Pass::Discard(frame.total());

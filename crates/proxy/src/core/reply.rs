@@ -11,6 +11,7 @@ use super::client::{Aborted, Again, Phase, Unit};
 use super::forward::MOST_EXPECTED;
 use super::server::{Expect, Parsed, ServerPhase, Undo};
 use super::{Core, HOLD_MAX, SMALL_MAX};
+use crate::config::PoolMode;
 
 /// What becomes of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -553,6 +554,10 @@ impl Core {
             if !failed && !unpins.is_empty() {
                 self.unpin(c, unpins);
             }
+        }
+        if !idle && done && self.pools[self.clients[c].pool].database.mode == PoolMode::Statement {
+            // In the middle of a text, a COMMIT AND CHAIN, a procedure: it has begun all the same.
+            return self.fatal(c, Sqlstate::FEATURE_NOT_SUPPORTED, super::unit::NO_BLOCKS);
         }
         let client = &mut self.clients[c];
         client.again = Again::default();

@@ -150,6 +150,17 @@ impl Core {
         }
     }
 
+    /// The client's reads must see what another session has seen, which gave it this.
+    pub(super) fn must_see(&mut self, c: usize, token: Mark) {
+        let mark = match (self.clients[c].mark, token) {
+            (Mark::At { term, lsn }, Mark::At { term: of, lsn: other }) if (term, lsn) >= (of, other) => return,
+            // Which of the two is later is not known yet: the primary is past both.
+            (Mark::Asked(_), _) => Mark::Asked(self.shared.topology.oracle().ticket()),
+            (_, token) => token,
+        };
+        self.clients[c].mark = mark;
+    }
+
     /// The client has committed something: its reads must see it.
     pub(super) fn mark_write(&mut self, c: usize) {
         self.clients[c].mark = Mark::Asked(self.shared.topology.oracle().ticket());
@@ -190,9 +201,38 @@ impl Core {
     }
 }
 
+impl Mark {
+    /// From `timeline:lsn`, as a session was told it.
+    pub(super) fn from_token(token: &str) -> Option<Mark> {
+        let (term, lsn) = token.split_once(':')?;
+        let term = term.parse::<u32>().ok()?;
+        Some(Mark::At { term: term.into(), lsn: lsn.parse().ok()? })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens() {
+        for (token, expected) in [
+            ("2:0/1a2b", Some((2, 0x1a2b))),
+            ("1:16/B374D848", Some((1, 0x16_b374_d848))),
+            ("1:", None),
+            (":0/1", None),
+            ("-1:0/1", None),
+            ("1:0/1/2", None),
+            ("x", None),
+            ("", None),
+        ] {
+            let mark = Mark::from_token(token).map(|mark| match mark {
+                Mark::At { term, lsn } => (term, lsn.0),
+                _ => unreachable!("a position"),
+            });
+            assert_eq!(mark, expected, "{token:?}");
+        }
+    }
 
     #[test]
     fn wants() {

@@ -18,6 +18,10 @@ use super::pool::Want;
 use super::server::Expect;
 use super::statement::Statement;
 use super::{CLASSIFY_MAX, Core, SMALL_MAX, UNIT_MAX};
+use crate::config::PoolMode;
+
+/// What clients are told that begin one in statement mode.
+pub(super) const NO_BLOCKS: &str = "transaction blocks are not allowed: pool_mode is \"statement\"";
 
 /// What looking at one message of a unit gives.
 enum Scan {
@@ -40,6 +44,7 @@ impl Unit {
         let begin = matches!(class.control, Control::Begin { .. });
         // What follows it in the unit is in that transaction.
         let first = self.sole == Sole::Nothing;
+        self.begins |= begin;
         self.begin_read_only |= first && class.control == Control::Begin { read_only: true };
         self.read &= read;
         self.repeatable &= read || begin;
@@ -385,6 +390,9 @@ impl Core {
             self.metrics.statements_local.add(1);
             return Step::Again;
         }
+        if self.clients[c].unit.begins && self.pools[self.clients[c].pool].database.mode == PoolMode::Statement {
+            return self.refuse_block(c);
+        }
         if self.puts_off(c, bytes) {
             self.clients[c].unit.routed = true;
             return Step::Again;
@@ -398,6 +406,22 @@ impl Core {
             return Step::Used(bytes.len());
         }
         if self.acquire(c, want) { Step::Again } else { Step::Blocked }
+    }
+
+    /// In statement mode there are no transaction blocks.
+    fn refuse_block(&mut self, c: usize) -> Step {
+        let client = &mut self.clients[c];
+        let unit = std::mem::take(&mut client.unit);
+        if unit.whole {
+            client.pass = Pass::Discard(unit.scanned);
+        } else {
+            client.skipping = true;
+        }
+        self.tell(c, |out| super::login::error(out, Sqlstate::FEATURE_NOT_SUPPORTED, NO_BLOCKS));
+        if unit.whole {
+            self.ready(c);
+        }
+        Step::Again
     }
 
     /// The next unit of a client gets an error from the proxy. Its bytes are in the client's kept input.
