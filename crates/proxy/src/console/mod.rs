@@ -32,7 +32,7 @@ use crate::metrics::Metrics;
 use crate::settings::Settings;
 use command::{Command, Show};
 pub use observer::Observer;
-pub use report::{ClientReport, Look, Operation, PoolReport, Report, ServerReport, Totals};
+pub use report::{ClientReport, LaneReport, Look, Operation, PoolReport, Report, ServerReport, Totals};
 use show::{Averages, Scene};
 
 /// Names of the database that is the console; the second is what PgBouncer's tools ask for.
@@ -295,7 +295,7 @@ impl Console {
     fn show(&self, show: Show, request: &Request) -> Vec<u8> {
         let look = Look {
             clients: matches!(show, Show::Clients | Show::Sockets | Show::Pins),
-            servers: matches!(show, Show::Servers | Show::Sockets | Show::Prepared),
+            servers: matches!(show, Show::Servers | Show::Sockets | Show::Prepared | Show::Lanes),
         };
         let reports = if show.needs_reports() { self.room.look(look, REPORTS) } else { Vec::new() };
         let settings = self.room.settings();

@@ -154,6 +154,8 @@ pub struct ServerReport {
     pub pid: u32,
     /// It speaks TLS.
     pub tls: bool,
+    /// Statements on it, if it is a shared lane.
+    pub lane: Option<LaneReport>,
     /// Prepared statements it has.
     pub prepared: Vec<u64>,
     /// What its session is called at the moment.
@@ -170,6 +172,19 @@ impl ClientReport {
         let pins = self.pins;
         sql::Pins::NAMES.iter().filter(move |(pin, _)| pins.0 & pin.0 != 0).map(|(_, name)| *name)
     }
+}
+
+/// A server connection that is a shared lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneReport {
+    /// Statements on it that have not been answered.
+    pub statements: usize,
+    /// Statements let in since it last had none.
+    pub admitted: u32,
+    /// Since when the front one runs.
+    pub since: Instant,
+    /// Nobody enters any more.
+    pub closed: bool,
 }
 
 impl std::ops::AddAssign for Totals {

@@ -189,6 +189,7 @@ impl Scene<'_> {
             Show::Users => self.users(),
             Show::Config => self.config(),
             Show::Nodes => self.nodes(),
+            Show::Lanes => self.lanes(),
             Show::Pins => self.pins(),
             Show::Prepared => self.prepared(),
             Show::State => self.state(),
@@ -522,6 +523,40 @@ impl Scene<'_> {
                 format!("{}", f64::from(node.weight) / f64::from(topology::WEIGHT_SCALE)).into(),
                 node.zone.as_deref().into(),
             ]);
+        }
+        table
+    }
+
+    fn lanes(&self) -> Table {
+        let mut table = Table::new(&[
+            ("database", Text),
+            ("user", Text),
+            ("node", Text),
+            ("worker", Number),
+            ("server_id", Number),
+            ("remote_pid", Number),
+            ("statements", Number),
+            ("admitted", Number),
+            ("running_us", Number),
+            ("state", Text),
+        ]);
+        for report in self.reports {
+            for server in &report.servers {
+                let Some(lane) = server.lane else { continue };
+                let running = self.now.saturating_duration_since(lane.since).as_micros() as u64;
+                table.row(vec![
+                    (*server.database).into(),
+                    (*server.user).into(),
+                    self.view.node(server.node).map_or("", |node| node.node.name.as_str()).into(),
+                    report.worker.into(),
+                    public_id(report.worker, server.token).into(),
+                    u64::from(server.pid).into(),
+                    lane.statements.into(),
+                    u64::from(lane.admitted).into(),
+                    running.into(),
+                    if lane.closed { "closed" } else { "open" }.into(),
+                ]);
+            }
         }
         table
     }

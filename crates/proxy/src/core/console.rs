@@ -311,6 +311,7 @@ impl Core {
             client: client.map(|client| client.token),
             pid: server.key.0,
             tls: server.identity.is_some(),
+            lane: server.lane.report(),
             prepared: server.prepared.keys().copied().collect(),
             application: client.and_then(|c| c.params.get("application_name").cloned()).unwrap_or_default(),
             address: None,

@@ -31,6 +31,7 @@ use super::server::{Expect, Parsed, ServerPhase};
 use super::statement::Statement;
 use super::{Core, Effect, over};
 use crate::config::PoolMode;
+use crate::console::LaneReport;
 
 /// Statements in a worker's lanes from which on it lets answers gather.
 const MANY: usize = 8;
@@ -66,6 +67,16 @@ impl Lane {
     pub(super) fn is_empty(&self) -> bool {
         self.seats.is_empty()
     }
+
+    /// What the console is told; None if it is none.
+    pub(super) fn report(&self) -> Option<LaneReport> {
+        (!self.is_empty()).then(|| LaneReport {
+            statements: self.seats.len(),
+            admitted: self.admitted,
+            since: self.since,
+            closed: self.closed,
+        })
+    }
 }
 
 impl Core {
@@ -78,7 +89,7 @@ impl Core {
         let (p, key) = (client.pool, client.unit.key);
         let database = &self.pools[p].database;
         let candidate = Candidate {
-            on: database.lanes && database.mode == PoolMode::Transaction && !self.pools[p].paused,
+            on: database.lanes && database.mode != PoolMode::Session && !self.pools[p].paused,
             unit: client.unit,
             pinned: !client.pins.is_empty(),
             alone: client.again.alone,
