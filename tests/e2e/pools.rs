@@ -138,10 +138,9 @@ async fn statement_mode_has_no_transaction_blocks() {
         assert_eq!(value(&other, "SHOW work_mem").await, "4MB");
         assert_eq!(value(&client, "SHOW work_mem").await, "5MB");
         // A block is refused, in either protocol, and the session goes on.
-        for error in [
-            client.simple_query("BEGIN").await.unwrap_err(),
-            client.query("START TRANSACTION", &[]).await.unwrap_err(),
-        ] {
+        for error in
+            [client.simple_query("BEGIN").await.unwrap_err(), client.query("START TRANSACTION", &[]).await.unwrap_err()]
+        {
             assert_eq!(sqlstate(&error), "0A000", "{error:?}");
         }
     }

@@ -50,6 +50,10 @@ pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
     }
     if statements.iter().any(|statement| is_about_schema(statement)) {
         text.flag(Flags::SCHEMA);
+        let hidden = |statement: &NodeEnum| matches!(statement, NodeEnum::CallStmt(_) | NodeEnum::DoStmt(_));
+        if statements.iter().any(|statement| is_about_schema(statement) && !hidden(statement)) {
+            text.flag(Flags::DDL);
+        }
     }
     if text.read {
         text.class.access = Access::Read;

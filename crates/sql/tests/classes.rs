@@ -13,7 +13,7 @@ fn classifier() -> Classifier {
 /// The class without what `result_columns` is about.
 fn classify(text: &str) -> Class {
     let class = classifier().classify(text.as_bytes());
-    Class { flags: Flags(class.flags.0 & !(Flags::ROWLESS.0 | Flags::SCHEMA.0)), ..class }
+    Class { flags: Flags(class.flags.0 & !(Flags::ROWLESS.0 | Flags::SCHEMA.0 | Flags::DDL.0)), ..class }
 }
 
 #[test]

@@ -29,7 +29,8 @@ impl Core {
         // A unit that fails skips its Parses: what a later unit does with their statements depends on it.
         let depends = server.unanswered_before > 0 && matches!(frame.tag, b'P' | b'B' | b'D' | b'C');
         // A unit behind the first of a transaction waits for that to have begun, or for its client to hear that it has not.
-        let behind = (server.beginning || server.begin_failed) && !server.in_unit && !matches!(frame.tag, b'd' | b'c' | b'f');
+        let behind =
+            (server.beginning || server.begin_failed) && !server.in_unit && !matches!(frame.tag, b'd' | b'c' | b'f');
         if server.barrier || depends || behind {
             return Step::Blocked;
         }
@@ -218,7 +219,8 @@ impl Core {
         }
         if class.flags.has(Flags::SCHEMA) {
             server.alters = true;
-            self.schema_changes();
+            server.alters_openly |= class.flags.has(Flags::DDL);
+            self.schema_changes(class.flags.has(Flags::DDL));
         }
         let server = &mut self.servers[s];
         // Which statements it has is not known until this has answered.
@@ -557,8 +559,10 @@ impl Core {
     }
 
     /// The schema is being changed, or may have been.
-    pub(super) fn schema_changes(&self) {
-        self.shared.registry.schema_changes(self.now);
+    ///
+    /// `openly`: by a statement that says so. Every Parse after it is a fresh one, as it would be without the proxy.
+    pub(super) fn schema_changes(&self, openly: bool) {
+        self.shared.registry.schema_changes(self.now, openly);
     }
 
     /// Makes sure that the server has, or will have, this statement under its own name.

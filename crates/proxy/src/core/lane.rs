@@ -70,7 +70,7 @@ impl Lane {
 
     /// What the console is told; None if it is none.
     pub(super) fn report(&self) -> Option<LaneReport> {
-        (!self.is_empty()).then(|| LaneReport {
+        (!self.is_empty()).then_some(LaneReport {
             statements: self.seats.len(),
             admitted: self.admitted,
             since: self.since,

@@ -130,13 +130,13 @@ impl Core {
         server.committing = false;
         server.sets.undo();
         server.sets.end();
-        let alters = std::mem::take(&mut server.alters);
+        let alters = server.take_alters();
         let (open, reset) = (server.status != Status::Idle, std::mem::take(&mut server.reset));
         if reset {
             server.params = Applied::These(self.no_params.clone());
         }
-        if alters {
-            self.schema_changes();
+        if let Some(openly) = alters {
+            self.schema_changes(openly);
         }
         if open {
             self.own_query(s, "ROLLBACK");

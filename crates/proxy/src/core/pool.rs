@@ -660,8 +660,8 @@ impl Core {
     pub(super) fn drop_server(&mut self, s: usize) {
         let mut server = self.servers.remove(s);
         debug_assert!(server.client.is_none());
-        if server.alters {
-            self.schema_changes();
+        if let Some(openly) = server.take_alters() {
+            self.schema_changes(openly);
         }
         let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
         if !matches!(server.phase, ServerPhase::Ready) {

@@ -493,7 +493,9 @@ impl Core {
                 Expect::ParseOwn { statement, named: true } => {
                     server.prepared.remove(&statement.id);
                 }
-                Expect::Parse { parsed: Parsed::Unnamed, .. } | Expect::ParseOwn { named: false, .. } => server.unnamed = 0,
+                Expect::Parse { parsed: Parsed::Unnamed, .. } | Expect::ParseOwn { named: false, .. } => {
+                    server.unnamed = 0
+                }
                 Expect::CloseOwn(id) => {
                     server.prepared.insert(id, 0);
                 }
@@ -534,8 +536,8 @@ impl Core {
             return self.replay(c, s);
         }
         let idle = server.status == Status::Idle;
-        if idle && std::mem::take(&mut server.alters) {
-            self.schema_changes();
+        if idle && let Some(openly) = server.take_alters() {
+            self.schema_changes(openly);
         }
         let server = &mut self.servers[s];
         let done = server.expect.is_empty();

@@ -37,6 +37,8 @@ pub struct Statement {
     unnamed: AtomicU32,
     /// What a server has answered to its Describe last.
     described: ArcSwapOption<Described>,
+    /// What [`Registry::ddl`] was when it was made.
+    ddl: u64,
 }
 
 /// A server's answer to a Describe.
@@ -70,7 +72,14 @@ impl Statement {
             demoted: AtomicBool::new(false),
             unnamed: AtomicU32::new(0),
             described: ArcSwapOption::empty(),
+            ddl: 0,
         }
+    }
+
+    /// True if a Parse of its content may still be one of it: what servers made of it may depend on what the schema was then, and
+    /// only a fresh one is sure to be understood as the schema is now.
+    fn is_current(&self, ddl: u64) -> bool {
+        !self.outdated.load(Ordering::Relaxed) && (self.ddl == ddl || self.class.control != sql::Control::None)
     }
 
     /// From so many times on it is thought to come again.
@@ -155,6 +164,8 @@ pub struct Registry {
     next: AtomicU64,
     /// Grows when a client changes the schema: before that is sent, and when it may have been committed.
     schema: AtomicU64,
+    /// The same, for changes by statements that say so.
+    ddl: AtomicU64,
     changed: Mutex<Option<Instant>>,
     known: Mutex<HashMap<Content, Weak<Statement>>>,
 }
@@ -167,8 +178,16 @@ impl Registry {
         self.schema.load(Ordering::Acquire)
     }
 
-    /// A client changes the schema.
-    pub fn schema_changes(&self, now: Instant) {
+    /// Stands for the cluster's schema as statements that say so have changed it.
+    pub fn ddl(&self) -> u64 {
+        self.ddl.load(Ordering::Acquire)
+    }
+
+    /// A client changes the schema; `openly`: by a statement that says so.
+    pub fn schema_changes(&self, now: Instant, openly: bool) {
+        if openly {
+            self.ddl.fetch_add(1, Ordering::AcqRel);
+        }
         *self.changed.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
         self.schema.fetch_add(1, Ordering::AcqRel);
     }
@@ -182,7 +201,7 @@ impl Registry {
     fn intern(&self, dialect: u64, text: &[u8], types: &[u8], class: Class) -> Arc<Statement> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let key: Content = (dialect, text.into(), types.into());
-        let current = known.get(&key).and_then(Weak::upgrade).filter(|s| !s.outdated.load(Ordering::Relaxed));
+        let current = known.get(&key).and_then(Weak::upgrade).filter(|s| s.is_current(self.ddl()));
         if let Some(statement) = current {
             return statement;
         }
@@ -201,6 +220,7 @@ impl Registry {
             demoted: AtomicBool::new(false),
             unnamed: AtomicU32::new(0),
             described: ArcSwapOption::empty(),
+            ddl: self.ddl(),
         });
         known.insert(key, Arc::downgrade(&statement));
         statement
@@ -251,7 +271,7 @@ impl Statements {
         };
         if let Some(entry) = self.table.find_mut(hash, same) {
             entry.used = self.clock;
-            if entry.statement.outdated.load(Ordering::Relaxed) {
+            if !entry.statement.is_current(self.registry.ddl()) {
                 entry.statement = self.registry.intern(dialect, text, types, classify());
             }
             return entry.statement.clone();
@@ -300,5 +320,22 @@ mod tests {
             assert!(a.table.len() <= 16);
         }
         assert!(Arc::ptr_eq(&first, &a.get(0, b"select 1", b"\0\0", || Class::UNKNOWN)));
+    }
+    #[test]
+    fn after_ddl_a_content_is_a_new_statement() {
+        let registry = Arc::new(Registry::default());
+        let (mut a, mut b) = (Statements::new(registry.clone(), 16), Statements::new(registry.clone(), 16));
+        let mut get = |text: &[u8], class: Class| {
+            let statement = a.get(0, text, b"\0\0", || class);
+            assert!(Arc::ptr_eq(&statement, &b.get(0, text, b"\0\0", || class)));
+            statement.id
+        };
+        let begin = Class { control: sql::Control::Begin { read_only: false }, ..Class::UNKNOWN };
+        let before = (get(b"table t", Class::UNKNOWN), get(b"begin", begin));
+        registry.schema_changes(Instant::now(), false);
+        assert_eq!((get(b"table t", Class::UNKNOWN), get(b"begin", begin)), before);
+        registry.schema_changes(Instant::now(), true);
+        assert_ne!(get(b"table t", Class::UNKNOWN), before.0);
+        assert_eq!(get(b"begin", begin), before.1);
     }
 }
