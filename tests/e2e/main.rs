@@ -13,6 +13,7 @@ mod console;
 mod copy;
 mod failover;
 mod faults;
+mod gate;
 mod harness;
 mod hostile;
 mod lanes;

@@ -362,6 +362,15 @@ pub(crate) struct Dir {
     pub(crate) dir: PathBuf,
 }
 
+/// Where a local cluster's commits are durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Durability {
+    /// On the primary
+    Local,
+    /// On the relay, too
+    Relay,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct UpArgs {
     #[command(flatten)]
@@ -381,6 +390,9 @@ pub(crate) struct UpArgs {
     /// No relay: replicas stream from the primary
     #[arg(long)]
     pub(crate) no_relay: bool,
+    /// Where a commit is durable when its client hears of it: on the primary, or also on the relay
+    #[arg(long, value_enum, default_value = "local", value_name = "WHERE")]
+    pub(crate) durability: Durability,
     /// Address of the registry; the default is 127.0.0.1:8632, or a free port if that is taken
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) registry_listen: Option<String>,

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use topology::{Address, NodeView, OracleTimes, Role, Topology, View, WEIGHT_SCALE};
+use topology::{Address, NodeView, OracleTimes, RelayStatus, Role, Topology, View, WEIGHT_SCALE};
 
 use crate::admin::Source;
 use crate::config::Config;
@@ -203,6 +203,7 @@ impl Source for Running {
         if let Some(relay) = self.relay.get() {
             crate::relay::describe(relay, &mut exposition);
         }
+        describe_relays(&self.topology.relays(), &mut exposition);
         describe_oracle(&self.topology.oracle_times(), &mut exposition);
         exposition.render()
     }
@@ -289,6 +290,20 @@ fn describe_view(view: &View, exposition: &mut Exposition) {
     each("node_lag_bytes", "Bytes a replica's replay is behind, by the last probe.", &|node| {
         node.node.lag_bytes.load(Ordering::Relaxed) as f64
     });
+}
+
+/// The relays that the proxy hears.
+fn describe_relays(relays: &[RelayStatus], exposition: &mut Exposition) {
+    let help = "1 while a relay confirms what is durable on the primary's timeline.";
+    let mut confirms = exposition.metric(Type::Gauge, "cluster_relay_confirms", help);
+    for relay in relays {
+        confirms.sample(&[("relay", &relay.name)], relay.confirms);
+    }
+    let help = "Position that a relay has last confirmed.";
+    let mut confirmed = exposition.metric(Type::Gauge, "cluster_relay_confirmed_bytes", help);
+    for relay in relays {
+        confirmed.sample(&[("relay", &relay.name)], relay.told.map_or(0, |(_, at)| at.0));
+    }
 }
 
 /// The oracle's metrics.

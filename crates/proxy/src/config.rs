@@ -53,6 +53,8 @@ pub struct ProxyConfig {
     pub pool: PoolConfig,
     /// Where statements go.
     pub routing: RoutingConfig,
+    /// When a client hears that its transaction is committed.
+    pub gate: GateConfig,
     /// Databases that clients may name. None listed: every name, passed on as it is.
     pub databases: Vec<DatabaseConfig>,
     /// Users that may log in. None listed (only possible with `auth = "trust"`): every name.
@@ -84,6 +86,7 @@ impl Default for ProxyConfig {
             zone: None,
             pool: PoolConfig::default(),
             routing: RoutingConfig::default(),
+            gate: GateConfig::default(),
             databases: Vec::new(),
             users: Vec::new(),
             operators: Vec::new(),
@@ -405,6 +408,98 @@ impl Default for RoutingConfig {
     }
 }
 
+/// Where a commit is durable when its client hears of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum CommitDurability {
+    /// On the primary, as PostgreSQL itself sees to it.
+    Local,
+    /// Also on so many relays: `relay` is one, `quorum(2)` two.
+    Relays(usize),
+}
+
+/// A text that is no [`CommitDurability`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("found {0:?}, expected \"local\", \"relay\" or \"quorum(n)\" with n from 1 to {most}", most = topology::MOST_RELAYS)]
+pub struct NoDurability(String);
+
+impl TryFrom<String> for CommitDurability {
+    type Error = NoDurability;
+
+    fn try_from(text: String) -> Result<CommitDurability, NoDurability> {
+        let quorum = || text.strip_prefix("quorum(")?.strip_suffix(')')?.parse().ok();
+        match text.as_str() {
+            "local" => Ok(CommitDurability::Local),
+            "relay" => Ok(CommitDurability::Relays(1)),
+            _ => match quorum() {
+                Some(relays) if (1..=topology::MOST_RELAYS).contains(&relays) => Ok(CommitDurability::Relays(relays)),
+                _ => Err(NoDurability(text)),
+            },
+        }
+    }
+}
+
+impl From<CommitDurability> for String {
+    fn from(durability: CommitDurability) -> String {
+        match durability {
+            CommitDurability::Local => "local".into(),
+            CommitDurability::Relays(1) => "relay".into(),
+            CommitDurability::Relays(relays) => format!("quorum({relays})"),
+        }
+    }
+}
+
+impl CommitDurability {
+    /// How many relays.
+    #[must_use]
+    pub fn relays(self) -> usize {
+        match self {
+            CommitDurability::Local => 0,
+            CommitDurability::Relays(relays) => relays,
+        }
+    }
+}
+
+/// What becomes of commits while too few relays confirm them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnDegraded {
+    /// They wait, and new writes are refused: nothing is acknowledged that is not durable.
+    Wait,
+    /// They are acknowledged though only the primary has them.
+    Local,
+}
+
+/// `[proxy.gate]`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GateConfig {
+    /// Where a commit is durable when its client hears of it.
+    pub commit_durability: CommitDurability,
+    /// What becomes of commits while too few relays confirm them.
+    pub on_degraded: OnDegraded,
+    /// For how long too few relays must have confirmed anything for that.
+    #[serde(with = "humantime_serde")]
+    pub degraded_after: Duration,
+    /// Longest time that an answer is held back; then the client's connection ends with 08007: the outcome is unknown.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+    /// Whether reads on the primary are held back, too, until what they may show is durable.
+    pub read_barrier: bool,
+}
+
+impl Default for GateConfig {
+    fn default() -> Self {
+        GateConfig {
+            commit_durability: CommitDurability::Local,
+            on_degraded: OnDegraded::Wait,
+            degraded_after: Duration::from_secs(5),
+            timeout: Duration::from_secs(30),
+            read_barrier: false,
+        }
+    }
+}
+
 /// `[[proxy.databases]]`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -429,6 +524,15 @@ pub struct DatabaseConfig {
     /// Consistency for this database.
     #[serde(default)]
     pub consistency: Option<Consistency>,
+    /// Where this database's commits are durable.
+    #[serde(default)]
+    pub commit_durability: Option<CommitDurability>,
+    /// What becomes of this database's commits while too few relays confirm them.
+    #[serde(default)]
+    pub on_degraded: Option<OnDegraded>,
+    /// Whether this database's reads on the primary are held back, too.
+    #[serde(default)]
+    pub read_barrier: Option<bool>,
     /// Destination for this database: an alias with `route = "replica"` is a read-only address.
     #[serde(default)]
     pub route: Option<RouteTo>,
@@ -460,6 +564,9 @@ pub struct UserConfig {
     /// Most clients of this user.
     #[serde(default)]
     pub max_clients: Option<usize>,
+    /// Where this user's commits are durable, whatever the database says.
+    #[serde(default)]
+    pub commit_durability: Option<CommitDurability>,
 }
 
 impl std::fmt::Debug for UserConfig {
@@ -530,6 +637,7 @@ impl OperatorConfig {
             verifier: self.verifier.clone(),
             pool_size: None,
             max_clients: None,
+            commit_durability: None,
         }
     }
 }

@@ -27,6 +27,8 @@ pub(super) enum Kind {
         zero: bool,
     },
     Choice(&'static [&'static str]),
+    /// `local`, `relay`, `quorum(n)`.
+    Durability,
     /// An array of strings.
     Texts,
     /// An array of strings or tables.
@@ -63,6 +65,7 @@ const ROUTE: Kind = Kind::Choice(&["primary", "replica", "auto"]);
 const LANES: Kind = Kind::Choice(&["auto", "off"]);
 const POOL_MODE: Kind = Kind::Choice(&["transaction", "session"]);
 const CONSISTENCY: Kind = Kind::Choice(&["eventual", "session", "strong"]);
+const ON_DEGRADED: Kind = Kind::Choice(&["wait", "local"]);
 const TLS_VERSION: Kind = Kind::Choice(&["TLSv1.2", "TLSv1.3"]);
 const POOL_SIZE: Kind = integer(1, 10_000);
 
@@ -99,6 +102,7 @@ const PROXY: &[Key] = &[
     key("zone", Kind::Text),
     key("pool", Kind::Table(POOL)),
     key("routing", Kind::Table(ROUTING)),
+    key("gate", Kind::Table(GATE)),
     key("databases", Kind::Tables(DATABASE)),
     key("users", Kind::Tables(USER)),
     key("operators", Kind::Tables(OPERATOR)),
@@ -167,6 +171,14 @@ const ROUTING: &[Key] = &[
     key("cache_entries", integer(1, 1_000_000)),
 ];
 
+const GATE: &[Key] = &[
+    key("commit_durability", Kind::Durability),
+    key("on_degraded", ON_DEGRADED),
+    key("degraded_after", POSITIVE),
+    key("timeout", POSITIVE),
+    key("read_barrier", Kind::Boolean),
+];
+
 const DATABASE: &[Key] = &[
     required("name", Kind::Text),
     key("dbname", Kind::Text),
@@ -176,6 +188,9 @@ const DATABASE: &[Key] = &[
     key("lanes", LANES),
     key("consistency", CONSISTENCY),
     key("route", ROUTE),
+    key("commit_durability", Kind::Durability),
+    key("on_degraded", ON_DEGRADED),
+    key("read_barrier", Kind::Boolean),
 ];
 
 const USER: &[Key] = &[
@@ -186,6 +201,7 @@ const USER: &[Key] = &[
     key("verifier", Kind::Secret),
     key("pool_size", POOL_SIZE),
     key("max_clients", integer(1, 1_000_000)),
+    key("commit_durability", Kind::Durability),
 ];
 
 const OPERATOR: &[Key] = &[
@@ -384,6 +400,7 @@ impl Kind {
                 }
                 _ => format!("{choices:?}"),
             },
+            Kind::Durability => "\"local\", \"relay\" or \"quorum(n)\" with n from 1 to 16".into(),
             Kind::Texts => "an array of strings".into(),
             Kind::TextsOrTables(_) => "an array of addresses".into(),
             Kind::Table(_) => "a table".into(),
@@ -432,6 +449,7 @@ fn check_value(item: &Tree, kind: Kind, path: &str, problems: &mut Vec<Problem>)
         (Kind::Duration { zero }, Value::Text(text)) => {
             humantime::parse_duration(text).is_ok_and(|duration| zero || !duration.is_zero())
         }
+        (Kind::Durability, Value::Text(text)) => proxy::config::CommitDurability::try_from(text.clone()).is_ok(),
         (Kind::Choice(choices), Value::Text(text)) => {
             let fits = choices.contains(&text.as_str());
             if let (false, Some(near)) = (fits, nearest(text, choices.iter().copied())) {

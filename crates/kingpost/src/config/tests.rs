@@ -345,6 +345,7 @@ fn the_schema_is_that_of_the_types() {
         (&["proxy", "tls"], known::<tls::ListenConfig>(&[])),
         (&["cluster", "tls"], known::<tls::ConnectConfig>(&[])),
         (&["proxy", "routing"], known::<RoutingConfig>(&[])),
+        (&["proxy", "gate"], known::<proxy::config::GateConfig>(&[])),
         (&["proxy", "databases"], known::<DatabaseConfig>(&[])),
         (&["proxy", "users"], known::<UserConfig>(&[])),
         (&["cluster"], known::<ClusterConfig>(&[])),

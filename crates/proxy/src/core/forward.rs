@@ -82,6 +82,7 @@ impl Core {
                 self.pass_on(c, s, bytes, frame)
             }
             b'F' => {
+                self.clients[c].unflushed = true;
                 let server = &mut self.servers[s];
                 server.wrote = true;
                 server.committing = true;
@@ -171,6 +172,7 @@ impl Core {
             (_, None) if frame.payload > self.settings.max_statement => {
                 // Nothing is known of it: whatever it leaves behind goes when the transaction ends.
                 self.servers[s].reset = true;
+                self.clients[c].unflushed = true;
                 Class::UNKNOWN
             }
             (_, None) => return Step::More,
@@ -223,6 +225,7 @@ impl Core {
             let unnamed = bytes.get(HEADER) == Some(&0);
             if unnamed && frame.payload > self.settings.max_statement {
                 self.servers[s].reset = true;
+                self.clients[c].unflushed = true;
                 // Nothing is known of it, and it can be used only until this server is given back.
                 self.clients[c].unnamed = None;
                 let server = &mut self.servers[s];

@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use topology::NodeId;
+use topology::{NodeId, Role};
 use wire::payload;
 use wire::{Frame, HEADER, Sqlstate, message};
 
@@ -107,6 +107,9 @@ impl Core {
         };
         let Some(node) = node else { return false };
         let pool = &self.pools[p];
+        if pool.gate.barrier && self.view.node(node).is_none_or(|node| node.role != Role::Replica) {
+            return false;
+        }
         let others = !pool.readers.is_empty() || (self.view.primary == Some(node) && !pool.writers.is_empty());
         if others && !queued {
             return false;
@@ -466,7 +469,8 @@ impl Core {
     /// time, and who waits for a replica goes to the primary in time.
     pub fn patience(&self, longest: Duration) -> Duration {
         let shared = self.lanes.iter().any(|&s| self.servers[s].lane.seats.len() > 1 && !self.servers[s].lane.closed);
-        let longest = self.strong_patience().map_or(longest, |strong| strong.min(longest));
+        let waits = [self.strong_patience(), self.gate_patience()];
+        let longest = waits.into_iter().flatten().fold(longest, Duration::min);
         if shared { (self.settings.lanes.stall / 2).clamp(Duration::from_millis(1), longest) } else { longest }
     }
 

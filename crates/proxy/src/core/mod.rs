@@ -22,6 +22,7 @@
 //! - `connect`: a server's login.
 //! - `pool`: who gets which server connection.
 //! - `lost`: what a client is told when its server is gone.
+//! - `gate`: answers to commits that are held back until these are durable elsewhere.
 //! - `cancel`: cancel requests.
 //! - `console`: clients of the console database, and what operators do.
 
@@ -35,6 +36,7 @@ mod console;
 mod cost;
 mod fit;
 mod forward;
+pub(crate) mod gate;
 mod lane;
 mod limits;
 mod local;
@@ -61,7 +63,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sql::{Classifier, ClassifierConfig};
-use topology::{Address, NodeId, Topology, View};
+use topology::{Address, Durable, MOST_RELAYS, NodeId, Topology, View};
 use wire::scram::SaltedKeys;
 use wire::{Severity, Sqlstate, message};
 
@@ -305,6 +307,15 @@ pub struct Core {
     lanes: Vec<usize>,
     /// Strong reads that wait; None until there is one.
     strong: Option<Box<strong::Strong>>,
+    /// Clients whose answers are held back; None until there is one.
+    held: Option<Box<gate::Held>>,
+    /// Of a turn, in `release_gates`.
+    due: Vec<Token>,
+    /// What the relays have made durable, on the view's term.
+    durable: Arc<Durable>,
+    /// Since when fewer relays than this have confirmed anything.
+    short: [Option<Instant>; MOST_RELAYS + 1],
+    was_degraded: bool,
     /// Makes the driver take a turn, from any thread.
     bell: Arc<dyn Fn() + Send + Sync>,
     buffers: Buffers,
@@ -332,6 +343,7 @@ impl Core {
     /// The core of worker number `id`.
     pub fn new(id: usize, shared: Arc<Shared>, settings: Arc<Settings>, metrics: Arc<Metrics>, now: Instant) -> Core {
         let view = shared.topology.view();
+        let durable = shared.topology.durable();
         let no_params = Arc::new(Params(Vec::new()));
         Core {
             id,
@@ -353,6 +365,11 @@ impl Core {
             costs: cost::Costs::new(),
             lanes: Vec::new(),
             strong: None,
+            held: None,
+            due: Vec::new(),
+            durable,
+            short: [None; MOST_RELAYS + 1],
+            was_degraded: false,
             bell: Arc::new(|| {}),
             buffers: Buffers::default(),
             runnable: VecDeque::new(),
@@ -386,6 +403,10 @@ impl Core {
         }
         if self.shared.topology.epoch() != self.view.epoch {
             self.refresh_view();
+            self.run();
+        }
+        if self.held.is_some() || !self.due.is_empty() {
+            self.release_gates();
             self.run();
         }
         if self.strong.is_some() {
@@ -612,6 +633,7 @@ impl Core {
                 self.fail_login(token.index(), Sqlstate::INVALID_AUTHORIZATION, "login took longer than login_timeout");
             }
         }
+        self.watch_relays();
         self.expire_servers();
         self.expire_clients();
         self.expire_cancels();
@@ -756,10 +778,13 @@ impl Core {
     fn drain(&mut self) {
         self.draining = true;
         let is_idle = |client: &Client| match client.server {
-            None => client.lane.is_none(),
+            None => client.lane.is_none() && client.output.gates() == 0,
             Some(s) => {
                 let server = &self.servers[s];
-                server.status == message::Status::Idle && server.expect.is_empty() && !server.in_unit
+                server.status == message::Status::Idle
+                    && server.expect.is_empty()
+                    && !server.in_unit
+                    && client.output.gates() == 0
             }
         };
         let idle: Vec<Token> =

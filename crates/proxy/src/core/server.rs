@@ -65,6 +65,9 @@ pub(crate) struct Server {
     pub(super) wrote: bool,
     /// Something that may have committed is in flight.
     pub(super) committing: bool,
+    /// The unit whose answer arrives has committed something; it has failed.
+    pub(super) committed: bool,
+    pub(super) erred: bool,
     /// Id of the statement that is its unnamed one; 0 if none is known.
     pub(super) unnamed: u64,
     /// Ids of the statements it has, with the clock of their last use.
@@ -218,6 +221,8 @@ impl Server {
             failed: false,
             wrote: false,
             committing: false,
+            committed: false,
+            erred: false,
             unnamed: 0,
             prepared: HashMap::new(),
             clock: 0,
