@@ -27,6 +27,7 @@ mod psql;
 mod registry;
 mod registry_clients;
 mod registry_nodes;
+mod registry_safety;
 mod relay;
 mod relay_failover;
 mod relay_life;

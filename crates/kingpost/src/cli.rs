@@ -36,7 +36,7 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     /// Runs the service registry, or talks to one
     ///
-    /// SIGTERM and SIGINT stop gracefully, a second one stops at once.
+    /// SIGHUP reloads tokens and certificates, SIGTERM and SIGINT stop gracefully, a second one stops at once.
     #[command(after_help = EXIT_CODES, args_conflicts_with_subcommands = true)]
     Registry(RegistryArgs),
     /// Makes what the web console needs
@@ -230,6 +230,15 @@ pub(crate) struct RemoteArgs {
     /// Address of the registry
     #[arg(long, env = "KINGPOST_REGISTRY_URL", default_value = "http://127.0.0.1:8632", value_name = "URL")]
     pub(crate) url: String,
+    /// CAs that the registry's certificate is verified with (PEM), for an https:// address; the system's if not given
+    #[arg(long, env = "KINGPOST_REGISTRY_CA", value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
+    /// Own certificate (PEM), if the registry wants one
+    #[arg(long, env = "KINGPOST_REGISTRY_CERT", value_name = "FILE", requires = "key")]
+    pub(crate) cert: Option<PathBuf>,
+    /// Its key (PEM)
+    #[arg(long, env = "KINGPOST_REGISTRY_KEY", value_name = "FILE", requires = "cert")]
+    pub(crate) key: Option<PathBuf>,
     /// Token; better in the variable, where other users do not see it
     #[arg(long, env = "KINGPOST_REGISTRY_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     pub(crate) token: Option<String>,

@@ -291,6 +291,9 @@ const REGISTRY: &[Key] = &[
     key("peer_listen", Kind::Text),
     key("peer_advertise", Kind::Text),
     key("dns", Kind::Table(REGISTRY_DNS)),
+    key("tls", Kind::Table(PROXY_TLS)),
+    key("rate", Kind::Table(REGISTRY_RATE)),
+    key("audit", Kind::Table(REGISTRY_AUDIT)),
     key("store", Kind::Secret),
     key("node", Kind::Text),
     key("auth", Kind::Choice(&["none", "tokens"])),
@@ -308,6 +311,10 @@ const REGISTRY: &[Key] = &[
     key("health", Kind::Table(REGISTRY_HEALTH)),
     key("tokens", Kind::Tables(REGISTRY_TOKEN)),
 ];
+
+const REGISTRY_RATE: &[Key] = &[key("per_second", integer(0, 1_000_000)), key("burst", integer(1, 1_000_000))];
+
+const REGISTRY_AUDIT: &[Key] = &[key("file", Kind::Text), key("max_bytes", integer(1 << 16, 1 << 40))];
 
 const REGISTRY_DNS: &[Key] = &[
     key("listen", Kind::Text),

@@ -47,7 +47,8 @@ pub(super) async fn run(command: &RegistryCommand) -> Result<(), Failure> {
 }
 
 fn of(args: &RemoteArgs) -> Result<Remote, Failure> {
-    Remote::new(&args.url, args.token.clone())
+    let remote = Remote::new(&args.url, args.token.clone())?;
+    remote.secured(args.ca.as_deref(), args.cert.as_deref(), args.key.as_deref())
 }
 
 /// Prints what failed of a batch; says how many.

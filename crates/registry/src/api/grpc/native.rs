@@ -74,6 +74,7 @@ impl pb::registry_server::Registry for Native {
         let answers = request.into_inner().map(move |message| {
             let _held = &place;
             let message = message?;
+            who.admitted(&context)?;
             let ns = named(&message.namespace)?;
             who.needs(&context, Role::Write, ns.as_str())?;
             let ids = ids(&context, &ns, &message.ids)?;
