@@ -83,7 +83,8 @@ async fn registry_tls_beside_plain() {
     let _logs = ShowLogs(node.dir());
     assert_eq!(node.send("PUT", &format!("{WEB}/a"), &json!({ "host": "10.0.0.9" })).await.status, 201);
     let ca = servers.ca_file();
-    let (good, said) = ls(&["--url", &format!("https://127.0.0.1:{}", node.port()), "--ca", ca.to_str().unwrap()]).await;
+    let (good, said) =
+        ls(&["--url", &format!("https://127.0.0.1:{}", node.port()), "--ca", ca.to_str().unwrap()]).await;
     assert!(good && said.contains("10.0.0.9"), "{said}");
 }
 
@@ -119,10 +120,8 @@ async fn registry_rates_are_each_token_s_own() {
     let (b, b_hash) = made("b");
     let tokens = format!("{}{}", table("a", &a_hash, "read", "*"), table("b", &b_hash, "read", "*"));
     // So slow that no machine is slow enough to be admitted again meanwhile.
-    let node = RegistryNode::start(&format!(
-        "auth = \"tokens\"\n{tokens}[registry.rate]\nper_second = 1\nburst = 5"
-    ))
-    .await;
+    let node =
+        RegistryNode::start(&format!("auth = \"tokens\"\n{tokens}[registry.rate]\nper_second = 1\nburst = 5")).await;
     let _logs = ShowLogs(node.dir());
     let get = async |token: &str| node.ask("GET", "/v1/namespaces", &[("X-Consul-Token", token)], "").await;
     let mut refused = None;
@@ -149,8 +148,7 @@ async fn registry_changes_are_noted_and_can_be_asked_for() {
         format!("{}{}", table("root", &root_hash, "admin", "default"), table("writer", &writer_hash, "write", "*"));
     let dir = kingpost_tests::new_dir("audit");
     let file = dir.join("audit.jsonl");
-    let mut node =
-        RegistryNode::start(&format!("auth = \"tokens\"\n{tokens}[registry.audit]\nfile = {file:?}")).await;
+    let mut node = RegistryNode::start(&format!("auth = \"tokens\"\n{tokens}[registry.audit]\nfile = {file:?}")).await;
     let _logs = ShowLogs(&node.dir().to_owned());
     let ask = async |node: &RegistryNode, method: &str, path: &str, token: &str, body: &str| {
         node.ask(method, path, &[("Authorization", &format!("Bearer {token}"))], body).await
@@ -159,7 +157,10 @@ async fn registry_changes_are_noted_and_can_be_asked_for() {
     assert_eq!(ask(&node, "PUT", &format!("{WEB}/a"), &writer, r#"{"host":"h"}"#).await.status, 201);
     assert_eq!(ask(&node, "POST", WEB, &writer, batch).await.status, 200);
     assert_eq!(ask(&node, "PUT", "/v1/agent/service/deregister/b", &root, "").await.status, 200);
-    assert_eq!(ask(&node, "PUT", "/v1/namespaces/other/services/x/instances/y", &writer, r#"{"host":"h"}"#).await.status, 201);
+    assert_eq!(
+        ask(&node, "PUT", "/v1/namespaces/other/services/x/instances/y", &writer, r#"{"host":"h"}"#).await.status,
+        201
+    );
 
     let audit = "/v1/namespaces/default/audit";
     assert_eq!(ask(&node, "GET", audit, &writer, "").await.status, 403, "for admins");

@@ -196,14 +196,11 @@ pub(crate) enum RegistryCommand {
         #[arg(long, short, value_name = "NAME")]
         namespace: Option<String>,
     },
-    /// Registers the instances of JSON lines
+    /// Registers the instances of JSON lines, or those that a running Consul or Eureka has
+    ///
+    /// What is there already, and the same, is not written: it can be run again.
     #[command(after_help = EXIT_CODES)]
-    Import {
-        #[command(flatten)]
-        remote: RemoteArgs,
-        /// The file; standard input if not given
-        file: Option<PathBuf>,
-    },
+    Import(ImportArgs),
     /// Makes a token: prints it, and what of it goes into the configuration
     #[command(after_help = EXIT_CODES)]
     Token {
@@ -223,6 +220,31 @@ pub(crate) enum ConsoleCommand {
         #[arg(long)]
         viewer: bool,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
+    /// The file; standard input if not given
+    #[arg(conflicts_with_all = ["from_consul", "from_eureka"])]
+    pub(crate) file: Option<PathBuf>,
+    /// A running Consul to import from, as http://host:port
+    #[arg(long, value_name = "URL", conflicts_with = "from_eureka")]
+    pub(crate) from_consul: Option<String>,
+    /// A running Eureka to import from, as http://host:port/eureka
+    #[arg(long, value_name = "URL")]
+    pub(crate) from_eureka: Option<String>,
+    /// Token for that Consul; better in the variable, where other users do not see it
+    #[arg(long, env = "CONSUL_HTTP_TOKEN", hide_env_values = true, value_name = "TOKEN")]
+    pub(crate) from_token: Option<String>,
+    /// Namespace for what comes from Consul or Eureka
+    #[arg(long, short, default_value = "default", value_name = "NAME")]
+    pub(crate) namespace: String,
+    /// What comes from Consul or Eureka goes critical after so long without a heartbeat here; without this it stays until it is
+    /// deregistered
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) ttl: Option<Duration>,
 }
 
 #[derive(Debug, Args)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
@@ -51,7 +51,9 @@ impl Remote {
         let address = address.trim_end_matches('/');
         let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
         if !matches!(port, Some(Ok(_))) || address.contains('/') {
-            return Err(Failure::config(format!("the registry's address is {url:?}: expected http://host:port or https://host:port")));
+            return Err(Failure::config(format!(
+                "the registry's address is {url:?}: expected http://host:port or https://host:port"
+            )));
         }
         Ok(Remote { address: address.to_owned(), token, is_secure, tls: None })
     }
@@ -71,8 +73,9 @@ impl Remote {
             key_file: key.map(Path::to_owned),
             ..tls::ConnectConfig::default()
         };
-        let connector = tls::Connector::new(&config)
-            .map_err(|error| Failure::config(format!("TLS to the registry: {error}")).advise("--ca, --cert and --key name the files"))?;
+        let connector = tls::Connector::new(&config).map_err(|error| {
+            Failure::config(format!("TLS to the registry: {error}")).advise("--ca, --cert and --key name the files")
+        })?;
         let host = self.address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
         let target = connector.and_then(|connector| tls::Target::new(Arc::new(connector), host));
         let Some(target) = target else {
@@ -110,6 +113,8 @@ impl Remote {
             let _ = connection.await;
         });
         let mut request = Request::builder().method(method).uri(path).header(HOST, &self.address);
+        // Eureka answers in XML otherwise.
+        request = request.header(ACCEPT, "application/json, text/event-stream");
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }

@@ -9,6 +9,7 @@
 mod client;
 pub(crate) mod config;
 mod http;
+mod import;
 pub(crate) mod nodes;
 pub(crate) mod run;
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use registry::api::{Auth, AuditLog, BUCKETS_MICROS, Context, Front, HttpStats, Mount, Server, Tls};
+use registry::api::{AuditLog, Auth, BUCKETS_MICROS, Context, Front, HttpStats, Mount, Server, Tls};
 use registry::{Registry, dns};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;

@@ -65,7 +65,8 @@ impl AuditLog {
         }
         let (sender, changes) = mpsc::sync_channel(WAITING);
         let lost = Arc::new(AtomicU64::new(0));
-        let writer = Writer { path: path.to_owned(), written: file.metadata()?.len(), file, most, lost: Arc::clone(&lost) };
+        let writer =
+            Writer { path: path.to_owned(), written: file.metadata()?.len(), file, most, lost: Arc::clone(&lost) };
         // Ends when the log is dropped.
         std::thread::Builder::new().name("audit".into()).spawn(move || writer.run(&changes))?;
         Ok(AuditLog { inner: Arc::new(Inner { recent: Mutex::new(recent), file: Some(sender), lost }) })

@@ -191,7 +191,11 @@ impl Context {
         }
         self.stats.too_often.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let value = u64::from(self.rates.per_second());
-        Err(ApiError::Busy { what: "requests a second of this token or address", limit: "registry.rate.per_second", value })
+        Err(ApiError::Busy {
+            what: "requests a second of this token or address",
+            limit: "registry.rate.per_second",
+            value,
+        })
     }
 
     /// How many requests wait for a change.
