@@ -149,7 +149,8 @@ async fn registry_changes_are_noted_and_can_be_asked_for() {
     let dir = kingpost_tests::new_dir("audit");
     let file = dir.join("audit.jsonl");
     let mut node = RegistryNode::start(&format!("auth = \"tokens\"\n{tokens}[registry.audit]\nfile = {file:?}")).await;
-    let _logs = ShowLogs(&node.dir().to_owned());
+    let shown = node.dir().to_owned();
+    let _logs = ShowLogs(&shown);
     let ask = async |node: &RegistryNode, method: &str, path: &str, token: &str, body: &str| {
         node.ask(method, path, &[("Authorization", &format!("Bearer {token}"))], body).await
     };
