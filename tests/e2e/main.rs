@@ -34,6 +34,7 @@ mod relay_life;
 mod relay_tls;
 mod routing;
 mod sql;
+mod statements;
 mod switch;
 mod tls;
 mod torture;

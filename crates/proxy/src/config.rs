@@ -42,6 +42,11 @@ pub struct ProxyConfig {
     /// A client whose statement runs for longer is closed, and the statement cancelled; 0 means never.
     #[serde(with = "humantime_serde")]
     pub query_timeout: Duration,
+    /// A statement that takes as long is logged, its literals taken out; 0 means never.
+    #[serde(with = "humantime_serde")]
+    pub slow_statement: Duration,
+    /// Shapes of statements that each worker counts for `SHOW STATEMENTS`; 0 means none.
+    pub statements_kept: usize,
     /// Longest statement text that is looked at and kept, in bytes: a longer simple query or unnamed statement goes to
     /// the primary unexamined, a longer named statement is refused with 54000.
     pub max_statement_bytes: usize,
@@ -79,6 +84,8 @@ impl Default for ProxyConfig {
             client_idle_timeout: Duration::ZERO,
             idle_transaction_timeout: Duration::ZERO,
             query_timeout: Duration::ZERO,
+            slow_statement: Duration::ZERO,
+            statements_kept: 1_024,
             max_statement_bytes: 1 << 20,
             buffer_limit: 256 << 10,
             zone: None,

@@ -94,6 +94,8 @@ const PROXY: &[Key] = &[
     key("client_idle_timeout", OR_NEVER),
     key("idle_transaction_timeout", OR_NEVER),
     key("query_timeout", OR_NEVER),
+    key("slow_statement", OR_NEVER),
+    key("statements_kept", integer(0, 65_536)),
     key("max_statement_bytes", integer(1024, 1 << 30)),
     key("buffer_limit", integer(16 << 10, 1 << 30)),
     key("zone", Kind::Text),
