@@ -307,6 +307,11 @@ impl Kingpost {
         .await;
     }
 
+    /// The port of the metrics address.
+    pub fn metrics_port(&self) -> u16 {
+        self.metrics_port.number()
+    }
+
     /// The metrics now.
     ///
     /// # Panics

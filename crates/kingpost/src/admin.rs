@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -19,6 +19,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
 
 use crate::error::Failure;
+use crate::profile::{self, Order, ProfileError};
+use subtle::ConstantTimeEq;
 
 /// Most connections at a time; further ones wait in the kernel's queue.
 const CONNECTIONS: usize = 64;
@@ -35,6 +37,10 @@ pub(crate) trait Source: Send + Sync + 'static {
     fn alive(&self) -> Result<(), String>;
     /// Whether clients can be served; if not, why.
     fn ready(&self) -> Result<(), String>;
+    /// What whoever wants a profile must show; None: there are no profiles.
+    fn profiler_token(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// The HTTP server; it ends with this value.
@@ -69,6 +75,7 @@ impl Admin {
             .route("/metrics", get(metrics::<S>))
             .route("/healthz", get(healthz::<S>))
             .route("/readyz", get(readyz::<S>))
+            .route("/debug/pprof/profile", get(profiled::<S>))
             .with_state(source);
         let limited = Limited { listener, idle, permits: Arc::new(Semaphore::new(CONNECTIONS)) };
         let task = tokio::spawn(async move {
@@ -101,6 +108,35 @@ async fn healthz<S: Source>(State(source): State<Arc<S>>) -> Response {
 
 async fn readyz<S: Source>(State(source): State<Arc<S>>) -> Response {
     answer(source.ready())
+}
+
+async fn profiled<S: Source>(State(source): State<Arc<S>>, request: Request) -> Response {
+    let Some(token) = source.profiler_token() else {
+        return (StatusCode::NOT_FOUND, "metrics.profiler_token is not set\n").into_response();
+    };
+    let shown = request.headers().get(header::AUTHORIZATION).map(axum::http::HeaderValue::as_bytes);
+    let shown = shown.and_then(|shown| shown.strip_prefix(b"Bearer ")).unwrap_or_default();
+    if !bool::from(shown.ct_eq(token.as_bytes())) {
+        let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
+        return (StatusCode::UNAUTHORIZED, challenge, "expected: Authorization: Bearer <metrics.profiler_token>\n")
+            .into_response();
+    }
+    let failed = |error: ProfileError| {
+        let status = match error {
+            ProfileError::Order(_) => StatusCode::BAD_REQUEST,
+            ProfileError::Busy => StatusCode::TOO_MANY_REQUESTS,
+            ProfileError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, format!("{error}\n")).into_response()
+    };
+    let order = match Order::parse(request.uri().query().unwrap_or_default()) {
+        Ok(order) => order,
+        Err(error) => return failed(error),
+    };
+    match profile::take(order).await {
+        Ok(bytes) => ([(header::CONTENT_TYPE, order.form.content_type())], bytes).into_response(),
+        Err(error) => failed(error),
+    }
 }
 
 fn answer(state: Result<(), String>) -> Response {
@@ -162,6 +198,10 @@ impl Bounded {
     }
 
     fn late(&mut self, cx: &mut Context<'_>) -> bool {
+        if profile::is_running() && Instant::now() < self.end && self.timer.as_mut().poll(cx).is_ready() {
+            // Whoever waits for one hears nothing meanwhile.
+            self.moved();
+        }
         self.timer.as_mut().poll(cx).is_ready()
     }
 

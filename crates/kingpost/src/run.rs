@@ -25,6 +25,7 @@ pub(crate) struct Running {
     proxy: RwLock<Option<Proxy>>,
     pulse: Mutex<Pulse>,
     lookup: Arc<Lookup>,
+    profiler_token: Option<String>,
     /// The relay of this process, where there is one.
     relay: OnceLock<Arc<::relay::Relay>>,
 }
@@ -78,6 +79,7 @@ impl Running {
             Ok(proxy) => Ok(Running {
                 lookup: Lookup::start(topology.clone(), proxy.lookups(), &config.proxy.auth_query, runtime)
                     .map_err(Failure::config)?,
+                profiler_token: config.metrics.profiler_token.clone().filter(|token| !token.is_empty()),
                 topology,
                 name: config.cluster.name.clone(),
                 proxy: RwLock::new(Some(proxy)),
@@ -213,6 +215,10 @@ impl Source for Running {
             return Err("the proxy has been stopped".into());
         }
         self.pulse.lock().unwrap_or_else(PoisonError::into_inner).observe(&turns, Instant::now())
+    }
+
+    fn profiler_token(&self) -> Option<&str> {
+        self.profiler_token.as_deref()
     }
 
     fn ready(&self) -> Result<(), String> {

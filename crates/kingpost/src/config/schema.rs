@@ -372,7 +372,8 @@ const CONSOLE_TOKEN: &[Key] = &[
     required("role", Kind::Choice(&["viewer", "operator"])),
 ];
 
-const METRICS: &[Key] = &[key("listen", Kind::Text), key("allow_remote", Kind::Boolean)];
+const METRICS: &[Key] =
+    &[key("listen", Kind::Text), key("allow_remote", Kind::Boolean), key("profiler_token", Kind::Secret)];
 
 const LOG: &[Key] = &[key("level", Kind::Text), key("format", Kind::Choice(&["auto", "human", "json"]))];
 
