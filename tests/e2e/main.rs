@@ -38,6 +38,7 @@ mod statements;
 mod switch;
 mod tls;
 mod torture;
+mod upgrade;
 mod wal;
 mod watch;
 mod ways;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -47,16 +48,25 @@ pub(crate) trait Source: Send + Sync + 'static {
 #[derive(Debug)]
 pub(crate) struct Admin {
     address: SocketAddr,
+    socket: OwnedFd,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Admin {
-    /// Listens on an address and serves.
+    /// Listens on an address and serves; with the socket that another process had there, if it handed that over.
     ///
     /// # Errors
     /// The address cannot be listened on.
-    pub(crate) async fn start<S: Source>(address: &str, source: Arc<S>) -> Result<Admin, Failure> {
-        let listener = TcpListener::bind(address).await.map_err(|error| {
+    pub(crate) async fn start<S: Source>(
+        address: &str,
+        inherited: Option<OwnedFd>,
+        source: Arc<S>,
+    ) -> Result<Admin, Failure> {
+        let listener = match inherited {
+            Some(socket) => TcpListener::from_std(std::net::TcpListener::from(socket)),
+            None => TcpListener::bind(address).await,
+        };
+        let listener = listener.map_err(|error| {
             Failure::environment(format!("cannot listen on {address} for metrics: {error}"))
                 .advise("choose another address: metrics.listen in the configuration, --metrics-listen for `up`")
         })?;
@@ -71,6 +81,8 @@ impl Admin {
         let address = listener
             .local_addr()
             .map_err(|error| Failure::runtime(format!("cannot read the address of the metrics socket: {error}")))?;
+        let socket = listener.as_fd().try_clone_to_owned();
+        let socket = socket.map_err(|error| Failure::runtime(format!("cannot keep the metrics socket: {error}")))?;
         let router = Router::new()
             .route("/metrics", get(metrics::<S>))
             .route("/healthz", get(healthz::<S>))
@@ -83,7 +95,15 @@ impl Admin {
                 tracing::error!(%error, "admin HTTP ended");
             }
         });
-        Ok(Admin { address, task })
+        Ok(Admin { address, socket, task })
+    }
+
+    /// Its socket once more, for another process.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub(crate) fn socket(&self) -> io::Result<OwnedFd> {
+        self.socket.try_clone()
     }
 
     /// Where it listens.
@@ -277,7 +297,7 @@ mod tests {
     #[tokio::test]
     async fn answers() {
         let unready = Err("no primary".to_owned());
-        let admin = Admin::start("127.0.0.1:0", Arc::new(Fake { ready: unready })).await.unwrap();
+        let admin = Admin::start("127.0.0.1:0", None, Arc::new(Fake { ready: unready })).await.unwrap();
         for (request, status, body) in [
             ("GET /metrics", "200", "kingpost_clients 1\n"),
             ("GET /healthz", "200", "ok\n"),
@@ -303,7 +323,7 @@ mod tests {
     async fn a_taken_address_is_named() {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap().to_string();
-        let failure = Admin::start(&address, Arc::new(Fake { ready: Ok(()) })).await.unwrap_err();
+        let failure = Admin::start(&address, None, Arc::new(Fake { ready: Ok(()) })).await.unwrap_err();
         assert!(failure.to_string().contains(&address), "{failure}");
     }
 }

@@ -99,6 +99,9 @@ pub(crate) struct ProxyArgs {
     /// How long transactions may go on when stopping
     #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) grace: Duration,
+    /// Take over the listening sockets of the process that runs by the same configuration (proxy.upgrade_socket)
+    #[arg(long)]
+    pub(crate) take_over: bool,
 }
 
 #[derive(Debug, Args)]

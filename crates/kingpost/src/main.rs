@@ -29,8 +29,10 @@ mod registry;
 mod relay;
 mod run;
 mod serve;
+mod systemd;
 mod token;
 mod up;
+mod upgrade;
 
 use std::process::ExitCode;
 

@@ -12,6 +12,11 @@ pub struct ProxyConfig {
     pub listen: Vec<Listen>,
     /// Worker threads; 0 means one a core.
     pub workers: usize,
+    /// Unix socket by which another process of the same user can take over (`--take-over`, SIGUSR2); none: it cannot.
+    pub upgrade_socket: Option<std::path::PathBuf>,
+    /// For how long clients may stay with a process that was taken over.
+    #[serde(with = "humantime_serde")]
+    pub drain_timeout: Duration,
     /// How clients prove who they are.
     pub auth: AuthMethod,
     /// Who may come from where, and how: the first rule that fits takes the place of `auth`. None: no rules.
@@ -71,6 +76,8 @@ impl Default for ProxyConfig {
         ProxyConfig {
             listen: vec![Listen { address: "127.0.0.1:6432".into(), route: None }],
             workers: 0,
+            upgrade_socket: None,
+            drain_timeout: Duration::from_secs(600),
             auth: AuthMethod::ScramSha256,
             hba: Vec::new(),
             hba_file: None,

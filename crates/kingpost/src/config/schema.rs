@@ -81,6 +81,8 @@ pub(super) const ROOT: &[Key] = &[
 const PROXY: &[Key] = &[
     key("listen", Kind::TextsOrTables(LISTEN)),
     key("workers", integer(0, 1024)),
+    key("upgrade_socket", Kind::Text),
+    key("drain_timeout", POSITIVE),
     key("auth", Kind::Choice(&["trust", "scram-sha-256", "md5", "cert"])),
     key("hba", Kind::Tables(HBA)),
     key("hba_file", Kind::Text),

@@ -53,7 +53,7 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
     let mut stop = StopSignals::new()?;
     let running = Arc::new(Running::start(&config.registry).await?);
     let scene = Scene::default().with_registry(running.known());
-    let console = match scene.start(&config.console, None).await {
+    let console = match scene.start(&config.console, None, None).await {
         Ok(console) => console,
         Err(failure) => {
             running.shutdown(Duration::ZERO).await;
@@ -62,7 +62,7 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
     };
     let admin = match config.metrics.listen.as_str() {
         "" => None,
-        address => match Admin::start(address, Arc::clone(&running)).await {
+        address => match Admin::start(address, None, Arc::clone(&running)).await {
             Ok(admin) => Some(admin),
             Err(failure) => {
                 running.shutdown(Duration::ZERO).await;
