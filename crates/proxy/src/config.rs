@@ -12,6 +12,11 @@ pub struct ProxyConfig {
     pub listen: Vec<Listen>,
     /// Worker threads; 0 means one a core.
     pub workers: usize,
+    /// Unix socket by which another process of the same user can take over (`--take-over`, SIGUSR2); none: it cannot.
+    pub upgrade_socket: Option<std::path::PathBuf>,
+    /// For how long clients may stay with a process that was taken over.
+    #[serde(with = "humantime_serde")]
+    pub drain_timeout: Duration,
     /// How clients prove who they are.
     pub auth: AuthMethod,
     /// Who may come from where, and how: the first rule that fits takes the place of `auth`. None: no rules.
@@ -42,6 +47,11 @@ pub struct ProxyConfig {
     /// A client whose statement runs for longer is closed, and the statement cancelled; 0 means never.
     #[serde(with = "humantime_serde")]
     pub query_timeout: Duration,
+    /// A statement that takes as long is logged, its literals taken out; 0 means never.
+    #[serde(with = "humantime_serde")]
+    pub slow_statement: Duration,
+    /// Shapes of statements that each worker counts for `SHOW STATEMENTS`; 0 means none.
+    pub statements_kept: usize,
     /// Longest statement text that is looked at and kept, in bytes: a longer simple query or unnamed statement goes to
     /// the primary unexamined, a longer named statement is refused with 54000.
     pub max_statement_bytes: usize,
@@ -68,6 +78,8 @@ impl Default for ProxyConfig {
         ProxyConfig {
             listen: vec![Listen { address: "127.0.0.1:6432".into(), route: None }],
             workers: 0,
+            upgrade_socket: None,
+            drain_timeout: Duration::from_secs(600),
             auth: AuthMethod::ScramSha256,
             hba: Vec::new(),
             hba_file: None,
@@ -81,6 +93,8 @@ impl Default for ProxyConfig {
             client_idle_timeout: Duration::ZERO,
             idle_transaction_timeout: Duration::ZERO,
             query_timeout: Duration::ZERO,
+            slow_statement: Duration::ZERO,
+            statements_kept: 1_024,
             max_statement_bytes: 1 << 20,
             buffer_limit: 256 << 10,
             zone: None,

@@ -39,6 +39,10 @@ pub struct Settings {
     pub login_timeout: Duration,
     /// Time limits of clients that have logged in.
     pub time_limits: TimeLimits,
+    /// A statement that takes as long is logged; None: never.
+    pub slow_statement: Option<Duration>,
+    /// Shapes of statements that each worker counts.
+    pub statements_kept: usize,
     /// Longest named statement, in bytes.
     pub max_statement: usize,
     /// Output kept for a slow peer, in bytes.
@@ -319,6 +323,8 @@ impl Settings {
             max_clients_per_address: config.max_clients_per_address,
             max_logins: config.max_logins.max(1),
             reserved_clients: config.reserved_clients,
+            slow_statement: unless_zero(config.slow_statement),
+            statements_kept: config.statements_kept,
             login_timeout: config.login_timeout,
             time_limits: TimeLimits {
                 idle: unless_zero(config.client_idle_timeout),

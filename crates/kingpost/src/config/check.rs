@@ -461,6 +461,9 @@ fn check_gate(config: &Config, findings: &mut Findings) {
 }
 
 fn check_metrics(config: &Config, findings: &mut Findings) {
+    if config.metrics.profiler_token.as_ref().is_some_and(|token| token.len() < 16) {
+        findings.error("metrics.profiler_token", "found fewer than 16 characters, expected a long random text");
+    }
     let listen = &config.metrics.listen;
     if listen.is_empty() {
         return;

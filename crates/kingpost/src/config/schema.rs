@@ -84,6 +84,8 @@ pub(super) const ROOT: &[Key] = &[
 const PROXY: &[Key] = &[
     key("listen", Kind::TextsOrTables(LISTEN)),
     key("workers", integer(0, 1024)),
+    key("upgrade_socket", Kind::Text),
+    key("drain_timeout", POSITIVE),
     key("auth", Kind::Choice(&["trust", "scram-sha-256", "md5", "cert"])),
     key("hba", Kind::Tables(HBA)),
     key("hba_file", Kind::Text),
@@ -97,6 +99,8 @@ const PROXY: &[Key] = &[
     key("client_idle_timeout", OR_NEVER),
     key("idle_transaction_timeout", OR_NEVER),
     key("query_timeout", OR_NEVER),
+    key("slow_statement", OR_NEVER),
+    key("statements_kept", integer(0, 65_536)),
     key("max_statement_bytes", integer(1024, 1 << 30)),
     key("buffer_limit", integer(16 << 10, 1 << 30)),
     key("zone", Kind::Text),
@@ -307,6 +311,9 @@ const REGISTRY: &[Key] = &[
     key("peer_listen", Kind::Text),
     key("peer_advertise", Kind::Text),
     key("dns", Kind::Table(REGISTRY_DNS)),
+    key("tls", Kind::Table(PROXY_TLS)),
+    key("rate", Kind::Table(REGISTRY_RATE)),
+    key("audit", Kind::Table(REGISTRY_AUDIT)),
     key("store", Kind::Secret),
     key("node", Kind::Text),
     key("auth", Kind::Choice(&["none", "tokens"])),
@@ -324,6 +331,10 @@ const REGISTRY: &[Key] = &[
     key("health", Kind::Table(REGISTRY_HEALTH)),
     key("tokens", Kind::Tables(REGISTRY_TOKEN)),
 ];
+
+const REGISTRY_RATE: &[Key] = &[key("per_second", integer(0, 1_000_000)), key("burst", integer(1, 1_000_000))];
+
+const REGISTRY_AUDIT: &[Key] = &[key("file", Kind::Text), key("max_bytes", integer(1 << 16, 1 << 40))];
 
 const REGISTRY_DNS: &[Key] = &[
     key("listen", Kind::Text),
@@ -379,7 +390,8 @@ const CONSOLE_TOKEN: &[Key] = &[
     required("role", Kind::Choice(&["viewer", "operator"])),
 ];
 
-const METRICS: &[Key] = &[key("listen", Kind::Text), key("allow_remote", Kind::Boolean)];
+const METRICS: &[Key] =
+    &[key("listen", Kind::Text), key("allow_remote", Kind::Boolean), key("profiler_token", Kind::Secret)];
 
 const LOG: &[Key] = &[key("level", Kind::Text), key("format", Kind::Choice(&["auto", "human", "json"]))];
 

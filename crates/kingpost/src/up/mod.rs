@@ -168,6 +168,7 @@ async fn serve(
             known.registry.clone(),
             move || seen.view(),
             config.cluster.nodes.clone(),
+            record.relay.clone().into_iter().collect(),
             record.proxy.clone(),
         )));
         directory.save_running(record)?;

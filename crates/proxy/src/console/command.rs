@@ -14,6 +14,7 @@ pub(super) enum Command {
     WaitClose(Option<String>),
     Kill(Option<String>),
     KillClient(u64),
+    ResetStatements,
 }
 
 /// What there is to be seen.
@@ -35,6 +36,7 @@ pub(super) enum Show {
     Nodes,
     Pins,
     Prepared,
+    Statements,
     State,
 }
 
@@ -56,6 +58,7 @@ pub(super) const SHOWS: &[(&str, Show, &str)] = &[
     ("NODES", Show::Nodes, "the servers of the cluster: role, timeline, positions, lag"),
     ("PINS", Show::Pins, "clients that keep their server connection, and why"),
     ("PREPARED", Show::Prepared, "prepared statements in server connections"),
+    ("STATEMENTS", Show::Statements, "what statements have taken, by shape, the longest together first"),
     ("STATE", Show::State, "whether the proxy is active or paused"),
 ];
 
@@ -68,6 +71,7 @@ pub(super) const ACTIONS: &[(&str, &str)] = &[
     ("WAIT_CLOSE [db]", "wait until the connections that RECONNECT or RELOAD replaces are closed"),
     ("KILL [db]", "close clients and server connections at once; new clients wait for RESUME"),
     ("KILL_CLIENT id", "close one client, by its id in SHOW CLIENTS"),
+    ("RESET STATEMENTS", "count them from now on"),
     ("SHUTDOWN", "stop the program as SIGTERM does"),
 ];
 
@@ -115,6 +119,10 @@ pub(super) fn parse(text: &str) -> Result<Command, String> {
         }
         "RELOAD" => Command::Reload,
         "SHUTDOWN" => Command::Shutdown,
+        "RESET" => match argument().map(|what| what.to_ascii_uppercase()).as_deref() {
+            Some("STATEMENTS") => Command::ResetStatements,
+            _ => return Err("RESET what? STATEMENTS is all there is".into()),
+        },
         "PAUSE" => Command::Pause(argument()),
         "RESUME" => Command::Resume(argument()),
         "RECONNECT" => Command::Reconnect(argument()),

@@ -182,6 +182,9 @@ impl Core {
         {
             return step;
         }
+        // Where the unit was looked at as a whole, its shape is known from there.
+        let unit = &self.clients[c].unit;
+        let key = if unit.query.is_some() { unit.key } else { self.classifier.shape() };
         let text = bytes.get(HEADER..frame.total()).and_then(payload::cstr).map(|(text, _)| text);
         let changes = text.and_then(|text| self.changes(c, class, text));
         let pins = self.note_changes(c, s, class, changes.as_ref());
@@ -190,6 +193,9 @@ impl Core {
         self.clients[c].unnamed = None;
         self.servers[s].unnamed = 0;
         self.servers[s].in_unit = false;
+        if let Some(text) = text {
+            self.count_begin(s, key, text);
+        }
         self.servers[s].owe(Expect::Query(changes));
         self.count_statement(s);
         self.end_unit(c);
@@ -245,6 +251,7 @@ impl Core {
         };
         let class = self.classify(c, text);
         let statement = self.statement_as(c, text, types, class);
+        self.count_begin(s, self.classifier.shape(), text);
         self.servers[s].in_unit = true;
         if name.is_empty() {
             self.clients[c].unnamed = Some(statement.clone());
@@ -308,6 +315,10 @@ impl Core {
             let pins = self.note_changes(c, s, class, changes.as_ref());
             // What is bound need not be executed: it may pin, but not unpin.
             self.note_effects(c, s, Class { pins, ..class }, false);
+            // Its own Parse in the same unit knows better what shape it is of.
+            if !name.is_empty() || self.servers[s].timing.key == 0 {
+                self.count_begin(s, !statement.id, &statement.text);
+            }
         }
         let Some(server_name) = self.server_name(c, s, name, statement.as_ref()) else { return Step::Blocked };
         let statement = self.statement_of(c, name);

@@ -48,6 +48,7 @@ mod reply;
 mod route;
 mod server;
 pub mod statement;
+pub mod statistics;
 mod strong;
 pub mod token;
 mod tracked;
@@ -303,6 +304,7 @@ pub struct Core {
     classifier: Classifier,
     statements: Statements,
     costs: cost::Costs,
+    statistics: statistics::Statistics,
     /// Server connections that are lanes at the moment.
     lanes: Vec<usize>,
     /// Strong reads that wait; None until there is one.
@@ -348,6 +350,7 @@ impl Core {
         Core {
             id,
             classifier: classifier(&settings),
+            statistics: statistics::Statistics::new(settings.statements_kept, now),
             statements: Statements::new(shared.registry.clone(), settings.cache_entries),
             shared,
             settings,
@@ -641,6 +644,10 @@ impl Core {
             self.expire_waiters(pool);
             self.pump(pool);
         }
+        let kept_back = self.statistics.kept_back();
+        if kept_back > 0 {
+            tracing::warn!(statements = kept_back, "more slow statements than are logged");
+        }
         let classified = self.classifier.counters();
         self.metrics.classify_hits.set(classified.hits);
         self.metrics.classify_misses.set(classified.misses);
@@ -771,6 +778,9 @@ impl Core {
         if old.read_functions != self.settings.read_functions || old.cache_entries != self.settings.cache_entries {
             self.classifier = classifier(&self.settings);
             self.statements = Statements::new(self.shared.registry.clone(), self.settings.cache_entries);
+        }
+        if old.statements_kept != self.settings.statements_kept {
+            self.statistics = statistics::Statistics::new(self.settings.statements_kept, self.now);
         }
         self.apply_to_pools();
     }

@@ -10,6 +10,7 @@ use wire::{Frame, HEADER, Sqlstate};
 use super::client::{Aborted, Again, Phase, Unit};
 use super::forward::MOST_EXPECTED;
 use super::server::{Expect, ServerPhase, Undo};
+use super::statistics;
 use super::{Core, HOLD_MAX, SMALL_MAX};
 
 /// What becomes of a reply.
@@ -313,6 +314,9 @@ impl Core {
                         self.clients[c].unnamed = None;
                     }
                 }
+                if tag == b'C' && !own {
+                    server.rows = server.rows.saturating_add(statistics::rows(data));
+                }
                 if matches!(server.expect.front(), Some(Expect::Execute(_))) {
                     server.settled();
                 }
@@ -325,6 +329,10 @@ impl Core {
                     // Syncs already sent behind it are ignored: COPY data is read from here on.
                     while matches!(server.expect.get(1), Some(Expect::Sync)) {
                         server.expect.remove(1);
+                        // What its end is counted under is that of the Sync to come.
+                        if let Some(timing) = server.timings.pop_front() {
+                            server.timing = timing;
+                        }
                     }
                     // The Sync that ends this unit is still to come.
                     server.in_unit = true;
@@ -371,6 +379,9 @@ impl Core {
         } else {
             server.sets.query_ended();
             self.settle_changes(s);
+        }
+        if !own {
+            self.count_end(s, !unheard);
         }
         let not_begun = std::mem::take(&mut self.servers[s].begin_failed);
         match (unheard, not_begun) {
