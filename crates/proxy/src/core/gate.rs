@@ -163,7 +163,7 @@ impl Core {
     pub(super) fn ends_gated(&mut self, s: usize) -> bool {
         let server = &mut self.servers[s];
         // They are of one unit, whether or not anybody hears its answer.
-        let (committed, erred) = (std::mem::take(&mut server.committed), std::mem::take(&mut server.erred));
+        let (committed, erred) = (std::mem::take(&mut server.committed), std::mem::take(&mut server.unit_erred));
         let Some(gate) = self.gate_of(s) else { return false };
         let barrier = gate.barrier && self.shows_undurable(s);
         let server = &self.servers[s];

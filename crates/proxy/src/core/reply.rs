@@ -407,6 +407,7 @@ impl Core {
         }
         server.failed = true;
         server.erred = true;
+        server.unit_erred = true;
         server.sets.undo();
         if server.beginning {
             self.begin_failed(s);

@@ -76,7 +76,7 @@ pub(crate) struct Server {
     pub(super) committing: bool,
     /// The unit whose answer arrives has committed something; it has failed.
     pub(super) committed: bool,
-    pub(super) erred: bool,
+    pub(super) unit_erred: bool,
     /// Id of the statement that is its unnamed one; 0 if none is known.
     pub(super) unnamed: u64,
     /// Ids of the statements it has, with the clock of their last use.
@@ -236,7 +236,7 @@ impl Server {
             wrote: false,
             committing: false,
             committed: false,
-            erred: false,
+            unit_erred: false,
             unnamed: 0,
             prepared: HashMap::new(),
             clock: 0,
