@@ -154,3 +154,50 @@ fn check_says_what_is_wrong() {
     let refused = Kingpost::run(&["proxy", "--config", dir.join("kingpost.toml").to_str().unwrap()]);
     assert!(!refused.status.success());
 }
+
+/// Status line and body of a GET with a header.
+async fn get_with(port: u16, path: &str, header: &str) -> (String, Vec<u8>) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    tokio::time::timeout(kingpost_tests::SOON, stream.read_to_end(&mut answer)).await.unwrap().unwrap();
+    let head = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
+    let status = String::from_utf8_lossy(&answer[..head]).lines().next().unwrap().to_owned();
+    (status, answer.split_off(head + 4))
+}
+
+#[tokio::test]
+async fn profiles_show_what_the_process_does_to_who_has_the_token() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("metrics.profiler_token", "0123456789abcdef0123").start().await;
+    let port = kingpost.metrics_port();
+    let right = "Authorization: Bearer 0123456789abcdef0123\r\n";
+    for (path, header, status) in [
+        ("/debug/pprof/profile", "", "401"),
+        ("/debug/pprof/profile", "Authorization: Bearer 0123456789abcdef0124\r\n", "401"),
+        ("/debug/pprof/profile?seconds=x", right, "400"),
+    ] {
+        let (line, _) = get_with(port, path, header).await;
+        assert!(line.contains(status), "{path} {header}: {line}");
+    }
+    let without = Kingpost::of(&shared.cluster).start().await;
+    assert!(get_with(without.metrics_port(), "/debug/pprof/profile", right).await.0.contains("404"));
+    // Something for it to see.
+    let client = kingpost.connect().await;
+    let load = tokio::spawn(async move { while value(&client, "SELECT 7").await == "7" {} });
+    let (line, folded) = get_with(port, "/debug/pprof/profile?seconds=2&hz=499&format=folded", right).await;
+    let folded = String::from_utf8_lossy(&folded).into_owned();
+    assert!(line.contains("200"), "{line}: {folded}");
+    assert!(folded.contains("worker"), "{folded}");
+    let (_, gzip) = get_with(port, "/debug/pprof/profile?seconds=1", right).await;
+    assert!(gzip.starts_with(&[0x1f, 0x8b]), "{} bytes", gzip.len());
+    let (_, svg) = get_with(port, "/debug/pprof/profile?seconds=1&format=svg", right).await;
+    assert!(svg.starts_with(b"<svg") && svg.ends_with(b"</svg>\n"));
+    load.abort();
+    assert_eq!(value(&kingpost.connect().await, "SELECT 7").await, "7");
+}

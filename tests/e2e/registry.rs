@@ -330,6 +330,31 @@ async fn the_command_line() {
     let again = Kingpost::run(&["registry", "export", "--url", &url]);
     assert_eq!(String::from_utf8(again.stdout).unwrap(), exported);
 
+    let twice = Kingpost::run(&["registry", "import", file.to_str().unwrap(), "--url", &url]);
+    let said = String::from_utf8_lossy(&twice.stderr);
+    assert!(said.contains("2 of 2 instances registered, 2 of them were there already"), "{said}");
+
+    // From its Consul and its Eureka side into further ones.
+    let tagged =
+        json!({ "ID": "t", "Name": "tagged", "Address": "10.0.0.7", "Port": 7, "Tags": ["a"], "Meta": { "k": "v" } });
+    assert_eq!(node.send("PUT", "/v1/agent/service/register", &tagged).await.status, 200);
+    for (flag, path) in [("--from-consul", ""), ("--from-eureka", "/eureka")] {
+        let third = RegistryNode::start("").await;
+        let (url, from) = (third.url(), format!("{}{path}", node.url()));
+        let import = Kingpost::run(&["registry", "import", flag, &from, "--url", &url, "--ttl", "1h"]);
+        assert!(import.status.success(), "{}", String::from_utf8_lossy(&import.stderr));
+        let shop = third.get("/v1/namespaces/default/services/shop/instances").await.json();
+        assert_eq!((ids(&shop), &shop["instances"][0]["check"]["ttl"]), (vec![id.trim()], &json!("1h")), "{shop}");
+        let tagged = third.get("/v1/health/service/tagged?tag=a").await.json();
+        let service = &tagged[0]["Service"];
+        let expected = if flag == "--from-consul" {
+            json!(["t", "10.0.0.7", 7, { "k": "v" }])
+        } else {
+            json!([null, null, null, null])
+        };
+        assert_eq!(json!([service["ID"], service["Address"], service["Port"], service["Meta"]]), expected, "{tagged}");
+    }
+
     assert!(run(&["deregister", id.trim()]).await.0);
     let (good, _, error) = run(&["deregister", id.trim()]).await;
     assert!(!good && error.contains("not registered"), "{error}");

@@ -200,6 +200,25 @@ impl Kingpost {
         .await;
     }
 
+    /// Starts another process that takes over from this one, waits until it has, and gives the old one.
+    ///
+    /// # Panics
+    /// When it does not in time.
+    pub async fn take_over(&mut self) -> Process {
+        let mut kingpost = command(&kingpost_bin(), RunAs::Tests, "KILL");
+        kingpost.args(["proxy", "--take-over", "--config"]).arg(&self.config_path);
+        let log = self.config_path.with_extension(format!("{}.log", unique()));
+        let process = Process::start("kingpost", kingpost, &log);
+        wait_until("the new process to take over", SOON, &self.endpoint.logs, async || {
+            let log = || std::fs::read_to_string(&log).unwrap_or_default();
+            let ended = process.exit_status();
+            assert!(ended.is_none(), "the new process ended with {ended:?}:\n{}", log());
+            log().contains("has taken over").then_some(())
+        })
+        .await;
+        self.process.replace(process).expect("a process to take over from")
+    }
+
     async fn pgbouncer(builder: KingpostBuilder<'_>) -> Kingpost {
         let primary = builder.cluster.primary().port();
         let mut kingpost = Kingpost::unstarted(builder, Subject::PgBouncer);
@@ -305,6 +324,11 @@ impl Kingpost {
             self.http("/readyz").await.filter(|(answered, _)| *answered == status)
         })
         .await;
+    }
+
+    /// The port of the metrics address.
+    pub fn metrics_port(&self) -> u16 {
+        self.metrics_port.number()
     }
 
     /// The metrics now.

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -77,6 +78,7 @@ pub enum StartError {
 pub struct Console {
     address: SocketAddr,
     wake: Wake,
+    socket: OwnedFd,
     stop: watch::Sender<bool>,
     tasks: [tokio::task::JoinHandle<()>; 2],
 }
@@ -121,8 +123,9 @@ impl Console {
     /// # Errors
     /// Likewise.
     pub fn serve(listener: TcpListener, config: &ConsoleConfig, parts: Parts) -> Result<Console, StartError> {
-        let address =
-            listener.local_addr().map_err(|source| StartError::Listen { address: config.listen.clone(), source })?;
+        let listen = |source| StartError::Listen { address: config.listen.clone(), source };
+        let address = listener.local_addr().map_err(listen)?;
+        let socket = listener.as_fd().try_clone_to_owned().map_err(listen)?;
         if let Some(error) = config.check(address.ip().is_loopback()).into_iter().next() {
             return Err(error.into());
         }
@@ -138,13 +141,21 @@ impl Console {
         });
         let connections = CONNECTIONS + config.viewers.min(Semaphore::MAX_PERMITS - CONNECTIONS);
         let accepting = tokio::spawn(accept(listener, shared, Arc::new(Semaphore::new(connections))));
-        Ok(Console { address, wake, stop, tasks: [accepting, looking] })
+        Ok(Console { address, wake, socket, stop, tasks: [accepting, looking] })
     }
 
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Its listening socket once more, for another process.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn socket(&self) -> io::Result<OwnedFd> {
+        self.socket.try_clone()
     }
 
     /// For whoever knows that there is something new.

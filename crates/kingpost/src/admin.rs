@@ -2,13 +2,14 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -19,6 +20,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
 
 use crate::error::Failure;
+use crate::profile::{self, Order, ProfileError};
+use subtle::ConstantTimeEq;
 
 /// Most connections at a time; further ones wait in the kernel's queue.
 const CONNECTIONS: usize = 64;
@@ -35,22 +38,35 @@ pub(crate) trait Source: Send + Sync + 'static {
     fn alive(&self) -> Result<(), String>;
     /// Whether clients can be served; if not, why.
     fn ready(&self) -> Result<(), String>;
+    /// What whoever wants a profile must show; None: there are no profiles.
+    fn profiler_token(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// The HTTP server; it ends with this value.
 #[derive(Debug)]
 pub(crate) struct Admin {
     address: SocketAddr,
+    socket: OwnedFd,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Admin {
-    /// Listens on an address and serves.
+    /// Listens on an address and serves; with the socket that another process had there, if it handed that over.
     ///
     /// # Errors
     /// The address cannot be listened on.
-    pub(crate) async fn start<S: Source>(address: &str, source: Arc<S>) -> Result<Admin, Failure> {
-        let listener = TcpListener::bind(address).await.map_err(|error| {
+    pub(crate) async fn start<S: Source>(
+        address: &str,
+        inherited: Option<OwnedFd>,
+        source: Arc<S>,
+    ) -> Result<Admin, Failure> {
+        let listener = match inherited {
+            Some(socket) => TcpListener::from_std(std::net::TcpListener::from(socket)),
+            None => TcpListener::bind(address).await,
+        };
+        let listener = listener.map_err(|error| {
             Failure::environment(format!("cannot listen on {address} for metrics: {error}"))
                 .advise("choose another address: metrics.listen in the configuration, --metrics-listen for `up`")
         })?;
@@ -65,10 +81,13 @@ impl Admin {
         let address = listener
             .local_addr()
             .map_err(|error| Failure::runtime(format!("cannot read the address of the metrics socket: {error}")))?;
+        let socket = listener.as_fd().try_clone_to_owned();
+        let socket = socket.map_err(|error| Failure::runtime(format!("cannot keep the metrics socket: {error}")))?;
         let router = Router::new()
             .route("/metrics", get(metrics::<S>))
             .route("/healthz", get(healthz::<S>))
             .route("/readyz", get(readyz::<S>))
+            .route("/debug/pprof/profile", get(profiled::<S>))
             .with_state(source);
         let limited = Limited { listener, idle, permits: Arc::new(Semaphore::new(CONNECTIONS)) };
         let task = tokio::spawn(async move {
@@ -76,7 +95,15 @@ impl Admin {
                 tracing::error!(%error, "admin HTTP ended");
             }
         });
-        Ok(Admin { address, task })
+        Ok(Admin { address, socket, task })
+    }
+
+    /// Its socket once more, for another process.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub(crate) fn socket(&self) -> io::Result<OwnedFd> {
+        self.socket.try_clone()
     }
 
     /// Where it listens.
@@ -101,6 +128,35 @@ async fn healthz<S: Source>(State(source): State<Arc<S>>) -> Response {
 
 async fn readyz<S: Source>(State(source): State<Arc<S>>) -> Response {
     answer(source.ready())
+}
+
+async fn profiled<S: Source>(State(source): State<Arc<S>>, request: Request) -> Response {
+    let Some(token) = source.profiler_token() else {
+        return (StatusCode::NOT_FOUND, "metrics.profiler_token is not set\n").into_response();
+    };
+    let shown = request.headers().get(header::AUTHORIZATION).map(axum::http::HeaderValue::as_bytes);
+    let shown = shown.and_then(|shown| shown.strip_prefix(b"Bearer ")).unwrap_or_default();
+    if !bool::from(shown.ct_eq(token.as_bytes())) {
+        let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
+        return (StatusCode::UNAUTHORIZED, challenge, "expected: Authorization: Bearer <metrics.profiler_token>\n")
+            .into_response();
+    }
+    let failed = |error: ProfileError| {
+        let status = match error {
+            ProfileError::Order(_) => StatusCode::BAD_REQUEST,
+            ProfileError::Busy => StatusCode::TOO_MANY_REQUESTS,
+            ProfileError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, format!("{error}\n")).into_response()
+    };
+    let order = match Order::parse(request.uri().query().unwrap_or_default()) {
+        Ok(order) => order,
+        Err(error) => return failed(error),
+    };
+    match profile::take(order).await {
+        Ok(bytes) => ([(header::CONTENT_TYPE, order.form.content_type())], bytes).into_response(),
+        Err(error) => failed(error),
+    }
 }
 
 fn answer(state: Result<(), String>) -> Response {
@@ -162,6 +218,10 @@ impl Bounded {
     }
 
     fn late(&mut self, cx: &mut Context<'_>) -> bool {
+        if profile::is_running() && Instant::now() < self.end && self.timer.as_mut().poll(cx).is_ready() {
+            // Whoever waits for one hears nothing meanwhile.
+            self.moved();
+        }
         self.timer.as_mut().poll(cx).is_ready()
     }
 
@@ -237,7 +297,7 @@ mod tests {
     #[tokio::test]
     async fn answers() {
         let unready = Err("no primary".to_owned());
-        let admin = Admin::start("127.0.0.1:0", Arc::new(Fake { ready: unready })).await.unwrap();
+        let admin = Admin::start("127.0.0.1:0", None, Arc::new(Fake { ready: unready })).await.unwrap();
         for (request, status, body) in [
             ("GET /metrics", "200", "kingpost_clients 1\n"),
             ("GET /healthz", "200", "ok\n"),
@@ -263,7 +323,7 @@ mod tests {
     async fn a_taken_address_is_named() {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap().to_string();
-        let failure = Admin::start(&address, Arc::new(Fake { ready: Ok(()) })).await.unwrap_err();
+        let failure = Admin::start(&address, None, Arc::new(Fake { ready: Ok(()) })).await.unwrap_err();
         assert!(failure.to_string().contains(&address), "{failure}");
     }
 }

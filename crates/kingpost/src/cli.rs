@@ -36,7 +36,7 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     /// Runs the service registry, or talks to one
     ///
-    /// SIGTERM and SIGINT stop gracefully, a second one stops at once.
+    /// SIGHUP reloads tokens and certificates, SIGTERM and SIGINT stop gracefully, a second one stops at once.
     #[command(after_help = EXIT_CODES, args_conflicts_with_subcommands = true)]
     Registry(RegistryArgs),
     /// Makes what the web console needs
@@ -99,6 +99,9 @@ pub(crate) struct ProxyArgs {
     /// How long transactions may go on when stopping
     #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) grace: Duration,
+    /// Take over the listening sockets of the process that runs by the same configuration (proxy.upgrade_socket)
+    #[arg(long)]
+    pub(crate) take_over: bool,
 }
 
 #[derive(Debug, Args)]
@@ -196,14 +199,11 @@ pub(crate) enum RegistryCommand {
         #[arg(long, short, value_name = "NAME")]
         namespace: Option<String>,
     },
-    /// Registers the instances of JSON lines
+    /// Registers the instances of JSON lines, or those that a running Consul or Eureka has
+    ///
+    /// What is there already, and the same, is not written: it can be run again.
     #[command(after_help = EXIT_CODES)]
-    Import {
-        #[command(flatten)]
-        remote: RemoteArgs,
-        /// The file; standard input if not given
-        file: Option<PathBuf>,
-    },
+    Import(ImportArgs),
     /// Makes a token: prints it, and what of it goes into the configuration
     #[command(after_help = EXIT_CODES)]
     Token {
@@ -226,10 +226,44 @@ pub(crate) enum ConsoleCommand {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
+    /// The file; standard input if not given
+    #[arg(conflicts_with_all = ["from_consul", "from_eureka"])]
+    pub(crate) file: Option<PathBuf>,
+    /// A running Consul to import from, as http://host:port
+    #[arg(long, value_name = "URL", conflicts_with = "from_eureka")]
+    pub(crate) from_consul: Option<String>,
+    /// A running Eureka to import from, as http://host:port/eureka
+    #[arg(long, value_name = "URL")]
+    pub(crate) from_eureka: Option<String>,
+    /// Token for that Consul; better in the variable, where other users do not see it
+    #[arg(long, env = "CONSUL_HTTP_TOKEN", hide_env_values = true, value_name = "TOKEN")]
+    pub(crate) from_token: Option<String>,
+    /// Namespace for what comes from Consul or Eureka
+    #[arg(long, short, default_value = "default", value_name = "NAME")]
+    pub(crate) namespace: String,
+    /// What comes from Consul or Eureka goes critical after so long without a heartbeat here; without this it stays until it is
+    /// deregistered
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(crate) ttl: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct RemoteArgs {
     /// Address of the registry
     #[arg(long, env = "KINGPOST_REGISTRY_URL", default_value = "http://127.0.0.1:8632", value_name = "URL")]
     pub(crate) url: String,
+    /// CAs that the registry's certificate is verified with (PEM), for an https:// address; the system's if not given
+    #[arg(long, env = "KINGPOST_REGISTRY_CA", value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
+    /// Own certificate (PEM), if the registry wants one
+    #[arg(long, env = "KINGPOST_REGISTRY_CERT", value_name = "FILE", requires = "key")]
+    pub(crate) cert: Option<PathBuf>,
+    /// Its key (PEM)
+    #[arg(long, env = "KINGPOST_REGISTRY_KEY", value_name = "FILE", requires = "cert")]
+    pub(crate) key: Option<PathBuf>,
     /// Token; better in the variable, where other users do not see it
     #[arg(long, env = "KINGPOST_REGISTRY_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     pub(crate) token: Option<String>,
@@ -362,6 +396,15 @@ pub(crate) struct Dir {
     pub(crate) dir: PathBuf,
 }
 
+/// Where a local cluster's commits are durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Durability {
+    /// On the primary
+    Local,
+    /// On the relay, too
+    Relay,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct UpArgs {
     #[command(flatten)]
@@ -381,6 +424,9 @@ pub(crate) struct UpArgs {
     /// No relay: replicas stream from the primary
     #[arg(long)]
     pub(crate) no_relay: bool,
+    /// Where a commit is durable when its client hears of it: on the primary, or also on the relay
+    #[arg(long, value_enum, default_value = "local", value_name = "WHERE")]
+    pub(crate) durability: Durability,
     /// Address of the registry; the default is 127.0.0.1:8632, or a free port if that is taken
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) registry_listen: Option<String>,

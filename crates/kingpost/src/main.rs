@@ -24,12 +24,15 @@ mod from_pgbouncer;
 mod logging;
 mod lookup;
 mod out;
+mod profile;
 mod registry;
 mod relay;
 mod run;
 mod serve;
+mod systemd;
 mod token;
 mod up;
+mod upgrade;
 
 use std::process::ExitCode;
 

@@ -176,9 +176,9 @@ async fn serve(path: &Path, mut config: Config) -> Result<(), Failure> {
     let relaying = Arc::new(Relaying::start(&config, &tokio::runtime::Handle::current())?);
     let admin = match config.metrics.listen.as_str() {
         "" => None,
-        address => Some(Admin::start(address, Arc::clone(&relaying)).await?),
+        address => Some(Admin::start(address, None, Arc::clone(&relaying)).await?),
     };
-    let console = match relaying.scene(&config).start(&config.console, relaying.topology().as_deref()).await {
+    let console = match relaying.scene(&config).start(&config.console, None, relaying.topology().as_deref()).await {
         Ok(console) => console,
         Err(failure) => {
             let ending = Arc::clone(&relaying);

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use topology::{Address, NodeView, OracleTimes, Role, Topology, View, WEIGHT_SCALE};
+use topology::{Address, NodeView, OracleTimes, RelayStatus, Role, Topology, View, WEIGHT_SCALE};
 
 use crate::admin::Source;
 use crate::config::Config;
@@ -14,7 +14,7 @@ use crate::exposition::{Exposition, Type};
 use crate::lookup::Lookup;
 use proxy::console::Process;
 use proxy::metrics::{BUCKETS, Snapshot};
-use proxy::{Proxy, StartError};
+use proxy::{Proxy, Socket, StartError};
 
 /// The parts of one process.
 pub(crate) struct Running {
@@ -25,6 +25,7 @@ pub(crate) struct Running {
     proxy: RwLock<Option<Proxy>>,
     pulse: Mutex<Pulse>,
     lookup: Arc<Lookup>,
+    profiler_token: Option<String>,
     /// The relay of this process, where there is one.
     relay: OnceLock<Arc<::relay::Relay>>,
 }
@@ -71,13 +72,25 @@ impl Running {
     /// # Errors
     /// A part cannot start, for example because an address is taken.
     pub(crate) fn start(config: &Config, runtime: &tokio::runtime::Handle) -> Result<Running, Failure> {
+        Running::start_on(config, watch(config, runtime)?, Vec::new(), runtime)
+    }
+
+    /// Starts listening, where the cluster is being watched already, with the sockets that another process has handed over.
+    ///
+    /// # Errors
+    /// A part cannot start.
+    pub(crate) fn start_on(
+        config: &Config,
+        topology: Arc<Topology>,
+        sockets: Vec<Socket>,
+        runtime: &tokio::runtime::Handle,
+    ) -> Result<Running, Failure> {
         raise_descriptor_limit();
-        let topology = Topology::start(config.cluster.clone(), runtime)
-            .map_err(|error| Failure::environment(format!("cannot start watching the cluster: {error}")))?;
-        match Proxy::start(&config.proxy, Arc::clone(&topology)) {
+        match Proxy::start(&config.proxy, Arc::clone(&topology), sockets) {
             Ok(proxy) => Ok(Running {
                 lookup: Lookup::start(topology.clone(), proxy.lookups(), &config.proxy.auth_query, runtime)
                     .map_err(Failure::config)?,
+                profiler_token: config.metrics.profiler_token.clone().filter(|token| !token.is_empty()),
                 topology,
                 name: config.cluster.name.clone(),
                 proxy: RwLock::new(Some(proxy)),
@@ -186,6 +199,26 @@ impl Running {
         }
     }
 
+    /// The sockets that clients connect to, for a process that takes over.
+    pub(crate) fn sockets(&self) -> std::io::Result<Vec<Socket>> {
+        match self.proxy.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            Some(proxy) => proxy.sockets(),
+            None => Err(std::io::Error::other("the proxy has been stopped")),
+        }
+    }
+
+    /// Another process accepts from now on. Blocks for a moment.
+    pub(crate) fn stop_accepting(&self) {
+        if let Some(proxy) = self.proxy.write().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            proxy.stop_accepting();
+        }
+    }
+
+    /// Clients that are connected.
+    pub(crate) fn clients(&self) -> usize {
+        self.ask(Proxy::clients)
+    }
+
     /// Stops accepting, lets transactions finish until `grace` is over, closes everything. Blocks.
     pub(crate) fn shutdown(&self, grace: Duration) {
         if let Some(proxy) = self.proxy.write().unwrap_or_else(PoisonError::into_inner).take() {
@@ -203,6 +236,7 @@ impl Source for Running {
         if let Some(relay) = self.relay.get() {
             crate::relay::describe(relay, &mut exposition);
         }
+        describe_relays(&self.topology.relays(), &mut exposition);
         describe_oracle(&self.topology.oracle_times(), &mut exposition);
         exposition.render()
     }
@@ -215,6 +249,10 @@ impl Source for Running {
         self.pulse.lock().unwrap_or_else(PoisonError::into_inner).observe(&turns, Instant::now())
     }
 
+    fn profiler_token(&self) -> Option<&str> {
+        self.profiler_token.as_deref()
+    }
+
     fn ready(&self) -> Result<(), String> {
         if self.addresses().is_empty() {
             return Err("the proxy does not listen".into());
@@ -224,6 +262,15 @@ impl Source for Running {
             None => Err("no primary is known".into()),
         }
     }
+}
+
+/// Begins to watch the cluster.
+///
+/// # Errors
+/// The configuration cannot be used.
+pub(crate) fn watch(config: &Config, runtime: &tokio::runtime::Handle) -> Result<Arc<Topology>, Failure> {
+    Topology::start(config.cluster.clone(), runtime)
+        .map_err(|error| Failure::environment(format!("cannot start watching the cluster: {error}")))
 }
 
 /// Where a topology's primary is, while there is one.
@@ -289,6 +336,20 @@ fn describe_view(view: &View, exposition: &mut Exposition) {
     each("node_lag_bytes", "Bytes a replica's replay is behind, by the last probe.", &|node| {
         node.node.lag_bytes.load(Ordering::Relaxed) as f64
     });
+}
+
+/// The relays that the proxy hears.
+fn describe_relays(relays: &[RelayStatus], exposition: &mut Exposition) {
+    let help = "1 while a relay confirms what is durable on the primary's timeline.";
+    let mut confirms = exposition.metric(Type::Gauge, "cluster_relay_confirms", help);
+    for relay in relays {
+        confirms.sample(&[("relay", &relay.name)], relay.confirms);
+    }
+    let help = "Position that a relay has last confirmed.";
+    let mut confirmed = exposition.metric(Type::Gauge, "cluster_relay_confirmed_bytes", help);
+    for relay in relays {
+        confirmed.sample(&[("relay", &relay.name)], relay.told.map_or(0, |(_, at)| at.0));
+    }
 }
 
 /// The oracle's metrics.

@@ -1,5 +1,6 @@
 //! `kingpost proxy` and `kingpost check`.
 
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +11,12 @@ use tokio::sync::{mpsc, oneshot};
 use crate::admin::Admin;
 use crate::cli::{CheckArgs, ProxyArgs};
 use crate::config::{self, Config, LogFlags, Problem};
+use crate::console::Serving;
 use crate::error::Failure;
-use crate::run::Running;
-use crate::{logging, out};
+use crate::run::{self, Running};
+use crate::upgrade::{self, Heir, Sockets, inherited};
+use crate::{logging, out, systemd};
+use proxy::Socket;
 use proxy::console::Process;
 
 /// Exit code after a second signal, as a shell reports a death by SIGINT.
@@ -42,7 +46,7 @@ pub(crate) fn proxy(args: &ProxyArgs, log: &LogFlags) -> Result<(), Failure> {
     let (config, warnings) = config::load(&args.config)?.accept(&args.config)?;
     logging::start(&log.over(&config.log), None)?;
     warn(&warnings);
-    control_runtime()?.block_on(serve(&args.config, config, args.grace))
+    control_runtime()?.block_on(serve(args, config))
 }
 
 pub(crate) fn warn(warnings: &[Problem]) {
@@ -61,14 +65,33 @@ pub(crate) fn control_runtime() -> Result<tokio::runtime::Runtime, Failure> {
         .map_err(|error| Failure::runtime(format!("cannot start the control threads: {error}")))
 }
 
-async fn serve(path: &Path, mut config: Config, grace: Duration) -> Result<(), Failure> {
+async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
+    let (path, grace) = (args.config.as_path(), args.grace);
     // Signals first: a reload that comes while starting must not kill the process.
     let mut hangup = listen_for(SignalKind::hangup())?;
     let mut stop = StopSignals::new()?;
-    let running = Arc::new(Running::start(&config, &tokio::runtime::Handle::current())?);
+    let mut upgrade = listen_for(SignalKind::user_defined2())?;
+    let runtime = tokio::runtime::Handle::current();
+    let mut taken = match (&config.proxy.upgrade_socket, args.take_over) {
+        (_, false) => None,
+        (Some(socket), true) => Some(upgrade::take_over(socket)?),
+        (None, true) => {
+            return Err(Failure::config("--take-over needs proxy.upgrade_socket in the configuration"));
+        }
+    };
+    let topology = run::watch(&config, &runtime)?;
+    if taken.is_some() {
+        // The old process serves until this one can.
+        topology
+            .wait_ready(upgrade::READY_WITHIN)
+            .await
+            .map_err(|error| Failure::runtime(format!("not taken over, the old process goes on: {error}")))?;
+    }
+    let sockets = taken.as_mut().map(|taken| std::mem::take(&mut taken.sockets)).unwrap_or_default();
+    let running = Arc::new(Running::start_on(&config, topology, sockets.proxy, &runtime)?);
     let admin = match config.metrics.listen.as_str() {
         "" => None,
-        address => match Admin::start(address, Arc::clone(&running)).await {
+        address => match Admin::start(address, inherited(sockets.metrics, address), Arc::clone(&running)).await {
             Ok(admin) => Some(admin),
             Err(failure) => {
                 end(&running, Duration::ZERO).await;
@@ -76,7 +99,11 @@ async fn serve(path: &Path, mut config: Config, grace: Duration) -> Result<(), F
             }
         },
     };
-    let console = match running.scene().start(&config.console, Some(running.topology())).await {
+    let console = match running
+        .scene()
+        .start(&config.console, inherited(sockets.console, &config.console.listen), Some(running.topology()))
+        .await
+    {
         Ok(console) => console,
         Err(failure) => {
             end(&running, Duration::ZERO).await;
@@ -92,8 +119,39 @@ async fn serve(path: &Path, mut config: Config, grace: Duration) -> Result<(), F
         console = console.as_ref().map(|serving| serving.console.address().to_string()).unwrap_or_default(),
         "started"
     );
+    if let Some(taken) = taken {
+        tokio::task::block_in_place(|| taken.confirm())?;
+        tracing::info!("has taken over");
+    }
+    let heir = match config.proxy.upgrade_socket.as_deref().map(Heir::listen).transpose() {
+        // Clients come to this process now: that nobody can take over from it is no reason to leave them.
+        Err(failure) if args.take_over => {
+            tracing::error!(error = %failure, "cannot be taken over");
+            None
+        }
+        heir => heir?,
+    };
+    let (handed, mut successors) = mpsc::channel(1);
+    systemd::ready();
+    let mut successor = None;
     loop {
         tokio::select! {
+            stream = next_heir(heir.as_ref()) => {
+                let sockets = sockets_of(&config, &running, admin.as_ref(), console.as_ref());
+                let handed = handed.clone();
+                tokio::task::spawn_blocking(move || give(stream, sockets, &handed));
+            }
+            Some(stream) = successors.recv() => {
+                successor = Some(stream);
+                break;
+            }
+            _ = upgrade.recv() => match config.proxy.upgrade_socket {
+                Some(_) => match upgrade::start_successor() {
+                    Ok(pid) => tracing::info!(pid, "started a process to take over"),
+                    Err(error) => tracing::error!(%error, "cannot start a process to take over"),
+                },
+                None => tracing::error!("SIGUSR2: proxy.upgrade_socket is not set, so no process can take over"),
+            },
             name = stop.next() => {
                 tracing::info!(signal = name, ?grace, "stopping");
                 break;
@@ -115,6 +173,28 @@ async fn serve(path: &Path, mut config: Config, grace: Duration) -> Result<(), F
             },
         }
     }
+    if let Some(mut successor) = successor {
+        drop((heir, admin, console));
+        let quiet = Arc::clone(&running);
+        let limit = config.proxy.drain_timeout;
+        let _ = tokio::task::spawn_blocking(move || {
+            quiet.stop_accepting();
+            upgrade::say_bye(&mut successor);
+        })
+        .await;
+        tracing::info!(
+            clients = running.clients(),
+            ?limit,
+            "another process has taken over, serving the clients that are left"
+        );
+        tokio::select! {
+            () = until_empty(&running, limit) => {}
+            name = stop.next() => tracing::info!(signal = name, ?grace, "stopping"),
+        }
+    } else {
+        // A process that was taken over is the service no more.
+        systemd::notify("STOPPING=1");
+    }
     tokio::select! {
         () = end(&running, grace) => {}
         name = stop.next() => {
@@ -124,6 +204,49 @@ async fn serve(path: &Path, mut config: Config, grace: Duration) -> Result<(), F
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+/// The next process that wants to take over, if that is possible.
+async fn next_heir(heir: Option<&Heir>) -> UnixStream {
+    match heir {
+        Some(heir) => heir.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// All that this process listens on once more.
+fn sockets_of(
+    config: &Config,
+    running: &Running,
+    admin: Option<&Admin>,
+    console: Option<&Serving>,
+) -> std::io::Result<Sockets> {
+    let named = |address: &String, fd| Socket { address: address.clone(), fd };
+    let metrics = admin.map(Admin::socket).transpose()?;
+    let console = console.map(|serving| serving.console.socket()).transpose()?;
+    Ok(Sockets {
+        proxy: running.sockets()?,
+        metrics: metrics.map(|fd| named(&config.metrics.listen, fd)),
+        console: console.map(|fd| named(&config.console.listen, fd)),
+    })
+}
+
+/// Hands the sockets over, and says so once the other process is ready.
+fn give(mut stream: UnixStream, sockets: std::io::Result<Sockets>, done: &mpsc::Sender<UnixStream>) {
+    let given = sockets.and_then(|sockets| upgrade::hand_over(&mut stream, &sockets));
+    match given {
+        // A second one at the same time comes too late.
+        Ok(()) => drop(done.blocking_send(stream)),
+        Err(error) => tracing::error!(%error, "no process has taken over, this one goes on"),
+    }
+}
+
+/// Waits until the last client has left, or the time is over.
+async fn until_empty(running: &Running, limit: Duration) {
+    let until = tokio::time::Instant::now() + limit;
+    while running.clients() > 0 && tokio::time::Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// Stops the parts without blocking the control threads.

@@ -12,6 +12,11 @@ pub struct ProxyConfig {
     pub listen: Vec<Listen>,
     /// Worker threads; 0 means one a core.
     pub workers: usize,
+    /// Unix socket by which another process of the same user can take over (`--take-over`, SIGUSR2); none: it cannot.
+    pub upgrade_socket: Option<std::path::PathBuf>,
+    /// For how long clients may stay with a process that was taken over.
+    #[serde(with = "humantime_serde")]
+    pub drain_timeout: Duration,
     /// How clients prove who they are.
     pub auth: AuthMethod,
     /// Who may come from where, and how: the first rule that fits takes the place of `auth`. None: no rules.
@@ -42,6 +47,11 @@ pub struct ProxyConfig {
     /// A client whose statement runs for longer is closed, and the statement cancelled; 0 means never.
     #[serde(with = "humantime_serde")]
     pub query_timeout: Duration,
+    /// A statement that takes as long is logged, its literals taken out; 0 means never.
+    #[serde(with = "humantime_serde")]
+    pub slow_statement: Duration,
+    /// Shapes of statements that each worker counts for `SHOW STATEMENTS`; 0 means none.
+    pub statements_kept: usize,
     /// Longest statement text that is looked at and kept, in bytes: a longer simple query or unnamed statement goes to
     /// the primary unexamined, a longer named statement is refused with 54000.
     pub max_statement_bytes: usize,
@@ -58,6 +68,8 @@ pub struct ProxyConfig {
     pub pool: PoolConfig,
     /// Where statements go.
     pub routing: RoutingConfig,
+    /// When a client hears that its transaction is committed.
+    pub gate: GateConfig,
     /// Databases that clients may name. None listed: every name, passed on as it is.
     pub databases: Vec<DatabaseConfig>,
     /// Users that may log in. None listed (only possible with `auth = "trust"`): every name.
@@ -71,6 +83,8 @@ impl Default for ProxyConfig {
         ProxyConfig {
             listen: vec![Listen { address: "127.0.0.1:6432".into(), route: None }],
             workers: 0,
+            upgrade_socket: None,
+            drain_timeout: Duration::from_secs(600),
             auth: AuthMethod::ScramSha256,
             hba: Vec::new(),
             hba_file: None,
@@ -84,6 +98,8 @@ impl Default for ProxyConfig {
             client_idle_timeout: Duration::ZERO,
             idle_transaction_timeout: Duration::ZERO,
             query_timeout: Duration::ZERO,
+            slow_statement: Duration::ZERO,
+            statements_kept: 1_024,
             max_statement_bytes: 1 << 20,
             buffer_limit: 256 << 10,
             peer_id: 0,
@@ -91,6 +107,7 @@ impl Default for ProxyConfig {
             zone: None,
             pool: PoolConfig::default(),
             routing: RoutingConfig::default(),
+            gate: GateConfig::default(),
             databases: Vec::new(),
             users: Vec::new(),
             operators: Vec::new(),
@@ -438,6 +455,98 @@ impl Default for RoutingConfig {
     }
 }
 
+/// Where a commit is durable when its client hears of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum CommitDurability {
+    /// On the primary, as PostgreSQL itself sees to it.
+    Local,
+    /// Also on so many relays: `relay` is one, `quorum(2)` two.
+    Relays(usize),
+}
+
+/// A text that is no [`CommitDurability`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("found {0:?}, expected \"local\", \"relay\" or \"quorum(n)\" with n from 1 to {most}", most = topology::MOST_RELAYS)]
+pub struct NoDurability(String);
+
+impl TryFrom<String> for CommitDurability {
+    type Error = NoDurability;
+
+    fn try_from(text: String) -> Result<CommitDurability, NoDurability> {
+        let quorum = || text.strip_prefix("quorum(")?.strip_suffix(')')?.parse().ok();
+        match text.as_str() {
+            "local" => Ok(CommitDurability::Local),
+            "relay" => Ok(CommitDurability::Relays(1)),
+            _ => match quorum() {
+                Some(relays) if (1..=topology::MOST_RELAYS).contains(&relays) => Ok(CommitDurability::Relays(relays)),
+                _ => Err(NoDurability(text)),
+            },
+        }
+    }
+}
+
+impl From<CommitDurability> for String {
+    fn from(durability: CommitDurability) -> String {
+        match durability {
+            CommitDurability::Local => "local".into(),
+            CommitDurability::Relays(1) => "relay".into(),
+            CommitDurability::Relays(relays) => format!("quorum({relays})"),
+        }
+    }
+}
+
+impl CommitDurability {
+    /// How many relays.
+    #[must_use]
+    pub fn relays(self) -> usize {
+        match self {
+            CommitDurability::Local => 0,
+            CommitDurability::Relays(relays) => relays,
+        }
+    }
+}
+
+/// What becomes of commits while too few relays confirm them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnDegraded {
+    /// They wait, and new writes are refused: nothing is acknowledged that is not durable.
+    Wait,
+    /// They are acknowledged though only the primary has them.
+    Local,
+}
+
+/// `[proxy.gate]`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GateConfig {
+    /// Where a commit is durable when its client hears of it.
+    pub commit_durability: CommitDurability,
+    /// What becomes of commits while too few relays confirm them.
+    pub on_degraded: OnDegraded,
+    /// For how long too few relays must have confirmed anything for that.
+    #[serde(with = "humantime_serde")]
+    pub degraded_after: Duration,
+    /// Longest time that an answer is held back; then the client's connection ends with 08007: the outcome is unknown.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+    /// Whether reads on the primary are held back, too, until what they may show is durable.
+    pub read_barrier: bool,
+}
+
+impl Default for GateConfig {
+    fn default() -> Self {
+        GateConfig {
+            commit_durability: CommitDurability::Local,
+            on_degraded: OnDegraded::Wait,
+            degraded_after: Duration::from_secs(5),
+            timeout: Duration::from_secs(30),
+            read_barrier: false,
+        }
+    }
+}
+
 /// `[[proxy.databases]]`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -462,6 +571,15 @@ pub struct DatabaseConfig {
     /// Consistency for this database.
     #[serde(default)]
     pub consistency: Option<Consistency>,
+    /// Where this database's commits are durable.
+    #[serde(default)]
+    pub commit_durability: Option<CommitDurability>,
+    /// What becomes of this database's commits while too few relays confirm them.
+    #[serde(default)]
+    pub on_degraded: Option<OnDegraded>,
+    /// Whether this database's reads on the primary are held back, too.
+    #[serde(default)]
+    pub read_barrier: Option<bool>,
     /// Destination for this database: an alias with `route = "replica"` is a read-only address.
     #[serde(default)]
     pub route: Option<RouteTo>,
@@ -493,6 +611,9 @@ pub struct UserConfig {
     /// Most clients of this user.
     #[serde(default)]
     pub max_clients: Option<usize>,
+    /// Where this user's commits are durable, whatever the database says.
+    #[serde(default)]
+    pub commit_durability: Option<CommitDurability>,
 }
 
 impl std::fmt::Debug for UserConfig {
@@ -563,6 +684,7 @@ impl OperatorConfig {
             verifier: self.verifier.clone(),
             pool_size: None,
             max_clients: None,
+            commit_durability: None,
         }
     }
 }

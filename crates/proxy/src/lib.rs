@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod settings;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -62,11 +63,22 @@ pub enum StartError {
     },
 }
 
+/// A socket that clients connect to, on its way from one process to another.
+#[derive(Debug)]
+pub struct Socket {
+    /// As [`config::Listen::address`] has it.
+    pub address: String,
+    /// The socket.
+    pub fd: OwnedFd,
+}
+
 /// A running proxy.
 pub struct Proxy {
     mailboxes: Arc<Vec<Mailbox>>,
     metrics: Vec<Arc<Metrics>>,
     addresses: Vec<String>,
+    /// Until it has stopped accepting.
+    listeners: Option<Arc<Vec<Listener>>>,
     shared: Arc<Shared>,
     room: Arc<Room>,
     console: Option<JoinHandle<()>>,
@@ -97,17 +109,24 @@ impl LookupDesk {
 }
 
 impl Proxy {
-    /// Listens and starts the workers. Clients that come before the topology has a primary wait for it.
-    pub fn start(config: &ProxyConfig, topology: Arc<Topology>) -> Result<Proxy, StartError> {
+    /// Listens and starts the workers. Clients that come before the topology has a primary wait for it. `sockets`: what
+    /// another process has handed over; of addresses that are not among them new ones are made, and what is not configured is closed.
+    pub fn start(config: &ProxyConfig, topology: Arc<Topology>, mut sockets: Vec<Socket>) -> Result<Proxy, StartError> {
         let system = |what| move |source| StartError::System { what, source };
         let settings = Arc::new(Settings::new(config)?);
         let listeners = config
             .listen
             .iter()
             .map(|listen| {
-                Listener::bind(listen).map_err(|source| StartError::Listen { address: listen.address.clone(), source })
+                let taken = sockets.iter().position(|socket| socket.address == listen.address);
+                let listener = match taken {
+                    Some(at) => Listener::adopt(listen, sockets.swap_remove(at).fd),
+                    None => Listener::bind(listen),
+                };
+                listener.map_err(|source| StartError::Listen { address: listen.address.clone(), source })
             })
             .collect::<Result<Vec<_>, _>>()?;
+        let listeners = Arc::new(listeners);
         let addresses = listeners.iter().map(|listener| listener.address.clone()).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let count = (if config.workers == 0 { cores } else { config.workers }).min(MOST_WORKERS);
@@ -143,6 +162,7 @@ impl Proxy {
         let stop = Arc::new(Stop::new().map_err(system("the acceptor"))?);
         let acceptor = {
             let (stop, mailboxes, metrics) = (stop.clone(), mailboxes.clone(), metrics.clone());
+            let listeners = listeners.clone();
             let body = move || {
                 or_abort("the acceptor", || acceptor::run(&listeners, &stop, &mailboxes, &metrics));
             };
@@ -166,6 +186,7 @@ impl Proxy {
             mailboxes,
             metrics,
             addresses,
+            listeners: Some(listeners),
             shared,
             room,
             console: Some(console),
@@ -222,15 +243,48 @@ impl Proxy {
         self.metrics.iter().map(|metrics| metrics.turns.get()).collect()
     }
 
+    /// The listening sockets once more, for a process that takes over.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn sockets(&self) -> io::Result<Vec<Socket>> {
+        let listeners = self.listeners.iter().flat_map(|listeners| listeners.iter());
+        listeners.map(|of| Ok(Socket { address: of.configured.clone(), fd: of.duplicate()? })).collect()
+    }
+
+    /// Another process accepts on the same sockets: stops accepting, and serves the clients that it has. What is still in a
+    /// queue is the other's.
+    pub fn stop_accepting(&mut self) {
+        for listener in self.listeners.iter().flat_map(|listeners| listeners.iter()) {
+            listener.leave();
+        }
+        self.end_acceptor();
+    }
+
+    /// Clients that are connected.
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        self.shared.clients.load(Ordering::Relaxed)
+    }
+
+    fn end_acceptor(&mut self) {
+        if let Some(acceptor) = self.acceptor.take() {
+            self.stop.now();
+            let _ = acceptor.join();
+            self.listeners = None;
+        }
+    }
+
     /// Stops accepting, lets transactions end for as long as `grace`, closes everything, and waits for the threads.
     pub fn shutdown(mut self, grace: Duration) {
         self.end(grace);
     }
 
     fn end(&mut self, grace: Duration) {
-        let Some(acceptor) = self.acceptor.take() else { return };
-        self.stop.now();
-        let _ = acceptor.join();
+        self.end_acceptor();
+        if self.workers.is_empty() {
+            return;
+        }
         for mailbox in self.mailboxes.iter() {
             mailbox.post(Letter::Core(Mail::Drain));
         }

@@ -136,6 +136,10 @@ metrics! {
         consistency_primary: "Reads sent to the primary because no replica had replayed the session's own writes yet",
         strong_reads: "Strong reads that asked where the primary was",
         strong_primary: "Strong reads sent to the primary because no replica had got there within strong_wait",
+        gated: "Answers held back until what they tell of was durable on enough relays",
+        gate_degraded_commits: "Commits acknowledged though too few relays have them (on_degraded = local)",
+        gate_refused: "Units refused because too few relays confirm commits (on_degraded = wait)",
+        gate_unknown: "Commits whose outcome is unknown: not confirmed in time, or the primary was replaced",
         wait_timeouts: "Statements refused because no server connection came free in time",
         cancels: "Cancel requests passed on",
         cancels_passed_on: "Cancel requests passed on to the proxy that their key is of",
@@ -153,6 +157,7 @@ metrics! {
         lane_redone: "Statements sent again by themselves because a shared server connection could not answer them",
         clients_timed_out: "Clients closed because they were in one state for too long",
         user_lookups: "Users looked up on a server",
+        statements_slow: "Statements that took as long as slow_statement and were logged",
         classify_hits: "Statements whose class was known",
         classify_misses: "Statements that had to be parsed",
     }
@@ -160,6 +165,8 @@ metrics! {
         clients: "Client connections",
         clients_waiting: "Clients waiting for a server connection",
         clients_pinned: "Clients that keep their server connection because of state in its session",
+        gate_held: "Clients whose answer is held back until it is durable",
+        gate_degraded: "Workers that find too few relays to confirm commits",
         servers: "Server connections, those being opened included",
         servers_busy: "Server connections in use",
         lanes: "Server connections shared by several clients' statements at the moment",
@@ -168,6 +175,7 @@ metrics! {
     histograms {
         statement_micros: "Time from the dispatch of a statement to the end of its answer",
         wait_micros: "Time a client waited for a server connection",
+        gate_micros: "Time an answer was held back",
         strong_wait_micros: "Time a strong read waited to know what it must see, and for a replica that has it",
     }
 }

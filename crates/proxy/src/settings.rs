@@ -11,8 +11,8 @@ use wire::md5;
 use wire::scram::Verifier;
 
 use crate::config::{
-    Access, AuthMethod, Consistency, HbaConfig, LaneMode, OperatorConfig, PoolMode, ProxyConfig, RouteTo, UnnamedMode,
-    UserConfig,
+    Access, AuthMethod, Consistency, HbaConfig, LaneMode, OnDegraded, OperatorConfig, PoolMode, ProxyConfig, RouteTo,
+    UnnamedMode, UserConfig,
 };
 use crate::console;
 use crate::hba::{self, Rule, Rules};
@@ -40,6 +40,10 @@ pub struct Settings {
     pub login_timeout: Duration,
     /// Time limits of clients that have logged in.
     pub time_limits: TimeLimits,
+    /// A statement that takes as long is logged; None: never.
+    pub slow_statement: Option<Duration>,
+    /// Shapes of statements that each worker counts.
+    pub statements_kept: usize,
     /// Longest named statement, in bytes.
     pub max_statement: usize,
     /// Output kept for a slow peer, in bytes.
@@ -70,6 +74,10 @@ pub struct Settings {
     pub lanes: Lanes,
     /// Longest time that a strong read waits for a replica.
     pub strong_wait: Duration,
+    /// Longest time that an answer is held back.
+    pub gate_timeout: Duration,
+    /// For how long too few relays must have confirmed anything before commits wait or are degraded.
+    pub gate_degraded_after: Duration,
     /// Functions that only read.
     pub read_functions: Vec<String>,
     /// Statement shapes kept per worker.
@@ -139,6 +147,19 @@ pub struct Database {
     pub consistency: Consistency,
     /// Where statements go.
     pub route: RouteTo,
+    /// How its commits are held back, unless the user says otherwise.
+    pub gate: Gate,
+}
+
+/// How a pool's commits are held back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gate {
+    /// Until so many relays have them durably; 0: they are not.
+    pub relays: usize,
+    /// When too few relays confirm anything they are acknowledged all the same.
+    pub degrade: bool,
+    /// Reads on the primary are held back, too.
+    pub barrier: bool,
 }
 
 /// A user that may log in.
@@ -156,6 +177,8 @@ pub struct User {
     pub pool_size: Option<usize>,
     /// Most clients of this user.
     pub max_clients: Option<usize>,
+    /// On how many relays its commits are durable when it hears of them.
+    pub relays: Option<usize>,
 }
 
 impl std::fmt::Debug for User {
@@ -260,6 +283,11 @@ impl Settings {
             lanes: config.pool.lanes == LaneMode::Auto,
             consistency: config.routing.consistency,
             route: config.routing.route,
+            gate: Gate {
+                relays: config.gate.commit_durability.relays(),
+                degrade: config.gate.on_degraded == OnDegraded::Local,
+                barrier: config.gate.read_barrier,
+            },
         };
         let mut databases = HashMap::new();
         for entry in &config.databases {
@@ -271,6 +299,11 @@ impl Settings {
                 lanes: entry.lanes.map_or(default.lanes, |lanes| lanes == LaneMode::Auto),
                 consistency: entry.consistency.unwrap_or(default.consistency),
                 route: entry.route.unwrap_or(default.route),
+                gate: Gate {
+                    relays: entry.commit_durability.map_or(default.gate.relays, |durability| durability.relays()),
+                    degrade: entry.on_degraded.map_or(default.gate.degrade, |then| then == OnDegraded::Local),
+                    barrier: entry.read_barrier.unwrap_or(default.gate.barrier),
+                },
             };
             if databases.insert(entry.name.clone(), database).is_some() {
                 return Err(SettingsError::Twice { kind: "database", name: entry.name.clone() });
@@ -311,6 +344,8 @@ impl Settings {
             max_clients_per_address: config.max_clients_per_address,
             max_logins: config.max_logins.max(1),
             reserved_clients: config.reserved_clients,
+            slow_statement: unless_zero(config.slow_statement),
+            statements_kept: config.statements_kept,
             login_timeout: config.login_timeout,
             time_limits: TimeLimits {
                 idle: unless_zero(config.client_idle_timeout),
@@ -339,6 +374,8 @@ impl Settings {
                 bytes: LANE_BYTES,
             },
             strong_wait: config.routing.strong_wait,
+            gate_timeout: config.gate.timeout,
+            gate_degraded_after: config.gate.degraded_after,
             read_functions: config.routing.read_functions.clone(),
             cache_entries: config.routing.cache_entries,
             pool_size: default.pool_size,
@@ -357,6 +394,13 @@ impl Settings {
             None if self.any_database => Some(self.databases.get("*").unwrap_or(&self.default)),
             None => None,
         }
+    }
+
+    /// How commits of this database and user are held back.
+    pub fn gate(&self, database: &str, user: &str) -> Gate {
+        let gate = self.database(database).unwrap_or(&self.default).gate;
+        let relays = self.user(user).and_then(|user| user.relays).unwrap_or(gate.relays);
+        Gate { relays, barrier: gate.barrier && relays > 0, ..gate }
     }
 
     /// How a database without settings of its own is served.
@@ -515,7 +559,15 @@ impl User {
             (None, Some(text)) => Some(Verifier::parse(text).map_err(|_| SettingsError::Verifier(entry.name.clone()))?),
             (None, None) => None,
         };
-        Ok(User { auth, verifier, md5, password, pool_size: entry.pool_size, max_clients: entry.max_clients })
+        Ok(User {
+            auth,
+            verifier,
+            md5,
+            password,
+            pool_size: entry.pool_size,
+            max_clients: entry.max_clients,
+            relays: entry.commit_durability.map(|d| d.relays()),
+        })
     }
 
     /// A user that was looked up: with what `pg_authid` says of it, or a password in clear text. A verifier for the
@@ -531,6 +583,7 @@ impl User {
             password: None,
             pool_size: None,
             max_clients: None,
+            relays: None,
         };
         if let Some(md5) = md5::Verifier::parse(secret) {
             user.md5 = Some(md5);

@@ -101,6 +101,51 @@ async fn when_much_vanishes_at_once_the_last_good_state_is_kept_for_a_while() {
     registry.shutdown().await;
 }
 
+/// A server that says `first`, and `then` to whatever comes.
+async fn scripted(first: &'static [u8], then: &'static [u8]) -> (u16, tokio::task::JoinHandle<()>) {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let serving = tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.write_all(first).await;
+            let _ = stream.read(&mut [0; 1024]).await;
+            let _ = stream.write_all(then).await;
+        }
+    });
+    (port, serving)
+}
+
+#[tokio::test]
+async fn probes_speak_the_protocols_of_databases() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = node(&directory, Settings::default()).await;
+    let greeting = b"\x08\0\0\0\x0a8.0.36\0";
+    let denied = b"\x09\0\0\x02\xff\x15\x04#28000";
+    let full = b"\x09\0\0\0\xff\x10\x04#08004";
+    let servers = [scripted(greeting, denied).await, scripted(full, b"").await, scripted(b"", b"-NOAUTH\r\n").await];
+    let pace = Pace { interval: Duration::from_secs(1), timeout: Duration::from_secs(1), fall: 1, rise: 1 };
+    let kinds = [
+        CheckKind::Mysql { target: None, pace: pace.clone() },
+        CheckKind::Mysql { target: None, pace: pace.clone() },
+        CheckKind::Redis { target: None, pace },
+    ];
+    let rows = kinds.into_iter().enumerate().map(|(n, kind)| {
+        let mut registration = Registration::new(id(n), service(n), "127.0.0.1", servers[n].0);
+        registration.check = Some(Check { kind, deregister_after: None });
+        registration.health = Some(Health::Critical);
+        registration
+    });
+    registry.register(rows.collect()).await.into_iter().for_each(|row| {
+        row.unwrap();
+    });
+    let expected = [Health::Passing, Health::Warning, Health::Passing];
+    until(&registry, "answers", |r| (0..3).all(|n| health(r, n) == Some(expected[n]))).await;
+    servers.iter().for_each(|(_, serving)| serving.abort());
+    registry.shutdown().await;
+}
+
 #[tokio::test]
 async fn probes_find_out_who_answers() {
     let directory = tempfile::tempdir().unwrap();

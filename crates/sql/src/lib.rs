@@ -12,6 +12,7 @@ mod classifier;
 mod functions;
 mod hint;
 mod local;
+mod redact;
 mod set;
 mod shape;
 mod statement;
@@ -20,4 +21,5 @@ mod unparsed;
 
 pub use class::{Access, Class, Control, Flags, Hint, Local, Pins};
 pub use classifier::{Classifier, ClassifierConfig, Counters};
+pub use redact::redact;
 pub use set::{Change, Changes, Value};

@@ -106,6 +106,17 @@ impl Acceptor {
     }
 }
 
+impl Acceptor {
+    /// For those who drive rustls by other means than a [`Link`](crate::Link), and speak something else: with these protocols in ALPN
+    /// instead of [`ALPN`]. A client that names none of them, but others, is turned away.
+    #[must_use]
+    pub fn speaking(&self, protocols: &[&[u8]]) -> Arc<ServerConfig> {
+        let mut config = ServerConfig::clone(&self.config);
+        config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+        Arc::new(config)
+    }
+}
+
 impl std::fmt::Debug for Acceptor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Acceptor")
@@ -185,6 +196,14 @@ impl Connector {
         client.alpn_protocols = vec![ALPN.to_vec()];
         client.resumption = Resumption::disabled();
         Ok(Some(Connector { mode: config.mode, config: Arc::new(client) }))
+    }
+
+    /// As [`Connector::config`], with these protocols in ALPN instead of [`ALPN`].
+    #[must_use]
+    pub fn speaking(&self, protocols: &[&[u8]]) -> Arc<ClientConfig> {
+        let mut config = ClientConfig::clone(&self.config);
+        config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+        Arc::new(config)
     }
 
     /// For those who drive rustls by other means than a [`Link`](crate::Link).

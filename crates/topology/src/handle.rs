@@ -168,7 +168,9 @@ impl Topology {
             runtime.spawn(coordinator.run(changes)).abort_handle(),
             runtime.spawn(Arc::clone(&shared).pace(fast_until)).abort_handle(),
             runtime.spawn(relays).abort_handle(),
-            runtime.spawn(Driver { shared: Arc::clone(&shared), wanted, asked }.run()).abort_handle(),
+            runtime
+                .spawn(Driver { shared: Arc::clone(&shared), wanted, asked, before: Default::default() }.run())
+                .abort_handle(),
         ];
         Ok(Arc::new(Topology { shared, settings, tasks: Mutex::new(tasks) }))
     }

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Statement};
-use tracing::debug;
+use tracing::{debug, error};
 use watermark::{Answer, Batch, Lsn, Oracle};
 
 use crate::config::{ClusterConfig, Target};
@@ -25,7 +25,8 @@ const RETRY: Duration = Duration::from_millis(50);
 const ASK: &str = "\
     SELECT standby, \
            CASE WHEN NOT standby THEN pg_current_wal_insert_lsn() END, \
-           CASE WHEN NOT standby THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END \
+           CASE WHEN NOT standby THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END, \
+           CASE WHEN NOT standby THEN pg_current_wal_flush_lsn() END \
     FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
 
 /// Which server to ask: whatever else changes in the view does not concern the oracle.
@@ -41,6 +42,8 @@ pub(crate) struct Driver {
     pub(crate) shared: Arc<Shared>,
     pub(crate) wanted: Arc<Notify>,
     pub(crate) asked: watch::Receiver<Option<Asked>>,
+    /// The furthest that a primary of this term was durable as far as is known.
+    pub(crate) before: (Term, Lsn),
 }
 
 /// A session with the primary.
@@ -85,11 +88,14 @@ impl Driver {
 
     /// Asks this server until it is not the primary any more, or fails. Every batch begun here ends here.
     async fn serve(&mut self, mut line: Line) {
-        let oracle: &Oracle = &self.shared.oracle;
+        let shared = Arc::clone(&self.shared);
+        let oracle: &Oracle = &shared.oracle;
         let mut replies: JoinSet<Reply> = JoinSet::new();
         // The batches stay here and not in the tasks: a batch that vanished with a task would leave its askers waiting.
-        let mut under_way: HashMap<u64, Batch> = HashMap::with_capacity(IN_FLIGHT);
+        let mut under_way: HashMap<u64, (Batch, Lsn)> = HashMap::with_capacity(IN_FLIGHT);
         let mut count = 0_u64;
+        // Each answer is compared with what was known when its question was sent: they may overtake one another.
+        let mut furthest = if self.before.0 == line.asked.term { self.before.1 } else { Lsn(0) };
         let pace = line.asked.config.oracle_pace;
         let mut next = Instant::now();
         loop {
@@ -98,7 +104,7 @@ impl Driver {
             if due && Instant::now() >= next {
                 next = Instant::now() + pace;
                 count += 1;
-                under_way.insert(count, oracle.begin());
+                under_way.insert(count, (oracle.begin(), furthest));
                 self.shared.clock.sent();
                 let (client, ask) = (Arc::clone(&line.session.client), line.ask.clone());
                 let (segment, expected) = (line.segment, line.asked.term.timeline);
@@ -120,10 +126,24 @@ impl Driver {
                 }
                 Some(reply) = replies.join_next(), if !under_way.is_empty() => {
                     let Ok((number, answer, took)) = reply else { break };
-                    let Some(batch) = under_way.remove(&number) else { continue };
+                    let Some((batch, floor)) = under_way.remove(&number) else { continue };
                     let current = self.asked.borrow().as_ref() == Some(&line.asked);
                     match answer {
+                        Ok(answer) if current && answer.flushed < floor => {
+                            // Not a crash: what was flushed survives that. Positions mean something else from here on.
+                            error!(
+                                node = line.asked.node.0,
+                                flushed = %answer.flushed,
+                                "the primary's write-ahead log has gone back on the same timeline: it was restored from an older \
+                                 copy; no commit is confirmed until it is on a new timeline"
+                            );
+                            self.shared.clock.failed();
+                            oracle.fail(batch);
+                            break;
+                        }
                         Ok(answer) if current => {
+                            furthest = furthest.max(answer.flushed);
+                            self.before = (line.asked.term, furthest);
                             self.shared.clock.answered(took);
                             oracle.complete(batch, answer);
                         }
@@ -145,7 +165,7 @@ impl Driver {
                 () = self.wanted.notified(), if room && !due => {}
             }
         }
-        for (_, batch) in under_way {
+        for (batch, _) in under_way.into_values() {
             self.shared.clock.failed();
             oracle.fail(batch);
         }
@@ -174,5 +194,6 @@ async fn question(client: &Client, ask: &Statement, segment: u64, expected: u32)
         return Err(ProbeError::Unexpected(format!("it is on timeline {timeline}, not {expected}")));
     }
     let insert = Lsn(u64::from(row.try_get::<_, PgLsn>(1)?));
-    Ok(Answer { term: u64::from(timeline), lsn: insert.end_of_record(segment) })
+    let flushed = Lsn(u64::from(row.try_get::<_, PgLsn>(3)?));
+    Ok(Answer { term: u64::from(timeline), lsn: insert.end_of_record(segment), flushed })
 }

@@ -32,8 +32,10 @@ pub struct Batch(u64);
 pub struct Answer {
     /// The timeline the position is on: positions of different terms are never compared.
     pub term: u64,
-    /// The position.
+    /// The position: of everything that is visible.
     pub lsn: Lsn,
+    /// Up to where the primary itself has made it durable.
+    pub flushed: Lsn,
 }
 
 /// Hands out tickets and keeps the answers. Many askers, one driver that calls [`begin`](Oracle::begin) and
@@ -55,6 +57,7 @@ struct Slot {
     batch: AtomicU64,
     term: AtomicU64,
     lsn: AtomicU64,
+    flushed: AtomicU64,
 }
 
 // === impl Ticket ===
@@ -127,6 +130,7 @@ impl Oracle {
         fence(Ordering::Release);
         slot.term.store(answer.term, Ordering::Relaxed);
         slot.lsn.store(answer.lsn.0, Ordering::Relaxed);
+        slot.flushed.store(answer.flushed.0, Ordering::Relaxed);
         slot.batch.store(batch.0, Ordering::Release);
         self.answered.publish(Ticket(batch.0));
     }
@@ -155,7 +159,9 @@ impl Oracle {
         if slot.batch.load(Ordering::Acquire) != batch {
             return None;
         }
-        let answer = Answer { term: slot.term.load(Ordering::Relaxed), lsn: Lsn(slot.lsn.load(Ordering::Relaxed)) };
+        let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        let (lsn, flushed) = (Lsn(load(&slot.lsn)), Lsn(load(&slot.flushed)));
+        let answer = Answer { term: load(&slot.term), lsn, flushed };
         fence(Ordering::Acquire);
         (slot.batch.load(Ordering::Relaxed) == batch).then_some(answer)
     }
@@ -188,7 +194,7 @@ mod tests {
     }
 
     fn at(lsn: u64) -> Answer {
-        Answer { term: 1, lsn: Lsn(lsn) }
+        Answer { term: 1, lsn: Lsn(lsn), flushed: Lsn(lsn) }
     }
 
     #[test]

@@ -164,6 +164,26 @@ def what_makes_no_sense_is_refused():
     refused(grpc.StatusCode.INTERNAL, lambda: garbage(b"\xff\xff\xff\xff", timeout=LIMIT))
 
 
+@check
+def a_probe_asks_for_health():
+    # Of the registry itself: a service that it has, and one that it has not.
+    host, port = ADDRESS.rsplit(":", 1)
+    names = {}
+    for service, target in ((f"{NATIVE}.Registry", ADDRESS), ("no.such.Service", ADDRESS), ("", "127.0.0.1:1")):
+        name = unique("probed")
+        it = message(f"{NATIVE}.Instance", id=name, service=name, host=host, port=int(port), health=3)
+        it.check.grpc.target, it.check.grpc.service = target, service
+        it.check.grpc.pace.interval.seconds, it.check.grpc.pace.rise, it.check.grpc.pace.fall = 1, 1, 1
+        answer = method(f"{NATIVE}.Registry/Register")(message(f"{NATIVE}.RegisterRequest", instances=[it]))
+        assert not answer.results[0].error, answer
+        names[name] = service
+    good = next(name for name, service in names.items() if service == f"{NATIVE}.Registry")
+    until("it is found passing", lambda: discover(good, usable=True).instances)
+    for name, service in names.items():
+        if name != good:
+            assert not discover(name, usable=True).instances, service
+
+
 # === Polaris ===
 
 

@@ -116,6 +116,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         check_rules(&config.proxy, &mut findings);
         check_auth_query(&config.proxy.auth_query, stat, &mut findings);
         check_routing(&config.proxy, &mut findings);
+        check_gate(config, &mut findings);
         check_tls(config, &mut findings);
     }
     relay::check(&config.relay, stat, &mut findings);
@@ -447,7 +448,40 @@ fn check_console(config: &Config, findings: &mut Findings) {
     }
 }
 
+/// Commits can wait for as many relays as there are.
+fn check_gate(config: &Config, findings: &mut Findings) {
+    let (proxy, relays) = (&config.proxy, &config.cluster.relays);
+    findings.unique("cluster.relays", ".name", relays.iter().map(|relay| relay.name.as_str()));
+    findings.unique("cluster.relays", ".address", relays.iter().map(|relay| relay.address.as_str()));
+    for (index, relay) in relays.iter().enumerate().filter(|(_, relay)| !relay.address.is_empty()) {
+        let path = format!("cluster.relays[{index}].address");
+        match parse_address(&relay.address, false) {
+            Ok(Host::Unix) => findings.error(path, format!("found {:?}, expected host:port", relay.address)),
+            Ok(_) => {}
+            Err(why) => findings.error(path, why),
+        }
+    }
+    let databases =
+        proxy.databases.iter().enumerate().map(|(index, database)| {
+            (format!("proxy.databases[{index}].commit_durability"), database.commit_durability)
+        });
+    let users = proxy.users.iter().enumerate();
+    let users = users.map(|(index, user)| (format!("proxy.users[{index}].commit_durability"), user.commit_durability));
+    let general = ("proxy.gate.commit_durability".to_owned(), Some(proxy.gate.commit_durability));
+    for (path, durability) in std::iter::once(general).chain(databases).chain(users) {
+        let Some(durability) = durability.filter(|durability| durability.relays() > relays.len()) else { continue };
+        let listed = relays.len();
+        findings.error(
+            path,
+            format!("found {:?}, and [[cluster.relays]] lists {listed}: expected at least as many relays as must have a commit", String::from(durability)),
+        );
+    }
+}
+
 fn check_metrics(config: &Config, findings: &mut Findings) {
+    if config.metrics.profiler_token.as_ref().is_some_and(|token| token.len() < 16) {
+        findings.error("metrics.profiler_token", "found fewer than 16 characters, expected a long random text");
+    }
     let listen = &config.metrics.listen;
     if listen.is_empty() {
         return;

@@ -68,18 +68,27 @@ impl Config {
 }
 
 /// `[metrics]`: the admin HTTP address.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct MetricsConfig {
     /// `host:port` of /metrics, /healthz and /readyz; empty switches them off.
     pub(crate) listen: String,
     /// Whether `listen` may be reachable from other machines: there is no login.
     pub(crate) allow_remote: bool,
+    /// What must be shown to get a profile; none: there are no profiles.
+    #[serde(skip_serializing)]
+    pub(crate) profiler_token: Option<String>,
+}
+
+impl std::fmt::Debug for MetricsConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MetricsConfig").field("listen", &self.listen).finish_non_exhaustive()
+    }
 }
 
 impl Default for MetricsConfig {
     fn default() -> Self {
-        MetricsConfig { listen: "127.0.0.1:9632".into(), allow_remote: false }
+        MetricsConfig { listen: "127.0.0.1:9632".into(), allow_remote: false, profiler_token: None }
     }
 }
 

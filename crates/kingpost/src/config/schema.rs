@@ -27,6 +27,8 @@ pub(super) enum Kind {
         zero: bool,
     },
     Choice(&'static [&'static str]),
+    /// `local`, `relay`, `quorum(n)`.
+    Durability,
     /// An array of strings.
     Texts,
     /// An array of strings or tables.
@@ -64,6 +66,7 @@ const UNNAMED: Kind = Kind::Choice(&["shared", "parsed"]);
 const LANES: Kind = Kind::Choice(&["auto", "off"]);
 const POOL_MODE: Kind = Kind::Choice(&["transaction", "statement", "session"]);
 const CONSISTENCY: Kind = Kind::Choice(&["eventual", "session", "strong"]);
+const ON_DEGRADED: Kind = Kind::Choice(&["wait", "local"]);
 const TLS_VERSION: Kind = Kind::Choice(&["TLSv1.2", "TLSv1.3"]);
 const POOL_SIZE: Kind = integer(1, 10_000);
 
@@ -82,6 +85,8 @@ pub(super) const ROOT: &[Key] = &[
 const PROXY: &[Key] = &[
     key("listen", Kind::TextsOrTables(LISTEN)),
     key("workers", integer(0, 1024)),
+    key("upgrade_socket", Kind::Text),
+    key("drain_timeout", POSITIVE),
     key("auth", Kind::Choice(&["trust", "scram-sha-256", "md5", "cert"])),
     key("hba", Kind::Tables(HBA)),
     key("hba_file", Kind::Text),
@@ -95,6 +100,8 @@ const PROXY: &[Key] = &[
     key("client_idle_timeout", OR_NEVER),
     key("idle_transaction_timeout", OR_NEVER),
     key("query_timeout", OR_NEVER),
+    key("slow_statement", OR_NEVER),
+    key("statements_kept", integer(0, 65_536)),
     key("max_statement_bytes", integer(1024, 1 << 30)),
     key("buffer_limit", integer(16 << 10, 1 << 30)),
     key("peer_id", integer(0, 31)),
@@ -102,6 +109,7 @@ const PROXY: &[Key] = &[
     key("zone", Kind::Text),
     key("pool", Kind::Table(POOL)),
     key("routing", Kind::Table(ROUTING)),
+    key("gate", Kind::Table(GATE)),
     key("databases", Kind::Tables(DATABASE)),
     key("users", Kind::Tables(USER)),
     key("operators", Kind::Tables(OPERATOR)),
@@ -173,6 +181,14 @@ const ROUTING: &[Key] = &[
     key("cache_entries", integer(1, 1_000_000)),
 ];
 
+const GATE: &[Key] = &[
+    key("commit_durability", Kind::Durability),
+    key("on_degraded", ON_DEGRADED),
+    key("degraded_after", POSITIVE),
+    key("timeout", POSITIVE),
+    key("read_barrier", Kind::Boolean),
+];
+
 const DATABASE: &[Key] = &[
     required("name", Kind::Text),
     key("dbname", Kind::Text),
@@ -182,6 +198,9 @@ const DATABASE: &[Key] = &[
     key("lanes", LANES),
     key("consistency", CONSISTENCY),
     key("route", ROUTE),
+    key("commit_durability", Kind::Durability),
+    key("on_degraded", ON_DEGRADED),
+    key("read_barrier", Kind::Boolean),
 ];
 
 const USER: &[Key] = &[
@@ -192,6 +211,7 @@ const USER: &[Key] = &[
     key("verifier", Kind::Secret),
     key("pool_size", POOL_SIZE),
     key("max_clients", integer(1, 1_000_000)),
+    key("commit_durability", Kind::Durability),
 ];
 
 const OPERATOR: &[Key] = &[
@@ -297,6 +317,9 @@ const REGISTRY: &[Key] = &[
     key("peer_listen", Kind::Text),
     key("peer_advertise", Kind::Text),
     key("dns", Kind::Table(REGISTRY_DNS)),
+    key("tls", Kind::Table(PROXY_TLS)),
+    key("rate", Kind::Table(REGISTRY_RATE)),
+    key("audit", Kind::Table(REGISTRY_AUDIT)),
     key("store", Kind::Secret),
     key("node", Kind::Text),
     key("auth", Kind::Choice(&["none", "tokens"])),
@@ -314,6 +337,10 @@ const REGISTRY: &[Key] = &[
     key("health", Kind::Table(REGISTRY_HEALTH)),
     key("tokens", Kind::Tables(REGISTRY_TOKEN)),
 ];
+
+const REGISTRY_RATE: &[Key] = &[key("per_second", integer(0, 1_000_000)), key("burst", integer(1, 1_000_000))];
+
+const REGISTRY_AUDIT: &[Key] = &[key("file", Kind::Text), key("max_bytes", integer(1 << 16, 1 << 40))];
 
 const REGISTRY_DNS: &[Key] = &[
     key("listen", Kind::Text),
@@ -369,7 +396,8 @@ const CONSOLE_TOKEN: &[Key] = &[
     required("role", Kind::Choice(&["viewer", "operator"])),
 ];
 
-const METRICS: &[Key] = &[key("listen", Kind::Text), key("allow_remote", Kind::Boolean)];
+const METRICS: &[Key] =
+    &[key("listen", Kind::Text), key("allow_remote", Kind::Boolean), key("profiler_token", Kind::Secret)];
 
 const LOG: &[Key] = &[key("level", Kind::Text), key("format", Kind::Choice(&["auto", "human", "json"]))];
 
@@ -390,6 +418,7 @@ impl Kind {
                 }
                 _ => format!("{choices:?}"),
             },
+            Kind::Durability => "\"local\", \"relay\" or \"quorum(n)\" with n from 1 to 16".into(),
             Kind::Texts => "an array of strings".into(),
             Kind::TextsOrTables(_) => "an array of addresses".into(),
             Kind::Table(_) => "a table".into(),
@@ -438,6 +467,7 @@ fn check_value(item: &Tree, kind: Kind, path: &str, problems: &mut Vec<Problem>)
         (Kind::Duration { zero }, Value::Text(text)) => {
             humantime::parse_duration(text).is_ok_and(|duration| zero || !duration.is_zero())
         }
+        (Kind::Durability, Value::Text(text)) => proxy::config::CommitDurability::try_from(text.clone()).is_ok(),
         (Kind::Choice(choices), Value::Text(text)) => {
             let fits = choices.contains(&text.as_str());
             if let (false, Some(near)) = (fits, nearest(text, choices.iter().copied())) {

@@ -5,7 +5,10 @@ mod proxy;
 mod registry;
 mod relay;
 
+use std::os::fd::OwnedFd;
+
 use ::console::{Console, ConsoleConfig, Parts, StartError};
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use topology::Topology;
 
@@ -41,19 +44,26 @@ impl Scene {
         self
     }
 
-    /// Serves it as configured; nothing where no address is.
+    /// Serves it as configured, with the socket that another process had there if it handed that over; nothing where no address is.
     ///
     /// # Errors
     /// The address cannot be listened on.
     pub(crate) async fn start(
         self,
         config: &ConsoleConfig,
+        inherited: Option<OwnedFd>,
         topology: Option<&Topology>,
     ) -> Result<Option<Serving>, Failure> {
         if config.listen.is_empty() {
             return Ok(None);
         }
-        let console = Console::start(config, self.parts.clone()).await.map_err(|error| failure_of(&error))?;
+        let console = match inherited {
+            Some(socket) => TcpListener::from_std(std::net::TcpListener::from(socket))
+                .map_err(|source| StartError::Listen { address: config.listen.clone(), source })
+                .and_then(|listener| Console::serve(listener, config, self.parts.clone())),
+            None => Console::start(config, self.parts.clone()).await,
+        };
+        let console = console.map_err(|error| failure_of(&error))?;
         Ok(Some(self.follow(console, topology)))
     }
 
@@ -63,7 +73,7 @@ impl Scene {
     /// The configuration is no good.
     pub(crate) fn serve(
         self,
-        listener: tokio::net::TcpListener,
+        listener: TcpListener,
         config: &ConsoleConfig,
         topology: &Topology,
     ) -> Result<Serving, Failure> {

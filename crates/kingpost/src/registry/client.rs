@@ -2,21 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::io::{BufRead, Read};
 
 use http_body_util::BodyExt;
 use hyper::Method;
 use serde_json::{Map, Value, json};
 
 use super::http::{Remote, segment};
+use super::import;
 use crate::cli::{RegisterArgs, RegistryCommand, RemoteArgs};
 use crate::error::Failure;
 use crate::out;
 
 /// Instances that are sent at once.
-const BATCH: usize = 500;
+pub(super) const BATCH: usize = 500;
 /// Longest line of an import, and longest event of a watch, in bytes.
-const LONGEST: usize = 64 << 20;
+pub(super) const LONGEST: usize = 64 << 20;
 /// What an instance's registration may say; the rest of what is shown is the registry's own.
 const FIELDS: [&str; 13] = [
     "id", "service", "host", "port", "protocol", "version", "weight", "priority", "location", "metadata", "check",
@@ -40,18 +40,19 @@ pub(super) async fn run(command: &RegistryCommand) -> Result<(), Failure> {
         }
         RegistryCommand::Watch { remote, namespace, service } => watch(&of(remote)?, namespace, service).await,
         RegistryCommand::Export { remote, namespace } => export(&of(remote)?, namespace.as_deref()).await,
-        RegistryCommand::Import { remote, file } => import(&of(remote)?, file.as_deref()).await,
+        RegistryCommand::Import(args) => import::run(&of(&args.remote)?, args).await,
         // Needs no registry.
         RegistryCommand::Token { .. } => Ok(()),
     }
 }
 
 fn of(args: &RemoteArgs) -> Result<Remote, Failure> {
-    Remote::new(&args.url, args.token.clone())
+    let remote = Remote::new(&args.url, args.token.clone())?;
+    remote.secured(args.ca.as_deref(), args.cert.as_deref(), args.key.as_deref())
 }
 
 /// Prints what failed of a batch; says how many.
-fn report(answer: &Value) -> u64 {
+pub(super) fn report(answer: &Value) -> u64 {
     for row in answer["results"].as_array().into_iter().flatten() {
         if let Some(why) = row["error"]["message"].as_str() {
             out::note(format_args!("{}: {why}", row["id"].as_str().unwrap_or_default()));
@@ -60,7 +61,7 @@ fn report(answer: &Value) -> u64 {
     answer["failed"].as_u64().unwrap_or(0)
 }
 
-fn all_done(failed: u64) -> Result<(), Failure> {
+pub(super) fn all_done(failed: u64) -> Result<(), Failure> {
     match failed {
         0 => Ok(()),
         1 => Err(Failure::runtime("1 instance was refused")),
@@ -249,7 +250,7 @@ async fn export(remote: &Remote, namespace: Option<&str>) -> Result<(), Failure>
 }
 
 /// An instance as it is registered, with its namespace.
-fn line_of(namespace: &str, instance: &Value) -> Value {
+pub(super) fn line_of(namespace: &str, instance: &Value) -> Value {
     let mut line = Map::new();
     line.insert("namespace".into(), namespace.into());
     for field in FIELDS {
@@ -260,75 +261,10 @@ fn line_of(namespace: &str, instance: &Value) -> Value {
     Value::Object(line)
 }
 
-async fn import(remote: &Remote, file: Option<&std::path::Path>) -> Result<(), Failure> {
-    let mut input: Box<dyn BufRead> = match file {
-        Some(path) => {
-            let file = std::fs::File::open(path).map_err(|error| Failure::path("read", path, &error))?;
-            Box::new(std::io::BufReader::new(file))
-        }
-        None => Box::new(std::io::BufReader::new(std::io::stdin())),
-    };
-    let mut batch: Vec<Value> = Vec::new();
-    let mut namespace = String::new();
-    let (mut number, mut sent, mut failed) = (0_u64, 0, 0);
-    let mut line = String::new();
-    loop {
-        line.clear();
-        let read = (&mut input).take(LONGEST as u64).read_line(&mut line);
-        let length = read.map_err(|error| Failure::runtime(format!("line {}: {error}", number + 1)))?;
-        number += 1;
-        let parsed = match line.trim() {
-            "" => None,
-            text => Some(parse_line(text).map_err(|why| Failure::runtime(format!("line {number}: {why}")))?),
-        };
-        let ends = length == 0;
-        let other = parsed.as_ref().is_some_and(|(of, _)| *of != namespace);
-        if !batch.is_empty() && (ends || other || batch.len() >= BATCH) {
-            sent += batch.len();
-            let body = json!({ "instances": std::mem::take(&mut batch) });
-            let path = format!("/v1/namespaces/{}/instances", segment(&namespace));
-            failed += report(&remote.ask(Method::POST, &path, Some(&body)).await?);
-        }
-        if let Some((of, instance)) = parsed {
-            namespace = of;
-            batch.push(instance);
-        }
-        if ends {
-            break;
-        }
-    }
-    out::note(format_args!("{} of {sent} instances registered", sent as u64 - failed));
-    all_done(failed)
-}
-
-/// Namespace and instance of a line.
-fn parse_line(text: &str) -> Result<(String, Value), String> {
-    let mut value: Value = serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
-    let object = value.as_object_mut().ok_or("expected an object")?;
-    let namespace = match object.remove("namespace") {
-        None => "default".to_owned(),
-        Some(Value::String(namespace)) => namespace,
-        Some(_) => return Err("namespace: expected text".into()),
-    };
-    Ok((namespace, value))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-
-    #[test]
-    fn what_is_exported_can_be_imported() {
-        let shown = json!({
-            "id": "a", "service": "s", "host": "h", "port": 1, "metadata": {"k": "v"}, "revision": 7, "created_ms": 1, "modified_ms": 2,
-        });
-        let (namespace, instance) = parse_line(&line_of("shop", &shown).to_string()).unwrap();
-        assert_eq!(namespace, "shop");
-        assert_eq!(instance, json!({"id": "a", "service": "s", "host": "h", "port": 1, "metadata": {"k": "v"}}));
-        assert_eq!(parse_line("{}").unwrap().0, "default");
-        assert!(parse_line("[]").is_err() && parse_line("{\"namespace\":1}").is_err() && parse_line("{").is_err());
-    }
 
     #[test]
     fn columns_are_as_wide_as_their_content() {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use registry::api::{Auth, HttpLimits, Role, Token, TokenHash};
+use registry::api::{Auth, HttpLimits, RateLimit, Role, Token, TokenHash};
 use registry::{HealthSettings, Limits, NamespaceName, PeerSettings, Settings, dns};
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,12 @@ pub(crate) struct RegistryConfig {
     pub(crate) peer_advertise: String,
     /// The DNS server.
     pub(crate) dns: DnsConfig,
+    /// TLS on all addresses but that of DNS.
+    pub(crate) tls: tls::ListenConfig,
+    /// How often each may ask.
+    pub(crate) rate: RateConfig,
+    /// Who changed what.
+    pub(crate) audit: AuditConfig,
     /// Where everything is kept.
     pub(crate) store: StoreAddress,
     /// What Consul's clients are told that this node is called.
@@ -98,6 +104,38 @@ pub(crate) struct TokenConfig {
     /// Where.
     #[serde(default = "everywhere")]
     pub(crate) namespaces: Vec<String>,
+}
+
+/// `[registry.rate]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct RateConfig {
+    /// Requests a second of one token, or of one address without a token; 0: any number.
+    pub(crate) per_second: u32,
+    /// Requests at once after a silence.
+    pub(crate) burst: u32,
+}
+
+impl Default for RateConfig {
+    fn default() -> Self {
+        RateConfig { per_second: 0, burst: 1000 }
+    }
+}
+
+/// `[registry.audit]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct AuditConfig {
+    /// Lines of JSON, one a change; empty: only in the log and in memory.
+    pub(crate) file: String,
+    /// A longer file is put aside as `FILE.1`.
+    pub(crate) max_bytes: u64,
+}
+
+impl Default for AuditConfig {
+    fn default() -> Self {
+        AuditConfig { file: String::new(), max_bytes: 64 << 20 }
+    }
 }
 
 /// `[registry.dns]`.
@@ -180,6 +218,9 @@ impl Default for RegistryConfig {
             peer_listen: String::new(),
             peer_advertise: String::new(),
             dns: DnsConfig::default(),
+            tls: tls::ListenConfig::default(),
+            rate: RateConfig::default(),
+            audit: AuditConfig::default(),
             store: StoreAddress("sqlite:/var/lib/kingpost/registry.sqlite".into()),
             node: "kingpost".into(),
             auth: AuthMethod::Tokens,
@@ -219,6 +260,7 @@ impl RegistryConfig {
             write_timeout: self.write_timeout,
             waiting: self.waiting,
             wait: self.wait,
+            rate: RateLimit { per_second: self.rate.per_second, burst: self.rate.burst },
             batch: self.batch,
         }
     }

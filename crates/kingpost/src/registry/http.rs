@@ -1,14 +1,18 @@
-//! A small HTTP client for the registry's own API: plain HTTP, one connection a request, with limits.
+//! A small HTTP client for the registry's own API: one connection a request, with limits.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 
 use crate::error::Failure;
 
@@ -17,24 +21,67 @@ const LARGEST: usize = 256 << 20;
 /// Longest time for a request, its answer included.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// A connection, with TLS or without.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
 /// A registry somewhere.
 #[derive(Clone)]
 pub(crate) struct Remote {
     /// `host:port`.
     address: String,
     token: Option<String>,
+    /// Whether it is `https://`.
+    is_secure: bool,
+    tls: Option<tls::Target>,
 }
+
+/// Where Debian and those like it keep the CAs that everybody trusts.
+const SYSTEM_CAS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 impl Remote {
     /// # Errors
-    /// The address is not `http://host:port` or `host:port`.
+    /// The address is not `http://host:port`, `https://host:port` or `host:port`.
     pub(crate) fn new(url: &str, token: Option<String>) -> Result<Remote, Failure> {
-        let address = url.strip_prefix("http://").unwrap_or(url).trim_end_matches('/');
+        let (is_secure, address) = match url.strip_prefix("https://") {
+            Some(address) => (true, address),
+            None => (false, url.strip_prefix("http://").unwrap_or(url)),
+        };
+        let address = address.trim_end_matches('/');
         let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
         if !matches!(port, Some(Ok(_))) || address.contains('/') {
-            return Err(Failure::config(format!("the registry's address is {url:?}: expected http://host:port")));
+            return Err(Failure::config(format!(
+                "the registry's address is {url:?}: expected http://host:port or https://host:port"
+            )));
         }
-        Ok(Remote { address: address.to_owned(), token })
+        Ok(Remote { address: address.to_owned(), token, is_secure, tls: None })
+    }
+
+    /// With the files for TLS; nothing of them is read for an `http://` address.
+    ///
+    /// # Errors
+    /// A file is not good, or the host is not one that a certificate can be for.
+    pub(crate) fn secured(self, ca: Option<&Path>, cert: Option<&Path>, key: Option<&Path>) -> Result<Remote, Failure> {
+        if !self.is_secure {
+            return Ok(self);
+        }
+        let config = tls::ConnectConfig {
+            mode: tls::ConnectMode::VerifyFull,
+            ca_file: Some(ca.unwrap_or(Path::new(SYSTEM_CAS)).to_owned()),
+            cert_file: cert.map(Path::to_owned),
+            key_file: key.map(Path::to_owned),
+            ..tls::ConnectConfig::default()
+        };
+        let connector = tls::Connector::new(&config).map_err(|error| {
+            Failure::config(format!("TLS to the registry: {error}")).advise("--ca, --cert and --key name the files")
+        })?;
+        let host = self.address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
+        let target = connector.and_then(|connector| tls::Target::new(Arc::new(connector), host));
+        let Some(target) = target else {
+            return Err(Failure::config(format!("{host:?} is no name that a certificate can be for")));
+        };
+        Ok(Remote { tls: Some(target), ..self })
     }
 
     /// Sends a request; gives the answer before its body was read.
@@ -49,6 +96,15 @@ impl Remote {
                 .advise("is it running? --url or KINGPOST_REGISTRY_URL name another one")
         };
         let stream = TcpStream::connect(&self.address).await.map_err(|error| failed("reach", &error))?;
+        let stream: Box<dyn Stream> = match &self.tls {
+            None if self.is_secure => return Err(Failure::config("an https:// address needs --ca")),
+            None => Box::new(stream),
+            Some(target) => {
+                let connector = TlsConnector::from(target.connector.speaking(&[b"http/1.1"]));
+                let secured = connector.connect(target.name.clone(), stream).await;
+                Box::new(secured.map_err(|error| failed("agree on TLS with", &error))?)
+            }
+        };
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| failed("talk to", &error))?;
@@ -57,6 +113,8 @@ impl Remote {
             let _ = connection.await;
         });
         let mut request = Request::builder().method(method).uri(path).header(HOST, &self.address);
+        // Eureka answers in XML otherwise.
+        request = request.header(ACCEPT, "application/json, text/event-stream");
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
@@ -121,7 +179,7 @@ mod tests {
             ("http://127.0.0.1:8632", true),
             ("127.0.0.1:8632/", true),
             ("[::1]:1", true),
-            ("https://a:1", false),
+            ("https://a:1", true),
             ("a", false),
             (":1", false),
             ("a:b", false),

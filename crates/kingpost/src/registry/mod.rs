@@ -9,9 +9,11 @@
 mod client;
 pub(crate) mod config;
 mod http;
+mod import;
 pub(crate) mod nodes;
 pub(crate) mod run;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,9 +22,11 @@ use crate::cli::{RegistryArgs, RegistryCommand};
 use crate::config::{self as file, LogFlags};
 use crate::console::Scene;
 use crate::error::Failure;
-use crate::serve::{StopSignals, control_runtime, warn};
+use crate::serve::{StopSignals, control_runtime, listen_for, warn};
 use crate::{logging, out};
+use config::AuthMethod;
 use run::Running;
+use tokio::signal::unix::SignalKind;
 
 pub(crate) use http::Remote;
 
@@ -36,18 +40,20 @@ pub(crate) fn command(args: &RegistryArgs, log: &LogFlags) -> Result<(), Failure
             let (config, warnings) = file::load(path)?.accept(path)?;
             logging::start(&log.over(&config.log), None)?;
             warn(&warnings);
-            runtime.block_on(serve(config, args.grace))
+            runtime.block_on(serve(path, config, args.grace))
         }
         // clap does not let this through.
         (None, None) => Err(Failure::config("no configuration is named").advise("name the file with --config")),
     }
 }
 
-async fn serve(config: file::Config, grace: Duration) -> Result<(), Failure> {
+async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result<(), Failure> {
+    // Signals first: a reload that comes while starting must not kill the process.
+    let mut hangup = listen_for(SignalKind::hangup())?;
     let mut stop = StopSignals::new()?;
     let running = Arc::new(Running::start(&config.registry).await?);
     let scene = Scene::default().with_registry(running.known());
-    let console = match scene.start(&config.console, None).await {
+    let console = match scene.start(&config.console, None, None).await {
         Ok(console) => console,
         Err(failure) => {
             running.shutdown(Duration::ZERO).await;
@@ -56,7 +62,7 @@ async fn serve(config: file::Config, grace: Duration) -> Result<(), Failure> {
     };
     let admin = match config.metrics.listen.as_str() {
         "" => None,
-        address => match Admin::start(address, Arc::clone(&running)).await {
+        address => match Admin::start(address, None, Arc::clone(&running)).await {
             Ok(admin) => Some(admin),
             Err(failure) => {
                 running.shutdown(Duration::ZERO).await;
@@ -74,7 +80,15 @@ async fn serve(config: file::Config, grace: Duration) -> Result<(), Failure> {
         instances = running.registry.status().instances,
         "registry started"
     );
-    let name = stop.next().await;
+    let name = loop {
+        tokio::select! {
+            name = stop.next() => break name,
+            _ = hangup.recv() => {
+                // It has said in the log what was wrong.
+                let _ = reload(path, &mut config, &running);
+            }
+        }
+    };
     tracing::info!(signal = name, ?grace, "stopping");
     drop(console);
     tokio::select! {
@@ -86,6 +100,31 @@ async fn serve(config: file::Config, grace: Duration) -> Result<(), Failure> {
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Reads the file again. Anything wrong with it: the running configuration stays.
+fn reload(path: &Path, config: &mut file::Config, running: &Running) -> Result<(), Failure> {
+    let loaded = file::load(path).and_then(|loaded| loaded.accept(path));
+    match loaded.and_then(|(new, warnings)| running.reload(&new.registry).map(|()| (new, warnings))) {
+        Ok((new, warnings)) => {
+            warn(&warnings);
+            let (mut old, mut now) = (config.clone(), new.clone());
+            for config in [&mut old, &mut now] {
+                config.registry.tokens.clear();
+                config.registry.auth = AuthMethod::Tokens;
+            }
+            if old != now {
+                tracing::warn!("only tokens, and the files of [registry.tls], take effect before the next start");
+            }
+            *config = new;
+            tracing::info!(file = %path.display(), "reloaded");
+            Ok(())
+        }
+        Err(failure) => {
+            tracing::error!(file = %path.display(), "not reloaded, the old configuration stays: {failure}");
+            Err(failure)
+        }
+    }
 }
 
 /// Makes a token, and says what of it goes where.

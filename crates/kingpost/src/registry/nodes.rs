@@ -1,5 +1,5 @@
 //! The nodes of a cluster as instances of services, in the namespace `kingpost`: `postgres` has the servers, each with its role
-//! in the metadata, `proxy` the proxies. The registry probes them like any other instance.
+//! in the metadata, `relay` the relays, `proxy` the proxies. The registry probes them like any other instance.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,11 +17,12 @@ pub(crate) async fn follow(
     registry: Registry,
     view: impl Fn() -> Arc<View>,
     servers: Vec<NodeConfig>,
+    relays: Vec<String>,
     proxies: Vec<String>,
 ) {
     let mut failing = false;
     loop {
-        let rows = registrations(&view(), &servers, &proxies);
+        let rows = registrations(&view(), &servers, &relays, &proxies);
         let refused = registry.register(rows).await.into_iter().find_map(Result::err);
         if let (Some(error), false) = (&refused, failing) {
             tracing::warn!(%error, "the cluster's nodes cannot be registered");
@@ -32,7 +33,7 @@ pub(crate) async fn follow(
 }
 
 /// What is to be registered.
-fn registrations(view: &View, servers: &[NodeConfig], proxies: &[String]) -> Vec<Registration> {
+fn registrations(view: &View, servers: &[NodeConfig], relays: &[String], proxies: &[String]) -> Vec<Registration> {
     let pace = Pace { interval: Duration::from_secs(2), timeout: Duration::from_secs(1), fall: 2, rise: 1 };
     let mut rows = Vec::new();
     for server in servers {
@@ -45,9 +46,11 @@ fn registrations(view: &View, servers: &[NodeConfig], proxies: &[String]) -> Vec
         let check = CheckKind::Postgres { target: None, pace: pace.clone() };
         rows.extend(row("postgres", &server.name, &server.address, Some(role), server.zone.as_deref(), check));
     }
-    for (index, address) in proxies.iter().enumerate() {
-        let check = CheckKind::Tcp { target: None, pace: pace.clone() };
-        rows.extend(row("proxy", &format!("proxy{}", index + 1), address, None, None, check));
+    for (service, addresses) in [("relay", relays), ("proxy", proxies)] {
+        for (index, address) in addresses.iter().enumerate() {
+            let check = CheckKind::Tcp { target: None, pace: pace.clone() };
+            rows.extend(row(service, &format!("{service}{}", index + 1), address, None, None, check));
+        }
     }
     rows
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use registry::api::{BUCKETS_MICROS, Context, Front, HttpStats, Mount, Server};
+use arc_swap::ArcSwap;
+use registry::api::{AuditLog, Auth, BUCKETS_MICROS, Context, Front, HttpStats, Mount, Server, Tls};
 use registry::{Registry, dns};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
@@ -24,6 +25,10 @@ pub(crate) struct Running {
     stats: Arc<HttpStats>,
     addresses: Vec<SocketAddr>,
     dns: Option<(SocketAddr, dns::Server)>,
+    /// Who is let in.
+    door: Arc<ArcSwap<Auth>>,
+    tls: Option<Arc<Tls>>,
+    audit: AuditLog,
     /// None once it was shut down.
     server: Mutex<Option<Server>>,
 }
@@ -34,6 +39,18 @@ impl Running {
     /// # Errors
     /// An address is taken, or the store cannot be opened.
     pub(crate) async fn start(config: &RegistryConfig) -> Result<Running, Failure> {
+        let tls = match tls_of(config)? {
+            Some(rules) => {
+                let required = config.tls.mode == tls::ListenMode::Require;
+                Some(Arc::new(Tls { required, config: ArcSwap::new(rules) }))
+            }
+            None => None,
+        };
+        let audit = match config.audit.file.as_str() {
+            "" => AuditLog::default(),
+            file => AuditLog::open(Path::new(file), config.audit.max_bytes)
+                .map_err(|error| Failure::path("write registry.audit.file", Path::new(file), &error))?,
+        };
         let mut mounts = Vec::new();
         let mut addresses = Vec::new();
         for (key, address) in config.addresses() {
@@ -50,7 +67,7 @@ impl Running {
                 "eureka_listen" => vec![Front::Eureka],
                 _ => Front::ALL.to_vec(),
             };
-            mounts.push(Mount { listener, fronts });
+            mounts.push(Mount { listener, fronts, tls: tls.clone() });
         }
         let peers = match config.peer_listen.as_str() {
             "" => SocketAddr::new(addresses.first().map_or(Ipv4Addr::LOCALHOST.into(), SocketAddr::ip), 0),
@@ -70,13 +87,26 @@ impl Running {
         let registry = Registry::open(config.settings(peers), store)
             .await
             .map_err(|error| Failure::environment(format!("cannot start the registry: {error}")))?;
-        let context = Context::new(registry.clone(), config.auth(), config.http(), config.node.clone());
+        let context = Context::new(registry.clone(), config.auth(), config.http(), config.node.clone(), audit.clone());
+        let door = context.door();
         let stats = Arc::clone(&context.stats);
         let server = Server::start(mounts, context);
         let dns = dns.map(|(address, listener)| {
             (address, dns::Server::start(listener, config.dns.zone(), registry.clone(), config.dns.limits()))
         });
-        Ok(Running { registry, stats, addresses, dns, server: Mutex::new(Some(server)) })
+        Ok(Running { registry, stats, addresses, dns, door, tls, audit, server: Mutex::new(Some(server)) })
+    }
+
+    /// Takes over what can change while it runs: tokens, and the files of `[registry.tls]`, for connections that begin after it.
+    ///
+    /// # Errors
+    /// The files are not good: nothing has changed.
+    pub(crate) fn reload(&self, config: &RegistryConfig) -> Result<(), Failure> {
+        if let (Some(tls), Some(rules)) = (&self.tls, tls_of(config)?) {
+            tls.config.store(rules);
+        }
+        self.door.store(Arc::new(config.auth()));
+        Ok(())
     }
 
     /// For the console.
@@ -103,6 +133,13 @@ impl Running {
     }
 }
 
+/// What `[registry.tls]` comes to.
+fn tls_of(config: &RegistryConfig) -> Result<Option<Arc<tls::rustls::ServerConfig>>, Failure> {
+    let acceptor = tls::Acceptor::new(&config.tls)
+        .map_err(|error| Failure::config(format!("registry.tls.{}: {error}", error.setting())))?;
+    Ok(acceptor.map(|acceptor| acceptor.speaking(&[b"h2", b"http/1.1"])))
+}
+
 async fn dns_listener(address: &str) -> Result<(SocketAddr, dns::Listener), Failure> {
     let failed = |error: std::io::Error| {
         Failure::environment(format!("cannot listen on {address} for DNS: {error}"))
@@ -125,6 +162,11 @@ impl Source for Running {
     fn metrics(&self) -> String {
         let mut exposition = Exposition::of_this_build();
         describe(&self.registry, &self.stats, &mut exposition);
+        exposition.counter(
+            "registry_audit_lost_total",
+            "Changes that could not be written to the audit file.",
+            self.audit.lost(),
+        );
         if let Some((_, dns)) = &self.dns {
             describe_dns(&dns.stats(), &mut exposition);
         }
@@ -187,6 +229,12 @@ fn describe(registry: &Registry, stats: &HttpStats, exposition: &mut Exposition)
         "registry_connections_refused_total",
         "Connections closed because their address had too many.",
         load(&stats.turned_away),
+    );
+    exposition.counter("registry_too_often_total", "Requests refused by registry.rate.", load(&stats.too_often));
+    exposition.counter(
+        "registry_insecure_total",
+        "Handshakes of TLS that failed, and connections without TLS where it is required.",
+        load(&stats.insecure),
     );
     exposition.counter("registry_unauthorized_total", "Requests without a known token.", load(&stats.unauthorized));
     let mut requests = exposition.metric(Type::Counter, "registry_requests_total", "Requests, by front and outcome.");

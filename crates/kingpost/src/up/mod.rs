@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::admin::{self, Admin};
-use crate::cli::{DownArgs, StatusArgs, UpArgs};
+use crate::cli::{DownArgs, Durability, StatusArgs, UpArgs};
 use crate::config::{self, LogConfig, LogFlags};
 use crate::error::Failure;
 use crate::registry::{nodes, run::Running as Registry};
@@ -60,6 +60,10 @@ pub(crate) fn up(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
 
 async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
     let stop = Stop::listen()?;
+    if args.no_relay && args.durability == Durability::Relay {
+        let what = "commits cannot be durable on a relay where there is none";
+        return Err(Failure::config(what).advise("give only one of --durability relay and --no-relay"));
+    }
     let directory = Directory::create(&args.dir.dir)?;
     let Some(_lock) = directory.try_lock()? else {
         return Err(already_runs(&directory)?);
@@ -133,7 +137,8 @@ async fn serve(
     let nodes = cluster.ports();
     let path = directory.path.join("kingpost.toml");
     let store = directory.path.join("registry.sqlite");
-    let text = written_config(&args.listen, metrics.1, (&registry, &store), (console.1, &token), &nodes);
+    let relay = cluster.relay.as_ref().map(|relay| relay.address()).filter(|_| args.durability == Durability::Relay);
+    let text = written_config(&args.listen, metrics.1, (&registry, &store), (console.1, &token), &nodes, relay);
     dir::write_whole(&path, text.as_bytes())?;
     let (config, _) = config::load(&path)?.accept(&path)?;
     step("starting the proxy");
@@ -163,6 +168,7 @@ async fn serve(
             known.registry.clone(),
             move || seen.view(),
             config.cluster.nodes.clone(),
+            record.relay.clone().into_iter().collect(),
             record.proxy.clone(),
         )));
         directory.save_running(record)?;
@@ -244,6 +250,7 @@ fn written_config(
     (registry, store): (&str, &Path),
     (console, token): (SocketAddr, &str),
     nodes: &[(String, u16)],
+    relay: Option<SocketAddr>,
 ) -> String {
     let mut text = format!(
         "# Written by `kingpost up` at each start. KINGPOST__… variables change it; see the guide's configuration page.\n\
@@ -259,6 +266,10 @@ fn written_config(
     );
     for (name, port) in nodes {
         let _ = write!(text, "\n[[cluster.nodes]]\nname = \"{name}\"\naddress = \"127.0.0.1:{port}\"\n");
+    }
+    if let Some(relay) = relay {
+        let _ = write!(text, "\n[[cluster.relays]]\nname = \"relay\"\naddress = \"{relay}\"\n");
+        text.push_str("\n[proxy.gate]\ncommit_durability = \"relay\"\n");
     }
     text
 }
@@ -468,12 +479,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("kingpost.toml");
         let store = dir.path().join("registry.sqlite");
+        let relay = Some("127.0.0.1:7".parse().unwrap());
         let mut text = written_config(
             "127.0.0.1:0",
             "127.0.0.1:9".parse().unwrap(),
             ("127.0.0.1:0", &store),
             ("127.0.0.1:8".parse().unwrap(), "kp_x"),
             &nodes,
+            relay,
         );
         text.push_str(&failover_config(&UpState {
             process: Identity::own().unwrap(),
@@ -485,7 +498,7 @@ mod tests {
         }));
         std::fs::write(&path, text).unwrap();
         let (config, warnings) = config::load(&path).unwrap().accept(&path).unwrap();
-        assert_eq!(config.cluster.nodes.len(), 2);
+        assert_eq!((config.cluster.nodes.len(), config.cluster.relays.len()), (2, 1));
         assert_eq!((config.failover.relays.len(), config.failover.proxies.len()), (1, 1));
         assert_eq!(warnings, []);
     }

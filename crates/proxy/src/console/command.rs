@@ -14,6 +14,7 @@ pub(super) enum Command {
     WaitClose(Option<String>),
     Kill(Option<String>),
     KillClient(u64),
+    ResetStatements,
 }
 
 /// What there is to be seen.
@@ -36,6 +37,7 @@ pub(super) enum Show {
     Lanes,
     Pins,
     Prepared,
+    Statements,
     State,
 }
 
@@ -58,6 +60,7 @@ pub(super) const SHOWS: &[(&str, Show, &str)] = &[
     ("LANES", Show::Lanes, "server connections that several clients share at this moment"),
     ("PINS", Show::Pins, "clients that keep their server connection, and why"),
     ("PREPARED", Show::Prepared, "prepared statements in server connections"),
+    ("STATEMENTS", Show::Statements, "what statements have taken, by shape, the longest together first"),
     ("STATE", Show::State, "whether the proxy is active or paused"),
 ];
 
@@ -70,6 +73,7 @@ pub(super) const ACTIONS: &[(&str, &str)] = &[
     ("WAIT_CLOSE [db]", "wait until the connections that RECONNECT or RELOAD replaces are closed"),
     ("KILL [db]", "close clients and server connections at once; new clients wait for RESUME"),
     ("KILL_CLIENT id", "close one client, by its id in SHOW CLIENTS"),
+    ("RESET STATEMENTS", "count them from now on"),
     ("SHUTDOWN", "stop the program as SIGTERM does"),
 ];
 
@@ -117,6 +121,10 @@ pub(super) fn parse(text: &str) -> Result<Command, String> {
         }
         "RELOAD" => Command::Reload,
         "SHUTDOWN" => Command::Shutdown,
+        "RESET" => match argument().map(|what| what.to_ascii_uppercase()).as_deref() {
+            Some("STATEMENTS") => Command::ResetStatements,
+            _ => return Err("RESET what? STATEMENTS is all there is".into()),
+        },
         "PAUSE" => Command::Pause(argument()),
         "RESUME" => Command::Resume(argument()),
         "RECONNECT" => Command::Reconnect(argument()),

@@ -273,6 +273,10 @@ impl Console {
                 self.room.tell_all(&Operation::Kill(database));
                 Outcome::Answer(done("KILL"))
             }
+            Command::ResetStatements => {
+                self.room.tell_all(&Operation::ResetStatements);
+                Outcome::Answer(done("RESET"))
+            }
             Command::KillClient(id) if id == show::public_id(request.worker, request.client) => {
                 Outcome::Answer(refusal(Sqlstate::INVALID_PARAMETER_VALUE, "that is this console itself"))
             }
@@ -281,7 +285,7 @@ impl Console {
     }
 
     fn kill_client(&self, id: u64) -> Outcome {
-        let reports = self.room.look(Look { clients: true, servers: false }, REPORTS);
+        let reports = self.room.look(Look { clients: true, ..Look::default() }, REPORTS);
         let found = show::client_of(&reports, id);
         Outcome::Answer(match found {
             Some((worker, token)) => {
@@ -296,6 +300,7 @@ impl Console {
         let look = Look {
             clients: matches!(show, Show::Clients | Show::Sockets | Show::Pins),
             servers: matches!(show, Show::Servers | Show::Sockets | Show::Prepared | Show::Lanes),
+            statements: show == Show::Statements,
         };
         let reports = if show.needs_reports() { self.room.look(look, REPORTS) } else { Vec::new() };
         let settings = self.room.settings();
@@ -318,7 +323,7 @@ impl Console {
         if self.pending.is_empty() {
             return;
         }
-        let reports = self.room.look(Look { clients: false, servers: true }, REPORTS);
+        let reports = self.room.look(Look { servers: true, ..Look::default() }, REPORTS);
         let open = |database: &Option<String>, before: Option<Instant>| {
             reports.iter().flat_map(|report| &report.servers).any(|server| {
                 database.as_ref().is_none_or(|name| **name == *server.database)

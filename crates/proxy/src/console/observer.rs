@@ -36,7 +36,7 @@ impl Observer {
     /// Every client with its number in `SHOW CLIENTS`. Blocks likewise.
     #[must_use]
     pub fn clients(&self) -> Vec<(u64, ClientReport)> {
-        let reports = self.0.look(Look { clients: true, servers: false }, REPORTS);
+        let reports = self.0.look(Look { clients: true, ..Look::default() }, REPORTS);
         let of = |report: super::Report| {
             let worker = report.worker;
             report.clients.into_iter().map(move |client| (show::public_id(worker, client.token), client))
@@ -58,7 +58,7 @@ impl Observer {
     /// Closes a client by its number in `SHOW CLIENTS`; false: there is none. Blocks as [`Observer::clients`].
     #[must_use]
     pub fn kill_client(&self, id: u64) -> bool {
-        let reports = self.0.look(Look { clients: true, servers: false }, REPORTS);
+        let reports = self.0.look(Look { clients: true, ..Look::default() }, REPORTS);
         let found = show::client_of(&reports, id);
         if let Some((worker, token)) = found {
             self.0.mailboxes[worker].post(Letter::Core(Mail::Operate(Operation::KillClient(token))));

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use topology::NodeId;
 
 use crate::config::PoolMode;
+use crate::core::statistics::StatementReport;
 use crate::core::token::Token;
 
 /// What a report is to have beyond its pools.
@@ -16,6 +17,8 @@ pub struct Look {
     pub clients: bool,
     /// Every server connection.
     pub servers: bool,
+    /// Every shape of statement.
+    pub statements: bool,
 }
 
 /// What an operator has done to it, in every worker.
@@ -31,6 +34,8 @@ pub enum Operation {
     Kill(Option<String>),
     /// One client is closed.
     KillClient(Token),
+    /// Statements are counted from here.
+    ResetStatements,
 }
 
 /// One worker at one moment.
@@ -44,6 +49,8 @@ pub struct Report {
     pub clients: Vec<ClientReport>,
     /// Its server connections, if they were asked for.
     pub servers: Vec<ServerReport>,
+    /// Shapes of statements and their numbers, if they were asked for.
+    pub statements: Vec<StatementReport>,
     /// Clients that have not logged in.
     pub logging_in: usize,
 }

@@ -14,6 +14,7 @@ use super::command::{ACTIONS, SHOWS, Show};
 use super::report::{ClientReport, PoolReport, Report, ServerReport, Totals};
 use super::table::Of::{Number, Text};
 use super::table::{Of, Table, Value};
+use crate::core::statistics::{self, Counts};
 use crate::core::token::Token;
 use crate::metrics::{Metrics, Snapshot};
 use crate::settings::Settings;
@@ -192,6 +193,7 @@ impl Scene<'_> {
             Show::Lanes => self.lanes(),
             Show::Pins => self.pins(),
             Show::Prepared => self.prepared(),
+            Show::Statements => statements(self.reports),
             Show::State => self.state(),
         }
     }
@@ -625,6 +627,46 @@ impl Scene<'_> {
         table.row(vec!["own_id".into(), public_id(self.own.0, self.own.1).to_string().into()]);
         table
     }
+}
+
+/// Statements that `SHOW STATEMENTS` lists.
+const MOST_STATEMENTS: usize = 500;
+
+/// What statements have taken over all workers, by their texts without literals.
+fn statements(reports: &[Report]) -> Table {
+    let mut sums: BTreeMap<String, Counts> = BTreeMap::new();
+    for statement in reports.iter().flat_map(|report| &report.statements) {
+        let text = statement.text.as_ref().map_or_else(|| "(others)".to_owned(), statistics::Text::show);
+        *sums.entry(text).or_default() += statement.counts;
+    }
+    let mut sums: Vec<(String, Counts)> = sums.into_iter().collect();
+    sums.sort_by_key(|(_, counts)| std::cmp::Reverse(counts.micros));
+    sums.truncate(MOST_STATEMENTS);
+    let mut table = Table::new(&[
+        ("calls", Number),
+        ("total_us", Number),
+        ("mean_us", Number),
+        ("max_us", Number),
+        ("rows", Number),
+        ("errors", Number),
+        ("on_primary", Number),
+        ("on_replicas", Number),
+        ("statement", Text),
+    ]);
+    for (text, counts) in sums {
+        table.row(vec![
+            counts.calls.into(),
+            counts.micros.into(),
+            counts.micros.checked_div(counts.calls).unwrap_or(0).into(),
+            counts.longest.into(),
+            counts.rows.into(),
+            counts.errors.into(),
+            counts.primary.into(),
+            counts.calls.saturating_sub(counts.primary).into(),
+            text.into(),
+        ]);
+    }
+    table
 }
 
 fn written(address: &Address) -> String {

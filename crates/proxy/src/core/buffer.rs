@@ -1,11 +1,18 @@
 //! Buffers that connections borrow while they have bytes to keep, so that an idle one holds none.
 
+use std::collections::VecDeque;
+
+use super::gate::Gate;
+
 /// Capacity of a fresh buffer, in bytes.
 const FRESH: usize = 8 << 10;
 /// A buffer that grew beyond this is freed instead of kept, in bytes.
 const LARGEST_KEPT: usize = 128 << 10;
 /// Most buffers kept by one worker.
 const MOST_KEPT: usize = 1024;
+
+/// Written bytes that are kept in front of others before these are moved up, in bytes.
+const MOVED_UP: usize = 64 << 10;
 
 /// A worker's spare buffers.
 #[derive(Debug, Default)]
@@ -37,12 +44,15 @@ impl Buffers {
 }
 
 /// Output that waits for its socket: `head` bytes of `bytes` are already written, those from `held` on must not be
-/// written yet.
+/// written yet, nor those behind the first gate.
 #[derive(Debug, Default)]
 pub struct Output {
     bytes: Vec<u8>,
     head: usize,
     held: Option<usize>,
+    /// Each with the number of bytes before it, in order. Kept once there was one.
+    #[expect(clippy::box_collection, reason = "who never has one pays for a pointer, and not for a queue")]
+    gates: Option<Box<VecDeque<(usize, Gate)>>>,
 }
 
 impl Output {
@@ -63,7 +73,8 @@ impl Output {
 
     /// What may be written now.
     pub fn writable(&self) -> &[u8] {
-        &self.bytes[self.head..self.held.unwrap_or(self.bytes.len())]
+        let gate = self.gates.as_ref().and_then(|gates| gates.front()).map_or(self.bytes.len(), |gate| gate.0);
+        &self.bytes[self.head..self.held.unwrap_or(self.bytes.len()).min(gate)]
     }
 
     /// `count` bytes of [`writable`](Output::writable) were written; an empty output gives its buffer back.
@@ -74,8 +85,22 @@ impl Output {
             if self.held.is_some() {
                 self.held = Some(0);
             }
+            self.move_up(self.head);
             self.head = 0;
             buffers.give(std::mem::take(&mut self.bytes));
+        } else if self.head >= MOVED_UP && self.head >= self.bytes.len() / 2 {
+            // What is behind a gate, or held, may keep it from ever being empty.
+            self.bytes.drain(..self.head);
+            self.held = self.held.map(|held| held - self.head);
+            self.move_up(self.head);
+            self.head = 0;
+        }
+    }
+
+    /// So many bytes are gone in front of the gates.
+    fn move_up(&mut self, by: usize) {
+        for gate in self.gates.iter_mut().flat_map(|gates| gates.iter_mut()) {
+            gate.0 -= by;
         }
     }
 
@@ -98,6 +123,9 @@ impl Output {
     pub fn retract(&mut self, buffers: &mut Buffers) {
         if let Some(from) = self.held.take() {
             self.bytes.truncate(from);
+            if let Some(gates) = &mut self.gates {
+                gates.retain(|gate| gate.0 < from || !gate.1.is_open());
+            }
             self.wrote(0, buffers);
         }
     }
@@ -106,7 +134,64 @@ impl Output {
     pub fn clear(&mut self, buffers: &mut Buffers) {
         self.head = 0;
         self.held = None;
+        self.gates = None;
         buffers.give(std::mem::take(&mut self.bytes));
+    }
+}
+
+/// Gates: places behind which nothing is written until they are opened, the first one first.
+impl Output {
+    /// How many there are.
+    pub(super) fn gates(&self) -> usize {
+        self.gates.as_ref().map_or(0, |gates| gates.len())
+    }
+
+    /// Puts one at the end.
+    pub(super) fn close_gate(&mut self, gate: Gate) {
+        let at = self.bytes.len();
+        self.gates.get_or_insert_default().push_back((at, gate));
+    }
+
+    pub(super) fn first_gate(&self) -> Option<&Gate> {
+        self.gates.as_ref()?.front().map(|gate| &gate.1)
+    }
+
+    pub(super) fn first_gate_mut(&mut self) -> Option<&mut Gate> {
+        self.gates.as_mut()?.front_mut().map(|gate| &mut gate.1)
+    }
+
+    pub(super) fn last_gate(&self) -> Option<&Gate> {
+        self.gates.as_ref()?.back().map(|gate| &gate.1)
+    }
+
+    pub(super) fn last_gate_mut(&mut self) -> Option<&mut Gate> {
+        self.gates.as_mut()?.back_mut().map(|gate| &mut gate.1)
+    }
+
+    /// Opens the first.
+    pub(super) fn open_gate(&mut self) {
+        self.gates.as_mut().and_then(|gates| gates.pop_front());
+    }
+
+    /// Takes the last one away: what is behind it goes with what is before it.
+    pub(super) fn drop_last_gate(&mut self) {
+        self.gates.as_mut().and_then(|gates| gates.pop_back());
+    }
+
+    /// The last but one becomes as the last, which goes.
+    pub(super) fn merge_gates(&mut self, last: Gate) {
+        self.drop_last_gate();
+        if let Some(gate) = self.last_gate_mut() {
+            *gate = last;
+        }
+    }
+
+    /// Drops the gates, and everything behind the first.
+    pub(super) fn cut(&mut self, buffers: &mut Buffers) {
+        let Some((from, _)) = self.gates.take().and_then(|mut gates| gates.pop_front()) else { return };
+        self.held = None;
+        self.bytes.truncate(from);
+        self.wrote(0, buffers);
     }
 }
 
@@ -143,5 +228,50 @@ mod tests {
         assert_eq!(out.writable(), b"two");
         out.wrote(3, &mut buffers);
         assert_eq!(buffers.spare.len(), 1);
+    }
+
+    #[test]
+    fn what_is_behind_a_gate_waits_for_it_and_those_before_it() {
+        let mut buffers = Buffers::default();
+        let mut out = Output::default();
+        let gate = || Gate::open(std::time::Instant::now());
+        out.append(&mut buffers).extend(b"one");
+        out.close_gate(gate());
+        out.append(&mut buffers).extend(b"two");
+        out.close_gate(gate());
+        out.append(&mut buffers).extend(b"three");
+        assert_eq!((out.writable(), out.gates()), (&b"one"[..], 2));
+        out.wrote(3, &mut buffers);
+        assert_eq!(out.writable(), b"");
+        out.open_gate();
+        assert_eq!(out.writable(), b"two");
+        out.wrote(3, &mut buffers);
+        out.open_gate();
+        assert_eq!(out.writable(), b"three");
+        out.wrote(5, &mut buffers);
+        // A gate at the end of what has been written outlives the buffer.
+        out.append(&mut buffers).extend(b"four");
+        out.close_gate(gate());
+        out.wrote(4, &mut buffers);
+        out.append(&mut buffers).extend(b"five");
+        assert_eq!(out.writable(), b"");
+        out.cut(&mut buffers);
+        assert!(out.is_empty() && out.gates() == 0);
+    }
+
+    #[test]
+    fn written_bytes_in_front_of_a_gate_are_let_go() {
+        let mut buffers = Buffers::default();
+        let mut out = Output::default();
+        for _ in 0..100 {
+            out.append(&mut buffers).extend([7; 4096]);
+            out.close_gate(Gate::open(std::time::Instant::now()));
+            out.append(&mut buffers).extend(b"gated");
+            let count = out.writable().len();
+            out.wrote(count, &mut buffers);
+            out.open_gate();
+        }
+        assert_eq!((out.writable(), out.len()), (&b"gated"[..], 5));
+        assert!(out.bytes.len() < 3 * MOVED_UP, "{} bytes are kept for 5", out.bytes.len());
     }
 }

@@ -62,6 +62,8 @@ pub(super) struct Client {
     /// In a failed transaction, a statement that ends it is bound.
     pub ending: bool,
     pub pins: Pins,
+    /// It may have made its commits not wait for the primary's own flush.
+    pub unflushed: bool,
     /// `standard_conforming_strings` is off: its statements can't be told apart by the parser.
     pub odd_strings: bool,
     /// Where statements go for this session, by listener or `SET kingpost.route`.
@@ -287,6 +289,7 @@ impl Client {
             aborted: Aborted::No,
             ending: false,
             pins: Pins::NONE,
+            unflushed: false,
             odd_strings: false,
             route: peer.route,
             consistency: None,

@@ -78,17 +78,14 @@ impl Core {
         let pool = &self.pools[server.pool];
         let (user, database) = (pool.key.user.clone(), pool.database.dbname.clone());
         let database = database.unwrap_or_else(|| pool.key.database.to_string());
-        self.send(s, |out| {
-            message::startup(
-                out,
-                &[
-                    ("user", &*user),
-                    ("database", &database),
-                    ("application_name", "kingpost"),
-                    ("client_encoding", "UTF8"),
-                ],
-            );
-        });
+        // Under the gate a commit that was answered has been flushed, whatever the user's or database's default is.
+        let gated = (pool.gate.relays > 0).then_some(("synchronous_commit", "on"));
+        let parameters: Vec<(&str, &str)> =
+            [("user", &*user), ("database", &*database), ("application_name", "kingpost"), ("client_encoding", "UTF8")]
+                .into_iter()
+                .chain(gated)
+                .collect();
+        self.send(s, |out| message::startup(out, &parameters));
     }
 
     /// Messages of a server that is not logged in; how many bytes were used, or None if the connection is gone.

@@ -158,6 +158,7 @@ impl Core {
                     self.pump(p);
                 }
             }
+            Operation::ResetStatements => self.statistics.clear(),
             Operation::Reconnect(database) => self.retire_servers(database.as_deref()),
             Operation::Kill(database) => {
                 // Who comes after this waits for RESUME.
@@ -231,6 +232,9 @@ impl Core {
         }
         if look.clients {
             report.clients = self.clients.iter().map(|(_, client)| self.client_report(client)).collect();
+        }
+        if look.statements {
+            report.statements = self.statistics.report();
         }
         if look.servers {
             report.servers = self.servers.iter().map(|(_, server)| self.server_report(server)).collect();

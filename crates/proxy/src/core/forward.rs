@@ -83,6 +83,7 @@ impl Core {
                 self.pass_on(c, s, bytes, frame)
             }
             b'F' => {
+                self.clients[c].unflushed = true;
                 let server = &mut self.servers[s];
                 server.wrote = true;
                 server.committing = true;
@@ -172,6 +173,7 @@ impl Core {
             (_, None) if frame.payload > self.settings.max_statement => {
                 // Nothing is known of it: whatever it leaves behind goes when the transaction ends.
                 self.servers[s].reset = true;
+                self.clients[c].unflushed = true;
                 Class::UNKNOWN
             }
             (_, None) => return Step::More,
@@ -190,6 +192,9 @@ impl Core {
             self.send(s, |out| message::query(out, &text));
             return Step::Used(frame.total());
         }
+        // Where the unit was looked at as a whole, its shape is known from there.
+        let unit = &self.clients[c].unit;
+        let key = if unit.query.is_some() { unit.key } else { self.classifier.shape() };
         let text = bytes.get(HEADER..frame.total()).and_then(payload::cstr).map(|(text, _)| text);
         let changes = text.and_then(|text| self.changes(c, class, text));
         let pins = self.note_changes(c, s, class, changes.as_ref());
@@ -198,6 +203,9 @@ impl Core {
         self.clients[c].unnamed = None;
         self.servers[s].unnamed = 0;
         self.servers[s].in_unit = false;
+        if let Some(text) = text {
+            self.count_begin(s, key, text);
+        }
         self.servers[s].owe(Expect::Query(changes));
         self.count_statement(s);
         self.end_unit(c);
@@ -239,6 +247,7 @@ impl Core {
             let unnamed = bytes.get(HEADER) == Some(&0);
             if unnamed && frame.payload > self.settings.max_statement {
                 self.servers[s].reset = true;
+                self.clients[c].unflushed = true;
                 // Nothing is known of it, and it can be used only until this server is given back.
                 self.clients[c].unnamed = None;
                 let server = &mut self.servers[s];
@@ -258,6 +267,7 @@ impl Core {
         };
         let class = self.classify(c, text);
         let statement = self.statement_as(c, text, types, class);
+        self.count_begin(s, self.classifier.shape(), text);
         self.servers[s].in_unit = true;
         if name.is_empty() {
             statement.note_unnamed();
@@ -327,6 +337,10 @@ impl Core {
             let pins = self.note_changes(c, s, class, changes.as_ref());
             // What is bound need not be executed: it may pin, but not unpin.
             self.note_effects(c, s, Class { pins, ..class }, false);
+            // Its own Parse in the same unit knows better what shape it is of.
+            if !name.is_empty() || self.servers[s].timing.key == 0 {
+                self.count_begin(s, !statement.id, &statement.text);
+            }
         }
         let Some(server_name) = self.server_name(c, s, name, statement.as_ref()) else { return Step::Blocked };
         let statement = self.statement_of(c, name);

@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use topology::NodeId;
+use topology::{NodeId, Role};
 use wire::payload;
 use wire::{Frame, HEADER, Sqlstate, message};
 
@@ -120,6 +120,9 @@ impl Core {
         };
         let Some(node) = node else { return false };
         let pool = &self.pools[p];
+        if pool.gate.barrier && self.view.node(node).is_none_or(|node| node.role != Role::Replica) {
+            return false;
+        }
         let others = !pool.readers.is_empty() || (self.view.primary == Some(node) && !pool.writers.is_empty());
         if others && !queued {
             return false;
@@ -236,10 +239,12 @@ impl Core {
                 b'Q' => {
                     self.clients[c].unnamed = None;
                     self.servers[s].unnamed = 0;
+                    self.count_begin(s, self.clients[c].unit.key, payload::cstr(data).map_or(data, |(text, _)| text));
                     self.servers[s].owe(Expect::Query(None));
                 }
                 b'P' => {
                     let Some((_, text, types)) = payload::parse(data) else { break };
+                    self.count_begin(s, self.clients[c].unit.key, text);
                     let statement = self.statement(c, text, types);
                     statement.note_unnamed();
                     self.clients[c].unnamed = Some(statement.clone());
@@ -275,6 +280,7 @@ impl Core {
                 out.extend_from_slice(values);
             });
         };
+        self.count_begin(s, !own.id, &own.text);
         if !self.servers[s].prepared.contains_key(&own.id) {
             let relied_on = self.clients[c].prepared.as_ref().is_some_and(|p| p.described.contains(name));
             self.prepare(s, own);
@@ -485,7 +491,8 @@ impl Core {
     /// time, and who waits for a replica goes to the primary in time.
     pub fn patience(&self, longest: Duration) -> Duration {
         let shared = self.lanes.iter().any(|&s| self.servers[s].lane.seats.len() > 1 && !self.servers[s].lane.closed);
-        let longest = self.strong_patience().map_or(longest, |strong| strong.min(longest));
+        let waits = [self.strong_patience(), self.gate_patience()];
+        let longest = waits.into_iter().flatten().fold(longest, Duration::min);
         if shared { (self.settings.lanes.stall / 2).clamp(Duration::from_millis(1), longest) } else { longest }
     }
 

@@ -217,6 +217,12 @@ impl Core {
             return self.close_client(c);
         }
         self.give_up_replay(c);
+        // What the client has not been told may have been committed; what it is told now comes behind that.
+        let token = self.clients[c].token;
+        self.seal_gate(c);
+        if !self.is_client(token) {
+            return;
+        }
         if bound {
             let text = format!("the server connection was lost, and this session's state with it: {why}");
             return self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, &text);

@@ -22,6 +22,7 @@
 //! - `connect`: a server's login.
 //! - `pool`: who gets which server connection.
 //! - `lost`: what a client is told when its server is gone.
+//! - `gate`: answers to commits that are held back until these are durable elsewhere.
 //! - `cancel`: cancel requests.
 //! - `console`: clients of the console database, and what operators do.
 
@@ -35,6 +36,7 @@ mod console;
 mod cost;
 mod fit;
 mod forward;
+pub(crate) mod gate;
 mod lane;
 mod limits;
 mod local;
@@ -46,6 +48,7 @@ mod reply;
 mod route;
 mod server;
 pub mod statement;
+pub mod statistics;
 mod strong;
 pub mod token;
 mod tracked;
@@ -61,7 +64,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sql::{Classifier, ClassifierConfig};
-use topology::{Address, NodeId, Topology, View};
+use topology::{Address, Durable, MOST_RELAYS, NodeId, Topology, View};
 use wire::scram::SaltedKeys;
 use wire::{Severity, Sqlstate, message};
 
@@ -301,10 +304,20 @@ pub struct Core {
     classifier: Classifier,
     statements: Statements,
     costs: cost::Costs,
+    statistics: statistics::Statistics,
     /// Server connections that are lanes at the moment.
     lanes: Vec<usize>,
     /// Strong reads that wait; None until there is one.
     strong: Option<Box<strong::Strong>>,
+    /// Clients whose answers are held back; None until there is one.
+    held: Option<Box<gate::Held>>,
+    /// Of a turn, in `release_gates`.
+    due: Vec<Token>,
+    /// What the relays have made durable, on the view's term.
+    durable: Arc<Durable>,
+    /// Since when fewer relays than this have confirmed anything.
+    short: [Option<Instant>; MOST_RELAYS + 1],
+    was_degraded: bool,
     /// Makes the driver take a turn, from any thread.
     bell: Arc<dyn Fn() + Send + Sync>,
     buffers: Buffers,
@@ -332,10 +345,12 @@ impl Core {
     /// The core of worker number `id`.
     pub fn new(id: usize, shared: Arc<Shared>, settings: Arc<Settings>, metrics: Arc<Metrics>, now: Instant) -> Core {
         let view = shared.topology.view();
+        let durable = shared.topology.durable();
         let no_params = Arc::new(Params(Vec::new()));
         Core {
             id,
             classifier: classifier(&settings),
+            statistics: statistics::Statistics::new(settings.statements_kept, now),
             statements: Statements::new(shared.registry.clone(), settings.cache_entries),
             shared,
             settings,
@@ -353,6 +368,11 @@ impl Core {
             costs: cost::Costs::new(),
             lanes: Vec::new(),
             strong: None,
+            held: None,
+            due: Vec::new(),
+            durable,
+            short: [None; MOST_RELAYS + 1],
+            was_degraded: false,
             bell: Arc::new(|| {}),
             buffers: Buffers::default(),
             runnable: VecDeque::new(),
@@ -386,6 +406,10 @@ impl Core {
         }
         if self.shared.topology.epoch() != self.view.epoch {
             self.refresh_view();
+            self.run();
+        }
+        if self.held.is_some() || !self.due.is_empty() {
+            self.release_gates();
             self.run();
         }
         if self.strong.is_some() {
@@ -612,12 +636,17 @@ impl Core {
                 self.fail_login(token.index(), Sqlstate::INVALID_AUTHORIZATION, "login took longer than login_timeout");
             }
         }
+        self.watch_relays();
         self.expire_servers();
         self.expire_clients();
         self.expire_cancels();
         for pool in 0..self.pools.len() {
             self.expire_waiters(pool);
             self.pump(pool);
+        }
+        let kept_back = self.statistics.kept_back();
+        if kept_back > 0 {
+            tracing::warn!(statements = kept_back, "more slow statements than are logged");
         }
         let classified = self.classifier.counters();
         self.metrics.classify_hits.set(classified.hits);
@@ -750,16 +779,22 @@ impl Core {
             self.classifier = classifier(&self.settings);
             self.statements = Statements::new(self.shared.registry.clone(), self.settings.cache_entries);
         }
+        if old.statements_kept != self.settings.statements_kept {
+            self.statistics = statistics::Statistics::new(self.settings.statements_kept, self.now);
+        }
         self.apply_to_pools();
     }
 
     fn drain(&mut self) {
         self.draining = true;
         let is_idle = |client: &Client| match client.server {
-            None => client.lane.is_none(),
+            None => client.lane.is_none() && client.output.gates() == 0,
             Some(s) => {
                 let server = &self.servers[s];
-                server.status == message::Status::Idle && server.expect.is_empty() && !server.in_unit
+                server.status == message::Status::Idle
+                    && server.expect.is_empty()
+                    && !server.in_unit
+                    && client.output.gates() == 0
             }
         };
         let idle: Vec<Token> =

@@ -19,7 +19,7 @@ use super::token::{Kind, Token};
 use super::{Core, Effect, Mail, over};
 use crate::config::PoolMode;
 use crate::console::Totals;
-use crate::settings::Database;
+use crate::settings::{Database, Gate};
 
 /// A database, as clients name it, and a user.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -61,6 +61,8 @@ pub(super) struct Pool {
     pub readers: VecDeque<Waiter>,
     /// What servers report at login, by the parameters that the client asked for.
     pub greetings: HashMap<Arc<Params>, Arc<Vec<(String, String)>>>,
+    /// How its commits are held back.
+    pub gate: Gate,
     /// An operator has stopped it: it gives out nothing, and closes what comes back.
     pub paused: bool,
     pub totals: Totals,
@@ -167,6 +169,7 @@ impl Core {
             writers: VecDeque::new(),
             readers: VecDeque::new(),
             greetings: HashMap::new(),
+            gate: self.settings.gate(&key.database, &key.user),
             paused: self.paused.has(&key.database),
             totals: Totals::default(),
         });
@@ -211,6 +214,13 @@ impl Core {
                     }
                 }
                 pool.database = database.clone();
+            }
+            let gate = self.settings.gate(&pool.key.database, &pool.key.user);
+            if std::mem::replace(&mut pool.gate, gate).relays.min(1) != gate.relays.min(1) {
+                // How they commit was said when they were opened.
+                for (_, server) in self.servers.iter_mut().filter(|(_, server)| server.pool == p) {
+                    server.retire = true;
+                }
             }
             let limit = self.settings.pool_size(&pool.key.database, &pool.key.user);
             for node in &pool.nodes {
@@ -495,7 +505,8 @@ impl Core {
             if client.paused || !client.input.is_empty() {
                 self.runnable.push_back(client.token);
             }
-            if self.draining {
+            // One whose answer is held back is told when it has it.
+            if self.draining && self.clients[c].output.gates() == 0 {
                 self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, super::DRAINING);
             }
         }
@@ -716,6 +727,7 @@ impl Core {
     /// Takes the new view, and lets go of what does not fit it.
     pub(super) fn refresh_view(&mut self) {
         let old = std::mem::replace(&mut self.view, self.shared.topology.view());
+        self.refresh_gates();
         for p in 0..self.pools.len() {
             self.size_pool(p);
         }

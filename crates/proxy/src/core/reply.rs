@@ -10,6 +10,7 @@ use wire::{Frame, HEADER, Sqlstate};
 use super::client::{Aborted, Again, Phase, Unit};
 use super::forward::MOST_EXPECTED;
 use super::server::{Expect, Parsed, ServerPhase, Undo};
+use super::statistics;
 use super::{Core, HOLD_MAX, SMALL_MAX};
 use crate::config::PoolMode;
 
@@ -20,6 +21,8 @@ enum Verdict {
     Forward,
     /// Nobody gets it.
     Swallow,
+    /// The client gets it when what it says is durable.
+    Gated,
     /// The client gets it, and it ends a unit.
     Ready,
     /// Nobody gets it, and it ends a unit or a statement of the proxy's own.
@@ -111,6 +114,14 @@ impl Core {
             }
             match verdict {
                 Verdict::Forward => used += there,
+                Verdict::Gated => {
+                    self.give(s, &bytes[from..used]);
+                    from = used;
+                    used += there;
+                    if let Some(c) = self.servers[s].client {
+                        self.close_gate(c);
+                    }
+                }
                 Verdict::Swallow => {
                     self.give(s, &bytes[from..used]);
                     used += there;
@@ -118,7 +129,22 @@ impl Core {
                 }
                 Verdict::Ready | Verdict::SwallowReady | Verdict::NotBegun => {
                     let end = if verdict == Verdict::Ready { used + there } else { used };
+                    let gated = self.ends_gated(s) && verdict == Verdict::Ready;
+                    let client = self.servers[s].client;
+                    if gated && let Some(c) = client {
+                        self.give(s, &bytes[from..used]);
+                        from = used;
+                        self.close_gate(c);
+                    }
                     self.give(s, &bytes[from..end]);
+                    match client {
+                        Some(c) if gated => self.seal_gate(c),
+                        Some(c) => self.drop_open_gate(c),
+                        None => {}
+                    }
+                    if !self.is_server(token) {
+                        return bytes.len();
+                    }
                     used += there;
                     from = used;
                     if verdict == Verdict::NotBegun
@@ -165,6 +191,12 @@ impl Core {
             }
         }
         self.give(s, &bytes[from..used]);
+        if self.pools[self.servers[s].pool].gate.relays > 0 {
+            self.pause_gate(s);
+            if !self.is_server(token) {
+                return bytes.len();
+            }
+        }
         if let Some(c) = self.servers[s].client {
             let (client, owed) = (&mut self.clients[c], self.servers[s].expect.len());
             let waits = client.blocked && !client.input.is_empty() && owed == 0;
@@ -195,11 +227,13 @@ impl Core {
             return;
         }
         let Some(c) = self.servers[s].client else { return };
+        self.bar_reads(s);
         self.servers[s].answered = self.servers[s].answered.saturating_add(bytes.len() as u32);
         if self.clients[c].output.held().is_some_and(|held| held + bytes.len() > HOLD_MAX) {
             self.give_up_replay(c);
         }
         self.tell(c, |out| out.extend_from_slice(bytes));
+        self.bound_gate(c);
         if self.clients[c].lane.is_some() && self.clients[c].output.len() > self.settings.buffer_limit {
             self.hold_lane(s);
         }
@@ -303,8 +337,14 @@ impl Core {
                         self.clients[c].unnamed = None;
                     }
                 }
+                if tag == b'C' && !own {
+                    server.rows = server.rows.saturating_add(statistics::rows(data));
+                }
                 if matches!(server.expect.front(), Some(Expect::Execute(_))) {
                     server.settled();
+                }
+                if tag == b'C' && !unheard && self.may_commit(s, data) {
+                    return Verdict::Gated;
                 }
             }
             b'G' => {
@@ -312,6 +352,10 @@ impl Core {
                     // Syncs already sent behind it are ignored: COPY data is read from here on.
                     while matches!(server.expect.get(1), Some(Expect::Sync)) {
                         server.expect.remove(1);
+                        // What its end is counted under is that of the Sync to come.
+                        if let Some(timing) = server.timings.pop_front() {
+                            server.timing = timing;
+                        }
                     }
                     // The Sync that ends this unit is still to come.
                     server.in_unit = true;
@@ -359,6 +403,9 @@ impl Core {
             server.sets.query_ended();
             self.settle_changes(s);
         }
+        if !own {
+            self.count_end(s, !unheard);
+        }
         let not_begun = std::mem::take(&mut self.servers[s].begin_failed);
         match (unheard, not_begun) {
             (true, _) => Verdict::SwallowReady,
@@ -382,6 +429,8 @@ impl Core {
             return Verdict::Swallow;
         }
         server.failed = true;
+        server.erred = true;
+        server.unit_erred = true;
         server.sets.undo();
         if server.beginning {
             self.begin_failed(s);
@@ -595,7 +644,7 @@ impl Core {
         let open = client.unit.routed || in_unit || forwarding;
         if idle && done && !open && !self.is_bound(c) && matches!(client.phase, Phase::Ready) {
             self.release(s);
-        } else if self.draining && idle && done && !open {
+        } else if self.draining && idle && done && !open && client.output.gates() == 0 {
             self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, super::DRAINING);
         } else if !client.input.is_empty() {
             self.runnable.push_back(client.token);

@@ -8,6 +8,7 @@ use topology::{NodeId, Role};
 use super::Core;
 use super::client::{Mark, Unit};
 use super::pool::Want;
+use super::statistics::{End, Timing};
 use super::strong::Reach;
 use crate::config::{Consistency, PoolMode, RouteTo};
 
@@ -169,6 +170,38 @@ impl Core {
     /// A server is being used for one more unit of its client: counted by destination.
     pub(super) fn count_statement(&self, s: usize) {
         if self.is_primary(s) { self.metrics.statements_primary.add(1) } else { self.metrics.statements_replica.add(1) }
+    }
+
+    /// A statement of this shape is being sent; the unit that it is in is counted under the last of its statements.
+    pub(super) fn count_begin(&mut self, s: usize, key: u64, text: &[u8]) {
+        let key = self.statistics.begin(key, text);
+        self.servers[s].timing = Timing { key, since: self.now };
+    }
+
+    /// A unit has ended; `heard`: its client was given the answer.
+    pub(super) fn count_end(&mut self, s: usize, heard: bool) {
+        let primary = self.is_primary(s);
+        let server = &mut self.servers[s];
+        let (rows, failed) = (std::mem::take(&mut server.rows), std::mem::take(&mut server.erred));
+        let Some(timing) = server.ended.take().filter(|_| heard) else { return };
+        let elapsed = self.now.saturating_duration_since(timing.since);
+        let end = End { elapsed, rows, failed, primary };
+        if let Some(statement) = self.statistics.end(timing.key, end, self.settings.slow_statement, self.now) {
+            let server = &self.servers[s];
+            let key = &self.pools[server.pool].key;
+            self.metrics.statements_slow.add(1);
+            tracing::info!(
+                target: "kingpost::slow",
+                millis = elapsed.as_millis() as u64,
+                rows,
+                failed,
+                node = self.view.node(server.node).map(|node| node.node.name.as_str()),
+                database = &*key.database,
+                user = &*key.user,
+                statement,
+                "slow statement"
+            );
+        }
     }
 
     /// A replica refused these messages: their statements go to the primary from now on.

@@ -15,6 +15,7 @@ use super::lane::Lane;
 use super::params::{Applied, Params};
 use super::pool::PoolKey;
 use super::statement::Statement;
+use super::statistics::Timing;
 use super::token::Token;
 use super::tracked::Sets;
 
@@ -39,6 +40,14 @@ pub(crate) struct Server {
     pub(super) pass_on: bool,
     /// What it owes, oldest first.
     pub(super) expect: VecDeque<Expect>,
+    /// For each unit that it owes the end of, but the proxy's own: what that is counted under.
+    pub(super) timings: VecDeque<Timing>,
+    /// The same for the unit that is being sent.
+    pub(super) timing: Timing,
+    /// And for the one that has just ended; its rows, and whether it failed.
+    pub(super) ended: Option<Timing>,
+    pub(super) rows: u64,
+    pub(super) erred: bool,
     /// How many of these change which prepared statements there are, and how many of those are of units before the last.
     pub(super) unanswered: usize,
     pub(super) unanswered_before: usize,
@@ -65,6 +74,9 @@ pub(crate) struct Server {
     pub(super) wrote: bool,
     /// Something that may have committed is in flight.
     pub(super) committing: bool,
+    /// The unit whose answer arrives has committed something; it has failed.
+    pub(super) committed: bool,
+    pub(super) unit_erred: bool,
     /// Id of the statement that is its unnamed one; 0 if none is known.
     pub(super) unnamed: u64,
     /// Ids of the statements it has, with the clock of their last use.
@@ -221,6 +233,11 @@ impl Server {
             pass: 0,
             pass_on: false,
             expect: VecDeque::new(),
+            timings: VecDeque::new(),
+            timing: Timing { key: 0, since: now },
+            ended: None,
+            rows: 0,
+            erred: false,
             unanswered: 0,
             unanswered_before: 0,
             status: Status::Idle,
@@ -235,6 +252,8 @@ impl Server {
             failed: false,
             wrote: false,
             committing: false,
+            committed: false,
+            unit_erred: false,
             unnamed: 0,
             prepared: HashMap::new(),
             clock: 0,
@@ -268,6 +287,10 @@ impl Server {
             self.unanswered += 1;
         } else if expect.ends_unit() {
             self.unanswered_before = self.unanswered;
+            if !matches!(expect, Expect::Setup) {
+                self.timings.push_back(self.timing);
+                self.timing.key = 0;
+            }
         }
         self.expect.push_back(expect);
     }
@@ -284,6 +307,8 @@ impl Server {
         if expect.changes_statements() {
             self.unanswered -= 1;
             self.unanswered_before = self.unanswered_before.saturating_sub(1);
+        } else if expect.ends_unit() && !matches!(expect, Expect::Setup) {
+            self.ended = self.timings.pop_front();
         }
         Some(expect)
     }

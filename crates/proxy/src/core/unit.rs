@@ -393,6 +393,18 @@ impl Core {
         if self.clients[c].unit.begins && self.pools[self.clients[c].pool].database.mode == PoolMode::Statement {
             return self.refuse_block(c);
         }
+        if self.clients[c].unit.whole
+            && let Some(text) = self.refuses_writes(c)
+        {
+            self.metrics.gate_refused.add(1);
+            let client = &mut self.clients[c];
+            let unit = std::mem::take(&mut client.unit);
+            client.pass = Pass::Discard(unit.scanned);
+            self.tell(c, |out| super::login::error(out, Sqlstate::CANNOT_CONNECT_NOW, &text));
+            self.fail_begun(c);
+            self.ready(c);
+            return Step::Again;
+        }
         if self.puts_off(c, bytes) {
             self.clients[c].unit.routed = true;
             return Step::Again;
@@ -459,9 +471,14 @@ impl Core {
     pub(super) fn classify(&mut self, c: usize, text: &[u8]) -> Class {
         if self.clients[c].odd_strings {
             // Nothing is known of it, so it may leave anything behind.
+            self.clients[c].unflushed = true;
             Class { pins: Pins::SET, ..Class::UNKNOWN }
         } else {
-            self.classifier.classify(text)
+            let class = self.classifier.classify(text);
+            if class.access == Access::Write {
+                self.note_unflushed(c, text);
+            }
+            class
         }
     }
 

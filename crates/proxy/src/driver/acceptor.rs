@@ -28,14 +28,17 @@ pub(crate) struct Listener {
     peer: Peer,
     /// As it can be connected to.
     pub(crate) address: String,
+    /// As the configuration has it.
+    pub(crate) configured: String,
     /// A Unix socket's file, removed at the end.
     path: Option<PathBuf>,
+    /// Another process listens on the same socket: the file stays.
+    handed_over: AtomicBool,
 }
 
 impl Listener {
     /// Listens where the configuration says.
     pub(crate) fn bind(listen: &Listen) -> io::Result<Listener> {
-        let peer = Peer { route: listen.route, local: listen.address.starts_with('/'), address: None };
         if listen.address.starts_with('/') {
             let path = PathBuf::from(&listen.address);
             // A file that nobody listens on is left over from a process that was killed.
@@ -46,7 +49,7 @@ impl Listener {
             listener.set_nonblocking(true)?;
             let fd = OwnedFd::from(listener);
             sys::set_backlog(fd.as_fd(), BACKLOG)?;
-            return Ok(Listener { fd, tcp: false, peer, address: listen.address.clone(), path: Some(path) });
+            return Ok(Listener::new(listen, fd, listen.address.clone(), Some(path)));
         }
         let addresses: Vec<_> = listen.address.to_socket_addrs()?.collect();
         let listener = TcpListener::bind(&addresses[..])?;
@@ -54,7 +57,34 @@ impl Listener {
         let address = listener.local_addr()?.to_string();
         let fd = OwnedFd::from(listener);
         sys::set_backlog(fd.as_fd(), BACKLOG)?;
-        Ok(Listener { fd, tcp: true, peer, address, path: None })
+        Ok(Listener::new(listen, fd, address, None))
+    }
+
+    /// Goes on with a socket that another process has listened on by the same configuration.
+    pub(crate) fn adopt(listen: &Listen, fd: OwnedFd) -> io::Result<Listener> {
+        let local = listen.address.starts_with('/');
+        let path = local.then(|| PathBuf::from(&listen.address));
+        let address = match local {
+            true => listen.address.clone(),
+            false => TcpListener::from(fd.try_clone()?).local_addr()?.to_string(),
+        };
+        Ok(Listener::new(listen, fd, address, path))
+    }
+
+    fn new(listen: &Listen, fd: OwnedFd, address: String, path: Option<PathBuf>) -> Listener {
+        let peer = Peer { route: listen.route, local: path.is_some(), address: None };
+        let configured = listen.address.clone();
+        Listener { fd, tcp: path.is_none(), peer, address, configured, path, handed_over: AtomicBool::new(false) }
+    }
+
+    /// The same socket once more, for another process.
+    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.fd.try_clone()
+    }
+
+    /// Another process has it: its file stays.
+    pub(crate) fn leave(&self) {
+        self.handed_over.store(true, Ordering::Release);
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -64,7 +94,9 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Some(path) = &self.path {
+        if let Some(path) = &self.path
+            && !self.handed_over.load(Ordering::Acquire)
+        {
             let _ = std::fs::remove_file(path);
         }
     }

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -74,20 +75,20 @@ pub enum Auth {
     /// Everybody may do everything: for loopback listeners only, which whoever configures it has to see to.
     None,
     /// Those with a token.
-    Tokens(HashMap<TokenHash, Token>),
+    Tokens(HashMap<TokenHash, Arc<Token>>),
 }
 
 impl Auth {
     /// Tokens by their hashes.
     pub fn tokens(tokens: impl IntoIterator<Item = Token>) -> Auth {
-        Auth::Tokens(tokens.into_iter().map(|token| (token.hash, token)).collect())
+        Auth::Tokens(tokens.into_iter().map(|token| (token.hash, Arc::new(token))).collect())
     }
 
     /// Finds out who asks.
     ///
     /// # Errors
     /// No token, or an unknown one.
-    pub fn identify(&self, request: &Request) -> Result<Caller<'_>, ApiError> {
+    pub fn identify(&self, request: &Request) -> Result<Caller, ApiError> {
         self.identify_by(&request.headers, request.param("token"))
     }
 
@@ -95,7 +96,7 @@ impl Auth {
     ///
     /// # Errors
     /// No token, or an unknown one.
-    pub fn identify_by(&self, headers: &HeaderMap, parameter: Option<&str>) -> Result<Caller<'_>, ApiError> {
+    pub fn identify_by(&self, headers: &HeaderMap, parameter: Option<&str>) -> Result<Caller, ApiError> {
         match self {
             // A browser says where a page that writes comes from. No page of ours does; one of anybody's could, for what is
             // on loopback is reached from every page that is open on the machine, and JSON needs no preflight as text.
@@ -106,7 +107,7 @@ impl Auth {
             Auth::Tokens(tokens) => {
                 let text = presented(headers, parameter).ok_or(ApiError::Unauthorized)?;
                 let token = tokens.get(&hash_of(&text)).ok_or(ApiError::Unauthorized)?;
-                Ok(Caller { token: Some(token) })
+                Ok(Caller { token: Some(Arc::clone(token)) })
             }
         }
     }
@@ -132,20 +133,25 @@ fn presented(headers: &HeaderMap, parameter: Option<&str>) -> Option<String> {
 }
 
 /// Who asks, once that is known.
-#[derive(Debug, Clone, Copy)]
-pub struct Caller<'a> {
-    token: Option<&'a Token>,
+#[derive(Debug, Clone)]
+pub struct Caller {
+    token: Option<Arc<Token>>,
 }
 
-impl Caller<'_> {
+impl Caller {
     /// The name that logs give.
     pub fn name(&self) -> &str {
-        self.token.map_or("-", |token| token.name.as_str())
+        self.token.as_ref().map_or("-", |token| token.name.as_str())
+    }
+
+    /// The token's name; `None` where none is asked for.
+    pub fn token(&self) -> Option<&str> {
+        self.token.as_ref().map(|token| token.name.as_str())
     }
 
     /// Whether the caller may see a namespace.
     pub fn may(&self, role: Role, namespace: &str) -> bool {
-        self.token.is_none_or(|token| {
+        self.token.as_ref().is_none_or(|token| {
             token.role >= role && token.namespaces.iter().any(|name| name == "*" || name == namespace)
         })
     }
@@ -155,7 +161,7 @@ impl Caller<'_> {
     /// # Errors
     /// The caller has it not.
     pub fn needs(&self, role: Role, namespace: &str) -> Result<(), ApiError> {
-        match self.token {
+        match &self.token {
             Some(token) if !self.may(role, namespace) => {
                 Err(ApiError::Forbidden { token: token.name.clone(), act: role.act(), namespace: namespace.to_owned() })
             }
@@ -212,7 +218,7 @@ mod tests {
         ] {
             let request = asked(uri, header);
             let found = auth.identify(&request);
-            assert_eq!(found.as_ref().ok().map(Caller::name), name, "{uri} {header:?}");
+            assert_eq!(found.as_ref().map(Caller::name).ok(), name, "{uri} {header:?}");
         }
         let request = asked("/?token=secret-writer", None);
         let writer = auth.identify(&request).unwrap();

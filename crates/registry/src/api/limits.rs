@@ -23,6 +23,8 @@ pub struct HttpLimits {
     pub waiting: usize,
     /// Longest time that a request may wait for a change.
     pub wait: Duration,
+    /// How often a token, or an address without one, may ask.
+    pub rate: super::RateLimit,
     /// Most items in one batch: instances, heartbeats, services.
     pub batch: usize,
 }
@@ -39,6 +41,7 @@ impl Default for HttpLimits {
             write_timeout: Duration::from_secs(30),
             waiting: 10_000,
             wait: Duration::from_secs(600),
+            rate: super::RateLimit::default(),
             batch: 1_000,
         }
     }

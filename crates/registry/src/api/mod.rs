@@ -14,6 +14,7 @@
 //! A front translates and nothing else: whatever two of them need is in the core. The paths of the fronts do not overlap,
 //! so that any number of them can share an address.
 
+mod audit;
 mod auth;
 mod consul;
 mod error;
@@ -24,6 +25,7 @@ mod limits;
 mod native;
 mod polaris;
 mod prometheus;
+mod rate;
 mod reply;
 mod request;
 mod server;
@@ -33,15 +35,20 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
+use hyper::HeaderMap;
+use rate::Rates;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
+pub use audit::{AuditLog, Change as Audited};
 pub use auth::{Auth, Role, Token, TokenHash, hash_of};
 pub use error::ApiError;
 pub use limits::HttpLimits;
+pub use rate::RateLimit;
 pub use reply::{Body, Reply};
 pub use request::{Request, format_duration, parse_duration};
-pub use server::{Mount, Server};
+pub use server::{Mount, Server, Tls};
 pub use stats::{BUCKETS_MICROS, FrontStats, HttpStats};
 
 use crate::{Invalid, NamespaceName, Registry, Revision, ServiceKey, WatchError, WriteError};
@@ -69,14 +76,20 @@ pub enum Front {
 pub struct Context {
     /// The core.
     pub registry: Registry,
-    /// Who is let in.
-    pub auth: Auth,
+    /// Who is let in; can be replaced while it runs.
+    auth: Arc<ArcSwap<Auth>>,
     /// Bounds.
     pub limits: HttpLimits,
     /// Counters.
     pub stats: Arc<HttpStats>,
     /// What Consul's clients are told that this node is called.
     pub node: String,
+    /// Who changed what.
+    audit: AuditLog,
+    /// How often each may ask.
+    rates: Rates,
+    /// What [`Rates`] measures from.
+    began: Instant,
     /// What Eureka's deltas begin from.
     past: eureka::Past,
     /// One permit a request that waits for a change.
@@ -138,13 +151,51 @@ impl Front {
 
 impl Context {
     /// What fronts need, over a core that runs.
-    pub fn new(registry: Registry, auth: Auth, limits: HttpLimits, node: String) -> Context {
+    pub fn new(registry: Registry, auth: Auth, limits: HttpLimits, node: String, audit: AuditLog) -> Context {
         let waiting = Arc::new(Semaphore::new(limits.waiting.min(Semaphore::MAX_PERMITS)));
         // Replaced by the server's own.
         let (_, stopping) = watch::channel(false);
         let past = eureka::Past::default();
         past.note(std::time::Instant::now(), registry.revision());
-        Context { registry, auth, limits, stats: Arc::default(), node, past, waiting, stopping }
+        let (auth, rates) = (Arc::new(ArcSwap::from_pointee(auth)), Rates::new(limits.rate));
+        let (stats, began) = (Arc::default(), Instant::now());
+        Context { registry, auth, limits, stats, node, audit, rates, began, past, waiting, stopping }
+    }
+
+    /// A handle by which who is let in can be replaced while the server runs.
+    pub fn door(&self) -> Arc<ArcSwap<Auth>> {
+        Arc::clone(&self.auth)
+    }
+
+    /// Finds out who asks.
+    fn identify(&self, request: &Request) -> Result<auth::Caller, ApiError> {
+        self.auth.load().identify(request)
+    }
+
+    /// As [`Context::identify`], by a request's headers and the parameter of its address.
+    fn identify_by(&self, headers: &HeaderMap, parameter: Option<&str>) -> Result<auth::Caller, ApiError> {
+        self.auth.load().identify_by(headers, parameter)
+    }
+
+    /// Refuses who asks too often. Who is not known is measured by the address.
+    fn admit(&self, caller: Option<&auth::Caller>, peer: IpAddr) -> Result<(), ApiError> {
+        if self.rates.is_off() {
+            return Ok(());
+        }
+        let who = match caller.and_then(auth::Caller::token) {
+            Some(token) => rate::Who::Token(token.to_owned()),
+            None => rate::Who::Address(peer),
+        };
+        if self.rates.admit(who, self.began.elapsed()) {
+            return Ok(());
+        }
+        self.stats.too_often.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let value = u64::from(self.rates.per_second());
+        Err(ApiError::Busy {
+            what: "requests a second of this token or address",
+            limit: "registry.rate.per_second",
+            value,
+        })
     }
 
     /// How many requests wait for a change.
@@ -153,8 +204,16 @@ impl Context {
     }
 
     /// One line a change, for whoever has to answer who did what. At INFO under the target `registry::audit`.
-    fn audit(&self, caller: &auth::Caller<'_>, peer: IpAddr, action: &str, namespace: &str, object: &str) {
+    fn audit(&self, caller: &auth::Caller, peer: IpAddr, action: &str, namespace: &str, object: &str) {
         tracing::info!(target: "registry::audit", token = caller.name(), %peer, action, namespace, object);
+        self.audit.note(Audited {
+            time_ms: crate::registry::now_millis(),
+            token: caller.name().to_owned(),
+            peer,
+            action: action.to_owned(),
+            namespace: namespace.to_owned(),
+            object: object.to_owned(),
+        });
     }
 
     /// Counts a caller that was not let in.

@@ -27,7 +27,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     if request.method != Method::GET && request.method != Method::HEAD {
         return Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" });
     }
-    let caller = context.auth.identify(request)?;
+    let caller = context.identify(request)?;
     let wanted = request.param("namespace").map(namespace).transpose()?;
     if let Some(wanted) = &wanted {
         caller.needs(Role::Read, wanted.as_str())?;

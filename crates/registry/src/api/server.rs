@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::{BodyExt, Either, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -21,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Sleep;
+use tokio_rustls::{TlsAcceptor, rustls};
 
 use super::error::ApiError;
 use super::grpc::{self, Services};
@@ -51,7 +53,24 @@ pub struct Mount {
     pub listener: TcpListener,
     /// What is served there.
     pub fronts: Vec<Front>,
+    /// How clients come in by TLS; `None`: they do not.
+    pub tls: Option<Arc<Tls>>,
 }
+
+/// TLS on an address: by their first byte, those who speak it are told from those who do not.
+#[derive(Debug)]
+pub struct Tls {
+    /// Whether who does not speak it is turned away.
+    pub required: bool,
+    /// Certificate and rules; can be replaced for the connections that begin after that. Its ALPN should offer `h2` and
+    /// `http/1.1`.
+    pub config: ArcSwap<rustls::ServerConfig>,
+}
+
+/// Longest time for a handshake of TLS.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// The first byte of a TLS connection: a record of the handshake.
+const TLS_RECORD: u8 = 0x16;
 
 /// The running HTTP side. Dropping it closes the listeners and cuts the connections' tasks loose; [`Server::shutdown`] waits.
 #[derive(Debug)]
@@ -83,7 +102,8 @@ impl Server {
             .into_iter()
             .map(|mount| {
                 let (shared, connections, stopping) = (Arc::clone(&shared), Arc::clone(&connections), stopping.clone());
-                tokio::spawn(accept(mount.listener, mount.fronts.into(), shared, connections, stopping))
+                let there = There { fronts: mount.fronts.into(), tls: mount.tls };
+                tokio::spawn(accept(mount.listener, there, shared, connections, stopping))
             })
             .collect();
         Server { stop, connections, most, acceptors }
@@ -109,9 +129,16 @@ impl Drop for Server {
     }
 }
 
+/// What an address has.
+#[derive(Clone)]
+struct There {
+    fronts: Arc<[Front]>,
+    tls: Option<Arc<Tls>>,
+}
+
 async fn accept(
     listener: TcpListener,
-    fronts: Arc<[Front]>,
+    there: There,
     shared: Arc<Shared>,
     connections: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
@@ -134,9 +161,9 @@ async fn accept(
             continue;
         };
         let _ = stream.set_nodelay(true);
-        let (shared, fronts, stopping) = (Arc::clone(&shared), Arc::clone(&fronts), stopping.clone());
+        let (shared, there, stopping) = (Arc::clone(&shared), there.clone(), stopping.clone());
         tokio::spawn(async move {
-            if let Err(error) = serve(stream, peer, fronts, shared, stopping).await {
+            if let Err(error) = enter(stream, peer, there, shared, stopping).await {
                 // The client's doing: garbage, too slow, gone. The counters say how often.
                 tracing::debug!(%peer, %error, "a connection to the registry ended early");
             }
@@ -180,13 +207,55 @@ impl Drop for Counted {
     }
 }
 
-async fn serve(
-    mut stream: TcpStream,
+type Ended = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+/// Through TLS, if the client speaks it.
+async fn enter(
+    stream: TcpStream,
+    peer: SocketAddr,
+    there: There,
+    shared: Arc<Shared>,
+    mut stopping: watch::Receiver<bool>,
+) -> Ended {
+    let Some(tls) = there.tls else { return serve(stream, peer, there.fronts, shared, stopping).await };
+    let mut first = [0];
+    let limit = shared.context.limits.header_timeout;
+    let peeked = tokio::select! {
+        peeked = tokio::time::timeout(limit, stream.peek(&mut first)) => peeked??,
+        () = stopped(&mut stopping) => return Ok(()),
+    };
+    let insecure = || shared.context.stats.insecure.fetch_add(1, Ordering::Relaxed);
+    if peeked == 0 {
+        return Ok(());
+    }
+    if first[0] != TLS_RECORD {
+        if tls.required {
+            insecure();
+            return Err("a client without TLS, which registry.tls requires".into());
+        }
+        return serve(stream, peer, there.fronts, shared, stopping).await;
+    }
+    let acceptor = TlsAcceptor::from(tls.config.load_full());
+    match tokio::time::timeout(limit.min(HANDSHAKE), acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => serve(stream, peer, there.fronts, shared, stopping).await,
+        Ok(Err(error)) => {
+            insecure();
+            Err(error.into())
+        }
+        Err(_) => {
+            insecure();
+            Err("the handshake of TLS took too long".into())
+        }
+    }
+}
+
+async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    mut stream: S,
     peer: SocketAddr,
     fronts: Arc<[Front]>,
     shared: Arc<Shared>,
     mut stopping: watch::Receiver<bool>,
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+) -> Ended {
     let limits = shared.context.limits.clone();
     let begun = tokio::select! {
         begun = tokio::time::timeout(limits.header_timeout, beginning(&mut stream)) => begun??,
@@ -235,7 +304,7 @@ async fn serve(
 }
 
 /// Reads until it is clear whether this is HTTP/2: then all of [`HTTP2`], else what has come so far.
-async fn beginning(stream: &mut TcpStream) -> io::Result<Bytes> {
+async fn beginning(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Bytes> {
     let mut begun = BytesMut::with_capacity(HTTP2.len());
     while begun.len() < HTTP2.len() && HTTP2.starts_with(&begun) {
         let room = HTTP2.len() - begun.len();
@@ -309,8 +378,10 @@ async fn read(request: hyper::Request<Incoming>, peer: IpAddr, context: &Context
         || ApiError::TooLarge { what: "the body", limit: "registry.body_bytes", value: limits.body_bytes as u64 };
     let (parts, body) = request.into_parts();
     let mut request = Request::new(parts.method, &parts.uri, parts.headers, bytes::Bytes::new(), peer)?;
+    let caller = context.identify(&request);
+    context.admit(caller.as_ref().ok(), peer)?;
     // Of somebody unknown no body is taken into memory: what may be asked without a token needs none, the rest is refused.
-    if context.auth.identify(&request).is_err() {
+    if caller.is_err() {
         return Ok(request);
     }
     let announced =
@@ -332,8 +403,8 @@ async fn read(request: hyper::Request<Incoming>, peer: IpAddr, context: &Context
 }
 
 /// A stream whose peer must take something now and then.
-struct Patient {
-    stream: TcpStream,
+struct Patient<S> {
+    stream: S,
     /// What was read of it already.
     begun: Bytes,
     limit: Duration,
@@ -341,8 +412,8 @@ struct Patient {
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patient {
-    fn new(stream: TcpStream, begun: Bytes, limit: Duration) -> Patient {
+impl<S> Patient<S> {
+    fn new(stream: S, begun: Bytes, limit: Duration) -> Patient<S> {
         Patient { stream, begun, limit, timer: None }
     }
 
@@ -360,7 +431,7 @@ impl Patient {
     }
 }
 
-impl AsyncRead for Patient {
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.begun.has_remaining() {
             let length = self.begun.len().min(buffer.remaining());
@@ -371,7 +442,7 @@ impl AsyncRead for Patient {
     }
 }
 
-impl AsyncWrite for Patient {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.check(cx, polled)

@@ -51,4 +51,8 @@ pub struct HttpStats {
     pub turned_away: AtomicU64,
     /// Requests whose token was missing or wrong.
     pub unauthorized: AtomicU64,
+    /// Requests refused because their token or address asked too often.
+    pub too_often: AtomicU64,
+    /// Handshakes of TLS that failed, and connections without TLS where it is required.
+    pub insecure: AtomicU64,
 }

@@ -10,7 +10,9 @@
 //! is found is written through the batch writer, with the revision it was found at: whoever registered again meanwhile wins.
 
 mod brake;
+mod grpc;
 mod lease;
+mod mysql;
 mod probe;
 mod prober;
 mod reaper;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::{grpc, mysql};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -22,6 +23,9 @@ enum Kind {
     Tcp,
     Http { path: String },
     Postgres,
+    Mysql,
+    Redis,
+    Grpc { service: String },
 }
 
 /// Answers so far: N of the same in a row change the verdict.
@@ -59,6 +63,11 @@ impl Question {
             CheckKind::Ttl { .. } => return None,
             CheckKind::Tcp { target, pace } => (target.clone().unwrap_or_else(own), Kind::Tcp, pace),
             CheckKind::Postgres { target, pace } => (target.clone().unwrap_or_else(own), Kind::Postgres, pace),
+            CheckKind::Mysql { target, pace } => (target.clone().unwrap_or_else(own), Kind::Mysql, pace),
+            CheckKind::Redis { target, pace } => (target.clone().unwrap_or_else(own), Kind::Redis, pace),
+            CheckKind::Grpc { target, service, pace } => {
+                (target.clone().unwrap_or_else(own), Kind::Grpc { service: service.clone() }, pace)
+            }
             CheckKind::Http { url, pace } => {
                 let (target, path) = match url.strip_prefix("http://") {
                     None => (own(), url.clone()),
@@ -106,6 +115,12 @@ impl Question {
                 stream.write_all(&startup).await?;
                 Ok(postgres_health(&read_until(&mut stream, whole_message).await?))
             }
+            Kind::Mysql => mysql::ask(&mut stream).await,
+            Kind::Redis => {
+                stream.write_all(b"PING\r\n").await?;
+                Ok(redis_health(&read_until(&mut stream, |bytes| bytes.contains(&b'\n')).await?))
+            }
+            Kind::Grpc { service } => grpc::ask(stream, &self.target, service).await,
         }
     }
 }
@@ -134,7 +149,7 @@ async fn connect(target: &str) -> std::io::Result<TcpStream> {
 const ANSWER: usize = 512;
 
 /// Reads until there is `enough`, [`ANSWER`] bytes, or no more.
-async fn read_until(stream: &mut TcpStream, enough: impl Fn(&[u8]) -> bool) -> std::io::Result<Vec<u8>> {
+pub(super) async fn read_until(stream: &mut TcpStream, enough: impl Fn(&[u8]) -> bool) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(ANSWER);
     let mut limited = stream.take(ANSWER as u64);
     while !enough(&bytes) && limited.read_buf(&mut bytes).await? > 0 {}
@@ -178,6 +193,18 @@ fn postgres_health(message: &[u8]) -> Health {
     }
 }
 
+/// From a reply to `PING`: who wants a password, or another user, is there. Still loading: not yet of use.
+fn redis_health(reply: &[u8]) -> Health {
+    let is = |start: &[u8]| reply.starts_with(start);
+    if is(b"+PONG") || is(b"-NOAUTH") || is(b"-NOPERM") || is(b"-WRONGPASS") {
+        Health::Passing
+    } else if is(b"-ERR max number of clients") || is(b"-MASTERDOWN") || is(b"-DENIED") {
+        Health::Warning
+    } else {
+        Health::Critical
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -217,6 +244,21 @@ mod tests {
             (b"", Health::Critical),
         ] {
             assert_eq!(postgres_health(message), health, "{:?}", String::from_utf8_lossy(message));
+        }
+    }
+
+    #[test]
+    fn redis_answers() {
+        for (reply, health) in [
+            ("+PONG\r\n", Health::Passing),
+            ("-NOAUTH Authentication required.\r\n", Health::Passing),
+            ("-LOADING Redis is loading the dataset in memory\r\n", Health::Critical),
+            ("-ERR max number of clients reached\r\n", Health::Warning),
+            ("-ERR unknown\r\n", Health::Critical),
+            ("HTTP/1.1 400 Bad Request\r\n", Health::Critical),
+            ("", Health::Critical),
+        ] {
+            assert_eq!(redis_health(reply.as_bytes()), health, "{reply:?}");
         }
     }
 

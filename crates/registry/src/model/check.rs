@@ -54,6 +54,36 @@ pub enum CheckKind {
         #[serde(flatten)]
         pace: Pace,
     },
+    /// A MySQL or MariaDB server accepts connections. No credentials needed: it is asked with a user that need not exist.
+    Mysql {
+        /// Whom to connect to, `host:port`; the instance's own address where it is absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        target: Option<String>,
+        /// When and how often.
+        #[serde(flatten)]
+        pace: Pace,
+    },
+    /// A Redis server answers a `PING`, also by asking for a password.
+    Redis {
+        /// Whom to connect to, `host:port`; the instance's own address where it is absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        target: Option<String>,
+        /// When and how often.
+        #[serde(flatten)]
+        pace: Pace,
+    },
+    /// `grpc.health.v1.Health/Check` says that it is serving. Without TLS.
+    Grpc {
+        /// Whom to connect to, `host:port`; the instance's own address where it is absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        target: Option<String>,
+        /// The service that is asked for; the server as a whole where it is empty.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        service: String,
+        /// When and how often.
+        #[serde(flatten)]
+        pace: Pace,
+    },
 }
 
 /// When and how often a probe is tried.
@@ -97,7 +127,14 @@ impl Check {
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         match &self.kind {
             CheckKind::Ttl { ttl } => within("ttl of a check", *ttl, Duration::from_secs(1), DAY, "1s to 1day")?,
-            CheckKind::Tcp { target, pace } | CheckKind::Postgres { target, pace } => {
+            CheckKind::Tcp { target, pace }
+            | CheckKind::Postgres { target, pace }
+            | CheckKind::Mysql { target, pace }
+            | CheckKind::Redis { target, pace }
+            | CheckKind::Grpc { target, pace, .. } => {
+                if let CheckKind::Grpc { service, .. } = &self.kind {
+                    limits::text("service of a check", service, 0, 256)?;
+                }
                 if let Some(target) = target {
                     limits::text("target of a check", target, 1, 300)?;
                 }
@@ -166,6 +203,9 @@ mod tests {
             (r#"{"type":"http","url":"ftp://x"}"#, false),
             (r#"{"type":"http","url":"/a\r\nX: y"}"#, false),
             (r#"{"type":"postgres","target":"127.0.0.1:5432"}"#, true),
+            (r#"{"type":"mysql"}"#, true),
+            (r#"{"type":"redis","target":""}"#, false),
+            (r#"{"type":"grpc","service":"shop.v1.Cart"}"#, true),
             (r#"{"type":"voodoo"}"#, false),
         ] {
             let found = serde_json::from_str::<Check>(json).ok().filter(|c| c.check().is_ok());

@@ -11,7 +11,7 @@ mod waiting;
 use crate::{Answer, Lsn, Oracle, Watermark};
 
 fn at(number: u64) -> Answer {
-    Answer { term: number, lsn: Lsn(number) }
+    Answer { term: number, lsn: Lsn(number), flushed: Lsn(number) }
 }
 
 /// One question to the server. The server takes what reaches it, commits and questions, one after the other: both change

@@ -23,6 +23,7 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
         }
     }
     dns(config, findings);
+    secure(config, findings);
     if registry.listen.is_empty() {
         findings.error("registry.listen", "found \"\", expected host:port");
     }
@@ -111,6 +112,33 @@ fn dns(config: &Config, findings: &mut Findings) {
     for (index, name) in dns.namespaces.iter().enumerate() {
         if let Err(why) = registry::NamespaceName::new(name) {
             findings.error(format!("registry.dns.namespaces[{index}]"), why.to_string());
+        }
+    }
+}
+
+fn secure(config: &Config, findings: &mut Findings) {
+    let registry = &config.registry;
+    let tls = &registry.tls;
+    match tls::Acceptor::new(tls) {
+        Err(error) => findings.error(format!("registry.tls.{}", error.setting()), error.to_string()),
+        Ok(_) if tls.client_cert == tls::ClientCert::VerifyFull => findings.error(
+            "registry.tls.client_cert",
+            "found \"verify-full\": certificates have no user to be compared with here; expected \"none\", \"optional\" or \"verify-ca\"",
+        ),
+        Ok(_) => {}
+    }
+    let off = tls.mode == tls::ListenMode::Disable;
+    if off && (tls.cert_file.is_some() || tls.key_file.is_some()) {
+        findings.warn("registry.tls.mode", "is \"disable\": cert_file and key_file are not used");
+    }
+    if tls.mode != tls::ListenMode::Require && registry.auth == AuthMethod::Tokens {
+        for (key, address) in registry.addresses() {
+            if parse_address(address, true).is_ok_and(|host| !host.is_local()) {
+                findings.warn(
+                    format!("registry.{key}"),
+                    "other machines can reach it without TLS: tokens may cross the network in clear; [registry.tls] with mode = \"require\" keeps them",
+                );
+            }
         }
     }
 }

@@ -84,6 +84,7 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
             verifier: user.verifier.clone(),
             pool_size: None,
             max_clients: None,
+            commit_durability: None,
         };
         let auth = if scram { proxy::config::AuthMethod::ScramSha256 } else { proxy::config::AuthMethod::Trust };
         check_user(&user, &format!("relay.users[{index}]"), auth, false, stat, findings);

@@ -57,6 +57,7 @@ fn user(name: &str, auth: Option<AuthMethod>) -> UserConfig {
         verifier: None,
         pool_size: None,
         max_clients: None,
+        commit_durability: None,
     }
 }
 

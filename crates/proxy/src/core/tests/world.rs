@@ -457,7 +457,7 @@ impl World {
                 let lsn = Lsn(self.store.committed.len() as u64 + 1);
                 if oracle.is_wanted() {
                     let batch = oracle.begin();
-                    oracle.complete(batch, Answer { term: u64::from(self.timeline), lsn });
+                    oracle.complete(batch, Answer { term: u64::from(self.timeline), lsn, flushed: lsn });
                 }
                 for node in &self.topology.view().nodes {
                     node.node.replayed.publish(lsn);

@@ -225,7 +225,14 @@ fn definition(instance: &Instance) -> (&'static str, Value) {
             add("TCP", target.clone().unwrap_or_else(|| format!("{}:{}", instance.host, instance.port)));
             ("tcp", Some(pace))
         }
+        CheckKind::Grpc { target, service, pace } => {
+            let target = target.clone().unwrap_or_else(|| format!("{}:{}", instance.host, instance.port));
+            add("GRPC", if service.is_empty() { target } else { format!("{target}/{service}") });
+            ("grpc", Some(pace))
+        }
         CheckKind::Postgres { pace, .. } => ("postgres", Some(pace)),
+        CheckKind::Mysql { pace, .. } => ("mysql", Some(pace)),
+        CheckKind::Redis { pace, .. } => ("redis", Some(pace)),
     };
     if let Some(pace) = pace {
         add("Interval", format_duration(pace.interval));

@@ -37,7 +37,7 @@ const DEFAULT_WAIT: Duration = Duration::from_secs(300);
 struct Call<'a> {
     context: &'a Arc<Context>,
     request: &'a Request,
-    caller: Caller<'a>,
+    caller: Caller,
     namespace: NamespaceName,
     filter: Option<Filter>,
 }
@@ -48,7 +48,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     if let ["v1", "status", what] = path.as_slice() {
         return status(request, what);
     }
-    let caller = context.auth.identify(request)?;
+    let caller = context.identify(request)?;
     let name = request.param("ns").or_else(|| request.named_header("x-consul-namespace")).unwrap_or("default");
     let call = Call {
         context,

@@ -254,16 +254,14 @@ fn check_of(object: &Object<'_>) -> Result<Option<Probe>, ApiError> {
 /// Reads a check.
 pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
     let object = Object::new(value, "Check")?;
-    for kind in
-        ["args", "script", "dockercontainerid", "grpc", "udp", "h2ping", "osservice", "aliasservice", "aliasnode"]
-    {
+    for kind in ["args", "script", "dockercontainerid", "udp", "h2ping", "osservice", "aliasservice", "aliasnode"] {
         let is_set = object.get(kind).is_some_and(|value| match value {
             Value::String(text) => !text.is_empty(),
             Value::Array(list) => !list.is_empty(),
             _ => true,
         });
         if is_set {
-            return Err(ApiError::bad(format!("Check.{kind}: not supported; TTL, HTTP and TCP are")));
+            return Err(ApiError::bad(format!("Check.{kind}: not supported; TTL, HTTP, TCP and GRPC are")));
         }
     }
     let status =
@@ -283,12 +281,19 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
         fall: more("failuresbeforecritical")?,
         rise: more("successbeforepassing")?,
     };
-    let kind = match (object.duration("ttl")?, object.text("http")?, object.text("tcp")?) {
-        (None, "", "") => None,
-        (Some(ttl), "", "") => Some(CheckKind::Ttl { ttl }),
-        (None, url, "") => Some(CheckKind::Http { url: url.to_owned(), pace }),
-        (None, "", target) => Some(CheckKind::Tcp { target: Some(target.to_owned()), pace }),
-        _ => return Err(ApiError::bad("Check: expected one of TTL, HTTP and TCP")),
+    if object.flag("grpcusetls")? {
+        return Err(ApiError::bad("Check.GRPCUseTLS: probes are without TLS"));
+    }
+    let kind = match (object.duration("ttl")?, object.text("http")?, object.text("tcp")?, object.text("grpc")?) {
+        (None, "", "", "") => None,
+        (Some(ttl), "", "", "") => Some(CheckKind::Ttl { ttl }),
+        (None, url, "", "") => Some(CheckKind::Http { url: url.to_owned(), pace }),
+        (None, "", target, "") => Some(CheckKind::Tcp { target: Some(target.to_owned()), pace }),
+        (None, "", "", grpc) => {
+            let (target, service) = grpc.split_once('/').unwrap_or((grpc, ""));
+            Some(CheckKind::Grpc { target: Some(target.to_owned()), service: service.to_owned(), pace })
+        }
+        _ => return Err(ApiError::bad("Check: expected one of TTL, HTTP, TCP and GRPC")),
     };
     let deregister_after = object.duration("deregistercriticalserviceafter")?.filter(|after| !after.is_zero());
     // A check of its own is `CheckID`; that of an agent's check/register is `ID`.
@@ -350,7 +355,8 @@ mod tests {
             (json!({"Name": "x", "Meta": {"kingpost.consul": "{}"}}), "reserved"),
             (json!({"Name": "x", "Kind": "mesh-gateway"}), "mesh"),
             (json!({"Name": "x", "Check": {"Args": ["sh"], "Interval": "1s"}}), "args"),
-            (json!({"Name": "x", "Check": {"GRPC": "a:1"}}), "grpc"),
+            (json!({"Name": "x", "Check": {"GRPC": "a:1", "GRPCUseTLS": true}}), "TLS"),
+            (json!({"Name": "x", "Check": {"UDP": "a:1"}}), "udp"),
             (json!({"Name": "x", "Check": {"TTL": "soon"}}), "time"),
             (json!({"Name": "x", "Check": {"TTL": "1s", "TCP": "a:1"}}), "one of"),
             (json!({"Name": "x", "Check": {"Status": "fine"}}), "passing"),

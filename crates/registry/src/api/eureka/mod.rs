@@ -63,13 +63,13 @@ impl Past {
 struct Call<'a> {
     context: &'a Arc<Context>,
     request: &'a Request,
-    caller: Caller<'a>,
+    caller: Caller,
     namespace: NamespaceName,
     form: Form,
 }
 
 pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
-    let caller = context.auth.identify(request)?;
+    let caller = context.identify(request)?;
     let accept = request.header(&ACCEPT).unwrap_or_default();
     let form = if accept.contains("json") { Form::Json } else { Form::Xml };
     let call = Call { context, request, caller, namespace: super::namespace(NAMESPACE)?, form };

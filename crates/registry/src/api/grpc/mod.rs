@@ -128,9 +128,9 @@ impl Services {
         };
         let who = Who { headers: request.headers().clone(), peer };
         // Before anything of the body is read.
-        if !found.open
-            && let Err(error) = self.context.auth.identify_by(&who.headers, None)
-        {
+        let caller = self.context.identify_by(&who.headers, None);
+        let admitted = self.context.admit(caller.as_ref().ok(), peer);
+        if let Err(error) = admitted.and(if found.open { Ok(()) } else { caller.map(drop) }) {
             self.context.refused(&error);
             return (found.front, Status::from(error).into_http());
         }
@@ -165,12 +165,18 @@ impl Who {
         request.extensions().get::<Who>().cloned().ok_or_else(|| Status::internal("the caller is not known"))
     }
 
+    /// Insists on a role in a namespace. Who is not let in, at the beginning or in a stream, is told so.
     fn needs(&self, context: &Context, role: Role, namespace: &str) -> Result<(), ApiError> {
-        context.auth.identify_by(&self.headers, None)?.needs(role, namespace)
+        context.identify_by(&self.headers, None)?.needs(role, namespace)
+    }
+
+    /// Refuses a message of a stream where there are too many.
+    fn admitted(&self, context: &Context) -> Result<(), ApiError> {
+        context.admit(context.identify_by(&self.headers, None).ok().as_ref(), self.peer)
     }
 
     fn audit(&self, context: &Context, action: &'static str, namespace: &str, object: &str) {
-        if let Ok(caller) = context.auth.identify_by(&self.headers, None) {
+        if let Ok(caller) = context.identify_by(&self.headers, None) {
             context.audit(&caller, self.peer, action, namespace, object);
         }
     }

@@ -74,6 +74,7 @@ impl pb::registry_server::Registry for Native {
         let answers = request.into_inner().map(move |message| {
             let _held = &place;
             let message = message?;
+            who.admitted(&context)?;
             let ns = named(&message.namespace)?;
             who.needs(&context, Role::Write, ns.as_str())?;
             let ids = ids(&context, &ns, &message.ids)?;
@@ -306,6 +307,11 @@ fn check(check: pb::Check) -> Result<Check, ApiError> {
         Kind::Ttl(ttl) => CheckKind::Ttl { ttl: duration("ttl", ttl)? },
         Kind::Tcp(target) => CheckKind::Tcp { target: own(&target), pace: pace(target.pace)? },
         Kind::Postgres(target) => CheckKind::Postgres { target: own(&target), pace: pace(target.pace)? },
+        Kind::Mysql(target) => CheckKind::Mysql { target: own(&target), pace: pace(target.pace)? },
+        Kind::Redis(target) => CheckKind::Redis { target: own(&target), pace: pace(target.pace)? },
+        Kind::Grpc(target) => {
+            CheckKind::Grpc { target: own(&target), service: target.service, pace: pace(target.pace)? }
+        }
         Kind::Http(target) => {
             CheckKind::Http { url: own(&target).unwrap_or_else(|| "/".into()), pace: pace(target.pace)? }
         }
@@ -357,6 +363,7 @@ fn shown_check(check: &Check) -> pb::Check {
     use pb::check::Kind;
     let target = |target: Option<&str>, pace: &Pace| pb::check::Target {
         target: target.unwrap_or_default().to_owned(),
+        service: String::new(),
         pace: Some(pb::Pace {
             interval: Some(proto_duration(pace.interval)),
             timeout: Some(proto_duration(pace.timeout)),
@@ -368,6 +375,11 @@ fn shown_check(check: &Check) -> pb::Check {
         CheckKind::Ttl { ttl } => Kind::Ttl(proto_duration(*ttl)),
         CheckKind::Tcp { target: to, pace } => Kind::Tcp(target(to.as_deref(), pace)),
         CheckKind::Postgres { target: to, pace } => Kind::Postgres(target(to.as_deref(), pace)),
+        CheckKind::Mysql { target: to, pace } => Kind::Mysql(target(to.as_deref(), pace)),
+        CheckKind::Redis { target: to, pace } => Kind::Redis(target(to.as_deref(), pace)),
+        CheckKind::Grpc { target: to, service, pace } => {
+            Kind::Grpc(pb::check::Target { service: service.clone(), ..target(to.as_deref(), pace) })
+        }
         CheckKind::Http { url, pace } => Kind::Http(target(Some(url), pace)),
     };
     pb::Check { kind: Some(kind), deregister_after: check.deregister_after.map(proto_duration) }

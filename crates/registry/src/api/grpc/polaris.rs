@@ -17,7 +17,7 @@ pub(super) struct Polaris(pub(super) Arc<Context>);
 
 /// Who asks, as the messages' own module wants it.
 fn asking<'a>(context: &'a Context, who: &Who) -> Result<Asking<'a>, ApiError> {
-    Ok(Asking { context, caller: context.auth.identify_by(&who.headers, None)?, peer: who.peer })
+    Ok(Asking { context, caller: context.identify_by(&who.headers, None)?, peer: who.peer })
 }
 
 #[tonic::async_trait]
@@ -53,6 +53,7 @@ impl PolarisGrpc for Polaris {
         let place = context.place()?;
         let answers = request.into_inner().map(move |message| {
             let _held = &place;
+            who.admitted(&context)?;
             Ok(asking(&context, &who)?.discover(&message?))
         });
         Ok(Response::new(while_running(&self.0, answers)))
@@ -71,6 +72,7 @@ impl PolarisHeartbeatGrpc for Polaris {
         let place = context.place()?;
         let answers = request.into_inner().map(move |message| {
             let _held = &place;
+            who.admitted(&context)?;
             asking(&context, &who)?.heartbeats(&message?.heartbeats)?;
             Ok(pb::HeartbeatsResponse {})
         });

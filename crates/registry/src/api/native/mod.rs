@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::auth::{Caller, Role};
 use super::reply::JSON;
-use super::{ApiError, Context, Reply, Request, gzip, namespace};
+use super::{ApiError, Context, Reply, Request, gzip, namespace, several};
 use crate::{Beat, Encoding, InstanceId, NamespaceName, Patch, Registration, Revision, ServiceKey, ServiceSnapshot};
 use crate::{Outcome as Written, WriteError};
 use filter::Filter;
@@ -42,7 +42,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     if route.op == Op::OpenApi {
         return Ok(Reply::bytes(StatusCode::OK, JSON, OPENAPI));
     }
-    let caller = context.auth.identify(request)?;
+    let caller = context.identify(request)?;
     if route.op == Op::ListNamespaces {
         return Ok(list_namespaces(context, caller));
     }
@@ -70,8 +70,8 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         Op::Watch => watch::stream(context, request, service()?),
         Op::RegisterBatch | Op::RegisterInService => {
             let named = (route.op == Op::RegisterInService).then_some(route.service);
-            let replied = register(context, &ns, named, request.json()?).await?;
-            log(&format!("{} bytes of instances", request.body.len()));
+            let (ids, replied) = register(context, &ns, named, request.json()?).await?;
+            log(&several(&ids));
             Ok(replied)
         }
         Op::PutInstance => {
@@ -112,13 +112,28 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         }
         Op::Heartbeats => heartbeats(context, request, &ns),
         Op::Deregister => {
-            let replied = deregister(context, request, &ns).await?;
-            log(&format!("{} bytes of ids", request.body.len()));
+            let (ids, replied) = deregister(context, request, &ns).await?;
+            log(&several(&ids));
             Ok(replied)
         }
         Op::Find => find(context, request, &ns),
         Op::Query => query(context, request, &ns),
+        Op::Audit => changes(context, request, &ns),
     }
+}
+
+/// The last changes in a namespace, newest first.
+fn changes(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
+    let limit = page(request)?;
+    let same = |wanted: Option<&str>, found: &str| wanted.is_none_or(|wanted| wanted == found);
+    let (token, action, object) = (request.param("token_name"), request.param("action"), request.param("object"));
+    let found = context.audit.last(limit, |change| {
+        change.namespace == ns.as_str()
+            && same(token, &change.token)
+            && same(action, &change.action)
+            && object.is_none_or(|object| change.object.split(' ').any(|named| named == object))
+    });
+    Ok(Reply::ok(&json!({ "namespace": ns, "changes": found })))
 }
 
 fn no_instance(id: &str) -> ApiError {
@@ -147,7 +162,7 @@ fn done<'a>(id: &'a str, written: &crate::Written) -> Outcome<'a> {
     Outcome::Done { id, revision: written.revision, outcome: outcome(written) }
 }
 
-fn list_namespaces(context: &Context, caller: Caller<'_>) -> Reply {
+fn list_namespaces(context: &Context, caller: Caller) -> Reply {
     let names = context.registry.namespaces();
     let seen: Vec<&str> = names.iter().map(NamespaceName::as_str).filter(|name| caller.may(Role::Read, name)).collect();
     Reply::ok(&json!({ "namespaces": seen }))
@@ -254,7 +269,7 @@ async fn register(
     ns: &NamespaceName,
     service: Option<&str>,
     batch: NewBatch,
-) -> Result<Reply, ApiError> {
+) -> Result<(Vec<InstanceId>, Reply), ApiError> {
     context.batch("the list of instances", batch.instances.len())?;
     // All or nothing as far as the shape goes: a batch with a mistake in it is a mistake.
     let registrations: Vec<Registration> = batch
@@ -268,13 +283,19 @@ async fn register(
         .collect::<Result<_, _>>()?;
     let ids: Vec<InstanceId> = registrations.iter().map(|registration| registration.id.clone()).collect();
     let rows = context.registry.register(registrations).await;
-    Ok(results(&ids, &rows))
+    let reply = results(&ids, &rows);
+    Ok((ids, reply))
 }
 
-async fn deregister(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
+async fn deregister(
+    context: &Context,
+    request: &Request,
+    ns: &NamespaceName,
+) -> Result<(Vec<InstanceId>, Reply), ApiError> {
     let ids = ids(context, request, ns)?;
     let rows = context.registry.deregister(&ids).await;
-    Ok(results(&ids, &rows))
+    let reply = results(&ids, &rows);
+    Ok((ids, reply))
 }
 
 fn ids(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Vec<InstanceId>, ApiError> {

@@ -28,6 +28,7 @@ pub(super) enum Op {
     Heartbeats,
     Deregister,
     Query,
+    Audit,
 }
 
 /// Method, path and meaning. `{ns}`, `{service}` and `{id}` stand for one segment each.
@@ -50,6 +51,7 @@ pub(super) const ROUTES: &[(&str, &str, Op)] = &[
     ("PUT", "v1/namespaces/{ns}/instances/{id}/health", Op::ReportHealth),
     ("POST", "v1/namespaces/{ns}/deregistrations", Op::Deregister),
     ("POST", "v1/namespaces/{ns}/queries", Op::Query),
+    ("GET", "v1/namespaces/{ns}/audit", Op::Audit),
     ("GET", "v1/namespaces", Op::ListNamespaces),
     ("GET", "v1/openapi.json", Op::OpenApi),
 ];
@@ -136,7 +138,7 @@ impl Op {
             | Op::Heartbeat
             | Op::Heartbeats
             | Op::Deregister => Role::Write,
-            Op::PutService | Op::DeleteService => Role::Admin,
+            Op::PutService | Op::DeleteService | Op::Audit => Role::Admin,
         }
     }
 
@@ -163,6 +165,7 @@ impl Op {
             Op::Heartbeats => "heartbeats",
             Op::Deregister => "deregisterInstances",
             Op::Query => "queryServices",
+            Op::Audit => "listChanges",
         }
     }
 }

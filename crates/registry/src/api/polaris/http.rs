@@ -100,7 +100,7 @@ pub(in super::super) fn show(error: &ApiError) -> Reply {
 }
 
 pub(in super::super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
-    let caller = context.auth.identify(request)?;
+    let caller = context.identify(request)?;
     if request.method != Method::POST {
         return Err(ApiError::MethodNotAllowed { allow: "POST" });
     }

@@ -59,7 +59,7 @@ mod kind {
 /// Who asks, and where they are.
 pub(super) struct Asking<'a> {
     pub(super) context: &'a Context,
-    pub(super) caller: Caller<'a>,
+    pub(super) caller: Caller,
     pub(super) peer: IpAddr,
 }
 

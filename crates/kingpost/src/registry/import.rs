@@ -1,0 +1,331 @@
+//! `kingpost registry import`: from JSON lines, or from a running Consul or Eureka. What is there already, and the same, is not
+//! written by the registry.
+
+use std::io::{BufRead, Read};
+use std::path::Path;
+
+use hyper::Method;
+use serde_json::{Map, Value, json};
+
+use super::client::{BATCH, LONGEST, all_done, report};
+use super::http::{Remote, segment};
+use crate::cli::ImportArgs;
+use crate::error::Failure;
+use crate::out;
+
+/// Most services of a Consul or a Eureka.
+const MOST_SERVICES: usize = 100_000;
+
+pub(super) async fn run(remote: &Remote, args: &ImportArgs) -> Result<(), Failure> {
+    let mut batches = Batches { remote, namespace: String::new(), waiting: Vec::new(), sent: 0, failed: 0, same: 0 };
+    match (&args.from_consul, &args.from_eureka) {
+        (Some(url), _) => consul(url, args, &mut batches).await?,
+        (None, Some(url)) => eureka(url, args, &mut batches).await?,
+        (None, None) => lines(args.file.as_deref(), &mut batches).await?,
+    }
+    batches.send().await?;
+    let Batches { sent, failed, same, .. } = batches;
+    out::note(format_args!("{} of {sent} instances registered, {same} of them were there already", sent - failed));
+    all_done(failed)
+}
+
+/// Instances on their way: many at once, of one namespace each time.
+struct Batches<'a> {
+    remote: &'a Remote,
+    namespace: String,
+    waiting: Vec<Value>,
+    sent: u64,
+    failed: u64,
+    same: u64,
+}
+
+impl Batches<'_> {
+    async fn push(&mut self, namespace: &str, instance: Value) -> Result<(), Failure> {
+        if self.waiting.len() >= BATCH || (self.namespace != namespace && !self.waiting.is_empty()) {
+            self.send().await?;
+        }
+        if self.namespace != namespace {
+            namespace.clone_into(&mut self.namespace);
+        }
+        self.waiting.push(instance);
+        Ok(())
+    }
+
+    async fn send(&mut self) -> Result<(), Failure> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        self.sent += self.waiting.len() as u64;
+        let body = json!({ "instances": std::mem::take(&mut self.waiting) });
+        let path = format!("/v1/namespaces/{}/instances", segment(&self.namespace));
+        let answer = self.remote.ask(Method::POST, &path, Some(&body)).await?;
+        let rows = answer["results"].as_array().into_iter().flatten();
+        self.same += rows.filter(|row| row["outcome"] == "unchanged").count() as u64;
+        self.failed += report(&answer);
+        Ok(())
+    }
+}
+
+async fn lines(file: Option<&Path>, batches: &mut Batches<'_>) -> Result<(), Failure> {
+    let mut input: Box<dyn BufRead> = match file {
+        Some(path) => {
+            let file = std::fs::File::open(path).map_err(|error| Failure::path("read", path, &error))?;
+            Box::new(std::io::BufReader::new(file))
+        }
+        None => Box::new(std::io::BufReader::new(std::io::stdin())),
+    };
+    let mut number = 0_u64;
+    let mut line = String::new();
+    loop {
+        line.clear();
+        number += 1;
+        let read = (&mut input).take(LONGEST as u64).read_line(&mut line);
+        if read.map_err(|error| Failure::runtime(format!("line {number}: {error}")))? == 0 {
+            return Ok(());
+        }
+        let text = line.trim();
+        if text.is_empty() {
+            continue;
+        }
+        let (namespace, instance) =
+            parse_line(text).map_err(|why| Failure::runtime(format!("line {number}: {why}")))?;
+        batches.push(&namespace, instance).await?;
+    }
+}
+
+/// Namespace and instance of a line.
+fn parse_line(text: &str) -> Result<(String, Value), String> {
+    let mut value: Value = serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
+    let object = value.as_object_mut().ok_or("expected an object")?;
+    let namespace = match object.remove("namespace") {
+        None => "default".to_owned(),
+        Some(Value::String(namespace)) => namespace,
+        Some(_) => return Err("namespace: expected text".into()),
+    };
+    Ok((namespace, value))
+}
+
+/// Where to import from: the registry's own rules for addresses, and a path after it.
+fn source(url: &str, token: Option<String>) -> Result<(Remote, String), Failure> {
+    let from = url.find("://").map_or(0, |at| at + 3);
+    let path = url[from..].find('/').map_or(url.len(), |at| from + at);
+    let remote = Remote::new(&url[..path], token)?.secured(None, None, None)?;
+    Ok((remote, url[path..].trim_end_matches('/').to_owned()))
+}
+
+/// What all imported instances have in common.
+fn with_check(mut instance: Value, args: &ImportArgs) -> Value {
+    if let Some(ttl) = args.ttl {
+        instance["check"] = json!({ "type": "ttl", "ttl": humantime::format_duration(ttl).to_string() });
+    }
+    instance
+}
+
+async fn consul(url: &str, args: &ImportArgs, batches: &mut Batches<'_>) -> Result<(), Failure> {
+    let (from, base) = source(url, args.from_token.clone())?;
+    let services = from.ask(Method::GET, &format!("{base}/v1/catalog/services"), None).await?;
+    let services = services.as_object().ok_or_else(|| strange(url, "its list of services is no object"))?;
+    if services.len() > MOST_SERVICES {
+        return Err(strange(url, "it has more than 100,000 services"));
+    }
+    // Its own servers are no service of anybody's.
+    for name in services.keys().filter(|name| *name != "consul") {
+        let entries = from.ask(Method::GET, &format!("{base}/v1/health/service/{}", segment(name)), None).await?;
+        for entry in entries.as_array().into_iter().flatten() {
+            if let Some(instance) = of_consul(entry) {
+                batches.push(&args.namespace, with_check(instance, args)).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One entry of `/v1/health/service`. What the checks are is not told there, only what they found.
+fn of_consul(entry: &Value) -> Option<Value> {
+    let service = &entry["Service"];
+    let address = service["Address"].as_str().filter(|address| !address.is_empty());
+    let host = address.or_else(|| entry["Node"]["Address"].as_str().filter(|address| !address.is_empty()))?;
+    let mut metadata: Map<String, Value> = service["Meta"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(key, value)| !key.starts_with(registry::api::RESERVED) && value.is_string())
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    if let Some(tags) = service["Tags"].as_array().filter(|tags| !tags.is_empty()) {
+        // Where the Consul front keeps them.
+        metadata.insert("kingpost.consul".into(), json!({ "tags": tags }).to_string().into());
+    }
+    let id = service["ID"].as_str()?;
+    let own = |check: &&Value| check["ServiceID"].as_str().is_none_or(|of| of.is_empty() || of == id);
+    let checks = || entry["Checks"].as_array().into_iter().flatten().filter(own);
+    let maintained = checks().any(|check| {
+        check["CheckID"]
+            .as_str()
+            .is_some_and(|name| name.starts_with("_service_maintenance:") || name == "_node_maintenance")
+    });
+    let found = |status: &str| checks().any(|check| check["Status"] == status);
+    let health = match (maintained, found("critical"), found("warning")) {
+        (false, true, _) => "critical",
+        (false, false, true) => "warning",
+        _ => "passing",
+    };
+    let weight = service["Weights"]["Passing"].as_u64().unwrap_or(1).saturating_mul(100).min(65_535);
+    Some(json!({
+        "id": id, "service": service["Service"].as_str()?, "host": host, "port": service["Port"].as_u64().unwrap_or(0),
+        "metadata": metadata, "weight": weight, "health": health, "isolate": maintained,
+    }))
+}
+
+async fn eureka(url: &str, args: &ImportArgs, batches: &mut Batches<'_>) -> Result<(), Failure> {
+    let (from, base) = source(url, None)?;
+    let answer = from.ask(Method::GET, &format!("{base}/apps"), None).await?;
+    let applications = answer.get("applications").ok_or_else(|| strange(url, "it has no applications"))?;
+    for application in several(&applications["application"]) {
+        for instance in several(&application["instance"]) {
+            if let Some(instance) = of_eureka(instance) {
+                batches.push(&args.namespace, with_check(instance, args)).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A list; one alone comes bare from some servers.
+fn several(value: &Value) -> &[Value] {
+    match value {
+        Value::Array(list) => list,
+        Value::Null => &[],
+        one => std::slice::from_ref(one),
+    }
+}
+
+/// One instance of an application; the service is in lower case, as the Eureka front has it.
+fn of_eureka(instance: &Value) -> Option<Value> {
+    let text = |key: &str| instance[key].as_str().filter(|text| !text.is_empty());
+    let port = |key: &str| {
+        let enabled = instance[key]["@enabled"].as_str() == Some("true") || instance[key]["@enabled"] == true;
+        let number = &instance[key]["$"];
+        let number = number.as_u64().or_else(|| number.as_str().and_then(|text| text.parse().ok()));
+        number.filter(|_| enabled)
+    };
+    let app = text("app")?;
+    let host = text("ipAddr").or_else(|| text("hostName"))?;
+    let port = port("port").or_else(|| port("securePort")).unwrap_or(0);
+    let metadata: Map<String, Value> = instance["metadata"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        // `@class` says what it was in Java.
+        .filter(|(key, value)| !key.starts_with('@') && !key.starts_with(registry::api::RESERVED) && value.is_string())
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    let status = text("status").unwrap_or("UP");
+    let id = text("instanceId").map_or_else(|| format!("{host}:{}:{port}", app.to_lowercase()), str::to_owned);
+    Some(json!({
+        "id": id, "service": app.to_lowercase(), "host": host, "port": port, "metadata": metadata,
+        "health": if status == "DOWN" { "critical" } else { "passing" }, "isolate": !matches!(status, "UP" | "DOWN"),
+    }))
+}
+
+fn strange(url: &str, why: &str) -> Failure {
+    Failure::runtime(format!("cannot import from {url}: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::client::line_of;
+    use super::*;
+
+    #[test]
+    fn what_is_exported_can_be_imported() {
+        let shown = json!({
+            "id": "a", "service": "s", "host": "h", "port": 1, "metadata": {"k": "v"}, "revision": 7, "created_ms": 1, "modified_ms": 2,
+        });
+        let (namespace, instance) = parse_line(&line_of("shop", &shown).to_string()).unwrap();
+        assert_eq!(namespace, "shop");
+        assert_eq!(instance, json!({"id": "a", "service": "s", "host": "h", "port": 1, "metadata": {"k": "v"}}));
+        assert_eq!(parse_line("{}").unwrap().0, "default");
+        assert!(parse_line("[]").is_err() && parse_line("{\"namespace\":1}").is_err() && parse_line("{").is_err());
+    }
+
+    #[test]
+    fn entries_of_consul() {
+        let entry = |service: Value, checks: Value| {
+            let mut whole = json!({ "ID": "w1", "Service": "web", "Port": 80, "Address": "10.0.0.1" });
+            whole.as_object_mut().unwrap().extend(service.as_object().unwrap().clone());
+            json!({ "Node": { "Node": "n", "Address": "10.9.9.9" }, "Service": whole, "Checks": checks })
+        };
+        let node = json!({ "CheckID": "serfHealth", "ServiceID": "", "Status": "passing" });
+        let of = |status: &str| json!({ "CheckID": "service:w1", "ServiceID": "w1", "Status": status });
+        let plain = of_consul(&entry(json!({}), json!([node]))).unwrap();
+        let expected = json!({ "id": "w1", "service": "web", "host": "10.0.0.1", "port": 80, "metadata": {}, "weight": 100,
+            "health": "passing", "isolate": false });
+        assert_eq!(plain, expected);
+        for (service, checks, key, value) in [
+            (json!({ "Address": "" }), json!([]), "host", json!("10.9.9.9")),
+            (json!({ "Weights": { "Passing": 7 } }), json!([]), "weight", json!(700)),
+            (json!({ "Weights": { "Passing": 7000 } }), json!([]), "weight", json!(65_535)),
+            (json!({ "Meta": { "v": "1", "kingpost.x": "y" } }), json!([]), "metadata", json!({ "v": "1" })),
+            (json!({ "Tags": ["a"] }), json!([]), "metadata", json!({ "kingpost.consul": r#"{"tags":["a"]}"# })),
+            (json!({}), json!([node, of("warning")]), "health", json!("warning")),
+            (json!({}), json!([node, of("critical"), of("warning")]), "health", json!("critical")),
+            (
+                json!({}),
+                json!([{ "CheckID": "_service_maintenance:w1", "Status": "critical" }]),
+                "isolate",
+                json!(true),
+            ),
+            (
+                json!({}),
+                json!([{ "CheckID": "_service_maintenance:w1", "Status": "critical" }]),
+                "health",
+                json!("passing"),
+            ),
+        ] {
+            let found = of_consul(&entry(service, checks)).unwrap();
+            assert_eq!(found[key], value, "{found}");
+        }
+        assert!(of_consul(&json!({})).is_none());
+    }
+
+    #[test]
+    fn instances_of_eureka() {
+        let whole = json!({
+            "instanceId": "h:web:80", "app": "WEB", "ipAddr": "10.0.0.1", "hostName": "h", "status": "UP",
+            "port": { "$": 80, "@enabled": "true" }, "securePort": { "$": 443, "@enabled": "false" },
+            "metadata": { "@class": "java.util.Collections$EmptyMap", "zone": "a" },
+        });
+        let expected = json!({ "id": "h:web:80", "service": "web", "host": "10.0.0.1", "port": 80, "metadata": { "zone": "a" },
+            "health": "passing", "isolate": false });
+        assert_eq!(of_eureka(&whole).unwrap(), expected);
+        for (key, given, shown, value) in [
+            ("status", json!("DOWN"), "health", json!("critical")),
+            ("status", json!("OUT_OF_SERVICE"), "isolate", json!(true)),
+            ("status", json!("STARTING"), "isolate", json!(true)),
+            ("ipAddr", json!(""), "host", json!("h")),
+            ("port", json!({ "$": "8080", "@enabled": true }), "port", json!(8080)),
+            ("port", json!({ "$": 80, "@enabled": "false" }), "port", json!(0)),
+        ] {
+            let mut changed = whole.clone();
+            changed[key] = given;
+            assert_eq!(of_eureka(&changed).unwrap()[shown], value, "{key}");
+        }
+        assert!(of_eureka(&json!({})).is_none());
+        assert_eq!((several(&json!({})).len(), several(&json!([1, 2])).len(), several(&Value::Null).len()), (1, 2, 0));
+    }
+
+    #[test]
+    fn where_from() {
+        for (url, path) in [
+            ("http://127.0.0.1:8500", ""),
+            ("http://127.0.0.1:8500/", ""),
+            ("http://127.0.0.1:8761/eureka/", "/eureka"),
+            ("127.0.0.1:8761/eureka", "/eureka"),
+        ] {
+            assert_eq!(source(url, None).unwrap().1, path, "{url}");
+        }
+        assert!(source("http://consul", None).is_err(), "no port");
+    }
+}

@@ -1,0 +1,323 @@
+//! A new process takes over an old one's listening sockets, and the old one lets its clients finish.
+//!
+//! ```text
+//!  new                                     old
+//!   ── connect to proxy.upgrade_socket ──▶  whose user is it? its own, or root
+//!   ── "kingpost take-over 1\n" ─────────▶
+//!   ◀─ addresses, and the sockets ────────  goes on accepting
+//!   watches the cluster until there is a primary, starts to accept
+//!   ── "ready\n" ────────────────────────▶  accepts no more, serves those it has until they leave or drain_timeout is over
+//!   ◀─ "bye\n" ───────────────────────────
+//! ```
+//!
+//! The sockets themselves change hands, so at no moment does nobody listen, and what waits in their queues is served. If the new
+//! process fails before it is ready, nothing has happened to the old one.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use proxy::Socket;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Failure;
+
+const HELLO: &[u8] = b"kingpost take-over 1\n";
+const READY: &[u8] = b"ready\n";
+const BYE: &[u8] = b"bye\n";
+/// Most sockets that change hands.
+const MOST_SOCKETS: usize = 64;
+/// Longest list of addresses, in bytes.
+const MOST_LIST: usize = 16 << 10;
+/// Longest wait for the other's next word, but for `ready`.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time that a new process may take to be ready.
+pub(crate) const READY_WITHIN: Duration = Duration::from_secs(60);
+
+/// What is in the message with the sockets: what each is, in their order.
+#[derive(Debug, Serialize, Deserialize)]
+struct List {
+    /// As `proxy.listen` has them.
+    proxy: Vec<String>,
+    /// As `metrics.listen` and `console.listen` have it; their sockets are the last.
+    metrics: Option<String>,
+    console: Option<String>,
+}
+
+/// All that a process listens on.
+#[derive(Debug, Default)]
+pub(crate) struct Sockets {
+    /// Of clients.
+    pub(crate) proxy: Vec<Socket>,
+    /// Of `metrics.listen`.
+    pub(crate) metrics: Option<Socket>,
+    /// Of `console.listen`.
+    pub(crate) console: Option<Socket>,
+}
+
+/// What an old process has handed over.
+#[derive(Debug)]
+pub(crate) struct TakenOver {
+    stream: UnixStream,
+    pub(crate) sockets: Sockets,
+}
+
+/// Where a process can be taken over.
+pub(crate) struct Heir {
+    listener: tokio::net::UnixListener,
+    path: PathBuf,
+}
+
+fn other(text: impl Into<String>) -> io::Error {
+    io::Error::other(text.into())
+}
+
+// === the new process ===
+
+/// Asks the process that serves now for its sockets.
+pub(crate) fn take_over(path: &Path) -> Result<TakenOver, Failure> {
+    ask(path).map_err(|error| {
+        Failure::environment(format!("cannot take over from the running process by {}: {error}", path.display()))
+            .advise("start without --take-over if none runs; proxy.upgrade_socket must be the same for both")
+    })
+}
+
+fn ask(path: &Path) -> io::Result<TakenOver> {
+    let mut stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(HELLO)?;
+    let (list, fds) = receive(&stream)?;
+    let list: List = serde_json::from_slice(&list).map_err(|error| other(format!("it sent no list: {error}")))?;
+    let others = usize::from(list.metrics.is_some()) + usize::from(list.console.is_some());
+    if fds.len() != list.proxy.len() + others {
+        return Err(other(format!("it sent {} sockets, and a list of others", fds.len())));
+    }
+    let mut fds = fds.into_iter();
+    let mut named = |address: Option<String>| Some(Socket { address: address?, fd: fds.next()? });
+    let sockets = Sockets {
+        proxy: list.proxy.into_iter().map_while(|address| named(Some(address))).collect(),
+        metrics: named(list.metrics),
+        console: named(list.console),
+    };
+    Ok(TakenOver { stream, sockets })
+}
+
+/// A message that ends in a line feed, and the descriptors that came with it.
+fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let (mut list, mut fds) = (Vec::new(), Vec::new());
+    let mut buffer = vec![0; MOST_LIST];
+    while !list.ends_with(b"\n") {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SOCKETS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut buffer)];
+        let message = rustix::net::recvmsg(stream, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        for part in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = part {
+                fds.extend(received);
+            }
+        }
+        if message.bytes == 0 {
+            return Err(other("it closed the connection: its log says why"));
+        }
+        list.extend_from_slice(&buffer[..message.bytes]);
+        if list.len() > MOST_LIST || fds.len() > MOST_SOCKETS {
+            return Err(other("it sent more than a list of sockets"));
+        }
+    }
+    Ok((list, fds))
+}
+
+impl TakenOver {
+    /// Tells the old process that it is no longer needed.
+    pub(crate) fn confirm(mut self) -> Result<(), Failure> {
+        let mut word = [0; BYE.len()];
+        let told = self.stream.write_all(READY).and_then(|()| self.stream.read_exact(&mut word));
+        told.map_err(|error| Failure::runtime(format!("the old process does not let go: {error}")))
+    }
+}
+
+// === the old process ===
+
+impl Heir {
+    /// Listens; only this user, and root, may come.
+    pub(crate) fn listen(path: &Path) -> Result<Heir, Failure> {
+        let bind = || -> io::Result<Heir> {
+            // Whoever listened there has handed over, or is gone.
+            if path.exists() && UnixStream::connect(path).is_err() {
+                std::fs::remove_file(path)?;
+            }
+            let listener = UnixListener::bind(path)?;
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+            listener.set_nonblocking(true)?;
+            Ok(Heir { listener: tokio::net::UnixListener::from_std(listener)?, path: path.to_owned() })
+        };
+        bind().map_err(|error| {
+            Failure::environment(format!("cannot listen on {} (proxy.upgrade_socket): {error}", path.display()))
+                .advise("another process that runs there has to be taken over (--take-over) or stopped")
+        })
+    }
+
+    /// The next process that wants to take over.
+    pub(crate) async fn next(&self) -> UnixStream {
+        loop {
+            match self.listener.accept().await.and_then(|(stream, _)| stream.into_std()) {
+                Ok(stream) => return stream,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept on proxy.upgrade_socket");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Heir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Sockets {
+    fn list(&self) -> List {
+        let address = |socket: &Option<Socket>| socket.as_ref().map(|socket| socket.address.clone());
+        List {
+            proxy: self.proxy.iter().map(|socket| socket.address.clone()).collect(),
+            metrics: address(&self.metrics),
+            console: address(&self.console),
+        }
+    }
+
+    /// In the list's order.
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.proxy.iter().chain(&self.metrics).chain(&self.console).map(|socket| socket.fd.as_fd()).collect()
+    }
+}
+
+/// The descriptor that another process handed over, if it is of this address.
+pub(crate) fn inherited(socket: Option<Socket>, address: &str) -> Option<OwnedFd> {
+    socket.filter(|socket| socket.address == address).map(|socket| socket.fd)
+}
+
+/// Hands sockets over; once this is Ok, the other process serves.
+///
+/// # Errors
+/// It may not, or was not ready in time: this process serves on.
+pub(crate) fn hand_over(stream: &mut UnixStream, sockets: &Sockets) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+    if peer.uid != rustix::process::geteuid() && !peer.uid.is_root() {
+        return Err(other("a process of another user wants to take over"));
+    }
+    expect(stream, HELLO)?;
+    let mut text = serde_json::to_vec(&sockets.list())?;
+    text.push(b'\n');
+    let fds = sockets.fds();
+    if fds.len() > MOST_SOCKETS {
+        return Err(other(format!("there are {} sockets, more than {MOST_SOCKETS}", fds.len())));
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SOCKETS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(other("the sockets do not fit into one message"));
+    }
+    let sent = rustix::net::sendmsg(&stream, &[IoSlice::new(&text)], &mut control, SendFlags::NOSIGNAL)?;
+    stream.write_all(&text[sent..])?;
+    stream.set_read_timeout(Some(READY_WITHIN + PATIENCE))?;
+    expect(stream, READY)
+}
+
+/// Lets the other process know that this one has stopped accepting.
+pub(crate) fn say_bye(stream: &mut UnixStream) {
+    // If it is gone by now, there is nobody to tell.
+    let _ = stream.write_all(BYE);
+}
+
+fn expect(stream: &mut UnixStream, word: &[u8]) -> io::Result<()> {
+    let mut found = vec![0; word.len()];
+    stream.read_exact(&mut found)?;
+    if found == word { Ok(()) } else { Err(other("it does not speak as a process that takes over does")) }
+}
+
+/// Starts this very command anew, with `--take-over`.
+pub(crate) fn start_successor() -> io::Result<u32> {
+    let mut arguments = std::env::args_os();
+    let program = arguments.next().ok_or_else(|| other("this process does not know how it was started"))?;
+    let arguments: Vec<_> = arguments.filter(|argument| argument != "--take-over").collect();
+    // Tokio waits for it, so that it leaves no zombie.
+    let child = tokio::process::Command::new(program).args(arguments).arg("--take-over").spawn()?;
+    Ok(child.id().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn sockets_change_hands() {
+        let (one, two) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let addresses = [one.local_addr().unwrap(), two.local_addr().unwrap()];
+        let sockets = Sockets {
+            proxy: vec![Socket { address: "a".into(), fd: one.into() }],
+            metrics: None,
+            console: Some(Socket { address: "b".into(), fd: two.into() }),
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("upgrade.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let new = std::thread::spawn(move || {
+            let taken = ask(&path).unwrap();
+            assert!(taken.sockets.metrics.is_none());
+            let console = taken.sockets.console.as_ref().unwrap();
+            let listener = TcpListener::from(console.fd.try_clone().unwrap());
+            assert_eq!((console.address.as_str(), listener.local_addr().unwrap()), ("b", addresses[1]));
+            assert_eq!(taken.sockets.proxy[0].address, "a");
+            let listener = TcpListener::from(taken.sockets.proxy[0].fd.try_clone().unwrap());
+            assert_eq!(listener.local_addr().unwrap(), addresses[0]);
+            taken.confirm().unwrap();
+            listener.accept().unwrap();
+        });
+        let (mut stream, _) = listener.accept().unwrap();
+        // It waits in the queue while the socket changes hands.
+        let client = TcpStream::connect(addresses[0]).unwrap();
+        hand_over(&mut stream, &sockets).unwrap();
+        drop(sockets);
+        say_bye(&mut stream);
+        new.join().unwrap();
+        drop(client);
+    }
+
+    #[test]
+    fn whoever_speaks_otherwise_gets_nothing() {
+        for words in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], b"", b"kingpost take-over 2\n"] {
+            let (mut old, mut new) = UnixStream::pair().unwrap();
+            new.write_all(words).unwrap();
+            new.shutdown(std::net::Shutdown::Write).unwrap();
+            assert!(hand_over(&mut old, &Sockets::default()).is_err());
+            drop(old);
+            let mut rest = Vec::new();
+            let _ = new.read_to_end(&mut rest);
+            assert!(rest.is_empty(), "{rest:?}");
+        }
+    }
+
+    #[test]
+    fn a_successor_that_is_never_ready_changes_nothing() {
+        let (mut old, mut new) = UnixStream::pair().unwrap();
+        new.write_all(HELLO).unwrap();
+        new.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(hand_over(&mut old, &Sockets::default()).is_err());
+    }
+}

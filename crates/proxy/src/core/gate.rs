@@ -1,0 +1,534 @@
+//! The commit gate: what tells a client of a commit is held back until the commit is durable on as many relays as its pool wants.
+//!
+//! ```text
+//!  CommandComplete that may be a commit ──▶ a gate in the client's output: nothing behind it is written
+//!  ReadyForQuery ──▶ the gate has a ticket of the oracle ──answer──▶ an LSN ──durable──▶ open
+//! ```
+//!
+//! The server connection is back in its pool as soon as the server has answered; who waits is an entry in the worker's own
+//! heap. What must hold:
+//!
+//! - The ticket is taken after the server's answer was read: so its batch finds the commit flushed.
+//! - A gate opens only when the durable mark of its own term has passed, or where the configuration lets it in a degraded state.
+//!   Cancel, draining, errors of later statements and the end of a server connection open nothing.
+//! - Gates of a client open in order; whatever comes behind one, also from other servers or the proxy itself, stays behind it.
+//! - What can't be known any more (another term, too long) ends the client's connection: never a success, never "rolled back".
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use topology::{MOST_RELAYS, Role, Term};
+use watermark::{Lsn, Ticket, Waiters};
+use wire::message::Status;
+use wire::{Severity, Sqlstate, message};
+
+use super::token::Token;
+use super::{Core, DRAINING, over};
+use crate::settings::Gate as Settings;
+
+/// Most clients of one worker that wait.
+const MOST_WAITING: usize = 1 << 20;
+/// Most gates of one client; beyond that two commits share one.
+const MOST_GATES: usize = 64;
+
+/// A place in a client's output behind which nothing is written yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Gate {
+    state: State,
+    since: Instant,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The unit goes on.
+    Open,
+    /// What is behind it was committed on this term before the ticket was taken.
+    Asked(Ticket, Term),
+    /// It is durable when that is, on that term.
+    At(Lsn, Term),
+}
+
+/// A worker's clients that wait.
+pub(super) struct Held {
+    asked: Waiters<Token, Ticket>,
+    /// For one relay, for two, …: at the marks of `durable`.
+    durable: Vec<Option<Waiters<Token>>>,
+    /// Since when the first gate of each has waited, in that order; those that have been opened go when they are at the front.
+    since: VecDeque<(Instant, Token)>,
+}
+
+/// What becomes of a client's first gate, from plain values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It waits: nothing is known of its position yet.
+    Ask(Ticket),
+    /// It waits to be durable.
+    Wait(Lsn),
+    Pass,
+    /// It will never be known.
+    Unknown,
+    /// The unit is not at its end.
+    Stay,
+}
+
+/// `answer`: the oracle's for the gate's ticket; `durable`: term and position of the mark it waits at.
+fn fate(state: State, answer: Option<(u64, Lsn)>, now: Term, durable: (Term, Lsn), degraded: bool) -> Fate {
+    let (lsn, term) = match state {
+        State::Open => return Fate::Stay,
+        State::Asked(_, _) if degraded => return Fate::Pass,
+        State::Asked(_, term) if term != now => return Fate::Unknown,
+        State::Asked(ticket, term) => match answer {
+            None => return Fate::Ask(ticket),
+            Some((of, _)) if of != u64::from(term.timeline) => return Fate::Unknown,
+            Some((_, lsn)) => (lsn, term),
+        },
+        State::At(lsn, term) => (lsn, term),
+    };
+    match durable {
+        (of, at) if of == term && at >= lsn => Fate::Pass,
+        _ if degraded => Fate::Pass,
+        (of, _) if of != term => Fate::Unknown,
+        _ => Fate::Wait(lsn),
+    }
+}
+
+/// Whether `word`, which is in lower case, stands anywhere in a text in whatever case.
+fn mentions(text: &[u8], word: &[u8]) -> bool {
+    text.windows(word.len()).any(|part| part[0] | 0x20 == word[0] && part.eq_ignore_ascii_case(word))
+}
+
+/// A `CommandComplete` that says of itself that it ended a transaction for good.
+fn is_commit(tag: &[u8]) -> bool {
+    [&b"COMMIT\0"[..], b"COMMIT PREPARED\0", b"PREPARE TRANSACTION\0"].contains(&tag)
+}
+
+impl Gate {
+    pub(super) fn open(now: Instant) -> Gate {
+        Gate { state: State::Open, since: now }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+}
+
+// === what the replies do ===
+
+impl Core {
+    /// How this server's pool gates commits; None: it does not.
+    fn gate_of(&self, s: usize) -> Option<Settings> {
+        let server = &self.servers[s];
+        let gate = self.pools[server.pool].gate;
+        // Lanes have nothing but reads in them.
+        (gate.relays > 0 && server.client.is_some() && server.lane.is_empty()).then_some(gate)
+    }
+
+    /// A server that shows what is not durable yet.
+    fn shows_undurable(&self, s: usize) -> bool {
+        self.view.node(self.servers[s].node).is_none_or(|node| node.role != Role::Replica)
+    }
+
+    /// A `CommandComplete` for the client: true if nothing from here on may be written yet.
+    pub(super) fn may_commit(&mut self, s: usize, tag: &[u8]) -> bool {
+        if self.gate_of(s).is_none() {
+            return false;
+        }
+        let server = &mut self.servers[s];
+        let commit = is_commit(tag);
+        // Whatever the node is thought to be: a replica may have been promoted this moment.
+        server.committed |= commit && (server.wrote || tag != b"COMMIT\0");
+        server.committed || (server.wrote && server.status == Status::Idle)
+    }
+
+    /// Closes a gate at the end of a client's output, unless the unit has one already.
+    pub(super) fn close_gate(&mut self, c: usize) {
+        let client = &mut self.clients[c];
+        if client.output.last_gate().is_none_or(|gate| !gate.is_open()) {
+            client.output.close_gate(Gate::open(self.now));
+        }
+    }
+
+    /// Bytes of a server for its client: with a read barrier nothing that the primary says is written at once.
+    pub(super) fn bar_reads(&mut self, s: usize) {
+        if let Some(Settings { barrier: true, .. }) = self.gate_of(s)
+            && self.shows_undurable(s)
+            && let Some(c) = self.servers[s].client
+        {
+            self.close_gate(c);
+        }
+    }
+
+    /// A `ReadyForQuery`, of whomever: true if the client it is for has to wait.
+    pub(super) fn ends_gated(&mut self, s: usize) -> bool {
+        let server = &mut self.servers[s];
+        // They are of one unit, whether or not anybody hears its answer.
+        let (committed, erred) = (std::mem::take(&mut server.committed), std::mem::take(&mut server.unit_erred));
+        let Some(gate) = self.gate_of(s) else { return false };
+        let barrier = gate.barrier && self.shows_undurable(s);
+        let server = &self.servers[s];
+        // A statement that failed outside a transaction has told so, and committed nothing.
+        committed || barrier || (server.status == Status::Idle && server.wrote && !erred)
+    }
+
+    /// The client's unit is at its end, or so far that its output can't be kept any longer: its gate waits.
+    pub(super) fn seal_gate(&mut self, c: usize) {
+        let output = &mut self.clients[c].output;
+        let Some(last) = output.last_gate_mut().filter(|gate| gate.is_open()) else { return };
+        let ticket = self.shared.topology.oracle().ticket();
+        let gate = Gate { state: State::Asked(ticket, self.view.term), since: self.now };
+        *last = gate;
+        self.metrics.gated.add(1);
+        match self.clients[c].output.gates() {
+            1 => self.advance(c, false),
+            // The one before waits for this one's commit, too: in order, and a little later than it must.
+            MOST_GATES.. => self.clients[c].output.merge_gates(gate),
+            _ => {}
+        }
+    }
+
+    /// The server says no more until the client does (it has asked for what there is by Flush, or is to send COPY data): what the
+    /// client needs in order to go on is not held back, unless something was committed.
+    pub(super) fn pause_gate(&mut self, s: usize) {
+        let server = &self.servers[s];
+        if !(server.expect.is_empty() || server.copy_in) || !server.lane.is_empty() {
+            return;
+        }
+        let Some(c) = server.client else { return };
+        if !self.clients[c].output.last_gate().is_some_and(Gate::is_open) {
+            return;
+        }
+        if server.committed || self.pools[server.pool].gate.barrier {
+            self.seal_gate(c)
+        } else {
+            self.drop_open_gate(c)
+        }
+    }
+
+    /// The unit has ended without a commit.
+    pub(super) fn drop_open_gate(&mut self, c: usize) {
+        let client = &mut self.clients[c];
+        if client.output.last_gate().is_some_and(Gate::is_open) {
+            client.output.drop_last_gate();
+            self.tell(c, |_| {});
+        }
+    }
+
+    /// More is held back than may be, and the unit goes on: what is there so far waits by itself.
+    pub(super) fn bound_gate(&mut self, c: usize) {
+        let client = &self.clients[c];
+        if client.output.len() > self.settings.buffer_limit && client.output.last_gate().is_some_and(Gate::is_open) {
+            self.seal_gate(c);
+        }
+    }
+
+    // --- waiting ---
+
+    /// Looks at a client's first gate, and opens as many as can be. Where that may close the client it is left for the next turn,
+    /// unless `may_close`: whoever follows a server's replies does not expect it.
+    fn advance(&mut self, c: usize, may_close: bool) {
+        let token = self.clients[c].token;
+        while let Some(&gate) = self.clients[c].output.first_gate() {
+            let settings = self.pools[self.clients[c].pool].gate;
+            // Who may have committed without waiting for the flush waits for everything that was there by then.
+            let client = &self.clients[c];
+            let unflushed = client.unflushed || client.params.get("synchronous_commit").is_some();
+            let answer = match gate.state {
+                State::Asked(ticket, _) => self.shared.topology.oracle().answer(ticket),
+                _ => None,
+            };
+            let answer = answer.map(|a| (a.term, if unflushed { a.lsn } else { a.flushed }));
+            // A pool that is not gated any more lets go what was held by its old settings.
+            let degraded = settings.relays == 0 || (settings.degrade && self.is_degraded(settings.relays));
+            let mark = self.durable.mark(settings.relays).map_or(Lsn(0), |mark| mark.get());
+            match fate(gate.state, answer, self.view.term, (self.durable.term, mark), degraded) {
+                Fate::Stay => return,
+                Fate::Pass => {
+                    let waited = self.now.saturating_duration_since(gate.since).as_micros() as u64;
+                    self.metrics.gate_micros.observe(waited);
+                    if degraded {
+                        self.metrics.gate_degraded_commits.add(1);
+                    }
+                    self.clients[c].output.open_gate();
+                    self.tell(c, |_| {});
+                }
+                Fate::Ask(ticket) => {
+                    if self.wait_at(token, gate, Ok(ticket), settings.relays) {
+                        return;
+                    }
+                    if may_close {
+                        return self.give_up_gate(c, "too many commits wait");
+                    }
+                    return self.put_off(token);
+                }
+                Fate::Wait(lsn) => {
+                    let term = self.durable.term;
+                    if let Some(gate) = self.clients[c].output.first_gate_mut() {
+                        gate.state = State::At(lsn, term);
+                    }
+                    if self.wait_at(token, gate, Err(lsn), settings.relays) {
+                        return;
+                    }
+                    if may_close {
+                        return self.give_up_gate(c, "too many commits wait");
+                    }
+                    return self.put_off(token);
+                }
+                Fate::Unknown if may_close => return self.give_up_gate(c, "the primary was replaced"),
+                Fate::Unknown => return self.put_off(token),
+            }
+        }
+        let client = &self.clients[c];
+        if may_close && self.draining && client.server.is_none() && client.lane.is_none() {
+            return self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, DRAINING);
+        }
+        self.bound_input(c);
+    }
+
+    /// This client is looked at in the next turn, which is made to come.
+    fn put_off(&mut self, token: Token) {
+        self.due.push(token);
+        (self.bell)();
+    }
+
+    /// False if there are too many.
+    fn wait_at(&mut self, token: Token, gate: Gate, target: Result<Ticket, Lsn>, relays: usize) -> bool {
+        let topology = &self.shared.topology;
+        let bell = &self.bell;
+        let held = self.held.get_or_insert_with(|| {
+            let bell = Arc::clone(bell);
+            let asked = Waiters::new(Arc::clone(topology.oracle().answered()), MOST_WAITING, move || bell());
+            let durable = (0..MOST_RELAYS).map(|_| None).collect();
+            Box::new(Held { asked, durable, since: VecDeque::new() })
+        });
+        held.since.push_back((gate.since, token));
+        match target {
+            Ok(ticket) => held.asked.insert(ticket, token).is_ok(),
+            Err(lsn) => {
+                let (Some(slot), Some(mark)) = (held.durable.get_mut(relays - 1), self.durable.mark(relays)) else {
+                    return false;
+                };
+                let waiters = slot.get_or_insert_with(|| {
+                    let bell = Arc::clone(bell);
+                    Waiters::new(Arc::clone(mark), MOST_WAITING, move || bell())
+                });
+                waiters.insert(lsn, token).is_ok()
+            }
+        }
+    }
+
+    /// Opens what can be opened. To be called each turn: a few loads while nobody waits.
+    pub(super) fn release_gates(&mut self) {
+        let mut due = std::mem::take(&mut self.due);
+        if let Some(held) = &mut self.held {
+            while let Some(token) = held.asked.pop() {
+                due.push(token);
+            }
+            for waiters in held.durable.iter_mut().flatten() {
+                while let Some(token) = waiters.pop() {
+                    due.push(token);
+                }
+            }
+        }
+        for token in due.drain(..) {
+            if self.is_client(token) {
+                self.advance(token.index(), true);
+            }
+        }
+        // Its capacity is kept.
+        if self.due.is_empty() {
+            self.due = due;
+        }
+        while let Some(&(since, token)) = self.held.as_ref().and_then(|held| held.since.front()) {
+            let gate = self.clients.get(token.index()).filter(|client| client.token == token);
+            let waits = gate
+                .and_then(|client| client.output.first_gate())
+                .is_some_and(|gate| gate.since == since && !gate.is_open());
+            if waits && !over(since, self.settings.gate_timeout, self.now) {
+                break;
+            }
+            if let Some(held) = &mut self.held {
+                held.since.pop_front();
+            }
+            if waits {
+                self.give_up_gate(token.index(), "it was not confirmed in time (proxy.gate.timeout)");
+            }
+        }
+    }
+
+    /// The view has changed.
+    pub(super) fn refresh_gates(&mut self) {
+        let durable = self.shared.topology.durable();
+        if Arc::ptr_eq(&durable, &self.durable) {
+            return;
+        }
+        self.durable = durable;
+        if let Some(held) = &mut self.held {
+            held.durable.iter_mut().for_each(|waiters| *waiters = None);
+        }
+        self.review_gates();
+    }
+
+    /// Looks at all clients that wait: for what is not told by a number.
+    fn review_gates(&mut self) {
+        let gated = self.clients.iter().filter(|(_, client)| client.output.gates() > 0);
+        let tokens: Vec<Token> = gated.map(|(_, client)| client.token).collect();
+        for token in tokens {
+            if self.is_client(token) {
+                self.advance(token.index(), true);
+            }
+        }
+    }
+
+    /// Nobody will ever say what became of it.
+    fn give_up_gate(&mut self, c: usize, why: &str) {
+        self.metrics.gate_unknown.add(1);
+        let relays = self.pools[self.clients[c].pool].gate.relays;
+        let text = format!(
+            "the transaction was committed on the primary, and whether it is durable on {relays} relay(s) is unknown: {why}"
+        );
+        tracing::warn!(why, relays, "a commit's outcome is unknown");
+        let client = &mut self.clients[c];
+        client.output.cut(&mut self.buffers);
+        let out = client.output.append(&mut self.buffers);
+        message::error(out, Severity::Fatal, Sqlstate::TRANSACTION_RESOLUTION_UNKNOWN, &text, "");
+        self.close_client(c);
+    }
+
+    /// A text that may change `synchronous_commit` for the commits that follow it. (A function that does so for its own
+    /// transaction is not seen: as with PostgreSQL's own synchronous replication, that transaction's commit is not waited for.)
+    pub(super) fn note_unflushed(&mut self, c: usize, text: &[u8]) {
+        let gated = self.pools.get(self.clients[c].pool).is_some_and(|pool| pool.gate.relays > 0);
+        if gated && (mentions(text, b"synchronous_commit") || mentions(text, b"set_config")) {
+            self.clients[c].unflushed = true;
+        }
+    }
+
+    // --- too few relays ---
+
+    /// Fewer relays than this have confirmed anything for longer than `degraded_after`.
+    fn is_degraded(&self, relays: usize) -> bool {
+        let since = self.short.get(relays).copied().flatten();
+        since.is_some_and(|since| over(since, self.settings.gate_degraded_after, self.now))
+    }
+
+    /// To be called each tick: keeps count of how long there have been too few relays.
+    pub(super) fn watch_relays(&mut self) {
+        let confirming = self.shared.topology.confirming();
+        let mut worst = false;
+        for relays in 1..=MOST_RELAYS {
+            if confirming < relays {
+                self.short[relays].get_or_insert(self.now);
+            } else {
+                self.short[relays] = None;
+            }
+        }
+        for p in 0..self.pools.len() {
+            let gate = self.pools[p].gate;
+            worst |= gate.relays > 0 && self.is_degraded(gate.relays);
+        }
+        self.metrics.gate_degraded.set(u64::from(worst));
+        if worst != self.was_degraded {
+            self.was_degraded = worst;
+            match (worst, self.id) {
+                (true, 0) => tracing::error!(
+                    confirming,
+                    "DEGRADED: too few relays confirm commits; by on_degraded they wait and new writes are refused, or they \
+                     are acknowledged though only the primary has them"
+                ),
+                (false, 0) => tracing::warn!(confirming, "no longer degraded: relays confirm commits again"),
+                _ => {}
+            }
+        }
+        if self.held.is_some() {
+            let held = self.clients.iter().filter(|(_, client)| client.output.gates() > 0).count();
+            self.metrics.gate_held.set(held as u64);
+            if worst {
+                self.review_gates();
+            }
+        }
+    }
+
+    /// Why a unit that may write is not sent to a server; None: it may be.
+    pub(super) fn refuses_writes(&self, c: usize) -> Option<String> {
+        let client = &self.clients[c];
+        let gate = self.pools[client.pool].gate;
+        if gate.relays == 0 || gate.degrade || client.unit.repeatable || !self.is_degraded(gate.relays) {
+            return None;
+        }
+        Some(format!(
+            "writes are refused: {} of the {} relays that must make commits durable confirm anything; nothing was executed",
+            self.shared.topology.confirming(),
+            gate.relays
+        ))
+    }
+
+    /// When the first of those who wait will have waited too long.
+    pub(super) fn gate_patience(&self) -> Option<Duration> {
+        let deadline = self.held.as_ref()?.since.front()?.0 + self.settings.gate_timeout;
+        Some(deadline.saturating_duration_since(self.now).max(Duration::from_millis(1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fates() {
+        let oracle = watermark::Oracle::new(|| {});
+        let ticket = oracle.ticket();
+        let (one, two) = (Term { system: 1, timeline: 1 }, Term { system: 1, timeline: 2 });
+        let asked = State::Asked(ticket, one);
+        let at = State::At(Lsn(50), one);
+        let answer = Some((1, Lsn(50)));
+        for (state, answer, now, durable, degraded, expected) in [
+            (State::Open, None, one, (one, Lsn(99)), true, Fate::Stay),
+            (asked, None, one, (one, Lsn(99)), false, Fate::Ask(ticket)),
+            (asked, answer, one, (one, Lsn(49)), false, Fate::Wait(Lsn(50))),
+            (asked, answer, one, (one, Lsn(50)), false, Fate::Pass),
+            (at, None, one, (one, Lsn(49)), false, Fate::Wait(Lsn(50))),
+            (at, None, one, (one, Lsn(50)), false, Fate::Pass),
+            // Another primary's numbers say nothing, however high.
+            (asked, Some((2, Lsn(50))), one, (one, Lsn(99)), false, Fate::Unknown),
+            (asked, None, two, (two, Lsn(99)), false, Fate::Unknown),
+            (asked, answer, one, (two, Lsn(99)), false, Fate::Unknown),
+            (at, None, two, (two, Lsn(99)), false, Fate::Unknown),
+            // Durable on its own term, as is known by now: that stays true.
+            (at, None, two, (one, Lsn(50)), false, Fate::Pass),
+            (at, None, one, (one, Lsn(0)), true, Fate::Pass),
+            (asked, None, one, (one, Lsn(0)), true, Fate::Pass),
+        ] {
+            assert_eq!(fate(state, answer, now, durable, degraded), expected, "{state:?} {answer:?} {durable:?}");
+        }
+    }
+
+    #[test]
+    fn words() {
+        for (text, expected) in [
+            (&b"set synchronous_commit = off"[..], true),
+            (b"SET LOCAL Synchronous_Commit TO off", true),
+            (b"SYNCHRONOUS_COMMIT", true),
+            (b"ssynchronous_commit", true),
+            (b"synchronous_commi", false),
+            (b"", false),
+        ] {
+            assert_eq!(mentions(text, b"synchronous_commit"), expected, "{}", String::from_utf8_lossy(text));
+        }
+    }
+
+    #[test]
+    fn commits() {
+        for (tag, expected) in [
+            (&b"COMMIT\0"[..], true),
+            (b"COMMIT PREPARED\0", true),
+            (b"PREPARE TRANSACTION\0", true),
+            (b"PREPARE\0", false),
+            (b"INSERT 0 1\0", false),
+            (b"ROLLBACK\0", false),
+            (b"ROLLBACK PREPARED\0", false),
+        ] {
+            assert_eq!(is_commit(tag), expected, "{}", String::from_utf8_lossy(tag));
+        }
+    }
+}

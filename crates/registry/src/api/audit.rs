@@ -1,0 +1,273 @@
+//! Who changed what: each change as a line of JSON in a file, the last ones in memory for who asks.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+/// Changes that are remembered.
+const REMEMBERED: usize = 10_000;
+/// Changes that wait for the file; when it cannot keep up, further ones are only remembered, and counted as lost.
+const WAITING: usize = 8_192;
+/// Longest text of one field: names have limits far below, lists of names are shortened before.
+const LONGEST_FIELD: usize = 4_096;
+/// Of a file that is there already, so much of its end is read.
+const READ_BACK: u64 = 4 << 20;
+
+/// One change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// When, in milliseconds since 1970.
+    pub time_ms: i64,
+    /// Name of the token; `-` where none was asked for.
+    pub token: String,
+    /// From where.
+    pub peer: IpAddr,
+    /// What was done.
+    pub action: String,
+    /// Where.
+    pub namespace: String,
+    /// To what: an id, a name, or several.
+    pub object: String,
+}
+
+/// Where changes are noted. A clone is the same place.
+#[derive(Debug, Clone, Default)]
+pub struct AuditLog {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    recent: Mutex<VecDeque<Change>>,
+    /// To the thread that writes; `None` without a file.
+    file: Option<SyncSender<Change>>,
+    lost: Arc<AtomicU64>,
+}
+
+impl AuditLog {
+    /// Appends to `path`; a file longer than `most` bytes is put aside as `path.1`, in place of the one before.
+    ///
+    /// # Errors
+    /// The file cannot be opened or read.
+    pub fn open(path: &Path, most: u64) -> io::Result<AuditLog> {
+        let recent = read_back(path)?;
+        let mut file = append(path)?;
+        if ends_open(path)? {
+            // A line that a crash cut off must not swallow the next one.
+            file.write_all(b"\n")?;
+        }
+        let (sender, changes) = mpsc::sync_channel(WAITING);
+        let lost = Arc::new(AtomicU64::new(0));
+        let writer =
+            Writer { path: path.to_owned(), written: file.metadata()?.len(), file, most, lost: Arc::clone(&lost) };
+        // Ends when the log is dropped.
+        std::thread::Builder::new().name("audit".into()).spawn(move || writer.run(&changes))?;
+        Ok(AuditLog { inner: Arc::new(Inner { recent: Mutex::new(recent), file: Some(sender), lost }) })
+    }
+
+    /// Notes a change. Never waits.
+    pub fn note(&self, mut change: Change) {
+        for text in [&mut change.token, &mut change.action, &mut change.namespace, &mut change.object] {
+            let mut end = text.len().min(LONGEST_FIELD);
+            while !text.is_char_boundary(end) {
+                end -= 1;
+            }
+            text.truncate(end);
+        }
+        if let Some(file) = &self.inner.file {
+            match file.try_send(change.clone()) {
+                Ok(()) => {}
+                Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                    self.inner.lost.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+        let mut recent = self.inner.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        if recent.len() >= REMEMBERED {
+            recent.pop_front();
+        }
+        recent.push_back(change);
+    }
+
+    /// The last changes that fit, newest first.
+    pub fn last(&self, limit: usize, fits: impl Fn(&Change) -> bool) -> Vec<Change> {
+        let recent = self.inner.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.iter().rev().filter(|change| fits(change)).take(limit).cloned().collect()
+    }
+
+    /// Changes that did not get into the file.
+    pub fn lost(&self) -> u64 {
+        self.inner.lost.load(Ordering::Relaxed)
+    }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    OpenOptions::new().create(true).append(true).mode(0o640).open(path)
+}
+
+/// The last changes of a file. A line that was cut off by a crash is left out.
+fn read_back(path: &Path) -> io::Result<VecDeque<Change>> {
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(VecDeque::new()),
+        Err(error) => return Err(error),
+    };
+    let from = file.metadata()?.len().saturating_sub(READ_BACK);
+    file.seek(SeekFrom::Start(from))?;
+    let mut recent = VecDeque::new();
+    for line in BufReader::new(file).split(b'\n') {
+        if let Ok(change) = serde_json::from_slice(&line?) {
+            if recent.len() >= REMEMBERED {
+                recent.pop_front();
+            }
+            recent.push_back(change);
+        }
+    }
+    Ok(recent)
+}
+
+fn ends_open(path: &Path) -> io::Result<bool> {
+    let mut file = File::open(path)?;
+    if file.metadata()?.len() == 0 {
+        return Ok(false);
+    }
+    file.seek(SeekFrom::End(-1))?;
+    let mut last = [0];
+    file.read_exact(&mut last)?;
+    Ok(last != *b"\n")
+}
+
+/// The thread that writes.
+struct Writer {
+    path: PathBuf,
+    file: File,
+    written: u64,
+    most: u64,
+    lost: Arc<AtomicU64>,
+}
+
+impl Writer {
+    fn run(mut self, changes: &mpsc::Receiver<Change>) {
+        let mut failing = false;
+        while let Ok(first) = changes.recv() {
+            // What has gathered meanwhile is one write.
+            let mut lines = Vec::new();
+            let mut count = 0;
+            for change in std::iter::once(first).chain(changes.try_iter().take(WAITING)) {
+                // Our own type: it can be written.
+                let _ = serde_json::to_writer(&mut lines, &change);
+                lines.push(b'\n');
+                count += 1;
+            }
+            let result = self.write(&lines);
+            if let Err(error) = &result {
+                self.lost.fetch_add(count, Ordering::Relaxed);
+                if !failing {
+                    tracing::error!(file = %self.path.display(), %error, "changes cannot be written to the audit log");
+                }
+            }
+            failing = result.is_err();
+        }
+    }
+
+    fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+        if self.written > 0 && self.written + lines.len() as u64 > self.most {
+            let mut aside = self.path.clone().into_os_string();
+            aside.push(".1");
+            std::fs::rename(&self.path, aside)?;
+            self.file = append(&self.path)?;
+            self.written = 0;
+        }
+        self.file.write_all(lines)?;
+        self.written += lines.len() as u64;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn change(n: i64) -> Change {
+        Change {
+            time_ms: n,
+            token: "app".into(),
+            peer: [127, 0, 0, 1].into(),
+            action: "putInstance".into(),
+            namespace: "default".into(),
+            object: format!("i{n}"),
+        }
+    }
+
+    /// The writing thread ends some time after its log.
+    fn until<T>(found: impl Fn() -> Option<T>, what: &str) -> T {
+        for _ in 0..2000 {
+            if let Some(found) = found() {
+                return found;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        panic!("{what} did not come");
+    }
+
+    fn closed(log: AuditLog, path: &Path, lines: usize) -> Vec<String> {
+        drop(log);
+        let read = || -> Vec<String> {
+            std::fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
+        };
+        until(|| Some(read()).filter(|found| found.len() >= lines), "the lines")
+    }
+
+    #[test]
+    fn what_is_noted_is_in_the_file_and_known_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.jsonl");
+        let log = AuditLog::open(&path, 1 << 20).unwrap();
+        (0..5).for_each(|n| log.note(change(n)));
+        assert_eq!(log.last(2, |_| true), [change(4), change(3)]);
+        assert_eq!(log.last(9, |change| change.object == "i1"), [change(1)]);
+        let lines = closed(log, &path, 5);
+        assert_eq!(serde_json::from_str::<Change>(&lines[2]).unwrap(), change(2));
+        // A crash in the middle of a line.
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"time_ms\":5,\"tok").unwrap();
+        let again = AuditLog::open(&path, 1 << 20).unwrap();
+        assert_eq!(again.last(9, |_| true).len(), 5);
+        again.note(change(6));
+        let lines = closed(again, &path, 7);
+        assert_eq!(serde_json::from_str::<Change>(&lines[6]).unwrap(), change(6));
+    }
+
+    #[test]
+    fn a_long_file_is_put_aside_and_what_is_long_is_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.jsonl");
+        std::fs::write(&path, "x".repeat(600)).unwrap();
+        let log = AuditLog::open(&path, 500).unwrap();
+        log.note(Change { object: "ä".repeat(LONGEST_FIELD), ..change(1) });
+        assert!(log.last(1, |_| true)[0].object.len() <= LONGEST_FIELD);
+        drop(log);
+        let aside = until(|| std::fs::read_to_string(dir.path().join("audit.jsonl.1")).ok(), "the file put aside");
+        // Its line was cut off: ended, so that it does not swallow another one.
+        assert_eq!(aside, "x".repeat(600) + "\n");
+        let line = until(|| std::fs::read_to_string(&path).ok().filter(|text| text.ends_with('\n')), "the new file");
+        assert_eq!(line.lines().count(), 1);
+    }
+
+    #[test]
+    fn memory_has_a_limit() {
+        let log = AuditLog::default();
+        (0..REMEMBERED as i64 + 10).for_each(|n| log.note(change(n)));
+        let all = log.last(usize::MAX, |_| true);
+        assert_eq!((all.len(), all[0].time_ms), (REMEMBERED, REMEMBERED as i64 + 9));
+        assert_eq!(log.lost(), 0);
+    }
+}

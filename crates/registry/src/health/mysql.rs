@@ -1,0 +1,121 @@
+//! Asking a MySQL or MariaDB server whether it accepts connections.
+//!
+//! To read its greeting and to go would do, but for this: a server counts handshakes that broke off, and shuts a host out
+//! that has too many of them. So it is brought to its end, by a user that need not exist, without a password.
+
+use std::io;
+
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+
+use super::probe::read_until;
+use crate::model::Health;
+
+/// `LONG_PASSWORD | PROTOCOL_41 | SECURE_CONNECTION | PLUGIN_AUTH`.
+const CAPABILITIES: u32 = 0x1 | 0x200 | 0x8000 | 0x8_0000;
+/// Longest packet that we would take.
+const LONGEST: u32 = 1 << 16;
+/// UTF-8.
+const CHARSET: u8 = 33;
+/// Bytes of a packet before its payload: length and number.
+const HEADER: usize = 4;
+
+/// What a server's packet says.
+#[derive(Debug, PartialEq, Eq)]
+enum Said {
+    /// Who are you?
+    Greeting,
+    /// Something that decides.
+    Health(Health),
+    /// Another way to prove who you are.
+    OtherWay,
+}
+
+pub(super) async fn ask(stream: &mut TcpStream) -> io::Result<Health> {
+    let mut sent = false;
+    // Greeting, perhaps another way, verdict.
+    for _ in 0..3 {
+        let packet = read_until(stream, whole).await?;
+        let number = packet.get(3).copied().unwrap_or(0).wrapping_add(1);
+        match (said(&packet), sent) {
+            (Said::Greeting, false) => stream.write_all(&login(number)).await?,
+            (Said::OtherWay, true) => stream.write_all(&[0, 0, 0, number]).await?,
+            (Said::Health(health), _) => return Ok(health),
+            (Said::Greeting | Said::OtherWay, _) => return Ok(Health::Critical),
+        }
+        sent = true;
+    }
+    // It speaks the protocol and is at its ease to ask on.
+    Ok(Health::Passing)
+}
+
+/// Whether a whole packet is there.
+fn whole(bytes: &[u8]) -> bool {
+    let length = |bytes: &[u8]| usize::from(bytes[0]) | usize::from(bytes[1]) << 8 | usize::from(bytes[2]) << 16;
+    bytes.len() >= HEADER && bytes.len() >= HEADER + length(bytes)
+}
+
+fn said(packet: &[u8]) -> Said {
+    let payload = if whole(packet) { &packet[HEADER..] } else { &[] };
+    match payload {
+        [0x0a, ..] => Said::Greeting,
+        [0x00, ..] => Said::Health(Health::Passing),
+        [0xfe, ..] => Said::OtherWay,
+        [0xff, low, high, ..] => Said::Health(verdict(u16::from_le_bytes([*low, *high]))),
+        _ => Said::Health(Health::Critical),
+    }
+}
+
+/// From an error's number. Access denied, host not allowed: it accepts connections, of others. No connection left, or
+/// this host is shut out: alive, but of no use to us. Shutting down: out of order.
+fn verdict(number: u16) -> Health {
+    match number {
+        // ER_CON_COUNT_ERROR, ER_TOO_MANY_USER_CONNECTIONS, ER_USER_LIMIT_REACHED, ER_HOST_IS_BLOCKED
+        1040 | 1203 | 1226 | 1129 => Health::Warning,
+        // ER_SERVER_SHUTDOWN, ER_NORMAL_SHUTDOWN, ER_SHUTDOWN_COMPLETE, ER_CONNECTION_KILLED (MariaDB)
+        1053 | 1077 | 1079 | 1927 => Health::Critical,
+        _ => Health::Passing,
+    }
+}
+
+/// The answer to a greeting.
+fn login(number: u8) -> Vec<u8> {
+    let mut payload = Vec::with_capacity(80);
+    payload.extend_from_slice(&CAPABILITIES.to_le_bytes());
+    payload.extend_from_slice(&LONGEST.to_le_bytes());
+    payload.push(CHARSET);
+    payload.extend_from_slice(&[0; 23]);
+    payload.extend_from_slice(b"kingpost\0");
+    // An empty proof.
+    payload.push(0);
+    payload.extend_from_slice(b"mysql_native_password\0");
+    let mut packet = (payload.len() as u32).to_le_bytes()[..3].to_vec();
+    packet.push(number);
+    packet.extend_from_slice(&payload);
+    packet
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_servers_say() {
+        let packet = |payload: &[u8]| [&[payload.len() as u8, 0, 0, 0][..], payload].concat();
+        for (payload, expected) in [
+            (&b"\x0a8.0.36\0"[..], Said::Greeting),
+            (b"\x00\x00\x00", Said::Health(Health::Passing)),
+            (b"\xfemysql_native_password\0", Said::OtherWay),
+            (b"\xff\x15\x04#28000Access denied", Said::Health(Health::Passing)),
+            (b"\xff\x6a\x04Host is not allowed", Said::Health(Health::Passing)),
+            (b"\xff\x10\x04Too many connections", Said::Health(Health::Warning)),
+            (b"\xff\x1d\x04Server shutdown", Said::Health(Health::Critical)),
+            (b"SSH-2.0", Said::Health(Health::Critical)),
+            (b"", Said::Health(Health::Critical)),
+        ] {
+            assert_eq!(said(&packet(payload)), expected, "{payload:?}");
+        }
+        assert_eq!(said(b"\x09\0\0\0\x0a8"), Said::Health(Health::Critical), "cut off");
+        assert!(whole(&login(1)) && login(1)[3] == 1);
+    }
+}

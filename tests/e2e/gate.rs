@@ -1,0 +1,282 @@
+//! The commit gate: an answer to a commit comes when a relay has it, in whatever way it was committed; and what was answered
+//! outlives the primary.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures_util::SinkExt;
+use futures_util::future::join_all;
+use kingpost_tests::{
+    Cluster, Cut, Failover, Kingpost, KingpostBuilder, Link, Relay, SOON, ShowLogs, sqlstate, within,
+};
+use tokio::sync::Mutex;
+use tokio_postgres::{Client, NoTls};
+use toml::Table;
+
+use crate::common::{only_kingpost, value};
+
+/// A primary with a relay behind a forwarder.
+struct Gated {
+    cluster: Cluster,
+    relay: Relay,
+    cut: Cut,
+}
+
+impl Gated {
+    async fn start() -> Gated {
+        Gated::with_replicas(0).await
+    }
+
+    async fn with_replicas(replicas: usize) -> Gated {
+        let cluster = Cluster::builder().replicas(replicas).setting("max_prepared_transactions", "100").start().await;
+        let cut = Cut::to(cluster.primary().port());
+        let mut relay = Relay::of(&cluster, cut.port());
+        relay.start().await;
+        let sql = "CREATE TABLE t (n bigint); GRANT ALL ON t TO alice;
+                   CREATE FUNCTION put(bigint) RETURNS void LANGUAGE sql AS 'INSERT INTO t VALUES ($1)';
+                   CREATE PROCEDURE call_put(n bigint) LANGUAGE plpgsql AS
+                       $$ BEGIN INSERT INTO t VALUES (n); COMMIT; PERFORM 1; END $$";
+        cluster.primary().admin().await.batch_execute(sql).await.unwrap();
+        Gated { cluster, relay, cut }
+    }
+
+    /// A proxy that waits for the relay.
+    fn proxy(&self) -> KingpostBuilder<'_> {
+        let relay = [("name", "r1".to_owned()), ("address", format!("127.0.0.1:{}", self.relay.port()))];
+        let relay: Table = relay.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();
+        let proxy = Kingpost::of(&self.cluster).add("cluster.relays", relay);
+        proxy.set("proxy.gate.commit_durability", "relay").set("proxy.gate.degraded_after", "1h")
+    }
+
+    /// From now on nothing reaches the relay.
+    fn separate(&self) {
+        self.cut.set(Link::BlackHole);
+    }
+
+    async fn rows(&self) -> String {
+        value(&self.cluster.primary().admin().await, "SELECT count(*) FROM t").await
+    }
+}
+
+const WAYS: i64 = 11;
+
+/// Inserts a row in one of the ways there are.
+async fn insert(client: &Client, n: i64) -> Result<(), tokio_postgres::Error> {
+    let insert = format!("INSERT INTO t VALUES ({n})");
+    match n % WAYS {
+        0 => client.batch_execute(&insert).await,
+        1 => client.execute("INSERT INTO t VALUES ($1)", &[&n]).await.map(drop),
+        2 => client.batch_execute(&format!("BEGIN; {insert}; COMMIT")).await,
+        3 => {
+            client.batch_execute("BEGIN").await?;
+            client.execute(&insert, &[]).await?;
+            client.batch_execute("COMMIT").await
+        }
+        4 => client.query("SELECT put($1)", &[&n]).await.map(drop),
+        5 => {
+            let sink = client.copy_in("COPY t FROM STDIN").await?;
+            futures_util::pin_mut!(sink);
+            sink.send(bytes::Bytes::from(format!("{n}\n"))).await?;
+            sink.finish().await.map(drop)
+        }
+        6 => client.batch_execute(&format!("BEGIN; {insert}; COMMIT AND CHAIN; SELECT 1; ROLLBACK")).await,
+        7 => client.batch_execute(&format!("CALL call_put({n})")).await,
+        8 => client.batch_execute(&format!("DO $$ BEGIN PERFORM put({n}); END $$")).await,
+        9 => client.query(&format!("WITH i AS ({insert} RETURNING n) SELECT n FROM i"), &[]).await.map(drop),
+        _ => {
+            client.batch_execute(&format!("BEGIN; {insert}; PREPARE TRANSACTION 'p{n}'")).await?;
+            client.batch_execute(&format!("COMMIT PREPARED 'p{n}'")).await
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_waits_for_the_relay_however_it_was_committed() {
+    if only_kingpost() {
+        return;
+    }
+    let gated = Gated::start().await;
+    let _logs = ShowLogs(gated.cluster.dir());
+    // One server connection: who waits does not hold it.
+    let kingpost = gated.proxy().set("proxy.pool.size", 1).start().await;
+    let clients: Vec<Client> = join_all((0..WAYS).map(|_| kingpost.connect())).await;
+    for (n, client) in clients.iter().enumerate() {
+        within("a commit with a relay", SOON, gated.cluster.dir(), insert(client, n as i64)).await.unwrap();
+    }
+    assert_eq!(gated.rows().await, WAYS.to_string());
+
+    gated.separate();
+    let cancel: Vec<_> = clients.iter().map(Client::cancel_token).collect();
+    let waiting: Vec<_> =
+        (WAYS..).zip(clients).map(|(n, client)| tokio::spawn(async move { insert(&client, n).await })).collect();
+    // All but the one that waits for its PREPARE TRANSACTION, and has not come to COMMIT PREPARED.
+    let expected = (2 * WAYS - 1).to_string();
+    gated.cluster.wait("the commits on the primary", async || (gated.rows().await == expected).then_some(())).await;
+    let prepared = "SELECT count(*) FROM pg_prepared_xacts";
+    gated.cluster.primary().wait_value(prepared, "1").await;
+    // A cancel releases nothing; nor do others' reads and failures, which go through the same worker and connection.
+    for token in cancel {
+        token.cancel_query(NoTls).await.unwrap();
+    }
+    let other = kingpost.connect().await;
+    for _ in 0..20 {
+        assert_eq!(value(&other, "SELECT 7").await, "7");
+        other.batch_execute("SELECT 1/0").await.unwrap_err();
+        for sql in ["BEGIN", "SELECT 1", "ROLLBACK"] {
+            other.batch_execute(sql).await.unwrap();
+        }
+    }
+    let early: Vec<usize> = waiting.iter().enumerate().filter(|(_, task)| task.is_finished()).map(|(n, _)| n).collect();
+    assert!(early.is_empty(), "answered before the relay had it, or cancelled: ways {early:?}");
+    let held = gated.cluster.wait("the metric", async || {
+        let held = kingpost.metrics().await.sum("kingpost_gate_held", &[]);
+        (held >= WAYS as f64).then_some(held)
+    });
+    assert_eq!(held.await, WAYS as f64);
+
+    gated.cut.set(Link::Up);
+    for task in waiting {
+        within("the answers, with the relay back", SOON, gated.cluster.dir(), task).await.unwrap().unwrap();
+    }
+    assert_eq!(gated.rows().await, (2 * WAYS).to_string());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_relays_nothing_is_acknowledged_unless_that_was_chosen() {
+    if only_kingpost() {
+        return;
+    }
+    let mut gated = Gated::start().await;
+    gated.relay.stop().await;
+    let _logs = ShowLogs(gated.cluster.dir());
+    // Too long: the outcome is unknown.
+    let kingpost = gated.proxy().set("proxy.gate.timeout", "500ms").start().await;
+    let client = kingpost.connect().await;
+    let error = within("the time-out", SOON, gated.cluster.dir(), insert(&client, 0)).await.unwrap_err();
+    assert_eq!(sqlstate(&error), "08007", "{error:?}");
+    assert_eq!(gated.rows().await, "1", "it was committed all the same");
+
+    // Degraded: writes are refused, reads are not.
+    kingpost.reload("proxy.gate.degraded_after", "10ms");
+    let refused = gated.cluster.wait("a refusal", async || {
+        let client = kingpost.connect().await;
+        match insert(&client, 1).await {
+            Err(error) if sqlstate(&error) == "57P03" => Some(client),
+            _ => None,
+        }
+    });
+    let client = refused.await;
+    let rows = gated.rows().await;
+    assert_eq!(value(&client, "SELECT count(*) FROM t").await, rows);
+    let degraded = async || (kingpost.metrics().await.sum("kingpost_gate_degraded", &[]) > 0.0).then_some(());
+    gated.cluster.wait("the metric to say so", degraded).await;
+
+    // Or they are acknowledged.
+    kingpost.reload("proxy.gate.on_degraded", "local");
+    gated.cluster.wait("a degraded commit", async || insert(&client, 2).await.ok()).await;
+    assert!(kingpost.metrics().await.sum("kingpost_gate_degraded_commits_total", &[]) >= 1.0);
+
+    // And with a relay again as before.
+    gated.relay.start().await;
+    gated
+        .cluster
+        .wait("the end of it", async || {
+            (kingpost.metrics().await.sum("kingpost_gate_degraded", &[]) == 0.0).then_some(())
+        })
+        .await;
+    within("a commit with a relay", SOON, gated.cluster.dir(), insert(&client, 3)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_barrier_shows_nothing_that_could_be_lost() {
+    if only_kingpost() {
+        return;
+    }
+    let gated = Gated::start().await;
+    let _logs = ShowLogs(gated.cluster.dir());
+    let kingpost = gated.proxy().set("proxy.gate.read_barrier", true).start().await;
+    let (writer, reader) = (kingpost.connect().await, kingpost.connect().await);
+    insert(&writer, 0).await.unwrap();
+    assert_eq!(value(&reader, "SELECT count(*) FROM t").await, "1");
+    let answer = reader.prepare("SELECT count(*) FROM t WHERE n >= $1").await.unwrap();
+    gated.separate();
+    let write = tokio::spawn(async move { insert(&writer, 1).await });
+    gated.cluster.wait("the commit on the primary", async || (gated.rows().await == "2").then_some(())).await;
+    let read = tokio::spawn(async move { reader.query_one(&answer, &[&0_i64]).await.map(|row| row.get::<_, i64>(0)) });
+    gated
+        .cluster
+        .wait("both to be held", async || {
+            (kingpost.metrics().await.sum("kingpost_gate_held", &[]) >= 2.0).then_some(())
+        })
+        .await;
+    assert!(!write.is_finished() && !read.is_finished());
+    gated.cut.set(Link::Up);
+    within("the write", SOON, gated.cluster.dir(), write).await.unwrap().unwrap();
+    assert_eq!(within("the read", SOON, gated.cluster.dir(), read).await.unwrap().unwrap(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_answered_outlives_the_primary() {
+    if only_kingpost() {
+        return;
+    }
+    let gated = Gated::with_replicas(1).await;
+    let _logs = ShowLogs(gated.cluster.dir());
+    let (primary, heir) = (gated.cluster.primary(), gated.cluster.replica(0));
+    heir.follow_port(gated.relay.port());
+    heir.wait_caught_up(primary).await;
+    let kingpost = gated.proxy().set("proxy.pool.size", 8).start().await;
+    let (told, next) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicU64::new(0)));
+    let mut writers = Vec::new();
+    for client in join_all((0..64).map(|_| kingpost.connect())).await {
+        let (told, next) = (Arc::clone(&told), Arc::clone(&next));
+        writers.push(tokio::spawn(async move {
+            loop {
+                let n = next.fetch_add(1, Ordering::Relaxed) as i64;
+                let result = insert(&client, n).await;
+                let failed = result.is_err();
+                told.lock().await.push((n, result));
+                if failed {
+                    return;
+                }
+            }
+        }));
+    }
+    let acked = async || told.lock().await.iter().filter(|(_, result)| result.is_ok()).count();
+    gated.cluster.wait("acknowledged commits", async || (acked().await >= 500).then_some(())).await;
+    // Not silent but cut: what a silent link holds back may still arrive.
+    gated.cut.set(Link::Cut);
+    // The primary goes on by itself, until everybody is held: what it has then, and nobody else, was not acknowledged.
+    let mut before = None;
+    let all_held = async || {
+        let held = kingpost.metrics().await.sum("kingpost_gate_held", &[]);
+        let now = (held == 64.0).then_some((gated.rows().await, acked().await));
+        (now.is_some() && std::mem::replace(&mut before, now.clone()) == now).then_some(now).flatten()
+    };
+    let (on_primary, _) = gated.cluster.wait("all to be held", all_held).await;
+    let on_primary: usize = on_primary.parse().unwrap();
+    primary.kill9().await;
+    Failover::of(&gated.cluster, &[&gated.relay]).succeed(&["failover"]).await;
+    for writer in writers {
+        within("the writers to hear of it", SOON, gated.cluster.dir(), writer).await.unwrap();
+    }
+
+    let rows = heir.admin().await.query("SELECT n FROM t", &[]).await.unwrap();
+    let held: BTreeSet<i64> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(held.len(), rows.len(), "something was written twice");
+    let told = told.lock().await;
+    let acked: BTreeSet<i64> = told.iter().filter(|(_, result)| result.is_ok()).map(|(n, _)| *n).collect();
+    let lost: Vec<_> = acked.difference(&held).collect();
+    assert!(lost.is_empty(), "{} of {} acknowledged commits are lost: {lost:?}", lost.len(), acked.len());
+    assert!(held.len() < on_primary, "nothing was lost with the primary: this test cannot fail");
+    // Who was held when the primary went is told that nobody knows.
+    let errors = || told.iter().filter_map(|(n, result)| Some((n, result.as_ref().err()?)));
+    let codes: BTreeSet<&str> = errors().map(|(_, error)| sqlstate(error)).collect();
+    assert_eq!(codes, BTreeSet::from(["08007"]), "all 64 were held");
+
+    // On the new timeline the gate goes on.
+    let client = kingpost.connect().await;
+    within("a commit on the new primary", SOON, gated.cluster.dir(), insert(&client, 1_000_000)).await.unwrap();
+    assert_eq!(heir.query("SELECT count(*) FROM t WHERE n = 1000000").await, "1");
+}
