@@ -264,9 +264,13 @@ async fn a_known_statement_is_prepared_and_described_without_a_server() {
     first.send(&ask("first")).await;
     let told = first.until(b'Z').await;
     assert_eq!(told.iter().map(|m| char::from(m.kind)).collect::<String>(), "1tTZ");
+    // What clients are greeted with a worker learns from a server.
+    let mut others = Vec::new();
+    for _ in 0..3 {
+        others.push(Raw::login(kingpost.port()).await);
+    }
     holder.batch_execute("BEGIN; SELECT pg_advisory_xact_lock(1)").await.unwrap();
-    for n in 0..3 {
-        let mut raw = Raw::login(kingpost.port()).await;
+    for (n, mut raw) in others.into_iter().enumerate() {
         let name = format!("mine {n}");
         raw.send(&ask(&name)).await;
         let heard = raw.until(b'Z').await;
@@ -313,7 +317,9 @@ async fn unnamed_statements_are_shared_where_nobody_can_tell() {
             let heard = run(raw, &[one("SELECT $1::int + 1", &[&key])]).await;
             assert_eq!(column(&heard), [(2 * n + i + 1).to_string()]);
             let heard = run(raw, &[one("SELECT 10 / $1::int", &["0"])]).await;
-            assert_eq!((&*kinds(&heard), code(&heard).as_deref()), ("12TEZ", Some("22012")));
+            // A server may find that when it plans the statement, at Bind, or when it runs it.
+            assert!(["1EZ", "12TEZ"].contains(&&*kinds(&heard)), "{}", kinds(&heard));
+            assert_eq!(code(&heard).as_deref(), Some("22012"));
             let heard = run(raw, &[one("SELECT nothing", &[])]).await;
             assert_eq!((&*kinds(&heard), code(&heard).as_deref()), ("EZ", Some("42703")));
         }

@@ -113,7 +113,7 @@ impl Flags {
     pub const ROWLESS: Flags = Flags(1 << 7);
     /// Some statement in the text may change what others' columns are: CREATE, ALTER, DROP and the like, CALL, DO.
     pub const SCHEMA: Flags = Flags(1 << 8);
-    /// Some statement in the text says that it does: of [`Flags::SCHEMA`] all but CALL and DO.
+    /// Some statement in the text says that it does: of [`Flags::SCHEMA`] all but CALL, DO and what makes a temporary table.
     pub const DDL: Flags = Flags(1 << 9);
 
     /// True if all bits of `other` are set.

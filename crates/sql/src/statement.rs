@@ -1,7 +1,7 @@
 //! From the parse tree of a whole text to its [`Class`].
 
 use pg_query::protobuf::{
-    DiscardMode, ParseResult, TransactionStmt, TransactionStmtKind, VariableSetKind, VariableSetStmt,
+    DiscardMode, ParseResult, RangeVar, TransactionStmt, TransactionStmtKind, VariableSetKind, VariableSetStmt,
 };
 use pg_query::{Node, NodeEnum};
 
@@ -50,8 +50,7 @@ pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
     }
     if statements.iter().any(|statement| is_about_schema(statement)) {
         text.flag(Flags::SCHEMA);
-        let hidden = |statement: &NodeEnum| matches!(statement, NodeEnum::CallStmt(_) | NodeEnum::DoStmt(_));
-        if statements.iter().any(|statement| is_about_schema(statement) && !hidden(statement)) {
+        if statements.iter().any(|statement| is_about_schema(statement) && !is_hidden_or_private(statement)) {
             text.flag(Flags::DDL);
         }
     }
@@ -71,6 +70,17 @@ fn is_rowless(statement: &NodeEnum) -> bool {
         NodeEnum::UpdateStmt(statement) => statement.returning_clause.is_none(),
         NodeEnum::DeleteStmt(statement) => statement.returning_clause.is_none(),
         NodeEnum::MergeStmt(statement) => statement.returning_clause.is_none(),
+        _ => false,
+    }
+}
+
+/// True if the statement does not say what it does to the schema, or makes a table that nobody else sees.
+fn is_hidden_or_private(statement: &NodeEnum) -> bool {
+    let temporary = |relation: &Option<RangeVar>| relation.as_ref().is_some_and(|r| r.relpersistence == "t");
+    match statement {
+        NodeEnum::CallStmt(_) | NodeEnum::DoStmt(_) => true,
+        NodeEnum::CreateStmt(create) => temporary(&create.relation),
+        NodeEnum::CreateTableAsStmt(create) => create.into.as_ref().is_some_and(|into| temporary(&into.rel)),
         _ => false,
     }
 }

@@ -64,7 +64,7 @@ fn golden_messages() {
                 "k.toml:5:17: proxy.login_timeout: found the integer 15, expected a duration above zero such as \"30s\", \"500ms\" or \"1h\"",
                 "k.toml:6:10: proxy.listen: found \"127.0.0.1:1\", expected an array of addresses",
                 "k.toml:8:8: proxy.pool.size: found \"many\", expected an integer from 1 to 10000",
-                "k.toml:9:8: proxy.pool.mode: found \"transactoin\", expected \"transaction\" or \"session\"; did you mean \"transaction\"?",
+                "k.toml:9:8: proxy.pool.mode: found \"transactoin\", expected \"transaction\", \"statement\" or \"session\"; did you mean \"transaction\"?",
                 "k.toml:10:19: proxy.pool.connect_timeout: found \"0s\", expected a duration above zero such as \"30s\", \"500ms\" or \"1h\"",
                 "k.toml:12:10: cluster.nodes[0].address: missing, expected a string",
                 "k.toml:12:18: cluster.nodes[0].name: found the integer 3, expected a string",

@@ -309,8 +309,7 @@ impl Core {
             self.make_room(s);
         }
         let server = &mut self.servers[s];
-        server.clock += 1;
-        server.prepared.insert(statement.id, server.clock);
+        server.keep(statement.id);
         self.metrics.prepares.add(1);
         self.send(s, |out| message::parse(out, statement.name().as_bytes(), text, types));
         let parsed = if taken { Parsed::Doomed } else { Parsed::Named };
@@ -462,8 +461,8 @@ impl Core {
                     statement.clone()
                 };
                 self.prepare(s, &statement);
-                if described && !has && statement.shape.get().is_some() {
-                    // The client relies on what it was told of the columns: a fresh Parse may give others.
+                if described && !self.servers[s].is_described(&statement) && statement.shape.get().is_some() {
+                    // The client relies on what it was told of the columns: another Parse may have given others.
                     self.send(s, |out| {
                         message::describe_statement(out, statement.name().as_bytes());
                         message::empty(out, b'H');
@@ -560,8 +559,7 @@ impl Core {
         }
         self.make_room(s);
         let server = &mut self.servers[s];
-        server.clock += 1;
-        server.prepared.insert(statement.id, server.clock);
+        server.keep(statement.id);
         self.metrics.prepares.add(1);
         self.send(s, |out| message::parse(out, statement.name().as_bytes(), &statement.text, &statement.types));
         self.servers[s].owe(Expect::Parse { statement: statement.clone(), parsed: Parsed::Shared });
@@ -582,14 +580,13 @@ impl Core {
     /// Makes sure that the server has, or will have, this statement under its own name.
     pub(super) fn prepare(&mut self, s: usize, statement: &Arc<Statement>) {
         let server = &mut self.servers[s];
-        server.clock += 1;
-        if let Some(used) = server.prepared.get_mut(&statement.id) {
-            *used = server.clock;
+        if let Some(kept) = server.prepared.get_mut(&statement.id) {
+            server.clock += 1;
+            kept.used = server.clock;
             return;
         }
         self.make_room(s);
-        let server = &mut self.servers[s];
-        server.prepared.insert(statement.id, server.clock);
+        self.servers[s].keep(statement.id);
         self.metrics.prepares.add(1);
         self.send(s, |out| message::parse(out, statement.name().as_bytes(), &statement.text, &statement.types));
         self.servers[s].owe(Expect::ParseOwn { statement: statement.clone(), named: true });
@@ -601,7 +598,7 @@ impl Core {
         if server.prepared.len() < self.settings.prepared_per_server {
             return;
         }
-        let Some((&id, _)) = server.prepared.iter().min_by_key(|(_, used)| **used) else { return };
+        let Some((&id, _)) = server.prepared.iter().min_by_key(|(_, kept)| kept.used) else { return };
         server.prepared.remove(&id);
         server.owe(Expect::CloseOwn(id));
         self.send(s, |out| message::close_statement(out, StatementName::of(id).as_bytes()));

@@ -281,16 +281,14 @@ impl Core {
             });
         };
         self.count_begin(s, !own.id, &own.text);
-        if !self.servers[s].prepared.contains_key(&own.id) {
-            let relied_on = self.clients[c].prepared.as_ref().is_some_and(|p| p.described.contains(name));
-            self.prepare(s, own);
-            if relied_on && own.shape.get().is_some() {
-                // The client relies on what it was told of the columns. If they have changed, this answer is thrown away.
-                self.send(s, |out| message::describe_statement(out, own.name().as_bytes()));
-                self.servers[s].owe(Expect::DescribeOwn(own.clone()));
-            }
-        } else {
-            self.prepare(s, own);
+        self.prepare(s, own);
+        if !self.servers[s].is_described(own)
+            && own.shape.get().is_some()
+            && self.clients[c].prepared.as_ref().is_some_and(|p| p.described.contains(name))
+        {
+            // The client relies on what it was told of the columns. If this connection has others, this answer is thrown away.
+            self.send(s, |out| message::describe_statement(out, own.name().as_bytes()));
+            self.servers[s].owe(Expect::DescribeOwn(own.clone()));
         }
         let server_name = own.name();
         self.servers[s].owe(Expect::Bind(statement.clone()));

@@ -9,7 +9,7 @@ use wire::{Frame, HEADER, Sqlstate};
 
 use super::client::{Aborted, Again, Phase, Unit};
 use super::forward::MOST_EXPECTED;
-use super::server::{Expect, Parsed, ServerPhase, Undo};
+use super::server::{Expect, Kept, Parsed, ServerPhase, Undo};
 use super::statistics;
 use super::{Core, HOLD_MAX, SMALL_MAX};
 use crate::config::PoolMode;
@@ -261,19 +261,26 @@ impl Core {
                     // A replica may not have heard of a change yet.
                     let recent = behind && self.shared.registry.has_changed_lately(self.now);
                     if let Some(statement) = statement {
+                        let (statement, schema) = (statement.clone(), *schema);
                         if !statement.is_described_as(tag, data) {
                             statement.outdated.store(true, Ordering::Relaxed);
-                        } else if whole && !parameters.is_empty() && !recent {
-                            let mut messages = Vec::with_capacity(parameters.len() + data.len() + 2 * HEADER);
-                            message::message(&mut messages, b't', |out| out.extend_from_slice(&parameters));
-                            message::message(&mut messages, tag, |out| out.extend_from_slice(data));
-                            statement.note_described(messages, self.now, *schema);
+                        } else {
+                            server.has_described(&statement);
+                            if whole && !parameters.is_empty() && !recent {
+                                let mut messages = Vec::with_capacity(parameters.len() + data.len() + 2 * HEADER);
+                                message::message(&mut messages, b't', |out| out.extend_from_slice(&parameters));
+                                message::message(&mut messages, tag, |out| out.extend_from_slice(data));
+                                statement.note_described(messages, self.now, schema);
+                            }
                         }
                     }
                     server.settled();
                 }
                 Some(Expect::DescribeOwn(statement)) => {
-                    if !statement.is_described_as(tag, data) {
+                    let statement = statement.clone();
+                    if statement.is_described_as(tag, data) {
+                        server.has_described(&statement);
+                    } else {
                         statement.outdated.store(true, Ordering::Relaxed);
                         // Under its name the server has something else now, and keeps it: nobody asks for it again.
                         server.prepared.remove(&statement.id);
@@ -446,7 +453,9 @@ impl Core {
         }
         let mut relied_on = false;
         if outdated
-            && let Some(Expect::Bind(Some(statement)) | Expect::Describe(Some(statement), _)) = server.expect.front()
+            && let Some(
+                Expect::Bind(Some(statement)) | Expect::Describe(Some(statement), _) | Expect::DescribeOwn(statement),
+            ) = server.expect.front()
         {
             statement.outdated.store(true, Ordering::Relaxed);
             // Who was told of its columns must hear of this; anybody else gets a fresh one without noticing.
@@ -546,7 +555,7 @@ impl Core {
                     server.unnamed = 0
                 }
                 Expect::CloseOwn(id) => {
-                    server.prepared.insert(id, 0);
+                    server.prepared.insert(id, Kept::default());
                 }
                 Expect::Answer { undo: Undo::Forget(name), .. } => {
                     if let Some(prepared) = &mut prepared {

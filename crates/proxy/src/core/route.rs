@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use sql::Hint;
 use topology::{NodeId, Role};
+use watermark::Oracle;
 
 use super::Core;
 use super::client::{Mark, Unit};
@@ -119,6 +120,9 @@ impl Core {
     }
 
     /// The LSN that a replica must have replayed for this client; None if that is not known yet.
+    ///
+    /// What somebody has changed of the schema through this process everybody must see who is not content with `eventual`: else
+    /// clients would be told of the columns that the primary has, and get those that a replica still has.
     fn floor(&mut self, c: usize) -> Option<u64> {
         match self.consistency(c) {
             Consistency::Eventual => return Some(0),
@@ -131,24 +135,16 @@ impl Core {
                 };
             }
         }
-        let client = &mut self.clients[c];
         let oracle = self.shared.topology.oracle();
         let term = u64::from(self.view.term.timeline);
-        if let Mark::Asked(ticket) = client.mark
-            && let Some(answer) = oracle.answer(ticket)
-        {
-            client.mark = Mark::At { term: answer.term, lsn: answer.lsn };
+        let ddl = self.shared.registry.ddl();
+        if self.ddl_seen != ddl {
+            self.ddl_seen = ddl;
+            self.ddl_mark = Mark::Asked(oracle.ticket());
         }
-        match client.mark {
-            Mark::Nothing => Some(0),
-            Mark::Asked(_) => None,
-            Mark::At { term: of, lsn } if of == term => Some(lsn.0),
-            Mark::At { .. } => {
-                // Another timeline: what this client wrote and what survived of it lies before where its primary is now.
-                client.mark = Mark::Asked(oracle.ticket());
-                None
-            }
-        }
+        let schema = self.ddl_mark.resolve(oracle, term);
+        let own = self.clients[c].mark.resolve(oracle, term);
+        Some(own?.max(schema?))
     }
 
     /// The client's reads must see what another session has seen, which gave it this.
@@ -235,6 +231,25 @@ impl Core {
 }
 
 impl Mark {
+    /// The position, once it is known; None before. `term` is the timeline of the primary.
+    fn resolve(&mut self, oracle: &Oracle, term: u64) -> Option<u64> {
+        if let Mark::Asked(ticket) = *self
+            && let Some(answer) = oracle.answer(ticket)
+        {
+            *self = Mark::At { term: answer.term, lsn: answer.lsn };
+        }
+        match *self {
+            Mark::Nothing => Some(0),
+            Mark::Asked(_) => None,
+            Mark::At { term: of, lsn } if of == term => Some(lsn.0),
+            Mark::At { .. } => {
+                // Another timeline: what was written then and what survived of it lies before where its primary is now.
+                *self = Mark::Asked(oracle.ticket());
+                None
+            }
+        }
+    }
+
     /// From `timeline:lsn`, as a session was told it.
     pub(super) fn from_token(token: &str) -> Option<Mark> {
         let (term, lsn) = token.split_once(':')?;

@@ -80,7 +80,7 @@ pub(crate) struct Server {
     /// Id of the statement that is its unnamed one; 0 if none is known.
     pub(super) unnamed: u64,
     /// Ids of the statements it has, with the clock of their last use.
-    pub(super) prepared: HashMap<u64, u64>,
+    pub(super) prepared: HashMap<u64, Kept>,
     pub(super) clock: u64,
     pub(super) params: Applied,
     /// What its client does to them.
@@ -137,6 +137,16 @@ pub(super) enum ServerPhase {
 pub struct Moved {
     pub(super) key: PoolKey,
     pub(super) server: Server,
+}
+
+/// A prepared statement that a server connection has.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Kept {
+    /// By the connection's clock.
+    pub(super) used: u64,
+    /// Its columns as this connection has them are those that clients are told of. Two connections may have parsed the text on either
+    /// side of a change of the schema.
+    pub(super) described: bool,
 }
 
 /// What a client's Parse was sent as.
@@ -321,6 +331,24 @@ impl Server {
     /// True if it is logged in and has nothing to do.
     pub(super) fn is_idle(&self) -> bool {
         matches!(self.phase, ServerPhase::Ready) && self.client.is_none() && self.expect.is_empty() && self.cancels == 0
+    }
+
+    /// This connection has given a statement's columns, as clients are told of them.
+    pub(super) fn has_described(&mut self, statement: &Statement) {
+        if let Some(kept) = self.prepared.get_mut(&statement.id) {
+            kept.described = true;
+        }
+    }
+
+    /// True if this connection has the statement, with the columns that clients are told of.
+    pub(super) fn is_described(&self, statement: &Statement) -> bool {
+        self.prepared.get(&statement.id).is_some_and(|kept| kept.described)
+    }
+
+    /// Keeps a statement, used now.
+    pub(super) fn keep(&mut self, id: u64) {
+        self.clock += 1;
+        self.prepared.insert(id, Kept { used: self.clock, described: false });
     }
 
     /// Keeps what a `ParameterStatus` says.
