@@ -459,11 +459,20 @@ impl Core {
         {
             statement.outdated.store(true, Ordering::Relaxed);
             // Who was told of its columns must hear of this; anybody else gets a fresh one without noticing.
-            relied_on = server.client.and_then(|c| self.clients[c].prepared.as_ref()).is_some_and(|prepared| {
-                prepared
-                    .described
-                    .iter()
-                    .any(|name| prepared.names.get(name).is_some_and(|known| Arc::ptr_eq(known, statement)))
+            let prepared = server.client.and_then(|c| self.clients[c].prepared.as_mut());
+            relied_on = prepared.is_some_and(|prepared| {
+                let names = &prepared.names;
+                let told = prepared.described.iter();
+                let mut told =
+                    told.filter(|name| names.get(*name).is_some_and(|known| Arc::ptr_eq(known, statement))).cloned();
+                match (told.next(), told.next()) {
+                    // Asked for just now, and under this name only: it has not been told yet.
+                    (Some(name), None) if matches!(server.expect.front(), Some(Expect::Describe(..))) => {
+                        prepared.described.remove(&name);
+                        false
+                    }
+                    (first, _) => first.is_some(),
+                }
             });
             // On this connection it stays as it is, under a name that nobody will ask for.
             server.prepared.remove(&statement.id);
