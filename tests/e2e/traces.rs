@@ -53,7 +53,8 @@ impl Collector {
     async fn spans(&self, text: &str, number: usize, kingpost: &Kingpost) -> Vec<Span> {
         wait_until(&format!("{number} spans of {text:?}"), SOON, &kingpost.endpoint().logs, async || {
             let spans = self.spans.lock().unwrap();
-            let found: Vec<Span> = spans.iter().filter(|span| attribute(span, "db.query.text") == text).cloned().collect();
+            let found: Vec<Span> =
+                spans.iter().filter(|span| attribute(span, "db.query.text") == text).cloned().collect();
             (found.len() >= number).then_some(found)
         })
         .await
@@ -150,7 +151,10 @@ async fn a_statement_is_a_part_of_its_callers_trace() {
     }
     assert_eq!(collector.spans("SELECT ? AS unnamed", 1, &kingpost).await.len(), 1);
     let inserted = &collector.spans("INSERT INTO traces_t VALUES (?), (?)", 1, &kingpost).await[0];
-    assert_eq!((attribute(inserted, "kingpost.role"), attribute(inserted, "db.response.returned_rows")), ("primary".into(), "2".into()));
+    assert_eq!(
+        (attribute(inserted, "kingpost.role"), attribute(inserted, "db.response.returned_rows")),
+        ("primary".into(), "2".into())
+    );
     let failed = &collector.spans("SELECT ? / ? AS failing", 1, &kingpost).await[0];
     assert_eq!(attribute(failed, "db.response.status_code"), "22012");
     assert_eq!(failed.status.as_ref().map(|status| status.code), Some(2));
