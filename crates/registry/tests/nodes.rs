@@ -310,3 +310,39 @@ async fn strangers_are_turned_away() {
     assert!(node.revision() > Revision(0));
     node.shutdown().await;
 }
+
+/// Somebody holds more connections open than there are places, and says nothing: a node comes in all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_holds_the_peers_port_keeps_no_node_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = nodes(&directory, 1, &Settings::default()).await.pop().unwrap();
+    let address = node.status().peer_address;
+    let held = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let holding = Arc::clone(&held);
+    let again = tokio::spawn(async move {
+        loop {
+            // Whoever was turned away comes again at once.
+            let mut streams = Vec::new();
+            for _ in 0..200 {
+                streams.extend(tokio::net::TcpStream::connect(&address).await);
+            }
+            *holding.lock().unwrap() = streams;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    });
+    let began = Instant::now();
+    while held.lock().unwrap().len() < 200 {
+        assert!(began.elapsed() < PATIENCE, "200 connections");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let other = Registry::open(Settings::default(), on(&directory).await).await.unwrap();
+    for one in [&node, &other] {
+        until(one, "the other", |node| node.status().peers.iter().any(|peer| peer.reached)).await;
+    }
+    let written = other.register(vec![registration(1, "a")]).await.pop().unwrap().unwrap();
+    reached(&node, written.revision).await;
+    again.abort();
+    for node in [node, other] {
+        node.shutdown().await;
+    }
+}
