@@ -204,7 +204,7 @@ impl Core {
         self.servers[s].unnamed = 0;
         self.servers[s].in_unit = false;
         if let Some(text) = text {
-            self.count_begin(s, key, text);
+            self.count_begin(c, s, key, text, true);
         }
         self.servers[s].owe(Expect::Query(changes));
         self.count_statement(s);
@@ -267,7 +267,7 @@ impl Core {
         };
         let class = self.classify(c, text);
         let statement = self.statement_as(c, text, types, class);
-        self.count_begin(s, self.classifier.shape(), text);
+        self.count_begin(c, s, self.classifier.shape(), text, true);
         self.servers[s].in_unit = true;
         if name.is_empty() {
             statement.note_unnamed();
@@ -338,7 +338,7 @@ impl Core {
             self.note_effects(c, s, Class { pins, ..class }, false);
             // Its own Parse in the same unit knows better what shape it is of.
             if !name.is_empty() || self.servers[s].timing.key == 0 {
-                self.count_begin(s, !statement.id, &statement.text);
+                self.count_begin(c, s, !statement.id, &statement.text, false);
             }
         }
         let Some(server_name) = self.server_name(c, s, name, statement.as_ref()) else { return Step::Blocked };

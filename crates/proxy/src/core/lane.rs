@@ -239,12 +239,13 @@ impl Core {
                 b'Q' => {
                     self.clients[c].unnamed = None;
                     self.servers[s].unnamed = 0;
-                    self.count_begin(s, self.clients[c].unit.key, payload::cstr(data).map_or(data, |(text, _)| text));
+                    let text = payload::cstr(data).map_or(data, |(text, _)| text);
+                    self.count_begin(c, s, self.clients[c].unit.key, text, true);
                     self.servers[s].owe(Expect::Query(None));
                 }
                 b'P' => {
                     let Some((_, text, types)) = payload::parse(data) else { break };
-                    self.count_begin(s, self.clients[c].unit.key, text);
+                    self.count_begin(c, s, self.clients[c].unit.key, text, true);
                     let statement = self.statement(c, text, types);
                     statement.note_unnamed();
                     self.clients[c].unnamed = Some(statement.clone());
@@ -280,7 +281,9 @@ impl Core {
                 out.extend_from_slice(values);
             });
         };
-        self.count_begin(s, !own.id, &own.text);
+        if !name.is_empty() {
+            self.count_begin(c, s, !own.id, &own.text, false);
+        }
         self.prepare(s, own);
         if !self.servers[s].is_described(own)
             && own.shape.get().is_some()
