@@ -297,7 +297,8 @@ async fn unnamed_statements_are_shared_where_nobody_can_tell() {
     if subject() == Subject::PgBouncer {
         return;
     }
-    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 2).start().await;
+    let kingpost =
+        Kingpost::of(&shared.cluster).set("proxy.pool.size", 2).set("proxy.pool.unnamed", "shared").start().await;
     let table = name("unnamed");
     let admin = kingpost.connect().await;
     admin.batch_execute(&format!("CREATE TABLE {table} (n int PRIMARY KEY, t text)")).await.unwrap();
@@ -371,7 +372,8 @@ async fn alter_table_under_load() {
     if subject() != Subject::Kingpost {
         return;
     }
-    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 3).start().await;
+    let kingpost =
+        Kingpost::of(&shared.cluster).set("proxy.pool.size", 3).set("proxy.pool.unnamed", "shared").start().await;
     let table = name("altered");
     let admin = kingpost.connect().await;
     admin.batch_execute(&format!("CREATE TABLE {table} AS SELECT 7 AS n")).await.unwrap();

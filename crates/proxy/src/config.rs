@@ -414,7 +414,7 @@ impl Default for PoolConfig {
             connect_timeout: Duration::from_secs(5),
             prepared_per_server: 500,
             defer_begin: true,
-            unnamed: UnnamedMode::Shared,
+            unnamed: UnnamedMode::Parsed,
             lanes: LaneMode::Auto,
             lane_depth: 16,
             lane_width: 2,

@@ -343,10 +343,6 @@ pub struct Core {
     born: Instant,
     /// The last node that was known to be primary.
     last_primary: Option<topology::NodeId>,
-    /// How often the schema had been changed when [`Core::ddl_mark`] was asked for.
-    ddl_seen: u64,
-    /// Where the primary was after the last change of the schema: no read on a replica before that.
-    ddl_mark: client::Mark,
     random: u64,
 }
 
@@ -395,8 +391,6 @@ impl Core {
             paused: console::Paused::default(),
             born: now,
             last_primary: None,
-            ddl_seen: 0,
-            ddl_mark: client::Mark::Nothing,
             random: 0x9e37_79b9_7f4a_7c15 ^ id as u64,
         }
     }

@@ -121,9 +121,6 @@ impl Core {
     }
 
     /// The LSN that a replica must have replayed for this client; None if that is not known yet.
-    ///
-    /// What somebody has changed of the schema through this process everybody must see who is not content with `eventual`: else
-    /// clients would be told of the columns that the primary has, and get those that a replica still has.
     fn floor(&mut self, c: usize) -> Option<u64> {
         match self.consistency(c) {
             Consistency::Eventual => return Some(0),
@@ -138,14 +135,7 @@ impl Core {
         }
         let oracle = self.shared.topology.oracle();
         let term = u64::from(self.view.term.timeline);
-        let ddl = self.shared.registry.ddl();
-        if self.ddl_seen != ddl {
-            self.ddl_seen = ddl;
-            self.ddl_mark = Mark::Asked(oracle.ticket());
-        }
-        let schema = self.ddl_mark.resolve(oracle, term);
-        let own = self.clients[c].mark.resolve(oracle, term);
-        Some(own?.max(schema?))
+        self.clients[c].mark.resolve(oracle, term)
     }
 
     /// The client's reads must see what another session has seen, which gave it this.

@@ -12,7 +12,7 @@ use wire::{Frame, HEADER, payload, startup};
 
 use super::backend::{Backend, OWNER, SNEAKY, Store};
 use super::script::{Random, Step, Style, Unit, script};
-use crate::config::{AuthMethod, Consistency, PoolConfig, ProxyConfig, RoutingConfig};
+use crate::config::{AuthMethod, Consistency, PoolConfig, ProxyConfig, RoutingConfig, UnnamedMode};
 use crate::console::Operation;
 use crate::core::token::{Kind, Token};
 use crate::core::{Core, Effect, Mail, Moved, Peer, Shared};
@@ -187,6 +187,7 @@ impl World {
                 connect_timeout: Duration::from_secs(1 << 30),
                 server_idle_timeout: Duration::from_secs(1 << 30),
                 server_lifetime: Duration::from_secs(1 << 30),
+                unnamed: *random.pick(&[UnnamedMode::Shared, UnnamedMode::Parsed]),
                 ..PoolConfig::default()
             },
             routing: RoutingConfig {
