@@ -39,6 +39,7 @@ mod statements;
 mod switch;
 mod tls;
 mod torture;
+mod traces;
 mod upgrade;
 mod wal;
 mod watch;

@@ -31,6 +31,7 @@ mod run;
 mod serve;
 mod systemd;
 mod token;
+mod traces;
 mod up;
 mod upgrade;
 

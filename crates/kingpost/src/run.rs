@@ -12,6 +12,7 @@ use crate::console::{Observed, Scene, Shown, Watched};
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
 use crate::lookup::Lookup;
+use crate::traces::Traces;
 use proxy::console::Process;
 use proxy::metrics::{BUCKETS, Snapshot};
 use proxy::{Proxy, Socket, StartError};
@@ -26,6 +27,7 @@ pub(crate) struct Running {
     pulse: Mutex<Pulse>,
     lookup: Arc<Lookup>,
     profiler_token: Option<String>,
+    traces: Option<Traces>,
     /// The relay of this process, where there is one.
     relay: OnceLock<Arc<::relay::Relay>>,
 }
@@ -86,8 +88,13 @@ impl Running {
         runtime: &tokio::runtime::Handle,
     ) -> Result<Running, Failure> {
         raise_descriptor_limit();
+        let (traces, sink) = Traces::start(&config.proxy.tracing, runtime)?.unzip();
         match Proxy::start(&config.proxy, Arc::clone(&topology), sockets) {
             Ok(proxy) => Ok(Running {
+                traces: {
+                    sink.into_iter().for_each(|sink| proxy.trace_to(sink));
+                    traces
+                },
                 lookup: Lookup::start(topology.clone(), proxy.lookups(), &config.proxy.auth_query, runtime)
                     .map_err(Failure::config)?,
                 profiler_token: config.metrics.profiler_token.clone().filter(|token| !token.is_empty()),
@@ -224,6 +231,9 @@ impl Running {
         if let Some(proxy) = self.proxy.write().unwrap_or_else(PoisonError::into_inner).take() {
             proxy.shutdown(grace);
         }
+        if let (Some(traces), Ok(runtime)) = (&self.traces, tokio::runtime::Handle::try_current()) {
+            runtime.block_on(traces.end());
+        }
         self.topology.shutdown();
     }
 }
@@ -235,6 +245,9 @@ impl Source for Running {
         describe_view(&self.topology.view(), &mut exposition);
         if let Some(relay) = self.relay.get() {
             crate::relay::describe(relay, &mut exposition);
+        }
+        if let Some(traces) = &self.traces {
+            traces.describe(&mut exposition);
         }
         describe_relays(&self.topology.relays(), &mut exposition);
         describe_oracle(&self.topology.oracle_times(), &mut exposition);

@@ -300,6 +300,10 @@ fn reload(path: &Path, config: &mut Config, running: &Running) -> Result<(), Fai
             if new.proxy.listen != config.proxy.listen || new.proxy.workers != config.proxy.workers {
                 tracing::warn!("changes of proxy.listen and proxy.workers take effect at the next start");
             }
+            let (tracing, before) = (&new.proxy.tracing, &config.proxy.tracing);
+            if (&tracing.endpoint, &tracing.service_name) != (&before.endpoint, &before.service_name) {
+                tracing::warn!("changes of proxy.tracing.endpoint and service_name take effect at the next start");
+            }
             *config = new;
             tracing::info!(file = %path.display(), "reloaded");
             Ok(())

@@ -52,6 +52,8 @@ pub struct ProxyConfig {
     pub slow_statement: Duration,
     /// Shapes of statements that each worker counts for `SHOW STATEMENTS`; 0 means none.
     pub statements_kept: usize,
+    /// Which statements are traced, and where that is sent.
+    pub tracing: TracingConfig,
     /// Longest statement text that is looked at and kept, in bytes: a longer simple query or unnamed statement goes to
     /// the primary unexamined, a longer named statement is refused with 54000.
     pub max_statement_bytes: usize,
@@ -95,6 +97,7 @@ impl Default for ProxyConfig {
             query_timeout: Duration::ZERO,
             slow_statement: Duration::ZERO,
             statements_kept: 1_024,
+            tracing: TracingConfig::default(),
             max_statement_bytes: 1 << 20,
             buffer_limit: 256 << 10,
             zone: None,
@@ -215,6 +218,26 @@ pub struct HbaConfig {
     pub address: Option<String>,
     /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`; `clientcert=verify-ca` or `=verify-full` may follow.
     pub method: String,
+}
+
+/// `[proxy.tracing]`: OpenTelemetry's spans of statements.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TracingConfig {
+    /// `http://host:port` of a collector that takes OTLP over gRPC; none: nothing is traced.
+    pub endpoint: Option<String>,
+    /// Share of statements that are traced by chance; none: only those that [`comments`](Self::comments) are for.
+    pub ratio: Option<f64>,
+    /// Whether a statement whose comment has a `traceparent` is traced when, and only when, that is sampled.
+    pub comments: bool,
+    /// What the spans are said to come from.
+    pub service_name: String,
+}
+
+impl Default for TracingConfig {
+    fn default() -> Self {
+        TracingConfig { endpoint: None, ratio: None, comments: true, service_name: "kingpost".into() }
+    }
 }
 
 /// `[proxy.auth_query]`: where the verifiers of users come from that the configuration has none of.

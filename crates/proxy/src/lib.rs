@@ -27,6 +27,8 @@ use std::time::{Duration, Instant};
 
 use topology::Topology;
 
+pub use crate::core::{statistics, trace};
+
 use crate::console::{Observer, Process, Room};
 use crate::core::{Core, Mail, Shared};
 use config::ProxyConfig;
@@ -218,6 +220,11 @@ impl Proxy {
     #[must_use]
     pub fn lookups(&self) -> LookupDesk {
         LookupDesk { mailboxes: self.mailboxes.clone(), shared: self.shared.clone() }
+    }
+
+    /// Gives this whatever is traced from here on; it is called by workers, and must not block. Only the first call counts.
+    pub fn trace_to(&self, sink: trace::Sink) {
+        let _ = self.shared.sink.set(sink);
     }
 
     /// Lets operators reload and stop the process from the console. Only the first call counts.

@@ -154,6 +154,8 @@ metrics! {
         lane_redone: "Statements sent again by themselves because a shared server connection could not answer them",
         clients_timed_out: "Clients closed because they were in one state for too long",
         user_lookups: "Users looked up on a server",
+        spans: "Statements that were traced",
+        spans_dropped: "Traced statements of which nothing was told: more than could be sent on",
         statements_slow: "Statements that took as long as slow_statement and were logged",
         classify_hits: "Statements whose class was known",
         classify_misses: "Statements that had to be parsed",

@@ -11,7 +11,7 @@ use wire::scram::Verifier;
 
 use crate::config::{
     Access, AuthMethod, Consistency, HbaConfig, LaneMode, OnDegraded, OperatorConfig, PoolMode, ProxyConfig, RouteTo,
-    UserConfig,
+    TracingConfig, UserConfig,
 };
 use crate::console;
 use crate::hba::{self, Rule, Rules};
@@ -41,6 +41,8 @@ pub struct Settings {
     pub time_limits: TimeLimits,
     /// A statement that takes as long is logged; None: never.
     pub slow_statement: Option<Duration>,
+    /// Which statements are traced; None: none.
+    pub tracing: Option<Tracing>,
     /// Shapes of statements that each worker counts.
     pub statements_kept: usize,
     /// Longest named statement, in bytes.
@@ -264,6 +266,22 @@ pub enum SettingsError {
     },
 }
 
+/// Which statements are traced.
+#[derive(Debug, Clone, Copy)]
+pub struct Tracing {
+    /// By chance, those whose random number is not above it; 0: none.
+    pub below: u64,
+    /// Those whose comment says so.
+    pub comments: bool,
+}
+
+impl Tracing {
+    fn new(config: &TracingConfig) -> Tracing {
+        // Saturates: 1.0 is all of them.
+        Tracing { below: (config.ratio.unwrap_or(0.0) * 2f64.powi(64)) as u64, comments: config.comments }
+    }
+}
+
 impl Settings {
     /// Resolves a configuration: reads password files and computes verifiers, which takes some milliseconds a user.
     pub fn new(config: &ProxyConfig) -> Result<Settings, SettingsError> {
@@ -327,6 +345,7 @@ impl Settings {
             reserved_clients: config.reserved_clients,
             slow_statement: unless_zero(config.slow_statement),
             statements_kept: config.statements_kept,
+            tracing: config.tracing.endpoint.is_some().then(|| Tracing::new(&config.tracing)),
             login_timeout: config.login_timeout,
             time_limits: TimeLimits {
                 idle: unless_zero(config.client_idle_timeout),

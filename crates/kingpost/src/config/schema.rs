@@ -102,6 +102,7 @@ const PROXY: &[Key] = &[
     key("query_timeout", OR_NEVER),
     key("slow_statement", OR_NEVER),
     key("statements_kept", integer(0, 65_536)),
+    key("tracing", Kind::Table(TRACING)),
     key("max_statement_bytes", integer(1024, 1 << 30)),
     key("buffer_limit", integer(16 << 10, 1 << 30)),
     key("zone", Kind::Text),
@@ -111,6 +112,13 @@ const PROXY: &[Key] = &[
     key("databases", Kind::Tables(DATABASE)),
     key("users", Kind::Tables(USER)),
     key("operators", Kind::Tables(OPERATOR)),
+];
+
+const TRACING: &[Key] = &[
+    key("endpoint", Kind::Text),
+    key("ratio", Kind::Share),
+    key("comments", Kind::Boolean),
+    key("service_name", Kind::Text),
 ];
 
 const HBA: &[Key] = &[

@@ -71,6 +71,8 @@ pub(super) struct Client {
     pub consistency: Option<Consistency>,
     /// Since when it waits, or since when its statement runs, or since when it is silent.
     pub since: Instant,
+    /// For how long it has last waited, in microseconds; 0 once that was told of.
+    pub waited: u32,
     /// It waits in its pool's queue.
     pub waiting: bool,
     /// Its server owes so many answers that no more is sent to it.
@@ -288,6 +290,7 @@ impl Client {
             route: peer.route,
             consistency: None,
             since: now,
+            waited: 0,
             waiting: false,
             held_up: false,
             blocked: false,

@@ -194,7 +194,7 @@ impl Core {
         self.servers[s].unnamed = 0;
         self.servers[s].in_unit = false;
         if let Some(text) = text {
-            self.count_begin(s, key, text);
+            self.count_begin(c, s, key, text, true);
         }
         self.servers[s].owe(Expect::Query(changes));
         self.count_statement(s);
@@ -251,7 +251,7 @@ impl Core {
         };
         let class = self.classify(c, text);
         let statement = self.statement_as(c, text, types, class);
-        self.count_begin(s, self.classifier.shape(), text);
+        self.count_begin(c, s, self.classifier.shape(), text, true);
         self.servers[s].in_unit = true;
         if name.is_empty() {
             self.clients[c].unnamed = Some(statement.clone());
@@ -317,7 +317,7 @@ impl Core {
             self.note_effects(c, s, Class { pins, ..class }, false);
             // Its own Parse in the same unit knows better what shape it is of.
             if !name.is_empty() || self.servers[s].timing.key == 0 {
-                self.count_begin(s, !statement.id, &statement.text);
+                self.count_begin(c, s, !statement.id, &statement.text, false);
             }
         }
         let Some(server_name) = self.server_name(c, s, name, statement.as_ref()) else { return Step::Blocked };

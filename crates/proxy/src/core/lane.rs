@@ -226,12 +226,13 @@ impl Core {
                 b'Q' => {
                     self.clients[c].unnamed = None;
                     self.servers[s].unnamed = 0;
-                    self.count_begin(s, self.clients[c].unit.key, payload::cstr(data).map_or(data, |(text, _)| text));
+                    let text = payload::cstr(data).map_or(data, |(text, _)| text);
+                    self.count_begin(c, s, self.clients[c].unit.key, text, true);
                     self.servers[s].owe(Expect::Query(None));
                 }
                 b'P' => {
                     let Some((_, text, types)) = payload::parse(data) else { break };
-                    self.count_begin(s, self.clients[c].unit.key, text);
+                    self.count_begin(c, s, self.clients[c].unit.key, text, true);
                     let statement = self.statement(c, text, types);
                     self.clients[c].unnamed = Some(statement.clone());
                     self.servers[s].unnamed = statement.id;
@@ -261,7 +262,7 @@ impl Core {
                 out.extend_from_slice(values);
             });
         };
-        self.count_begin(s, !own.id, &own.text);
+        self.count_begin(c, s, !own.id, &own.text, false);
         if !self.servers[s].prepared.contains_key(&own.id) {
             let relied_on = self.clients[c].prepared.as_ref().is_some_and(|p| p.described.contains(name));
             self.prepare(s, own);

@@ -51,6 +51,7 @@ pub mod statement;
 pub mod statistics;
 mod strong;
 pub mod token;
+pub mod trace;
 mod tracked;
 mod unit;
 
@@ -60,7 +61,7 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use sql::{Classifier, ClassifierConfig};
@@ -120,6 +121,8 @@ pub struct Shared {
     pub clients: AtomicUsize,
     /// Number of workers.
     pub workers: usize,
+    /// Takes what is traced; nothing is set where nothing is.
+    pub sink: OnceLock<trace::Sink>,
 }
 
 impl Shared {
@@ -137,6 +140,7 @@ impl Shared {
             secret,
             clients: AtomicUsize::new(0),
             workers,
+            sink: OnceLock::new(),
         })
     }
 }
@@ -305,6 +309,7 @@ pub struct Core {
     statements: Statements,
     costs: cost::Costs,
     statistics: statistics::Statistics,
+    dice: trace::Dice,
     /// Server connections that are lanes at the moment.
     lanes: Vec<usize>,
     /// Strong reads that wait; None until there is one.
@@ -356,6 +361,7 @@ impl Core {
             classifier: classifier(&settings),
             statistics: statistics::Statistics::new(settings.statements_kept, now),
             statements: Statements::new(shared.registry.clone(), settings.cache_entries),
+            dice: trace::Dice::new(&shared.secret, id),
             shared,
             settings,
             metrics,

@@ -15,7 +15,9 @@ use wire::Sqlstate;
 use super::client::Phase;
 use super::params::Params;
 use super::server::{Moved, Server, ServerPhase};
+use super::statistics::Timing;
 use super::token::{Kind, Token};
+use super::trace::Outcome;
 use super::{Core, Effect, Mail, over};
 use crate::config::PoolMode;
 use crate::console::Totals;
@@ -397,6 +399,7 @@ impl Core {
             let waited = self.now.saturating_duration_since(client.since).as_micros() as u64;
             self.metrics.clients_waiting.sub(1);
             self.metrics.wait_micros.observe(waited);
+            self.clients[c].waited = u32::try_from(waited).unwrap_or(u32::MAX);
             self.pools[self.clients[c].pool].totals.wait_micros += waited;
         }
     }
@@ -685,6 +688,10 @@ impl Core {
         place.idle.retain(|&idle| idle != s);
         place.budget.close();
         self.metrics.servers.sub(1);
+        let lost = server.timings.drain(..).chain([std::mem::replace(&mut server.timing, Timing::none(self.now))]);
+        for span in lost.filter_map(|timing| timing.span) {
+            self.trace_end(*span, 0, Outcome::Lost);
+        }
         let mut last = Vec::new();
         if matches!(server.phase, ServerPhase::Ready) && server.output.is_empty() && !server.silent {
             wire::message::empty(&mut last, b'X');

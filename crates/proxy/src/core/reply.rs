@@ -406,7 +406,7 @@ impl Core {
             return Verdict::Swallow;
         }
         server.failed = true;
-        server.erred = true;
+        server.erred = Some(payload::sqlstate(data).unwrap_or(Sqlstate::INTERNAL_ERROR));
         server.unit_erred = true;
         server.sets.undo();
         if server.beginning {

@@ -10,6 +10,7 @@ use super::client::{Mark, Unit};
 use super::pool::Want;
 use super::statistics::{End, Timing};
 use super::strong::Reach;
+use super::trace::Outcome;
 use crate::config::{Consistency, PoolMode, RouteTo};
 
 /// What the session, the listener and the database say.
@@ -162,17 +163,27 @@ impl Core {
     }
 
     /// A statement of this shape is being sent; the unit that it is in is counted under the last of its statements.
-    pub(super) fn count_begin(&mut self, s: usize, key: u64, text: &[u8]) {
+    ///
+    /// `spoken`: the client has just sent this text.
+    pub(super) fn count_begin(&mut self, c: usize, s: usize, key: u64, text: &[u8], spoken: bool) {
         let key = self.statistics.begin(key, text);
-        self.servers[s].timing = Timing { key, since: self.now };
+        let span = match self.servers[s].timing.span.take() {
+            None => self.trace_begin(c, s, text, spoken),
+            Some(span) => Some(span.again(text)),
+        };
+        self.servers[s].timing = Timing { key, since: self.now, span };
     }
 
     /// A unit has ended; `heard`: its client was given the answer.
     pub(super) fn count_end(&mut self, s: usize, heard: bool) {
         let primary = self.is_primary(s);
         let server = &mut self.servers[s];
-        let (rows, failed) = (std::mem::take(&mut server.rows), std::mem::take(&mut server.erred));
+        let (rows, error) = (std::mem::take(&mut server.rows), server.erred.take());
         let Some(timing) = server.ended.take().filter(|_| heard) else { return };
+        if let Some(span) = timing.span {
+            self.trace_end(*span, rows, error.map_or(Outcome::Done, |code| Outcome::Failed(code.0)));
+        }
+        let failed = error.is_some();
         let elapsed = self.now.saturating_duration_since(timing.since);
         let end = End { elapsed, rows, failed, primary };
         if let Some(statement) = self.statistics.end(timing.key, end, self.settings.slow_statement, self.now) {

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use sql::{Changes, Pins};
 use topology::{NodeId, Role};
+use wire::Sqlstate;
 use wire::message::Status;
 use wire::scram;
 
@@ -44,10 +45,10 @@ pub(crate) struct Server {
     pub(super) timings: VecDeque<Timing>,
     /// The same for the unit that is being sent.
     pub(super) timing: Timing,
-    /// And for the one that has just ended; its rows, and whether it failed.
+    /// And for the one that has just ended; its rows, and its error.
     pub(super) ended: Option<Timing>,
     pub(super) rows: u64,
-    pub(super) erred: bool,
+    pub(super) erred: Option<Sqlstate>,
     /// How many of these change which prepared statements there are, and how many of those are of units before the last.
     pub(super) unanswered: usize,
     pub(super) unanswered_before: usize,
@@ -217,10 +218,10 @@ impl Server {
             pass_on: false,
             expect: VecDeque::new(),
             timings: VecDeque::new(),
-            timing: Timing { key: 0, since: now },
+            timing: Timing::none(now),
             ended: None,
             rows: 0,
-            erred: false,
+            erred: None,
             unanswered: 0,
             unanswered_before: 0,
             status: Status::Idle,
@@ -268,8 +269,8 @@ impl Server {
         } else if expect.ends_unit() {
             self.unanswered_before = self.unanswered;
             if !matches!(expect, Expect::Setup) {
-                self.timings.push_back(self.timing);
-                self.timing.key = 0;
+                let none = Timing::none(self.timing.since);
+                self.timings.push_back(std::mem::replace(&mut self.timing, none));
             }
         }
         self.expect.push_back(expect);

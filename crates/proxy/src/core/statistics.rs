@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::trace::Span;
+
 /// Entries that a key may be in.
 const WAYS: usize = 8;
 /// A longer text is kept without its literals and cut off, in bytes.
@@ -24,12 +26,14 @@ pub(super) struct Statistics {
 }
 
 /// A statement in flight: what its end is counted under.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct Timing {
     /// 0: under nothing.
     pub key: u64,
     /// When it was sent.
     pub since: Instant,
+    /// It is traced.
+    pub span: Option<Box<Span>>,
 }
 
 /// A shape's numbers.
@@ -92,6 +96,13 @@ struct Slow {
     kept_back: u64,
 }
 
+impl Timing {
+    /// Of nothing.
+    pub(super) fn none(now: Instant) -> Timing {
+        Timing { key: 0, since: now, span: None }
+    }
+}
+
 // === impl Statistics ===
 
 impl Statistics {
@@ -134,12 +145,7 @@ impl Statistics {
         let age = |entry: &Entry| if entry.key == 0 { u32::MAX } else { clock.wrapping_sub(entry.used) };
         if let Some(entry) = self.table[group].iter_mut().max_by_key(|entry| age(entry)) {
             self.rest += entry.counts;
-            let text = if text.len() <= MOST_TEXT {
-                Text::Raw(text.into())
-            } else {
-                Text::Redacted(sql::redact(text, MOST_SHOWN).into())
-            };
-            *entry = Entry { key, used: clock, counts: Counts::default(), text };
+            *entry = Entry { key, used: clock, counts: Counts::default(), text: Text::new(text) };
         }
         key
     }
@@ -205,6 +211,15 @@ impl Slow {
 }
 
 impl Text {
+    /// Without its literals at once if it is long: it would be kept for nothing.
+    pub(super) fn new(text: &[u8]) -> Text {
+        if text.len() <= MOST_TEXT {
+            Text::Raw(text.into())
+        } else {
+            Text::Redacted(sql::redact(text, MOST_SHOWN).into())
+        }
+    }
+
     /// Without its literals.
     #[must_use]
     pub fn show(&self) -> String {

@@ -102,6 +102,7 @@ impl Core {
         if !reach.is_waiting() {
             let waited = self.now.saturating_duration_since(self.clients[c].since);
             if !first {
+                self.clients[c].waited = u32::try_from(waited.as_micros()).unwrap_or(u32::MAX);
                 self.metrics.strong_wait_micros.observe(waited.as_micros() as u64);
             }
             if reach == Reach::Primary && fastest.is_some() {
