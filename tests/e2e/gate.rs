@@ -239,14 +239,13 @@ async fn outlives(flush: &str) {
     heir.follow_port(gated.relay.port());
     heir.wait_caught_up(primary).await;
     let proxy = gated.proxy().set("proxy.pool.size", 8);
-    let kingpost = match flush {
-        "batch" if primary.query("SELECT current_setting('server_version_num')::int >= 170000").await == "f" => {
-            eprintln!("before PostgreSQL 17 the flush takes a transaction: PG_BIN names another's programs");
-            proxy.set("proxy.gate.flush", "batch-transaction")
-        }
-        _ => proxy.set("proxy.gate.flush", flush),
+    let version: u32 = primary.query("SHOW server_version_num").await.parse().unwrap();
+    let kingpost = if flush == "batch" && version < 170_000 {
+        eprintln!("before PostgreSQL 17 the flush takes a transaction: PG_BIN names another's programs");
+        proxy.set("proxy.gate.flush", "batch-transaction").start().await
+    } else {
+        proxy.set("proxy.gate.flush", flush).start().await
     };
-    let kingpost = kingpost.start().await;
     let expected = if flush == "commit" { "on" } else { "off" };
     gated
         .cluster

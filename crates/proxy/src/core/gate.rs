@@ -133,11 +133,12 @@ impl Core {
 
     /// The client's unit is at its end, or so far that its output can't be kept any longer: its gate waits.
     pub(super) fn seal_gate(&mut self, c: usize) {
-        let output = &mut self.clients[c].output;
-        let Some(last) = output.last_gate_mut().filter(|gate| gate.is_open()) else { return };
+        let client = &mut self.clients[c];
+        let lazy = self.pools[client.pool].lazy;
+        let Some(last) = client.output.last_gate_mut().filter(|gate| gate.is_open()) else { return };
         // Before the ticket, so that the question which answers it comes with the flush, or behind it.
         let topology = &self.shared.topology;
-        if self.pools[self.clients[c].pool].lazy {
+        if lazy {
             topology.want_flush();
         }
         let ticket = topology.oracle().ticket();
@@ -418,8 +419,10 @@ impl Core {
     pub(super) fn watch_relays(&mut self) {
         let flushes = self.shared.topology.flushes();
         if std::mem::replace(&mut self.flushes, flushes) != flushes {
-            for p in (0..self.pools.len()).filter(|p| self.pools[*p].gate.relays > 0) {
-                self.retire_all(p);
+            for p in 0..self.pools.len() {
+                if self.pools[p].gate.relays > 0 {
+                    self.retire_all(p);
+                }
             }
         }
         let confirming = self.shared.topology.confirming();

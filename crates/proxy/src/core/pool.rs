@@ -231,6 +231,7 @@ impl Core {
             if std::mem::replace(&mut pool.gate, gate).relays.min(1) != gate.relays.min(1) {
                 self.retire_all(p);
             }
+            let pool = &self.pools[p];
             let limit = self.settings.pool_size(&pool.key.database, &pool.key.user);
             for node in &pool.nodes {
                 node.budget.limit.store(limit, Ordering::Relaxed);
