@@ -27,6 +27,7 @@ mod protocol;
 mod psql;
 mod registry;
 mod registry_clients;
+mod registry_fire;
 mod registry_nodes;
 mod registry_safety;
 mod relay;

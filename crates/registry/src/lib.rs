@@ -26,6 +26,7 @@ mod cache;
 pub mod dns;
 mod error;
 mod health;
+mod heartbeat;
 pub mod model;
 pub mod peers;
 mod registry;

@@ -12,7 +12,8 @@ use tokio::time::Instant;
 
 use crate::cache::{Applier, Cache, Change, Entry, Found, Mark, Memory, ServiceSnapshot};
 use crate::error::{OpenError, StoreError, WatchError, WriteError};
-use crate::health::{Alive, Beat, Watch};
+use crate::health::{Alive, Watch};
+use crate::heartbeat::Doubts;
 use crate::model::{
     Health, Instance, InstanceId, Invalid, Limits, Metadata, NamespaceName, Patch, Registration, Revision, ServiceKey,
 };
@@ -54,6 +55,8 @@ pub(crate) struct Inner {
     epoch: AtomicI64,
     /// Another node has something that is not here.
     behind: Notify,
+    /// Somebody asks for what is not here.
+    pub(crate) doubts: Doubts,
     pub(crate) tasks: Mutex<JoinSet<()>>,
 }
 
@@ -95,6 +98,7 @@ impl Registry {
             peers,
             epoch: AtomicI64::new(0),
             behind: Notify::new(),
+            doubts: Doubts::default(),
             tasks: Mutex::new(JoinSet::new()),
             settings,
         });
@@ -108,6 +112,10 @@ impl Registry {
             crate::health::start(&inner, &mut tasks);
         }
         Ok(Registry { inner })
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
     }
 
     /// Finishes the batch under way, tells what waits behind it that the registry stops, and ends the node's tasks.
@@ -186,25 +194,6 @@ impl Registry {
         }
         let mut written = self.inner.write(news).await.into_iter();
         answers.into_iter().map(|known| known.or_else(|| written.next()).unwrap_or(Err(WriteError::Stopped))).collect()
-    }
-
-    /// Instances say that they live. In memory only; one that had expired becomes passing again soon after.
-    pub fn heartbeat(&self, ids: &[InstanceId]) -> Vec<Beat> {
-        let beats: Vec<Beat> = self
-            .inner
-            .health
-            .renew(ids, Alive::Passing)
-            .into_iter()
-            .zip(ids)
-            .map(|(leased, id)| {
-                let known = leased || self.inner.cache.instance(id).is_some();
-                if known { Beat::Known } else { Beat::Unknown }
-            })
-            .collect();
-        let known = beats.iter().filter(|beat| **beat == Beat::Known).count();
-        add(&self.inner.counters.heartbeats, known as u64);
-        add(&self.inner.counters.unknown_heartbeats, (beats.len() - known) as u64);
-        beats
     }
 
     /// Gives a service metadata; it then exists without instances too.

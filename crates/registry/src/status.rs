@@ -102,6 +102,8 @@ counters! {
     heartbeats,
     /// Heartbeats of unknown ones.
     unknown_heartbeats,
+    /// Reads of the store because of a heartbeat, or the like, of an instance that was not here yet.
+    doubts,
     /// Instances that went critical for want of a heartbeat.
     expired,
     /// Instances whose expiry the brake held back (counted once a look).

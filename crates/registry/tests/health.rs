@@ -40,11 +40,11 @@ fn health(registry: &Registry, n: usize) -> Option<Health> {
 async fn silence_ends_it_and_a_heartbeat_brings_it_back() {
     let directory = tempfile::tempdir().unwrap();
     let registry = node(&directory, Settings::default()).await;
-    assert_eq!(registry.heartbeat(&[id(1)]), [Beat::Unknown]);
+    assert_eq!(registry.heartbeat(&[id(1)]).await, [Beat::Unknown]);
     registry.register(vec![with_ttl(1)]).await.pop().unwrap().unwrap();
-    assert_eq!(registry.heartbeat(&[id(1), id(2)]), [Beat::Known, Beat::Unknown]);
+    assert_eq!(registry.heartbeat(&[id(1), id(2)]).await, [Beat::Known, Beat::Unknown]);
     until(&registry, "expiry", |r| health(r, 1) == Some(Health::Critical)).await;
-    registry.heartbeat(&[id(1)]);
+    registry.heartbeat(&[id(1)]).await;
     until(&registry, "return", |r| health(r, 1) == Some(Health::Passing)).await;
     until(&registry, "expiry", |r| health(r, 1) == Some(Health::Critical)).await;
     // Registering again is a sign of life too, though nothing in it is new.
@@ -85,7 +85,7 @@ async fn when_much_vanishes_at_once_the_last_good_state_is_kept_for_a_while() {
     let beats = tokio::spawn(async move {
         let alive: Vec<_> = (0..4).map(id).collect();
         loop {
-            beating.heartbeat(&alive);
+            beating.heartbeat(&alive).await;
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });
@@ -95,7 +95,7 @@ async fn when_much_vanishes_at_once_the_last_good_state_is_kept_for_a_while() {
     until(&registry, "letting go", |r| r.snapshot(&service(0)).unwrap().usable() == 4).await;
     assert!((0..4).all(|n| health(&registry, n) == Some(Health::Passing)));
     let all: Vec<_> = (0..10).map(id).collect();
-    registry.heartbeat(&all);
+    registry.heartbeat(&all).await;
     until(&registry, "return", |r| r.snapshot(&service(0)).unwrap().usable() == 10).await;
     beats.abort();
     registry.shutdown().await;

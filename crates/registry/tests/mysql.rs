@@ -126,66 +126,9 @@ async fn contract_then_under_fire() {
         }
     };
     fire::under_fire(|| server.open("fire"), 20, kills).await;
-    assert_eq!(by_time(&server, "now(6)").await, Misses::Some, "writers that commit late are missed by time");
-    assert_eq!(by_time(&server, "counter").await, Misses::None);
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Misses {
-    None,
-    Some,
-}
-
-/// Writers, some of them slow, and a reader whose cursor is the time of the change, or a counter that is locked until commit.
-/// Whether it misses rows.
-async fn by_time(server: &Server, stamp: &str) -> Misses {
-    let mut admin = server.admin().await;
-    let table = if stamp == "counter" { "cursors.counted" } else { "cursors.timed" };
-    for sql in [
-        "CREATE DATABASE IF NOT EXISTS cursors".to_owned(),
-        "CREATE TABLE IF NOT EXISTS cursors.counter (v BIGINT) ENGINE = InnoDB".to_owned(),
-        "INSERT INTO cursors.counter SELECT 0 FROM dual WHERE NOT EXISTS (SELECT 1 FROM cursors.counter)".to_owned(),
-        format!("CREATE TABLE {table} (id VARCHAR(20) PRIMARY KEY, at DOUBLE) ENGINE = InnoDB"),
-    ] {
-        admin.query_drop(sql).await.unwrap();
-    }
-    let mut writers = tokio::task::JoinSet::new();
-    for writer in 0..4 {
-        let mut connection = server.admin().await;
-        let counts = stamp == "counter";
-        writers.spawn(async move {
-            for n in 0..40 {
-                connection.query_drop("START TRANSACTION").await.unwrap();
-                let at = if counts {
-                    connection.query_drop("UPDATE cursors.counter SET v = v + 1").await.unwrap();
-                    "SELECT v * 1.0e0 FROM cursors.counter"
-                } else {
-                    "SELECT unix_timestamp(sysdate(6)) * 1.0e0"
-                };
-                let at: Option<f64> = connection.query_first(at).await.unwrap();
-                let row = (format!("{writer}-{n}"), at.unwrap());
-                connection.exec_drop(format!("INSERT INTO {table} VALUES (?, ?)"), row).await.unwrap();
-                if writer == 0 && n % 4 == 0 {
-                    connection.query_drop("DO sleep(0.02)").await.unwrap();
-                }
-                connection.query_drop("COMMIT").await.unwrap();
-            }
-        });
-    }
-    let (mut seen, mut cursor, mut done) = (std::collections::HashSet::new(), 0.0, false);
-    while !done {
-        done = writers.is_empty();
-        let rows: Vec<(String, f64)> =
-            admin.exec(format!("SELECT id, at FROM {table} WHERE at > ?"), (cursor,)).await.unwrap();
-        for (id, at) in rows {
-            cursor = f64::max(cursor, at);
-            seen.insert(id);
-        }
-        while let Some(finished) = writers.try_join_next() {
-            finished.unwrap();
-        }
-    }
-    if seen.len() < 160 { Misses::Some } else { Misses::None }
+    let (counter, time) = fire::missed(|| server.open("cursors"), 6).await;
+    assert_eq!(counter, 0);
+    assert!(time > 0, "the same writers, and a cursor that goes by time");
 }
 
 #[tokio::test]

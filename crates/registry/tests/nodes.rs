@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::*;
-use registry::{Beat, Check, Health, Registration, Registry, Revision, Settings, Store, store};
+use registry::store::{Batch, BoxFuture, Committed, NodeId, NodeRow, Roll, Sink};
+use registry::{Beat, Check, Health, Registration, Registry, Revision, Settings, Store, StoreError, store};
 use tokio::time::Instant;
 
 async fn on(directory: &tempfile::TempDir) -> Arc<dyn Store> {
@@ -100,7 +101,7 @@ async fn heartbeats_may_go_to_any_node_and_silence_is_found_by_one() {
             for (n, node) in beating.iter().enumerate() {
                 let of = if hush.load(Ordering::Relaxed) { 20 } else { 30 };
                 let ids: Vec<_> = (0..of).filter(|id| id % 3 == n).map(id).collect();
-                assert!(node.heartbeat(&ids).iter().all(|beat| *beat == Beat::Known));
+                assert!(node.heartbeat(&ids).await.iter().all(|beat| *beat == Beat::Known));
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -146,7 +147,7 @@ async fn who_leaves_is_missed_by_nobody() {
     let beats = tokio::spawn(async move {
         let ids: Vec<_> = (0..29).map(id).collect();
         loop {
-            beating[usize::from(left.load(Ordering::Relaxed))].heartbeat(&ids);
+            beating[usize::from(left.load(Ordering::Relaxed))].heartbeat(&ids).await;
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     });
@@ -182,7 +183,7 @@ async fn a_node_that_judges_nothing_owns_nothing() {
     let beating = other.clone();
     let beats = tokio::spawn(async move {
         loop {
-            beating.heartbeat(&(0..15).map(id).collect::<Vec<_>>());
+            beating.heartbeat(&(0..15).map(id).collect::<Vec<_>>()).await;
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     });
@@ -192,6 +193,101 @@ async fn a_node_that_judges_nothing_owns_nothing() {
     beats.abort();
     judge.shutdown().await;
     other.shutdown().await;
+}
+
+/// A store that never says that there is something new.
+struct Silent {
+    store: Arc<dyn Store>,
+    /// Whether it hides the other nodes, so that this one tells them nothing.
+    alone: bool,
+    /// Whether it cannot be read.
+    blind: AtomicBool,
+}
+
+impl Silent {
+    async fn new(directory: &tempfile::TempDir, alone: bool) -> Arc<Silent> {
+        Arc::new(Silent { store: on(directory).await, alone, blind: AtomicBool::new(false) })
+    }
+}
+
+impl Store for Silent {
+    fn name(&self) -> &'static str {
+        self.store.name()
+    }
+    fn commit(&self, batch: Arc<Batch>) -> BoxFuture<'_, Result<Committed, StoreError>> {
+        self.store.commit(batch)
+    }
+    fn resolve(&self, number: u64) -> BoxFuture<'_, Result<Option<Revision>, StoreError>> {
+        self.store.resolve(number)
+    }
+    fn read<'a>(&'a self, sink: &'a mut dyn Sink) -> BoxFuture<'a, Result<(), StoreError>> {
+        if self.blind.load(Ordering::Relaxed) {
+            return Box::pin(async { Err(StoreError::Address { reason: "it cannot be read now" }) });
+        }
+        self.store.read(sink)
+    }
+    fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>> {
+        self.store.collect(up_to, before, limit)
+    }
+    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
+        Box::pin(async move {
+            let mut roll = self.store.attend(own, gone).await?;
+            if self.alone {
+                roll.nodes.retain(|row| own.is_some_and(|own| own.id == row.id));
+            }
+            Ok(roll)
+        })
+    }
+    fn changed(&self, _: Revision) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::pending())
+    }
+}
+
+/// Who registers at one node may send the first heartbeat to another, before that one has been told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_has_not_heard_of_an_instance_asks_before_it_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = async |store: Arc<Silent>| Registry::open(Settings::default(), store).await.unwrap();
+    let first = open(Silent::new(&directory, true).await).await;
+    let second = open(Silent::new(&directory, true).await).await;
+    let register = async |n: usize| {
+        first
+            .register((n..n + 100).map(with_ttl).collect())
+            .await
+            .into_iter()
+            .for_each(|row| assert!(row.is_ok(), "{row:?}"));
+    };
+    register(0).await;
+    assert!(second.instance(&id(0)).is_none() && second.status().peers.is_empty(), "nobody has told it");
+    let reads = second.status().counts.doubts;
+    let mut beats = tokio::task::JoinSet::new();
+    for n in 0..100 {
+        let second = second.clone();
+        beats.spawn(async move { second.heartbeat(&[id(n), id(1000 + n)]).await });
+    }
+    while let Some(answer) = beats.join_next().await {
+        assert_eq!(answer.unwrap(), [Beat::Known, Beat::Unknown]);
+    }
+    let reads = second.status().counts.doubts - reads;
+    assert!((1..50).contains(&reads), "100 calls share reads of the store: {reads}");
+    // It is in the cache now, with a lease; for what never was, each look is one more.
+    assert_eq!(second.heartbeat(&[id(0)]).await, [Beat::Known]);
+    assert!(second.instance_or_ask(&id(99)).await.is_some() && second.instance_or_ask(&id(500)).await.is_none());
+
+    // Where the store cannot be read, or lags, the others know.
+    let blind = Silent::new(&directory, false).await;
+    let third = open(Arc::clone(&blind)).await;
+    until(&third, "the way to the first", |node| {
+        node.status().peers.iter().any(|peer| peer.reached && peer.address == first.status().peer_address)
+    })
+    .await;
+    blind.blind.store(true, Ordering::Relaxed);
+    register(100).await;
+    assert!(third.instance(&id(100)).is_none());
+    assert_eq!(third.heartbeat(&[id(100), id(300), id(5)]).await, [Beat::Known, Beat::Unknown, Beat::Known]);
+    for node in [first, second, third] {
+        node.shutdown().await;
+    }
 }
 
 /// Strangers at the peers' port: nothing is learnt, nothing is harmed, and the place is free again.
@@ -213,4 +309,40 @@ async fn strangers_are_turned_away() {
     assert_eq!(node.revision(), quiet.revision);
     assert!(node.revision() > Revision(0));
     node.shutdown().await;
+}
+
+/// Somebody holds more connections open than there are places, and says nothing: a node comes in all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_holds_the_peers_port_keeps_no_node_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = nodes(&directory, 1, &Settings::default()).await.pop().unwrap();
+    let address = node.status().peer_address;
+    let held = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let holding = Arc::clone(&held);
+    let again = tokio::spawn(async move {
+        loop {
+            // Whoever was turned away comes again at once.
+            let mut streams = Vec::new();
+            for _ in 0..200 {
+                streams.extend(tokio::net::TcpStream::connect(&address).await);
+            }
+            *holding.lock().unwrap() = streams;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    });
+    let began = Instant::now();
+    while held.lock().unwrap().len() < 200 {
+        assert!(began.elapsed() < PATIENCE, "200 connections");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let other = Registry::open(Settings::default(), on(&directory).await).await.unwrap();
+    for one in [&node, &other] {
+        until(one, "the other", |node| node.status().peers.iter().any(|peer| peer.reached)).await;
+    }
+    let written = other.register(vec![registration(1, "a")]).await.pop().unwrap().unwrap();
+    reached(&node, written.revision).await;
+    again.abort();
+    for node in [node, other] {
+        node.shutdown().await;
+    }
 }

@@ -37,6 +37,7 @@ use tokio::time::Instant;
 use self::link::Link;
 use self::members::Members;
 use crate::error::{OpenError, StoreError};
+use crate::health::Beat;
 use crate::model::{InstanceId, Revision};
 use crate::registry::Inner;
 use crate::settings::PeerSettings;
@@ -315,36 +316,58 @@ fn shun(inner: &Inner) {
 
 /// Asks the others how long each of `ids` has been silent, and notes what they say. Whether all who live have answered.
 pub(crate) async fn hear(inner: &Inner, ids: &[InstanceId]) -> bool {
+    let mut all = true;
+    if !lock(&inner.peers.links).is_empty() {
+        add(&inner.counters.asked, ids.len() as u64);
+    }
+    for ids in ids.chunks(wire::QUESTION_IDS) {
+        all &= ask(inner, ids, |silence| inner.health.heard_elsewhere(ids, &silence)).await;
+    }
+    all
+}
+
+/// Asks the others about at most [`wire::QUESTION_IDS`] instances. Whether all who live have answered.
+async fn ask(inner: &Inner, ids: &[InstanceId], mut take: impl FnMut(Vec<Option<u32>>)) -> bool {
     let peers = &inner.peers;
     let mut all = true;
-    for ids in ids.chunks(wire::QUESTION_IDS) {
-        let number = peers.questions.fetch_add(1, Ordering::Relaxed);
-        let answers: Vec<_> = {
-            let (links, shunned) = (lock(&peers.links), lock(&peers.shunned));
-            let asked = links.iter().filter(|(id, _)| !shunned.contains(id));
-            let mut body = None;
-            asked
-                .map(|(_, link)| {
-                    let body = body.get_or_insert_with(|| wire::question(number, ids));
-                    link.ask(number, body.clone())
-                })
-                .collect()
+    let number = peers.questions.fetch_add(1, Ordering::Relaxed);
+    let answers: Vec<_> = {
+        let (links, shunned) = (lock(&peers.links), lock(&peers.shunned));
+        let asked = links.iter().filter(|(id, _)| !shunned.contains(id));
+        let mut body = None;
+        asked
+            .map(|(_, link)| {
+                let body = body.get_or_insert_with(|| wire::question(number, ids));
+                link.ask(number, body.clone())
+            })
+            .collect()
+    };
+    if answers.is_empty() {
+        return true;
+    }
+    let deadline = Instant::now() + ANSWER;
+    for answer in answers {
+        let answer = match answer {
+            Some(answer) => tokio::time::timeout_at(deadline, answer).await.ok().and_then(Result::ok),
+            None => None,
         };
-        if answers.is_empty() {
-            return true;
-        }
-        add(&inner.counters.asked, ids.len() as u64);
-        let deadline = Instant::now() + ANSWER;
-        for answer in answers {
-            let answer = match answer {
-                Some(answer) => tokio::time::timeout_at(deadline, answer).await.ok().and_then(Result::ok),
-                None => None,
-            };
-            match answer.filter(|silence| silence.len() == ids.len()) {
-                Some(silence) => inner.health.heard_elsewhere(ids, &silence),
-                None => all = false,
-            }
+        match answer.filter(|silence| silence.len() == ids.len()) {
+            Some(silence) => take(silence),
+            None => all = false,
         }
     }
     all
+}
+
+/// Which of `ids` another node has heard of.
+pub(crate) async fn heard(inner: &Inner, ids: &[InstanceId]) -> Vec<Beat> {
+    let mut beats = vec![Beat::Unknown; ids.len()];
+    for (ids, beats) in ids.chunks(wire::QUESTION_IDS).zip(beats.chunks_mut(wire::QUESTION_IDS)) {
+        ask(inner, ids, |silence| {
+            let heard = beats.iter_mut().zip(silence).filter(|(_, silence)| silence.is_some());
+            heard.for_each(|(beat, _)| *beat = Beat::Known);
+        })
+        .await;
+    }
+    beats
 }

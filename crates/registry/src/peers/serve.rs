@@ -1,10 +1,12 @@
 //! What other nodes say here: commits to apply, questions to answer.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Duration;
 
 use super::link::{Ended, Frames, HANDSHAKE, SILENCE, Voice, handshake};
@@ -13,29 +15,59 @@ use crate::registry::Inner;
 use crate::status::add;
 use crate::store::{Interner, MOST_NODES, NodeId};
 
-/// Two a node: an old connection may still be there when a new one comes.
+/// Of nodes, two each: an old connection may still be there when a new one comes.
 const CONNECTIONS: usize = 2 * MOST_NODES;
+/// Of those who have not shown yet that they are nodes. One more, and the oldest has to go: a node needs no more than a round
+/// trip, so whoever holds places open keeps none of them from coming in.
+const STRANGERS: usize = 32;
+
+/// A connection, and whether a node is at its other end.
+struct Caller {
+    introduced: Arc<AtomicBool>,
+    task: AbortHandle,
+}
+
+/// Those who have not introduced themselves, oldest first.
+#[derive(Default)]
+struct Strangers(VecDeque<Caller>);
+
+impl Strangers {
+    fn push(&mut self, caller: Caller) {
+        self.0.retain(|caller| !caller.introduced.load(Ordering::Acquire) && !caller.task.is_finished());
+        if self.0.len() >= STRANGERS
+            && let Some(oldest) = self.0.pop_front()
+        {
+            // It may be a node by now, and then simply calls again.
+            oldest.task.abort();
+        }
+        self.0.push_back(caller);
+    }
+}
 
 /// Accepts until the registry stops.
 pub(super) async fn run(inner: Arc<Inner>, listener: TcpListener) {
     let mut stop = inner.stop.subscribe();
     // Dropped, it ends all connections.
     let mut connections = JoinSet::new();
+    let mut strangers = Strangers::default();
     loop {
         while connections.try_join_next().is_some() {}
         let accepted = tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop) => return,
-            _ = connections.join_next(), if connections.len() >= CONNECTIONS => continue,
+            _ = connections.join_next(), if connections.len() >= CONNECTIONS + STRANGERS => continue,
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, from)) if connections.len() < CONNECTIONS => {
+            Ok((stream, from)) if connections.len() < CONNECTIONS + STRANGERS => {
                 let inner = Arc::clone(&inner);
-                connections.spawn(async move {
-                    let Err(ended) = serve(&inner, stream).await;
+                let introduced = Arc::new(AtomicBool::new(false));
+                let is_node = Arc::clone(&introduced);
+                let task = connections.spawn(async move {
+                    let Err(ended) = serve(&inner, stream, &is_node).await;
                     tracing::debug!(%from, "a connection of another node ended: {ended}");
                 });
+                strangers.push(Caller { introduced, task });
             }
             // Too many: closed.
             Ok(_) => {}
@@ -58,9 +90,10 @@ async fn welcome(inner: &Inner, stream: &mut TcpStream) -> Result<(NodeId, Chann
     Ok((who, channel))
 }
 
-async fn serve(inner: &Inner, mut stream: TcpStream) -> Result<std::convert::Infallible, Ended> {
+async fn serve(inner: &Inner, mut stream: TcpStream, is_node: &AtomicBool) -> Result<std::convert::Infallible, Ended> {
     let shaken = tokio::time::timeout(HANDSHAKE, welcome(inner, &mut stream)).await;
     let (who, channel) = shaken.map_err(|_| Ended::Late(HANDSHAKE))??;
+    is_node.store(true, Ordering::Release);
     inner.peers.called_by(who);
     let (read, write) = stream.into_split();
     let (mut frames, mut voice) = (Frames::new(read, channel.receive), Voice { write, direction: channel.send });

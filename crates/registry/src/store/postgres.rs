@@ -89,7 +89,9 @@ pub struct Postgres {
     /// What this opening is called in `registry_writer`.
     id: i64,
     writer: Mutex<Option<Writer>>,
+    /// Apart from the one that listens: so a proxy on the way may have reads answered by a replica.
     reader: Mutex<Option<Client>>,
+    listener: Mutex<Option<Client>>,
     roll: Mutex<Option<Client>>,
     /// Somebody has committed, or the listening connection is gone.
     news: Arc<Notify>,
@@ -125,13 +127,23 @@ impl Postgres {
             id: random(),
             writer: Mutex::new(None),
             reader: Mutex::new(None),
+            listener: Mutex::new(None),
             roll: Mutex::new(None),
             news: Arc::new(Notify::new()),
         };
         let mut client = store.connect(false).await?;
         migrate(&mut client, MIGRATIONS).await?;
-        *store.reader.lock().await = Some(store.connect(true).await?);
+        store.listen().await?;
         Ok(store)
+    }
+
+    /// Sees to it that somebody hears of commits.
+    async fn listen(&self) -> Result<(), StoreError> {
+        let mut slot = self.listener.lock().await;
+        if slot.as_ref().is_none_or(Client::is_closed) {
+            *slot = Some(self.connect(true).await?);
+        }
+        Ok(())
     }
 
     /// A connection; one that listens tells of every commit.
@@ -150,6 +162,11 @@ impl Postgres {
     async fn writer(&self) -> Result<Writer, StoreError> {
         let client = self.connect(false).await?;
         let error = |e| failed("preparing statements", &e);
+        // Rows are looked up by their keys. A plan that was made while the table was small, and is kept, would read all of it for
+        // every batch until somebody has it analysed. The one row of the counter has no index: what its scan is said to cost must
+        // not have it compiled.
+        let plans = "SET enable_seqscan = off; SET jit = off";
+        within("preparing statements", client.batch_execute(plans)).await?.map_err(error)?;
         let prepare = |sql: String| {
             let client = &client;
             async move { within("preparing statements", client.prepare(&sql)).await?.map_err(error) }
@@ -209,15 +226,24 @@ impl Postgres {
     }
 
     async fn read(&self, sink: &mut dyn Sink) -> Result<(), StoreError> {
+        // First: what is committed after the read is heard of.
+        self.listen().await?;
         let mut slot = self.reader.lock().await;
         let client = match slot.take().filter(|client| !client.is_closed()) {
             Some(client) => client,
-            None => self.connect(true).await?,
+            None => self.connect(false).await?,
         };
         let error = |e| failed("reading rows", &e);
         // How long reading everything takes is a matter of size: what is bounded is the wait for each row.
-        let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = 0";
-        within("reading rows", client.batch_execute(begin)).await?.map_err(error)?;
+        let begin = async {
+            // Two messages, sent together: a proxy knows by the first alone where the transaction may go.
+            tokio::try_join!(
+                biased;
+                client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
+                client.batch_execute("SET LOCAL statement_timeout = 0"),
+            )
+        };
+        within("reading rows", begin).await?.map_err(error)?;
         let head = client.query_one("SELECT v, epoch, gc_floor FROM registry_rev", &[]);
         let head = read_head(&within("reading rows", head).await?.map_err(error)?)?;
         let after = sink.begin(head);
@@ -247,11 +273,13 @@ impl Postgres {
     async fn attend(&self, own: Option<&NodeRow>, gone: &[NodeId]) -> Result<Roll, StoreError> {
         let doing = "calling the roll";
         let mut slot = self.roll.lock().await;
-        let client = match slot.take().filter(|client| !client.is_closed()) {
+        let mut client = match slot.take().filter(|client| !client.is_closed()) {
             Some(client) => client,
             None => self.connect(false).await?,
         };
         let attending = async {
+            // A transaction that may write is nothing for a replica: who lives must not be read where it lags.
+            let client = client.transaction().await?;
             if let Some(NodeRow { id, address, judges, beat }) = own {
                 let put = "INSERT INTO registry_node (id, address, judges, beat) VALUES ($1, $2, $3, $4)
                     ON CONFLICT (id) DO UPDATE SET address = excluded.address, judges = excluded.judges, beat = excluded.beat";
@@ -264,7 +292,9 @@ impl Postgres {
             let secret = client.query_one("SELECT secret FROM registry_secret", &[]).await?;
             let most = i64::try_from(MOST_NODES).unwrap_or(i64::MAX);
             let rows = "SELECT id, address, judges, beat FROM registry_node ORDER BY id LIMIT $1";
-            Ok((secret.get::<_, String>(0), client.query(rows, &[&most]).await?))
+            let rows = client.query(rows, &[&most]).await?;
+            client.commit().await?;
+            Ok((secret.get::<_, String>(0), rows))
         };
         let (secret, rows) = within(doing, attending).await?.map_err(|e| failed(doing, &e))?;
         *slot = Some(client);

@@ -1,12 +1,12 @@
 //! Many writers on several nodes, readers that lag, connections that die: no change missed, none out of order, and all nodes
 //! equal in the end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use registry::store::{Batch, BoxFuture, Committed, NodeId, NodeRow, Roll, Sink};
-use registry::{Registry, Revision, Store, StoreError, WriteError};
+use registry::store::{Batch, BoxFuture, Committed, Head, NodeId, NodeRow, Record, Roll, Sink};
+use registry::{InstanceId, Registry, Revision, Store, StoreError, WriteError};
 
 use super::*;
 
@@ -140,4 +140,128 @@ async fn write(node: Registry, writer: usize, rounds: usize) -> (HashMap<usize, 
         }
     }
     (states, last)
+}
+
+/// A store whose commits come some time after their batch was stamped, now and then: a slow transaction.
+struct Slow(Arc<dyn Store>);
+
+impl Store for Slow {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+    fn commit(&self, batch: Arc<Batch>) -> BoxFuture<'_, Result<Committed, StoreError>> {
+        Box::pin(async move {
+            if batch.number.is_multiple_of(4) {
+                tokio::time::sleep(Duration::from_millis(30)).await;
+            }
+            self.0.commit(batch).await
+        })
+    }
+    fn resolve(&self, number: u64) -> BoxFuture<'_, Result<Option<Revision>, StoreError>> {
+        self.0.resolve(number)
+    }
+    fn read<'a>(&'a self, sink: &'a mut dyn Sink) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.0.read(sink)
+    }
+    fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>> {
+        self.0.collect(up_to, before, limit)
+    }
+    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
+        self.0.attend(own, gone)
+    }
+    fn changed(&self, seen: Revision) -> BoxFuture<'_, ()> {
+        self.0.changed(seen)
+    }
+}
+
+/// How a reader knows what it has seen already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cursor {
+    Counter,
+    /// The latest time of a change, as it was stamped.
+    Time,
+}
+
+/// Reads again and again what is new by its cursor.
+struct Reader {
+    cursor: Cursor,
+    revision: Revision,
+    time: i64,
+    seen: HashSet<(InstanceId, Revision)>,
+    new: Vec<(InstanceId, Revision, i64)>,
+}
+
+impl Reader {
+    fn new(cursor: Cursor) -> Reader {
+        Reader { cursor, revision: Revision(0), time: i64::MIN, seen: HashSet::new(), new: Vec::new() }
+    }
+
+    async fn read(&mut self, store: &dyn Store) {
+        store.read(self).await.unwrap();
+        let time = self.time;
+        for (id, revision, at) in self.new.drain(..) {
+            if self.cursor == Cursor::Counter || at >= time {
+                self.seen.insert((id, revision));
+                self.time = self.time.max(at);
+            }
+        }
+    }
+}
+
+impl Sink for Reader {
+    fn begin(&mut self, head: Head) -> Revision {
+        match self.cursor {
+            Cursor::Counter => std::mem::replace(&mut self.revision, head.v),
+            Cursor::Time => Revision(0),
+        }
+    }
+
+    fn record(&mut self, record: Record) {
+        if let Record::Instance(row) = record {
+            self.new.push((row.instance.id.clone(), row.instance.revision, row.instance.mtime));
+        }
+    }
+}
+
+/// The writers of [`under_fire`], some of their transactions slow, another node that commits meanwhile, and two readers: one goes
+/// by the counter, one by the time of the change. How many of the rows that there are in the end each has missed.
+pub(crate) async fn missed<F: Future<Output = Result<Arc<dyn Store>, StoreError>>>(
+    again: impl Fn() -> F,
+    rounds: usize,
+) -> (usize, usize) {
+    let slow: Arc<dyn Store> = Arc::new(Slow(again().await.unwrap()));
+    let nodes = [open(&slow).await, open(&again().await.unwrap()).await];
+    let store = again().await.unwrap();
+    let mut writers = tokio::task::JoinSet::new();
+    for writer in 0..WRITERS {
+        writers.spawn(write(nodes[0].clone(), writer, rounds));
+    }
+    let quick = nodes[1].clone();
+    let meanwhile = tokio::spawn(async move {
+        for round in 0.. {
+            let registration = registration(WRITERS * INSTANCES, &round.to_string());
+            quick.register(vec![registration]).await.pop().unwrap().unwrap();
+        }
+    });
+    let mut readers = [Reader::new(Cursor::Counter), Reader::new(Cursor::Time)];
+    while !writers.is_empty() {
+        for reader in &mut readers {
+            reader.read(&*store).await;
+        }
+        while let Some(finished) = writers.try_join_next() {
+            finished.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    meanwhile.abort();
+    for node in &nodes {
+        node.shutdown().await;
+    }
+    let mut all = Reader::new(Cursor::Counter);
+    all.read(&*store).await;
+    for reader in &mut readers {
+        reader.read(&*store).await;
+    }
+    let [counter, time] = readers.map(|reader| all.seen.difference(&reader.seen).count());
+    (counter, time)
 }

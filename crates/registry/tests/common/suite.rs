@@ -161,7 +161,7 @@ async fn two_nodes(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
             let written = node.register(vec![registration(n / 2, &what)]).await.pop().unwrap().unwrap();
             let found = node.instance(&id(n / 2)).expect("registered: found");
             assert!(found.revision >= written.revision, "the own cache has it before the answer");
-            assert_eq!(node.heartbeat(&[id(n / 2)]), [registry::Beat::Known]);
+            assert_eq!(node.heartbeat(&[id(n / 2)]).await, [registry::Beat::Known]);
             written.revision
         });
     }

@@ -199,10 +199,10 @@ async fn maintenance(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
 }
 
 /// The instance that a check belongs to.
-fn checked(call: &Call<'_>, check: &str) -> Result<Arc<Instance>, ApiError> {
+async fn checked(call: &Call<'_>, check: &str) -> Result<Arc<Instance>, ApiError> {
     let registry = &call.context.registry;
     if let Some(id) = check.strip_prefix("service:")
-        && let Some(instance) = registry.instance(&call.id(id)?)
+        && let Some(instance) = registry.instance_or_ask(&call.id(id)?).await
     {
         return Ok(instance);
     }
@@ -213,7 +213,7 @@ fn checked(call: &Call<'_>, check: &str) -> Result<Arc<Instance>, ApiError> {
 
 async fn report(call: &Call<'_>, check: &str, health: Health) -> Result<Reply, ApiError> {
     call.writes()?;
-    let instance = checked(call, check)?;
+    let instance = checked(call, check).await?;
     if instance.check.as_ref().is_some_and(|check| !matches!(check.kind, CheckKind::Ttl { .. })) {
         return Err(ApiError::bad(format!("the check {check:?} has no TTL: the registry itself probes it")));
     }
@@ -221,7 +221,7 @@ async fn report(call: &Call<'_>, check: &str, health: Health) -> Result<Reply, A
     // What is usual costs no write.
     if health == Health::Passing && instance.health == Health::Passing {
         let id = [instance.id.clone()];
-        if registry.heartbeat(&id).first() == Some(&Beat::Known) {
+        if registry.heartbeat(&id).await.first() == Some(&Beat::Known) {
             return Ok(done());
         }
     }
@@ -256,7 +256,7 @@ async fn register_check(call: &Call<'_>) -> Result<Reply, ApiError> {
 
 async fn deregister_check(call: &Call<'_>, check: &str) -> Result<Reply, ApiError> {
     call.writes()?;
-    let instance = checked(call, check)?;
+    let instance = checked(call, check).await?;
     // Without a check a service is passing.
     set_check(call, &instance, None, Some(Health::Passing)).await?;
     call.audit("agent/check/deregister", check);

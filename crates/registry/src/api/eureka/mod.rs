@@ -137,8 +137,8 @@ impl Call<'_> {
     }
 
     /// As [`Call::found`], with those whose lease is over.
-    fn leased(&self, app: &str, id: &str) -> Result<Arc<Instance>, ApiError> {
-        let instance = self.context.registry.instance(&InstanceId::new(&self.namespace, id)?);
+    async fn leased(&self, app: &str, id: &str) -> Result<Arc<Instance>, ApiError> {
+        let instance = self.context.registry.instance_or_ask(&InstanceId::new(&self.namespace, id)?).await;
         let same = |instance: &Arc<Instance>| app_name(app) == app_name(instance.service.name());
         instance.filter(same).ok_or_else(|| ApiError::NotFound { what: "instance", name: id.to_owned() })
     }
@@ -258,10 +258,10 @@ impl Call<'_> {
     }
 
     async fn heartbeat(&self, app: &str, id: &str) -> Result<Reply, ApiError> {
-        let instance = self.leased(app, id)?;
+        let instance = self.leased(app, id).await?;
         let Some(kept) = Kept::of(&instance) else {
             // Registered by another front: only its life is ours to note.
-            return self.beat(&instance);
+            return self.beat(&instance).await;
         };
         let dirty = self.request.param("lastDirtyTimestamp").and_then(|text| text.parse::<i64>().ok());
         if dirty.is_some_and(|dirty| dirty > kept.last_dirty && kept.last_dirty != 0) {
@@ -269,11 +269,11 @@ impl Call<'_> {
             return Err(ApiError::NotFound { what: "instance as new as that", name: id.to_owned() });
         }
         // `status=` says nothing, as with the original: a client whose status changes registers again, or has it overridden.
-        self.beat(&instance)
+        self.beat(&instance).await
     }
 
-    fn beat(&self, instance: &Instance) -> Result<Reply, ApiError> {
-        let beats = self.context.registry.heartbeat(std::slice::from_ref(&instance.id));
+    async fn beat(&self, instance: &Instance) -> Result<Reply, ApiError> {
+        let beats = self.context.registry.heartbeat(std::slice::from_ref(&instance.id)).await;
         match beats.first() {
             Some(Beat::Known) => Ok(Reply::empty(StatusCode::OK)),
             _ => Err(ApiError::NotFound { what: "instance", name: instance.id.local().to_owned() }),
@@ -281,7 +281,7 @@ impl Call<'_> {
     }
 
     async fn cancel(&self, app: &str, id: &str) -> Result<Reply, ApiError> {
-        let instance = self.leased(app, id)?;
+        let instance = self.leased(app, id).await?;
         one(self.context.registry.deregister(std::slice::from_ref(&instance.id)).await)?;
         self.audit("cancel", id);
         Ok(Reply::empty(StatusCode::OK))
@@ -289,7 +289,7 @@ impl Call<'_> {
 
     /// Sets what an operator says, or takes it back.
     async fn overrides(&self, app: &str, id: &str, set: bool) -> Result<Reply, ApiError> {
-        let instance = self.leased(app, id)?;
+        let instance = self.leased(app, id).await?;
         let mut kept = Kept::of(&instance).unwrap_or_default();
         let known = kept.clone();
         let value = self.request.param("value").map(wire::status).transpose()?;
@@ -309,7 +309,7 @@ impl Call<'_> {
 
     /// Sets single entries of the metadata: `?key=value`.
     async fn metadata(&self, app: &str, id: &str) -> Result<Reply, ApiError> {
-        let instance = self.leased(app, id)?;
+        let instance = self.leased(app, id).await?;
         let mut pairs: BTreeMap<String, String> =
             instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         for (key, value) in self.request.query.iter().filter(|(key, _)| !matches!(key.as_str(), "token")) {

@@ -70,17 +70,20 @@ impl pb::registry_server::Registry for Native {
         request: Request<Streaming<pb::HeartbeatRequest>>,
     ) -> Result<Response<Self::HeartbeatStream>, Status> {
         let (context, who) = (Arc::clone(&self.0), Who::of(&request)?);
-        let place = context.place()?;
-        let answers = request.into_inner().map(move |message| {
-            let _held = &place;
-            let message = message?;
-            who.admitted(&context)?;
-            let ns = named(&message.namespace)?;
-            who.needs(&context, Role::Write, ns.as_str())?;
-            let ids = ids(&context, &ns, &message.ids)?;
-            let beats = context.registry.heartbeat(&ids);
-            let unknown = ids.iter().zip(&beats).filter(|(_, beat)| **beat == Beat::Unknown);
-            Ok(pb::HeartbeatResponse { unknown: unknown.map(|(id, _)| id.local().to_owned()).collect() })
+        let asked = Arc::new((Arc::clone(&context), who, context.place()?));
+        let answers = request.into_inner().then(move |message| {
+            let asked = Arc::clone(&asked);
+            async move {
+                let (context, who, _place) = &*asked;
+                let message = message?;
+                who.admitted(context)?;
+                let ns = named(&message.namespace)?;
+                who.needs(context, Role::Write, ns.as_str())?;
+                let ids = ids(context, &ns, &message.ids)?;
+                let beats = context.registry.heartbeat(&ids).await;
+                let unknown = ids.iter().zip(&beats).filter(|(_, beat)| **beat == Beat::Unknown);
+                Ok(pb::HeartbeatResponse { unknown: unknown.map(|(id, _)| id.local().to_owned()).collect() })
+            }
         });
         Ok(Response::new(while_running(&self.0, answers)))
     }

@@ -40,7 +40,7 @@ impl PolarisGrpc for Polaris {
 
     async fn heartbeat(&self, request: Request<pb::Instance>) -> Result<Response<pb::Response>, Status> {
         let who = Who::of(&request)?;
-        Ok(Response::new(asking(&self.0, &who)?.heartbeat(request.get_ref())))
+        Ok(Response::new(asking(&self.0, &who)?.heartbeat(request.get_ref()).await))
     }
 
     type DiscoverStream = Answers<pb::DiscoverResponse>;
@@ -69,12 +69,15 @@ impl PolarisHeartbeatGrpc for Polaris {
         request: Request<Streaming<pb::HeartbeatsRequest>>,
     ) -> Result<Response<Self::BatchHeartbeatStream>, Status> {
         let (context, who) = (Arc::clone(&self.0), Who::of(&request)?);
-        let place = context.place()?;
-        let answers = request.into_inner().map(move |message| {
-            let _held = &place;
-            who.admitted(&context)?;
-            asking(&context, &who)?.heartbeats(&message?.heartbeats)?;
-            Ok(pb::HeartbeatsResponse {})
+        let asked = Arc::new((Arc::clone(&context), who, context.place()?));
+        let answers = request.into_inner().then(move |message| {
+            let asked = Arc::clone(&asked);
+            async move {
+                let (context, who, _place) = &*asked;
+                who.admitted(context)?;
+                asking(context, who)?.heartbeats(&message?.heartbeats).await?;
+                Ok(pb::HeartbeatsResponse {})
+            }
         });
         Ok(Response::new(while_running(&self.0, answers)))
     }

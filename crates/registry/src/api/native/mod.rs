@@ -104,13 +104,13 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
             Ok(Reply::ok(&done(route.id, &written)))
         }
         Op::Heartbeat => {
-            let beat = context.registry.heartbeat(&[id()?]);
+            let beat = context.registry.heartbeat(&[id()?]).await;
             match beat.first() {
                 Some(Beat::Known) => Ok(Reply::empty(StatusCode::NO_CONTENT)),
                 _ => Err(no_instance(route.id)),
             }
         }
-        Op::Heartbeats => heartbeats(context, request, &ns),
+        Op::Heartbeats => heartbeats(context, request, &ns).await,
         Op::Deregister => {
             let (ids, replied) = deregister(context, request, &ns).await?;
             log(&several(&ids));
@@ -321,9 +321,9 @@ fn results(ids: &[InstanceId], rows: &[Result<crate::Written, WriteError>]) -> R
     Reply::ok(&json!({ "failed": failed, "results": results }))
 }
 
-fn heartbeats(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
+async fn heartbeats(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
     let ids = ids(context, request, ns)?;
-    let beats = context.registry.heartbeat(&ids);
+    let beats = context.registry.heartbeat(&ids).await;
     let unknown: Vec<&str> =
         ids.iter().zip(&beats).filter(|(_, beat)| **beat == Beat::Unknown).map(|(id, _)| id.local()).collect();
     Ok(Reply::ok(&json!({ "unknown": unknown })))

@@ -108,7 +108,7 @@ pub(in super::super) async fn handle(context: &Arc<Context>, request: &Request) 
     match request.path().as_slice() {
         ["v1", "RegisterInstance"] => Ok(told(asking.register(request.json::<Instance>()?.into()).await)),
         ["v1", "DeregisterInstance"] => Ok(told(asking.deregister(request.json::<Instance>()?.into()).await)),
-        ["v1", "Heartbeat"] => Ok(told(asking.heartbeat(&request.json::<Instance>()?.into()))),
+        ["v1", "Heartbeat"] => Ok(told(asking.heartbeat(&request.json::<Instance>()?.into()).await)),
         ["v1", "ReportClient"] => Ok(told(response(code::OK, "execute success"))),
         ["v1", "Discover"] => {
             let asked: Discover = request.json()?;

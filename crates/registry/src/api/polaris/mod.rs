@@ -154,15 +154,15 @@ impl Asking<'_> {
     }
 
     /// A sign of life.
-    pub(super) fn heartbeat(&self, sent: &pb::Instance) -> pb::Response {
-        answer(self.try_heartbeat(sent))
+    pub(super) async fn heartbeat(&self, sent: &pb::Instance) -> pb::Response {
+        answer(self.try_heartbeat(sent).await)
     }
 
-    fn try_heartbeat(&self, sent: &pb::Instance) -> Result<pb::Response, ApiError> {
+    async fn try_heartbeat(&self, sent: &pb::Instance) -> Result<pb::Response, ApiError> {
         let ns = named(sent.namespace.as_deref())?;
         self.caller.needs(Role::Write, ns.as_str())?;
         let id = identity_of(&ns, sent)?;
-        match self.context.registry.heartbeat(std::slice::from_ref(&id)).first() {
+        match self.context.registry.heartbeat(std::slice::from_ref(&id)).await.first() {
             Some(Beat::Known) => {}
             _ => return Err(ApiError::NotFound { what: "instance", name: id.local().to_owned() }),
         }
@@ -175,7 +175,7 @@ impl Asking<'_> {
     }
 
     /// Many signs of life. Nobody is told which of them are strangers: the message has no place for it.
-    pub(super) fn heartbeats(&self, sent: &[pb::InstanceHeartbeat]) -> Result<(), ApiError> {
+    pub(super) async fn heartbeats(&self, sent: &[pb::InstanceHeartbeat]) -> Result<(), ApiError> {
         self.context.batch("the list of heartbeats", sent.len())?;
         let mut ids = Vec::with_capacity(sent.len());
         for beat in sent {
@@ -183,7 +183,7 @@ impl Asking<'_> {
             self.caller.needs(Role::Write, ns.as_str())?;
             ids.push(identity(&ns, &beat.instance_id, &beat.service, &beat.host, beat.port)?);
         }
-        self.context.registry.heartbeat(&ids);
+        self.context.registry.heartbeat(&ids).await;
         Ok(())
     }
 

@@ -1,0 +1,119 @@
+//! Signs of life, and what a node does about an instance that it has not heard of.
+//!
+//! With several nodes a client may register at one and send its first heartbeat to another, before that one has been told. So
+//! nobody is called a stranger before the store, and then the other nodes, were asked once. What is known costs none of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Mutex, Semaphore};
+use tokio::time::Instant;
+
+use crate::health::{Alive, Beat};
+use crate::model::{Instance, InstanceId};
+use crate::peers;
+use crate::registry::{Inner, Registry};
+use crate::status::add;
+
+/// Calls that may wait to hear what the store says; those beyond go by what is here.
+const WAITING: usize = 1024;
+/// Longest wait of a call.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// At least so long between two reads: whoever comes meanwhile shares the next one.
+const GATHER: Duration = Duration::from_millis(10);
+
+/// Reads of the store because somebody asks for what is not here. Each serves all who came before it began.
+#[derive(Debug)]
+pub(crate) struct Doubts {
+    places: Semaphore,
+    /// When the latest read began that also came to its end. Held by whoever reads.
+    read: Mutex<Option<Instant>>,
+}
+
+impl Default for Doubts {
+    fn default() -> Doubts {
+        Doubts { places: Semaphore::new(WAITING), read: Mutex::new(None) }
+    }
+}
+
+impl Doubts {
+    /// Brings the cache up to what the store has now. Without effect when too many wait, the store does not answer, or
+    /// takes too long.
+    async fn settle(&self, inner: &Inner) {
+        let Ok(_place) = self.places.try_acquire() else { return };
+        let came = Instant::now();
+        let read = async {
+            let mut read = self.read.lock().await;
+            if read.is_some_and(|began| began > came) {
+                return;
+            }
+            if let Some(began) = *read {
+                tokio::time::sleep_until(began + GATHER).await;
+            }
+            let began = Instant::now();
+            add(&inner.counters.doubts, 1);
+            if inner.catch_up().await.is_ok() {
+                *read = Some(began);
+            }
+        };
+        let _ = tokio::time::timeout(PATIENCE, read).await;
+    }
+
+    /// Which of `ids` another node has heard of: the store may have been read where it lags. Who is known elsewhere will be
+    /// known here soon, and its lease begins then. Nobody is, when too many wait or the others take too long.
+    async fn hearsay(&self, inner: &Inner, ids: &[InstanceId]) -> Vec<Beat> {
+        let Ok(_place) = self.places.try_acquire() else { return Vec::new() };
+        tokio::time::timeout(PATIENCE, peers::heard(inner, ids)).await.unwrap_or_default()
+    }
+}
+
+impl Registry {
+    /// Instances say that they live. In memory only; one that had expired becomes passing again soon after. Waits only
+    /// where one is not known here: until the store, and then the other nodes, were asked once.
+    pub async fn heartbeat(&self, ids: &[InstanceId]) -> Vec<Beat> {
+        let inner = self.inner();
+        let mut beats = beat(inner, ids);
+        if beats.contains(&Beat::Unknown) {
+            inner.doubts.settle(inner).await;
+            again(&mut beats, ids, |strangers| beat(inner, strangers));
+        }
+        if beats.contains(&Beat::Unknown) {
+            let strangers: Vec<InstanceId> = of_unknown(&beats, ids).cloned().collect();
+            let heard = inner.doubts.hearsay(inner, &strangers).await;
+            again(&mut beats, ids, |_| heard);
+        }
+        let known = beats.iter().filter(|beat| **beat == Beat::Known).count();
+        add(&inner.counters.heartbeats, known as u64);
+        add(&inner.counters.unknown_heartbeats, (beats.len() - known) as u64);
+        beats
+    }
+
+    /// As [`Registry::instance`]; where it is not here, the store is asked once.
+    pub async fn instance_or_ask(&self, id: &InstanceId) -> Option<Arc<Instance>> {
+        if let Some(instance) = self.instance(id) {
+            return Some(instance);
+        }
+        let inner = self.inner();
+        inner.doubts.settle(inner).await;
+        self.instance(id)
+    }
+}
+
+fn beat(inner: &Inner, ids: &[InstanceId]) -> Vec<Beat> {
+    let leased = inner.health.renew(ids, Alive::Passing);
+    let known = |(leased, id)| if leased || inner.cache.instance(id).is_some() { Beat::Known } else { Beat::Unknown };
+    leased.into_iter().zip(ids).map(known).collect()
+}
+
+fn of_unknown<'a>(beats: &'a [Beat], ids: &'a [InstanceId]) -> impl Iterator<Item = &'a InstanceId> {
+    beats.iter().zip(ids).filter(|(beat, _)| **beat == Beat::Unknown).map(|(_, id)| id)
+}
+
+/// Tries those that are unknown once more.
+fn again(beats: &mut [Beat], ids: &[InstanceId], retry: impl FnOnce(&[InstanceId]) -> Vec<Beat>) {
+    let strangers: Vec<InstanceId> = of_unknown(beats, ids).cloned().collect();
+    let mut answers = retry(&strangers).into_iter();
+    for beat in beats.iter_mut().filter(|beat| **beat == Beat::Unknown) {
+        *beat = answers.next().unwrap_or(Beat::Unknown);
+    }
+}
