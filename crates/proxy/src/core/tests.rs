@@ -65,7 +65,7 @@ fn nothing_is_lost_or_done_twice_when_servers_are_lost() {
 #[test]
 fn nobody_hears_of_a_commit_before_the_relay_has_it() {
     let mut held = 0;
-    for seed in seeds(400) {
+    for seed in seeds(200) {
         // Faults take the primary from who is held. Without them all must hear in the end what a server alone would say.
         let faults = seed % 2 == 0;
         let style = under_faults(seed, false);
