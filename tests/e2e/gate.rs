@@ -29,7 +29,9 @@ impl Gated {
     }
 
     async fn with_replicas(replicas: usize) -> Gated {
-        let cluster = Cluster::builder().replicas(replicas).setting("max_prepared_transactions", "100").start().await;
+        let cluster = Cluster::builder().replicas(replicas).setting("max_prepared_transactions", "100");
+        // What nobody asks to be flushed is not.
+        let cluster = cluster.setting("wal_writer_delay", "10s").start().await;
         let cut = Cut::to(cluster.primary().port());
         let mut relay = Relay::of(&cluster, cut.port());
         relay.start().await;
@@ -218,6 +220,16 @@ async fn a_read_barrier_shows_nothing_that_could_be_lost() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_answered_outlives_the_primary() {
+    outlives("commit").await;
+}
+
+/// The servers' own commits wait for nothing; nor would anybody else flush them in time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_question_flushed_for_all_outlives_the_primary() {
+    outlives("batch").await;
+}
+
+async fn outlives(flush: &str) {
     if only_kingpost() {
         return;
     }
@@ -226,7 +238,22 @@ async fn what_was_answered_outlives_the_primary() {
     let (primary, heir) = (gated.cluster.primary(), gated.cluster.replica(0));
     heir.follow_port(gated.relay.port());
     heir.wait_caught_up(primary).await;
-    let kingpost = gated.proxy().set("proxy.pool.size", 8).start().await;
+    let proxy = gated.proxy().set("proxy.pool.size", 8);
+    let version: u32 = primary.query("SHOW server_version_num").await.parse().unwrap();
+    let kingpost = if flush == "batch" && version < 170_000 {
+        eprintln!("before PostgreSQL 17 the flush takes a transaction: PG_BIN names another's programs");
+        proxy.set("proxy.gate.flush", "batch-transaction").start().await
+    } else {
+        proxy.set("proxy.gate.flush", flush).start().await
+    };
+    let expected = if flush == "commit" { "on" } else { "off" };
+    gated
+        .cluster
+        .wait("connections that commit as configured", async || {
+            let shown = value(&kingpost.connect().await, "/* kingpost.route=primary */ SHOW synchronous_commit").await;
+            (shown == expected).then_some(())
+        })
+        .await;
     let (told, next) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicU64::new(0)));
     let mut writers = Vec::new();
     for client in join_all((0..64).map(|_| kingpost.connect())).await {

@@ -41,6 +41,7 @@ mod switch;
 mod tls;
 mod torture;
 mod traces;
+mod up;
 mod upgrade;
 mod wal;
 mod watch;

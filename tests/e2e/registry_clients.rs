@@ -56,6 +56,12 @@ async fn registry_grpcio() {
     run(&installed().await.join("venv/bin/python"), "python/registry_grpc.py", &[]).await;
 }
 
+/// Its own API, asked whatever its OpenAPI document allows, and more.
+#[tokio::test]
+async fn registry_schemathesis() {
+    run(&installed().await.join("venv/bin/python"), "python/registry_openapi.py", &[]).await;
+}
+
 #[tokio::test]
 async fn registry_npm_consul() {
     run(Path::new("node"), "node/registry_consul.mjs", &[]).await;

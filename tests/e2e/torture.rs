@@ -2,7 +2,8 @@
 //! against what is there.
 //!
 //! The sequence of faults comes from a seed, which is printed: `KINGPOST_TORTURE_SEED` gives it again, and
-//! `KINGPOST_TORTURE_FAILOVERS` how many changes of the primary to make (`make torture`).
+//! `KINGPOST_TORTURE_FAILOVERS` how many changes of the primary to make (`make torture`): half of them while commits wait in
+//! PostgreSQL's own synchronous replication, half while they wait in the proxy's gate.
 
 mod history;
 mod world;
@@ -22,14 +23,24 @@ fn number(variable: &str) -> Option<u64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_acknowledged_is_lost_whatever_dies() {
+    torture(Durability::Native).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_the_gate_let_through_is_lost_whatever_dies() {
+    torture(Durability::Gate).await;
+}
+
+/// Half of the failovers.
+async fn torture(durability: Durability) {
     if only_kingpost() {
         return;
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let seed = number("KINGPOST_TORTURE_SEED").unwrap_or(u64::from(now.subsec_nanos()));
-    let failovers = number("KINGPOST_TORTURE_FAILOVERS").unwrap_or(3);
-    eprintln!("KINGPOST_TORTURE_SEED={seed} KINGPOST_TORTURE_FAILOVERS={failovers}");
-    let mut world = World::start(seed, Durability::Native).await;
+    let failovers = number("KINGPOST_TORTURE_FAILOVERS").map_or(2, |all| all.div_ceil(2));
+    eprintln!("{durability:?}: KINGPOST_TORTURE_SEED={seed}, {failovers} failovers");
+    let mut world = World::start(seed, durability).await;
     let dir = world.cluster.dir().to_owned();
     let _logs = ShowLogs(&dir);
     let clients = world.clients(6).await;
@@ -45,7 +56,10 @@ async fn nothing_acknowledged_is_lost_whatever_dies() {
     }
     let summary = clients.end(&world).await;
     let violations = clients.check(&world).await;
-    eprintln!("{} failovers and switchovers, {} other faults; {summary}", world.failovers, world.others);
+    eprintln!(
+        "{durability:?}: {} failovers and switchovers, {} other faults; {summary}",
+        world.failovers, world.others
+    );
     assert_none(&violations, &world);
 }
 

@@ -17,6 +17,7 @@ use crate::run::{self, Running};
 use crate::upgrade::{self, Heir, Sockets, inherited};
 use crate::{logging, out, systemd};
 use proxy::Socket;
+use proxy::config::ProxyConfig;
 use proxy::console::Process;
 
 /// Exit code after a second signal, as a shell reports a death by SIGINT.
@@ -297,8 +298,9 @@ fn reload(path: &Path, config: &mut Config, running: &Running) -> Result<(), Fai
             if new.metrics != config.metrics || new.log != config.log || new.console != config.console {
                 tracing::warn!("changes of [metrics], [console] and [log] take effect at the next start");
             }
-            if new.proxy.listen != config.proxy.listen || new.proxy.workers != config.proxy.workers {
-                tracing::warn!("changes of proxy.listen and proxy.workers take effect at the next start");
+            let at_start = |proxy: &ProxyConfig| (proxy.listen.clone(), proxy.workers, proxy.upgrade_socket.clone());
+            if at_start(&new.proxy) != at_start(&config.proxy) {
+                tracing::warn!("changes of proxy.listen, workers and upgrade_socket take effect at the next start");
             }
             let (tracing, before) = (&new.proxy.tracing, &config.proxy.tracing);
             if (&tracing.endpoint, &tracing.service_name) != (&before.endpoint, &before.service_name) {

@@ -540,6 +540,28 @@ pub enum OnDegraded {
     Local,
 }
 
+/// Who flushes the primary's log for commits that are held back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Flush {
+    /// Every commit for itself.
+    Commit,
+    /// The oracle, for all commits of a batch; on servers before PostgreSQL 17 as [`Flush::Commit`].
+    Batch,
+    /// The same on all servers: before PostgreSQL 17 by a transaction, which takes a transaction id a batch.
+    BatchTransaction,
+}
+
+impl From<Flush> for topology::Flushing {
+    fn from(flush: Flush) -> topology::Flushing {
+        match flush {
+            Flush::Commit => topology::Flushing::Commits,
+            Flush::Batch => topology::Flushing::Questions,
+            Flush::BatchTransaction => topology::Flushing::Transactions,
+        }
+    }
+}
+
 /// `[proxy.gate]`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -556,6 +578,8 @@ pub struct GateConfig {
     pub timeout: Duration,
     /// Whether reads on the primary are held back, too, until what they may show is durable.
     pub read_barrier: bool,
+    /// Who flushes the primary's log for them.
+    pub flush: Flush,
 }
 
 impl Default for GateConfig {
@@ -566,6 +590,7 @@ impl Default for GateConfig {
             degraded_after: Duration::from_secs(5),
             timeout: Duration::from_secs(30),
             read_barrier: false,
+            flush: Flush::Commit,
         }
     }
 }

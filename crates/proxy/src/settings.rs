@@ -78,6 +78,8 @@ pub struct Settings {
     pub strong_wait: Duration,
     /// Longest time that an answer is held back.
     pub gate_timeout: Duration,
+    /// Who flushes the primary's log for the commits that are held back.
+    pub gate_flush: topology::Flushing,
     /// For how long too few relays must have confirmed anything before commits wait or are degraded.
     pub gate_degraded_after: Duration,
     /// Functions that only read.
@@ -394,6 +396,7 @@ impl Settings {
             },
             strong_wait: config.routing.strong_wait,
             gate_timeout: config.gate.timeout,
+            gate_flush: config.gate.flush.into(),
             gate_degraded_after: config.gate.degraded_after,
             read_functions: config.routing.read_functions.clone(),
             cache_entries: config.routing.cache_entries,

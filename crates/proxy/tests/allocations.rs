@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use proxy::config::{AuthMethod, Consistency, PoolConfig, ProxyConfig, RoutingConfig};
+use proxy::config::{AuthMethod, Consistency, PoolConfig, ProxyConfig, RoutingConfig, TracingConfig};
 use proxy::core::token::Token;
 use proxy::core::{Core, Effect, Peer, Shared};
 use proxy::metrics::Metrics;
@@ -60,7 +60,7 @@ struct World {
 }
 
 impl World {
-    fn new() -> World {
+    fn new(tracing: TracingConfig) -> World {
         let node = |i: u16, role| NodeView {
             node: Arc::new(Node::new(NodeId(i), format!("n{i}"))),
             address: Address::Tcp(([127, 0, 0, 1], i).into()),
@@ -79,6 +79,7 @@ impl World {
             auth: AuthMethod::Trust,
             routing: RoutingConfig { consistency: Consistency::Session, ..RoutingConfig::default() },
             pool: PoolConfig { lane_width: 1, ..PoolConfig::default() },
+            tracing,
             ..ProxyConfig::default()
         };
         let shared = Shared::new(Topology::fixed(view), 1, [7; 32]);
@@ -201,13 +202,8 @@ fn steady(world: &mut World, client: Token, requests: &[Vec<u8>], answer: &[u8])
 
 #[test]
 fn a_statement_does_not_allocate() {
-    let mut world = World::new();
+    let mut world = World::new(TracingConfig::default());
     let client = world.login();
-    let query = |text: String| {
-        let mut out = Vec::new();
-        message::query(&mut out, &text);
-        out
-    };
     // Texts differ in what a shape leaves out.
     let reads: Vec<_> =
         (1_000..1_010).map(|i| query(format!("SELECT abalance FROM accounts WHERE aid = {i}"))).collect();
@@ -257,4 +253,29 @@ fn a_statement_does_not_allocate() {
     let before = COUNT.with(Cell::get);
     world.exchange(client, &query("SELECT something_new".into()), &row_and_ready(b"", "SELECT 1", true));
     assert!(COUNT.with(Cell::get) > before);
+}
+
+#[test]
+fn a_statement_that_is_not_sampled_does_not_allocate() {
+    let endpoint = Some("http://127.0.0.1:4317".to_owned());
+    let mut world = World::new(TracingConfig { endpoint, ratio: Some(1e-12), ..TracingConfig::default() });
+    let client = world.login();
+    let reads: Vec<_> =
+        ["", "/*traceparent='00-1'*/", "/*traceparent='00-0123456789abcdef0123456789abcdef-0123456789abcdef-00'*/"]
+            .iter()
+            .map(|comment| query(format!("SELECT abalance FROM accounts WHERE aid = 7 {comment}")))
+            .collect();
+    let answer = row_and_ready(b"", "SELECT 1", true);
+    assert_eq!(steady(&mut world, client, &reads, &answer), 0);
+    // And one that is does.
+    let sampled = "SELECT 7 /*traceparent='00-0123456789abcdef0123456789abcdef-0123456789abcdef-01'*/";
+    let sampled = [query(sampled.into())];
+    assert!(steady(&mut world, client, &sampled, &answer) >= 1_000);
+    assert_eq!(world.metrics.spans.get(), 1_100);
+}
+
+fn query(text: String) -> Vec<u8> {
+    let mut out = Vec::new();
+    message::query(&mut out, &text);
+    out
 }

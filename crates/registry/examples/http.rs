@@ -1,10 +1,12 @@
-//! A load generator for a registry that runs, and for etcd: requests of HTTP/1.1 over connections that stay, one at a time each.
-//! `bench/registry` runs it; by hand:
+//! A load generator for a registry that runs, and for etcd: requests of HTTP/1.1 over connections that stay, one at a time each,
+//! and streams of heartbeats over gRPC. Several addresses, with commas, share the connections. `bench/registry` runs it; by hand:
 //!
 //! ```sh
 //! cargo run --release -p registry --example http -- register 127.0.0.1:8632 0 20000 256 8 20
 //! cargo run --release -p registry --example http -- heartbeat 127.0.0.1:8632 0 20000 256 5
+//! cargo run --release -p registry --example http -- streamed 127.0.0.1:8632 0 20000 16 5 1 64
 //! cargo run --release -p registry --example http -- discover 127.0.0.1:8632 256 5
+//! cargo run --release -p registry --example http -- find 127.0.0.1:8632 16 5
 //! cargo run --release -p registry --example http -- visible 127.0.0.1:8632 127.0.0.1:8632 500
 //! cargo run --release -p registry --example http -- etcd 127.0.0.1:2379 0 20000 256 8 20
 //! ```
@@ -12,13 +14,19 @@
 //! The last line is JSON: operations, seconds, the rate, and latencies in ms.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
-use bytes::BytesMut;
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::Frame;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -99,16 +107,26 @@ fn register(n: usize, entries: usize, bytes: usize) -> Vec<u8> {
     request("PUT", &path, &instance(n, entries, bytes))
 }
 
-/// `clients` at a time ask until `next` gives nothing more; what `make` gives are the requests of one operation.
 async fn run(
     address: &str,
     clients: usize,
     next: impl Fn() -> Option<usize> + Send + Sync + 'static,
     make: impl Fn(usize) -> Vec<Vec<u8>> + Send + Sync + 'static,
 ) {
+    run_many(address, clients, 1, next, make).await;
+}
+
+/// `clients` at a time ask until `next` gives nothing more; what `make` gives are the requests of `each` operations.
+async fn run_many(
+    address: &str,
+    clients: usize,
+    each: usize,
+    next: impl Fn() -> Option<usize> + Send + Sync + 'static,
+    make: impl Fn(usize) -> Vec<Vec<u8>> + Send + Sync + 'static,
+) {
     let (next, make) = (Arc::new(next), Arc::new(make));
     let mut connections = Vec::new();
-    for _ in 0..clients {
+    for (_, address) in (0..clients).zip(address.split(',').cycle()) {
         connections.push(Connection::open(address).await);
     }
     let begun = Instant::now();
@@ -130,13 +148,14 @@ async fn run(
         });
     }
     let times: Vec<Duration> = tasks.join_all().await.into_iter().flatten().collect();
-    report(times, begun.elapsed());
+    report(times, begun.elapsed(), each);
 }
 
-fn report(mut times: Vec<Duration>, elapsed: Duration) {
+/// Of each time, `each` operations.
+fn report(mut times: Vec<Duration>, elapsed: Duration, each: usize) {
     times.sort_unstable();
-    let count = times.len();
-    let at = |share: f64| times[((count as f64 * share) as usize).min(count - 1)].as_secs_f64() * 1e3;
+    let at = |share: f64| times[((times.len() as f64 * share) as usize).min(times.len() - 1)].as_secs_f64() * 1e3;
+    let count = times.len() * each;
     let seconds = elapsed.as_secs_f64();
     println!(
         "{{\"operations\":{count},\"seconds\":{seconds:.3},\"rate\":{:.1},\"p50\":{:.3},\"p99\":{:.3}}}",
@@ -190,7 +209,87 @@ async fn visible(write: &str, watch: &str, count: usize) {
         times.push(ended.saturating_duration_since(began));
         seen = revision(&body).unwrap_or(seen);
     }
-    report(times, begun.elapsed());
+    report(times, begun.elapsed(), 1);
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct HeartbeatRequest {
+    #[prost(string, tag = "1")]
+    namespace: String,
+    #[prost(string, repeated, tag = "2")]
+    ids: Vec<String>,
+}
+
+/// One stream of heartbeats, `each` ids a message, `window` messages without an answer, until `end`.
+async fn stream(
+    address: &str,
+    next: Arc<dyn Fn() -> Option<usize> + Send + Sync>,
+    each: usize,
+    window: usize,
+) -> Vec<Duration> {
+    let socket = TcpStream::connect(address).await.unwrap();
+    socket.set_nodelay(true).unwrap();
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(socket)).await.unwrap();
+    tokio::spawn(connection);
+    let (say, said) = tokio::sync::mpsc::channel::<Bytes>(window);
+    let body = futures_util::stream::unfold(said, async |mut said| {
+        let message = said.recv().await?;
+        Some((Ok::<_, Infallible>(Frame::data(message)), said))
+    });
+    let request = hyper::Request::post(format!("http://{address}/kingpost.registry.v1.Registry/Heartbeat"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(StreamBody::new(Box::pin(body)))
+        .unwrap();
+    let mut answers = sender.send_request(request).await.unwrap().into_body();
+    let (mut sent, mut times, mut buffer) = (VecDeque::new(), Vec::new(), BytesMut::new());
+    let mut more = true;
+    loop {
+        while more && sent.len() < window {
+            let Some(n) = next() else {
+                more = false;
+                break;
+            };
+            let ids = (n * each..(n + 1) * each).map(|n| format!("i{n:08}")).collect();
+            let message = HeartbeatRequest { namespace: String::new(), ids }.encode_to_vec();
+            let mut frame = BytesMut::with_capacity(5 + message.len());
+            frame.put_u8(0);
+            frame.put_u32(message.len() as u32);
+            frame.put_slice(&message);
+            sent.push_back(Instant::now());
+            say.send(frame.freeze()).await.unwrap();
+        }
+        if sent.is_empty() {
+            return times;
+        }
+        let frame = answers.frame().await.expect("the stream goes on").unwrap();
+        buffer.extend_from_slice(frame.data_ref().expect("an answer"));
+        while buffer.len() >= 5 && buffer.len() >= 5 + (&buffer[1..5]).get_u32() as usize {
+            let length = (&buffer[1..5]).get_u32() as usize;
+            assert_eq!(length, 0, "an instance is unknown");
+            buffer.advance(5);
+            times.push(sent.pop_front().unwrap().elapsed());
+        }
+    }
+}
+
+async fn streamed(
+    address: &str,
+    next: impl Fn() -> Option<usize> + Send + Sync + 'static,
+    streams: usize,
+    each: usize,
+    window: usize,
+) {
+    let next: Arc<dyn Fn() -> Option<usize> + Send + Sync> = Arc::new(next);
+    let begun = Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for (_, address) in (0..streams).zip(address.split(',').cycle()) {
+        let (address, next) = (address.to_owned(), Arc::clone(&next));
+        tasks.spawn(async move { stream(&address, next, each, window).await });
+    }
+    let times: Vec<Duration> = tasks.join_all().await.into_iter().flatten().collect();
+    report(times, begun.elapsed(), each);
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -201,7 +300,9 @@ async fn main() {
     match what {
         "register" => {
             let (first, count, clients, entries, bytes) = (number(2), number(3), number(4), number(5), number(6));
-            run(address, clients, counted(first, count), move |n| vec![register(n, entries, bytes)]).await;
+            // Made before: what it takes to make them is not the registry's.
+            let made: Vec<Vec<u8>> = (first..first + count).map(|n| register(n, entries, bytes)).collect();
+            run(address, clients, counted(0, count), move |n| vec![made[n].clone()]).await;
         }
         "heartbeat" => {
             let (first, count, clients, seconds) = (number(2), number(3), number(4), number(5));
@@ -213,17 +314,33 @@ async fn main() {
         "heartbeats" => {
             // Many instances a request: what an agent that speaks for others sends.
             let (first, count, clients, seconds, each) = (number(2), number(3), number(4), number(5), number(6));
-            run(address, clients, timed(0, count / each, seconds), move |n| {
+            run_many(address, clients, each, timed(0, count / each, seconds), move |n| {
                 let ids: Vec<String> = (0..each).map(|i| format!("\"i{:08}\"", first + n * each + i)).collect();
                 let body = format!("{{\"ids\":[{}]}}", ids.join(","));
                 vec![request("POST", "/v1/namespaces/default/heartbeats", &body)]
             })
             .await;
         }
-        "discover" => {
+        "streamed" => {
+            let (first, count, streams, seconds, each, window) =
+                (number(2), number(3), number(4), number(5), number(6), number(7));
+            streamed(address, timed(first / each, count / each, seconds), streams, each, window).await;
+        }
+        "find" => {
+            // One in fifty has each of the values.
             let (clients, seconds) = (number(2), number(3));
-            run(address, clients, timed(0, SERVICES, seconds), |n| {
-                vec![request("GET", &format!("/v1/namespaces/default/services/service-{n:03}/instances"), "")]
+            run(address, clients, timed(0, 50, seconds), |n| {
+                vec![request("GET", &format!("/v1/namespaces/default/instances?meta=key-00001=u{n:09}&limit=10"), "")]
+            })
+            .await;
+        }
+        "discover" => {
+            // Packed, if the last argument says how.
+            let (clients, seconds) = (number(2), number(3));
+            let packed = arguments.get(4).map(|how| format!("Accept-Encoding: {how}\r\n")).unwrap_or_default();
+            run(address, clients, timed(0, SERVICES, seconds), move |n| {
+                let path = format!("/v1/namespaces/default/services/service-{n:03}/instances");
+                vec![format!("GET {path} HTTP/1.1\r\nHost: x\r\n{packed}\r\n").into_bytes()]
             })
             .await;
         }
@@ -247,6 +364,6 @@ async fn main() {
             })
             .await;
         }
-        other => panic!("{other}: expected register, heartbeat, heartbeats, discover, visible or etcd"),
+        other => panic!("{other}: expected register, heartbeat, heartbeats, streamed, discover, find, visible or etcd"),
     }
 }

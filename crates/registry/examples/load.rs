@@ -1,322 +1,176 @@
-//! The registry under load, in this process: what a registration costs beside the three-table schema, and what 200,000 instances
-//! cost in memory and time.
+//! What many instances cost: a store is filled, and then a node in a process of its own loads them, follows 5,000 changes, and is
+//! asked for metadata. `bench/registry` runs it; by hand:
 //!
 //! ```sh
-//! cargo run --release -p registry --example load -- sqlite:/tmp/registry.db 20000 256
-//! cargo run --release -p registry --example load -- postgres://postgres@127.0.0.1/postgres 20000 256
+//! cargo run --release -p registry --example load -- fill sqlite:/tmp/registry.db 200000 8
+//! cargo run --release -p registry --example load -- fresh sqlite:/tmp/registry.db
 //! ```
 //!
-//! The database should be empty and its own: tables `three_*` are made and dropped. Microseconds are CPU time of this process
-//! with all its threads: of SQLite that includes the database, of PostgreSQL it does not.
+//! The last line is JSON. CPU is that of this process with all its threads: of SQLite that includes the database, of PostgreSQL
+//! it does not.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use registry::{
-    Check, InstanceId, Metadata, NamespaceName, Outcome, Patch, Registration, Registry, ServiceKey, Settings, store,
+    Check, InstanceId, Metadata, NamespaceName, Patch, Registration, Registry, Revision, ServiceKey, Settings, store,
 };
 
-/// CPU time of this process, user and system.
-fn cpu() -> Duration {
+const SERVICES: usize = 1000;
+const CHANGED: usize = 5000;
+/// Each query is made so often; the slowest counts, too.
+const QUERIES: usize = 1000;
+
+/// CPU time of this process, user and system, in ms.
+fn cpu() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let after = stat.rsplit_once(')').unwrap().1;
     let ticks: u64 = after.split_whitespace().skip(11).take(2).map(|t| t.parse::<u64>().unwrap()).sum();
-    Duration::from_millis(ticks * 10)
+    ticks as f64 * 10.0
 }
 
-/// Resident memory of this process, in MB, from `/proc/self/status`.
+/// A line of `/proc/self/status`, in MB.
 fn memory(line: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|l| l.starts_with(line)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
 }
 
-/// Entries of 20 bytes: half of the values repeat, the other half are the instance's own. `large`: values of 1 KiB.
-fn metadata(n: usize, entries: usize, large: bool) -> Metadata {
-    let pairs = (0..entries).map(|e| {
-        let value = match (large, e % 2) {
-            (true, _) => format!("{n:010}").repeat(103)[..1024].to_owned(),
-            (false, 0) => format!("shared-{:03}", (n + e) % 50),
-            (false, _) => format!("u{n:09}"),
-        };
-        (format!("key-{e:05}"), value)
-    });
-    Metadata::from_pairs(pairs).unwrap()
+/// Entries of 20 bytes: half of the values repeat, the other half are the instance's own.
+fn metadata(n: usize, entries: usize) -> Metadata {
+    let value = |e| if e % 2 == 0 { format!("shared-{:03}", (n + e) % 50) } else { format!("u{n:09}") };
+    Metadata::from_pairs((0..entries).map(|e| (format!("key-{e:05}"), value(e)))).unwrap()
 }
 
-fn registration(n: usize, entries: usize, large: bool, services: usize) -> Registration {
-    let namespace = NamespaceName::default();
-    let service = ServiceKey::new(&namespace, &format!("service-{:05}", n % services)).unwrap();
+fn id(n: usize) -> InstanceId {
+    InstanceId::new(&NamespaceName::default(), &format!("instance-{n:08}")).unwrap()
+}
+
+fn registration(n: usize, entries: usize) -> Registration {
+    let service = ServiceKey::new(&NamespaceName::default(), &format!("service-{:05}", n % SERVICES)).unwrap();
     let host = format!("10.{}.{}.{}", n >> 16 & 255, n >> 8 & 255, n & 255);
-    let id = InstanceId::new(&namespace, &format!("instance-{n:08}")).unwrap();
-    let mut registration = Registration::new(id, service, &host, 8080);
+    let mut registration = Registration::new(id(n), service, &host, 8080);
     registration.protocol = "grpc".into();
     registration.version = "1.0.0".into();
     registration.check = Some(Check::ttl(Duration::from_secs(3600)));
-    registration.metadata = metadata(n, entries, large);
+    registration.metadata = metadata(n, entries);
     registration
 }
 
-struct Figures {
-    rate: f64,
-    cpu: f64,
-    p50: Duration,
-    p99: Duration,
+async fn open(address: &str) -> Registry {
+    Registry::open(Settings::default(), store::open(address).await.unwrap()).await.unwrap()
 }
 
-/// `count` calls of one row by `clients` at a time.
-async fn calls<F: Future<Output = ()> + Send>(
-    count: usize,
-    clients: usize,
-    call: impl Fn(usize) -> F + Send + Sync + 'static,
-) -> Figures {
-    let (next, call) = (Arc::new(AtomicUsize::new(0)), Arc::new(call));
-    let (start, before) = (Instant::now(), cpu());
-    let mut tasks = tokio::task::JoinSet::new();
-    for _ in 0..clients {
-        let (next, call) = (Arc::clone(&next), Arc::clone(&call));
-        tasks.spawn(async move {
-            let mut times = Vec::new();
-            loop {
-                let n = next.fetch_add(1, Ordering::Relaxed);
-                if n >= count {
-                    return times;
-                }
-                let began = Instant::now();
-                call(n).await;
-                times.push(began.elapsed());
-            }
-        });
-    }
-    let mut times: Vec<Duration> = tasks.join_all().await.into_iter().flatten().collect();
-    let (elapsed, spent) = (start.elapsed(), cpu() - before);
-    times.sort_unstable();
-    Figures {
-        rate: count as f64 / elapsed.as_secs_f64(),
-        cpu: spent.as_secs_f64() * 1e6 / count as f64,
-        p50: times[count / 2],
-        p99: times[count * 99 / 100],
-    }
-}
-
-fn row(what: &str, f: &Figures) {
-    println!(
-        "| {what} | {:.0} | {:.1} | {:.1} | {:.0} |",
-        f.rate,
-        f.p50.as_secs_f64() * 1e3,
-        f.p99.as_secs_f64() * 1e3,
-        f.cpu
-    );
-}
-
-async fn one(registry: &Registry, registration: Registration, expected: Outcome) {
-    let written = registry.register(vec![registration]).await.pop().unwrap().unwrap();
-    assert_eq!(written.outcome, expected);
-}
-
-/// What PostgreSQL alone does with the same rows in three tables and in one, by one connection in batches of 512.
-async fn three_tables(address: &str, count: usize, entries: usize, large: bool) -> f64 {
-    let (mut client, connection) = tokio_postgres::connect(address, tokio_postgres::NoTls).await.unwrap();
-    tokio::spawn(connection);
-    let schema = "DROP TABLE IF EXISTS three_instance, three_check, three_metadata;
-        CREATE TABLE three_instance (id TEXT PRIMARY KEY, service TEXT, host TEXT, port INT, mtime BIGINT);
-        CREATE INDEX ON three_instance (service); CREATE INDEX ON three_instance (mtime);
-        CREATE TABLE three_check (id TEXT PRIMARY KEY, type INT, ttl INT);
-        CREATE TABLE three_metadata (id TEXT, key TEXT, value TEXT, mtime BIGINT, PRIMARY KEY (id, key));
-        CREATE INDEX ON three_metadata (key)";
-    client.batch_execute(schema).await.unwrap();
-    let start = Instant::now();
-    let numbers: Vec<usize> = (0..count).collect();
-    for chunk in numbers.chunks(512) {
-        let rows: Vec<Registration> = chunk.iter().map(|n| registration(*n, entries, large, 100)).collect();
-        let ids: Vec<&str> = rows.iter().map(|r| r.id.as_str()).collect();
-        let services: Vec<&str> = rows.iter().map(|r| r.service.as_str()).collect();
-        let hosts: Vec<&str> = rows.iter().map(|r| r.host.as_str()).collect();
-        let (mut owners, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        for row in &rows {
-            for (key, value) in row.metadata.iter() {
-                owners.push(row.id.as_str());
-                keys.push(key);
-                values.push(value);
-            }
-        }
-        let transaction = client.transaction().await.unwrap();
-        let instances = "INSERT INTO three_instance SELECT i, s, h, 8080, 0 FROM unnest($1::text[], $2::text[], $3::text[]) AS n (i, s, h)
-            ON CONFLICT (id) DO UPDATE SET service = excluded.service, host = excluded.host, mtime = excluded.mtime";
-        transaction.execute(instances, &[&ids, &services, &hosts]).await.unwrap();
-        let checks = "INSERT INTO three_check SELECT i, 1, 5 FROM unnest($1::text[]) AS n (i) ON CONFLICT (id) DO UPDATE SET ttl = excluded.ttl";
-        transaction.execute(checks, &[&ids]).await.unwrap();
-        transaction.execute("DELETE FROM three_metadata WHERE id = ANY($1)", &[&ids]).await.unwrap();
-        let entries = "INSERT INTO three_metadata SELECT i, k, v, 0 FROM unnest($1::text[], $2::text[], $3::text[]) AS n (i, k, v)";
-        transaction.execute(entries, &[&owners, &keys, &values]).await.unwrap();
-        transaction.commit().await.unwrap();
-    }
-    let rate = count as f64 / start.elapsed().as_secs_f64();
-    client.batch_execute("DROP TABLE three_instance, three_check, three_metadata").await.unwrap();
-    rate
-}
-
-/// The same three tables in a SQLite file beside the registry's.
-fn three_tables_sqlite(file: &str, count: usize, entries: usize, large: bool) -> f64 {
-    let file = format!("{file}.three");
-    for end in ["", "-wal", "-shm"] {
-        let _ = std::fs::remove_file(format!("{file}{end}"));
-    }
-    let mut connection = rusqlite::Connection::open(&file).unwrap();
-    connection.pragma_update(None, "journal_mode", "wal").unwrap();
-    connection.pragma_update(None, "synchronous", "full").unwrap();
-    connection
-        .execute_batch(
-            "CREATE TABLE i (id TEXT PRIMARY KEY, service TEXT, host TEXT, port INT, mtime INT); CREATE INDEX i_s ON i (service);
-             CREATE INDEX i_m ON i (mtime); CREATE TABLE c (id TEXT PRIMARY KEY, type INT, ttl INT);
-             CREATE TABLE m (id TEXT, key TEXT, value TEXT, mtime INT, PRIMARY KEY (id, key)); CREATE INDEX m_k ON m (key);",
-        )
-        .unwrap();
-    let start = Instant::now();
-    let numbers: Vec<usize> = (0..count).collect();
-    for chunk in numbers.chunks(512) {
-        let transaction = connection.transaction().unwrap();
-        for n in chunk {
-            let r = registration(*n, entries, large, 100);
-            let id = r.id.as_str();
-            let run = |sql: &str, values: &[&dyn rusqlite::ToSql]| {
-                transaction.prepare_cached(sql).unwrap().execute(values).unwrap();
-            };
-            run("INSERT OR REPLACE INTO i VALUES (?, ?, ?, 8080, 0)", &[&id, &r.service.as_str(), &r.host]);
-            run("INSERT OR REPLACE INTO c VALUES (?, 1, 5)", &[&id]);
-            run("DELETE FROM m WHERE id = ?", &[&id]);
-            for (key, value) in r.metadata.iter() {
-                run("INSERT INTO m VALUES (?, ?, ?, 0)", &[&id, &key, &value]);
-            }
-        }
-        transaction.commit().unwrap();
-    }
-    count as f64 / start.elapsed().as_secs_f64()
-}
-
-async fn registrations(registry: &Registry, address: &str, count: usize, clients: usize) {
-    println!("{} instances, {clients} clients, one row a call\n", count);
-    println!("| | a second | p50 ms | p99 ms | µs CPU each |\n|---|---|---|---|---|");
-    let mut three = Vec::new();
-    for (base, entries, large) in [(0, 0, false), (1, 4, false), (2, 8, false), (3, 16, false), (4, 8, true)] {
-        let count = if large { count / 4 } else { count };
-        let first = (base + 1) * 1_000_000;
-        let node = registry.clone();
-        let figures = calls(count, clients, move |n| {
-            let (node, row) = (node.clone(), registration(first + n, entries, large, 100));
-            async move { one(&node, row, Outcome::Created).await }
-        });
-        let what = if large { format!("{entries} x 1 KiB") } else { format!("{entries} entries") };
-        row(&what, &figures.await);
-        if entries == 16 {
-            let node = registry.clone();
-            let again = calls(count, clients, move |n| {
-                let (node, row) = (node.clone(), registration(first + n, entries, large, 100));
-                async move { one(&node, row, Outcome::Unchanged).await }
-            });
-            row("16 entries, registered again", &again.await);
-        }
-        let rate = match address.strip_prefix("sqlite:") {
-            Some(file) => three_tables_sqlite(file, count, entries, large),
-            None => three_tables(address, count, entries, large).await,
-        };
-        three.push((what, rate));
-        for ids in (first..first + count).map(|n| registration(n, 0, false, 100).id).collect::<Vec<_>>().chunks(1000) {
-            registry.deregister(ids).await;
-        }
-    }
-    println!("\nThree tables, the database alone, batches of 512 by one connection\n\n| | rows a second |\n|---|---|");
-    for (what, rate) in three {
-        println!("| {what} | {rate:.0} |");
-    }
-}
-
-async fn many(address: &str, count: usize) {
-    let registry = Registry::open(Settings::default(), store::open(address).await.unwrap()).await.unwrap();
+/// 16 callers, 500 instances a call.
+async fn fill(address: &str, count: usize, entries: usize) {
+    let registry = open(address).await;
+    let (began, before) = (Instant::now(), cpu());
     let mut calls = tokio::task::JoinSet::new();
     for first in (0..count).step_by(500) {
         let registry = registry.clone();
         calls.spawn(async move {
-            let rows = (first..(first + 500).min(count)).map(|n| registration(n, 8, false, 1000)).collect();
-            registry.register(rows).await.into_iter().for_each(|row| {
-                row.unwrap();
-            });
+            let rows = (first..(first + 500).min(count)).map(|n| registration(n, entries)).collect();
+            registry.register(rows).await.into_iter().for_each(|row| assert!(row.is_ok(), "{row:?}"));
         });
         if calls.len() >= 16 {
-            calls.join_next().await;
+            calls.join_next().await.unwrap().unwrap();
         }
     }
-    while calls.join_next().await.is_some() {}
+    while let Some(call) = calls.join_next().await {
+        call.unwrap();
+    }
+    let (seconds, cpu) = (began.elapsed().as_secs_f64(), cpu() - before);
     registry.shutdown().await;
+    println!(
+        "{{\"instances\":{count},\"seconds\":{seconds:.3},\"rate\":{:.0},\"us\":{:.1}}}",
+        count as f64 / seconds,
+        cpu * 1e3 / count as f64
+    );
 }
 
 /// In a process of its own: what a fresh node costs.
 async fn fresh(address: &str) {
-    let store = store::open(address).await.unwrap();
-    let other = Registry::open(Settings::default(), store::open(address).await.unwrap()).await.unwrap();
-    other.shutdown().await;
-    drop(other);
-    let (start, before) = (Instant::now(), cpu());
-    let registry = Registry::open(Settings::default(), store).await.unwrap();
+    let (began, before) = (Instant::now(), cpu());
+    let registry = open(address).await;
+    let (load_ms, load_cpu) = (began.elapsed().as_secs_f64() * 1e3, cpu() - before);
     let count = registry.status().instances;
-    println!(
-        "| full load of {count} | {:.0} ms | {:.0} ms CPU |",
-        start.elapsed().as_secs_f64() * 1e3,
-        (cpu() - before).as_secs_f64() * 1e3
-    );
-    println!("| resident after it (peak) | {} MB ({} MB) | |", memory("VmRSS"), memory("VmHWM"));
-    let writer = Registry::open(Settings::default(), store::open(address).await.unwrap()).await.unwrap();
-    let rows = registry.status().counts.rows_applied;
-    // 5,000 changes by another node, in one go as far as the feed is concerned: it is stopped meanwhile.
-    registry.shutdown().await;
+    let (resident, peak) = (memory("VmRSS"), memory("VmHWM"));
+
+    // Another node changes 5,000; this one follows, and a cold reader catches up in one go.
+    let (cursor, rows) = (registry.revision(), registry.status().counts.rows_applied);
+    let writer = open(address).await;
+    let spread = (count / CHANGED).max(1);
+    let changed = CHANGED.min(count);
+    // One that no run before has given.
+    let news = (cursor.0 % 60_000) as u16 + 200;
+    for first in (0..changed).step_by(500) {
+        let weight = |n| (id(n * spread), Patch { weight: Some(news), ..Patch::default() });
+        let rows = writer.update((first..(first + 500).min(changed)).map(weight).collect()).await;
+        rows.into_iter().for_each(|row| assert!(row.is_ok(), "{row:?}"));
+    }
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    let last = writer.revision();
+    assert!(registry.watch_all(Revision(last.0 - 1), deadline).await.unwrap() >= last, "it follows");
+    // What is counted is counted a moment after it is seen.
+    let applied = || (registry.status().counts.rows_applied - rows) as usize;
+    let began = Instant::now();
+    while applied() < changed && began.elapsed() < Duration::from_secs(5) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let followed = applied();
     let reader = store::open(address).await.unwrap();
-    let cursor = registry.revision();
-    for first in (0..5000).step_by(1000) {
-        let patches = (first..first + 1000).map(|n| {
-            (registration(n * (count / 5000).max(1), 0, false, 1000).id, Patch { weight: Some(7), ..Patch::default() })
-        });
-        writer.update(patches.collect()).await.into_iter().for_each(|row| {
-            row.unwrap();
-        });
-    }
+    let mut times: Vec<f64> = Vec::new();
     let mut sink = Count { after: cursor, rows: 0 };
-    let (start, before) = (Instant::now(), cpu());
-    reader.read(&mut sink).await.unwrap();
-    println!(
-        "| reading {} changed rows (of {rows}) | {:.1} ms | {:.0} ms CPU |",
-        sink.rows,
-        start.elapsed().as_secs_f64() * 1e3,
-        (cpu() - before).as_secs_f64() * 1e3
-    );
-    let namespace = NamespaceName::default();
-    for (what, pairs) in [
-        ("a pair that one has", vec![("key-00001", "u000001234")]),
-        ("a pair that 1 in 50 has, first 100", vec![("key-00000", "shared-007")]),
-        ("two pairs, 1 in 50 each, first 100", vec![("key-00000", "shared-007"), ("key-00002", "shared-009")]),
-    ] {
-        let start = Instant::now();
-        let mut found = 0;
-        for _ in 0..100 {
-            found = writer.find(&namespace, &pairs, 100).instances.len();
-        }
-        println!("| query: {what} ({found}) | {:.1} µs | |", start.elapsed().as_secs_f64() * 1e6 / 100.0);
+    for _ in 0..5 {
+        sink.rows = 0;
+        let began = Instant::now();
+        reader.read(&mut sink).await.unwrap();
+        times.push(began.elapsed().as_secs_f64() * 1e3);
     }
-    let ids: Vec<InstanceId> = (0..count).map(|n| registration(n, 0, false, 1000).id).collect();
-    let before = cpu();
-    ids.chunks(100).for_each(|ids| drop(writer.heartbeat(ids)));
-    println!("| a heartbeat, batches of 100 | | {:.2} µs CPU |", (cpu() - before).as_secs_f64() * 1e6 / count as f64);
+    times.sort_by(f64::total_cmp);
     writer.shutdown().await;
+
+    let namespace = NamespaceName::default();
+    let queries = [
+        vec![("key-00001", "u000001234")],
+        vec![("key-00000", "shared-007")],
+        vec![("key-00000", "shared-007"), ("key-00002", "shared-009")],
+    ];
+    let query = queries.map(|pairs| {
+        let mut times: Vec<f64> = Vec::with_capacity(QUERIES);
+        for _ in 0..QUERIES {
+            let began = Instant::now();
+            assert!(!registry.find(&namespace, &pairs, 100).instances.is_empty());
+            times.push(began.elapsed().as_secs_f64() * 1e6);
+        }
+        times.sort_by(f64::total_cmp);
+        format!("[{:.1},{:.1}]", times[QUERIES / 2], times[QUERIES * 99 / 100])
+    });
+    let (began, mut beats) = (Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(1) {
+        let ids: Vec<InstanceId> = (beats..beats + 100).map(|n| id(n % count)).collect();
+        registry.heartbeat(&ids).await;
+        beats += 100;
+    }
+    println!(
+        "{{\"instances\":{count},\"load_ms\":{load_ms:.1},\"load_cpu_ms\":{load_cpu:.0},\"resident_mb\":{resident},\"peak_mb\":{peak},\
+         \"changed\":{},\"changes_ms\":{:.2},\"changes_worst_ms\":{:.2},\"followed\":{followed},\"query_us\":[{}],\"beats\":{:.0}}}",
+        sink.rows,
+        times[2],
+        times[4],
+        query.join(","),
+        beats as f64 / began.elapsed().as_secs_f64()
+    );
+    registry.shutdown().await;
 }
 
 struct Count {
-    after: registry::Revision,
+    after: Revision,
     rows: usize,
 }
 
 impl store::Sink for Count {
-    fn begin(&mut self, _: store::Head) -> registry::Revision {
+    fn begin(&mut self, _: store::Head) -> Revision {
         self.after
     }
 
@@ -329,14 +183,10 @@ impl store::Sink for Count {
 async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |n: usize, default: usize| arguments.get(n).and_then(|a| a.parse().ok()).unwrap_or(default);
-    let address = arguments.first().expect("the address of an empty store").as_str();
-    match arguments.get(1).map(String::as_str) {
-        Some("many") => many(address, number(2, 200_000)).await,
-        Some("fresh") => fresh(address).await,
-        _ => {
-            let registry = Registry::open(Settings::default(), store::open(address).await.unwrap()).await.unwrap();
-            registrations(&registry, address, number(1, 20_000), number(2, 256)).await;
-            registry.shutdown().await;
-        }
+    let (what, address) = (arguments[0].as_str(), arguments[1].as_str());
+    match what {
+        "fill" => fill(address, number(2, 200_000), number(3, 8)).await,
+        "fresh" => fresh(address).await,
+        other => panic!("{other}: expected fill or fresh"),
     }
 }

@@ -13,6 +13,7 @@ use watermark::{Oracle, Watermark};
 
 use crate::config::{ClusterConfig, StartError, Target};
 use crate::coordinate::Coordinator;
+use crate::flush::{Flush, Flushing};
 use crate::oracle::Driver;
 use crate::probe::Signal;
 use crate::relays::{self, Durable, RelayStatus, Relays};
@@ -46,6 +47,7 @@ pub(crate) struct Shared {
     /// That of `view`, stored after it: whoever sees an epoch finds a view at least as new.
     epoch: AtomicU64,
     pub(crate) oracle: Oracle,
+    pub(crate) flush: Flush,
     pub(crate) relays: Relays,
     /// Where the furthest replica is that reads may be given to.
     pub(crate) replayed: Arc<Watermark>,
@@ -80,6 +82,7 @@ impl Shared {
             published: watch::Sender::new(view.epoch),
             view: ArcSwap::from_pointee(view),
             oracle,
+            flush: Flush::default(),
             relays,
             replayed: Arc::default(),
             clock,
@@ -207,6 +210,23 @@ impl Topology {
     #[must_use]
     pub fn oracle(&self) -> &Oracle {
         &self.shared.oracle
+    }
+
+    /// Who flushes the primary's log from now on; every commit for itself unless this is called.
+    pub fn set_flushing(&self, by: Flushing) {
+        self.shared.flush.set(by);
+    }
+
+    /// True while sessions may leave the flush of their commits to the oracle's questions. False until the primary's version is
+    /// known.
+    #[must_use]
+    pub fn flushes(&self) -> bool {
+        self.shared.flush.by().is_some()
+    }
+
+    /// The next question is to flush the log, where questions do. To be followed by a ticket: that makes the question come.
+    pub fn want_flush(&self) {
+        self.shared.flush.want();
     }
 
     /// Where the furthest replica is that reads may be given to, on the view's term: what a read that is ahead of all replicas

@@ -32,6 +32,7 @@
 pub mod config;
 mod coordinate;
 mod decide;
+mod flush;
 mod handle;
 mod lag;
 mod oracle;
@@ -43,6 +44,7 @@ pub mod times;
 mod view;
 
 pub use config::{ClusterConfig, NodeConfig, RelayConfig, StartError};
+pub use flush::Flushing;
 pub use handle::{NotReady, Topology};
 pub use relays::{Durable, MOST_RELAYS, RelayStatus};
 pub use session::{ConnectError, connect};

@@ -13,6 +13,7 @@ use tracing::{debug, error};
 use watermark::{Answer, Batch, Lsn, Oracle};
 
 use crate::config::{ClusterConfig, Target};
+use crate::flush::By;
 use crate::handle::Shared;
 use crate::probe::{ProbeError, Session, ask_once, connect, parse_timeline};
 use crate::view::{NodeId, Term};
@@ -27,6 +28,25 @@ const ASK: &str = "\
            CASE WHEN NOT standby THEN pg_current_wal_insert_lsn() END, \
            CASE WHEN NOT standby THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END, \
            CASE WHEN NOT standby THEN pg_current_wal_flush_lsn() END \
+    FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
+
+/// The same, and everything is flushed that was there when the position was read: the columns come one after the other.
+const FLUSH: &str = "\
+    SELECT standby, \
+           CASE WHEN NOT standby THEN pg_current_wal_insert_lsn() END, \
+           CASE WHEN NOT standby THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END, \
+           CASE WHEN NOT standby THEN pg_current_wal_flush_lsn() END, \
+           CASE WHEN NOT standby THEN pg_logical_emit_message(false, 'kingpost', '', true) END, \
+           CASE WHEN NOT standby THEN pg_current_wal_flush_lsn() END \
+    FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
+
+/// For servers that can't: it is the end of the transaction that flushes, which is over when the answer is there.
+const COMMIT: &str = "\
+    SELECT standby, \
+           CASE WHEN NOT standby THEN pg_current_wal_insert_lsn() END, \
+           CASE WHEN NOT standby THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END, \
+           CASE WHEN NOT standby THEN pg_current_wal_flush_lsn() END, \
+           CASE WHEN NOT standby THEN pg_logical_emit_message(true, 'kingpost', '') END \
     FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
 
 /// Which server to ask: whatever else changes in the view does not concern the oracle.
@@ -51,7 +71,11 @@ struct Line {
     asked: Asked,
     session: Session,
     ask: Statement,
+    /// The question that also flushes, prepared when it is asked for the first time.
+    flush: Option<(By, Statement)>,
     segment: u64,
+    /// `server_version_num`.
+    version: i32,
 }
 
 /// The number of the batch, the answer, and how long it took.
@@ -73,7 +97,10 @@ impl Driver {
                 timeout(limit, Line::open(asked.clone(), connector)).await.unwrap_or(Err(ProbeError::Timeout(limit)));
             let next = Instant::now() + RETRY;
             match opened {
-                Ok(line) => self.serve(line).await,
+                Ok(line) => {
+                    self.shared.flush.found(line.version);
+                    self.serve(line).await
+                }
                 Err(error) => {
                     debug!(node = asked.node.0, %error, "oracle cannot connect");
                     self.shared.suspect(asked.node);
@@ -106,12 +133,17 @@ impl Driver {
                 count += 1;
                 under_way.insert(count, (oracle.begin(), furthest));
                 self.shared.clock.sent();
-                let (client, ask) = (Arc::clone(&line.session.client), line.ask.clone());
+                let by = self.shared.flush.take();
+                let Ok(ask) = line.question(by).await else {
+                    self.shared.suspect(line.asked.node);
+                    break;
+                };
+                let client = Arc::clone(&line.session.client);
                 let (segment, expected) = (line.segment, line.asked.term.timeline);
                 let limit = line.asked.config.probe_timeout;
                 replies.spawn(async move {
                     let sent = Instant::now();
-                    let answer = timeout(limit, question(&client, &ask, segment, expected)).await;
+                    let answer = timeout(limit, question(&client, &ask, by, segment, expected)).await;
                     (count, answer.unwrap_or(Err(ProbeError::Timeout(limit))), sent.elapsed())
                 });
             }
@@ -179,12 +211,37 @@ impl Line {
         if system != asked.term.system {
             return Err(ProbeError::Unexpected(format!("database system {system}, not {}", asked.term.system)));
         }
+        // A question that flushes does so whatever the user's default is, and waits for no standby.
+        session.client.batch_execute("SET synchronous_commit = local").await?;
         let ask = session.client.prepare(ASK).await?;
-        Ok(Line { asked, session, ask, segment })
+        let version = session.client.query_one("SELECT current_setting('server_version_num')::int", &[]).await?;
+        Ok(Line { asked, session, ask, flush: None, segment, version: version.try_get(0)? })
+    }
+
+    async fn question(&mut self, by: Option<By>) -> Result<Statement, ProbeError> {
+        let Some(by) = by else { return Ok(self.ask.clone()) };
+        if let Some((_, statement)) = self.flush.as_ref().filter(|(prepared, _)| *prepared == by) {
+            return Ok(statement.clone());
+        }
+        let text = match by {
+            By::Message => FLUSH,
+            By::Transaction => COMMIT,
+        };
+        let limit = self.asked.config.probe_timeout;
+        let prepared = timeout(limit, self.session.client.prepare(text)).await;
+        let statement = prepared.map_err(|_| ProbeError::Timeout(limit))??;
+        self.flush = Some((by, statement.clone()));
+        Ok(statement)
     }
 }
 
-async fn question(client: &Client, ask: &Statement, segment: u64, expected: u32) -> Result<Answer, ProbeError> {
+async fn question(
+    client: &Client,
+    ask: &Statement,
+    by: Option<By>,
+    segment: u64,
+    expected: u32,
+) -> Result<Answer, ProbeError> {
     let row = client.query_one(ask, &[]).await?;
     if row.try_get(0)? {
         return Err(ProbeError::Unexpected("it is in recovery".into()));
@@ -195,5 +252,11 @@ async fn question(client: &Client, ask: &Statement, segment: u64, expected: u32)
     }
     let insert = Lsn(u64::from(row.try_get::<_, PgLsn>(1)?));
     let flushed = Lsn(u64::from(row.try_get::<_, PgLsn>(3)?));
-    Ok(Answer { term: u64::from(timeline), lsn: insert.end_of_record(segment), flushed })
+    let lsn = insert.end_of_record(segment);
+    let flushed = match by {
+        None => flushed,
+        Some(By::Message) => Lsn(u64::from(row.try_get::<_, PgLsn>(5)?)),
+        Some(By::Transaction) => flushed.max(lsn),
+    };
+    Ok(Answer { term: u64::from(timeline), lsn, flushed })
 }

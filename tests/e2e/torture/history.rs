@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kingpost_tests::{Endpoint, SOON, sqlstate, wait_until, within};
 use tokio_postgres::{Client, Error};
 
-use super::world::World;
+use super::world::{Durability, World};
 
 /// Codes that say that it may have been done; so does a connection that is lost.
 const UNKNOWN: [&str; 3] = ["08007", "40003", ""];
@@ -23,8 +23,10 @@ pub(super) enum Violation {
     Twice { client: i32, n: i64 },
     /// Refused, and there.
     Ghost { client: usize, n: i64 },
-    /// A session did not see what was acknowledged to it.
+    /// A read did not see what had been acknowledged to its own session, or, if it was a strong one, to anybody.
     Stale { client: usize, n: i64, seen: i64 },
+    /// Somebody saw it, and it is not there: with read barriers that must not be.
+    Vanished { client: usize, n: i64 },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +41,8 @@ enum Outcome {
 struct Record {
     outcomes: BTreeMap<i64, Outcome>,
     stale: Vec<Violation>,
+    /// Of each client the highest number that this one saw.
+    seen: BTreeMap<usize, i64>,
     reads: u64,
     reconnects: u64,
 }
@@ -54,6 +58,7 @@ pub(super) struct Clients {
 impl Clients {
     pub(super) fn start(endpoint: &Endpoint, count: usize) -> Clients {
         let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let highest: Arc<[AtomicI64]> = (0..count).map(|_| AtomicI64::new(0)).collect();
         let (mut records, mut tasks) = (Vec::new(), Vec::new());
         for number in 0..count {
             let record = Arc::<Mutex<Record>>::default();
@@ -62,6 +67,7 @@ impl Clients {
                 endpoint: endpoint.clone(),
                 record: record.clone(),
                 acknowledged: acknowledged.clone(),
+                highest: highest.clone(),
                 stop: stop.clone(),
             };
             tasks.push(tokio::spawn(one.run()));
@@ -99,7 +105,7 @@ impl Clients {
         let [acknowledged, unknown, refused] = of;
         let _ = write!(
             text,
-            "{acknowledged} commits acknowledged, {unknown} unknown, {refused} refused, {reads} reads of own commits, \
+            "{acknowledged} commits acknowledged, {unknown} unknown, {refused} refused, {reads} reads, \
              {reconnects} reconnects"
         );
         text
@@ -110,6 +116,12 @@ impl Clients {
         let mut violations = Vec::new();
         let told: Vec<BTreeMap<i64, Outcome>> =
             self.records.iter().map(|record| record.lock().unwrap().outcomes.clone()).collect();
+        let seen: Vec<(usize, i64)> = self
+            .records
+            .iter()
+            .flat_map(|record| record.lock().unwrap().seen.clone())
+            .filter(|(_, n)| *n > 0)
+            .collect();
         let admin = world.primary().admin().await;
         let rows = admin.query("SELECT w, n, count(*) FROM log GROUP BY w, n", &[]).await.unwrap();
         let mut there: Vec<BTreeMap<i64, i64>> = vec![BTreeMap::new(); told.len()];
@@ -129,6 +141,11 @@ impl Clients {
                 }
             }
         }
+        // PostgreSQL's own synchronous replication shows after a restart what the relay may not have.
+        if world.durability == Durability::Gate {
+            let gone = seen.into_iter().filter(|(client, n)| !there[*client].contains_key(n));
+            violations.extend(gone.map(|(client, n)| Violation::Vanished { client, n }));
+        }
         for record in &self.records {
             violations.extend(record.lock().unwrap().stale.iter().cloned());
         }
@@ -141,6 +158,8 @@ struct One {
     endpoint: Endpoint,
     record: Arc<Mutex<Record>>,
     acknowledged: Arc<AtomicU64>,
+    /// Of each client the highest number that was acknowledged to it.
+    highest: Arc<[AtomicI64]>,
     stop: Arc<AtomicBool>,
 }
 
@@ -156,7 +175,7 @@ impl One {
             if client.as_ref().is_none_or(Client::is_closed) {
                 own = 0;
                 self.record.lock().unwrap().reconnects += u64::from(client.is_some());
-                client = match self.endpoint.try_connect(&self.endpoint.config()).await {
+                client = match self.connect().await {
                     Ok(client) => Some(client),
                     Err(_) => {
                         // The proxy is away. Nothing was sent: this number is just not used.
@@ -170,14 +189,33 @@ impl One {
             self.record.lock().unwrap().outcomes.insert(n, outcome);
             if outcome == Outcome::Acknowledged {
                 own = n;
+                self.highest[self.number].store(n, Ordering::SeqCst);
                 self.acknowledged.fetch_add(1, Ordering::Relaxed);
             }
             if n % 3 == 0 && own > 0 {
-                self.read(session, own).await;
+                self.read(session, self.number, own).await;
+            }
+            if n % 5 == 0 {
+                let other = (self.number + n as usize / 5) % self.highest.len();
+                let acknowledged = self.highest[other].load(Ordering::SeqCst);
+                self.read(session, other, if self.is_strong() { acknowledged } else { 0 }).await;
             }
             // Not for the test's sake: the machine has other things to do.
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
+    }
+
+    /// Every other client's reads are strong.
+    fn is_strong(&self) -> bool {
+        self.number.is_multiple_of(2)
+    }
+
+    async fn connect(&self) -> Result<Client, Error> {
+        let client = self.endpoint.try_connect(&self.endpoint.config()).await?;
+        if self.is_strong() {
+            client.batch_execute("SET kingpost.consistency = 'strong'").await?;
+        }
+        Ok(client)
     }
 
     async fn write(&self, client: &Client, n: i64) -> Outcome {
@@ -203,14 +241,17 @@ impl One {
         }
     }
 
-    async fn read(&self, client: &Client, own: i64) {
-        let sql = format!("SELECT coalesce(max(n), 0) FROM log WHERE w = {}", self.number);
-        let Ok(row) = client.query_one(&sql, &[]).await else { return };
+    /// Reads what this client has written, which must not end before `expected`.
+    async fn read(&self, session: &Client, client: usize, expected: i64) {
+        let sql = format!("SELECT coalesce(max(n), 0) FROM log WHERE w = {client}");
+        let Ok(row) = session.query_one(&sql, &[]).await else { return };
         let seen: i64 = row.get(0);
         let mut record = self.record.lock().unwrap();
         record.reads += 1;
-        if seen < own {
-            record.stale.push(Violation::Stale { client: self.number, n: own, seen });
+        let highest = record.seen.entry(client).or_default();
+        *highest = seen.max(*highest);
+        if seen < expected {
+            record.stale.push(Violation::Stale { client, n: expected, seen });
         }
     }
 }

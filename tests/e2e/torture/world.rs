@@ -11,6 +11,8 @@ use super::history::Clients;
 pub(super) enum Durability {
     /// The relay, as PostgreSQL's synchronous standby.
     Native,
+    /// The relay, by the proxy's gate, with read barriers.
+    Gate,
     /// Nobody: to see that the suite finds what is wrong with that.
     None,
 }
@@ -19,6 +21,7 @@ pub(super) enum Durability {
 pub(super) struct World {
     pub(super) seed: u64,
     random: u64,
+    pub(super) durability: Durability,
     pub(super) cluster: Cluster,
     relay: Relay,
     kingpost: Kingpost,
@@ -61,11 +64,19 @@ impl World {
         for (index, link) in proxy_links.iter().enumerate() {
             builder = builder.through(index, link);
         }
+        if durability == Durability::Gate {
+            let mut table = toml::Table::new();
+            table.insert("name".into(), "relay".into());
+            table.insert("address".into(), format!("127.0.0.1:{}", relay.port()).into());
+            builder = builder.add("cluster.relays", table).set("proxy.gate.read_barrier", true);
+            builder = builder.set("proxy.gate.commit_durability", "relay");
+        }
         let kingpost = builder.start().await;
         let failover = Failover::of(&cluster, &[&relay]).proxy(&kingpost).stopping(&cluster);
         World {
             seed,
             random: seed,
+            durability,
             cluster,
             relay,
             kingpost,
@@ -115,7 +126,7 @@ impl World {
 
     fn note(&mut self, text: impl Into<String>) {
         let text = text.into();
-        eprintln!("{:>4} {text}", self.faults.len());
+        eprintln!("{:?} {:>4} {text}", self.durability, self.faults.len());
         self.faults.push(text);
     }
 

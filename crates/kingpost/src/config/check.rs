@@ -2,6 +2,7 @@
 //! `[cluster.tls]`, which are read as the parts themselves read them.
 
 mod failover;
+mod operation;
 mod registry;
 
 use std::collections::HashMap;
@@ -116,7 +117,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         check_rules(&config.proxy, &mut findings);
         check_auth_query(&config.proxy.auth_query, stat, &mut findings);
         check_routing(&config.proxy, &mut findings);
-        check_tracing(&config.proxy, &mut findings);
+        operation::check(&config.proxy, &mut findings);
         check_gate(config, &mut findings);
         check_tls(config, &mut findings);
     }
@@ -421,28 +422,6 @@ fn check_routing(proxy: &ProxyConfig, findings: &mut Findings) {
             let path = format!("proxy.routing.read_functions[{index}]");
             findings.error(path, format!("found {name:?}, expected a function as name or schema.name"));
         }
-    }
-}
-
-fn check_tracing(proxy: &ProxyConfig, findings: &mut Findings) {
-    let Some(endpoint) = &proxy.tracing.endpoint else {
-        if proxy.tracing.ratio.is_some() {
-            findings.warn("proxy.tracing.ratio", "traces nothing without proxy.tracing.endpoint");
-        }
-        return;
-    };
-    const EXPECTED: &str = "expected http://host:port of a collector that takes OTLP over gRPC";
-    let address = endpoint.strip_prefix("http://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
-    match address.map(|address| parse_address(address, false)) {
-        Some(Ok(Host::Unix)) | None => {
-            findings.error("proxy.tracing.endpoint", format!("found {endpoint:?}, {EXPECTED}"))
-        }
-        Some(Err(why)) => findings.error("proxy.tracing.endpoint", format!("{why}; {EXPECTED}")),
-        Some(Ok(host)) if !host.is_local() => findings.warn(
-            "proxy.tracing.endpoint",
-            "is on another machine: texts of statements, without their literals, cross the network in clear",
-        ),
-        Some(Ok(_)) => {}
     }
 }
 

@@ -28,7 +28,7 @@ use crate::registry::config::RegistryConfig;
 use proxy::config::ProxyConfig;
 use relay::config::RelayConfig;
 
-pub(crate) use check::is_loopback;
+pub(crate) use check::{Stat, is_loopback};
 pub(crate) use problem::{Problem, Severity};
 
 /// The whole file.

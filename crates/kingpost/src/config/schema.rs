@@ -67,6 +67,7 @@ const LANES: Kind = Kind::Choice(&["auto", "off"]);
 const POOL_MODE: Kind = Kind::Choice(&["transaction", "statement", "session"]);
 const CONSISTENCY: Kind = Kind::Choice(&["eventual", "session", "strong"]);
 const ON_DEGRADED: Kind = Kind::Choice(&["wait", "local"]);
+const FLUSH: Kind = Kind::Choice(&["commit", "batch", "batch-transaction"]);
 const TLS_VERSION: Kind = Kind::Choice(&["TLSv1.2", "TLSv1.3"]);
 const POOL_SIZE: Kind = integer(1, 10_000);
 
@@ -195,6 +196,7 @@ const GATE: &[Key] = &[
     key("degraded_after", POSITIVE),
     key("timeout", POSITIVE),
     key("read_barrier", Kind::Boolean),
+    key("flush", FLUSH),
 ];
 
 const DATABASE: &[Key] = &[

@@ -95,6 +95,25 @@ fn golden_messages() {
                 "k.toml:14:9: log.level: found \"info,proxy=loud\", expected a level such as info, or a list of target=level",
             ],
         ),
+        // How it is watched and taken over.
+        (
+            "[proxy]\nauth = \"trust\"\nlisten = [\"/run/k.sock\"]\nupgrade_socket = \"/run/k.sock\"\n\
+             tracing.endpoint = \"https://c:4317\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n\
+             [metrics]\nprofiler_token = \"short\"\n",
+            &[
+                "k.toml:4:18: proxy.upgrade_socket: found \"/run/k.sock\", which is proxy.listen[0]; expected a path of its own",
+                "k.toml:5:20: proxy.tracing.endpoint: found \"https://c:4317\", expected http://host:port of a collector that takes OTLP over gRPC",
+                "k.toml:10:18: metrics.profiler_token: found fewer than 16 characters, expected a long random text",
+            ],
+        ),
+        (
+            "[proxy]\nauth = \"trust\"\nupgrade_socket = \"upgrade.sock\"\ntracing.ratio = 0.5\n\
+             [[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n",
+            &[
+                "k.toml:3:18: proxy.upgrade_socket: found \"upgrade.sock\", expected an absolute path of at most 107 bytes",
+                "k.toml:4:17: warning: proxy.tracing.ratio: traces nothing without proxy.tracing.endpoint",
+            ],
+        ),
         // A registry's own file, and all that can be wrong with it.
         ("[registry]\nauth = \"none\"\n", &[]),
         (

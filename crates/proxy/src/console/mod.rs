@@ -114,6 +114,14 @@ enum Outcome {
     Wait(Until, &'static str),
 }
 
+/// Whether a text is a command of the console.
+///
+/// # Errors
+/// It is not: what whoever sent it is told.
+pub fn understands(text: &str) -> Result<(), String> {
+    command::parse(text).map(drop)
+}
+
 // === impl Desk ===
 
 /// A desk and its other end.

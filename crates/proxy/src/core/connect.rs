@@ -78,14 +78,17 @@ impl Core {
         let pool = &self.pools[server.pool];
         let (user, database) = (pool.key.user.clone(), pool.database.dbname.clone());
         let database = database.unwrap_or_else(|| pool.key.database.to_string());
-        // Under the gate a commit that was answered has been flushed, whatever the user's or database's default is.
-        let gated = (pool.gate.relays > 0).then_some(("synchronous_commit", "on"));
+        // Under the gate how a commit is flushed is the proxy's affair, whatever the user's or database's default is.
+        let lazy = pool.gate.relays > 0 && self.flushes;
+        let gated = (pool.gate.relays > 0).then_some(("synchronous_commit", if lazy { "off" } else { "on" }));
         let parameters: Vec<(&str, &str)> =
             [("user", &*user), ("database", &*database), ("application_name", "kingpost"), ("client_encoding", "UTF8")]
                 .into_iter()
                 .chain(gated)
                 .collect();
+        let p = server.pool;
         self.send(s, |out| message::startup(out, &parameters));
+        self.pools[p].lazy |= lazy;
     }
 
     /// Messages of a server that is not logged in; how many bytes were used, or None if the connection is gone.

@@ -14,15 +14,18 @@
 //! - Gates of a client open in order; whatever comes behind one, also from other servers or the proxy itself, stays behind it.
 //! - What can't be known any more (another term, too long) ends the client's connection: never a success, never "rolled back".
 
+mod fate;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use topology::{MOST_RELAYS, Role, Term};
+use topology::{MOST_RELAYS, Role};
 use watermark::{Lsn, Ticket, Waiters};
 use wire::message::Status;
 use wire::{Severity, Sqlstate, message};
 
+use self::fate::{Fate, Known, State, fate};
 use super::token::Token;
 use super::{Core, DRAINING, over};
 use crate::settings::Gate as Settings;
@@ -37,16 +40,8 @@ const MOST_GATES: usize = 64;
 pub(crate) struct Gate {
     state: State,
     since: Instant,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// The unit goes on.
-    Open,
-    /// What is behind it was committed on this term before the ticket was taken.
-    Asked(Ticket, Term),
-    /// It is durable when that is, on that term.
-    At(Lsn, Term),
+    /// Its client is in the heap for what `state` waits for.
+    queued: bool,
 }
 
 /// A worker's clients that wait.
@@ -56,41 +51,6 @@ pub(super) struct Held {
     durable: Vec<Option<Waiters<Token>>>,
     /// Since when the first gate of each has waited, in that order; those that have been opened go when they are at the front.
     since: VecDeque<(Instant, Token)>,
-}
-
-/// What becomes of a client's first gate, from plain values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    /// It waits: nothing is known of its position yet.
-    Ask(Ticket),
-    /// It waits to be durable.
-    Wait(Lsn),
-    Pass,
-    /// It will never be known.
-    Unknown,
-    /// The unit is not at its end.
-    Stay,
-}
-
-/// `answer`: the oracle's for the gate's ticket; `durable`: term and position of the mark it waits at.
-fn fate(state: State, answer: Option<(u64, Lsn)>, now: Term, durable: (Term, Lsn), degraded: bool) -> Fate {
-    let (lsn, term) = match state {
-        State::Open => return Fate::Stay,
-        State::Asked(_, _) if degraded => return Fate::Pass,
-        State::Asked(_, term) if term != now => return Fate::Unknown,
-        State::Asked(ticket, term) => match answer {
-            None => return Fate::Ask(ticket),
-            Some((of, _)) if of != u64::from(term.timeline) => return Fate::Unknown,
-            Some((_, lsn)) => (lsn, term),
-        },
-        State::At(lsn, term) => (lsn, term),
-    };
-    match durable {
-        (of, at) if of == term && at >= lsn => Fate::Pass,
-        _ if degraded => Fate::Pass,
-        (of, _) if of != term => Fate::Unknown,
-        _ => Fate::Wait(lsn),
-    }
 }
 
 /// Whether `word`, which is in lower case, stands anywhere in a text in whatever case.
@@ -105,7 +65,7 @@ fn is_commit(tag: &[u8]) -> bool {
 
 impl Gate {
     pub(super) fn open(now: Instant) -> Gate {
-        Gate { state: State::Open, since: now }
+        Gate { state: State::Open, since: now, queued: false }
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -173,10 +133,16 @@ impl Core {
 
     /// The client's unit is at its end, or so far that its output can't be kept any longer: its gate waits.
     pub(super) fn seal_gate(&mut self, c: usize) {
-        let output = &mut self.clients[c].output;
-        let Some(last) = output.last_gate_mut().filter(|gate| gate.is_open()) else { return };
-        let ticket = self.shared.topology.oracle().ticket();
-        let gate = Gate { state: State::Asked(ticket, self.view.term), since: self.now };
+        let client = &mut self.clients[c];
+        let lazy = self.pools[client.pool].lazy;
+        let Some(last) = client.output.last_gate_mut().filter(|gate| gate.is_open()) else { return };
+        // Before the ticket, so that the question which answers it comes with the flush, or behind it.
+        let topology = &self.shared.topology;
+        if lazy {
+            topology.want_flush();
+        }
+        let ticket = topology.oracle().ticket();
+        let gate = Gate { state: State::Asked(ticket, self.view.term), since: self.now, queued: false };
         *last = gate;
         self.metrics.gated.add(1);
         match self.clients[c].output.gates() {
@@ -229,24 +195,30 @@ impl Core {
     fn advance(&mut self, c: usize, may_close: bool) {
         let token = self.clients[c].token;
         while let Some(&gate) = self.clients[c].output.first_gate() {
-            let settings = self.pools[self.clients[c].pool].gate;
+            let pool = &self.pools[self.clients[c].pool];
+            let (settings, lazy) = (pool.gate, pool.lazy);
             // Who may have committed without waiting for the flush waits for everything that was there by then.
             let client = &self.clients[c];
-            let unflushed = client.unflushed || client.params.get("synchronous_commit").is_some();
+            let unflushed = lazy || client.unflushed || client.params.get("synchronous_commit").is_some();
             let answer = match gate.state {
                 State::Asked(ticket, _) => self.shared.topology.oracle().answer(ticket),
                 _ => None,
             };
-            let answer = answer.map(|a| (a.term, if unflushed { a.lsn } else { a.flushed }));
-            // A pool that is not gated any more lets go what was held by its old settings.
-            let degraded = settings.relays == 0 || (settings.degrade && self.is_degraded(settings.relays));
-            let mark = self.durable.mark(settings.relays).map_or(Lsn(0), |mark| mark.get());
-            match fate(gate.state, answer, self.view.term, (self.durable.term, mark), degraded) {
+            let answer = answer.map(|a| (a.term, if unflushed { a.lsn } else { a.flushed }, a.flushed >= a.lsn));
+            let known = Known {
+                answer,
+                now: self.view.term,
+                durable: (self.durable.term, self.durable.mark(settings.relays).map_or(Lsn(0), |mark| mark.get())),
+                // A pool that is not gated any more lets go what was held by its old settings.
+                degraded: settings.relays == 0 || (settings.degrade && self.is_degraded(settings.relays)),
+                lazy,
+            };
+            match fate(gate.state, known) {
                 Fate::Stay => return,
                 Fate::Pass => {
                     let waited = self.now.saturating_duration_since(gate.since).as_micros() as u64;
                     self.metrics.gate_micros.observe(waited);
-                    if degraded {
+                    if known.degraded {
                         self.metrics.gate_degraded_commits.add(1);
                     }
                     self.clients[c].output.open_gate();
@@ -261,10 +233,25 @@ impl Core {
                     }
                     return self.put_off(token);
                 }
-                Fate::Wait(lsn) => {
-                    let term = self.durable.term;
+                Fate::Again => {
+                    let topology = &self.shared.topology;
+                    topology.want_flush();
+                    let state = State::Asked(topology.oracle().ticket(), self.view.term);
                     if let Some(gate) = self.clients[c].output.first_gate_mut() {
-                        gate.state = State::At(lsn, term);
+                        *gate = Gate { state, queued: false, ..*gate };
+                    }
+                }
+                Fate::Wait(lsn) => {
+                    let state = State::At(lsn, self.durable.term);
+                    if state != gate.state && lazy && answer.is_some_and(|(_, _, flushed)| !flushed) {
+                        // Another question's flush came before this position: one more, and nobody waits for its answer.
+                        let topology = &self.shared.topology;
+                        topology.want_flush();
+                        let _ = topology.oracle().ticket();
+                    }
+                    let gate = Gate { state, queued: gate.queued && state == gate.state, ..gate };
+                    if let Some(first) = self.clients[c].output.first_gate_mut() {
+                        *first = gate;
                     }
                     if self.wait_at(token, gate, Err(lsn), settings.relays) {
                         return;
@@ -293,6 +280,12 @@ impl Core {
 
     /// False if there are too many.
     fn wait_at(&mut self, token: Token, gate: Gate, target: Result<Ticket, Lsn>, relays: usize) -> bool {
+        if gate.queued {
+            return true;
+        }
+        if let Some(first) = self.clients[token.index()].output.first_gate_mut() {
+            first.queued = true;
+        }
         let topology = &self.shared.topology;
         let bell = &self.bell;
         let held = self.held.get_or_insert_with(|| {
@@ -332,6 +325,7 @@ impl Core {
         }
         for token in due.drain(..) {
             if self.is_client(token) {
+                self.unqueue(token.index());
                 self.advance(token.index(), true);
             }
         }
@@ -366,7 +360,16 @@ impl Core {
         if let Some(held) = &mut self.held {
             held.durable.iter_mut().for_each(|waiters| *waiters = None);
         }
+        let gated: Vec<usize> = self.clients.iter().map(|(_, client)| client.token.index()).collect();
+        gated.into_iter().for_each(|c| self.unqueue(c));
         self.review_gates();
+    }
+
+    /// It is not in the heap any more, or may not be: once too often does no harm.
+    fn unqueue(&mut self, c: usize) {
+        if let Some(gate) = self.clients[c].output.first_gate_mut() {
+            gate.queued = false;
+        }
     }
 
     /// Looks at all clients that wait: for what is not told by a number.
@@ -414,6 +417,14 @@ impl Core {
 
     /// To be called each tick: keeps count of how long there have been too few relays.
     pub(super) fn watch_relays(&mut self) {
+        let flushes = self.shared.topology.flushes();
+        if std::mem::replace(&mut self.flushes, flushes) != flushes {
+            for p in 0..self.pools.len() {
+                if self.pools[p].gate.relays > 0 {
+                    self.retire_all(p);
+                }
+            }
+        }
         let confirming = self.shared.topology.confirming();
         let mut worst = false;
         for relays in 1..=MOST_RELAYS {
@@ -473,35 +484,6 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn fates() {
-        let oracle = watermark::Oracle::new(|| {});
-        let ticket = oracle.ticket();
-        let (one, two) = (Term { system: 1, timeline: 1 }, Term { system: 1, timeline: 2 });
-        let asked = State::Asked(ticket, one);
-        let at = State::At(Lsn(50), one);
-        let answer = Some((1, Lsn(50)));
-        for (state, answer, now, durable, degraded, expected) in [
-            (State::Open, None, one, (one, Lsn(99)), true, Fate::Stay),
-            (asked, None, one, (one, Lsn(99)), false, Fate::Ask(ticket)),
-            (asked, answer, one, (one, Lsn(49)), false, Fate::Wait(Lsn(50))),
-            (asked, answer, one, (one, Lsn(50)), false, Fate::Pass),
-            (at, None, one, (one, Lsn(49)), false, Fate::Wait(Lsn(50))),
-            (at, None, one, (one, Lsn(50)), false, Fate::Pass),
-            // Another primary's numbers say nothing, however high.
-            (asked, Some((2, Lsn(50))), one, (one, Lsn(99)), false, Fate::Unknown),
-            (asked, None, two, (two, Lsn(99)), false, Fate::Unknown),
-            (asked, answer, one, (two, Lsn(99)), false, Fate::Unknown),
-            (at, None, two, (two, Lsn(99)), false, Fate::Unknown),
-            // Durable on its own term, as is known by now: that stays true.
-            (at, None, two, (one, Lsn(50)), false, Fate::Pass),
-            (at, None, one, (one, Lsn(0)), true, Fate::Pass),
-            (asked, None, one, (one, Lsn(0)), true, Fate::Pass),
-        ] {
-            assert_eq!(fate(state, answer, now, durable, degraded), expected, "{state:?} {answer:?} {durable:?}");
-        }
-    }
 
     #[test]
     fn words() {

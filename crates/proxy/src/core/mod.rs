@@ -323,6 +323,8 @@ pub struct Core {
     /// Since when fewer relays than this have confirmed anything.
     short: [Option<Instant>; MOST_RELAYS + 1],
     was_degraded: bool,
+    /// The oracle's questions flush, so commits need not.
+    flushes: bool,
     /// Makes the driver take a turn, from any thread.
     bell: Arc<dyn Fn() + Send + Sync>,
     buffers: Buffers,
@@ -351,6 +353,8 @@ impl Core {
     pub fn new(id: usize, shared: Arc<Shared>, settings: Arc<Settings>, metrics: Arc<Metrics>, now: Instant) -> Core {
         let view = shared.topology.view();
         let durable = shared.topology.durable();
+        shared.topology.set_flushing(settings.gate_flush);
+        let flushes = shared.topology.flushes();
         let no_params = Arc::new(Params(Vec::new()));
         Core {
             id,
@@ -379,6 +383,7 @@ impl Core {
             durable,
             short: [None; MOST_RELAYS + 1],
             was_degraded: false,
+            flushes,
             bell: Arc::new(|| {}),
             buffers: Buffers::default(),
             runnable: VecDeque::new(),
@@ -788,6 +793,7 @@ impl Core {
         if old.statements_kept != self.settings.statements_kept {
             self.statistics = statistics::Statistics::new(self.settings.statements_kept, self.now);
         }
+        self.shared.topology.set_flushing(self.settings.gate_flush);
         self.apply_to_pools();
     }
 

@@ -65,6 +65,8 @@ pub(super) struct Pool {
     pub greetings: HashMap<Arc<Params>, Arc<Vec<(String, String)>>>,
     /// How its commits are held back.
     pub gate: Gate,
+    /// Connections of it were opened that do not wait for their commits' flush. For good: a little later is never too early.
+    pub lazy: bool,
     /// An operator has stopped it: it gives out nothing, and closes what comes back.
     pub paused: bool,
     pub totals: Totals,
@@ -172,6 +174,7 @@ impl Core {
             readers: VecDeque::new(),
             greetings: HashMap::new(),
             gate: self.settings.gate(&key.database, &key.user),
+            lazy: false,
             paused: self.paused.has(&key.database),
             totals: Totals::default(),
         });
@@ -205,6 +208,13 @@ impl Core {
         }
     }
 
+    /// How a pool's connections commit was said when they were opened: with other settings they go.
+    pub(super) fn retire_all(&mut self, p: usize) {
+        for (_, server) in self.servers.iter_mut().filter(|(_, server)| server.pool == p) {
+            server.retire = true;
+        }
+    }
+
     pub(super) fn apply_to_pools(&mut self) {
         for p in 0..self.pools.len() {
             let pool = &mut self.pools[p];
@@ -219,11 +229,9 @@ impl Core {
             }
             let gate = self.settings.gate(&pool.key.database, &pool.key.user);
             if std::mem::replace(&mut pool.gate, gate).relays.min(1) != gate.relays.min(1) {
-                // How they commit was said when they were opened.
-                for (_, server) in self.servers.iter_mut().filter(|(_, server)| server.pool == p) {
-                    server.retire = true;
-                }
+                self.retire_all(p);
             }
+            let pool = &self.pools[p];
             let limit = self.settings.pool_size(&pool.key.database, &pool.key.user);
             for node in &pool.nodes {
                 node.budget.limit.store(limit, Ordering::Relaxed);

@@ -35,6 +35,7 @@ fn plan(seed: u64, style: Style) -> Plan {
         operator: random.one_in(3),
         lanes: random.one_in(2),
         scarce: false,
+        gated: false,
     }
 }
 
@@ -59,6 +60,21 @@ fn nothing_is_lost_or_done_twice_when_servers_are_lost() {
         let style = under_faults(seed, false);
         World::new(Plan { faults: true, ..plan(seed, style) }).run();
     }
+}
+
+#[test]
+fn nobody_hears_of_a_commit_before_the_relay_has_it() {
+    let mut held = 0;
+    for seed in seeds(200) {
+        // Faults take the primary from who is held. Without them all must hear in the end what a server alone would say.
+        let faults = seed % 2 == 0;
+        let style = under_faults(seed, false);
+        let style = if faults { style } else { Style { stateful: true, cancels: false, ..style } };
+        let mut world = World::new(Plan { gated: true, faults, ..plan(seed, style) });
+        world.run();
+        held += world.counted(|metrics| metrics.gated.get());
+    }
+    assert!(held > 0, "nobody was held");
 }
 
 #[test]

@@ -8,11 +8,14 @@ use std::time::{Duration, Instant};
 
 use topology::{Address, Node, NodeId, NodeView, Role, Term, Topology, View};
 use watermark::{Answer, Lsn};
+use wire::replication::Flushed;
 use wire::{Frame, HEADER, payload, startup};
 
 use super::backend::{Backend, OWNER, SNEAKY, Store};
 use super::script::{Random, Step, Style, Unit, script};
-use crate::config::{AuthMethod, Consistency, PoolConfig, ProxyConfig, RoutingConfig, UnnamedMode};
+use crate::config::{
+    AuthMethod, CommitDurability, Consistency, GateConfig, PoolConfig, ProxyConfig, RoutingConfig, UnnamedMode,
+};
 use crate::console::Operation;
 use crate::core::token::{Kind, Token};
 use crate::core::{Core, Effect, Mail, Moved, Peer, Shared};
@@ -40,6 +43,8 @@ pub(super) struct Plan {
     pub lanes: bool,
     /// A second connection to a node cannot be opened, whatever the pool's size: there are no descriptors for it.
     pub scarce: bool,
+    /// Commits are told when a relay has them, which is some time after the primary has.
+    pub gated: bool,
 }
 
 /// Messages as they came, comparable.
@@ -139,6 +144,8 @@ pub(super) struct World {
     /// Requesters of cancels.
     requesters: HashMap<(usize, u64), usize>,
     store: Store,
+    /// How many of the committed numbers the relay has.
+    durable: usize,
     primary: usize,
     timeline: u32,
     pids: u32,
@@ -195,6 +202,13 @@ impl World {
                 read_functions: vec!["sneaky".into()],
                 ..RoutingConfig::default()
             },
+            gate: GateConfig {
+                commit_durability: CommitDurability::Relays(usize::from(plan.gated)),
+                degraded_after: Duration::from_secs(1 << 30),
+                timeout: Duration::from_secs(1 << 30),
+                read_barrier: plan.gated && random.one_in(3),
+                ..GateConfig::default()
+            },
             ..ProxyConfig::default()
         };
         let mut settings = Settings::new(&config).unwrap();
@@ -234,6 +248,7 @@ impl World {
             by_token: HashMap::new(),
             requesters: HashMap::new(),
             store: Store::default(),
+            durable: 0,
             primary: 0,
             timeline: 1,
             pids: 0,
@@ -462,6 +477,13 @@ impl World {
                 }
                 for node in &self.topology.view().nodes {
                     node.node.replayed.publish(lsn);
+                }
+                if self.plan.gated {
+                    let behind = self.store.committed.len() - self.durable;
+                    self.durable += if self.random.one_in(2) { behind } else { self.random.below(behind + 1) };
+                    let at = self.durable as u64 + 1;
+                    let told = Flushed { system: 1, term: 0, timeline: self.timeline, at };
+                    self.topology.tell("relay", Some(told));
                 }
                 false
             }
@@ -782,7 +804,9 @@ impl World {
         while person.checked < person.got.list.len() {
             let frame = &person.got.list[person.checked];
             if plan.faults {
-                person.answered.check(person.id, frame, &mut person.units, &self.store, person.cancelling);
+                let told = if plan.gated { self.durable } else { self.store.committed.len() };
+                let known = &self.store.committed[..told];
+                person.answered.check(person.id, frame, &mut person.units, known, person.cancelling);
             } else {
                 let expected = person.expected.list.get(person.checked);
                 assert!(
@@ -971,8 +995,9 @@ impl World {
 }
 
 impl Answered {
-    /// One message of an answer that can't be foreseen: must be one that this client may get now.
-    fn check(&mut self, id: u64, frame: &[u8], units: &mut VecDeque<Unit>, store: &Store, cancelling: bool) {
+    /// One message of an answer that can't be foreseen: must be one that this client may get now. `durable`: what may be
+    /// acknowledged.
+    fn check(&mut self, id: u64, frame: &[u8], units: &mut VecDeque<Unit>, durable: &[u64], cancelling: bool) {
         let unit = units.front().unwrap_or_else(|| panic!("client {id} gets {} unasked", text(frame)));
         match frame[0] {
             b'D' => {
@@ -1024,7 +1049,7 @@ impl Answered {
                     self.open.clear();
                 }
                 for n in &self.done {
-                    assert!(store.committed.contains(n), "client {id} is told that {n} is committed");
+                    assert!(durable.contains(n), "client {id} is told that {n} is committed");
                 }
                 self.in_transaction = status != b'I';
                 (self.inserts, self.rows, self.committed) = (0, 0, false);

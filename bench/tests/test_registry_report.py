@@ -1,0 +1,42 @@
+import unittest
+
+from bench import registry_report as report
+
+
+def figure(**more):
+    return {"section": "register", "what": "new", "store": "sqlite", "clients": 256, "bytes": 20, "p50": 1.0, "p99": 2.0, "us": 90.0, **more}
+
+
+FIGURES = [
+    figure(entries=0, repetition=0, rate=9000.0), figure(entries=0, repetition=1, rate=11000.0),
+    figure(entries=16, repetition=0, rate=9600.0), figure(entries=16, repetition=1, rate=9400.0),
+    {"section": "etcd", "what": "new", "clients": 256, "entries": 16, "bytes": 20, "repetition": 0, "rate": 3800.0, "p50": 1.0,
+     "p99": 2.0, "us": 320.0},
+    {"section": "tables", "what": "full load", "store": "sqlite", "entries": 8, "bytes": 20, "repetition": 0, "unit": "ms",
+     "three": 900.0, "one": 300.0},
+]
+MACHINE = {"cores": 2, "date": "2026-01-01 00:00", "load": 0.1, "noisy": False, "seconds": 9}
+
+
+class RegistryReport(unittest.TestCase):
+    def test_medians_spreads_and_ratios(self):
+        text = report.markdown(FIGURES, MACHINE, "bench/registry")
+        self.assertIn("| 0 entries | 10,000 ±10% | 1.00 | 1.0 ±0% |", text)
+        self.assertIn("| 16 entries | 9,500 ±1% | 0.95 |", text)
+        self.assertIn("| 2.50 |", text)
+        self.assertIn("| sqlite | full load | 8 entries | 900 | 300 | ms | 3.00 (3.00 to 3.00) |", text)
+
+    def test_targets_say_what_is_not_met(self):
+        text = "\n".join(report.targets(FIGURES))
+        self.assertIn("| sqlite: 16 entries of 0 entries | at least 0.95 | 0.95 | yes |", text)
+        self.assertIn("| sqlite: us CPU each, 16 entries | at most 120 | 90 | yes |", text)
+        slow = [figure(entries=16, repetition=0, rate=7000.0)]
+        self.assertIn("| at least 8,000 | 7,000 | no |", "\n".join(report.targets(slow)))
+
+    def test_what_was_not_measured_is_left_out(self):
+        text = report.markdown([], MACHINE, "bench/registry")
+        self.assertNotIn("|", text)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,110 @@
+//! The `kingpost` binary, but for its `main`.
+//!
+//! ```text
+//!  cli ──▶ proxy ─▶ config (file + environment, checked) ─▶ run (topology + proxy) ◀─ admin (HTTP)
+//!      ├─▶ relay ─▶ config ─▶ relay (the crate, and topology where it follows the primary) ◀─ admin
+//!      ├─▶ registry ─▶ config ─▶ registry (the crate) ◀─ admin; or a client of one
+//!      ├─▶ failover, switchover ─▶ config ─▶ failover (orders to relays, SQL to servers, commands to proxies' consoles)
+//!      ├─▶ check ─▶ config
+//!      ├─▶ console ─▶ the parts as a web page shows them; a token for it
+//!      ├─▶ config from-pgbouncer ─▶ a configuration's text
+//!      └─▶ up ───▶ PostgreSQL servers in a directory ─▶ config (generated) ─▶ run, registry ◀─ admin
+//! ```
+//!
+//! This crate knows every part; no part knows it.
+
+mod admin;
+mod cli;
+mod config;
+mod console;
+mod error;
+mod exposition;
+mod failover;
+mod from_pgbouncer;
+mod logging;
+mod lookup;
+mod out;
+mod profile;
+mod registry;
+mod relay;
+mod run;
+mod serve;
+mod systemd;
+mod token;
+mod traces;
+mod up;
+mod upgrade;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use crate::cli::{Cli, Command, ConfigCommand};
+use crate::error::Failure;
+
+/// What the command line says is done; the code is what the process ends with.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match dispatch(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            out::note(format_args!("kingpost: {failure}"));
+            ExitCode::from(failure.exit as u8)
+        }
+    }
+}
+
+/// What is wrong with a configuration's text under such an environment, as `kingpost check` says it; files that it names are not looked at.
+#[must_use]
+pub fn problems(text: &str, variables: impl IntoIterator<Item = (OsString, OsString)>) -> Vec<String> {
+    let unseen = |_: &Path| config::Stat::Unreadable("not looked at".into());
+    config::parse("text", text, variables, &unseen).problems.iter().map(ToString::to_string).collect()
+}
+
+/// What `kingpost config from-pgbouncer` makes of a text; files that it names are empty.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn translated(text: &str) -> Result<String, String> {
+    from_pgbouncer::translated(text).map_err(|failure| failure.to_string())
+}
+
+fn dispatch(cli: Cli) -> Result<(), Failure> {
+    let log = config::LogFlags { level: cli.log_level, format: cli.log_format };
+    match cli.command {
+        Command::Proxy(args) => serve::proxy(&args, &log),
+        Command::Relay(args) => relay::command(&args, &log),
+        Command::Registry(args) => registry::command(&args, &log),
+        Command::Console(command) => console::command(&command),
+        Command::Check(args) => serve::check(&args, &log),
+        Command::Config(ConfigCommand::FromPgbouncer(args)) => from_pgbouncer::run(&args),
+        Command::Up(args) => up::up(&args, &log),
+        Command::Down(args) => up::down(&args),
+        Command::Status(args) => up::status(&args),
+        Command::Failover(args) => failover::failover(&args, &log),
+        Command::Switchover(args) => failover::switchover(&args, &log),
+        Command::Watch(args) => failover::watch(&args, &log),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "kingpost", &mut script);
+            out::raw(&String::from_utf8_lossy(&script));
+            Ok(())
+        }
+        Command::Man { out: Some(dir) } => {
+            std::fs::create_dir_all(&dir).map_err(|error| Failure::path("create", &dir, &error))?;
+            clap_mangen::generate_to(Cli::command(), &dir)
+                .map_err(|error| Failure::path("write man pages to", &dir, &error))
+        }
+        Command::Man { out: None } => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(Cli::command())
+                .render(&mut page)
+                .map_err(|error| Failure::runtime(format!("cannot render the man page: {error}")))?;
+            out::raw(&String::from_utf8_lossy(&page));
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Whether the oracle's question also makes the primary flush its log.
+//!
+//! Then commits need not flush it one by one: sessions commit with `synchronous_commit = off`, and one question flushes for all
+//! that were committed before it. Nothing is believed because of it: whoever waits for a commit compares positions, as ever. A
+//! flush that was not asked for, or is lost, makes them wait for PostgreSQL's WAL writer instead.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
+
+/// Since which version a message can be flushed without a transaction (`server_version_num`).
+const SINCE: i32 = 170_000;
+
+/// Who flushes the log of the primary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flushing {
+    /// Every commit for itself.
+    Commits,
+    /// The oracle's questions, where the server can do that without a transaction: since PostgreSQL 17.
+    Questions,
+    /// The oracle's questions, on older servers by a transaction, which takes a transaction id each time.
+    Transactions,
+}
+
+/// What the questions do, besides asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    Message,
+    Transaction,
+}
+
+/// What is wanted, and what the server can do.
+#[derive(Debug, Default)]
+pub(crate) struct Flush {
+    /// A [`Flushing`].
+    policy: AtomicU8,
+    /// `server_version_num` of the last primary; 0: not known yet.
+    version: AtomicI32,
+    /// Somebody has seen a commit since the last question that flushed.
+    wanted: AtomicBool,
+}
+
+impl Flush {
+    pub(crate) fn set(&self, policy: Flushing) {
+        self.policy.store(policy as u8, Ordering::Relaxed);
+    }
+
+    pub(crate) fn found(&self, version: i32) {
+        self.version.store(version, Ordering::Relaxed);
+    }
+
+    pub(crate) fn want(&self) {
+        if !self.wanted.load(Ordering::SeqCst) {
+            self.wanted.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// To be called after a batch was begun, before its question is sent: whoever wanted a flush before it gets one now.
+    pub(crate) fn take(&self) -> Option<By> {
+        self.by().filter(|_| self.wanted.swap(false, Ordering::SeqCst))
+    }
+
+    pub(crate) fn by(&self) -> Option<By> {
+        by(self.policy.load(Ordering::Relaxed), self.version.load(Ordering::Relaxed))
+    }
+}
+
+fn by(policy: u8, version: i32) -> Option<By> {
+    match policy {
+        _ if version == 0 || policy == Flushing::Commits as u8 => None,
+        _ if version >= SINCE => Some(By::Message),
+        _ => (policy == Flushing::Transactions as u8).then_some(By::Transaction),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_flushes() {
+        for (policy, version, expected) in [
+            (Flushing::Commits, 180_001, None),
+            (Flushing::Questions, 0, None),
+            (Flushing::Questions, 169_999, None),
+            (Flushing::Questions, 170_000, Some(By::Message)),
+            (Flushing::Transactions, 0, None),
+            (Flushing::Transactions, 130_023, Some(By::Transaction)),
+            (Flushing::Transactions, 180_001, Some(By::Message)),
+        ] {
+            let flush = Flush::default();
+            flush.set(policy);
+            flush.found(version);
+            assert_eq!(flush.by(), expected, "{policy:?} {version}");
+            assert_eq!(flush.take(), None, "nobody wants it");
+            flush.want();
+            assert_eq!(flush.take(), expected, "{policy:?} {version}");
+            assert_eq!(flush.take(), None, "once is enough");
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Commands of the console.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    match proxy::console::understands(text) {
+        // What is understood, is so whatever white space and semicolon are around it.
+        Ok(()) => assert_eq!(proxy::console::understands(&format!(" \n{text}\n;")), Ok(())),
+        // Whoever asked is told.
+        Err(error) => assert!(!error.is_empty()),
+    }
+});

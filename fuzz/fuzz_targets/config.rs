@@ -1,0 +1,23 @@
+//! The configuration: any text, under any environment.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    // Lines before the first empty one are variables of the environment.
+    let (variables, text) = text.split_once("\n\n").filter(|(head, _)| head.starts_with("KINGPOST__")).unwrap_or(("", text));
+    let variables = variables.lines().filter_map(|line| line.split_once('='));
+    let problems = kingpost::problems(text, variables.map(|(name, value)| (name.into(), value.into())));
+    // What is wrong is said of a line, or of a variable.
+    assert!(problems.iter().all(|problem| !problem.is_empty()));
+    // And of the same text the same is said.
+    if problems.is_empty() {
+        assert!(kingpost::problems(text, []).iter().all(|problem| !problem.is_empty()));
+    }
+    // PgBouncer's: what it is translated to has no key that is not known here.
+    if let Ok(translated) = kingpost::translated(text) {
+        let problems = kingpost::problems(&translated, []);
+        assert!(!problems.iter().any(|problem| problem.contains("unknown key")), "{problems:?} in\n{translated}");
+    }
+});

@@ -1,0 +1,91 @@
+//! `kingpost up`: the local cluster goes on after its primary is lost, and takes it back.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use kingpost_tests::{Endpoint, Kingpost, ShowLogs, kingpost_bin, new_dir, signal, wait_until, within};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{ChildStdout, Command};
+
+use crate::common::{only_kingpost, value};
+
+const LONG: Duration = Duration::from_secs(120);
+
+/// What `up` says, line by line, until one that `found` takes.
+async fn until<T>(
+    what: &str,
+    lines: &mut Lines<BufReader<ChildStdout>>,
+    dir: &Path,
+    mut found: impl FnMut(&str) -> Option<T>,
+) -> T {
+    within(what, LONG, dir, async {
+        while let Some(line) = lines.next_line().await.unwrap() {
+            eprintln!("up: {line}");
+            if let Some(found) = found(&line) {
+                return found;
+            }
+        }
+        panic!("up ended");
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_former_primary_comes_back() {
+    if only_kingpost() {
+        return;
+    }
+    let dir = new_dir("up");
+    // The servers may run as another user.
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let cluster = dir.join("cluster");
+    let _logs = ShowLogs(&cluster);
+    let mut up = Command::new(kingpost_bin());
+    up.args(["up", "--replicas", "1", "--durability", "relay", "--dir"]).arg(&cluster);
+    for listen in ["--listen", "--metrics-listen", "--registry-listen", "--console-listen"] {
+        up.args([listen, "127.0.0.1:0"]);
+    }
+    let mut up = up.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("kingpost up");
+    let mut lines = BufReader::new(up.stdout.take().unwrap()).lines();
+    let proxy = until("the address of the proxy", &mut lines, &cluster, |line| {
+        line.strip_prefix("proxy ")?.trim().rsplit(':').next()?.parse::<u16>().ok()
+    })
+    .await;
+    until("the cluster's start", &mut lines, &cluster, |line| (line == "ready").then_some(())).await;
+    let endpoint = Endpoint::new(proxy, &cluster);
+    let mut config = endpoint.config();
+    config.user("postgres").dbname("postgres");
+    let client = endpoint.connect_as(&config).await;
+    client.batch_execute("CREATE TABLE t (n int); INSERT INTO t VALUES (1)").await.unwrap();
+
+    let pid = std::fs::read_to_string(cluster.join("nodes/node1/postmaster.pid")).unwrap();
+    assert!(signal(pid.lines().next().unwrap().parse().unwrap(), 9));
+    let file = cluster.join("kingpost.toml").to_str().unwrap().to_owned();
+    let failed_over = async || {
+        let file = file.clone();
+        // The servers' processes end one by one: until then the primary may still answer.
+        let run = tokio::task::spawn_blocking(move || Kingpost::run(&["failover", "--config", &file]));
+        run.await.unwrap().status.success().then_some(())
+    };
+    wait_until("a failover", LONG, &cluster, failed_over).await;
+    let follows = |line: &str| line.starts_with("node1 follows node2").then_some(());
+    until("the former primary to come back", &mut lines, &cluster, follows).await;
+    // It is a replica like any other: it has what is written now, and reads are sent to it.
+    let client = endpoint.connect_as(&config).await;
+    client.batch_execute("INSERT INTO t VALUES (3)").await.unwrap();
+    let read = async {
+        while value(
+            &client,
+            "/* kingpost.route=replica */ SELECT pg_is_in_recovery() AND EXISTS (SELECT FROM t WHERE n = 3)",
+        )
+        .await
+            != "t"
+        {}
+    };
+    within("a read from it", LONG, &cluster, read).await;
+    assert!(signal(up.id().unwrap(), 2));
+    within("the end", LONG, &cluster, async { while lines.next_line().await.unwrap().is_some() {} }).await;
+    assert!(up.wait().await.unwrap().success());
+}
