@@ -30,6 +30,7 @@ mod registry_clients;
 mod registry_fire;
 mod registry_nodes;
 mod registry_safety;
+mod registry_source;
 mod relay;
 mod relay_failover;
 mod relay_life;

@@ -13,12 +13,14 @@ use crate::cli::{CheckArgs, ProxyArgs};
 use crate::config::{self, Config, LogFlags, Problem};
 use crate::console::Serving;
 use crate::error::Failure;
+use crate::registry::source::Source;
 use crate::run::{self, Running};
 use crate::upgrade::{self, Heir, Sockets, inherited};
 use crate::{logging, out, systemd};
 use proxy::Socket;
 use proxy::config::ProxyConfig;
 use proxy::console::Process;
+use topology::NodeConfig;
 
 /// Exit code after a second signal, as a shell reports a death by SIGINT.
 pub(crate) const INTERRUPTED: i32 = 130;
@@ -35,6 +37,11 @@ pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
     }
     if config.is_registry_only() {
         out::line(format_args!("{}: good, a registry", args.config.display()));
+        return Ok(());
+    }
+    if !config.cluster.from.urls.is_empty() {
+        let service = &config.cluster.from.service;
+        out::line(format_args!("{}: good, nodes from the registry's service {service:?}", args.config.display()));
         return Ok(());
     }
     let nodes = config.cluster.nodes.len();
@@ -80,6 +87,13 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
             return Err(Failure::config("--take-over needs proxy.upgrade_socket in the configuration"));
         }
     };
+    let mut source = match config.cluster.from.urls.is_empty() {
+        true => None,
+        false => Some(Source::start(&config.cluster.from).await?),
+    };
+    if let Some(source) = &mut source {
+        config.cluster.nodes = source.list();
+    }
     let topology = run::watch(&config, &runtime)?;
     if taken.is_some() {
         // The old process serves until this one can.
@@ -161,6 +175,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
                 // It has said in the log what was wrong.
                 let _ = reload(path, &mut config, &running);
             }
+            nodes = next_list(source.as_mut()) => relist(nodes, &mut config, &running),
             Some(order) = orders.recv() => match order {
                 Order::Reload(answer) => {
                     let result = reload(path, &mut config, &running);
@@ -289,9 +304,39 @@ impl Process for Operators {
     }
 }
 
+/// The next list of nodes from a registry; never, where there is none.
+async fn next_list(source: Option<&mut Source>) -> Vec<NodeConfig> {
+    if let Some(source) = source
+        && source.lists.changed().await.is_ok()
+    {
+        return source.list();
+    }
+    std::future::pending().await
+}
+
+/// Goes on with other nodes.
+fn relist(nodes: Vec<NodeConfig>, config: &mut Config, running: &Running) {
+    let before = std::mem::replace(&mut config.cluster.nodes, nodes);
+    if let Err(failure) = running.reload(config) {
+        tracing::error!("the registry's list of nodes is not used, the old one stays: {failure}");
+        config.cluster.nodes = before;
+    }
+}
+
 /// Reads the file again. Anything wrong with it: the running configuration stays.
 fn reload(path: &Path, config: &mut Config, running: &Running) -> Result<(), Failure> {
     let loaded = config::load(path).and_then(|loaded| loaded.accept(path));
+    let loaded = loaded.map(|(mut new, warnings)| {
+        if new.cluster.from != config.cluster.from {
+            tracing::warn!("changes of [cluster.from] take effect at the next start");
+            new.cluster.from = config.cluster.from.clone();
+        }
+        // They come from a registry.
+        if !new.cluster.from.urls.is_empty() || new.cluster.nodes.is_empty() {
+            new.cluster.nodes = config.cluster.nodes.clone();
+        }
+        (new, warnings)
+    });
     match loaded.and_then(|(new, warnings)| running.reload(&new).map(|()| (new, warnings))) {
         Ok((new, warnings)) => {
             warn(&warnings);

@@ -39,6 +39,8 @@ pub struct ClusterConfig {
     pub oracle_pace: Duration,
     /// The nodes. Which one is primary is found out, not configured.
     pub nodes: Vec<NodeConfig>,
+    /// Where the list of nodes comes from instead. Not looked at here: whoever starts a topology gives it the nodes.
+    pub from: RegistrySource,
     /// The relays whose word counts for commits that are to be durable on another host.
     pub relays: Vec<RelayConfig>,
 }
@@ -57,8 +59,49 @@ impl Default for ClusterConfig {
             lag_limit: Duration::from_secs(10),
             oracle_pace: Duration::from_millis(1),
             nodes: Vec::new(),
+            from: RegistrySource::default(),
             relays: Vec::new(),
         }
+    }
+}
+
+/// `[cluster.from]`: a registry that has the nodes as instances of a service.
+#[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RegistrySource {
+    /// `http://host:port` or `https://host:port` of its nodes, tried in turn; empty: the nodes are in this file.
+    pub urls: Vec<String>,
+    /// Namespace of the service.
+    pub namespace: String,
+    /// The service whose instances are the nodes.
+    pub service: String,
+    /// A token that may read there. Never written out.
+    #[serde(skip_serializing)]
+    pub token: Option<String>,
+    /// CAs of the registry's certificate, for `https://`; those of the system if not given.
+    pub ca_file: Option<PathBuf>,
+}
+
+impl Default for RegistrySource {
+    fn default() -> RegistrySource {
+        RegistrySource {
+            urls: Vec::new(),
+            namespace: "kingpost".into(),
+            service: "postgres".into(),
+            token: None,
+            ca_file: None,
+        }
+    }
+}
+
+impl fmt::Debug for RegistrySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegistrySource")
+            .field("urls", &self.urls)
+            .field("namespace", &self.namespace)
+            .field("service", &self.service)
+            .field("ca_file", &self.ca_file)
+            .finish_non_exhaustive()
     }
 }
 
@@ -147,6 +190,7 @@ impl fmt::Debug for ClusterConfig {
             .field("lag_limit", &self.lag_limit)
             .field("oracle_pace", &self.oracle_pace)
             .field("nodes", &self.nodes)
+            .field("from", &self.from)
             .field("relays", &self.relays)
             .finish_non_exhaustive()
     }
@@ -213,7 +257,8 @@ pub enum StartError {
 }
 
 /// Most nodes of a cluster, counted with removed ones.
-pub(crate) const MOST_NODES: usize = 1024;
+/// Most nodes of a cluster, counted with those removed since the start.
+pub const MOST_NODES: usize = 1024;
 
 impl ClusterConfig {
     /// Reads the files of `tls`; None if there is to be no TLS.

@@ -129,6 +129,8 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
     // Anything the topology refuses that was not found above.
     if proxy
         && !findings.0.iter().any(|finding| finding.path.starts_with("cluster"))
+        // Of a registry's list nothing is known yet.
+        && config.cluster.from.urls.is_empty()
         && let Err(error) = config.cluster.validate()
     {
         findings.error("cluster", error.to_string());
@@ -143,8 +145,12 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
 
 fn check_cluster(config: &Config, findings: &mut Findings) {
     let nodes = &config.cluster.nodes;
-    if nodes.is_empty() {
+    let from = &config.cluster.from;
+    if nodes.is_empty() && from.urls.is_empty() {
         findings.error("cluster.nodes", "found no node, expected at least one [[cluster.nodes]]");
+    }
+    if !from.urls.is_empty() {
+        check_source(config, findings);
     }
     findings.unique("cluster.nodes", ".name", nodes.iter().map(|node| node.name.as_str()));
     findings.unique("cluster.nodes", ".address", nodes.iter().map(|node| node.address.as_str()));
@@ -157,6 +163,7 @@ fn check_cluster(config: &Config, findings: &mut Findings) {
         findings.warn("cluster.nodes", "every node has weight 0: no replica will get reads");
     }
     if let Some(zone) = &config.proxy.zone
+        && from.urls.is_empty()
         && !nodes.iter().any(|node| node.zone.as_ref() == Some(zone))
     {
         findings.warn("proxy.zone", format!("found {zone:?}, which is the zone of no node"));
@@ -166,6 +173,33 @@ fn check_cluster(config: &Config, findings: &mut Findings) {
     }
     if config.cluster.database.is_empty() {
         findings.error("cluster.database", "found \"\", expected the name of a database");
+    }
+}
+
+/// `[cluster.from]`.
+fn check_source(config: &Config, findings: &mut Findings) {
+    let from = &config.cluster.from;
+    if !config.cluster.nodes.is_empty() {
+        findings.error("cluster.from", "there are [[cluster.nodes]], too: expected one of the two");
+    }
+    for (index, url) in from.urls.iter().enumerate() {
+        let key = format!("cluster.from.urls[{index}]");
+        match crate::registry::Remote::new(url, None) {
+            Err(_) => findings.error(key, format!("found {url:?}, expected http://host:port or https://host:port")),
+            Ok(remote) if from.token.is_some() && !remote.is_private() => {
+                findings.warn(key, "the token crosses the network in clear: https:// would hide it");
+            }
+            Ok(_) => {}
+        }
+    }
+    let named = ::registry::NamespaceName::new(&from.namespace);
+    match &named {
+        Err(error) => findings.error("cluster.from.namespace", error.to_string()),
+        Ok(namespace) => {
+            if let Err(error) = ::registry::ServiceKey::new(namespace, &from.service) {
+                findings.error("cluster.from.service", error.to_string());
+            }
+        }
     }
 }
 

@@ -56,7 +56,10 @@ pub(crate) struct Config {
 impl Config {
     /// Whether it says something of a relay and nothing of a proxy: then nothing need be said of one.
     pub(crate) fn is_relay_only(&self) -> bool {
-        self.relay != RelayConfig::default() && self.cluster.nodes.is_empty() && self.proxy.users.is_empty()
+        self.relay != RelayConfig::default()
+            && self.cluster.nodes.is_empty()
+            && self.cluster.from.urls.is_empty()
+            && self.proxy.users.is_empty()
     }
 
     /// Whether it says something of a registry and nothing of a proxy: then nothing need be said of one.

@@ -245,7 +245,16 @@ const CLUSTER: &[Key] = &[
     key("lag_limit", POSITIVE),
     key("oracle_pace", POSITIVE),
     key("nodes", Kind::Tables(NODE)),
+    key("from", Kind::Table(CLUSTER_FROM)),
     key("relays", Kind::Tables(CLUSTER_RELAY)),
+];
+
+const CLUSTER_FROM: &[Key] = &[
+    key("urls", Kind::Texts),
+    key("namespace", Kind::Text),
+    key("service", Kind::Text),
+    key("token", Kind::Secret),
+    key("ca_file", Kind::Text),
 ];
 
 const CLUSTER_RELAY: &[Key] = &[

@@ -71,6 +71,15 @@ fn golden_messages() {
                 "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, relay, failover, registry, console, metrics, log",
             ],
         ),
+        // Nodes from a registry.
+        (
+            "[proxy]\nauth = \"trust\"\n[cluster.from]\nurls = [\"127.0.0.1\", \"http://10.0.0.1:8632\"]\ntoken = \"t\"\nservice = \"\"\n",
+            &[
+                "k.toml:4:9: cluster.from.urls[0]: found \"127.0.0.1\", expected http://host:port or https://host:port",
+                "k.toml:4:22: warning: cluster.from.urls[1]: the token crosses the network in clear: https:// would hide it",
+                "k.toml:6:11: cluster.from.service: service name is missing",
+            ],
+        ),
         (
             "",
             &[
@@ -370,6 +379,7 @@ fn the_schema_is_that_of_the_types() {
         (&["cluster"], known::<ClusterConfig>(&[])),
         (&["cluster", "nodes"], known::<topology::NodeConfig>(&[])),
         (&["cluster", "relays"], known::<topology::RelayConfig>(&[])),
+        (&["cluster", "from"], known::<topology::RegistrySource>(&[])),
         (&["relay"], known::<RelayConfig>(&[])),
         (&["relay", "tls"], known::<tls::ListenConfig>(&[])),
         (&["relay", "upstream", "tls"], known::<tls::ConnectConfig>(&[])),

@@ -58,6 +58,11 @@ impl Remote {
         Ok(Remote { address: address.to_owned(), token, is_secure, tls: None })
     }
 
+    /// Whether nobody on the way can read what is said: over TLS, or within this machine.
+    pub(crate) fn is_private(&self) -> bool {
+        self.is_secure || crate::config::is_loopback(&self.address)
+    }
+
     /// With the files for TLS; nothing of them is read for an `http://` address.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ mod http;
 mod import;
 pub(crate) mod nodes;
 pub(crate) mod run;
+pub(crate) mod source;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,0 +1,183 @@
+//! Where a proxy's list of servers comes from when it is not in the file: a service in a registry. Only the list: who is primary,
+//! who is alive and how far everybody is, the topology finds out by itself, as always.
+
+use std::time::Duration;
+
+use hyper::Method;
+use serde_json::Value;
+use tokio::sync::watch;
+use topology::{MOST_NODES, NodeConfig, RegistrySource};
+
+use super::http::{Remote, segment};
+use crate::error::Failure;
+
+/// A request waits at the registry for so long until something has changed.
+const WAIT: &str = "20s";
+/// Between two attempts while no registry answers.
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+/// A proxy that starts waits for so long for the first list.
+const FIRST: Duration = Duration::from_secs(30);
+
+/// A list that is kept up to date, until it is dropped.
+pub(crate) struct Source {
+    pub(crate) lists: watch::Receiver<Vec<NodeConfig>>,
+    task: tokio::task::AbortHandle,
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Source {
+    /// The list as it is now, and whatever it becomes.
+    ///
+    /// # Errors
+    /// No registry has given a list in time, or an address or file is not usable.
+    pub(crate) async fn start(from: &RegistrySource) -> Result<Source, Failure> {
+        let asked = Asked::new(from)?;
+        let (list, lists) = watch::channel(Vec::new());
+        let task = tokio::spawn(follow(asked, list)).abort_handle();
+        let mut source = Source { lists, task };
+        let first = tokio::time::timeout(FIRST, source.lists.changed()).await;
+        if !matches!(first, Ok(Ok(()))) {
+            let (service, seconds) = (&from.service, FIRST.as_secs());
+            let text = format!("no registry of cluster.from has named the nodes of {service:?} within {seconds} s");
+            return Err(Failure::runtime(text).advise("the log says what each of them answered"));
+        }
+        Ok(source)
+    }
+
+    /// As it was last.
+    pub(crate) fn list(&mut self) -> Vec<NodeConfig> {
+        self.lists.borrow_and_update().clone()
+    }
+}
+
+struct Asked {
+    remotes: Vec<Remote>,
+    path: String,
+}
+
+impl Asked {
+    fn new(from: &RegistrySource) -> Result<Asked, Failure> {
+        let remote = |url: &String| Remote::new(url, from.token.clone())?.secured(from.ca_file.as_deref(), None, None);
+        let remotes = from.urls.iter().map(remote).collect::<Result<_, Failure>>()?;
+        let path = format!("/v1/namespaces/{}/services/{}/instances", segment(&from.namespace), segment(&from.service));
+        Ok(Asked { remotes, path })
+    }
+}
+
+/// Asks one registry until it does not answer, and then the next.
+async fn follow(asked: Asked, list: watch::Sender<Vec<NodeConfig>>) {
+    let mut revision = None;
+    let mut pause = PAUSE;
+    for remote in asked.remotes.iter().cycle() {
+        loop {
+            // Revisions of another node on the same store are the same numbers; those of another store are not, and then its
+            // whole answer comes at once.
+            let path = match revision {
+                Some(revision) => format!("{}?after={revision}&wait={WAIT}", asked.path),
+                None => asked.path.clone(),
+            };
+            match remote.ask(Method::GET, &path, None).await {
+                Ok(answer) => {
+                    pause = PAUSE;
+                    revision = answer["revision"].as_u64();
+                    take(nodes(&answer), &list);
+                    if revision.is_none() {
+                        break;
+                    }
+                }
+                Err(failure) => {
+                    tracing::warn!("the cluster's nodes stay as they are: {failure}");
+                    break;
+                }
+            }
+        }
+        revision = None;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// An empty list is never believed: a registry that has lost everything must not take the servers away.
+fn take(nodes: Vec<NodeConfig>, list: &watch::Sender<Vec<NodeConfig>>) {
+    if nodes.is_empty() {
+        tracing::warn!("the registry names no node of the cluster: the list stays as it is");
+        return;
+    }
+    list.send_if_modified(|before| {
+        let differs = *before != nodes;
+        if differs {
+            let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+            tracing::info!(nodes = names.join(", "), "the registry names the cluster's nodes");
+            *before = nodes;
+        }
+        differs
+    });
+}
+
+/// The instances that can be nodes, by name. Health is not asked: a server that a registry cannot reach, this proxy may. Who is
+/// isolated is no node.
+fn nodes(answer: &Value) -> Vec<NodeConfig> {
+    let instances = answer["instances"].as_array().into_iter().flatten();
+    let mut nodes: Vec<NodeConfig> =
+        instances.filter(|instance| instance["isolate"] != true).filter_map(node).collect();
+    nodes.sort_by(|a, b| a.name.cmp(&b.name));
+    nodes.truncate(MOST_NODES);
+    nodes
+}
+
+fn node(instance: &Value) -> Option<NodeConfig> {
+    let host = instance["host"].as_str().filter(|host| !host.is_empty())?;
+    let port = instance["port"].as_u64().filter(|port| (1..=65_535).contains(port))?;
+    let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    let weight = instance["weight"].as_u64().unwrap_or(100);
+    Some(NodeConfig {
+        name: instance["id"].as_str()?.to_owned(),
+        address,
+        weight: u32::try_from(weight).unwrap_or(u32::MAX),
+        zone: instance["location"]["zone"].as_str().filter(|zone| !zone.is_empty()).map(str::to_owned),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn instances_become_nodes() {
+        let answer = json!({ "revision": 7, "instances": [
+            { "id": "b", "host": "10.0.0.2", "port": 5432, "weight": 50, "health": "critical", "location": { "zone": "z1" } },
+            { "id": "a", "host": "::1", "port": 5433 },
+            { "id": "isolated", "host": "10.0.0.3", "port": 5432, "isolate": true },
+            { "id": "no-port", "host": "10.0.0.4", "port": 0 },
+            { "id": "no-host", "port": 1 },
+        ]});
+        let shown: Vec<_> =
+            nodes(&answer).into_iter().map(|node| (node.name, node.address, node.weight, node.zone)).collect();
+        let expected = [
+            ("a".to_owned(), "[::1]:5433".to_owned(), 100, None),
+            ("b".to_owned(), "10.0.0.2:5432".to_owned(), 50, Some("z1".to_owned())),
+        ];
+        assert_eq!(shown, expected);
+        assert!(nodes(&json!({})).is_empty());
+    }
+
+    #[test]
+    fn an_empty_list_is_not_believed_and_the_same_one_is_no_news() {
+        let (list, mut lists) = watch::channel(Vec::new());
+        let some = || nodes(&json!({ "instances": [{ "id": "a", "host": "h", "port": 1 }] }));
+        take(some(), &list);
+        assert!(lists.has_changed().unwrap());
+        lists.borrow_and_update();
+        take(some(), &list);
+        take(Vec::new(), &list);
+        assert!(!lists.has_changed().unwrap() && lists.borrow().len() == 1);
+    }
+}
