@@ -178,6 +178,7 @@ fn runs_until_down_and_survives_a_kill() {
     let wanted = serde_json::json!([
         { "service": "postgres", "instances": 3, "usable": 3 },
         { "service": "proxy", "instances": 1, "usable": 1 },
+        { "service": "relay", "instances": 1, "usable": 1 },
     ]);
     wait_until("all nodes to be registered", || status(&scratch)["registered"] == wanted);
     let registry = seen["registry"].as_str().unwrap();

@@ -358,7 +358,7 @@ def session_settings():
 @check
 def many_sessions_with_settings_of_their_own():
     # More than there are server connections: none of them keeps one for what it has set.
-    zones = ["UTC", "Asia/Tokyo", "America/New_York", "Europe/Berlin"]
+    zones = ["Australia/Sydney", "Asia/Tokyo", "America/New_York", "Europe/Berlin"]
     connections = [connect(autocommit=True) for _ in range(12)]
     for number, conn in enumerate(connections):
         conn.execute(f"SET application_name = 'session {number}'")

@@ -79,7 +79,9 @@ impl Core {
         self.pools[server.pool].nodes[usize::from(server.node.0)].busy -= 1;
         // Half a message was sent: nothing else can follow it. Or half of an implicit transaction: the Sync that would end it would
         // commit it, the end of the connection rolls it back.
-        let half_done = server.in_unit && server.status == Status::Idle && (server.wrote || server.committing);
+        // (A transaction that is open may have ended by then, if a unit before it has not been answered.)
+        let may_be_alone = server.status == Status::Idle || server.expect.iter().any(Expect::ends_unit);
+        let half_done = server.in_unit && may_be_alone && (server.wrote || server.committing);
         if half_sent || half_done {
             let p = server.pool;
             // No Terminate either: it would complete the message.
