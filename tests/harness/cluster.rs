@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::certs::Pair;
 use crate::node::Node;
-use crate::run::new_dir;
+use crate::run::{Files, new_dir};
 use crate::wait::{SOON, wait_until};
 
 /// One primary and replicas that stream from it; all ended when dropped.
@@ -14,6 +14,7 @@ pub struct Cluster {
     dir: PathBuf,
     nodes: Vec<Node>,
     settings: Vec<(String, String)>,
+    _files: Files,
 }
 
 /// What a [`Cluster`] should be.
@@ -87,7 +88,7 @@ impl ClusterBuilder {
         for node in &nodes {
             node.wait_ready().await;
         }
-        let cluster = Cluster { dir, nodes, settings };
+        let cluster = Cluster { _files: Files(dir.clone()), dir, nodes, settings };
         cluster.wait_streaming(&cluster.nodes[0], self.replicas).await;
         cluster
     }

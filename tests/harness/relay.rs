@@ -11,7 +11,7 @@ use crate::kingpost::{kingpost_bin, set};
 use crate::metrics::Metrics;
 use crate::port::Port;
 use crate::process::{Process, RunAs, command, server_user};
-use crate::run::{new_dir, unique};
+use crate::run::{Files, new_dir, unique};
 use crate::template::run;
 use crate::wait::{SOON, wait_until};
 
@@ -26,6 +26,7 @@ pub struct Relay {
     config_path: PathBuf,
     config: Table,
     process: Option<Process>,
+    _files: Files,
 }
 
 impl Relay {
@@ -59,7 +60,7 @@ impl Relay {
         }
         let config_path = cluster.dir().join(format!("{name}.toml"));
         let logs = cluster.dir().to_owned();
-        Relay { name, dir, logs, port, metrics_port, config_path, config, process: None }
+        Relay { name, dir, logs, port, metrics_port, config_path, config, process: None, _files: Files(parent) }
     }
 
     /// A relay that follows whichever of the cluster's nodes is the primary, and reaches node `index` of them at

@@ -72,6 +72,21 @@ pub fn new_dir(what: &str) -> PathBuf {
     dir
 }
 
+/// A directory that goes with its owner, unless a test is failing: a run of all tests would take 16 GB otherwise.
+///
+/// In a struct it is the last field: what writes there ends first.
+#[derive(Debug)]
+pub(crate) struct Files(pub PathBuf);
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // What cannot be removed now the watchdog removes.
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
 /// A number that no other call in this process returns; for names of tables, markers and the like.
 pub fn unique() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
