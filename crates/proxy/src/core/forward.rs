@@ -461,7 +461,10 @@ impl Core {
                     statement.clone()
                 };
                 self.prepare(s, &statement);
-                if described && !self.servers[s].is_described(&statement) && statement.shape.get().is_some() {
+                let told = described && statement.shape.get().is_some();
+                // (In a failed transaction it would only say so too early.)
+                let server = &self.servers[s];
+                if told && !server.is_described(&statement) && server.status != message::Status::Failed {
                     // The client relies on what it was told of the columns: another Parse may have given others.
                     self.send(s, |out| {
                         message::describe_statement(out, statement.name().as_bytes());
