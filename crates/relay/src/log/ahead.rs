@@ -71,7 +71,14 @@ impl Log {
         });
         match made {
             Ok(file) => {
-                files::rename_durably(&unfinished, &path)?;
+                let named = files::rename_durably(&unfinished, &path);
+                #[cfg(test)]
+                let named = named.and_then(|()| self.faults.name().map_err(failed("sync the directory of", &path)));
+                if let Err(error) = named {
+                    // Whether its name is durable is not known: the next attempt makes it anew, and must not find it.
+                    let _ = std::fs::remove_file(&path);
+                    return Err(error);
+                }
                 Ok(Arc::new(file))
             }
             Err(error) => {

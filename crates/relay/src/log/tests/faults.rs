@@ -1,6 +1,6 @@
 //! Disks that are full or fail.
 
-use super::super::{AppendError, MAX_UNFLUSHED};
+use super::super::{AppendError, MAX_UNFLUSHED, Segment};
 use super::*;
 
 #[test]
@@ -84,4 +84,18 @@ fn what_is_not_flushed_is_bounded() {
         appended.unwrap();
     });
     writer.flush().unwrap();
+}
+
+#[test]
+fn a_segment_whose_name_may_not_last_is_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_writer, log) = open(dir.path()).unwrap();
+    let segment = Segment { number: 1000, timeline: Timeline(1) };
+    log.faults.no_name.store(true, Ordering::SeqCst);
+    for _ in 0..2 {
+        let error = log.create_segment(segment).unwrap_err();
+        assert!(error.to_string().contains("sync the directory"), "{error}");
+    }
+    log.faults.no_name.store(false, Ordering::SeqCst);
+    log.create_segment(segment).unwrap();
 }

@@ -26,11 +26,16 @@ use synthetic::Wal;
 pub(super) struct Faults {
     pub(super) no_room: AtomicBool,
     pub(super) no_flush: AtomicBool,
+    pub(super) no_name: AtomicBool,
 }
 
 impl Faults {
     pub(super) fn room(&self) -> io::Result<()> {
         if self.no_room.load(Ordering::SeqCst) { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+    }
+
+    pub(super) fn name(&self) -> io::Result<()> {
+        if self.no_name.load(Ordering::SeqCst) { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
     }
 
     pub(super) fn sync(&self) -> io::Result<()> {
