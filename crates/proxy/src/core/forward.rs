@@ -451,15 +451,11 @@ impl Core {
                     return Some(ServerName::Outdated);
                 };
                 let outdated = statement.outdated.load(Ordering::Relaxed);
-                let has = self.servers[s].prepared.contains_key(&statement.id);
-                if outdated && described && !has {
+                if outdated && described {
+                    // Servers have described it in two ways. Which of them this client was told is not kept.
                     return Some(ServerName::Outdated);
                 }
-                let statement = if outdated && !described {
-                    self.up_to_date(c, name, statement.clone())
-                } else {
-                    statement.clone()
-                };
+                let statement = if outdated { self.up_to_date(c, name, statement.clone()) } else { statement.clone() };
                 self.prepare(s, &statement);
                 let told = described && statement.shape.get().is_some();
                 // (In a failed transaction it would only say so too early.)
