@@ -71,6 +71,14 @@ const SLOT_OF_PEER: u32 = (1 << PEER_SLOT_BITS) - 1;
 /// Ends the secret of a request that one peer passes on to another, which passes it on to nobody.
 const PASSED_ON: u8 = 0xff;
 
+/// The secret as it was given, and whether a peer has passed it on: then it is a byte longer than either length of key.
+pub(super) fn passed_on(secret: &[u8]) -> (&[u8], bool) {
+    match secret {
+        [secret @ .., _] if matches!(secret.len(), 4 | 32) => (secret, true),
+        _ => (secret, false),
+    }
+}
+
 impl Core {
     /// What a client presents to have its statement cancelled.
     pub(super) fn cancel_key(&self, c: usize, version: u32) -> (u32, Vec<u8>) {
@@ -126,22 +134,20 @@ impl Core {
         }
     }
 
-    /// A request of whoever connected for it goes to the proxy that its key is of. None: to this one; with the secret as it
-    /// was given.
-    pub(super) fn pass_on_cancel(&mut self, pid: u32, secret: &[u8], requester: Token) -> Option<()> {
-        let passed_on = matches!(secret.len(), 5 | 33);
-        if self.settings.peer == 0 || passed_on || peer_of(pid) == self.settings.peer {
-            return None;
+    /// A request of whoever connected for it goes to the proxy that its key is of. False if that is this one.
+    pub(super) fn pass_on_cancel(&mut self, pid: u32, secret: &[u8], requester: Token) -> bool {
+        if self.settings.peer == 0 || peer_of(pid) == self.settings.peer {
+            return false;
         }
         let Some(address) = self.settings.peers.get(&peer_of(pid)).cloned() else {
             self.metrics.cancels_unknown.add(1);
             self.tell_requester(self.id, requester);
-            return Some(());
+            return true;
         };
         self.metrics.cancels_passed_on.add(1);
         let secret = [secret, &[PASSED_ON]].concat();
         self.connect_cancel(address, None, pid, secret, Some((self.id, requester)));
-        Some(())
+        true
     }
 
     fn connect_cancel(

@@ -226,9 +226,9 @@ impl Core {
             }
         }
         if class.flags.has(Flags::SCHEMA) {
-            server.alters = true;
-            server.alters_openly |= class.flags.has(Flags::DDL);
-            self.schema_changes(class.flags.has(Flags::DDL));
+            let openly = class.flags.has(Flags::DDL);
+            server.alters = Some(openly || server.alters == Some(true));
+            self.shared.registry.schema_changes(self.now, openly);
         }
         let server = &mut self.servers[s];
         // Which statements it has is not known until this has answered.
@@ -308,12 +308,8 @@ impl Core {
             prepared.parsing.push_back(name.into());
             self.make_room(s);
         }
-        let server = &mut self.servers[s];
-        server.keep(statement.id);
-        self.metrics.prepares.add(1);
-        self.send(s, |out| message::parse(out, statement.name().as_bytes(), text, types));
         let parsed = if taken { Parsed::Doomed } else { Parsed::Named };
-        self.servers[s].owe(Expect::Parse { statement, parsed });
+        self.send_parse(s, &statement, Expect::Parse { statement: statement.clone(), parsed });
         Step::Used(frame.total())
     }
 
@@ -557,11 +553,7 @@ impl Core {
             return self.answer(c, s, b'1', || Undo::Nothing);
         }
         self.make_room(s);
-        let server = &mut self.servers[s];
-        server.keep(statement.id);
-        self.metrics.prepares.add(1);
-        self.send(s, |out| message::parse(out, statement.name().as_bytes(), &statement.text, &statement.types));
-        self.servers[s].owe(Expect::Parse { statement: statement.clone(), parsed: Parsed::Shared });
+        self.send_parse(s, statement, Expect::Parse { statement: statement.clone(), parsed: Parsed::Shared });
     }
 
     /// Stands for the cluster's schema, as far as this process knows of changes.
@@ -569,11 +561,11 @@ impl Core {
         self.shared.registry.schema()
     }
 
-    /// The schema is being changed, or may have been.
-    ///
-    /// `openly`: by a statement that says so. Every Parse after it is a fresh one, as it would be without the proxy.
-    pub(super) fn schema_changes(&self, openly: bool) {
-        self.shared.registry.schema_changes(self.now, openly);
+    /// What this server's client has changed of the schema, if it has, may have been committed.
+    pub(super) fn settle_schema(&mut self, s: usize) {
+        if let Some(openly) = self.servers[s].alters.take() {
+            self.shared.registry.schema_changes(self.now, openly);
+        }
     }
 
     /// Makes sure that the server has, or will have, this statement under its own name.
@@ -585,10 +577,15 @@ impl Core {
             return;
         }
         self.make_room(s);
+        self.send_parse(s, statement, Expect::ParseOwn { statement: statement.clone(), named: true });
+    }
+
+    /// Has the server parse a statement under its own name, for which there is room.
+    fn send_parse(&mut self, s: usize, statement: &Statement, expect: Expect) {
         self.servers[s].keep(statement.id);
         self.metrics.prepares.add(1);
         self.send(s, |out| message::parse(out, statement.name().as_bytes(), &statement.text, &statement.types));
-        self.servers[s].owe(Expect::ParseOwn { statement: statement.clone(), named: true });
+        self.servers[s].owe(expect);
     }
 
     /// Closes the statement that this server connection has not used for longest, if it has as many as it may.

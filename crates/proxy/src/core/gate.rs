@@ -213,7 +213,7 @@ impl Core {
                 degraded: settings.relays == 0 || (settings.degrade && self.is_degraded(settings.relays)),
                 lazy,
             };
-            match fate(gate.state, known) {
+            let (gate, target) = match fate(gate.state, known) {
                 Fate::Stay => return,
                 Fate::Pass => {
                     let waited = self.now.saturating_duration_since(gate.since).as_micros() as u64;
@@ -223,16 +223,9 @@ impl Core {
                     }
                     self.clients[c].output.open_gate();
                     self.tell(c, |_| {});
+                    continue;
                 }
-                Fate::Ask(ticket) => {
-                    if self.wait_at(token, gate, Ok(ticket), settings.relays) {
-                        return;
-                    }
-                    if may_close {
-                        return self.give_up_gate(c, "too many commits wait");
-                    }
-                    return self.put_off(token);
-                }
+                Fate::Ask(ticket) => (gate, Ok(ticket)),
                 Fate::Again => {
                     let topology = &self.shared.topology;
                     topology.want_flush();
@@ -240,6 +233,7 @@ impl Core {
                     if let Some(gate) = self.clients[c].output.first_gate_mut() {
                         *gate = Gate { state, queued: false, ..*gate };
                     }
+                    continue;
                 }
                 Fate::Wait(lsn) => {
                     let state = State::At(lsn, self.durable.term);
@@ -253,17 +247,18 @@ impl Core {
                     if let Some(first) = self.clients[c].output.first_gate_mut() {
                         *first = gate;
                     }
-                    if self.wait_at(token, gate, Err(lsn), settings.relays) {
-                        return;
-                    }
-                    if may_close {
-                        return self.give_up_gate(c, "too many commits wait");
-                    }
-                    return self.put_off(token);
+                    (gate, Err(lsn))
                 }
                 Fate::Unknown if may_close => return self.give_up_gate(c, "the primary was replaced"),
                 Fate::Unknown => return self.put_off(token),
+            };
+            if self.wait_at(token, gate, target, settings.relays) {
+                return;
             }
+            if may_close {
+                return self.give_up_gate(c, "too many commits wait");
+            }
+            return self.put_off(token);
         }
         let client = &self.clients[c];
         if may_close && self.draining && client.server.is_none() && client.lane.is_none() {
@@ -360,8 +355,10 @@ impl Core {
         if let Some(held) = &mut self.held {
             held.durable.iter_mut().for_each(|waiters| *waiters = None);
         }
-        let gated: Vec<usize> = self.clients.iter().map(|(_, client)| client.token.index()).collect();
-        gated.into_iter().for_each(|c| self.unqueue(c));
+        // They are not in the heap any more.
+        for gate in self.clients.iter_mut().filter_map(|(_, client)| client.output.first_gate_mut()) {
+            gate.queued = false;
+        }
         self.review_gates();
     }
 

@@ -511,10 +511,10 @@ impl Core {
         let requester = client.token;
         self.no_longer_logging_in(c);
         self.clients[c].phase = Phase::Cancelling;
-        if self.pass_on_cancel(pid, secret, requester).is_some() {
+        let (secret, passed_on) = super::cancel::passed_on(secret);
+        if !passed_on && self.pass_on_cancel(pid, secret, requester) {
             return;
         }
-        let secret = if matches!(secret.len(), 5 | 33) { &secret[..secret.len() - 1] } else { secret };
         if to == self.id {
             self.cancel(pid, secret, self.id, requester);
         } else if to < self.shared.workers {

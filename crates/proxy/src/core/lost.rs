@@ -132,14 +132,11 @@ impl Core {
         server.committing = false;
         server.sets.undo();
         server.sets.end();
-        let alters = server.take_alters();
         let (open, reset) = (server.status != Status::Idle, std::mem::take(&mut server.reset));
         if reset {
             server.params = Applied::These(self.no_params.clone());
         }
-        if let Some(openly) = alters {
-            self.schema_changes(openly);
-        }
+        self.settle_schema(s);
         if open {
             self.own_query(s, "ROLLBACK");
         }

@@ -208,7 +208,7 @@ impl Core {
         }
     }
 
-    /// How a pool's connections commit was said when they were opened: with other settings they go.
+    /// What a pool's connections were opened with does not hold any more: they go.
     pub(super) fn retire_all(&mut self, p: usize) {
         for (_, server) in self.servers.iter_mut().filter(|(_, server)| server.pool == p) {
             server.retire = true;
@@ -218,17 +218,18 @@ impl Core {
     pub(super) fn apply_to_pools(&mut self) {
         for p in 0..self.pools.len() {
             let pool = &mut self.pools[p];
+            let mut outdated = false;
             if let Some(database) = self.settings.database(&pool.key.database) {
                 if pool.database.dbname != database.dbname {
                     pool.greetings.clear();
-                    for (_, server) in self.servers.iter_mut().filter(|(_, server)| server.pool == p) {
-                        server.retire = true;
-                    }
+                    outdated = true;
                 }
                 pool.database = database.clone();
             }
             let gate = self.settings.gate(&pool.key.database, &pool.key.user);
-            if std::mem::replace(&mut pool.gate, gate).relays.min(1) != gate.relays.min(1) {
+            // How they commit was said when they were opened, too.
+            outdated |= std::mem::replace(&mut pool.gate, gate).relays.min(1) != gate.relays.min(1);
+            if outdated {
                 self.retire_all(p);
             }
             let pool = &self.pools[p];
@@ -680,11 +681,9 @@ impl Core {
 
     /// Forgets a server connection that no client has.
     pub(super) fn drop_server(&mut self, s: usize) {
+        self.settle_schema(s);
         let mut server = self.servers.remove(s);
         debug_assert!(server.client.is_none());
-        if let Some(openly) = server.take_alters() {
-            self.schema_changes(openly);
-        }
         let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
         if !matches!(server.phase, ServerPhase::Ready) {
             place.connecting = place.connecting.saturating_sub(1);

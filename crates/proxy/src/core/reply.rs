@@ -10,6 +10,7 @@ use wire::{Frame, HEADER, Sqlstate};
 use super::client::{Aborted, Again, Phase, Unit};
 use super::forward::MOST_EXPECTED;
 use super::server::{Expect, Kept, Parsed, ServerPhase, Undo};
+use super::statement::Statement;
 use super::statistics;
 use super::{Core, HOLD_MAX, SMALL_MAX};
 use crate::config::PoolMode;
@@ -244,8 +245,6 @@ impl Core {
         let own = matches!(server.expect.front(), Some(Expect::Setup));
         let unheard = own || server.discard || server.client.is_none();
         let verdict = if unheard { Verdict::Swallow } else { Verdict::Forward };
-        let behind = matches!(tag, b'T' | b'n') && self.is_replica(s);
-        let server = &mut self.servers[s];
         match tag {
             b'D' | b'd' | b'c' | b'H' | b'V' => {}
             b't' if matches!(server.expect.front(), Some(Expect::DescribeOwn(_))) => return Verdict::Swallow,
@@ -256,25 +255,10 @@ impl Core {
                 }
             }
             b'T' | b'n' => match server.expect.front() {
-                Some(Expect::Describe(statement, schema)) => {
-                    let parameters = std::mem::take(&mut server.describing);
-                    // A replica may not have heard of a change yet.
-                    let recent = behind && self.shared.registry.has_changed_lately(self.now);
-                    if let Some(statement) = statement {
-                        let (statement, schema) = (statement.clone(), *schema);
-                        if !statement.is_described_as(tag, data) {
-                            statement.outdated.store(true, Ordering::Relaxed);
-                        } else {
-                            server.has_described(&statement);
-                            if whole && !parameters.is_empty() && !recent {
-                                let mut messages = Vec::with_capacity(parameters.len() + data.len() + 2 * HEADER);
-                                message::message(&mut messages, b't', |out| out.extend_from_slice(&parameters));
-                                message::message(&mut messages, tag, |out| out.extend_from_slice(data));
-                                statement.note_described(messages, self.now, schema);
-                            }
-                        }
+                Some(Expect::Describe(_, _)) => {
+                    if let Some(Expect::Describe(Some(statement), schema)) = server.settled() {
+                        self.described(s, &statement, schema, tag, data, whole);
                     }
-                    server.settled();
                 }
                 Some(Expect::DescribeOwn(statement)) => {
                     let statement = statement.clone();
@@ -418,6 +402,24 @@ impl Core {
             (true, _) => Verdict::SwallowReady,
             (false, true) => Verdict::NotBegun,
             (false, false) => Verdict::Ready,
+        }
+    }
+
+    /// The second part of a server's answer to a client's Describe of a statement, all of it or its beginning: what the columns are.
+    fn described(&mut self, s: usize, statement: &Statement, schema: u64, tag: u8, data: &[u8], whole: bool) {
+        let server = &mut self.servers[s];
+        let parameters = std::mem::take(&mut server.describing);
+        if !statement.is_described_as(tag, data) {
+            return statement.outdated.store(true, Ordering::Relaxed);
+        }
+        server.has_described(statement);
+        // A replica may not have heard of a change yet.
+        let behind = || self.is_replica(s) && self.shared.registry.has_changed_lately(self.now);
+        if whole && !parameters.is_empty() && !behind() {
+            let mut messages = Vec::with_capacity(parameters.len() + data.len() + 2 * HEADER);
+            message::message(&mut messages, b't', |out| out.extend_from_slice(&parameters));
+            message::message(&mut messages, tag, |out| out.extend_from_slice(data));
+            statement.note_described(messages, self.now, schema);
         }
     }
 
@@ -603,8 +605,8 @@ impl Core {
             return self.replay(c, s);
         }
         let idle = server.status == Status::Idle;
-        if idle && let Some(openly) = server.take_alters() {
-            self.schema_changes(openly);
+        if idle {
+            self.settle_schema(s);
         }
         let server = &mut self.servers[s];
         let done = server.expect.is_empty();

@@ -86,10 +86,8 @@ pub(crate) struct Server {
     pub(super) params: Applied,
     /// What its client does to them.
     pub(super) sets: Sets,
-    /// Its client changes the schema.
-    pub(super) alters: bool,
-    /// It does so by a statement that says so.
-    pub(super) alters_openly: bool,
+    /// Its client changes the schema; true: by a statement that says so.
+    pub(super) alters: Option<bool>,
     /// The first part of the answer to a Describe.
     pub(super) describing: Vec<u8>,
     /// What it said of its parameters.
@@ -270,8 +268,7 @@ impl Server {
             clock: 0,
             params: Applied::These(params),
             sets: Sets::default(),
-            alters: false,
-            alters_openly: false,
+            alters: None,
             describing: Vec::new(),
             reported: Vec::new(),
             setup_error: None,
@@ -304,12 +301,6 @@ impl Server {
             }
         }
         self.expect.push_back(expect);
-    }
-
-    /// Its client has changed the schema, if it did: what that was, if so. From then on it has not.
-    pub(super) fn take_alters(&mut self) -> Option<bool> {
-        let openly = std::mem::take(&mut self.alters_openly);
-        std::mem::take(&mut self.alters).then_some(openly)
     }
 
     /// The oldest thing that it owed is settled: answered, or skipped.

@@ -60,19 +60,24 @@ const MOST_UNNAMED: usize = 8 << 10;
 impl Statement {
     /// A statement that is not kept, of which nothing is known.
     pub fn unknown() -> Statement {
+        Statement::new(0, 0, (Box::default(), Box::default()), Class::UNKNOWN, 0)
+    }
+
+    /// One that no server has been given yet, of this text and these types.
+    fn new(id: u64, dialect: u64, (text, types): (Box<[u8]>, Box<[u8]>), class: Class, ddl: u64) -> Statement {
         Statement {
-            id: 0,
-            dialect: 0,
-            text: Box::default(),
-            types: Box::default(),
-            class: Class::UNKNOWN,
+            id,
+            dialect,
+            text,
+            types,
+            class,
             accepted: AtomicBool::new(false),
             shape: OnceLock::new(),
             outdated: AtomicBool::new(false),
             demoted: AtomicBool::new(false),
             unnamed: AtomicU32::new(0),
             described: ArcSwapOption::empty(),
-            ddl: 0,
+            ddl,
         }
     }
 
@@ -183,7 +188,8 @@ impl Registry {
         self.ddl.load(Ordering::Acquire)
     }
 
-    /// A client changes the schema; `openly`: by a statement that says so.
+    /// A client changes the schema, or may have committed that; `openly`: by a statement that says so. Every Parse after it is a
+    /// fresh one then, as it would be without the proxy.
     pub fn schema_changes(&self, now: Instant, openly: bool) {
         if openly {
             self.ddl.fetch_add(1, Ordering::AcqRel);
@@ -208,20 +214,9 @@ impl Registry {
         if known.len() >= 1024 && known.len().is_power_of_two() {
             known.retain(|_, statement| statement.strong_count() > 0);
         }
-        let statement = Arc::new(Statement {
-            id: self.next.fetch_add(1, Ordering::Relaxed) + 1,
-            dialect,
-            text: key.1.clone(),
-            types: key.2.clone(),
-            class,
-            accepted: AtomicBool::new(false),
-            shape: OnceLock::new(),
-            outdated: AtomicBool::new(false),
-            demoted: AtomicBool::new(false),
-            unnamed: AtomicU32::new(0),
-            described: ArcSwapOption::empty(),
-            ddl: self.ddl(),
-        });
+        let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let content = (key.1.clone(), key.2.clone());
+        let statement = Arc::new(Statement::new(id, dialect, content, class, self.ddl()));
         known.insert(key, Arc::downgrade(&statement));
         statement
     }

@@ -391,19 +391,13 @@ impl Core {
             return Step::Again;
         }
         if self.clients[c].unit.begins && self.pools[self.clients[c].pool].database.mode == PoolMode::Statement {
-            return self.refuse_block(c);
+            return self.refuse_scanned(c, Sqlstate::FEATURE_NOT_SUPPORTED, NO_BLOCKS);
         }
         if self.clients[c].unit.whole
             && let Some(text) = self.refuses_writes(c)
         {
             self.metrics.gate_refused.add(1);
-            let client = &mut self.clients[c];
-            let unit = std::mem::take(&mut client.unit);
-            client.pass = Pass::Discard(unit.scanned);
-            self.tell(c, |out| super::login::error(out, Sqlstate::CANNOT_CONNECT_NOW, &text));
-            self.fail_begun(c);
-            self.ready(c);
-            return Step::Again;
+            return self.refuse_scanned(c, Sqlstate::CANNOT_CONNECT_NOW, &text);
         }
         if self.puts_off(c, bytes) {
             self.clients[c].unit.routed = true;
@@ -420,8 +414,8 @@ impl Core {
         if self.acquire(c, want) { Step::Again } else { Step::Blocked }
     }
 
-    /// In statement mode there are no transaction blocks.
-    fn refuse_block(&mut self, c: usize) -> Step {
+    /// The unit that was looked at goes to no server: its client gets an error.
+    fn refuse_scanned(&mut self, c: usize, code: Sqlstate, text: &str) -> Step {
         let client = &mut self.clients[c];
         let unit = std::mem::take(&mut client.unit);
         if unit.whole {
@@ -429,7 +423,8 @@ impl Core {
         } else {
             client.skipping = true;
         }
-        self.tell(c, |out| super::login::error(out, Sqlstate::FEATURE_NOT_SUPPORTED, NO_BLOCKS));
+        self.tell(c, |out| super::login::error(out, code, text));
+        self.fail_begun(c);
         if unit.whole {
             self.ready(c);
         }
