@@ -51,6 +51,8 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const CONNECT: Duration = Duration::from_secs(5);
 /// How often it is looked for commits without having heard of one.
 const POLL: Duration = Duration::from_secs(2);
+/// Between two looks at a replica that does not know the tables yet.
+const BEHIND: Duration = Duration::from_millis(20);
 
 const SESSION: &str = "SET statement_timeout = '15s'; SET lock_timeout = '10s';
     SET idle_in_transaction_session_timeout = '30s'; SET application_name = 'kingpost registry'";
@@ -234,18 +236,8 @@ impl Postgres {
             None => self.connect(false).await?,
         };
         let error = |e| failed("reading rows", &e);
-        // How long reading everything takes is a matter of size: what is bounded is the wait for each row.
-        let begin = async {
-            // Two messages, sent together: a proxy knows by the first alone where the transaction may go.
-            tokio::try_join!(
-                biased;
-                client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
-                client.batch_execute("SET LOCAL statement_timeout = 0"),
-            )
-        };
-        within("reading rows", begin).await?.map_err(error)?;
-        let head = client.query_one("SELECT v, epoch, gc_floor FROM registry_rev", &[]);
-        let head = read_head(&within("reading rows", head).await?.map_err(error)?)?;
+        let head = within("reading rows", begin(&client)).await?.map_err(error)?;
+        let head = read_head(&head)?;
         let after = sink.begin(head);
         if after < head.v {
             let mut interner = Interner::default();
@@ -498,6 +490,27 @@ async fn drive(mut connection: Connection<Socket, tokio_postgres::tls::NoTlsStre
 async fn within<T>(doing: &'static str, work: impl Future<Output = T>) -> Result<T, StoreError> {
     let late = |_| StoreError::unavailable(STORE, doing, format_args!("no answer within {PATIENCE:?}"));
     tokio::time::timeout(PATIENCE, work).await.map_err(late)
+}
+
+/// Begins a transaction that reads, and reads the row of the counter. A replica that a proxy has chosen may not have heard yet of
+/// the tables that this very process has made: then once more, on whichever is chosen next.
+async fn begin(client: &Client) -> Result<Row, tokio_postgres::Error> {
+    loop {
+        // How long reading everything takes is a matter of size: what is bounded is the wait for each row.
+        // Two messages, sent together: a proxy knows by the first alone where the transaction may go.
+        tokio::try_join!(
+            biased;
+            client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
+            client.batch_execute("SET LOCAL statement_timeout = 0"),
+        )?;
+        match client.query_one("SELECT v, epoch, gc_floor FROM registry_rev", &[]).await {
+            Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => {
+                client.batch_execute("ROLLBACK").await?;
+                tokio::time::sleep(BEHIND).await;
+            }
+            head => return head,
+        }
+    }
 }
 
 /// What the server said, or why it could not be asked. Neither holds a password.
