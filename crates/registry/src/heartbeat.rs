@@ -75,12 +75,12 @@ impl Registry {
         let mut beats = beat(inner, ids);
         if beats.contains(&Beat::Unknown) {
             inner.doubts.settle(inner).await;
-            again(&mut beats, ids, |strangers| beat(inner, strangers));
+            let found = beat(inner, &strangers(&beats, ids));
+            fill_in(&mut beats, found);
         }
         if beats.contains(&Beat::Unknown) {
-            let strangers: Vec<InstanceId> = of_unknown(&beats, ids).cloned().collect();
-            let heard = inner.doubts.hearsay(inner, &strangers).await;
-            again(&mut beats, ids, |_| heard);
+            let heard = inner.doubts.hearsay(inner, &strangers(&beats, ids)).await;
+            fill_in(&mut beats, heard);
         }
         let known = beats.iter().filter(|beat| **beat == Beat::Known).count();
         add(&inner.counters.heartbeats, known as u64);
@@ -105,15 +105,14 @@ fn beat(inner: &Inner, ids: &[InstanceId]) -> Vec<Beat> {
     leased.into_iter().zip(ids).map(known).collect()
 }
 
-fn of_unknown<'a>(beats: &'a [Beat], ids: &'a [InstanceId]) -> impl Iterator<Item = &'a InstanceId> {
-    beats.iter().zip(ids).filter(|(beat, _)| **beat == Beat::Unknown).map(|(_, id)| id)
+/// Those of `ids` that are unknown.
+fn strangers(beats: &[Beat], ids: &[InstanceId]) -> Vec<InstanceId> {
+    beats.iter().zip(ids).filter(|(beat, _)| **beat == Beat::Unknown).map(|(_, id)| id.clone()).collect()
 }
 
-/// Tries those that are unknown once more.
-fn again(beats: &mut [Beat], ids: &[InstanceId], retry: impl FnOnce(&[InstanceId]) -> Vec<Beat>) {
-    let strangers: Vec<InstanceId> = of_unknown(beats, ids).cloned().collect();
-    let mut answers = retry(&strangers).into_iter();
-    for beat in beats.iter_mut().filter(|beat| **beat == Beat::Unknown) {
-        *beat = answers.next().unwrap_or(Beat::Unknown);
+/// What was found out about those that were unknown, in their order; about some at the end it may be nothing.
+fn fill_in(beats: &mut [Beat], answers: Vec<Beat>) {
+    for (beat, answer) in beats.iter_mut().filter(|beat| **beat == Beat::Unknown).zip(answers) {
+        *beat = answer;
     }
 }

@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, SyncSender, TrySendError};
+use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -81,19 +81,12 @@ impl AuditLog {
             }
             text.truncate(end);
         }
-        if let Some(file) = &self.inner.file {
-            match file.try_send(change.clone()) {
-                Ok(()) => {}
-                Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
-                    self.inner.lost.fetch_add(1, Ordering::Relaxed);
-                }
-            }
+        if let Some(file) = &self.inner.file
+            && file.try_send(change.clone()).is_err()
+        {
+            self.inner.lost.fetch_add(1, Ordering::Relaxed);
         }
-        let mut recent = self.inner.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        if recent.len() >= REMEMBERED {
-            recent.pop_front();
-        }
-        recent.push_back(change);
+        remember(&mut self.inner.recent.lock().unwrap_or_else(PoisonError::into_inner), change);
     }
 
     /// The last changes that fit, newest first.
@@ -106,6 +99,14 @@ impl AuditLog {
     pub fn lost(&self) -> u64 {
         self.inner.lost.load(Ordering::Relaxed)
     }
+}
+
+/// The oldest gives way.
+fn remember(recent: &mut VecDeque<Change>, change: Change) {
+    if recent.len() >= REMEMBERED {
+        recent.pop_front();
+    }
+    recent.push_back(change);
 }
 
 fn append(path: &Path) -> io::Result<File> {
@@ -125,10 +126,7 @@ fn read_back(path: &Path) -> io::Result<VecDeque<Change>> {
     let mut recent = VecDeque::new();
     for line in BufReader::new(file).split(b'\n') {
         if let Ok(change) = serde_json::from_slice(&line?) {
-            if recent.len() >= REMEMBERED {
-                recent.pop_front();
-            }
-            recent.push_back(change);
+            remember(&mut recent, change);
         }
     }
     Ok(recent)

@@ -13,34 +13,47 @@ use super::*;
 const WRITERS: usize = 8;
 const INSTANCES: usize = 12;
 
-/// A store whose reads arrive late, as from a replica that lags.
-struct Lagging(Arc<dyn Store>);
+/// A store that takes its time.
+struct Late {
+    store: Arc<dyn Store>,
+    /// Reads arrive so late, as from a replica that lags.
+    reads: Duration,
+    /// Every fourth commit comes so long after its batch was stamped: a slow transaction.
+    commits: Duration,
+}
 
-impl Store for Lagging {
+impl Store for Late {
     fn name(&self) -> &'static str {
-        self.0.name()
+        self.store.name()
     }
     fn commit(&self, batch: Arc<Batch>) -> BoxFuture<'_, Result<Committed, StoreError>> {
-        self.0.commit(batch)
+        Box::pin(async move {
+            if batch.number.is_multiple_of(4) && !self.commits.is_zero() {
+                tokio::time::sleep(self.commits).await;
+            }
+            self.store.commit(batch).await
+        })
     }
     fn resolve(&self, number: u64) -> BoxFuture<'_, Result<Option<Revision>, StoreError>> {
-        self.0.resolve(number)
+        self.store.resolve(number)
     }
     fn read<'a>(&'a self, sink: &'a mut dyn Sink) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
-            self.0.read(sink).await?;
-            tokio::time::sleep(Duration::from_millis(60)).await;
+            self.store.read(sink).await?;
+            if !self.reads.is_zero() {
+                tokio::time::sleep(self.reads).await;
+            }
             Ok(())
         })
     }
     fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>> {
-        self.0.collect(up_to, before, limit)
+        self.store.collect(up_to, before, limit)
     }
     fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
-        self.0.attend(own, gone)
+        self.store.attend(own, gone)
     }
     fn changed(&self, seen: Revision) -> BoxFuture<'_, ()> {
-        self.0.changed(seen)
+        self.store.changed(seen)
     }
 }
 
@@ -51,7 +64,8 @@ pub(crate) async fn under_fire<F: Future<Output = Result<Arc<dyn Store>, StoreEr
     disturb: impl Future<Output = ()>,
 ) {
     let nodes = [open(&again().await.unwrap()).await, open(&again().await.unwrap()).await];
-    let lagging: Arc<dyn Store> = Arc::new(Lagging(again().await.unwrap()));
+    let lagging: Arc<dyn Store> =
+        Arc::new(Late { store: again().await.unwrap(), reads: Duration::from_millis(60), commits: Duration::ZERO });
     let reader = open(&lagging).await;
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..WRITERS {
@@ -142,38 +156,6 @@ async fn write(node: Registry, writer: usize, rounds: usize) -> (HashMap<usize, 
     (states, last)
 }
 
-/// A store whose commits come some time after their batch was stamped, now and then: a slow transaction.
-struct Slow(Arc<dyn Store>);
-
-impl Store for Slow {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-    fn commit(&self, batch: Arc<Batch>) -> BoxFuture<'_, Result<Committed, StoreError>> {
-        Box::pin(async move {
-            if batch.number.is_multiple_of(4) {
-                tokio::time::sleep(Duration::from_millis(30)).await;
-            }
-            self.0.commit(batch).await
-        })
-    }
-    fn resolve(&self, number: u64) -> BoxFuture<'_, Result<Option<Revision>, StoreError>> {
-        self.0.resolve(number)
-    }
-    fn read<'a>(&'a self, sink: &'a mut dyn Sink) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.0.read(sink)
-    }
-    fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>> {
-        self.0.collect(up_to, before, limit)
-    }
-    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
-        self.0.attend(own, gone)
-    }
-    fn changed(&self, seen: Revision) -> BoxFuture<'_, ()> {
-        self.0.changed(seen)
-    }
-}
-
 /// How a reader knows what it has seen already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cursor {
@@ -229,7 +211,8 @@ pub(crate) async fn missed<F: Future<Output = Result<Arc<dyn Store>, StoreError>
     again: impl Fn() -> F,
     rounds: usize,
 ) -> (usize, usize) {
-    let slow: Arc<dyn Store> = Arc::new(Slow(again().await.unwrap()));
+    let slow: Arc<dyn Store> =
+        Arc::new(Late { store: again().await.unwrap(), reads: Duration::ZERO, commits: Duration::from_millis(30) });
     let nodes = [open(&slow).await, open(&again().await.unwrap()).await];
     let store = again().await.unwrap();
     let mut writers = tokio::task::JoinSet::new();
