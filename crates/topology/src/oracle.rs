@@ -23,31 +23,27 @@ const IN_FLIGHT: usize = 4;
 /// Time between two attempts to connect, and to ask a server that turned out not to be the primary of the view.
 const RETRY: Duration = Duration::from_millis(50);
 
-const ASK: &str = "\
-    SELECT standby, \
-           CASE WHEN NOT standby THEN pg_current_wal_insert_lsn() END, \
-           CASE WHEN NOT standby THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END, \
-           CASE WHEN NOT standby THEN pg_current_wal_flush_lsn() END \
-    FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
+/// Where the primary is; and with what more there is to read or to do there, column by column, one after the other.
+macro_rules! question {
+    ($($more:literal)*) => {
+        concat!(
+            "SELECT standby, \
+                    CASE WHEN NOT standby THEN pg_current_wal_insert_lsn() END, \
+                    CASE WHEN NOT standby THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END, \
+                    CASE WHEN NOT standby THEN pg_current_wal_flush_lsn() END",
+            $(", CASE WHEN NOT standby THEN ", $more, " END",)*
+            " FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role"
+        )
+    };
+}
 
-/// The same, and everything is flushed that was there when the position was read: the columns come one after the other.
-const FLUSH: &str = "\
-    SELECT standby, \
-           CASE WHEN NOT standby THEN pg_current_wal_insert_lsn() END, \
-           CASE WHEN NOT standby THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END, \
-           CASE WHEN NOT standby THEN pg_current_wal_flush_lsn() END, \
-           CASE WHEN NOT standby THEN pg_logical_emit_message(false, 'kingpost', '', true) END, \
-           CASE WHEN NOT standby THEN pg_current_wal_flush_lsn() END \
-    FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
+const ASK: &str = question!();
+
+/// The same, and everything is flushed that was there when the position was read.
+const FLUSH: &str = question!("pg_logical_emit_message(false, 'kingpost', '', true)" "pg_current_wal_flush_lsn()");
 
 /// For servers that can't: it is the end of the transaction that flushes, which is over when the answer is there.
-const COMMIT: &str = "\
-    SELECT standby, \
-           CASE WHEN NOT standby THEN pg_current_wal_insert_lsn() END, \
-           CASE WHEN NOT standby THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END, \
-           CASE WHEN NOT standby THEN pg_current_wal_flush_lsn() END, \
-           CASE WHEN NOT standby THEN pg_logical_emit_message(true, 'kingpost', '') END \
-    FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
+const COMMIT: &str = question!("pg_logical_emit_message(true, 'kingpost', '')");
 
 /// Which server to ask: whatever else changes in the view does not concern the oracle.
 #[derive(Debug, Clone, PartialEq)]
