@@ -48,9 +48,9 @@ pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
     {
         text.flag(Flags::ROWLESS);
     }
-    if statements.iter().any(|statement| is_about_schema(statement)) {
+    for statement in statements.iter().filter(|statement| is_about_schema(statement)) {
         text.flag(Flags::SCHEMA);
-        if statements.iter().any(|statement| is_about_schema(statement) && !is_hidden_or_private(statement)) {
+        if !is_hidden_or_private(statement) {
             text.flag(Flags::DDL);
         }
     }
