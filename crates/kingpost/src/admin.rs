@@ -21,6 +21,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::error::Failure;
 use crate::profile::{self, Order, ProfileError};
+use crate::upgrade;
 use subtle::ConstantTimeEq;
 
 /// Most connections at a time; further ones wait in the kernel's queue.
@@ -62,11 +63,7 @@ impl Admin {
         inherited: Option<OwnedFd>,
         source: Arc<S>,
     ) -> Result<Admin, Failure> {
-        let listener = match inherited {
-            Some(socket) => TcpListener::from_std(std::net::TcpListener::from(socket)),
-            None => TcpListener::bind(address).await,
-        };
-        let listener = listener.map_err(|error| {
+        let listener = upgrade::listen(inherited, address).await.map_err(|error| {
             Failure::environment(format!("cannot listen on {address} for metrics: {error}"))
                 .advise("choose another address: metrics.listen in the configuration, --metrics-listen for `up`")
         })?;

@@ -206,6 +206,14 @@ pub(crate) fn inherited(socket: Option<Socket>, address: &str) -> Option<OwnedFd
     socket.filter(|socket| socket.address == address).map(|socket| socket.fd)
 }
 
+/// Listens on an address: with the socket that another process had there, if it handed that over.
+pub(crate) async fn listen(inherited: Option<OwnedFd>, address: &str) -> io::Result<tokio::net::TcpListener> {
+    match inherited {
+        Some(socket) => tokio::net::TcpListener::from_std(std::net::TcpListener::from(socket)),
+        None => tokio::net::TcpListener::bind(address).await,
+    }
+}
+
 /// Hands sockets over; once this is Ok, the other process serves.
 ///
 /// # Errors

@@ -14,6 +14,7 @@ use topology::Topology;
 
 use crate::cli::ConsoleCommand;
 use crate::error::Failure;
+use crate::upgrade;
 use crate::{out, token};
 
 pub(crate) use cluster::Watched;
@@ -57,13 +58,11 @@ impl Scene {
         if config.listen.is_empty() {
             return Ok(None);
         }
-        let console = match inherited {
-            Some(socket) => TcpListener::from_std(std::net::TcpListener::from(socket))
-                .map_err(|source| StartError::Listen { address: config.listen.clone(), source })
-                .and_then(|listener| Console::serve(listener, config, self.parts.clone())),
-            None => Console::start(config, self.parts.clone()).await,
-        };
-        let console = console.map_err(|error| failure_of(&error))?;
+        let listener = upgrade::listen(inherited, &config.listen).await;
+        let console = listener
+            .map_err(|source| StartError::Listen { address: config.listen.clone(), source })
+            .and_then(|listener| Console::serve(listener, config, self.parts.clone()))
+            .map_err(|error| failure_of(&error))?;
         Ok(Some(self.follow(console, topology)))
     }
 
