@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from bench import gate, plan, plot, report, wal
+from bench import gate, plan, plot, report, strong, wal
 from bench.cluster import find_bin
 from bench.errors import BenchError
 from bench.peers import Inventory
@@ -31,7 +31,8 @@ def parser():
         description="Measures Kingpost's proxy side by side with its peers, on PostgreSQL servers of its own. Writes "
         "bench/out/TIME.json, .md and .svg.",
         epilog="Case ids: select/simple/64, tpcb/prepared/1000, sysbench/oltp_read_only/simple/64, idle/5000. `--only relay` measures what a "
-        "relay costs, `--only gate` commits that are durable elsewhere: each in a table of its own.",
+        "relay costs, `--only gate` (gate/2.5/64, hot-row) commits that are durable elsewhere, `--only strong` strong reads on replicas: "
+        "each in tables of their own.",
     )
     what = top.add_argument_group("what runs")
     on = top.add_argument_group("on what")
@@ -109,8 +110,10 @@ def measure(options):
     workspace = Workspace(options.dir)
     try:
         inventory = Inventory.look(workspace, options.kingpost, options.peer)
-        if options.only == ["gate"]:
-            return measure_gate(options, inventory, workspace, pg_bin)
+        if options.only and all(case.partition("/")[0] in gate.CLIENTS for case in options.only):
+            return measure_table(gate, options, inventory, workspace, pg_bin)
+        if options.only == ["strong"]:
+            return measure_table(strong, options, inventory, workspace, pg_bin)
         for name, why in inventory.missing.items():
             say(f"without {name}: {why}")
         if not shutil.which("sysbench"):
@@ -148,16 +151,11 @@ def measure(options):
         workspace.remove()
 
 
-def measure_gate(options, inventory, workspace, pg_bin):
-    """The commit gate beside PostgreSQL's own synchronous replication."""
+def measure_table(part, options, inventory, workspace, pg_bin):
+    """The commit gate, or strong reads: each has its own targets and tables."""
     if "kingpost" not in inventory.found:
-        raise BenchError(f"without kingpost there is no gate: {inventory.missing.get('kingpost', 'not built')}")
-    table = gate.run(options, inventory.found["kingpost"].binary, workspace, pg_bin, say)
-    OUT.mkdir(exist_ok=True)
-    path = OUT / (time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-gate.md")
-    path.write_text(f"`{options.command}`\n\n{table}\n")
-    print(f"\n{table}")
-    say(f"written: {path.relative_to(ROOT)}")
+        raise BenchError(f"there is nothing to measure: {inventory.missing.get('kingpost', 'kingpost is not built')}")
+    print("\n" + part.run(options, inventory.found["kingpost"].binary, workspace, pg_bin, say, OUT))
     return 0
 
 

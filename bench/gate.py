@@ -1,98 +1,56 @@
-"""`bench/run --only gate`: what a commit costs that is durable on another host when its client hears of it.
+"""`bench/run --only gate`, `hot-row`: what a commit costs that is durable on another host when its client hears of it.
 
-One transaction (insert a row, update it) by logical clients, with these in the place where the waiting is done:
+One transaction by logical clients (`gate`: inserts a row and updates it; `hot-row`: all of them update the same row), with these in the
+place where the waiting is done; the number is that of the proxy's server connections:
 
-- `local`: nothing waits: what the same pool does without any durability elsewhere
-- `native-16`, `native-64`: PostgreSQL's synchronous replication with the relay as standby, behind a pool of so many
-- `native-direct`: the same, each client with a back end of its own
-- `receivewal-16`: the same with pg_receivewal in the relay's place
-- `gate-16`: the proxy's commit gate over the relay
+- `local-16`: nobody waits: what the same pool does without any durability elsewhere
+- `native-16`, `native-64`: PostgreSQL's synchronous replication with the relay as standby, behind the proxy
+- `native-direct`: the same, each client with a back end of its own and no proxy
+- `receivewal-16`: as `native-16`, with pg_receivewal in the relay's place
+- `gate-16`, `gate-64`: the proxy's commit gate over the relay
+- `flush-16`, `flush-64`: the same with one flush of the primary for all commits of a batch
 
-Between the primary and whoever receives its log lies a forwarder that takes half of the round trip each way.
+Where there is a round trip, a forwarder takes half of it each way between the primary and whoever receives its log, and also between the
+proxy and the relay: the proxy stands beside the primary.
 """
 
-import heapq
-import selectors
-import socket
-import threading
 import time
 from contextlib import ExitStack
+from fnmatch import fnmatchcase
 
-from bench import counters
 from bench.cluster import DATABASE, USER, Cluster
+from bench.delay import Network
 from bench.errors import BenchError
 from bench.peers import Kingpost
+from bench.plan import rotated
 from bench.process import free_port, tail
-from bench.stats import percentile
+from bench.stats import paired_ratio, summary
+from bench.window import measure, save
 
-CLIENTS = (64, 256, 800)
-ROUND_TRIPS_MS = (0.0, 2.5)
-ARMS = ("local", "native-16", "native-64", "native-direct", "receivewal-16", "gate-16")
+CLIENTS = {"gate": (1, 64, 256, 800), "hot-row": (64,)}
+ROUND_TRIPS_MS = {"gate": (0.0, 2.5), "hot-row": (2.5,)}
+ARMS = {
+    "gate": (
+        "local-16",
+        "native-16",
+        "native-64",
+        "native-direct",
+        "receivewal-16",
+        "gate-16",
+        "gate-64",
+        "flush-16",
+        "flush-64",
+    ),
+    "hot-row": ("local-16", "native-16", "native-64", "gate-16", "gate-64", "flush-16"),
+}
 STANDBY = "bench_standby"
 READY_SECONDS = 30
-WARM_UP_SECONDS = 1
-# A row of its own for each client's turn: found by its key.
-SCRIPT = (
-    "\\set id random(1, 9000000000000000)\nBEGIN;\nINSERT INTO gate VALUES (:id, 0);\n"
-    "UPDATE gate SET n = n + 1 WHERE id = :id;\nCOMMIT;\n"
-)
-
-
-class Delay(threading.Thread):
-    """A TCP forwarder to a port of this machine; each byte arrives `seconds` later, in its order."""
-
-    CHUNK = 256 << 10
-
-    def __init__(self, target, seconds):
-        super().__init__(daemon=True, name="delay")
-        self._target, self._seconds = target, seconds
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._ended, self._peers = False, {}
-        self._due, self._order = [], 0
-
-    def run(self):
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            while not self._ended:
-                wait = 0.2 if not self._due else max(0.0, min(0.2, self._due[0][0] - time.monotonic()))
-                for key, _ in selector.select(wait):
-                    if key.fileobj is self._listener:
-                        self._accept(selector)
-                    else:
-                        self._read(selector, key.fileobj)
-                now = time.monotonic()
-                while self._due and self._due[0][0] <= now:
-                    _, _, peer, data = heapq.heappop(self._due)
-                    try:
-                        # Blocking: what is kept is bounded by the receiver's pace.
-                        peer.sendall(data) if data else peer.shutdown(socket.SHUT_WR)
-                    except OSError:
-                        pass
-
-    def end(self):
-        self._ended = True
-        self.join(2)
-        for peer in [self._listener, *self._peers]:
-            peer.close()
-
-    def _accept(self, selector):
-        client, _ = self._listener.accept()
-        server = socket.create_connection(("127.0.0.1", self._target))
-        for one, other in ((client, server), (server, client)):
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._peers[one] = other
-            selector.register(one, selectors.EVENT_READ)
-
-    def _read(self, selector, peer):
-        try:
-            data = peer.recv(self.CHUNK)
-        except OSError:
-            data = b""
-        if not data:
-            selector.unregister(peer)
-        self._order += 1
-        heapq.heappush(self._due, (time.monotonic() + self._seconds, self._order, self._peers[peer], data))
+SCRIPTS = {
+    # A row of its own for each turn: found by its key.
+    "gate": "\\set id random(1, 9000000000000000)\nBEGIN;\nINSERT INTO gate VALUES (:id, 0);\n"
+    "UPDATE gate SET n = n + 1 WHERE id = :id;\nCOMMIT;\n",
+    "hot-row": "UPDATE gate SET n = n + 1 WHERE id = 0;\n",
+}
 
 
 class Durable(Cluster):
@@ -102,69 +60,85 @@ class Durable(Cluster):
         return super().settings() | {"fsync": "on", "full_page_writes": "on"}
 
 
-def run(options, binary, workspace, pg_bin, say):
-    """Measures all arms; returns the table as markdown."""
-    clients = options.clients or CLIENTS
-    arms = options.targets or ARMS
-    unknown = sorted(set(arms) - set(ARMS))
-    if unknown:
-        raise BenchError(f"no such target of the gate: {', '.join(unknown)}; there are {', '.join(ARMS)}")
-    rows = []
-    with Durable(pg_bin, workspace, max(clients) + 80) as cluster:
+def cases(options):
+    """What `options` choose: load, round trip in ms, clients."""
+    found = []
+    for load in CLIENTS:
+        for round_trip in ROUND_TRIPS_MS[load]:
+            for clients in options.clients or CLIENTS[load]:
+                case = f"{load}/{round_trip:g}/{clients}"
+                if any(fnmatchcase(case, glob) or f"{case}/".startswith(glob.rstrip("/") + "/") for glob in options.only):
+                    found.append((load, round_trip, clients))
+    return found
+
+
+def run(options, binary, workspace, pg_bin, say, out):
+    """Measures what the options choose; writes and returns the tables as markdown."""
+    chosen = cases(options)
+    if not chosen:
+        raise BenchError("nothing to run; there are gate/0, gate/2.5 and hot-row/2.5, each with /CLIENTS")
+    rows, name, text = [], time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-gate", ""
+    with Durable(pg_bin, workspace, max(clients for _, _, clients in chosen) + 100) as cluster:
         cluster.query("CREATE TABLE gate (id bigint PRIMARY KEY, n int)")
-        for round_trip in ROUND_TRIPS_MS:
-            for count in clients:
-                for repetition in range(options.repetitions or 1):
-                    for arm in arms:
-                        figures = _arm(cluster, workspace, binary, arm, count, round_trip, options.seconds)
-                        say(f"{round_trip} ms, {count} clients, {arm}: {figures['tps']:.0f} TPS")
-                        rows.append((round_trip, count, repetition, arm, figures))
-    return markdown(rows)
+        network = Network(workspace) if any(round_trip for _, round_trip, _ in chosen) else None
+        for load, round_trip, clients in chosen:
+            arms = tuple(arm for arm in ARMS[load] if not options.targets or any(fnmatchcase(arm, glob) for glob in options.targets))
+            if not arms:
+                raise BenchError(f"no such target of {load}; there are {', '.join(ARMS[load])}")
+            for repetition in range(options.repetitions):
+                for arm in rotated(arms, repetition):
+                    figures = _arm(cluster, workspace, network, binary, load, arm, clients, round_trip, options.seconds)
+                    say(f"{load} {round_trip:g} ms, {clients} clients, {arm}: {figures['tps']:.0f} TPS, p50 {figures['p50']:.2f} ms")
+                    rows.append([load, round_trip, clients, repetition, arm, figures])
+                    # Also of a run that is ended early.
+                    text = save(out, name, options.command, cluster.version(), rows, markdown(rows))
+    say(f"written: {name}.md and .json in {out.name}")
+    return text
 
 
-def _arm(cluster, workspace, binary, arm, clients, round_trip, seconds):
+def _arm(cluster, workspace, network, binary, load, arm, clients, round_trip, seconds):
     kind, _, size = arm.partition("-")
     directory = workspace.directory(f"gate-{time.monotonic_ns()}")
     cluster.query("TRUNCATE gate")
+    cluster.query("INSERT INTO gate VALUES (0, 0)")
+    cluster.query("CHECKPOINT", timeout=60)
     with ExitStack() as stack:
         stack.callback(_synchronous, cluster, "")
-        watched = {"primary": cluster.postmasters[0]}
-        relay = None
+        watched, relay, metrics = {"primary": cluster.postmasters[0]}, None, None
+
+        def far(port):
+            return stack.enter_context(network.link(port, round_trip / 2000)) if round_trip else port
+
         if kind != "local":
-            delay = Delay(cluster.primary, round_trip / 2000)
-            delay.start()
-            stack.callback(delay.end)
+            upstream = far(cluster.primary)
             if kind == "receivewal":
-                process = stack.enter_context(_receivewal(cluster, workspace, directory, delay.port))
+                process = stack.enter_context(_receivewal(cluster, workspace, directory, upstream))
             else:
-                process, relay = stack.enter_context(_relay(workspace, directory, binary, delay.port))
+                process, relay = stack.enter_context(_relay(workspace, directory, binary, upstream))
             watched["receiver"] = process.pid
-            _until_streaming(cluster)
-            if kind != "gate":
+            _until(lambda: _streaming(cluster, "application_name", STANDBY))
+            if kind in ("native", "receivewal"):
                 _synchronous(cluster, STANDBY)
         port = cluster.primary
         if size != "direct":
-            text = _proxy(cluster, directory, int(size or 16), relay if kind == "gate" else None, clients)
-            process, port = stack.enter_context(_start_proxy(workspace, directory, binary, text))
+            text = _proxy(cluster, int(size), clients)
+            if kind in ("gate", "flush"):
+                text += _gate(far(relay), kind == "flush")
+            process, port, metrics = stack.enter_context(start_proxy(workspace, directory, binary, text))
             watched["proxy"] = process.pid
-        return _pgbench(cluster, workspace, directory, port, clients, seconds, watched)
+        return measure(cluster, workspace, directory, SCRIPTS[load], port, clients, seconds, watched, metrics)
 
 
 def _synchronous(cluster, name):
     cluster.query(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
     cluster.query("SELECT pg_reload_conf()")
     if name:
-        _until(lambda: _one(cluster, "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == "1")
+        _until(lambda: _streaming(cluster, "sync_state", "sync"))
 
 
-def _until_streaming(cluster):
-    sql = f"SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' AND application_name = '{STANDBY}'"
-    _until(lambda: _one(cluster, sql) == "1")
-
-
-def _one(cluster, sql):
-    value = cluster.query(sql)[0][0]
-    return value.decode() if isinstance(value, bytes) else value
+def _streaming(cluster, column, value):
+    rows = cluster.query(f"SELECT 1 FROM pg_stat_replication WHERE state = 'streaming' AND {column} = '{value}'")
+    return len(rows) == 1
 
 
 def _until(condition):
@@ -210,8 +184,8 @@ listen = "127.0.0.1:{free_port()}"
         self._stack.close()
 
 
-def _proxy(cluster, directory, pool, relay, clients):
-    text = f"""
+def _proxy(cluster, pool, clients):
+    return f"""
 [proxy]
 auth = "trust"
 max_clients = {clients + 20}
@@ -221,18 +195,25 @@ wait_timeout = "120s"
 [cluster]
 user = "{USER}"
 database = "{DATABASE}"
+[proxy.routing]
+# There is no replica: nobody's reads are to be sent there, and nobody asks where the primary is but for the gate.
+consistency = "eventual"
 [[cluster.nodes]]
 name = "primary"
 address = "127.0.0.1:{cluster.primary}"
 """
-    if relay:
-        text += f'[[cluster.relays]]\nname = "relay"\naddress = "127.0.0.1:{relay}"\n'
-        text += '[proxy.gate]\ncommit_durability = "relay"\n'
-    return text
 
 
-class _start_proxy:
-    """The proxy as a process, and its port."""
+def _gate(relay, flush):
+    return (
+        f'[[cluster.relays]]\nname = "relay"\naddress = "127.0.0.1:{relay}"\n[proxy.gate]\ncommit_durability = "relay"\n'
+        # Also on servers that can do it only by a transaction: it is named in the results which one was measured.
+        + ('flush = "batch-transaction"\n' if flush else "")
+    )
+
+
+class start_proxy:
+    """The proxy as a process, its port and that of its metrics."""
 
     def __init__(self, workspace, directory, binary, text):
         self._stack, self._directory = ExitStack(), directory
@@ -250,66 +231,56 @@ class _start_proxy:
         except BenchError:
             self._stack.close()
             raise BenchError(f"the proxy is not ready:\n{tail(self._directory / 'proxy.log')}") from None
-        return process, self._port
+        return process, self._port, self._peer._metrics
 
     def __exit__(self, *_):
         self._stack.close()
 
 
-def _pgbench(cluster, workspace, directory, port, clients, seconds, watched):
-    script = workspace.write(directory / "gate.sql", SCRIPT)
-    prefix = directory / "latencies"
-    command = [cluster.bin / "pgbench", "-h", "127.0.0.1", "-p", port, "-U", USER, "-n", "-f", script]
-    command += ["-M", "prepared", "-c", clients, "-j", 2, "-T", seconds + WARM_UP_SECONDS]
-    command += ["-l", f"--log-prefix={prefix}", DATABASE]
-    before = {name: _cpu(pid) for name, pid in watched.items()}
-    output = workspace.call(command, seconds * 3 + 120)
-    after = {name: _cpu(pid) for name, pid in watched.items()}
-    done = next((float(line.split("=")[1].split()[0]) for line in output.splitlines() if line.startswith("tps")), None)
-    if not done:
-        raise BenchError(f"pgbench says no TPS:\n{output[-500:]}")
-    latencies = []
-    for path in sorted(prefix.parent.glob(prefix.name + ".*")):
-        with open(path) as file:
-            latencies += [int(line.split()[2]) / 1000 for line in file]
-        path.unlink()
-    latencies.sort()
-    figures = {"tps": done, "p50": percentile(latencies, 0.5), "p99": percentile(latencies, 0.99)}
-    transactions = max(len(latencies), 1)
-    figures["cpu"] = {name: (after[name] - before[name]) * 1e6 / transactions for name in watched}
-    return figures
-
-
-def _cpu(pid):
-    """Seconds of CPU of a process and all that it has started."""
-    return sum(_seconds(one) for one in counters.family(pid))
-
-
-def _seconds(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    # utime, stime, and those of children that have ended.
-    return sum(int(fields[at]) for at in (11, 12, 13, 14)) / 100
+HEADER = (
+    "| clients | target | TPS | ± | of native, same pool | of the best native | p50 ms | p99 ms | primary µs | receiver µs | proxy µs "
+    "| machine busy | batches/s | commits a batch | waited ms | round trip ms | held ms |\n" + "|---:|---|" + "---:|" * 15
+)
 
 
 def markdown(rows):
-    """The table: medians over repetitions, and the ratio to the native arm of the same pool."""
-    groups = {}
-    for round_trip, clients, _, arm, figures in rows:
-        groups.setdefault((round_trip, clients, arm), []).append(figures)
-    median = lambda values: sorted(values)[len(values) // 2]  # noqa: E731
-    lines = ["| round trip ms | clients | target | TPS | of native-16 | p50 ms | p99 ms | CPU µs a transaction |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
-    for (round_trip, clients, arm), all_figures in groups.items():
-        tps = median([figures["tps"] for figures in all_figures])
-        native = groups.get((round_trip, clients, "native-16"))
-        ratio = f"{tps / median([figures['tps'] for figures in native]):.2f}" if native else ""
-        p50, p99 = (median([figures[key] for figures in all_figures]) for key in ("p50", "p99"))
-        cpu = ", ".join(
-            f"{name} {median([figures['cpu'][name] for figures in all_figures]):.0f}" for name in all_figures[0]["cpu"]
-        )
-        lines.append(f"| {round_trip} | {clients} | {arm} | {tps:.0f} | {ratio} | {p50:.1f} | {p99:.1f} | {cpu} |")
-    return "\n".join(lines)
+    """One table a load and round trip: medians over repetitions; ratios are taken within a repetition."""
+    tables = {}
+    for load, round_trip, clients, repetition, arm, figures in rows:
+        tables.setdefault((load, round_trip), {}).setdefault(clients, {}).setdefault(arm, {})[repetition] = figures
+    parts = []
+    for (load, round_trip), by_clients in tables.items():
+        parts.append(f"**{load}, round trip {round_trip:g} ms**\n\n{HEADER}")
+        for clients, arms in by_clients.items():
+            parts[-1] += "".join(f"\n| {clients} | {arm} | {_cells(arms, arm)} |" for arm in arms)
+    return "\n\n".join(parts)
+
+
+def _cells(arms, arm):
+    of = arms[arm]
+    tps = {repetition: figures["tps"] for repetition, figures in of.items()}
+    natives = {name: {r: f["tps"] for r, f in runs.items()} for name, runs in arms.items() if name.startswith("native")}
+    best = {r: max(runs[r] for runs in natives.values() if r in runs) for r in tps if any(r in runs for runs in natives.values())}
+    same = natives.get("native-" + arm.partition("-")[2], {})
+    all_tps = summary(tps.values())
+    cells = [f"{all_tps['median']:.0f}", f"{(all_tps['max'] - all_tps['min']) / 2 / all_tps['median']:.0%}" if all_tps["n"] > 1 else ""]
+    for other in (same, best):
+        ratio = paired_ratio(tps, other) if not arm.startswith("native") else None
+        cells.append(f"{ratio:.2f}" if ratio else "")
+
+    def middle(digits, *path):
+        values = []
+        for figures in of.values():
+            for key in path:
+                figures = (figures or {}).get(key)
+            values.append(figures)
+        found = summary(values)
+        return f"{found['median']:.{digits}f}" if found else ""
+
+    cells += [middle(2, "p50"), middle(1, "p99")]
+    cells += [middle(0, "cpu", name) for name in ("primary", "receiver", "proxy")]
+    busy = summary(figures["busy"] for figures in of.values())
+    cells.append(f"{busy['median']:.0%}")
+    cells += [middle(0, "oracle", "batches"), middle(1, "oracle", "size")]
+    cells += [middle(2, "oracle", name) for name in ("wait_ms", "round_trip_ms", "held_ms")]
+    return " | ".join(cells)
