@@ -199,6 +199,12 @@ impl fmt::Debug for ClusterConfig {
 /// What is wrong with a cluster's configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
+    /// The oracle's thread does not start.
+    #[error("cannot start a thread: {reason}")]
+    Thread {
+        /// What the system says.
+        reason: String,
+    },
     /// There is nothing to watch.
     #[error("cluster {cluster:?} has no nodes: give at least one [[cluster.nodes]] with a name and an address")]
     NoNodes {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use watermark::{Oracle, Watermark};
@@ -29,6 +29,8 @@ pub struct Topology {
     shared: Arc<Shared>,
     settings: watch::Sender<Arc<ClusterConfig>>,
     tasks: Mutex<Vec<AbortHandle>>,
+    /// The oracle's thread, until it is dropped.
+    oracle: Mutex<Option<oneshot::Sender<()>>>,
 }
 
 /// No primary was found in time.
@@ -64,6 +66,23 @@ pub(crate) struct Shared {
     pub(crate) connector: ArcSwapOption<tls::Connector>,
     /// Each node's last failure, while it lasts.
     failures: Mutex<Vec<Option<String>>>,
+}
+
+/// Runs `work` on a thread of its own until what is returned is dropped. Every commit and strong read goes through it: between threads
+/// each step would be a wake-up.
+fn apart(work: impl Future<Output = ()> + Send + 'static) -> std::io::Result<oneshot::Sender<()>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (until, dropped) = oneshot::channel();
+    let body = move || {
+        runtime.block_on(async move {
+            tokio::select! {
+                () = work => {}
+                _ = dropped => {}
+            }
+        });
+    };
+    std::thread::Builder::new().name("oracle".into()).spawn(body)?;
+    Ok(until)
 }
 
 /// Nothing that is guarded here can be left half-changed by a panic.
@@ -170,12 +189,19 @@ impl Topology {
         let tasks = vec![
             runtime.spawn(coordinator.run(changes)).abort_handle(),
             runtime.spawn(Arc::clone(&shared).pace(fast_until)).abort_handle(),
-            runtime.spawn(relays).abort_handle(),
-            runtime
-                .spawn(Driver { shared: Arc::clone(&shared), wanted, asked, before: Default::default() }.run())
-                .abort_handle(),
         ];
-        Ok(Arc::new(Topology { shared, settings, tasks: Mutex::new(tasks) }))
+        let driver = Driver { shared: Arc::clone(&shared), wanted, asked, before: Default::default() };
+        let oracle = apart(async move {
+            tokio::join!(driver.run(), relays);
+        });
+        let oracle = match oracle {
+            Ok(oracle) => oracle,
+            Err(error) => {
+                tasks.iter().for_each(AbortHandle::abort);
+                return Err(StartError::Thread { reason: error.to_string() });
+            }
+        };
+        Ok(Arc::new(Topology { shared, settings, tasks: Mutex::new(tasks), oracle: Mutex::new(Some(oracle)) }))
     }
 
     /// A cluster that is what it is said to be, with no tasks behind it: for tests and simulation. Answers to the oracle's
@@ -184,7 +210,7 @@ impl Topology {
     pub fn fixed(view: View) -> Arc<Topology> {
         let shared = Arc::new(Shared::new(view, Oracle::new(|| {}), Arc::new(Clock::new())));
         let (settings, _) = watch::channel(Arc::default());
-        Arc::new(Topology { shared, settings, tasks: Mutex::default() })
+        Arc::new(Topology { shared, settings, tasks: Mutex::default(), oracle: Mutex::default() })
     }
 
     /// Makes `view` the current one; its epoch is raised if it is not above the last. Meant for [`fixed`](Topology::fixed):
@@ -368,6 +394,7 @@ impl Topology {
         for task in lock(&self.tasks).drain(..) {
             task.abort();
         }
+        drop(lock(&self.oracle).take());
     }
 }
 

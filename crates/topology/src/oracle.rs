@@ -121,13 +121,17 @@ impl Driver {
         let mut furthest = if self.before.0 == line.asked.term { self.before.1 } else { Lsn(0) };
         let pace = line.asked.config.oracle_pace;
         let mut next = Instant::now();
+        // The last question was for several askers.
+        let mut shared_last = false;
         loop {
             let room = under_way.len() < IN_FLIGHT;
             let due = room && oracle.is_wanted();
-            if due && Instant::now() >= next {
+            if due && (Instant::now() >= next || at_once(shared_last, under_way.len())) {
                 next = Instant::now() + pace;
                 count += 1;
-                under_way.insert(count, (oracle.begin(), furthest));
+                let batch = oracle.begin();
+                shared_last = batch.is_shared();
+                under_way.insert(count, (batch, furthest));
                 self.shared.clock.sent();
                 let by = self.shared.flush.take();
                 let Ok(ask) = line.question(by).await else {
@@ -189,6 +193,7 @@ impl Driver {
                         }
                     }
                 }
+                // Or until what is under way is answered.
                 () = sleep_until(next), if due => {}
                 () = self.wanted.notified(), if room && !due => {}
             }
@@ -198,6 +203,12 @@ impl Driver {
             oracle.fail(batch);
         }
     }
+}
+
+/// Whether a question goes without waiting for the pace: that gathers askers into one question, and a single client after another has
+/// nobody to wait for.
+fn at_once(shared_last: bool, under_way: usize) -> bool {
+    !shared_last && under_way == 0
 }
 
 impl Line {
@@ -255,4 +266,18 @@ async fn question(
         Some(By::Transaction) => flushed.max(lsn),
     };
     Ok(Answer { term: u64::from(timeline), lsn, flushed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_asks_alone_does_not_wait_for_the_pace() {
+        for (shared_last, under_way, expected) in
+            [(false, 0, true), (false, 1, false), (true, 0, false), (true, 1, false), (false, IN_FLIGHT - 1, false)]
+        {
+            assert_eq!(at_once(shared_last, under_way), expected, "{shared_last} {under_way}");
+        }
+    }
 }

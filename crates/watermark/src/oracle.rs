@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::Lsn;
 use crate::mark::{Number, Watermark};
-use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Answers kept: an older ticket gets the newest answer instead, which is later than it needs, never earlier.
 #[cfg(not(loom))]
@@ -18,6 +18,11 @@ const KEPT: usize = 1024;
 #[cfg(loom)]
 const KEPT: usize = 2;
 
+/// Who holds tickets for the batch that has not been sent: nobody, one asker, or several.
+const NOBODY: u64 = 0;
+const ONE: u64 = 1;
+const SEVERAL: u64 = 2;
+
 /// The first batch that had not been sent when the ticket was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
@@ -25,7 +30,10 @@ pub struct Ticket(u64);
 /// A batch that is on its way: ends in [`Oracle::complete`] or [`Oracle::fail`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a batch that is neither completed nor failed leaves its askers waiting"]
-pub struct Batch(u64);
+pub struct Batch {
+    number: u64,
+    shared: bool,
+}
 
 /// Where the primary was when a batch reached it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,8 +51,8 @@ pub struct Answer {
 pub struct Oracle {
     /// Number of the last batch sent.
     sent: AtomicU64,
-    /// Somebody holds a ticket for a batch that has not been sent.
-    wanted: AtomicBool,
+    /// Who holds a ticket for a batch that has not been sent: [`NOBODY`], [`ONE`], [`SEVERAL`].
+    wanted: AtomicU64,
     /// The newest batch answered.
     answered: Arc<Watermark<Ticket>>,
     slots: Box<[Slot]>,
@@ -72,6 +80,16 @@ impl Number for Ticket {
     }
 }
 
+// === impl Batch ===
+
+impl Batch {
+    /// More than one asker is answered by it.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.shared
+    }
+}
+
 // === impl Oracle ===
 
 impl Oracle {
@@ -79,7 +97,7 @@ impl Oracle {
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Oracle {
         Oracle {
             sent: AtomicU64::new(0),
-            wanted: AtomicBool::new(false),
+            wanted: AtomicU64::new(NOBODY),
             answered: Arc::new(Watermark::new(Ticket(0))),
             slots: (0..KEPT).map(|_| Slot::default()).collect(),
             wake: Box::new(wake),
@@ -90,6 +108,15 @@ impl Oracle {
     pub fn ticket(&self) -> Ticket {
         let ticket = Ticket(self.sent.load(Ordering::SeqCst) + 1);
         self.want();
+        ticket
+    }
+
+    /// The same for an asker that takes another one for the same event: it does not make a batch one of several askers.
+    pub fn ticket_as_well(&self) -> Ticket {
+        let ticket = Ticket(self.sent.load(Ordering::SeqCst) + 1);
+        if self.wanted.load(Ordering::SeqCst) == NOBODY {
+            self.want();
+        }
         ticket
     }
 
@@ -111,28 +138,29 @@ impl Oracle {
     /// True when a batch should be sent.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::SeqCst)
+        self.wanted.load(Ordering::SeqCst) != NOBODY
     }
 
     /// To be called by the driver before it sends a question.
     pub fn begin(&self) -> Batch {
         // Order matters. The flag goes down first: whoever raises it after that is answered by this batch or asks for the
         // next. The other way round a ticket for the next batch could be taken, and its flag lost, in between.
-        self.wanted.store(false, Ordering::SeqCst);
-        Batch(self.sent.fetch_add(1, Ordering::SeqCst) + 1)
+        let shared = self.wanted.swap(NOBODY, Ordering::SeqCst) == SEVERAL;
+        Batch { number: self.sent.fetch_add(1, Ordering::SeqCst) + 1, shared }
     }
 
     /// The answer to a batch. Batches may be answered in any order, by one thread at a time, and fewer than the number of
     /// answers kept (1024) may be on their way.
     pub fn complete(&self, batch: Batch, answer: Answer) {
-        let slot = &self.slots[batch.0 as usize % KEPT];
+        let Batch { number, .. } = batch;
+        let slot = &self.slots[number as usize % KEPT];
         slot.batch.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         slot.term.store(answer.term, Ordering::Relaxed);
         slot.lsn.store(answer.lsn.0, Ordering::Relaxed);
         slot.flushed.store(answer.flushed.0, Ordering::Relaxed);
-        slot.batch.store(batch.0, Ordering::Release);
-        self.answered.publish(Ticket(batch.0));
+        slot.batch.store(number, Ordering::Release);
+        self.answered.publish(Ticket(number));
     }
 
     /// A batch whose answer will not come: its tickets are answered by the next one, which is asked for here.
@@ -144,14 +172,25 @@ impl Oracle {
     fn want(&self) {
         // The load keeps many askers of one batch from passing the cache line around. Whoever has seen the newer number of
         // batches also sees that `begin` put the flag down before it, so it is never kept from raising it by an old value.
-        if !self.wanted.load(Ordering::SeqCst) && !self.wanted.swap(true, Ordering::SeqCst) {
-            (self.wake)();
+        let mut seen = self.wanted.load(Ordering::SeqCst);
+        if seen == NOBODY {
+            match self.wanted.compare_exchange(NOBODY, ONE, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return (self.wake)(),
+                Err(now) => seen = now,
+            }
+        }
+        if seen == ONE {
+            // Never up from nobody here: that would be without waking the driver. If it has gone down meanwhile, the batch that
+            // has begun is this asker's, too: it took its ticket before it saw the flag up.
+            let _ = self.wanted.compare_exchange(ONE, SEVERAL, Ordering::SeqCst, Ordering::SeqCst);
         }
     }
 
-    fn newest(&self) -> Option<Answer> {
+    /// The newest answer, whoever it was for; None: there is none yet.
+    #[must_use]
+    pub fn newest(&self) -> Option<Answer> {
         // The driver may lap a reader only by answering KEPT batches during these few loads.
-        (0..4).find_map(|_| self.read(self.answered.get().0))
+        (0..4).find_map(|_| Some(self.answered.get().0).filter(|batch| *batch > 0).and_then(|batch| self.read(batch)))
     }
 
     fn read(&self, batch: u64) -> Option<Answer> {
@@ -201,6 +240,7 @@ mod tests {
     fn one_batch_answers_all_who_asked_before_it() {
         let (oracle, wakes) = oracle();
         assert!(!oracle.is_wanted());
+        assert_eq!(oracle.newest(), None);
         let (a, b) = (oracle.ticket(), oracle.ticket());
         assert_eq!(wakes.load(Ordering::SeqCst), 1, "woken once a batch");
         assert!(oracle.is_wanted());
@@ -209,6 +249,36 @@ mod tests {
         assert_eq!((oracle.answer(a), oracle.answer(b)), (None, None));
         oracle.complete(batch, at(10));
         assert_eq!((oracle.answer(a), oracle.answer(b)), (Some(at(10)), Some(at(10))));
+        assert_eq!(oracle.newest(), Some(at(10)));
+    }
+
+    #[test]
+    fn a_batch_says_whether_several_have_asked() {
+        let (oracle, wakes) = oracle();
+        let begun = |askers: &[bool]| {
+            for again in askers {
+                if *again {
+                    oracle.ticket_as_well()
+                } else {
+                    oracle.ticket()
+                };
+            }
+            let batch = oracle.begin();
+            let shared = batch.is_shared();
+            oracle.complete(batch, at(1));
+            shared
+        };
+        for (askers, shared) in [
+            (&[false][..], false),
+            (&[false, false], true),
+            (&[false, true], false),
+            (&[true, false], true),
+            (&[true], false),
+            (&[false, false, false], true),
+        ] {
+            assert_eq!(begun(askers), shared, "{askers:?}");
+        }
+        assert_eq!(wakes.load(Ordering::SeqCst), 6, "woken once a batch");
     }
 
     #[test]
