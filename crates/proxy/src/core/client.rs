@@ -221,6 +221,8 @@ pub(super) struct Again {
 pub(super) enum Mark {
     /// It has written nothing.
     Nothing,
+    /// It has written, and nobody has asked yet where the primary was: its reads go there, or wherever they like.
+    Wrote,
     /// What the primary had when this ticket's batch reached it.
     Asked(Ticket),
     /// This position of this timeline.

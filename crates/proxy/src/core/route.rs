@@ -74,6 +74,10 @@ impl Core {
     /// The node for a read: the less loaded of two replicas chosen at random from those that have replayed what the client
     /// must see; the primary if there is none.
     pub(super) fn read_node(&mut self, p: usize, c: usize) -> Option<NodeId> {
+        if self.view.nodes.len() <= 1 && self.view.primary.is_some() {
+            // There is nothing to choose from, and nobody need know where it is.
+            return self.view.primary;
+        }
         let Some(floor) = self.floor(c) else {
             self.metrics.consistency_primary.add(1);
             return self.view.primary;
@@ -143,7 +147,7 @@ impl Core {
         let mark = match (self.clients[c].mark, token) {
             (Mark::At { term, lsn }, Mark::At { term: of, lsn: other }) if (term, lsn) >= (of, other) => return,
             // Which of the two is later is not known yet: the primary is past both.
-            (Mark::Asked(_), _) => Mark::Asked(self.shared.topology.oracle().ticket()),
+            (Mark::Asked(_) | Mark::Wrote, _) => Mark::Asked(self.shared.topology.oracle().ticket()),
             (_, token) => token,
         };
         self.clients[c].mark = mark;
@@ -151,7 +155,16 @@ impl Core {
 
     /// The client has committed something: its reads must see it.
     pub(super) fn mark_write(&mut self, c: usize) {
-        self.clients[c].mark = Mark::Asked(self.shared.topology.oracle().ticket());
+        let oracle = self.shared.topology.oracle();
+        let session = self.consistency(c) == Consistency::Session;
+        self.clients[c].mark = if session && self.view.nodes.len() > 1 {
+            // Under the gate the same commit takes another one: it is no second asker.
+            let gated = self.pools[self.clients[c].pool].gate.relays > 0;
+            Mark::Asked(if gated { oracle.ticket_as_well() } else { oracle.ticket() })
+        } else {
+            // No read needs it as things are. Should that change, the first one asks.
+            Mark::Wrote
+        };
     }
 
     /// A server is being used for one more unit of its client: counted by destination.
@@ -242,6 +255,10 @@ impl Mark {
         match *self {
             Mark::Nothing => Some(0),
             Mark::Asked(_) => None,
+            Mark::Wrote => {
+                *self = Mark::Asked(oracle.ticket());
+                None
+            }
             Mark::At { term: of, lsn } if of == term => Some(lsn.0),
             Mark::At { .. } => {
                 // Another timeline: what was written then and what survived of it lies before where its primary is now.
