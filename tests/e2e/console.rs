@@ -8,14 +8,14 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 use crate::common::{only_kingpost, value};
 
 /// The console of a proxy under `trust`, where everybody is an operator.
-async fn console(kingpost: &Kingpost) -> Client {
+pub(crate) async fn console(kingpost: &Kingpost) -> Client {
     let mut config = kingpost.endpoint().config();
     config.user("anybody").dbname("kingpost");
     kingpost.endpoint().connect_as(&config).await
 }
 
 /// Rows by column name.
-async fn rows(console: &Client, command: &str) -> Vec<HashMap<String, String>> {
+pub(crate) async fn rows(console: &Client, command: &str) -> Vec<HashMap<String, String>> {
     let messages = console.simple_query(command).await.unwrap_or_else(|e| panic!("{command}: {e:?}"));
     let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
     let row = |message: &SimpleQueryMessage| match message {

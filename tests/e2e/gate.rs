@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use futures_util::SinkExt;
 use futures_util::future::join_all;
 use kingpost_tests::{
-    Cluster, Cut, Failover, Kingpost, KingpostBuilder, Link, Relay, SOON, ShowLogs, sqlstate, within,
+    Cluster, ClusterBuilder, Cut, Failover, Kingpost, KingpostBuilder, Link, Relay, SOON, ShowLogs, sqlstate, within,
 };
 use tokio::sync::Mutex;
 use tokio_postgres::{Client, NoTls};
 use toml::Table;
 
 use crate::common::{only_kingpost, value};
+use crate::console::{console, rows};
 
 /// A primary with a relay behind a forwarder.
 struct Gated {
@@ -25,13 +26,11 @@ struct Gated {
 
 impl Gated {
     async fn start() -> Gated {
-        Gated::with_replicas(0).await
+        Gated::of(Cluster::builder()).await
     }
 
-    async fn with_replicas(replicas: usize) -> Gated {
-        let cluster = Cluster::builder().replicas(replicas).setting("max_prepared_transactions", "100");
-        // What nobody asks to be flushed is not.
-        let cluster = cluster.setting("wal_writer_delay", "10s").start().await;
+    async fn of(cluster: ClusterBuilder) -> Gated {
+        let cluster = cluster.setting("max_prepared_transactions", "100").start().await;
         let cut = Cut::to(cluster.primary().port());
         let mut relay = Relay::of(&cluster, cut.port());
         relay.start().await;
@@ -61,7 +60,7 @@ impl Gated {
     }
 }
 
-const WAYS: i64 = 11;
+const WAYS: i64 = 12;
 
 /// Inserts a row in one of the ways there are.
 async fn insert(client: &Client, n: i64) -> Result<(), tokio_postgres::Error> {
@@ -85,7 +84,14 @@ async fn insert(client: &Client, n: i64) -> Result<(), tokio_postgres::Error> {
         6 => client.batch_execute(&format!("BEGIN; {insert}; COMMIT AND CHAIN; SELECT 1; ROLLBACK")).await,
         7 => client.batch_execute(&format!("CALL call_put({n})")).await,
         8 => client.batch_execute(&format!("DO $$ BEGIN PERFORM put({n}); END $$")).await,
-        9 => client.query(&format!("WITH i AS ({insert} RETURNING n) SELECT n FROM i"), &[]).await.map(drop),
+        9 => {
+            // As far as the server is concerned it may be lost; for the gate it is a commit like any other.
+            client.batch_execute("SET synchronous_commit = off").await?;
+            client.batch_execute(&insert).await?;
+            assert_eq!(value(client, "SHOW synchronous_commit").await, "off", "a client sees what it has set");
+            Ok(())
+        }
+        10 => client.query(&format!("WITH i AS ({insert} RETURNING n) SELECT n FROM i"), &[]).await.map(drop),
         _ => {
             client.batch_execute(&format!("BEGIN; {insert}; PREPARE TRANSACTION 'p{n}'")).await?;
             client.batch_execute(&format!("COMMIT PREPARED 'p{n}'")).await
@@ -136,12 +142,24 @@ async fn an_answer_waits_for_the_relay_however_it_was_committed() {
         (held >= WAYS as f64).then_some(held)
     });
     assert_eq!(held.await, WAYS as f64);
+    // An operator sees the same, and what they wait for.
+    let console = console(&kingpost).await;
+    let gates = rows(&console, "SHOW GATE").await;
+    assert_eq!(gates.len(), 1, "{gates:?}");
+    let number = |name: &str| gates[0][name].parse::<u64>().unwrap();
+    assert_eq!(number("held"), WAYS as u64);
+    assert!(number("longest_us") > 0 && number("lag_bytes") > 0, "{gates:?}");
+    assert_eq!((&*gates[0]["durability"], &*gates[0]["flush"], &*gates[0]["read_barrier"]), ("relay", "commit", "off"));
+    let relays = rows(&console, "SHOW RELAYS").await;
+    assert_eq!((&*relays[0]["name"], &*relays[0]["confirmed_lsn"]), ("r1", &*gates[0]["durable_lsn"]), "{relays:?}");
 
     gated.cut.set(Link::Up);
     for task in waiting {
         within("the answers, with the relay back", SOON, gated.cluster.dir(), task).await.unwrap().unwrap();
     }
     assert_eq!(gated.rows().await, (2 * WAYS).to_string());
+    let gates = rows(&console, "SHOW GATE").await;
+    assert_eq!((&*gates[0]["held"], &*gates[0]["state"]), ("0", "durable"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -233,7 +251,8 @@ async fn outlives(flush: &str) {
     if only_kingpost() {
         return;
     }
-    let gated = Gated::with_replicas(1).await;
+    // What nobody asks to be flushed is not.
+    let gated = Gated::of(Cluster::builder().replicas(1).setting("wal_writer_delay", "10s")).await;
     let _logs = ShowLogs(gated.cluster.dir());
     let (primary, heir) = (gated.cluster.primary(), gated.cluster.replica(0));
     heir.follow_port(gated.relay.port());

@@ -55,7 +55,13 @@ impl Flush {
 
     /// To be called after a batch was begun, before its question is sent: whoever wanted a flush before it gets one now.
     pub(crate) fn take(&self) -> Option<By> {
-        self.by().filter(|_| self.wanted.swap(false, Ordering::SeqCst))
+        self.question().filter(|_| self.wanted.swap(false, Ordering::SeqCst))
+    }
+
+    /// What a question can do for who wants a flush: also for a single session that has chosen not to wait for its own, where that
+    /// needs no transaction.
+    fn question(&self) -> Option<By> {
+        self.by().or_else(|| (self.version.load(Ordering::Relaxed) >= SINCE).then_some(By::Message))
     }
 
     pub(crate) fn by(&self) -> Option<By> {
@@ -77,14 +83,15 @@ mod tests {
 
     #[test]
     fn who_flushes() {
-        for (policy, version, expected) in [
-            (Flushing::Commits, 180_001, None),
-            (Flushing::Questions, 0, None),
-            (Flushing::Questions, 169_999, None),
-            (Flushing::Questions, 170_000, Some(By::Message)),
-            (Flushing::Transactions, 0, None),
-            (Flushing::Transactions, 130_023, Some(By::Transaction)),
-            (Flushing::Transactions, 180_001, Some(By::Message)),
+        for (policy, version, expected, asked) in [
+            (Flushing::Commits, 169_999, None, None),
+            (Flushing::Commits, 180_001, None, Some(By::Message)),
+            (Flushing::Questions, 0, None, None),
+            (Flushing::Questions, 169_999, None, None),
+            (Flushing::Questions, 170_000, Some(By::Message), Some(By::Message)),
+            (Flushing::Transactions, 0, None, None),
+            (Flushing::Transactions, 130_023, Some(By::Transaction), Some(By::Transaction)),
+            (Flushing::Transactions, 180_001, Some(By::Message), Some(By::Message)),
         ] {
             let flush = Flush::default();
             flush.set(policy);
@@ -92,7 +99,7 @@ mod tests {
             assert_eq!(flush.by(), expected, "{policy:?} {version}");
             assert_eq!(flush.take(), None, "nobody wants it");
             flush.want();
-            assert_eq!(flush.take(), expected, "{policy:?} {version}");
+            assert_eq!(flush.take(), asked, "{policy:?} {version}");
             assert_eq!(flush.take(), None, "once is enough");
         }
     }

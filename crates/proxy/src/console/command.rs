@@ -34,6 +34,8 @@ pub(super) enum Show {
     Users,
     Config,
     Nodes,
+    Gate,
+    Relays,
     Lanes,
     Pins,
     Prepared,
@@ -57,6 +59,8 @@ pub(super) const SHOWS: &[(&str, Show, &str)] = &[
     ("USERS", Show::Users, "users that may log in"),
     ("CONFIG", Show::Config, "settings in force"),
     ("NODES", Show::Nodes, "the servers of the cluster: role, timeline, positions, lag"),
+    ("GATE", Show::Gate, "clients whose commits are held back until relays have them, and what they wait for"),
+    ("RELAYS", Show::Relays, "the relays that make commits durable, as this proxy hears them"),
     ("LANES", Show::Lanes, "server connections that several clients share at this moment"),
     ("PINS", Show::Pins, "clients that keep their server connection, and why"),
     ("PREPARED", Show::Prepared, "prepared statements in server connections"),
@@ -99,7 +103,7 @@ impl Command {
 impl Show {
     /// True if the workers have to be asked.
     pub(super) fn needs_reports(self) -> bool {
-        !matches!(self, Show::Help | Show::Version | Show::Users | Show::Config | Show::Nodes)
+        !matches!(self, Show::Help | Show::Version | Show::Users | Show::Config | Show::Nodes | Show::Relays)
     }
 }
 

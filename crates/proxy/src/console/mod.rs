@@ -13,6 +13,7 @@
 //! (its usage page, "Admin console").
 
 mod command;
+mod durable;
 mod observer;
 mod report;
 mod show;
@@ -32,7 +33,7 @@ use crate::metrics::Metrics;
 use crate::settings::Settings;
 use command::{Command, Show};
 pub use observer::Observer;
-pub use report::{ClientReport, LaneReport, Look, Operation, PoolReport, Report, ServerReport, Totals};
+pub use report::{ClientReport, GateReport, LaneReport, Look, Operation, PoolReport, Report, ServerReport, Totals};
 use show::{Averages, Scene};
 
 /// Names of the database that is the console; the second is what PgBouncer's tools ask for.
@@ -315,6 +316,7 @@ impl Console {
         let scene = Scene {
             reports: &reports,
             settings: &settings,
+            topology: &self.room.shared.topology,
             view: &self.room.shared.topology.view(),
             metrics: &self.room.metrics,
             averages: &self.averages,

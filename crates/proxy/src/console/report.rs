@@ -9,6 +9,7 @@ use topology::NodeId;
 use crate::config::PoolMode;
 use crate::core::statistics::StatementReport;
 use crate::core::token::Token;
+use crate::settings::Gate;
 
 /// What a report is to have beyond its pools.
 #[derive(Debug, Clone, Copy, Default)]
@@ -80,8 +81,25 @@ pub struct PoolReport {
     pub connecting: usize,
     /// Those that wait for a cancel request to arrive before they are used again.
     pub cancelling: usize,
+    /// How its commits are held back; None: they are not.
+    pub gate: Option<GateReport>,
     /// Since the worker started.
     pub totals: Totals,
+}
+
+/// How one worker's part of a pool holds commits back, and which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GateReport {
+    /// What is configured.
+    pub settings: Gate,
+    /// Server connections leave the flush of their commits to the oracle's questions.
+    pub lazy: bool,
+    /// Fewer relays than `settings.relays` have confirmed anything for longer than is allowed.
+    pub degraded: bool,
+    /// Clients of which an answer is held back.
+    pub held: usize,
+    /// For how long the first of these has been.
+    pub longest: Duration,
 }
 
 /// What a pool has done.

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
-use topology::{Address, Role, View};
+use topology::{Address, Role, Topology, View};
 
-use super::PERIOD;
 use super::command::{ACTIONS, SHOWS, Show};
 use super::report::{ClientReport, PoolReport, Report, ServerReport, Totals};
 use super::table::Of::{Number, Text};
 use super::table::{Of, Table, Value};
+use super::{PERIOD, durable};
 use crate::core::statistics::{self, Counts};
 use crate::core::token::Token;
 use crate::metrics::{Metrics, Snapshot};
@@ -23,6 +23,7 @@ use crate::settings::Settings;
 pub(super) struct Scene<'a> {
     pub(super) reports: &'a [Report],
     pub(super) settings: &'a Settings,
+    pub(super) topology: &'a Topology,
     pub(super) view: &'a View,
     pub(super) metrics: &'a [Arc<Metrics>],
     pub(super) averages: &'a Averages,
@@ -120,6 +121,7 @@ pub(super) fn wholes(reports: &[Report]) -> Vec<PoolReport> {
                 sum.idle += pool.idle;
                 sum.connecting += pool.connecting;
                 sum.cancelling += pool.cancelling;
+                durable::add(&mut sum.gate, pool.gate);
                 sum.totals += pool.totals;
             }
         }
@@ -190,6 +192,8 @@ impl Scene<'_> {
             Show::Users => self.users(),
             Show::Config => self.config(),
             Show::Nodes => self.nodes(),
+            Show::Gate => durable::gate(&wholes(self.reports), self.topology),
+            Show::Relays => durable::relays(&self.topology.relays()),
             Show::Lanes => self.lanes(),
             Show::Pins => self.pins(),
             Show::Prepared => self.prepared(),
@@ -719,6 +723,7 @@ mod tests {
             idle: 2,
             connecting: 0,
             cancelling: 0,
+            gate: None,
             totals,
         }
     }
@@ -738,9 +743,23 @@ mod tests {
     fn table(show: Show, reports: &[Report], averages: &Averages) -> Table {
         let settings = Settings::new(&ProxyConfig::default()).expect("the defaults are good");
         let view = View { epoch: 1, term: topology::Term::default(), primary: None, nodes: Vec::new() };
+        let topology = Topology::fixed(view);
+        let view = topology.view();
         let now = Instant::now();
         let own = (0, Token::new(Kind::Client, 1, 0));
-        Scene { reports, settings: &settings, view: &view, metrics: &[], averages, workers: 2, now, own }.table(show)
+        let metrics = &[];
+        let scene = Scene {
+            reports,
+            settings: &settings,
+            topology: &topology,
+            view: &view,
+            metrics,
+            averages,
+            workers: 2,
+            now,
+            own,
+        };
+        scene.table(show)
     }
 
     fn column(table: &Table, name: &str) -> Vec<Value> {

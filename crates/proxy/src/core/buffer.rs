@@ -1,6 +1,7 @@
 //! Buffers that connections borrow while they have bytes to keep, so that an idle one holds none.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use super::gate::Gate;
 
@@ -150,6 +151,11 @@ impl Output {
     pub(super) fn close_gate(&mut self, gate: Gate) {
         let at = self.bytes.len();
         self.gates.get_or_insert_default().push_back((at, gate));
+    }
+
+    /// Since when something is held back.
+    pub(super) fn held_since(&self) -> Option<Instant> {
+        self.first_gate().map(Gate::since)
     }
 
     pub(super) fn first_gate(&self) -> Option<&Gate> {

@@ -220,6 +220,10 @@ impl Core {
                         pool.waiting += 1;
                         pool.oldest_wait = pool.oldest_wait.max(self.now.saturating_duration_since(client.since));
                     }
+                    if let (Some(gate), Some(since)) = (&mut pool.gate, client.output.held_since()) {
+                        gate.held += 1;
+                        gate.longest = gate.longest.max(self.now.saturating_duration_since(since));
+                    }
                 }
                 Phase::Startup | Phase::Securing | Phase::Login(_) => report.logging_in += 1,
                 Phase::Console { .. } | Phase::Cancelling => {}
@@ -255,6 +259,7 @@ impl Core {
             idle: pool.nodes.iter().map(|node| node.idle.len()).sum(),
             connecting: pool.nodes.iter().map(|node| node.connecting).sum(),
             cancelling: 0,
+            gate: self.gate_report(pool),
             totals: pool.totals,
         }
     }

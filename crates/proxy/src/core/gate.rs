@@ -26,8 +26,10 @@ use wire::message::Status;
 use wire::{Severity, Sqlstate, message};
 
 use self::fate::{Fate, Known, State, fate};
+use super::pool::Pool;
 use super::token::Token;
 use super::{Core, DRAINING, over};
+use crate::console::GateReport;
 use crate::settings::Gate as Settings;
 
 /// Most clients of one worker that wait.
@@ -70,6 +72,10 @@ impl Gate {
 
     pub(crate) fn is_open(&self) -> bool {
         self.state == State::Open
+    }
+
+    pub(super) fn since(&self) -> Instant {
+        self.since
     }
 }
 
@@ -133,12 +139,12 @@ impl Core {
 
     /// The client's unit is at its end, or so far that its output can't be kept any longer: its gate waits.
     pub(super) fn seal_gate(&mut self, c: usize) {
+        let unflushed = self.commits_unflushed(c);
         let client = &mut self.clients[c];
-        let lazy = self.pools[client.pool].lazy;
         let Some(last) = client.output.last_gate_mut().filter(|gate| gate.is_open()) else { return };
         // Before the ticket, so that the question which answers it comes with the flush, or behind it.
         let topology = &self.shared.topology;
-        if lazy {
+        if unflushed {
             topology.want_flush();
         }
         let ticket = topology.oracle().ticket();
@@ -198,8 +204,7 @@ impl Core {
             let pool = &self.pools[self.clients[c].pool];
             let (settings, lazy) = (pool.gate, pool.lazy);
             // Who may have committed without waiting for the flush waits for everything that was there by then.
-            let client = &self.clients[c];
-            let unflushed = lazy || client.unflushed || client.params.get("synchronous_commit").is_some();
+            let unflushed = self.commits_unflushed(c);
             let answer = match gate.state {
                 State::Asked(ticket, _) => self.shared.topology.oracle().answer(ticket),
                 _ => None,
@@ -237,7 +242,7 @@ impl Core {
                 }
                 Fate::Wait(lsn) => {
                     let state = State::At(lsn, self.durable.term);
-                    if state != gate.state && lazy && answer.is_some_and(|(_, _, flushed)| !flushed) {
+                    if state != gate.state && unflushed && answer.is_some_and(|(_, _, flushed)| !flushed) {
                         // Another question's flush came before this position: one more, and nobody waits for its answer.
                         let topology = &self.shared.topology;
                         topology.want_flush();
@@ -404,12 +409,31 @@ impl Core {
         }
     }
 
+    /// Whether the client's commits may have been answered before the primary has flushed them.
+    fn commits_unflushed(&self, c: usize) -> bool {
+        let client = &self.clients[c];
+        self.pools[client.pool].lazy || client.unflushed || client.params.get("synchronous_commit").is_some()
+    }
+
     // --- too few relays ---
 
     /// Fewer relays than this have confirmed anything for longer than `degraded_after`.
     fn is_degraded(&self, relays: usize) -> bool {
         let since = self.short.get(relays).copied().flatten();
         since.is_some_and(|since| over(since, self.settings.gate_degraded_after, self.now))
+    }
+
+    /// For an operator: how a pool's commits are held back; who is, is not in it yet.
+    pub(super) fn gate_report(&self, pool: &Pool) -> Option<GateReport> {
+        let settings = pool.gate;
+        let report = || GateReport {
+            settings,
+            lazy: pool.lazy,
+            degraded: self.is_degraded(settings.relays),
+            held: 0,
+            longest: Duration::ZERO,
+        };
+        (settings.relays > 0).then(report)
     }
 
     /// To be called each tick: keeps count of how long there have been too few relays.
