@@ -142,7 +142,7 @@ impl Clients {
             }
         }
         // PostgreSQL's own synchronous replication shows after a restart what the relay may not have.
-        if world.durability == Durability::Gate {
+        if world.durability != Durability::Native {
             let gone = seen.into_iter().filter(|(client, n)| !there[*client].contains_key(n));
             violations.extend(gone.map(|(client, n)| Violation::Vanished { client, n }));
         }

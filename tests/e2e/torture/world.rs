@@ -13,8 +13,11 @@ pub(super) enum Durability {
     Native,
     /// The relay, by the proxy's gate, with read barriers.
     Gate,
-    /// Nobody: to see that the suite finds what is wrong with that.
-    None,
+    /// The same, and commits leave their flush to the proxy's question.
+    Flush,
+    /// The gate, which answers before the relay has it as soon as the relay is silent: to see that the suite finds what is wrong with
+    /// that.
+    Early,
 }
 
 /// Three servers, a relay between them, a proxy in front; forwarders between relay and servers, and proxy and servers.
@@ -64,12 +67,19 @@ impl World {
         for (index, link) in proxy_links.iter().enumerate() {
             builder = builder.through(index, link);
         }
-        if durability == Durability::Gate {
+        if durability != Durability::Native {
             let mut table = toml::Table::new();
             table.insert("name".into(), "relay".into());
             table.insert("address".into(), format!("127.0.0.1:{}", relay.port()).into());
             builder = builder.add("cluster.relays", table).set("proxy.gate.read_barrier", true);
             builder = builder.set("proxy.gate.commit_durability", "relay");
+            if durability == Durability::Flush {
+                // Before PostgreSQL 17 it takes a transaction each time.
+                builder = builder.set("proxy.gate.flush", "batch-transaction");
+            }
+            if durability == Durability::Early {
+                builder = builder.set("proxy.gate.on_degraded", "local").set("proxy.gate.degraded_after", "1ms");
+            }
         }
         let kingpost = builder.start().await;
         let failover = Failover::of(&cluster, &[&relay]).proxy(&kingpost).stopping(&cluster);

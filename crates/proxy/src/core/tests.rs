@@ -36,6 +36,7 @@ fn plan(seed: u64, style: Style) -> Plan {
         lanes: random.one_in(2),
         scarce: false,
         gated: false,
+        lies: false,
     }
 }
 
@@ -75,6 +76,17 @@ fn nobody_hears_of_a_commit_before_the_relay_has_it() {
         held += world.counted(|metrics| metrics.gated.get());
     }
     assert!(held > 0, "nobody was held");
+}
+
+/// The simulation itself: with a relay that confirms too much, answers come too early.
+#[test]
+fn an_answer_before_the_relay_has_it_is_noticed() {
+    let noticed = |seed: &u64| {
+        let plan = Plan { gated: true, faults: true, lies: true, ..plan(*seed, under_faults(*seed, false)) };
+        let ended = std::panic::catch_unwind(|| World::new(plan).run());
+        ended.is_err_and(|why| why.downcast_ref::<String>().is_some_and(|text| text.contains("is told that")))
+    };
+    assert!(seeds(40).into_iter().any(|seed| noticed(&seed)), "nobody notices");
 }
 
 #[test]

@@ -45,6 +45,8 @@ pub(super) struct Plan {
     pub scarce: bool,
     /// Commits are told when a relay has them, which is some time after the primary has.
     pub gated: bool,
+    /// The relay confirms what it does not have: to see that this is noticed.
+    pub lies: bool,
 }
 
 /// Messages as they came, comparable.
@@ -481,7 +483,7 @@ impl World {
                 if self.plan.gated {
                     let behind = self.store.committed.len() - self.durable;
                     self.durable += if self.random.one_in(2) { behind } else { self.random.below(behind + 1) };
-                    let at = self.durable as u64 + 1;
+                    let at = if self.plan.lies { 1 << 40 } else { self.durable as u64 + 1 };
                     let told = Flushed { system: 1, term: 0, timeline: self.timeline, at };
                     self.topology.tell("relay", Some(told));
                 }
