@@ -30,6 +30,20 @@ pub(super) struct LocalRelay {
     address: SocketAddr,
 }
 
+/// What was moved aside before, next to `dir`: one log that nobody asked for is kept, not one for each time.
+fn remove_aside(dir: &Path) {
+    let Some(entries) = dir.parent().and_then(|parent| std::fs::read_dir(parent).ok()) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("relay.old-"));
+        if number.is_some_and(|number| number.parse::<u64>().is_ok())
+            && let Err(error) = std::fs::remove_dir_all(entry.path())
+        {
+            tracing::warn!(path = %entry.path().display(), %error, "an old log cannot be removed");
+        }
+    }
+}
+
 impl LocalRelay {
     /// Starts it and waits until it receives from the primary. A log that the primary has not got in its history is moved
     /// aside: in a local cluster the servers decide.
@@ -48,6 +62,7 @@ impl LocalRelay {
                 let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs());
                 let aside = dir.with_file_name(format!("relay.old-{seconds}"));
                 step(&format!("the relay cannot follow the primary ({reason}): its log goes to {}", aside.display()));
+                remove_aside(dir);
                 std::fs::rename(dir, &aside).map_err(|error| Failure::path("move aside", dir, &error))?;
                 LocalRelay::receiving(dir, primary, stop).await?.map_err(not_receiving)?
             }
@@ -159,5 +174,29 @@ pub(super) async fn follow_primary(relay: Option<&LocalRelay>, running: &Running
         if let (Some(relay), Some(primary)) = (relay, running.primary()) {
             relay.relay.follow(&primary);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn of_the_logs_moved_aside_one_is_kept() {
+        let parent = std::env::temp_dir().join(format!("kingpost-aside-{}", std::process::id()));
+        let names = ["relay", "relay.old-1", "relay.old-1763812345", "relay.old-mine", "relay.older", "primary"];
+        for name in names {
+            std::fs::create_dir_all(parent.join(name).join("wal")).unwrap();
+        }
+        remove_aside(&parent.join("relay"));
+        let mut left: Vec<String> = std::fs::read_dir(&parent)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        std::fs::remove_dir_all(&parent).unwrap();
+        assert_eq!(left, ["primary", "relay", "relay.old-mine", "relay.older"]);
     }
 }
