@@ -43,6 +43,9 @@ impl Log {
                 let end = watermark::Lsn(size.start(segment.number).0.saturating_add(size.bytes()));
                 tail.flushed.publish(written.min(end));
             }
+            if let Some(told) = &*self.told.load() {
+                (told.0)();
+            }
             // What has been begun since is not among them, even if it is lower: on another timeline.
             let whole = |segment: Segment| size.start(segment.number + 1) <= written;
             lock(&self.unflushed)

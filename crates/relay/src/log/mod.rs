@@ -50,7 +50,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use watermark::{Lsn, Unparker, Watermark};
 
 pub use error::{AppendError, FetchError, LogError, LogFailure, ReadError, SwitchError};
@@ -193,10 +193,21 @@ pub struct Log {
     histories: Mutex<BTreeMap<Timeline, Arc<[u8]>>>,
     state: Mutex<State>,
     metrics: LogMetrics,
+    /// Called by the flusher after each flush.
+    told: ArcSwapOption<Told>,
     /// The last segment starts that were looked at for a record that crosses them.
     crossings: Mutex<[(Lsn, Option<Crossing>); 2]>,
     #[cfg(test)]
     faults: tests::Faults,
+}
+
+/// What the flusher calls.
+struct Told(Box<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Told")
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -256,6 +267,7 @@ impl Log {
             histories: Mutex::new(std::mem::take(&mut listing.histories)),
             state: Mutex::new(state),
             metrics: LogMetrics::default(),
+            told: ArcSwapOption::empty(),
             crossings: Mutex::default(),
             #[cfg(test)]
             faults: tests::Faults::default(),
@@ -306,6 +318,12 @@ impl Log {
     #[must_use]
     pub fn failure(&self) -> Option<&LogFailure> {
         self.failure.get()
+    }
+
+    /// `tell` is called after each flush, by the thread that flushes: for who would be woken by each of them otherwise. It may wait for
+    /// a socket, for a bounded time: the next flush waits for it. None: nobody. A call may be under way when this returns.
+    pub fn tell_of_flushes(&self, tell: Option<Box<dyn Fn() + Send + Sync>>) {
+        self.told.store(tell.map(|tell| Arc::new(Told(tell))));
     }
 
     /// Counters.

@@ -1,13 +1,17 @@
 //! Reports of how far the log is: when `flushed` moves, at once when asked, and each status interval.
+//!
+//! Who has flushed reports it: on a busy machine a thread that is woken for it comes late, and costs as much as the report does. Its write
+//! to the socket has a limit in time, and blocks only if the upstream has not read thousands of reports; then it sends nothing
+//! either that could be flushed.
 
 use std::io::Write;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use tracing::warn;
-use watermark::{Lsn, Parker, Unparker, Waited};
+use watermark::{Lsn, Parker, Unparker, Watermark};
 use wire::replication;
 
 use crate::channel::Channel;
@@ -23,15 +27,13 @@ struct Told {
     received: AtomicU64,
     asked: AtomicBool,
     stop: AtomicBool,
-    /// Messages heard; to notice silence.
+    /// When something was last heard, in milliseconds after [`Reporter::born`]; to notice silence.
     heard: AtomicU64,
 }
 
-/// The acknowledging thread of one stream.
+/// What acknowledges one stream: the flusher after each flush, and a thread for what has another reason.
 pub(super) struct Acknowledger {
-    shared: Arc<Shared>,
-    told: Arc<Told>,
-    tail: Arc<Tail>,
+    reporter: Arc<Reporter>,
     unparker: Unparker,
     socket: Channel,
     thread: JoinHandle<()>,
@@ -46,104 +48,133 @@ impl Acknowledger {
         from: Lsn,
     ) -> Result<Acknowledger, UpstreamError> {
         tail.confirmed.reset(Lsn(0));
-        let told = Arc::new(Told { received: AtomicU64::new(from.0), ..Told::default() });
-        let parker = Parker::new(Arc::clone(&tail.flushed));
+        let told = Told { received: AtomicU64::new(from.0), ..Told::default() };
+        // Of its own: it waits for no number, only to be unparked.
+        let parker = Parker::new(Arc::<Watermark>::default());
         let unparker = parker.unparker();
-        let reporter = Reporter {
+        let reports = Reports { socket: socket.another()?, sent: Lsn(0), last: Instant::now(), open: true };
+        let reporter = Arc::new(Reporter {
             shared: Arc::clone(shared),
             log: shared.log().ok_or(UpstreamError::Interrupted)?,
-            told: Arc::clone(&told),
-            tail: Arc::clone(&tail),
-            socket: socket.another()?,
+            told,
+            tail,
+            reports: Mutex::new(reports),
+            born: Instant::now(),
             interval: config.status_interval,
             patience: config.timeout / 2,
+        });
+        let thread = {
+            let reporter = Arc::clone(&reporter);
+            std::thread::Builder::new()
+                .name("relay-ack".into())
+                .spawn(move || reporter.run(parker))
+                .map_err(UpstreamError::Io)?
         };
-        let thread = std::thread::Builder::new()
-            .name("relay-ack".into())
-            .spawn(move || reporter.run(parker))
-            .map_err(UpstreamError::Io)?;
-        Ok(Acknowledger { shared: Arc::clone(shared), told, tail, unparker, socket, thread })
+        let flushed = Arc::clone(&reporter);
+        reporter.log.tell_of_flushes(Some(Box::new(move || flushed.flushed())));
+        // What was flushed before that.
+        unparker.unpark();
+        Ok(Acknowledger { reporter, unparker, socket, thread })
     }
 
     /// The upstream's log ends at `end` (0: it did not say).
     pub(super) fn heard(&self, end: u64) {
-        self.told.heard.fetch_add(1, Ordering::Relaxed);
-        self.shared.metrics.upstream_end.fetch_max(end, Ordering::Relaxed);
+        let now = u64::try_from(self.reporter.born.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.reporter.told.heard.store(now, Ordering::Relaxed);
+        self.reporter.shared.metrics.upstream_end.fetch_max(end, Ordering::Relaxed);
     }
 
     /// Everything before `end` was received from this upstream.
     pub(super) fn received(&self, end: Lsn, bytes: usize) {
-        self.shared.metrics.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.told.received.store(end.0, Ordering::Release);
-        // With the one in `durable`: either this thread sees `flushed` or that one `received`.
+        let Reporter { shared, told, tail, .. } = &*self.reporter;
+        shared.metrics.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        told.received.store(end.0, Ordering::Release);
+        // With the one in `durable`: either the flusher sees this, or this thread what was flushed.
         fence(Ordering::SeqCst);
-        // While what is held is sent again, `flushed` does not move: somebody else has to wake the thread.
-        if self.tail.flushed.get() >= end {
+        // While what is held is sent again, nothing is flushed: somebody else has to tell.
+        if tail.flushed.get() >= end {
             self.unparker.unpark();
         }
     }
 
     /// Answer at once.
     pub(super) fn ask(&self) {
-        self.told.asked.store(true, Ordering::Release);
+        self.reporter.told.asked.store(true, Ordering::Release);
         self.unparker.unpark();
     }
 
-    /// Ends the thread.
+    /// Ends it: when this returns nothing is acknowledged any more.
     pub(super) fn stop(self) {
-        self.told.stop.store(true, Ordering::Release);
+        let reporter = &self.reporter;
+        reporter.log.tell_of_flushes(None);
+        reporter.told.stop.store(true, Ordering::Release);
         self.unparker.unpark();
         if self.thread.join().is_err() {
             warn!("the acknowledging thread panicked");
             self.socket.shutdown();
         }
-        self.tail.confirmed.reset(Lsn(0));
+        // The flusher may be in the middle of it, or come once more.
+        reporter.reports().open = false;
+        reporter.tail.confirmed.reset(Lsn(0));
     }
 }
 
 struct Reporter {
     shared: Arc<Shared>,
     log: Arc<Log>,
-    told: Arc<Told>,
+    told: Told,
     tail: Arc<Tail>,
-    socket: Channel,
+    reports: Mutex<Reports>,
+    born: Instant,
     interval: Duration,
     /// Silence after which the upstream is asked whether it is there.
     patience: Duration,
 }
 
+/// What has been reported, and where to. Held while a report is written.
+struct Reports {
+    socket: Channel,
+    sent: Lsn,
+    last: Instant,
+    open: bool,
+}
+
 impl Reporter {
-    fn run(mut self, mut parker: Parker<Lsn>) {
-        let (mut sent, mut last) = (Lsn(0), Instant::now());
-        let (mut heard, mut heard_at) = (0, Instant::now());
+    fn reports(&self) -> MutexGuard<'_, Reports> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The log has been flushed further. The flusher reports it itself: another thread would have to be woken for each flush.
+    fn flushed(&self) {
+        let mut reports = self.reports();
+        if self.durable() > reports.sent {
+            // A connection that is gone is noticed by the receiver.
+            let _ = self.report(&mut reports, false);
+        }
+    }
+
+    /// Reports what flushes do not: at once when asked, in the interval, what was sent again and had been flushed before.
+    fn run(&self, mut parker: Parker<Lsn>) {
+        let mut pinged = self.born;
         let mut feedback = None;
-        self.report(Lsn(0), false);
+        if !self.report(&mut self.reports(), false) {
+            return;
+        }
         while !self.told.stop.load(Ordering::Acquire) {
-            let next = (last + self.interval).min(heard_at + self.patience);
-            // `flushed` first: if it moves after this line, the wait below ends.
-            let flushed = self.tail.flushed.get();
-            if self.durable(flushed) <= sent && !self.told.asked.load(Ordering::Acquire) {
-                // While what is held is sent again, `flushed` is ahead: `received` unparks then.
-                match parker.wait(Lsn(flushed.max(sent).0 + 1), Some(next)) {
-                    Waited::Reached(_) | Waited::Unparked | Waited::TimedOut => {}
-                }
-            }
+            let last = self.reports().last;
+            let next = (last + self.interval).min(self.heard().max(pinged) + self.patience);
+            parker.wait(Lsn(1), Some(next));
             let now = Instant::now();
-            let count = self.told.heard.load(Ordering::Relaxed);
-            if count != heard {
-                (heard, heard_at) = (count, now);
-            }
-            let silent = now.duration_since(heard_at) >= self.patience;
+            let silent = now.saturating_duration_since(self.heard().max(pinged)) >= self.patience;
             let asked = self.told.asked.swap(false, Ordering::AcqRel);
-            let due = now.duration_since(last) >= self.interval;
-            let durable = self.durable(self.tail.flushed.get()).max(sent);
-            if durable > sent || asked || due || silent {
-                if !self.report(durable, silent) {
+            let mut reports = self.reports();
+            let due = now.saturating_duration_since(reports.last) >= self.interval;
+            if asked || due || silent || self.durable() > reports.sent {
+                if !self.report(&mut reports, silent) {
                     return;
                 }
-                (sent, last) = (durable, now);
                 if silent {
-                    heard_at = now;
+                    pinged = now;
                 }
             }
             let wanted = self.shared.feedback();
@@ -151,29 +182,38 @@ impl Reporter {
                 feedback = Some(wanted);
                 let mut out = Vec::new();
                 replication::feedback(&mut out, now_micros(), wanted.xmin, wanted.catalog_xmin);
-                if self.write(&out).is_err() {
+                if !reports.write(&out) {
                     return;
                 }
             }
         }
     }
 
+    fn heard(&self) -> Instant {
+        self.born + Duration::from_millis(self.told.heard.load(Ordering::Relaxed))
+    }
+
     /// What is durable here and known to be this upstream's; a little less while a record that crosses into another segment is
     /// incomplete, so that the upstream keeps what a restart would have to read again.
-    fn durable(&self, flushed: Lsn) -> Lsn {
-        let acknowledgeable = self.log.acknowledgeable(flushed);
+    fn durable(&self) -> Lsn {
+        let acknowledgeable = self.log.acknowledgeable(self.tail.flushed.get());
         fence(Ordering::SeqCst);
         acknowledgeable.min(Lsn(self.told.received.load(Ordering::Acquire)))
     }
 
     /// False: the connection is gone.
-    fn report(&mut self, durable: Lsn, reply: bool) -> bool {
+    fn report(&self, reports: &mut Reports, reply: bool) -> bool {
+        if !reports.open {
+            return false;
+        }
+        let durable = self.durable().max(reports.sent);
         let written = self.tail.written.get().min(Lsn(self.told.received.load(Ordering::Acquire)));
         let mut out = Vec::with_capacity(64);
         replication::status(&mut out, written.0, durable.0, 0, now_micros(), reply);
-        if self.write(&out).is_err() {
+        if !reports.write(&out) {
             return false;
         }
+        (reports.sent, reports.last) = (durable, Instant::now());
         if durable > Lsn(0) {
             self.tail.acknowledged.publish(durable);
             self.tail.confirmed.publish(durable);
@@ -181,9 +221,13 @@ impl Reporter {
         self.shared.metrics.acknowledgements.fetch_add(1, Ordering::Relaxed);
         true
     }
+}
 
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        self.socket.write_all(bytes).inspect_err(|_| self.socket.shutdown())
+impl Reports {
+    /// False: the connection is gone.
+    fn write(&mut self, bytes: &[u8]) -> bool {
+        self.open &= self.socket.write_all(bytes).inspect_err(|_| self.socket.shutdown()).is_ok();
+        self.open
     }
 }
 
