@@ -304,6 +304,40 @@ async fn refuses_with_reasons() {
     assert!(!relay.log().contains("correct horse"));
 }
 
+/// What an order is refused with: the error's fields, but for where in its source it was raised; and with positions made alike.
+pub(crate) async fn refusal(port: u16, order: &str) -> BTreeMap<char, String> {
+    let mut socket = replication(port, "postgres").await;
+    query(&mut socket, order).await;
+    let (mut seen, mut buffer) = (Vec::new(), [0; 4096]);
+    loop {
+        let n = tokio::time::timeout(SOON, socket.read(&mut buffer)).await.expect("an answer").unwrap();
+        assert!(n > 0, "{order}: no error came");
+        seen.extend_from_slice(&buffer[..n]);
+        let mut at = 0;
+        while let Some(header) = seen.get(at..at + 5) {
+            let end = at + 1 + u32::from_be_bytes(header[1..].try_into().unwrap()) as usize;
+            match seen.get(at + 5..end) {
+                Some(body) if header[0] == b'E' => {
+                    let fields = body.split(|byte| *byte == 0).filter(|field| !field.is_empty());
+                    let text = |field: &[u8]| (char::from(field[0]), alike(&String::from_utf8_lossy(&field[1..])));
+                    return fields.map(text).filter(|(field, _)| "SCMDH".contains(*field)).collect();
+                }
+                Some(_) => at = end,
+                None => break,
+            }
+        }
+    }
+}
+
+/// A text with each position (`X/X`) in it replaced by one and the same.
+fn alike(text: &str) -> String {
+    let is_position = |word: &str| {
+        let hex = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+        word.split_once('/').is_some_and(|(high, low)| hex(high) && hex(low.trim_end_matches('.')))
+    };
+    text.split(' ').map(|word| if is_position(word) { "X/X" } else { word }).collect::<Vec<_>>().join(" ")
+}
+
 /// A replication connection without a password, by hand.
 async fn replication(port: u16, user: &str) -> TcpStream {
     let mut socket = TcpStream::connect(("127.0.0.1", port)).await.unwrap();

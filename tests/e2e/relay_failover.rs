@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kingpost_tests::{Cluster, Kingpost, Relay, SOON, ShowLogs, wait_until, within};
 use tokio::sync::Mutex;
 
+use crate::relay::refusal;
+
 /// A primary whose commits wait for the relay.
 async fn synchronous() -> (Cluster, Relay) {
     let cluster = Cluster::builder().start().await;
@@ -129,6 +131,20 @@ async fn follows_a_promotion_and_takes_the_others_along() {
     relay.start().await;
     heir.execute("INSERT INTO t VALUES (3)").await;
     other.wait_value("SELECT count(*) FROM t", "3").await;
+
+    // What it refuses it refuses in the server's own words: standbys and people match on them.
+    let left = heir.query("SELECT pg_current_wal_flush_lsn()").await;
+    for order in [
+        &format!("START_REPLICATION {left} TIMELINE 1")[..],
+        "START_REPLICATION 0/1000000 TIMELINE 7",
+        "START_REPLICATION FF/0 TIMELINE 2",
+        "START_REPLICATION SLOT \"none\" 0/1000000 TIMELINE 2",
+        "TIMELINE_HISTORY 7",
+        "SHOW nothing",
+        "SELECT 1",
+    ] {
+        assert_eq!(refusal(relay.port(), order).await, refusal(heir.port(), order).await, "{order}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
