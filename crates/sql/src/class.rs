@@ -115,6 +115,9 @@ impl Flags {
     pub const SCHEMA: Flags = Flags(1 << 8);
     /// Some statement in the text says that it does: of [`Flags::SCHEMA`] all but CALL, DO and what makes a temporary table.
     pub const DDL: Flags = Flags(1 << 9);
+    /// The text has only statements about the session itself, which leave nothing in the database: SET, RESET, SHOW, LISTEN, UNLISTEN,
+    /// DEALLOCATE.
+    pub const SESSION: Flags = Flags(1 << 10);
 
     /// True if all bits of `other` are set.
     #[must_use]

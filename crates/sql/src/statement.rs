@@ -48,6 +48,9 @@ pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
     {
         text.flag(Flags::ROWLESS);
     }
+    if !statements.is_empty() && statements.iter().all(|statement| is_about_session(statement)) {
+        text.flag(Flags::SESSION);
+    }
     for statement in statements.iter().filter(|statement| is_about_schema(statement)) {
         text.flag(Flags::SCHEMA);
         if !is_hidden_or_private(statement) {
@@ -72,6 +75,18 @@ fn is_rowless(statement: &NodeEnum) -> bool {
         NodeEnum::MergeStmt(statement) => statement.returning_clause.is_none(),
         _ => false,
     }
+}
+
+/// Takes no transaction id. NOTIFY does, and DISCARD and PREPARE may do more than they say.
+fn is_about_session(statement: &NodeEnum) -> bool {
+    matches!(
+        statement,
+        NodeEnum::VariableSetStmt(_)
+            | NodeEnum::VariableShowStmt(_)
+            | NodeEnum::DeallocateStmt(_)
+            | NodeEnum::ListenStmt(_)
+            | NodeEnum::UnlistenStmt(_)
+    )
 }
 
 /// True if the statement does not say what it does to the schema, or makes a table that nobody else sees.

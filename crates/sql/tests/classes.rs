@@ -13,7 +13,32 @@ fn classifier() -> Classifier {
 /// The class without what `result_columns` is about.
 fn classify(text: &str) -> Class {
     let class = classifier().classify(text.as_bytes());
-    Class { flags: Flags(class.flags.0 & !(Flags::ROWLESS.0 | Flags::SCHEMA.0 | Flags::DDL.0)), ..class }
+    Class {
+        flags: Flags(class.flags.0 & !(Flags::ROWLESS.0 | Flags::SCHEMA.0 | Flags::DDL.0 | Flags::SESSION.0)),
+        ..class
+    }
+}
+
+#[test]
+fn statements_about_the_session_alone() {
+    for (text, session) in [
+        ("SET work_mem = '1MB'", true),
+        ("SET LOCAL synchronous_commit = off; SHOW synchronous_commit", true),
+        ("RESET ALL", true),
+        ("LISTEN news", true),
+        ("UNLISTEN *", true),
+        ("DEALLOCATE ALL", true),
+        ("", false),
+        ("SET work_mem = '1MB'; INSERT INTO t VALUES (1)", false),
+        ("NOTIFY news", false),
+        ("DISCARD ALL", false),
+        ("SELECT set_config('work_mem', '1MB', false)", false),
+        ("BEGIN", false),
+        ("not SQL", false),
+    ] {
+        let flags = classifier().classify(text.as_bytes()).flags;
+        assert_eq!(flags.has(Flags::SESSION), session, "{text}");
+    }
 }
 
 #[test]

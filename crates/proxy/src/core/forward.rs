@@ -85,7 +85,7 @@ impl Core {
             b'F' => {
                 self.clients[c].unflushed = true;
                 let server = &mut self.servers[s];
-                server.wrote = true;
+                (server.wrote, server.changed) = (true, true);
                 server.committing = true;
                 server.owe(Expect::Query(None));
                 self.count_statement(s);
@@ -221,6 +221,7 @@ impl Core {
                 Control::Commit => server.committing = true,
                 Control::None => {
                     server.wrote = true;
+                    server.changed |= !class.flags.has(Flags::SESSION);
                     server.committing |= server.status == message::Status::Idle || class.flags.has(Flags::TRANSACTION);
                 }
             }
@@ -252,6 +253,7 @@ impl Core {
                 self.clients[c].unnamed = None;
                 let server = &mut self.servers[s];
                 (server.unnamed, server.wrote, server.committing, server.in_unit) = (LONG, true, true, true);
+                server.changed = true;
                 let statement = Arc::new(Statement::unknown());
                 server.owe(Expect::Parse { statement, parsed: Parsed::Unnamed });
                 return self.pass_on(c, s, bytes, frame);

@@ -103,8 +103,8 @@ impl Core {
         let server = &mut self.servers[s];
         let commit = is_commit(tag);
         // Whatever the node is thought to be: a replica may have been promoted this moment.
-        server.committed |= commit && (server.wrote || tag != b"COMMIT\0");
-        server.committed || (server.wrote && server.status == Status::Idle)
+        server.committed |= commit && (server.changed || tag != b"COMMIT\0");
+        server.committed || (server.changed && server.status == Status::Idle)
     }
 
     /// Closes a gate at the end of a client's output, unless the unit has one already.
@@ -134,7 +134,7 @@ impl Core {
         let barrier = gate.barrier && self.shows_undurable(s);
         let server = &self.servers[s];
         // A statement that failed outside a transaction has told so, and committed nothing.
-        committed || barrier || (server.status == Status::Idle && server.wrote && !erred)
+        committed || barrier || (server.status == Status::Idle && server.changed && !erred)
     }
 
     /// The client's unit is at its end, or so far that its output can't be kept any longer: its gate waits.

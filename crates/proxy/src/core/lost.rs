@@ -128,7 +128,7 @@ impl Core {
     /// A server connection without a client has answered everything: what is left of its session goes.
     pub(super) fn clean_up(&mut self, s: usize) {
         let server = &mut self.servers[s];
-        server.wrote = false;
+        (server.wrote, server.changed) = (false, false);
         server.committing = false;
         server.sets.undo();
         server.sets.end();

@@ -615,6 +615,7 @@ impl Core {
             // Nothing is in flight: nothing can be committing.
             server.committing = false;
             server.wrote &= !idle;
+            server.changed &= !idle;
         }
         let in_unit = server.in_unit;
         let failed = server.failed;

@@ -73,6 +73,8 @@ pub(crate) struct Server {
     pub(super) failed: bool,
     /// Something that may have written was sent since it was last idle.
     pub(super) wrote: bool,
+    /// And more than to its session.
+    pub(super) changed: bool,
     /// Something that may have committed is in flight.
     pub(super) committing: bool,
     /// The unit whose answer arrives has committed something; it has failed.
@@ -260,6 +262,7 @@ impl Server {
             barrier: false,
             failed: false,
             wrote: false,
+            changed: false,
             committing: false,
             committed: false,
             unit_erred: false,
