@@ -238,12 +238,13 @@ impl Mark {
         if let Mark::Asked(ticket) = *self
             && let Some(answer) = oracle.answer(ticket)
         {
-            *self = Mark::At { term: answer.term, lsn: answer.lsn };
+            // It is a timeline's number.
+            *self = Mark::At { term: answer.term as u32, lsn: answer.lsn };
         }
         match *self {
             Mark::Nothing => Some(0),
             Mark::Asked(_) => None,
-            Mark::At { term: of, lsn } if of == term => Some(lsn.0),
+            Mark::At { term: of, lsn } if u64::from(of) == term => Some(lsn.0),
             Mark::At { .. } => {
                 // Another timeline: what was written then and what survived of it lies before where its primary is now.
                 *self = Mark::Asked(oracle.ticket_for_later());
@@ -256,7 +257,7 @@ impl Mark {
     pub(super) fn from_token(token: &str) -> Option<Mark> {
         let (term, lsn) = token.split_once(':')?;
         let term = term.parse::<u32>().ok()?;
-        Some(Mark::At { term: term.into(), lsn: lsn.parse().ok()? })
+        Some(Mark::At { term, lsn: lsn.parse().ok()? })
     }
 }
 
