@@ -255,6 +255,8 @@ pub(super) struct Again {
 pub(super) enum Mark {
     /// It has written nothing.
     Nothing,
+    /// It has written, and nobody has asked where that was.
+    Wrote,
     /// What the primary had when this ticket's batch reached it.
     Asked(Ticket),
     /// This position of this timeline.

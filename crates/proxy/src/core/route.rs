@@ -143,16 +143,18 @@ impl Core {
         let mark = match (self.clients[c].mark, token) {
             (Mark::At { term, lsn }, Mark::At { term: of, lsn: other }) if (term, lsn) >= (of, other) => return,
             // Which of the two is later is not known yet: the primary is past both.
-            (Mark::Asked(_), _) => Mark::Asked(self.shared.topology.oracle().ticket_for_later()),
+            (Mark::Wrote | Mark::Asked(_), _) => Mark::Asked(self.shared.topology.oracle().ticket_for_later()),
             (_, token) => token,
         };
         self.clients[c].mark = mark;
     }
 
     /// The client has committed something: its reads must see it. Nobody waits for where that was: until it is known, reads go to
-    /// the primary.
+    /// the primary. Where there is no other node, nobody even asks.
     pub(super) fn mark_write(&mut self, c: usize) {
-        self.clients[c].mark = Mark::Asked(self.shared.topology.oracle().ticket_for_later());
+        let alone = self.view.nodes.len() < 2;
+        self.clients[c].mark =
+            if alone { Mark::Wrote } else { Mark::Asked(self.shared.topology.oracle().ticket_for_later()) };
     }
 
     /// A server is being used for one more unit of its client: counted by destination.
@@ -245,8 +247,8 @@ impl Mark {
             Mark::Nothing => Some(0),
             Mark::Asked(_) => None,
             Mark::At { term: of, lsn } if u64::from(of) == term => Some(lsn.0),
-            Mark::At { .. } => {
-                // Another timeline: what was written then and what survived of it lies before where its primary is now.
+            // Another timeline: what was written then and what survived of it lies before where its primary is now.
+            Mark::Wrote | Mark::At { .. } => {
                 *self = Mark::Asked(oracle.ticket_for_later());
                 None
             }
