@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Statement};
 use tracing::{debug, error};
-use watermark::{Answer, Batch, Lsn, Oracle};
+use watermark::{Answer, Batch, Lsn, Oracle, Wanted};
 
 use crate::config::{ClusterConfig, Target};
 use crate::flush::By;
@@ -20,6 +20,8 @@ use crate::view::{NodeId, Term};
 
 /// Most questions on their way.
 const IN_FLIGHT: usize = 4;
+/// Paces between two questions while nobody waits for an answer.
+const PATIENCE: u32 = 5;
 /// Time between two attempts to connect, and to ask a server that turned out not to be the primary of the view.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -120,17 +122,24 @@ impl Driver {
         // Each answer is compared with what was known when its question was sent: they may overtake one another.
         let mut furthest = if self.before.0 == line.asked.term { self.before.1 } else { Lsn(0) };
         let pace = line.asked.config.oracle_pace;
-        let mut next = Instant::now();
-        // The last question was for several askers.
-        let mut shared_last = false;
+        let mut last: Option<Instant> = None;
+        // Several waited for the last one.
+        let mut together = false;
         loop {
             let room = under_way.len() < IN_FLIGHT;
-            let due = room && oracle.is_wanted();
-            if due && (Instant::now() >= next || at_once(shared_last, under_way.len())) {
-                next = Instant::now() + pace;
+            let pause = match oracle.wanted() {
+                Wanted::Later if room => Some(pace * PATIENCE),
+                Wanted::Now if room && at_once(together, under_way.len()) => Some(Duration::ZERO),
+                Wanted::Now if room => Some(pace),
+                _ => None,
+            };
+            let now = Instant::now();
+            let next = pause.map(|pause| last.map_or(now, |last| last + pause));
+            if next.is_some_and(|next| now >= next) {
+                last = Some(now);
                 count += 1;
                 let batch = oracle.begin();
-                shared_last = batch.is_shared();
+                together = batch.is_shared();
                 under_way.insert(count, (batch, furthest));
                 self.shared.clock.sent();
                 let by = self.shared.flush.take();
@@ -193,9 +202,8 @@ impl Driver {
                         }
                     }
                 }
-                // Or until what is under way is answered.
-                () = sleep_until(next), if due => {}
-                () = self.wanted.notified(), if room && !due => {}
+                () = sleep_until(next.unwrap_or(now)), if next.is_some() => {}
+                () = self.wanted.notified(), if room => {}
             }
         }
         for (batch, _) in under_way.into_values() {
@@ -207,8 +215,8 @@ impl Driver {
 
 /// Whether a question goes without waiting for the pace: that gathers askers into one question, and a single client after another has
 /// nobody to wait for.
-fn at_once(shared_last: bool, under_way: usize) -> bool {
-    !shared_last && under_way == 0
+fn at_once(shared: bool, under_way: usize) -> bool {
+    !shared && under_way == 0
 }
 
 impl Line {
@@ -274,10 +282,10 @@ mod tests {
 
     #[test]
     fn only_who_asks_alone_does_not_wait_for_the_pace() {
-        for (shared_last, under_way, expected) in
+        for (shared, under_way, expected) in
             [(false, 0, true), (false, 1, false), (true, 0, false), (true, 1, false), (false, IN_FLIGHT - 1, false)]
         {
-            assert_eq!(at_once(shared_last, under_way), expected, "{shared_last} {under_way}");
+            assert_eq!(at_once(shared, under_way), expected, "{shared} {under_way}");
         }
     }
 }

@@ -18,11 +18,6 @@ const KEPT: usize = 1024;
 #[cfg(loom)]
 const KEPT: usize = 2;
 
-/// Who holds tickets for the batch that has not been sent: nobody, one asker, or several.
-const NOBODY: u64 = 0;
-const ONE: u64 = 1;
-const SEVERAL: u64 = 2;
-
 /// The first batch that had not been sent when the ticket was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
@@ -46,12 +41,26 @@ pub struct Answer {
     pub flushed: Lsn,
 }
 
+/// How much a batch is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Wanted {
+    /// Nobody holds a ticket for it.
+    No,
+    /// Those who hold one can do without an answer for now: [`Oracle::ticket_for_later`].
+    Later,
+    /// Somebody waits for it.
+    Now,
+}
+
+/// Above [`Wanted::Now`]: more than one asker waits for it.
+const BY_SEVERAL: u64 = Wanted::Now as u64 + 1;
+
 /// Hands out tickets and keeps the answers. Many askers, one driver that calls [`begin`](Oracle::begin) and
 /// [`complete`](Oracle::complete).
 pub struct Oracle {
     /// Number of the last batch sent.
     sent: AtomicU64,
-    /// Who holds a ticket for a batch that has not been sent: [`NOBODY`], [`ONE`], [`SEVERAL`].
+    /// How much those who hold a ticket want the first batch that has not been sent: a `Wanted`, or [`BY_SEVERAL`].
     wanted: AtomicU64,
     /// The newest batch answered.
     answered: Arc<Watermark<Ticket>>,
@@ -83,7 +92,7 @@ impl Number for Ticket {
 // === impl Batch ===
 
 impl Batch {
-    /// More than one asker is answered by it.
+    /// More than one asker waited for it when it was sent.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.shared
@@ -93,11 +102,11 @@ impl Batch {
 // === impl Oracle ===
 
 impl Oracle {
-    /// `wake` is called, from an asker's thread, at most once a batch: it tells the driver that one is wanted.
+    /// `wake` is called, from an asker's thread, when a batch becomes wanted, or more so: at most twice a batch.
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Oracle {
         Oracle {
             sent: AtomicU64::new(0),
-            wanted: AtomicU64::new(NOBODY),
+            wanted: AtomicU64::new(Wanted::No as u64),
             answered: Arc::new(Watermark::new(Ticket(0))),
             slots: (0..KEPT).map(|_| Slot::default()).collect(),
             wake: Box::new(wake),
@@ -106,18 +115,13 @@ impl Oracle {
 
     /// A ticket for the next batch: its answer covers everything that the primary had acknowledged before this call.
     pub fn ticket(&self) -> Ticket {
-        let ticket = Ticket(self.sent.load(Ordering::SeqCst) + 1);
-        self.want();
-        ticket
+        self.take(Wanted::Now)
     }
 
-    /// The same for an asker that takes another one for the same event: it does not make a batch one of several askers.
-    pub fn ticket_as_well(&self) -> Ticket {
-        let ticket = Ticket(self.sent.load(Ordering::SeqCst) + 1);
-        if self.wanted.load(Ordering::SeqCst) == NOBODY {
-            self.want();
-        }
-        ticket
+    /// The same for one who only looks whether the answer is there, and has another way while it is not: the driver need not
+    /// hurry for it.
+    pub fn ticket_for_later(&self) -> Ticket {
+        self.take(Wanted::Later)
     }
 
     /// The answer for a ticket, if it has arrived. It never blocks; who gets None asks again later.
@@ -135,17 +139,21 @@ impl Oracle {
         &self.answered
     }
 
-    /// True when a batch should be sent.
+    /// Whether a batch should be sent.
     #[must_use]
-    pub fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::SeqCst) != NOBODY
+    pub fn wanted(&self) -> Wanted {
+        match self.wanted.load(Ordering::SeqCst) {
+            0 => Wanted::No,
+            1 => Wanted::Later,
+            _ => Wanted::Now,
+        }
     }
 
     /// To be called by the driver before it sends a question.
     pub fn begin(&self) -> Batch {
-        // Order matters. The flag goes down first: whoever raises it after that is answered by this batch or asks for the
-        // next. The other way round a ticket for the next batch could be taken, and its flag lost, in between.
-        let shared = self.wanted.swap(NOBODY, Ordering::SeqCst) == SEVERAL;
+        // Order matters. The wish goes down first: whoever raises it after that is answered by this batch or asks for the
+        // next. The other way round a ticket for the next batch could be taken, and its wish lost, in between.
+        let shared = self.wanted.swap(Wanted::No as u64, Ordering::SeqCst) == BY_SEVERAL;
         Batch { number: self.sent.fetch_add(1, Ordering::SeqCst) + 1, shared }
     }
 
@@ -166,23 +174,30 @@ impl Oracle {
     /// A batch whose answer will not come: its tickets are answered by the next one, which is asked for here.
     pub fn fail(&self, batch: Batch) {
         drop(batch);
-        self.want();
+        self.want(Wanted::Now);
     }
 
-    fn want(&self) {
+    fn take(&self, wanted: Wanted) -> Ticket {
+        let ticket = Ticket(self.sent.load(Ordering::SeqCst) + 1);
+        self.want(wanted);
+        ticket
+    }
+
+    fn want(&self, wanted: Wanted) {
+        let wanted = wanted as u64;
         // The load keeps many askers of one batch from passing the cache line around. Whoever has seen the newer number of
-        // batches also sees that `begin` put the flag down before it, so it is never kept from raising it by an old value.
+        // batches also sees that `begin` put the wish down before it, so it is never kept from raising it by an old value.
         let mut seen = self.wanted.load(Ordering::SeqCst);
-        if seen == NOBODY {
-            match self.wanted.compare_exchange(NOBODY, ONE, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return (self.wake)(),
-                Err(now) => seen = now,
+        if seen < wanted {
+            seen = self.wanted.fetch_max(wanted, Ordering::SeqCst);
+            if seen < wanted {
+                return (self.wake)();
             }
         }
-        if seen == ONE {
-            // Never up from nobody here: that would be without waking the driver. If it has gone down meanwhile, the batch that
-            // has begun is this asker's, too: it took its ticket before it saw the flag up.
-            let _ = self.wanted.compare_exchange(ONE, SEVERAL, Ordering::SeqCst, Ordering::SeqCst);
+        if seen == wanted && wanted == Wanted::Now as u64 {
+            // Never from below: that would be without waking the driver. If it has gone down meanwhile, the batch that has begun is
+            // this asker's, too: it took its ticket before it saw that one was wanted.
+            let _ = self.wanted.compare_exchange(seen, BY_SEVERAL, Ordering::SeqCst, Ordering::SeqCst);
         }
     }
 
@@ -239,46 +254,55 @@ mod tests {
     #[test]
     fn one_batch_answers_all_who_asked_before_it() {
         let (oracle, wakes) = oracle();
-        assert!(!oracle.is_wanted());
-        assert_eq!(oracle.newest(), None);
+        assert_eq!((oracle.wanted(), oracle.newest()), (Wanted::No, None));
         let (a, b) = (oracle.ticket(), oracle.ticket());
         assert_eq!(wakes.load(Ordering::SeqCst), 1, "woken once a batch");
-        assert!(oracle.is_wanted());
+        assert_eq!(oracle.wanted(), Wanted::Now);
         let batch = oracle.begin();
-        assert!(!oracle.is_wanted());
+        assert_eq!(oracle.wanted(), Wanted::No);
         assert_eq!((oracle.answer(a), oracle.answer(b)), (None, None));
         oracle.complete(batch, at(10));
         assert_eq!((oracle.answer(a), oracle.answer(b)), (Some(at(10)), Some(at(10))));
-        assert_eq!(oracle.newest(), Some(at(10)));
     }
 
     #[test]
-    fn a_batch_says_whether_several_have_asked() {
+    fn who_can_do_without_does_not_hurry_the_driver_and_is_answered_with_the_others() {
         let (oracle, wakes) = oracle();
-        let begun = |askers: &[bool]| {
-            for again in askers {
-                if *again {
-                    oracle.ticket_as_well()
-                } else {
-                    oracle.ticket()
-                };
+        let patient = oracle.ticket_for_later();
+        assert_eq!((oracle.wanted(), wakes.load(Ordering::SeqCst)), (Wanted::Later, 1));
+        assert_eq!(oracle.ticket_for_later(), patient);
+        assert_eq!(wakes.load(Ordering::SeqCst), 1, "woken once for those who are patient");
+        let hurried = oracle.ticket();
+        assert_eq!((oracle.wanted(), wakes.load(Ordering::SeqCst)), (Wanted::Now, 2));
+        assert_eq!(oracle.ticket_for_later(), patient);
+        assert_eq!((oracle.wanted(), wakes.load(Ordering::SeqCst)), (Wanted::Now, 2), "nobody takes the hurry back");
+        let batch = oracle.begin();
+        oracle.complete(batch, at(10));
+        assert_eq!((oracle.answer(patient), oracle.answer(hurried)), (Some(at(10)), Some(at(10))));
+    }
+
+    #[test]
+    fn a_batch_says_whether_several_have_waited() {
+        let (oracle, _) = oracle();
+        let begun = |waits: &[bool]| {
+            for waits in waits {
+                let _ = if *waits { oracle.ticket() } else { oracle.ticket_for_later() };
             }
             let batch = oracle.begin();
             let shared = batch.is_shared();
             oracle.complete(batch, at(1));
-            shared
+            (shared, oracle.newest())
         };
-        for (askers, shared) in [
-            (&[false][..], false),
-            (&[false, false], true),
+        for (waits, shared) in [
+            (&[true][..], false),
+            (&[true, true], true),
+            (&[true, false], false),
             (&[false, true], false),
-            (&[true, false], true),
-            (&[true], false),
-            (&[false, false, false], true),
+            (&[false, false], false),
+            (&[false, true, false, true], true),
         ] {
-            assert_eq!(begun(askers), shared, "{askers:?}");
+            assert_eq!(begun(waits), (shared, Some(at(1))), "{waits:?}");
         }
-        assert_eq!(wakes.load(Ordering::SeqCst), 6, "woken once a batch");
     }
 
     #[test]
@@ -287,7 +311,7 @@ mod tests {
         let early = oracle.ticket();
         let first = oracle.begin();
         let late = oracle.ticket();
-        assert!(oracle.is_wanted());
+        assert_eq!(oracle.wanted(), Wanted::Now);
         assert_eq!(wakes.load(Ordering::SeqCst), 2);
         oracle.complete(first, at(10));
         assert_eq!((oracle.answer(early), oracle.answer(late)), (Some(at(10)), None));
@@ -316,7 +340,7 @@ mod tests {
         let ticket = oracle.ticket();
         let batch = oracle.begin();
         oracle.fail(batch);
-        assert!(oracle.is_wanted());
+        assert_eq!(oracle.wanted(), Wanted::Now);
         assert_eq!(wakes.load(Ordering::SeqCst), 2);
         assert_eq!(oracle.answer(ticket), None);
         let batch = oracle.begin();
