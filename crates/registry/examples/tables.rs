@@ -166,7 +166,7 @@ impl One {
     async fn commit(&mut self, kinds: impl Iterator<Item = WriteKind>) {
         self.number += 1;
         let writes = kinds.map(|kind| Write { kind, expected: None }).collect();
-        self.store.commit(Arc::new(Batch { number: self.number, writes, now: 1 })).await.unwrap();
+        self.store.commit(Arc::new(Batch::new(self.number, writes, 1))).await.unwrap();
     }
 
     async fn read(&self, after: Revision) -> usize {
