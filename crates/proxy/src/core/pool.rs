@@ -415,7 +415,7 @@ impl Core {
         (server.measured, server.answered) = (0, 0);
         client.since = self.now;
         self.metrics.servers_busy.add(1);
-        server.taken = self.now;
+        (server.taken, server.fresh) = (self.now, false);
         let pool = &mut self.pools[server.pool];
         pool.totals.assignments += 1;
         pool.nodes[usize::from(server.node.0)].busy += 1;
@@ -537,7 +537,9 @@ impl Core {
             server.held_for_cancel = true;
             return;
         }
-        let expired = self.settings.server_lifetime.is_some_and(|limit| over(server.opened, limit, self.now));
+        // However short its life is to be, it is not closed before somebody has had it: whoever comes next would wait for another.
+        let lifetime = self.settings.server_lifetime.filter(|_| !server.fresh);
+        let expired = lifetime.is_some_and(|limit| over(server.opened, limit, self.now));
         if server.retire || expired || self.pools[server.pool].paused {
             let p = server.pool;
             self.drop_server(s);

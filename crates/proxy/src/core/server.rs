@@ -113,6 +113,8 @@ pub(crate) struct Server {
     /// To be closed when it is next idle.
     pub(super) retire: bool,
     pub(super) opened: Instant,
+    /// It has been of use to nobody yet.
+    pub(super) fresh: bool,
     /// When its client got it.
     pub(super) taken: Instant,
     pub(super) idle_since: Instant,
@@ -282,6 +284,7 @@ impl Server {
             silent: false,
             retire: false,
             opened: now,
+            fresh: true,
             taken: now,
             idle_since: now,
             dirty: false,
