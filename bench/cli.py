@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from bench import gate, plan, plot, report, wal
+from bench import gate, neighbour, plan, plot, report, wal
 from bench.cluster import find_bin
 from bench.errors import BenchError
 from bench.peers import Inventory
@@ -31,7 +31,7 @@ def parser():
         description="Measures Kingpost's proxy side by side with its peers, on PostgreSQL servers of its own. Writes "
         "bench/out/TIME.json, .md and .svg.",
         epilog="Case ids: select/simple/64, tpcb/prepared/1000, sysbench/oltp_read_only/simple/64, idle/5000. `--only relay` measures what a "
-        "relay costs, `--only gate` commits that are durable elsewhere: each in a table of its own.",
+        "relay costs, `--only gate` commits that are durable elsewhere, `--only slow-neighbour` quick reads beside slow ones: each in a table of its own.",
     )
     what = top.add_argument_group("what runs")
     on = top.add_argument_group("on what")
@@ -111,6 +111,9 @@ def measure(options):
         inventory = Inventory.look(workspace, options.kingpost, options.peer)
         if options.only == ["gate"]:
             return measure_gate(options, inventory, workspace, pg_bin)
+        if options.only == ["slow-neighbour"]:
+            table = neighbour.run(options, inventory, workspace, pg_bin, say)
+            return write_table(options, table, "slow-neighbour")
         for name, why in inventory.missing.items():
             say(f"without {name}: {why}")
         if not shutil.which("sysbench"):
@@ -153,8 +156,13 @@ def measure_gate(options, inventory, workspace, pg_bin):
     if "kingpost" not in inventory.found:
         raise BenchError(f"without kingpost there is no gate: {inventory.missing.get('kingpost', 'not built')}")
     table = gate.run(options, inventory.found["kingpost"].binary, workspace, pg_bin, say)
+    return write_table(options, table, "gate")
+
+
+def write_table(options, table, name):
+    """A table of its own, beside the results."""
     OUT.mkdir(exist_ok=True)
-    path = OUT / (time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-gate.md")
+    path = OUT / (time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + f"-{name}.md")
     path.write_text(f"`{options.command}`\n\n{table}\n")
     print(f"\n{table}")
     say(f"written: {path.relative_to(ROOT)}")

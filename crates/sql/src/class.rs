@@ -115,6 +115,8 @@ impl Flags {
     pub const SCHEMA: Flags = Flags(1 << 8);
     /// Some statement in the text says that it does: of [`Flags::SCHEMA`] all but CALL, DO and what makes a temporary table.
     pub const DDL: Flags = Flags(1 << 9);
+    /// Some statement in the text changes which channels the session listens on: LISTEN, UNLISTEN, DISCARD ALL.
+    pub const LISTENS: Flags = Flags(1 << 10);
 
     /// True if all bits of `other` are set.
     #[must_use]
