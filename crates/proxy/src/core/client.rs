@@ -10,6 +10,7 @@ use topology::NodeId;
 use watermark::{Lsn, Ticket};
 
 use super::buffer::Output;
+use super::listen::Listening;
 use super::login::Login;
 use super::params::Params;
 use super::statement::Statement;
@@ -62,6 +63,8 @@ pub(super) struct Client {
     /// In a failed transaction, a statement that ends it is bound.
     pub ending: bool,
     pub pins: Pins,
+    /// What it listens on by its pool's shared connection, and what it has not been told of that.
+    pub listening: Option<Box<Listening>>,
     /// It may have made its commits not wait for the primary's own flush.
     pub unflushed: bool,
     /// `standard_conforming_strings` is off: its statements can't be told apart by the parser.
@@ -291,6 +294,7 @@ impl Client {
             aborted: Aborted::No,
             ending: false,
             pins: Pins::NONE,
+            listening: None,
             unflushed: false,
             odd_strings: false,
             route: peer.route,
@@ -438,6 +442,7 @@ impl Core {
         if self.clients[c].lane.is_some() {
             self.leave_lane(c);
         }
+        self.stop_listening(c);
         self.count_out(c);
         let mut client = self.clients.remove(c);
         if client.waiting {
