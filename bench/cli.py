@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from bench import gate, plan, plot, report, strong, wal
+from bench import gate, neighbour, plan, plot, report, strong, wal
 from bench.cluster import find_bin
 from bench.errors import BenchError
 from bench.peers import Inventory
@@ -31,8 +31,8 @@ def parser():
         description="Measures Kingpost's proxy side by side with its peers, on PostgreSQL servers of its own. Writes "
         "bench/out/TIME.json, .md and .svg.",
         epilog="Case ids: select/simple/64, tpcb/prepared/1000, sysbench/oltp_read_only/simple/64, idle/5000. `--only relay` measures what a "
-        "relay costs, `--only gate` (gate/2.5/64, hot-row) commits that are durable elsewhere, `--only strong` strong reads on replicas: "
-        "each in tables of their own.",
+        "relay costs, `--only gate` (gate/2.5/64, hot-row) commits that are durable elsewhere, `--only strong` strong reads on replicas, "
+        "`--only slow-neighbour` quick reads beside slow ones: each in tables of their own.",
     )
     what = top.add_argument_group("what runs")
     on = top.add_argument_group("on what")
@@ -114,6 +114,9 @@ def measure(options):
             return measure_table(gate, options, inventory, workspace, pg_bin)
         if options.only == ["strong"]:
             return measure_table(strong, options, inventory, workspace, pg_bin)
+        if options.only == ["slow-neighbour"]:
+            table = neighbour.run(options, inventory, workspace, pg_bin, say)
+            return write_table(options, table, "slow-neighbour")
         for name, why in inventory.missing.items():
             say(f"without {name}: {why}")
         if not shutil.which("sysbench"):
@@ -156,6 +159,16 @@ def measure_table(part, options, inventory, workspace, pg_bin):
     if "kingpost" not in inventory.found:
         raise BenchError(f"there is nothing to measure: {inventory.missing.get('kingpost', 'kingpost is not built')}")
     print("\n" + part.run(options, inventory.found["kingpost"].binary, workspace, pg_bin, say, OUT))
+    return 0
+
+
+def write_table(options, table, name):
+    """A table of its own, beside the results."""
+    OUT.mkdir(exist_ok=True)
+    path = OUT / (time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + f"-{name}.md")
+    path.write_text(f"`{options.command}`\n\n{table}\n")
+    print(f"\n{table}")
+    say(f"written: {path.relative_to(ROOT)}")
     return 0
 
 

@@ -5,7 +5,7 @@ import tempfile
 import tomllib
 import unittest
 
-from bench import plan
+from bench import neighbour, plan
 from bench.cli import _without_paths
 from bench.peers import HAProxy, Kingpost, Nodes, PgBouncer, PgCat, PgDog, Terms
 
@@ -129,6 +129,19 @@ class Command(unittest.TestCase):
         words = ["--only", "select/simple", "--kingpost", "/a/b", "--peer", "pgbouncer-1.25=/x/y", "--dir=/z"]
         expected = ["--only", "select/simple", "--kingpost", "…", "--peer", "pgbouncer-1.25=…", "--dir=…"]
         self.assertEqual(_without_paths(words), expected)
+
+
+class SlowNeighbour(unittest.TestCase):
+    def test_ratios_are_of_the_same_repetition(self):
+        rows = [
+            ("kingpost", 0, "alone", {"qps": 100.0, "p99_ms": 1.0}),
+            ("kingpost", 0, "sleep", {"qps": 90.0, "p99_ms": 2.0}),
+            ("kingpost", 1, "sleep", {"qps": 196.0, "p99_ms": 2.0}),
+            ("kingpost", 1, "alone", {"qps": 200.0, "p99_ms": 1.0}),
+        ]
+        table = neighbour.markdown(rows)
+        self.assertIn("| kingpost | alone | 150 |  | 1.0 |", table)
+        self.assertIn("| kingpost | sleep | 143 | 0.94 | 2.0 |", table)
 
 
 if __name__ == "__main__":

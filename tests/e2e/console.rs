@@ -73,10 +73,12 @@ async fn shows_what_there_is() {
         }
     }
 
-    // A client that is pinned says why.
+    // A client that is pinned says why. To listen is none.
     client.batch_execute("LISTEN news").await.unwrap();
+    client.batch_execute("CREATE TEMP TABLE mine (a int)").await.unwrap();
     let pins = rows(&console, "SHOW PINS").await;
-    assert!(pins.iter().any(|row| row["reason"] == "listen" && row["clients"] == "1"), "{pins:?}");
+    assert!(pins.iter().any(|row| row["reason"] == "temp_table" && row["clients"] == "1"), "{pins:?}");
+    assert!(pins.iter().any(|row| row["reason"] == "listen" && row["clients"] == "0"), "{pins:?}");
 
     // It is no database: nothing else is understood, and parameters are not.
     let error = console.simple_query("SELECT 1").await.unwrap_err();

@@ -18,6 +18,7 @@ mod harness;
 mod hostile;
 mod lanes;
 mod large;
+mod listen;
 mod login;
 mod operations;
 mod parameters;

@@ -152,6 +152,21 @@ async fn statement_mode_has_no_transaction_blocks() {
 }
 
 #[tokio::test]
+async fn connections_that_are_not_to_live_long_serve_somebody() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.server_lifetime", "1ms").start().await;
+    let clients = join_all((0..8).map(|_| kingpost.connect())).await;
+    for _ in 0..5 {
+        let answers = join_all(clients.iter().map(|client| value(client, "SELECT 7"))).await;
+        assert!(answers.iter().all(|answer| answer == "7"), "{answers:?}");
+        value(&clients[0], "/* kingpost.route=primary */ SELECT pg_backend_pid()").await;
+    }
+}
+
+#[tokio::test]
 async fn session_mode_keeps_the_server() {
     let (shared, _logs) = shared().await;
     if only_kingpost() {

@@ -72,6 +72,8 @@ pub struct ProxyConfig {
     pub routing: RoutingConfig,
     /// When a client hears that its transaction is committed.
     pub gate: GateConfig,
+    /// LISTEN and NOTIFY.
+    pub notify: NotifyConfig,
     /// Databases that clients may name. None listed: every name, passed on as it is.
     pub databases: Vec<DatabaseConfig>,
     /// Users that may log in. None listed (only possible with `auth = "trust"`): every name.
@@ -111,6 +113,7 @@ impl Default for ProxyConfig {
             pool: PoolConfig::default(),
             routing: RoutingConfig::default(),
             gate: GateConfig::default(),
+            notify: NotifyConfig::default(),
             databases: Vec::new(),
             users: Vec::new(),
             operators: Vec::new(),
@@ -592,6 +595,36 @@ impl Default for GateConfig {
             read_barrier: false,
             flush: Flush::Commit,
         }
+    }
+}
+
+/// Who listens for clients that LISTEN, in transaction and statement mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ListenMode {
+    /// One server connection for all clients of a database and user.
+    Shared,
+    /// Each client's own, which it then keeps.
+    Pinned,
+}
+
+/// `[proxy.notify]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NotifyConfig {
+    /// Who listens.
+    pub listen: ListenMode,
+    /// Channels of one client; one that wants more keeps its server connection.
+    pub channels_per_client: usize,
+    /// Channels of one shared connection; a client that wants a further one keeps its server connection.
+    pub channels: usize,
+    /// Notifications kept for a client that does not read, or is in a transaction, in bytes; with more it is closed.
+    pub queue_bytes: usize,
+}
+
+impl Default for NotifyConfig {
+    fn default() -> Self {
+        NotifyConfig { listen: ListenMode::Shared, channels_per_client: 256, channels: 10_000, queue_bytes: 1 << 20 }
     }
 }
 

@@ -11,8 +11,8 @@ use wire::md5;
 use wire::scram::Verifier;
 
 use crate::config::{
-    Access, AuthMethod, Consistency, HbaConfig, LaneMode, OnDegraded, OperatorConfig, PoolMode, ProxyConfig, RouteTo,
-    TracingConfig, UnnamedMode, UserConfig,
+    Access, AuthMethod, Consistency, HbaConfig, LaneMode, NotifyConfig, OnDegraded, OperatorConfig, PoolMode,
+    ProxyConfig, RouteTo, TracingConfig, UnnamedMode, UserConfig,
 };
 use crate::console;
 use crate::hba::{self, Rule, Rules};
@@ -82,6 +82,8 @@ pub struct Settings {
     pub gate_flush: topology::Flushing,
     /// For how long too few relays must have confirmed anything before commits wait or are degraded.
     pub gate_degraded_after: Duration,
+    /// LISTEN and NOTIFY.
+    pub notify: NotifyConfig,
     /// Functions that only read.
     pub read_functions: Vec<String>,
     /// Statement shapes kept per worker.
@@ -398,6 +400,7 @@ impl Settings {
             gate_timeout: config.gate.timeout,
             gate_flush: config.gate.flush.into(),
             gate_degraded_after: config.gate.degraded_after,
+            notify: config.notify.clone(),
             read_functions: config.routing.read_functions.clone(),
             cache_entries: config.routing.cache_entries,
             pool_size: default.pool_size,

@@ -118,6 +118,8 @@ impl Flags {
     /// The text has only statements about the session itself, which leave nothing in the database: SET, RESET, SHOW, LISTEN, UNLISTEN,
     /// DEALLOCATE.
     pub const SESSION: Flags = Flags(1 << 10);
+    /// Some statement in the text changes which channels the session listens on: LISTEN, UNLISTEN, DISCARD ALL.
+    pub const LISTENS: Flags = Flags(1 << 11);
 
     /// True if all bits of `other` are set.
     #[must_use]

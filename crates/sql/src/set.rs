@@ -1,8 +1,9 @@
-//! What a text does to the run-time parameters of its session, statement by statement, so far as that can be said by names and
-//! values. What can't be is a doubt, not a guess.
+//! What a text does to the run-time parameters of its session, and to the channels that it listens on, statement by statement, so far
+//! as that can be said by names and values. What can't be is a doubt, not a guess.
 
 use pg_query::protobuf::{
-    DiscardMode, FuncCall, ParseResult, SelectStmt, SetOperation, VariableSetKind, VariableSetStmt, a_const::Val,
+    DiscardMode, FuncCall, ParseResult, SelectStmt, SetOperation, TransactionStmt, TransactionStmtKind,
+    VariableSetKind, VariableSetStmt, a_const::Val,
 };
 use pg_query::{Node, NodeEnum};
 
@@ -11,7 +12,8 @@ use crate::functions::Functions;
 use crate::statement;
 use crate::tree::name;
 
-/// A lasting change of a run-time parameter; `SET LOCAL` is none.
+/// A lasting change of a run-time parameter, for which `SET LOCAL` is none; of the channels that the session listens on; or what it takes
+/// to know which of these a rollback undoes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// The parameter, in lower case, gets this value.
@@ -20,8 +22,34 @@ pub enum Change {
     Reset(String),
     /// All but `role` go back.
     ResetAll,
-    /// All go back.
+    /// All go back, and the session listens on no channel.
     DiscardAll,
+    /// The session listens on this channel.
+    Listen(String),
+    /// It does not.
+    Unlisten(String),
+    /// It listens on none.
+    UnlistenAll,
+    /// What comes from here on may be undone by itself.
+    Savepoint(String),
+    /// The last savepoint of this name, and those after it, are gone; what came after them stays.
+    Release(String),
+    /// What came after the last savepoint of this name is undone.
+    RollbackTo(String),
+}
+
+impl Change {
+    /// True if it is about channels, or about what of that is undone; [`Change::DiscardAll`] is about both.
+    #[must_use]
+    pub fn is_about_channels(&self) -> bool {
+        !matches!(self, Change::Set(..) | Change::Reset(_) | Change::ResetAll)
+    }
+
+    /// True if it is about parameters.
+    #[must_use]
+    pub fn is_about_parameters(&self) -> bool {
+        matches!(self, Change::Set(..) | Change::Reset(_) | Change::ResetAll | Change::DiscardAll)
+    }
 }
 
 /// What `set_config` is given.
@@ -54,6 +82,10 @@ pub(crate) fn changes(tree: &ParseResult, functions: &Functions) -> Changes {
             NodeEnum::DiscardStmt(discard) if discard.target() == DiscardMode::DiscardAll => {
                 Some(vec![Change::DiscardAll])
             }
+            NodeEnum::ListenStmt(listen) => Some(vec![Change::Listen(listen.conditionname.clone())]),
+            NodeEnum::UnlistenStmt(unlisten) if unlisten.conditionname.is_empty() => Some(vec![Change::UnlistenAll]),
+            NodeEnum::UnlistenStmt(unlisten) => Some(vec![Change::Unlisten(unlisten.conditionname.clone())]),
+            NodeEnum::TransactionStmt(statement) => Some(of_savepoint(statement).into_iter().collect()),
             NodeEnum::SelectStmt(select) => of_select(select).or_else(|| of_other(node, functions)),
             _ => of_other(node, functions),
         };
@@ -61,6 +93,16 @@ pub(crate) fn changes(tree: &ParseResult, functions: &Functions) -> Changes {
         all.statements.push(changes.unwrap_or_default());
     }
     all
+}
+
+fn of_savepoint(statement: &TransactionStmt) -> Option<Change> {
+    let name = statement.savepoint_name.clone();
+    match statement.kind() {
+        TransactionStmtKind::TransStmtSavepoint => Some(Change::Savepoint(name)),
+        TransactionStmtKind::TransStmtRelease => Some(Change::Release(name)),
+        TransactionStmtKind::TransStmtRollbackTo => Some(Change::RollbackTo(name)),
+        _ => None,
+    }
 }
 
 /// A statement that should have nothing to do with parameters; None if it may.

@@ -280,12 +280,21 @@ impl Text<'_> {
                     self.unpin(Pins::ALL);
                     self.flag(Flags::RESETS_PARAMETERS);
                     self.flag(Flags::DROPS_STATEMENTS);
+                    self.flag(Flags::LISTENS);
                 }
                 DiscardMode::DiscardTemp => self.unpin(Pins::TEMP),
                 _ => {}
             },
-            NodeEnum::ListenStmt(_) => self.pin(Pins::LISTEN),
-            NodeEnum::UnlistenStmt(unlisten) if unlisten.conditionname.is_empty() => self.unpin(Pins::LISTEN),
+            NodeEnum::ListenStmt(_) => {
+                self.pin(Pins::LISTEN);
+                self.flag(Flags::LISTENS);
+            }
+            NodeEnum::UnlistenStmt(unlisten) => {
+                if unlisten.conditionname.is_empty() {
+                    self.unpin(Pins::LISTEN);
+                }
+                self.flag(Flags::LISTENS);
+            }
             NodeEnum::DeclareCursorStmt(declare) => {
                 self.inner(declare.query.as_deref());
                 if declare.options & CURSOR_HOLD != 0 {

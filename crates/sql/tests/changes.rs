@@ -41,6 +41,16 @@ fn one_statement() {
         ("reset all", vec![Change::ResetAll]),
         ("discard all", vec![Change::DiscardAll]),
         ("discard plans", vec![]),
+        ("listen Some_Channel", vec![Change::Listen("some_channel".into())]),
+        ("LISTEN \"Some \"\"Channel\"", vec![Change::Listen("Some \"Channel".into())]),
+        ("unlisten a", vec![Change::Unlisten("a".into())]),
+        ("unlisten *", vec![Change::UnlistenAll]),
+        ("notify a, 'b'", vec![]),
+        ("savepoint A", vec![Change::Savepoint("a".into())]),
+        ("release savepoint a", vec![Change::Release("a".into())]),
+        ("rollback to a", vec![Change::RollbackTo("a".into())]),
+        ("commit", vec![]),
+        ("rollback", vec![]),
         ("set local a = 1", vec![]),
         ("set local role x", vec![]),
         ("set transaction isolation level serializable", vec![]),
@@ -101,5 +111,9 @@ fn several_statements() {
     assert_eq!(
         changes("set a = 1; set session authorization x").unwrap(),
         Changes { statements: vec![vec![set("a", "1")], vec![]], doubt: true }
+    );
+    assert_eq!(
+        changes("listen a; set b = 1; discard all").unwrap().statements,
+        [vec![Change::Listen("a".into())], vec![set("b", "1")], vec![Change::DiscardAll]]
     );
 }

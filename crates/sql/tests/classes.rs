@@ -191,7 +191,6 @@ fn writes() {
         "refresh materialized view v",
         "discard plans",
         "discard sequences",
-        "unlisten x",
         "set local statement_timeout = 5",
         "set transaction read only",
         "set constraints all deferred",
@@ -254,8 +253,9 @@ fn session_state() {
         ("select set_config(is_local => true, setting_name => 'a', new_value => 'b')", leaves(set_or_role)),
         ("insert into t select set_config('a', 'b', false)", leaves(set_or_role)),
         ("with x as (update t set a = 1 returning set_config('a', 'b', false)) select 1", leaves(set_or_role)),
-        ("listen a", leaves(Pins::LISTEN)),
-        ("unlisten *", Class { unpins: Pins::LISTEN, ..WRITE }),
+        ("listen a", Class { flags: Flags::LISTENS, ..leaves(Pins::LISTEN) }),
+        ("unlisten x", Class { flags: Flags::LISTENS, ..WRITE }),
+        ("unlisten *", Class { unpins: Pins::LISTEN, flags: Flags::LISTENS, ..WRITE }),
         ("declare c cursor with hold for select 1", leaves(Pins::CURSOR)),
         ("declare c binary scroll cursor without hold for select 1", WRITE),
         ("close all", Class { unpins: Pins::CURSOR, ..WRITE }),
@@ -285,13 +285,17 @@ fn session_state() {
         ("select setseed(0.5)", leaves(Pins::SEQUENCE)),
         (
             "discard all",
-            Class { unpins: Pins::ALL, flags: Flags::RESETS_PARAMETERS.with(Flags::DROPS_STATEMENTS), ..WRITE },
+            Class {
+                unpins: Pins::ALL,
+                flags: Flags::RESETS_PARAMETERS.with(Flags::DROPS_STATEMENTS).with(Flags::LISTENS),
+                ..WRITE
+            },
         ),
         (
             "SELECT pg_advisory_unlock_all();\nCLOSE ALL;\nUNLISTEN *;\nRESET ALL;",
             Class {
                 unpins: Pins::ADVISORY_LOCK.with(Pins::CURSOR).with(Pins::LISTEN).with(Pins::SET),
-                flags: Flags::MULTI.with(Flags::RESETS_PARAMETERS),
+                flags: Flags::MULTI.with(Flags::RESETS_PARAMETERS).with(Flags::LISTENS),
                 ..WRITE
             },
         ),

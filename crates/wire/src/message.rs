@@ -249,6 +249,17 @@ pub fn cancel(out: &mut Vec<u8>, pid: u32, secret: &[u8]) {
     out.extend(secret);
 }
 
+/// `NotificationResponse`.
+pub fn notification(out: &mut Vec<u8>, pid: u32, channel: &[u8], payload: &[u8]) {
+    message(out, b'A', |out| {
+        out.extend_from_slice(&pid.to_be_bytes());
+        out.extend_from_slice(channel);
+        out.push(0);
+        out.extend_from_slice(payload);
+        out.push(0);
+    });
+}
+
 /// `Query`.
 pub fn query(out: &mut Vec<u8>, text: &str) {
     message(out, b'Q', |out| cstr(out, text.as_bytes()));

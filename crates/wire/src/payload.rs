@@ -97,6 +97,16 @@ pub fn parameter_status(payload: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.is_empty().then_some((name, value))
 }
 
+/// `NotificationResponse`: process id, channel, payload.
+pub fn notification(payload: &[u8]) -> Option<(u32, &[u8], &[u8])> {
+    let (pid, rest) = payload.split_first_chunk()?;
+    let (channel, rest) = cstr(rest)?;
+    match cstr(rest)? {
+        (text, []) => Some((u32::from_be_bytes(*pid), channel, text)),
+        _ => None,
+    }
+}
+
 /// `BackendKeyData`: process id and secret.
 #[must_use]
 pub fn backend_key(payload: &[u8]) -> Option<(u32, &[u8])> {

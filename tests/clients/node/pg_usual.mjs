@@ -150,6 +150,15 @@ check('notices and notifications', () => connected(async (client) => {
   const heard = once(client, 'notification', { signal: AbortSignal.timeout(20000) })
   await connected((other) => other.query(`SELECT pg_notify($1, 'hello')`, [channel]))
   assert.equal((await heard)[0].payload, 'hello')
+  // It goes on with its work, and hears what comes meanwhile, also from itself.
+  const more = []
+  client.on('notification', (notification) => more.push(notification.payload))
+  for (const payload of ['one', 'two']) {
+    await client.query(`SELECT pg_notify($1, $2)`, [channel, payload])
+    await client.query('SELECT 1')
+  }
+  for (const end = Date.now() + 20000; more.length < 2 && Date.now() < end;) await client.query('SELECT 1')
+  assert.deepEqual(more, ['one', 'two'])
 }))
 
 check('cancel', () => connected(async (client) => {

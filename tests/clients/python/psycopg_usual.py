@@ -284,6 +284,14 @@ def notices_and_notifications():
         other.execute("NOTIFY psycopg_channel, 'hello'")
         heard = list(conn.notifies(timeout=20, stop_after=1))
         assert [(notify.channel, notify.payload) for notify in heard] == [("psycopg_channel", "hello")]
+        assert heard[0].pid != conn.info.backend_pid
+        with conn.transaction():
+            conn.execute("LISTEN psycopg_second")
+        with other.transaction():
+            other.execute("NOTIFY psycopg_second, 'one'")
+            other.execute("NOTIFY psycopg_channel, 'two'")
+        heard = list(conn.notifies(timeout=20, stop_after=2))
+        assert [notify.payload for notify in heard] == ["one", "two"]
         conn.execute("UNLISTEN *")
 
 

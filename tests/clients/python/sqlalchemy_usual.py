@@ -255,7 +255,7 @@ def a_table_that_changes_under_a_cached_statement(engine):
         conn.execute(sa.text(f"CREATE TABLE {name} (a int)"))
         conn.execute(sa.text(f"INSERT INTO {name} VALUES (1)"))
     for columns in range(1, 5):
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        with engine.connect() as conn:
             for _ in range(8):
                 assert len(conn.execute(sa.text(f"SELECT * FROM {name} WHERE a = :a"), {"a": 1}).one()) == columns
         with engine.begin() as conn:

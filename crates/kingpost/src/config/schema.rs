@@ -112,6 +112,7 @@ const PROXY: &[Key] = &[
     key("pool", Kind::Table(POOL)),
     key("routing", Kind::Table(ROUTING)),
     key("gate", Kind::Table(GATE)),
+    key("notify", Kind::Table(NOTIFY)),
     key("databases", Kind::Tables(DATABASE)),
     key("users", Kind::Tables(USER)),
     key("operators", Kind::Tables(OPERATOR)),
@@ -197,6 +198,13 @@ const GATE: &[Key] = &[
     key("timeout", POSITIVE),
     key("read_barrier", Kind::Boolean),
     key("flush", FLUSH),
+];
+
+const NOTIFY: &[Key] = &[
+    key("listen", Kind::Choice(&["shared", "pinned"])),
+    key("channels_per_client", integer(1, 100_000)),
+    key("channels", integer(1, 1_000_000)),
+    key("queue_bytes", integer(16 << 10, 1 << 30)),
 ];
 
 const DATABASE: &[Key] = &[

@@ -336,7 +336,9 @@ impl Console {
         let reports = self.room.look(Look { servers: true, ..Look::default() }, REPORTS);
         let open = |database: &Option<String>, before: Option<Instant>| {
             reports.iter().flat_map(|report| &report.servers).any(|server| {
-                database.as_ref().is_none_or(|name| **name == *server.database)
+                // One that listens stays for as long as its clients do.
+                server.state != "listening"
+                    && database.as_ref().is_none_or(|name| **name == *server.database)
                     && before.is_none_or(|before| server.retire && server.connected <= before)
             })
         };

@@ -82,16 +82,20 @@ pub(super) fn passed_on(secret: &[u8]) -> (&[u8], bool) {
 impl Core {
     /// What a client presents to have its statement cancelled.
     pub(super) fn cancel_key(&self, c: usize, version: u32) -> (u32, Vec<u8>) {
+        let secret = self.cancel_secret(self.clients[c].token);
+        let length = if version >= V3_2 { 32 } else { 4 };
+        (self.client_pid(c), secret[..length].to_vec())
+    }
+
+    /// What a client is told that its server's process id is.
+    pub(super) fn client_pid(&self, c: usize) -> u32 {
         // 8 bits of worker, 23 bits of slot, counted from 1: positive as a signed number, as drivers expect.
         // With peers, 5 of the slot's bits say which of them.
         let slot = match self.settings.peer {
             0 => (c as u32 + 1) & 0x7f_ffff,
             peer => u32::from(peer & 0x1f) << PEER_SLOT_BITS | (c as u32 + 1) & SLOT_OF_PEER,
         };
-        let pid = (self.id as u32 & 0xff) << 23 | slot;
-        let secret = self.cancel_secret(self.clients[c].token);
-        let length = if version >= V3_2 { 32 } else { 4 };
-        (pid, secret[..length].to_vec())
+        (self.id as u32 & 0xff) << 23 | slot
     }
 
     fn cancel_secret(&self, token: Token) -> [u8; 32] {

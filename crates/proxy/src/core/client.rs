@@ -12,6 +12,7 @@ use topology::NodeId;
 use watermark::{Lsn, Ticket};
 
 use super::buffer::Output;
+use super::listen::Listening;
 use super::login::Login;
 use super::params::Params;
 use super::seldom::{Idle, Seldom, Spare};
@@ -65,6 +66,8 @@ pub(super) struct Client {
     /// In a failed transaction, a statement that ends it is bound.
     pub ending: bool,
     pub pins: Pins,
+    /// What it listens on by its pool's shared connection, and what it has not been told of that.
+    pub listening: Option<Box<Listening>>,
     /// It may have made its commits not wait for the primary's own flush.
     pub unflushed: bool,
     /// `standard_conforming_strings` is off: its statements can't be told apart by the parser.
@@ -96,7 +99,7 @@ pub(super) struct Client {
 /// With the driver's 24 bytes it is what an idle connection costs: whoever adds to it has to find something to leave out, or a
 /// reason (bench/README.md, idle clients).
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<Client>() <= 272);
+const _: () = assert!(size_of::<Client>() <= 280);
 
 /// How far a connection has come.
 pub(super) enum Phase {
@@ -327,6 +330,7 @@ impl Client {
             aborted: Aborted::No,
             ending: false,
             pins: Pins::NONE,
+            listening: None,
             unflushed: false,
             odd_strings: false,
             route: peer.route,
@@ -476,6 +480,7 @@ impl Core {
         if self.clients[c].lane.is_some() {
             self.leave_lane(c);
         }
+        self.stop_listening(c);
         self.count_out(c);
         let mut client = self.clients.remove(c);
         if client.waiting {

@@ -81,8 +81,9 @@ impl Core {
         // Under the gate how a commit is flushed is the proxy's affair, whatever the user's or database's default is.
         let lazy = pool.gate.relays > 0 && self.flushes;
         let gated = (pool.gate.relays > 0).then_some(("synchronous_commit", if lazy { "off" } else { "on" }));
+        let name = if server.listener { "kingpost listener" } else { "kingpost" };
         let parameters: Vec<(&str, &str)> =
-            [("user", &*user), ("database", &*database), ("application_name", "kingpost"), ("client_encoding", "UTF8")]
+            [("user", &*user), ("database", &*database), ("application_name", name), ("client_encoding", "UTF8")]
                 .into_iter()
                 .chain(gated)
                 .collect();
@@ -237,6 +238,10 @@ impl Core {
         match failure {
             Failure::Node(why) => self.open_failed(s, &why, true),
             Failure::Full(why) => self.open_failed(s, &why, false),
+            Failure::Refused(error) if self.servers[s].listener => {
+                let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
+                self.open_failed(s, &text, false);
+            }
             Failure::Refused(error) => {
                 let p = self.servers[s].pool;
                 let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
@@ -278,6 +283,9 @@ impl Core {
 
     /// A statement of the proxy's own has ended.
     pub(super) fn own_query_done(&mut self, s: usize) {
+        if self.servers[s].listener {
+            return self.listener_answered(s);
+        }
         let server = &mut self.servers[s];
         let Some(error) = server.setup_error.take() else {
             if server.expect.is_empty() {

@@ -193,7 +193,8 @@ impl Core {
     fn retire_servers(&mut self, database: Option<&str>) {
         let mut idle = Vec::new();
         for (s, server) in &mut self.servers {
-            if is_of(&self.pools[server.pool], database) {
+            // What clients listen by is as good as theirs: it stays for as long as they do.
+            if is_of(&self.pools[server.pool], database) && !server.listener {
                 server.retire = true;
                 if server.is_idle() {
                     idle.push(s);
@@ -302,6 +303,7 @@ impl Core {
         let key = &self.pools[server.pool].key;
         let state = match server.phase {
             ServerPhase::Connecting | ServerPhase::Asking(_) | ServerPhase::Securing | ServerPhase::Login(_) => "login",
+            ServerPhase::Ready if server.listener => "listening",
             ServerPhase::Ready if server.client.is_some() => "active",
             ServerPhase::Ready if server.cancels > 0 => "being_canceled",
             ServerPhase::Ready if server.retire => "closing",

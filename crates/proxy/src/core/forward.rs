@@ -29,9 +29,11 @@ impl Core {
         // A unit that fails skips its Parses: what a later unit does with their statements depends on it.
         let depends = server.unanswered_before > 0 && matches!(frame.tag, b'P' | b'B' | b'D' | b'C');
         // A unit behind the first of a transaction waits for that to have begun, or for its client to hear that it has not.
-        let behind =
-            (server.beginning || server.begin_failed) && !server.in_unit && !matches!(frame.tag, b'd' | b'c' | b'f');
-        if server.barrier || depends || behind {
+        let data = matches!(frame.tag, b'd' | b'c' | b'f');
+        let behind = (server.beginning || server.begin_failed) && !server.in_unit && !data;
+        // What comes after LISTEN waits until that is known to hold.
+        let listens = server.sets.listens.open && !server.expect.is_empty() && !server.in_unit && !data;
+        if server.barrier || depends || behind || listens {
             return Step::Blocked;
         }
         if self.servers[s].expect.len() >= MOST_EXPECTED {
@@ -84,6 +86,7 @@ impl Core {
             }
             b'F' => {
                 self.clients[c].unflushed = true;
+                self.note_sender(c, s);
                 let server = &mut self.servers[s];
                 (server.wrote, server.changed) = (true, true);
                 server.committing = true;
@@ -174,6 +177,7 @@ impl Core {
                 // Nothing is known of it: whatever it leaves behind goes when the transaction ends.
                 self.servers[s].reset = true;
                 self.clients[c].unflushed = true;
+                self.note_sender(c, s);
                 Class::UNKNOWN
             }
             (_, None) => return Step::More,
@@ -214,6 +218,13 @@ impl Core {
 
     /// What a statement leaves behind, and whether its loss would leave doubt.
     fn note_effects(&mut self, c: usize, s: usize, class: Class, certain: bool) {
+        // What it writes may notify, by a trigger or a function.
+        if class.access == Access::Write
+            && class.control == Control::None
+            && (!class.flags.has(Flags::LISTENS) || class.flags.has(Flags::MULTI))
+        {
+            self.note_sender(c, s);
+        }
         let server = &mut self.servers[s];
         if class.access == Access::Write {
             match class.control {
@@ -249,6 +260,7 @@ impl Core {
             if unnamed && frame.payload > self.settings.max_statement {
                 self.servers[s].reset = true;
                 self.clients[c].unflushed = true;
+                self.note_sender(c, s);
                 // Nothing is known of it, and it can be used only until this server is given back.
                 self.clients[c].unnamed = None;
                 let server = &mut self.servers[s];

@@ -187,6 +187,7 @@ impl Core {
     fn begin_lane(&mut self, s: usize) {
         let server = &mut self.servers[s];
         debug_assert!(server.client.is_none() && server.expect.is_empty() && server.lane.is_empty());
+        server.fresh = false;
         server.lane.closed = false;
         server.lane.admitted = 0;
         let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];

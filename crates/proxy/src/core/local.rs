@@ -204,6 +204,7 @@ impl Core {
             Some(s) => {
                 let status = self.servers[s].status;
                 self.tell(c, |out| message::ready(out, status));
+                self.look_again |= self.clients[c].listening.is_some();
             }
             None => self.ready(c),
         }

@@ -69,6 +69,10 @@ impl Core {
         server.barrier = false;
         server.unpins = sql::Pins::NONE;
         server.reset |= bound;
+        if self.clients[c].awaits_listener() {
+            // The end of its answer, which has been put off, is nobody's.
+            self.unheld.push_back(server.token);
+        }
         if server.unnamed == super::forward::LONG {
             server.unnamed = 0;
         }
@@ -133,6 +137,7 @@ impl Core {
         server.sets.undo();
         server.sets.end();
         let (open, reset) = (server.status != Status::Idle, std::mem::take(&mut server.reset));
+        let unlisten = std::mem::take(&mut server.unlisten) && !reset;
         if reset {
             server.params = Applied::These(self.no_params.clone());
         }
@@ -143,7 +148,10 @@ impl Core {
         if reset {
             self.own_query(s, "DISCARD ALL");
         }
-        if !open && !reset {
+        if unlisten {
+            self.own_query(s, "UNLISTEN *");
+        }
+        if !open && !reset && !unlisten {
             self.rest(s);
         }
     }
@@ -158,6 +166,9 @@ impl Core {
             return self.open_failed(s, &why, true);
         }
         let node = server.node;
+        if server.listener {
+            return self.listener_lost(s, &why);
+        }
         self.shared.topology.report_failure(node);
         if self.lanes.contains(&s) {
             return self.lane_lost(s, &why);
@@ -181,6 +192,7 @@ impl Core {
         self.drop_server(s);
         self.pump(p);
 
+        self.listen_no_more(c);
         let client = &mut self.clients[c];
         client.held_up = false;
         // Parses that were not answered have not happened.

@@ -21,6 +21,7 @@
 //! - `reply`: a server's messages.
 //! - `connect`: a server's login.
 //! - `pool`: who gets which server connection.
+//! - `listen`, `listener`: LISTEN by one server connection for all clients of a pool; `notice`: what it hears.
 //! - `lost`: what a client is told when its server is gone.
 //! - `gate`: answers to commits that are held back until these are durable elsewhere.
 //! - `cancel`: cancel requests.
@@ -39,9 +40,12 @@ mod forward;
 pub(crate) mod gate;
 mod lane;
 mod limits;
+mod listen;
+mod listener;
 mod local;
 mod login;
 mod lost;
+mod notice;
 mod params;
 mod pool;
 mod reply;
@@ -83,6 +87,7 @@ use server::Server;
 use statement::{Registry, Statements};
 use token::{Kind, Token};
 
+pub use listener::Word;
 pub use pool::Budget;
 pub use server::Moved;
 
@@ -116,6 +121,12 @@ pub struct Shared {
     pub(crate) counts: Mutex<limits::Counts>,
     /// Clients of all workers that have logged in.
     pub(crate) inside: AtomicUsize,
+    /// Whose notifications servers' processes send.
+    pub(crate) senders: notice::Senders,
+    /// Numbers of the probes that say what has been heard of these.
+    pub(crate) tide: notice::Tide,
+    /// Bytes of notifications on their way between workers.
+    pub(crate) notices: AtomicUsize,
     /// Makes cancel keys and the salts of users that do not exist.
     pub secret: [u8; 32],
     /// Clients of all workers.
@@ -138,6 +149,9 @@ impl Shared {
             passed: Mutex::default(),
             counts: Mutex::default(),
             inside: AtomicUsize::new(0),
+            senders: notice::Senders::default(),
+            tide: notice::Tide::default(),
+            notices: AtomicUsize::new(0),
             secret,
             clients: AtomicUsize::new(0),
             workers,
@@ -192,6 +206,13 @@ pub enum Mail {
     },
     /// A cancel request has had its effect, or none: the requester may be closed.
     Cancelled(Token),
+    /// About a pool's shared connection that listens.
+    Listen {
+        /// Which pool.
+        key: PoolKey,
+        /// What.
+        word: Word,
+    },
     /// A new configuration.
     Settings(Arc<Settings>),
     /// What the console says to one of this worker's clients.
@@ -331,6 +352,11 @@ pub struct Core {
     buffers: Buffers,
     /// Clients whose kept input can be looked at again.
     runnable: VecDeque<Token>,
+    /// Server connections that the end of an answer of was put off: it can be looked at again.
+    unheld: VecDeque<Token>,
+    /// Clients with notifications that they have not got yet; and whether one of them may be able to get them by now.
+    noticed: Vec<Token>,
+    look_again: bool,
     /// Connections with something to write.
     dirty: Vec<Token>,
     /// Clients that have not logged in, oldest first.
@@ -388,6 +414,9 @@ impl Core {
             bell: Arc::new(|| {}),
             buffers: Buffers::default(),
             runnable: VecDeque::new(),
+            unheld: VecDeque::new(),
+            noticed: Vec::new(),
+            look_again: false,
             dirty: Vec::new(),
             logins: VecDeque::new(),
             logging_in: 0,
@@ -612,6 +641,7 @@ impl Core {
                     self.close_client(requester.index());
                 }
             }
+            Mail::Listen { key, word } => self.about_listening(&key, word),
             Mail::Settings(settings) => self.apply(settings),
             Mail::Answer { client, bytes } => {
                 if self.is_client(client) {
@@ -649,6 +679,8 @@ impl Core {
         self.expire_servers();
         self.expire_clients();
         self.expire_cancels();
+        self.look_after_listeners();
+        self.look_again = !self.noticed.is_empty();
         for pool in 0..self.pools.len() {
             self.expire_waiters(pool);
             self.pump(pool);
@@ -700,10 +732,21 @@ impl Core {
 
     /// Lets clients that were held up go on. Bounded: a client is put in the queue only by an event of its own or of its server.
     fn run(&mut self) {
-        while let Some(token) = self.runnable.pop_front() {
-            if self.is_client(token) {
-                self.client_resume(token.index());
+        loop {
+            if let Some(token) = self.unheld.pop_front() {
+                if self.is_server(token) {
+                    self.server_received(token.index(), &[]);
+                }
+            } else if let Some(token) = self.runnable.pop_front() {
+                if self.is_client(token) {
+                    self.client_resume(token.index());
+                }
+            } else {
+                break;
             }
+        }
+        if std::mem::take(&mut self.look_again) {
+            self.notify_all();
         }
     }
 

@@ -13,6 +13,8 @@ use topology::{NodeId, Role};
 use wire::Sqlstate;
 
 use super::client::Phase;
+use super::listen::Channels;
+use super::listener::Listener;
 use super::params::Params;
 use super::server::{Moved, Server, ServerPhase};
 use super::statistics::Timing;
@@ -69,6 +71,10 @@ pub(super) struct Pool {
     pub lazy: bool,
     /// An operator has stopped it: it gives out nothing, and closes what comes back.
     pub paused: bool,
+    /// Channels that this worker's clients listen on by the shared connection.
+    pub channels: Channels,
+    /// The shared connection, where this worker has it.
+    pub listener: Option<Box<Listener>>,
     pub totals: Totals,
 }
 
@@ -176,6 +182,8 @@ impl Core {
             gate: self.settings.gate(&key.database, &key.user),
             lazy: false,
             paused: self.paused.has(&key.database),
+            channels: Channels::default(),
+            listener: None,
             totals: Totals::default(),
         });
         self.pool_ids.insert(key.clone(), p);
@@ -415,7 +423,7 @@ impl Core {
         (server.measured, server.answered) = (0, 0);
         client.since = self.now;
         self.metrics.servers_busy.add(1);
-        server.taken = self.now;
+        (server.taken, server.fresh) = (self.now, false);
         let pool = &mut self.pools[server.pool];
         pool.totals.assignments += 1;
         pool.nodes[usize::from(server.node.0)].busy += 1;
@@ -523,7 +531,7 @@ impl Core {
             }
         }
         let server = &self.servers[s];
-        if server.status != wire::message::Status::Idle || server.reset {
+        if server.status != wire::message::Status::Idle || server.reset || server.unlisten {
             return self.clean_up(s);
         }
         self.rest(s);
@@ -533,11 +541,14 @@ impl Core {
     pub(super) fn rest(&mut self, s: usize) {
         let server = &mut self.servers[s];
         debug_assert!(server.client.is_none());
+        server.sender.rest(&self.shared.tide);
         if server.cancels > 0 {
             server.held_for_cancel = true;
             return;
         }
-        let expired = self.settings.server_lifetime.is_some_and(|limit| over(server.opened, limit, self.now));
+        // However short its life is to be, it is not closed before somebody has had it: whoever comes next would wait for another.
+        let lifetime = self.settings.server_lifetime.filter(|_| !server.fresh);
+        let expired = lifetime.is_some_and(|limit| over(server.opened, limit, self.now));
         if server.retire || expired || self.pools[server.pool].paused {
             let p = server.pool;
             self.drop_server(s);
@@ -651,6 +662,10 @@ impl Core {
     /// A connection is open and logged in.
     pub(super) fn opened(&mut self, s: usize) {
         let server = &mut self.servers[s];
+        if server.listener {
+            return self.listener_opened(s);
+        }
+        self.shared.senders.add(server.node, server.key.0, &server.sender);
         let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
         place.connecting -= 1;
         place.failures = 0;
@@ -663,6 +678,9 @@ impl Core {
     pub(super) fn open_failed(&mut self, s: usize, why: &str, is_node_down: bool) {
         let server = &self.servers[s];
         let (p, node) = (server.pool, server.node);
+        if server.listener {
+            return self.listener_lost(s, why);
+        }
         let place = &mut self.pools[p].nodes[usize::from(node.0)];
         place.failures = (place.failures + 1).min(6);
         place.retry_at = Some(self.now + Duration::from_millis(25 << place.failures));
@@ -684,12 +702,15 @@ impl Core {
         self.settle_schema(s);
         let mut server = self.servers.remove(s);
         debug_assert!(server.client.is_none());
-        let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
-        if !matches!(server.phase, ServerPhase::Ready) {
-            place.connecting = place.connecting.saturating_sub(1);
+        if !server.listener {
+            self.shared.senders.remove(server.node, server.key.0, &server.sender);
+            let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
+            if !matches!(server.phase, ServerPhase::Ready) {
+                place.connecting = place.connecting.saturating_sub(1);
+            }
+            place.idle.retain(|&idle| idle != s);
+            place.budget.close();
         }
-        place.idle.retain(|&idle| idle != s);
-        place.budget.close();
         self.metrics.servers.sub(1);
         let lost = server.timings.drain(..).chain([std::mem::replace(&mut server.timing, Timing::none(self.now))]);
         for span in lost.filter_map(|timing| timing.span) {
@@ -710,6 +731,7 @@ impl Core {
         let mut slow = Vec::new();
         for (s, server) in &self.servers {
             match server.phase {
+                ServerPhase::Ready if server.listener => {}
                 ServerPhase::Ready if server.is_idle() => {
                     let unused = self.settings.server_idle_timeout;
                     let aged = self.settings.server_lifetime;
@@ -725,7 +747,8 @@ impl Core {
             }
         }
         // A retired one that has no use ahead is not waited for.
-        late.extend(self.servers.iter().filter(|(_, server)| server.retire && server.is_idle()).map(|(s, _)| s));
+        let retired = |server: &Server| server.retire && server.is_idle() && !server.listener;
+        late.extend(self.servers.iter().filter(|(_, server)| retired(server)).map(|(s, _)| s));
         late.sort_unstable();
         late.dedup();
         for s in late {
@@ -756,6 +779,10 @@ impl Core {
             let gone = is.is_none_or(|n| matches!(n.role, Role::Unknown | Role::Stale)) || moved;
             let stale = demoted == Some(server.node) || is.is_some_and(|n| n.role == Role::Stale);
             if !gone && !stale {
+                continue;
+            }
+            if server.listener && !stale && !moved && is.is_some() {
+                // It may have nothing but a slow answer to a probe against it: what was notified would be lost with the connection.
                 continue;
             }
             if self.lanes.contains(&server.token.index()) {

@@ -32,6 +32,8 @@ enum Verdict {
     NotBegun,
     /// The client is told instead that the columns of its statement have changed.
     Outdated,
+    /// The client gets it with the process id of its sender, as far as that is known.
+    Notified,
     /// It makes no sense: the connection can't be used any more.
     Broken(&'static str),
 }
@@ -107,6 +109,15 @@ impl Core {
             if there < frame.total() && !long && there < SMALL_MAX {
                 break;
             }
+            if frame.tag == b'Z' && self.servers[s].sets.listens.open && self.holds_ready(s, rest[HEADER]) {
+                // The unit ends when the shared connection listens: until then this message has not come.
+                if rest.len() > SMALL_MAX
+                    && let Some(c) = self.servers[s].client
+                {
+                    self.give_up_hold(c);
+                }
+                break;
+            }
             let verdict = self.reply(s, frame.tag, &rest[HEADER..there], there == frame.total());
             let server = &mut self.servers[s];
             if there < frame.total() {
@@ -125,6 +136,12 @@ impl Core {
                 }
                 Verdict::Swallow => {
                     self.give(s, &bytes[from..used]);
+                    used += there;
+                    from = used;
+                }
+                Verdict::Notified => {
+                    self.give(s, &bytes[from..used]);
+                    self.pass_notice(s, &rest[HEADER..there]);
                     used += there;
                     from = used;
                 }
@@ -154,8 +171,11 @@ impl Core {
                         self.clients[c].aborted = Aborted::Told;
                         self.ready(c);
                     }
+                    let listener =
+                        client.filter(|&c| self.clients[c].listening.is_some()).map(|c| self.clients[c].token);
                     if self.servers[s].lane.seats.len() > 1 {
                         self.seat_done(s);
+                        self.notify_between(listener);
                         if !self.is_server(token) {
                             return bytes.len();
                         }
@@ -165,6 +185,7 @@ impl Core {
                     // It may go to another worker here and now: with all that it has said.
                     self.servers[s].input.extend_from_slice(&bytes[used..]);
                     self.unit_done(s);
+                    self.notify_between(listener);
                     if self.is_server(token) {
                         self.buffers.give(std::mem::take(&mut self.servers[s].input));
                     }
@@ -369,7 +390,9 @@ impl Core {
                     self.clients[c].odd_strings = value != b"on";
                 }
             }
-            b'N' | b'A' => {}
+            b'N' => {}
+            b'A' if server.listener => self.notified(s, data),
+            b'A' => return if !unheard && self.hears_own(s, data) { Verdict::Notified } else { Verdict::Swallow },
             b'E' => return self.failed(s, data, verdict),
             b'Z' => return self.ready_for_query(s, data, own, unheard),
             _ => return Verdict::Broken("a message that makes no sense here"),

@@ -13,6 +13,7 @@ use wire::scram;
 use super::Core;
 use super::buffer::Output;
 use super::lane::Lane;
+use super::notice::Sender;
 use super::params::{Applied, Params};
 use super::pool::PoolKey;
 use super::statement::Statement;
@@ -110,11 +111,19 @@ pub(crate) struct Server {
     pub(super) held_for_cancel: bool,
     /// Its session has state of a client that left.
     pub(super) reset: bool,
+    /// Its session may listen for a client that the shared connection listens for.
+    pub(super) unlisten: bool,
+    /// It is a pool's shared connection that listens, and never anybody's.
+    pub(super) listener: bool,
+    /// Whose notifications its own process sends.
+    pub(super) sender: Sender,
     /// It is closed without a word.
     pub(super) silent: bool,
     /// To be closed when it is next idle.
     pub(super) retire: bool,
     pub(super) opened: Instant,
+    /// It has been of use to nobody yet.
+    pub(super) fresh: bool,
     /// When its client got it.
     pub(super) taken: Instant,
     pub(super) idle_since: Instant,
@@ -282,9 +291,13 @@ impl Server {
             cancels: 0,
             held_for_cancel: false,
             reset: false,
+            unlisten: false,
+            listener: false,
+            sender: Sender::new(),
             silent: false,
             retire: false,
             opened: now,
+            fresh: true,
             taken: now,
             idle_since: now,
             dirty: false,

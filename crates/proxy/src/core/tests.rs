@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod backend;
+mod heard;
 mod script;
 mod secure;
 mod world;
@@ -49,6 +50,7 @@ fn every_client_hears_what_a_server_alone_would_say() {
             stateful: true,
             session: random.one_in(2),
             cancels: false,
+            listens: false,
             reads: false,
         };
         World::new(plan(seed, style)).run();
@@ -61,6 +63,23 @@ fn nothing_is_lost_or_done_twice_when_servers_are_lost() {
         let style = under_faults(seed, false);
         World::new(Plan { faults: true, ..plan(seed, style) }).run();
     }
+}
+
+#[test]
+fn who_listens_hears_of_everything_or_is_closed() {
+    let (mut told, mut runs) = (0, 0);
+    for seed in seeds(300) {
+        // Without faults nobody may be closed; with them that is how a client learns that it may have missed something.
+        let faults = seed % 2 == 0;
+        let style = under_faults(seed, false);
+        let style =
+            Style { listens: true, session: !faults && seed % 3 == 0, stateful: !faults, cancels: false, ..style };
+        let mut world = World::new(Plan { faults, ..plan(seed, style) });
+        world.run();
+        told += world.counted(|metrics| metrics.notifications_told.get());
+        runs += 1;
+    }
+    assert!(runs < 100 || told > 0, "nobody was told anything by a shared connection");
 }
 
 #[test]
@@ -98,6 +117,7 @@ fn without_descriptors_workers_share_what_is_open() {
             stateful: random.one_in(2),
             session: false,
             cancels: false,
+            listens: false,
             reads: random.one_in(2),
         };
         World::new(Plan { cores: 2, scarce: true, ..plan(seed, style) }).run();
@@ -107,7 +127,14 @@ fn without_descriptors_workers_share_what_is_open() {
 /// What clients do while servers are lost.
 fn under_faults(seed: u64, reads: bool) -> Style {
     let mut random = Random(!seed);
-    Style { pipelined: random.one_in(3), stateful: false, session: false, cancels: random.one_in(2), reads }
+    Style {
+        pipelined: random.one_in(3),
+        stateful: false,
+        session: false,
+        cancels: random.one_in(2),
+        listens: false,
+        reads,
+    }
 }
 
 /// Many clients, few connections, mostly reads.
@@ -169,6 +196,7 @@ fn in_shared_lanes_every_client_hears_its_own_answers() {
             stateful: true,
             session: random.one_in(4),
             cancels: false,
+            listens: false,
             reads: true,
         };
         crowd(seed, style)

@@ -17,6 +17,8 @@ use super::server::Expect;
 /// Parameters that are tracked for one client, and bytes of their names and values together.
 const MOST: usize = 64;
 const MOST_BYTES: usize = 16 << 10;
+/// Changes of a client's channels that one transaction may have.
+const MOST_PENDING: usize = 1024;
 
 /// What a server connection's client does to its session's parameters.
 #[derive(Debug, Default)]
@@ -33,12 +35,28 @@ pub(super) struct Sets {
     open: bool,
     /// A savepoint was made or ended in the same time.
     savepoint: bool,
+    /// What the client does to the channels that it listens on.
+    pub(super) listens: Listens,
+}
+
+/// What a server connection's client does to the channels that it listens on.
+#[derive(Debug, Default)]
+pub(super) struct Listens {
+    /// Done in the transaction in progress, with the savepoints in between.
+    pending: Vec<Change>,
+    /// Committed since the server was last ready.
+    committed: Vec<Change>,
+    /// The transaction in progress has failed: unless it goes back to a savepoint, nothing of it stays.
+    failed: bool,
+    /// Something about channels was sent since nothing was last in flight, outside of transactions.
+    pub(super) open: bool,
 }
 
 impl Sets {
     /// The transaction in progress is undone.
     pub(super) fn undo(&mut self) {
         self.pending.clear();
+        self.listens.failed = true;
     }
 
     /// The oldest `Query` has been answered.
@@ -49,6 +67,50 @@ impl Sets {
     /// The client leaves this server connection.
     pub(super) fn end(&mut self) {
         (self.open, self.savepoint, self.portal) = (false, false, None);
+        self.listens = Listens::default();
+    }
+}
+
+// === impl Listens ===
+
+impl Listens {
+    /// A statement that changes this has completed.
+    fn completed(&mut self, changes: &[Change]) {
+        for change in changes.iter().filter(|change| change.is_about_channels()) {
+            let is_mark = |kept: &Change, name: &String| matches!(kept, Change::Savepoint(of) if of == name);
+            match change {
+                Change::Release(name) => {
+                    if let Some(at) = self.pending.iter().rposition(|kept| is_mark(kept, name)) {
+                        let after = self.pending.split_off(at);
+                        self.pending.extend(after.into_iter().filter(|kept| !matches!(kept, Change::Savepoint(_))));
+                    }
+                }
+                Change::RollbackTo(name) => {
+                    // A savepoint that is not there was made before the first of what is.
+                    let at = self.pending.iter().rposition(|kept| is_mark(kept, name));
+                    self.pending.truncate(at.map_or(0, |at| at + 1));
+                    self.failed = false;
+                }
+                change => self.pending.push(change.clone()),
+            }
+        }
+    }
+
+    /// A transaction has ended.
+    fn ended(&mut self, committed: bool) {
+        if committed {
+            self.committed.append(&mut self.pending);
+        }
+        self.pending.clear();
+        self.failed = false;
+    }
+
+    /// The server is ready: what is committed by now. `idle`: outside of a transaction.
+    pub(super) fn settle(&mut self, idle: bool) -> Vec<Change> {
+        if idle {
+            self.ended(!self.failed);
+        }
+        std::mem::take(&mut self.committed)
     }
 }
 
@@ -117,6 +179,8 @@ fn changed(params: &Params, base: &Params, changes: &[Change]) -> Params {
                 list.extend(base.0.iter().filter(|(known, _)| known != "role").cloned());
             }
             Change::DiscardAll => list.clone_from(&base.0),
+            Change::Listen(_) | Change::Unlisten(_) | Change::UnlistenAll => {}
+            Change::Savepoint(_) | Change::Release(_) | Change::RollbackTo(_) => {}
         }
     }
     Params::from_pairs(list)
@@ -139,14 +203,18 @@ fn filled(changes: &Changes, values: &[u8]) -> Option<Changes> {
 fn is_privileged_change(change: &Change) -> bool {
     match change {
         Change::Set(name, _) | Change::Reset(name) => is_privileged(name),
-        Change::ResetAll | Change::DiscardAll => false,
+        _ => false,
     }
 }
 
 impl Core {
     /// What this text of the client's changes. None: nothing, or nothing is known of it; then the class has the pins.
     pub(super) fn changes(&self, c: usize, class: Class, text: &[u8]) -> Option<Arc<Changes>> {
-        let about = class.pins.0 & (Pins::SET.0 | Pins::ROLE.0) != 0 || class.flags.has(Flags::RESETS_PARAMETERS);
+        let listens = |s: usize| self.servers[s].sets.listens.open;
+        let about = class.pins.0 & (Pins::SET.0 | Pins::ROLE.0) != 0
+            || class.flags.has(Flags::RESETS_PARAMETERS)
+            || class.flags.has(Flags::LISTENS)
+            || (class.flags.has(Flags::SAVEPOINT) && self.clients[c].server.is_some_and(listens));
         // Without standard strings a parser reads something else.
         if !about || self.clients[c].odd_strings {
             return None;
@@ -158,13 +226,24 @@ impl Core {
     pub(super) fn note_changes(&mut self, c: usize, s: usize, class: Class, changes: Option<&Arc<Changes>>) -> Pins {
         let sets = &mut self.servers[s].sets;
         sets.savepoint |= class.flags.has(Flags::SAVEPOINT);
-        sets.open |= changes.is_some_and(|changes| changes.doubt || changes.statements.iter().any(|of| !of.is_empty()));
+        let any = |changes: &Changes| changes.statements.iter().flatten().any(Change::is_about_parameters);
+        sets.open |= changes.is_some_and(|changes| changes.doubt || any(changes));
+        sets.listens.open |= class.flags.has(Flags::LISTENS);
         if sets.open && class.flags.has(Flags::SAVEPOINT) {
-            sets.undo();
+            sets.pending.clear();
             self.pin(c, s, Pins::SET);
         }
         match changes {
-            Some(changes) if !changes.doubt => class.pins.without(Pins::SET.with(Pins::ROLE)),
+            Some(changes) if !changes.doubt => {
+                let pins = class.pins.without(Pins::SET.with(Pins::ROLE));
+                if class.flags.has(Flags::LISTENS) && self.may_share_listen(c, s) {
+                    // This session listens only until the shared connection does.
+                    self.servers[s].unlisten = true;
+                    pins.without(Pins::LISTEN)
+                } else {
+                    pins
+                }
+            }
             _ => class.pins,
         }
     }
@@ -209,7 +288,13 @@ impl Core {
             Some(Expect::Execute(Some(changes))) => changes.statements.first(),
             _ => None,
         };
-        let done = done.filter(|changes| !changes.is_empty());
+        let mut undone_in_part = false;
+        if let Some(changes) = done {
+            sets.listens.completed(changes);
+            undone_in_part = changes.iter().any(|change| matches!(change, Change::RollbackTo(_)));
+        }
+        let done = done.map(|changes| changes.iter().filter(|change| change.is_about_parameters()).cloned());
+        let done: Option<Vec<Change>> = done.map(Iterator::collect).filter(|changes: &Vec<_>| !changes.is_empty());
         if let Some(changes) = done {
             let client = server.client.map(|c| &self.clients[c]);
             let has_role = |change: &Change| matches!(change, Change::Set(name, _) if name == "role");
@@ -227,7 +312,18 @@ impl Core {
                     self.pin(c, s, Pins::SET);
                 }
             } else {
-                sets.pending.extend_from_slice(changes);
+                sets.pending.extend(changes);
+            }
+        }
+        let sets = &mut self.servers[s].sets;
+        if sets.listens.open && !undone_in_part && matches!(tag, b"COMMIT\0" | b"ROLLBACK\0") {
+            sets.listens.ended(tag == b"COMMIT\0");
+        }
+        if sets.listens.pending.len() > MOST_PENDING {
+            // It keeps this very session, which listens.
+            sets.listens.pending.clear();
+            if let Some(c) = self.servers[s].client {
+                self.pin(c, s, Pins::LISTEN);
             }
         }
         let sets = &mut self.servers[s].sets;
@@ -360,6 +456,50 @@ mod tests {
         for (changes, expected) in cases {
             assert_eq!(changed(&now, &base, &changes).0, expected, "{changes:?}");
         }
+    }
+
+    #[test]
+    fn channels_of_a_transaction() {
+        let listen = |name: &str| Change::Listen(name.into());
+        let mark = |name: &str| Change::Savepoint(name.into());
+        let back = |name: &str| Change::RollbackTo(name.into());
+        let release = |name: &str| Change::Release(name.into());
+        let cases = [
+            (vec![listen("a"), Change::UnlistenAll, listen("b")], vec![listen("a"), Change::UnlistenAll, listen("b")]),
+            (
+                vec![listen("a"), mark("p"), listen("b"), back("p"), listen("c")],
+                vec![listen("a"), mark("p"), listen("c")],
+            ),
+            // It was made before anything was said of channels.
+            (vec![listen("a"), back("p"), listen("b")], vec![listen("b")]),
+            (vec![mark("p"), listen("a"), mark("q"), release("p"), back("q")], vec![]),
+            (vec![mark("p"), mark("p"), listen("a"), back("p"), listen("b"), back("p")], vec![mark("p"), mark("p")]),
+            (vec![listen("a"), mark("p"), listen("b"), release("p")], vec![listen("a"), listen("b")]),
+        ];
+        for (changes, expected) in cases {
+            let mut listens = Listens::default();
+            for change in &changes {
+                listens.completed(std::slice::from_ref(change));
+            }
+            assert!(listens.settle(false).is_empty(), "{changes:?}");
+            assert_eq!(listens.settle(true), expected, "{changes:?}");
+        }
+        // What fails is undone, unless it goes back to a savepoint first.
+        let mut sets = Sets::default();
+        sets.listens.completed(&[listen("a"), mark("p")]);
+        sets.undo();
+        sets.listens.completed(&[back("p")]);
+        assert_eq!(sets.listens.settle(true), [listen("a"), mark("p")]);
+        sets.listens.completed(&[listen("b")]);
+        sets.undo();
+        assert!(sets.listens.settle(true).is_empty());
+        // COMMIT in the middle of a text.
+        sets.listens.completed(&[listen("c")]);
+        sets.listens.ended(true);
+        sets.listens.completed(&[listen("d")]);
+        assert_eq!(sets.listens.settle(false), [listen("c")]);
+        sets.listens.ended(false);
+        assert!(sets.listens.settle(true).is_empty());
     }
 
     #[test]

@@ -185,6 +185,7 @@ impl Core {
             Aborted::Untold | Aborted::Told => Status::Failed,
         };
         self.tell(c, |out| message::ready(out, status));
+        self.look_again |= self.clients[c].listening.is_some();
     }
 
     fn assemble(&mut self, c: usize, bytes: &[u8]) -> Step {

@@ -6,7 +6,7 @@
 //! Every number in a statement names who sent it (`number / OWNER`), so a session notices by itself that two clients meet in one
 //! transaction, or that one sees what another left behind.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use wire::message::{self, Status};
 use wire::{Frame, HEADER, Severity, Sqlstate, payload, startup};
@@ -24,6 +24,20 @@ type Code = &'static [u8; 5];
 #[derive(Debug, Default)]
 pub(super) struct Store {
     pub committed: Vec<u64>,
+    /// Notifications that were committed, in order: channel, number, and by which session.
+    pub notified: Vec<(u64, u64, u32)>,
+}
+
+/// The channel that everybody may listen on; any other is the client's whose number it has.
+pub(super) const COMMON: u64 = 0;
+
+/// `search_path` and `listening` at a savepoint, and what was written and notified before it.
+#[derive(Clone)]
+struct Savepoint {
+    path: String,
+    listening: BTreeSet<u64>,
+    pending: Vec<u64>,
+    notifies: Vec<(u64, u64)>,
 }
 
 #[derive(Default)]
@@ -40,11 +54,17 @@ pub(super) struct Backend {
     transaction_of: Option<u64>,
     search_path: String,
     default_path: String,
-    listening: Option<u64>,
+    /// Channels, as the transaction in progress has them.
+    listening: BTreeSet<u64>,
+    /// The same as it is committed; how often one has gone; and how many of the notifications were looked at.
+    pub listens: BTreeSet<u64>,
+    pub unlistened: usize,
+    heard: usize,
+    /// What the transaction in progress notifies.
+    notifies: Vec<(u64, u64)>,
     /// `search_path` and `listening` as they were before the transaction.
-    saved: Option<(String, Option<u64>)>,
-    /// The same at the savepoint, and the numbers written before it.
-    savepoint: Option<(String, Option<u64>, Vec<u64>)>,
+    saved: Option<(String, BTreeSet<u64>)>,
+    savepoint: Option<Savepoint>,
     prepared: HashMap<Vec<u8>, String>,
     portals: HashMap<Vec<u8>, Portal>,
     skipping: bool,
@@ -104,7 +124,7 @@ impl Backend {
     pub(super) fn is_clean(&self) -> bool {
         self.status == b'I'
             && self.pending.is_empty()
-            && self.listening.is_none()
+            && self.listening.is_empty()
             && self.copy.is_none()
             && !self.skipping
     }
@@ -244,8 +264,32 @@ impl Backend {
         Ok(())
     }
 
+    /// True if a client is in no transaction, as far as the server can tell.
+    pub(super) fn is_idle(&self) -> bool {
+        self.status == b'I'
+    }
+
+    /// Sends what it has not heard yet of what was notified, if it is between two transactions.
+    pub(super) fn hear(&mut self, store: &Store) {
+        let between = self.started && self.status == b'I' && self.saved.is_none() && !self.skipping;
+        if between && self.copy.is_none() && self.sleeping.is_none() {
+            self.hear_all(store);
+        }
+    }
+
+    fn hear_all(&mut self, store: &Store) {
+        for &(channel, number, pid) in store.notified.get(self.heard..).unwrap_or_default() {
+            if self.listens.contains(&channel) {
+                let (channel, text) = (format!("c{channel}"), number.to_string());
+                message::notification(&mut self.out, pid, channel.as_bytes(), text.as_bytes());
+            }
+        }
+        self.heard = store.notified.len();
+    }
+
     fn fail(&mut self, code: Code) {
         self.pending.clear();
+        self.notifies.clear();
         if self.status == b'T' {
             self.status = b'E';
         } else if self.status == b'I' {
@@ -257,6 +301,7 @@ impl Backend {
     fn ready(&mut self, store: &mut Store) {
         if self.status == b'I' {
             self.commit(store);
+            self.hear_all(store);
         }
         message::ready(&mut self.out, Status::from_byte(self.status).unwrap());
     }
@@ -264,6 +309,11 @@ impl Backend {
     fn commit(&mut self, store: &mut Store) {
         assert!(!self.replica || self.pending.is_empty());
         store.committed.append(&mut self.pending);
+        // What was notified before it listened is not for it; what it has notified itself is.
+        self.hear_all(store);
+        self.unlistened += usize::from(self.listens.difference(&self.listening).next().is_some());
+        self.listens = self.listening.clone();
+        store.notified.extend(self.notifies.drain(..).map(|(channel, number)| (channel, number, self.pid)));
         self.saved = None;
         self.end();
     }
@@ -288,7 +338,7 @@ impl Backend {
         let owner = number / OWNER;
         let other = *self.transaction_of.get_or_insert(owner);
         assert_eq!(owner, other, "two clients in one transaction of session {}", self.pid);
-        if let Some(listening) = self.listening {
+        for &listening in self.listening.iter().filter(|of| **of != COMMON) {
             assert_eq!(owner, listening, "a client in a session {} with another's LISTEN", self.pid);
         }
     }
@@ -457,7 +507,7 @@ impl Backend {
             return Err(b"25P02");
         }
         if self.saved.is_none() {
-            self.saved = Some((self.search_path.clone(), self.listening));
+            self.saved = Some((self.search_path.clone(), self.listening.clone()));
         }
         let inner = |text: &str| -> u64 {
             parameter.map_or_else(
@@ -477,6 +527,7 @@ impl Backend {
             }
             "COMMIT" | "ROLLBACK" => {
                 self.pending.clear();
+                self.notifies.clear();
                 self.restore();
                 self.end();
                 Answer::Done("ROLLBACK")
@@ -509,12 +560,15 @@ impl Backend {
                 Answer::Done("RESET")
             }
             "SAVEPOINT p" if self.status == b'T' => {
-                self.savepoint = Some((self.search_path.clone(), self.listening, self.pending.clone()));
+                let (path, listening) = (self.search_path.clone(), self.listening.clone());
+                let (pending, notifies) = (self.pending.clone(), self.notifies.clone());
+                self.savepoint = Some(Savepoint { path, listening, pending, notifies });
                 Answer::Done("SAVEPOINT")
             }
             "ROLLBACK TO p" => {
-                let (path, listening, pending) = self.savepoint.clone().ok_or(b"3B001")?;
+                let Savepoint { path, listening, pending, notifies } = self.savepoint.clone().ok_or(b"3B001")?;
                 (self.search_path, self.listening, self.pending) = (path, listening, pending);
+                self.notifies = notifies;
                 self.status = b'T';
                 Answer::Done("ROLLBACK")
             }
@@ -527,15 +581,27 @@ impl Backend {
                     return Err(b"25001");
                 }
                 self.search_path = self.default_path.clone();
-                self.listening = None;
+                self.listening.clear();
                 self.saved = None;
                 self.prepared.clear();
                 self.portals.clear();
                 Answer::Done("DISCARD ALL")
             }
             "UNLISTEN *" => {
-                self.listening = None;
+                self.listening.clear();
                 Answer::Done("UNLISTEN")
+            }
+            _ if text.starts_with("UNLISTEN ") => {
+                self.listening.remove(&inner(text));
+                Answer::Done("UNLISTEN")
+            }
+            _ if text.starts_with("NOTIFY c") => {
+                self.writes()?;
+                let (channel, number) = text["NOTIFY c".len()..].split_once(", ").unwrap();
+                let number = number.trim_matches('\'').parse().unwrap();
+                self.belongs(number);
+                self.notifies.push((channel.parse().unwrap(), number));
+                Answer::Done("NOTIFY")
             }
             _ if text.starts_with("SELECT nope") => return Err(b"42703"),
             _ if text.starts_with("SELECT pg_catalog.set_config(") => {
@@ -560,9 +626,9 @@ impl Backend {
                 self.search_path = text["SET search_path = ".len()..].to_owned();
                 Answer::Done("SET")
             }
-            _ if text.starts_with("LISTEN c") => {
+            _ if text.starts_with("LISTEN ") => {
                 self.writes()?;
-                self.listening = Some(text["LISTEN c".len()..].parse().unwrap());
+                self.listening.insert(inner(text));
                 Answer::Done("LISTEN")
             }
             _ if text.starts_with("SELECT rpad(") => {

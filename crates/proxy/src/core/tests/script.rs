@@ -71,6 +71,8 @@ pub(super) struct Style {
     /// SET, LISTEN, DISCARD.
     pub session: bool,
     pub cancels: bool,
+    /// LISTEN and NOTIFY, such as can't fail but with their server.
+    pub listens: bool,
     /// Mostly plain reads, which can share a server connection.
     pub reads: bool,
 }
@@ -271,6 +273,12 @@ impl Script {
     }
 
     fn request(&mut self) {
+        if self.style.listens && self.random.one_in(3) {
+            if self.random.one_in(3) {
+                return self.query(&format!("LISTEN c{}", self.id));
+            }
+            return self.notify();
+        }
         if self.style.reads && !self.random.one_in(6) {
             return self.read();
         }
@@ -555,8 +563,57 @@ impl Script {
         self.query("SHOW search_path");
     }
 
+    /// Somebody is notified, or everybody who listens to all.
+    fn notify(&mut self) {
+        let (to, n) = (self.random.below(5), self.row());
+        self.query(&format!("NOTIFY c{to}, '{n}'"));
+    }
+
+    /// Channels in a transaction, which is committed or not.
+    fn listening(&mut self) {
+        self.query("BEGIN");
+        for _ in 0..1 + self.random.below(5) {
+            let n = self.row();
+            match self.random.below(9) {
+                0..=2 => self.query(&format!("LISTEN c{}", self.id)),
+                3 => self.query("LISTEN c0"),
+                4 => self.query(&format!("UNLISTEN c{}", self.id)),
+                5 => self.query("SAVEPOINT p"),
+                6 => self.query("ROLLBACK TO p"),
+                7 => self.notify(),
+                _ => self.query(&format!("SELECT {n}")),
+            }
+        }
+        let end = *self.random.pick(&["COMMIT", "COMMIT", "ROLLBACK"]);
+        self.query(end);
+    }
+
     fn session(&mut self) {
-        match self.random.below(16) {
+        match self.random.below(24) {
+            16 | 17 => self.notify(),
+            18 => self.query("LISTEN c0"),
+            19 => self.query(&format!("UNLISTEN c{}", self.id)),
+            20 => {
+                let n = self.row();
+                let text = match self.random.below(3) {
+                    0 => format!("LISTEN c{}; SELECT 1/0", self.id),
+                    1 => format!("LISTEN c{}; SELECT {n}", self.id),
+                    _ => format!("UNLISTEN *; LISTEN c0; NOTIFY c0, '{n}'"),
+                };
+                self.query(&text);
+            }
+            21 => {
+                self.parse("", &format!("LISTEN c{}", self.id));
+                self.bind("", "", None);
+                self.execute("");
+                if self.random.one_in(3) {
+                    self.parse("", "SELECT 1/0");
+                    self.bind("", "", None);
+                    self.execute("");
+                }
+                self.sync();
+            }
+            22 | 23 => self.listening(),
             0 => self.query(&format!("SET search_path = s{}", self.id)),
             1 | 2 => self.query("SHOW search_path"),
             3 => self.query(&format!("LISTEN c{}", self.id)),

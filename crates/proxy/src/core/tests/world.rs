@@ -12,6 +12,7 @@ use wire::replication::Flushed;
 use wire::{Frame, HEADER, payload, startup};
 
 use super::backend::{Backend, OWNER, SNEAKY, Store};
+use super::heard::Ear;
 use super::script::{Random, Step, Style, Unit, script};
 use crate::config::{
     AuthMethod, CommitDurability, Consistency, GateConfig, PoolConfig, ProxyConfig, RoutingConfig, UnnamedMode,
@@ -56,6 +57,8 @@ struct Frames {
     list: Vec<Vec<u8>>,
     /// The login is over.
     greeted: bool,
+    /// Notifications: process, channel and number, and the message before them.
+    notices: Vec<(u32, u64, u64, Vec<u8>)>,
 }
 
 impl Frames {
@@ -71,6 +74,12 @@ impl Frames {
                     self.greeted = frame.tag == b'Z';
                 }
                 b'S' | b'N' => {}
+                b'A' => {
+                    let (pid, channel, text) = payload::notification(&whole[HEADER..]).expect("a notification");
+                    let number = |text: &[u8]| std::str::from_utf8(text).unwrap().parse::<u64>().unwrap();
+                    let before = self.list.last().cloned().unwrap_or_default();
+                    self.notices.push((pid, number(&channel[1..]), number(text), before));
+                }
                 b'E' => self.list.push([b"E", &payload::sqlstate(&whole[HEADER..]).expect("a code").0[..]].concat()),
                 _ => self.list.push(whole.to_vec()),
             }
@@ -92,6 +101,7 @@ struct Person {
     reference: Backend,
     store: Store,
     expected: Frames,
+    ear: Ear,
     /// Units sent and not answered.
     units: VecDeque<Unit>,
     answered: Answered,
@@ -110,6 +120,8 @@ struct Answered {
     rows: usize,
     errors: Vec<[u8; 5]>,
     committed: bool,
+    listened: bool,
+    has_listened: bool,
     /// Acknowledged inside the transaction that is open.
     open: Vec<u64>,
     in_transaction: bool,
@@ -297,6 +309,7 @@ impl World {
             reference,
             store: Store::default(),
             expected: Frames::default(),
+            ear: Ear::default(),
             units: VecDeque::new(),
             answered: Answered::default(),
             key: None,
@@ -603,6 +616,9 @@ impl World {
             self.settle(core);
             return true;
         }
+        if !link.over {
+            link.backend.hear(&self.store);
+        }
         if self.random.one_in(2) && !link.to_server.is_empty() && !link.over {
             let whole = link.to_server.len();
             let count = if self.random.one_in(2) { whole } else { 1 + self.random.below(whole) };
@@ -685,6 +701,11 @@ impl World {
     /// A client does the next thing.
     fn act(&mut self, i: usize) -> bool {
         let settled = self.is_answered(i);
+        if settled && !self.plan.faults {
+            let person = &mut self.people[i];
+            person.ear.opens(&person.reference, &self.store);
+        }
+        let settled = settled && self.has_heard(i);
         let person = &mut self.people[i];
         let Some(token) = person.token else { return false };
         let core = person.core;
@@ -741,6 +762,7 @@ impl World {
                 person.sent += count;
                 let leaves = person.leaves_at == Some(person.sent);
                 person.reference.receive(&piece, &mut person.store);
+                person.ear.closes(&person.reference);
                 let out = std::mem::take(&mut person.reference.out);
                 person.expected.take(&out);
                 trace(format_args!("client {} sends", i + 1), &piece);
@@ -786,6 +808,15 @@ impl World {
         person.units.is_empty()
     }
 
+    /// True if a client has heard of all that it must have by now, or is where it does not hear anything.
+    fn has_heard(&self, i: usize) -> bool {
+        let person = &self.people[i];
+        let inside = if self.plan.faults { person.answered.in_transaction } else { !person.reference.is_idle() };
+        // In the middle of a unit, too.
+        let unready = person.got.list.last().is_some_and(|frame| frame[0] != b'Z');
+        person.dropped || inside || unready || person.ear.missed(&self.store).is_none()
+    }
+
     /// Bytes reach a client.
     fn hear(&mut self, i: usize, bytes: &[u8]) {
         let plan = self.plan.clone();
@@ -803,12 +834,27 @@ impl World {
             }
         }
         person.got.take(bytes);
+        let own = person.key.as_ref().map(|key| key.0);
+        for (pid, channel, number, before) in person.got.notices.drain(..) {
+            let sent_itself = (own == Some(pid)).then_some(person.id);
+            person.ear.hears(&self.store, channel, number, sent_itself);
+            assert!(
+                !matches!(before.first(), Some(b'T' | b'D' | b'1' | b'2'))
+                    && !matches!(&*before, [b'Z', .., b'T' | b'E']),
+                "seed {}: client {} is notified behind {}",
+                plan.seed,
+                person.id,
+                text(&before)
+            );
+        }
         while person.checked < person.got.list.len() {
             let frame = &person.got.list[person.checked];
             if plan.faults {
                 let told = if plan.gated { self.durable } else { self.store.committed.len() };
                 let known = &self.store.committed[..told];
-                person.answered.check(person.id, frame, &mut person.units, known, person.cancelling);
+                if person.answered.check(person.id, frame, &mut person.units, known, person.cancelling) {
+                    person.ear.listens(person.id, &self.store);
+                }
             } else {
                 let expected = person.expected.list.get(person.checked);
                 assert!(
@@ -845,8 +891,9 @@ impl World {
             .filter(|person| person.token.is_some())
             .map(|person| {
                 format!(
-                    "client {}: next {:?}, got {}, expected {}, last {:?}, units {:?}",
+                    "client {}: missed {:?}, next {:?}, got {}, expected {}, last {:?}, units {:?}",
                     person.id,
+                    person.ear.missed(&self.store),
                     person.steps.front(),
                     person.got.list.len(),
                     person.expected.list.len(),
@@ -937,11 +984,12 @@ impl World {
     /// What must be true when everybody has left.
     fn at_rest(&self) {
         let plan = &self.plan;
-        let servers: usize = self.cores.iter().map(|core| core.servers.len()).sum();
+        let pooled = |core: &Core| core.servers.iter().filter(|(_, server)| !server.listener).count();
+        let servers: usize = self.cores.iter().map(pooled).sum();
         for (core, metrics) in self.cores.iter().zip(&self.metrics) {
             assert!(core.lanes.is_empty(), "{plan:?}");
             assert!(core.clients.is_empty() && core.cancels.is_empty() && core.runnable.is_empty(), "{plan:?}");
-            for (_, server) in &core.servers {
+            for (_, server) in core.servers.iter().filter(|(_, server)| !server.listener) {
                 assert!(server.client.is_none() && server.expect.is_empty() && server.output.is_empty(), "{plan:?}");
                 assert!(
                     core.pools[server.pool].nodes[usize::from(server.node.0)].idle.contains(&server.token.index()),
@@ -952,10 +1000,18 @@ impl World {
                 assert!(pool.nodes.iter().all(|node| node.busy == 0 && node.connecting == 0), "{plan:?}");
                 assert!(pool.nodes.iter().all(|node| node.lanes.is_empty() && node.seated == 0), "{plan:?}");
             }
-            let gauges = [&metrics.clients, &metrics.clients_waiting, &metrics.clients_pinned, &metrics.servers_busy];
+            assert!(core.unheld.is_empty() && core.pools.iter().all(|pool| pool.channels.is_empty()), "{plan:?}");
+            let gauges = [
+                &metrics.clients,
+                &metrics.clients_waiting,
+                &metrics.clients_pinned,
+                &metrics.clients_listening,
+                &metrics.servers_busy,
+            ];
             assert!(gauges.iter().all(|gauge| gauge.get() == 0), "{plan:?}: {:?}", gauges.map(|g| g.get()));
             assert_eq!(metrics.servers.get(), core.servers.len() as u64, "{plan:?}");
         }
+        assert_eq!(self.shared.notices.load(Ordering::Relaxed), 0, "{plan:?}");
         let budgets = self.shared.budgets.lock().unwrap();
         let open: usize = budgets
             .values()
@@ -998,8 +1054,13 @@ impl World {
 
 impl Answered {
     /// One message of an answer that can't be foreseen: must be one that this client may get now. `durable`: what may be
-    /// acknowledged.
-    fn check(&mut self, id: u64, frame: &[u8], units: &mut VecDeque<Unit>, durable: &[u64], cancelling: bool) {
+    /// acknowledged. True if from here on the client listens.
+    fn check(&mut self, id: u64, frame: &[u8], units: &mut VecDeque<Unit>, durable: &[u64], cancelling: bool) -> bool {
+        let mut listens = false;
+        if self.has_listened && frame == b"E57P01" {
+            // It may have missed something, and is closed.
+            return false;
+        }
         let unit = units.front().unwrap_or_else(|| panic!("client {id} gets {} unasked", text(frame)));
         match frame[0] {
             b'D' => {
@@ -1012,6 +1073,8 @@ impl Answered {
                 }
             }
             b'C' => {
+                self.listened |= frame[HEADER..].starts_with(b"LISTEN");
+                self.has_listened |= self.listened;
                 if frame[HEADER..].starts_with(b"INSERT") {
                     self.inserts += 1;
                 } else if frame[HEADER..].starts_with(b"COMMIT") {
@@ -1054,11 +1117,13 @@ impl Answered {
                     assert!(durable.contains(n), "client {id} is told that {n} is committed");
                 }
                 self.in_transaction = status != b'I';
+                listens = std::mem::take(&mut self.listened) && !failed;
                 (self.inserts, self.rows, self.committed) = (0, 0, false);
                 self.errors.clear();
             }
             _ => {}
         }
+        listens
     }
 }
 
