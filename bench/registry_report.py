@@ -1,6 +1,6 @@
 """What `bench/registry` has measured, as tables: medians with their spread, ratios within the run, and the targets."""
 
-from bench.stats import spread, summary
+from bench.stats import paired_ratio, spread, summary
 
 NAMES = {(0, 20): "0 entries", (4, 20): "4 entries", (8, 20): "8 entries", (16, 20): "16 entries", (8, 1024): "8 x 1 KiB"}
 
@@ -39,38 +39,55 @@ def table(head, rows):
     return lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]
 
 
+def in_turn(figures, key, ours, theirs):
+    """Median of the ratios of two kinds of figures within each repetition: a noisy minute is in both."""
+    each = [{f.get("repetition"): f[key] for f in chosen(figures, **labels)} for labels in (ours, theirs)]
+    return paired_ratio(*each)
+
+
 def ratio(ours, theirs):
-    return f"{ours / theirs:.2f}" if ours and theirs else ""
+    return number(ours / theirs if ours and theirs else None)
+
+
+def number(value):
+    return "" if value is None else f"{value:.2f}"
 
 
 def registrations(figures):
     lines = []
     own, etcd = chosen(figures, section="register"), chosen(figures, section="etcd")
     for store in values(own, "store"):
-        for clients in values(own, "clients"):
-            of = chosen(own, store=store, clients=clients)
-            base = middle(of, "rate", what="new", entries=0)
-            rows = []
-            for (entries, size), name in NAMES.items():
-                for what in ["new", "again"]:
-                    labels = {"what": what, "entries": entries, "bytes": size}
-                    rate = middle(of, "rate", **labels)
-                    if rate is None:
-                        continue
-                    peer = middle(etcd, "rate", clients=clients, **labels)
-                    rows.append([
-                        name if what == "new" else f"{name}, registered again", shown(of, "rate", **labels), ratio(rate, base),
-                        shown(of, "p50", 1, **labels), shown(of, "p99", 1, **labels), shown(of, "us", 0, **labels),
-                        ratio(rate, peer)])
-            lines += [f"\n{store}, {clients} clients, one instance a call:\n"]
-            lines += table(["metadata", "a second", "of 0 entries", "p50 ms", "p99 ms", "us CPU each", "of etcd"], rows)
+        for instances in values(chosen(own, store=store), "instances"):
+            for clients in values(chosen(own, store=store, instances=instances), "clients"):
+                of = chosen(own, store=store, instances=instances, clients=clients)
+                lines += [f"\n{store}, {instances:,} instances of each shape, {clients} clients, one instance a call:\n",
+                          *registered(of, chosen(etcd, clients=clients))]
     if etcd:
         rows = [[name, shown(etcd, "rate", entries=e, bytes=b), shown(etcd, "p50", 1, entries=e, bytes=b),
-                 shown(etcd, "p99", 1, entries=e, bytes=b), shown(etcd, "us", 0, entries=e, bytes=b)]
+                 shown(etcd, "p99", 1, entries=e, bytes=b), shown(etcd, "us", 0, entries=e, bytes=b),
+                 shown(etcd, "generator_us", 0, entries=e, bytes=b)]
                 for (e, b), name in NAMES.items() if chosen(etcd, entries=e, bytes=b)]
         lines += [f"\netcd (a lease and a put, by its HTTP gateway), {etcd[0]['clients']} clients:\n"]
-        lines += table(["metadata", "a second", "p50 ms", "p99 ms", "us CPU each"], rows)
+        lines += table(["metadata", "a second", "p50 ms", "p99 ms", "us CPU each", "generator"], rows)
     return lines
+
+
+def registered(of, etcd):
+    rows = []
+    for (entries, size), name in NAMES.items():
+        for what in ["new", "again"]:
+            labels = {"what": what, "entries": entries, "bytes": size}
+            rate = middle(of, "rate", **labels)
+            if rate is None:
+                continue
+            rows.append([
+                name if what == "new" else f"{name}, registered again", shown(of, "rate", **labels),
+                number(in_turn(of, "rate", labels, {"what": "new", "entries": 0})),
+                shown(of, "p50", 1, **labels), shown(of, "p99", 1, **labels), shown(of, "us", 0, **labels),
+                shown(of, "database_us", 0, **labels), shown(of, "generator_us", 0, **labels),
+                ratio(rate, middle(etcd, "rate", **labels))])
+    head = ["metadata", "a second", "of 0 entries", "p50 ms", "p99 ms", "us CPU each", "database", "generator", "of etcd"]
+    return table(head, rows)
 
 
 def tables(figures):
@@ -115,6 +132,15 @@ def calls(figures):
     return lines
 
 
+def probes(figures):
+    of = chosen(figures, section="probes")
+    rows = [[what, f"{found[0]['targets']:,}", shown(found, "rate"), shown(found, "us", 1), shown(found, "core", 2),
+             f"{middle(found, 'least'):.2f} to {middle(found, 'most'):.2f}", shown(found, "failed")]
+            for what in values(of, "what") for found in [chosen(of, what=what)]]
+    head = ["TCP probes", "targets", "a second", "us CPU each", "cores", "a quarter second, of the mean", "failed"]
+    return ["\nActive probes:\n", *table(head, rows)] if rows else []
+
+
 def many(figures):
     of = chosen(figures, section="many")
     rows = []
@@ -144,11 +170,12 @@ def targets(figures):
             rows.append([name, f"{'at most' if at_most else 'at least'} {wanted:,}", f"{found:,.{digits}f}", "yes" if met else "no"])
 
     own = chosen(figures, section="register")
-    clients = next(iter(values(own, "clients")), None)
+    clients, instances = (next(iter(values(own, label)), None) for label in ["clients", "instances"])
     for store in values(own, "store"):
-        of = chosen(own, store=store, clients=clients)
-        base, large = middle(of, "rate", what="new", entries=0), middle(of, "rate", what="new", entries=16)
-        target(f"{store}: 16 entries of 0 entries", large / base if base and large else None, 0.95, digits=2)
+        of = chosen(own, store=store, clients=clients, instances=instances)
+        large = middle(of, "rate", what="new", entries=16)
+        kept = in_turn(of, "rate", {"what": "new", "entries": 16}, {"what": "new", "entries": 0})
+        target(f"{store}: 16 entries of 0 entries", kept, 0.95, digits=2)
         target(f"{store}: registrations a second, 16 entries", large, 8000)
         target(f"{store}: us CPU each, 16 entries", middle(of, "us", what="new", entries=16), 120, at_most=True)
         target(f"{store}: a second with 8 x 1 KiB", middle(of, "rate", what="new", bytes=1024), 2500)
@@ -175,8 +202,15 @@ def targets(figures):
     return ["\nAgainst the targets (2 cores):\n", *table(["", "target", "here", "met"], rows)] if rows else []
 
 
-def markdown(figures, machine, command):
-    noisy = " **The machine was busy with other things.**" if machine["noisy"] else ""
-    head = [f"{machine['cores']} cores, {machine['date']}, load before the run {machine['load']:.2f}, {machine['seconds']} s.{noisy}",
-            f"`{command}`. Medians, and ± half the way from least to greatest over the repetitions."]
-    return "\n".join([*head, *registrations(figures), *tables(figures), *calls(figures), *many(figures), *targets(figures)]) + "\n"
+def machine(of):
+    noisy = " **The machine was busy with other things.**" if of["noisy"] else ""
+    return f"{of['cores']} cores, {of['date']}, load before the run {of['load']:.2f}, {of['seconds']} s.{noisy}"
+
+
+def figures(of):
+    return "\n".join([*registrations(of), *tables(of), *calls(of), *probes(of), *many(of), *targets(of)]) + "\n"
+
+
+def markdown(found, of, command):
+    about = f"`{command}`. Medians, and ± half the way from least to greatest over the repetitions."
+    return f"{machine(of)}\n{about}\n{figures(found)}"

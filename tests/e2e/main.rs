@@ -30,6 +30,7 @@ mod registry;
 mod registry_clients;
 mod registry_fire;
 mod registry_nodes;
+mod registry_probes;
 mod registry_safety;
 mod registry_source;
 mod relay;

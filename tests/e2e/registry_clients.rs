@@ -76,19 +76,34 @@ async fn registry_eureka_js_client() {
 #[tokio::test]
 #[ignore = "needs Java, Maven and the network: make clients"]
 async fn registry_polaris_java() {
+    java("java/registry", "Polaris").await;
+}
+
+/// As [`registry_polaris_java`].
+#[tokio::test]
+#[ignore = "needs Java, Maven and the network: make clients"]
+async fn registry_spring_cloud_eureka() {
+    java("java/eureka", "SpringEureka").await;
+}
+
+/// Builds what is in a directory, and runs it.
+async fn java(from: &str, class: &str) {
+    if !there("mvn") {
+        return;
+    }
     let built = new_dir("java");
     let mut build = Command::new("mvn");
     build
         .args(["-q", "-B", "package", "dependency:copy-dependencies"])
         .arg(format!("-DoutputDirectory={}", built.join("lib").display()));
-    build.arg(format!("-Dkingpost.build={}", built.display())).current_dir(here().join("java/registry"));
+    build.arg(format!("-Dkingpost.build={}", built.display())).current_dir(here().join(from));
     let output = build.stdin(Stdio::null()).kill_on_drop(true).output().await.expect("Maven is installed");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    let program = built.join("polaris");
-    let script = format!("#!/bin/sh\nexec java -cp '{0}/classes:{0}/lib/*' Polaris\n", built.display());
+    let program = built.join("run");
+    let script = format!("#!/bin/sh\nexec java -cp '{0}/classes:{0}/lib/*' {class}\n", built.display());
     std::fs::write(&program, script).unwrap();
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    run(&program, "java/registry", &[]).await;
+    run(&program, from, &[]).await;
 }
 
 /// Part of `make clients` only: fetching Go's packages takes longer than all the rest.

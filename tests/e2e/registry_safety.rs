@@ -157,6 +157,9 @@ async fn registry_changes_are_noted_and_can_be_asked_for() {
     let batch = r#"{"instances":[{"id":"b","host":"h"},{"id":"c","host":"h"}]}"#;
     assert_eq!(ask(&node, "PUT", &format!("{WEB}/a"), &writer, r#"{"host":"h"}"#).await.status, 201);
     assert_eq!(ask(&node, "POST", WEB, &writer, batch).await.status, 200);
+    // Once more: that changes nothing.
+    assert_eq!(ask(&node, "PUT", &format!("{WEB}/a"), &writer, r#"{"host":"h"}"#).await.status, 200);
+    assert_eq!(ask(&node, "POST", WEB, &writer, batch).await.status, 200);
     assert_eq!(ask(&node, "PUT", "/v1/agent/service/deregister/b", &root, "").await.status, 200);
     assert_eq!(
         ask(&node, "PUT", "/v1/namespaces/other/services/x/instances/y", &writer, r#"{"host":"h"}"#).await.status,

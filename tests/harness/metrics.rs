@@ -229,37 +229,3 @@ fn quoted(text: &str) -> Option<(String, &str)> {
     }
     None
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn valid_text_is_read() {
-        let text = "# HELP a_total All of \"it\".\n# TYPE a_total counter\na_total{x=\"1\",y=\"q\\\"\\n\"} 3\na_total 4\n\
-                    # TYPE h histogram\nh_bucket{le=\"0.5\"} 1\nh_bucket{le=\"+Inf\"} 2\nh_sum 3.5\nh_count 2\n";
-        let metrics = Metrics::parse(text).unwrap_or_else(|e| panic!("{e}"));
-        assert_eq!(metrics.sum("a_total", &[]), 7.0);
-        assert_eq!(metrics.sum("a_total", &[("x", "1")]), 3.0);
-    }
-
-    #[test]
-    fn broken_rules_are_named() {
-        let histogram = "# TYPE h histogram\n";
-        for (text, rule) in [
-            ("a 1\n", "without a TYPE"),
-            ("# TYPE a gauge\na 1", "does not end"),
-            ("# TYPE a counter\na 1\n", "not named _total"),
-            ("# TYPE a gauge\na 1\na 2\n", "a sample twice"),
-            ("# TYPE a gauge\na{x=1} 1\n", "not a sample"),
-            ("# TYPE a gauge\na inf\n", "not a sample"),
-            ("# TYPE a gauge\n# TYPE b gauge\nb 1\na 1\n", "in two places"),
-            (&format!("{histogram}h_bucket{{le=\"1\"}} 1\nh_count 1\nh_sum 1\n"), "no bucket +Inf"),
-            (&format!("{histogram}h_bucket{{le=\"1\"}} 2\nh_bucket{{le=\"+Inf\"}} 1\nh_count 1\n"), "out of order"),
-            (&format!("{histogram}h_bucket{{le=\"+Inf\"}} 1\nh_count 2\n"), "_count is not"),
-        ] {
-            let error = Metrics::parse(text).err().unwrap_or_default();
-            assert!(error.contains(rule), "{text:?}: {error:?} does not say {rule:?}");
-        }
-    }
-}

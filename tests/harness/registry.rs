@@ -94,7 +94,10 @@ impl RegistryNode {
             let ended = self.process().exit_status();
             let log = || std::fs::read_to_string(&log).unwrap_or_default();
             assert!(ended.is_none(), "the registry ended with {ended:?}:\n{}", log());
-            crate::metrics::get(self.metrics.number(), "/readyz").await.filter(|(status, _)| *status == 200)
+            let ready =
+                crate::metrics::get(self.metrics.number(), "/readyz").await.filter(|(status, _)| *status == 200);
+            // It says where it listens a moment after that.
+            ready.filter(|_| log().contains("registry started"))
         })
         .await;
     }

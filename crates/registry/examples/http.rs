@@ -8,27 +8,30 @@
 //! cargo run --release -p registry --example http -- discover 127.0.0.1:8632 256 5
 //! cargo run --release -p registry --example http -- find 127.0.0.1:8632 16 5
 //! cargo run --release -p registry --example http -- visible 127.0.0.1:8632 127.0.0.1:8632 500
+//! cargo run --release -p registry --example http -- listen 127.0.1.1:9999,127.0.1.2:9999
 //! cargo run --release -p registry --example http -- etcd 127.0.0.1:2379 0 20000 256 8 20
 //! ```
 //!
-//! The last line is JSON: operations, seconds, the rate, and latencies in ms.
+//! The last line is JSON: operations, seconds, the rate, latencies in ms, and the seconds of CPU that this program used meanwhile.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod common;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use common::{Arguments, host, metadata, value};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 
 /// Instances are spread over so many services.
 const SERVICES: usize = 100;
@@ -80,30 +83,17 @@ fn request(method: &str, path: &str, body: &str) -> Vec<u8> {
         .into_bytes()
 }
 
-/// Entries of `bytes` each, key and value. Half of the values repeat, the other half are the instance's own.
-fn metadata(n: usize, entries: usize, bytes: usize) -> String {
-    let mut json = String::from("{");
-    for e in 0..entries {
-        let length = bytes.saturating_sub(9).max(10);
-        let value = if e % 2 == 0 { format!("shared{:04}", (n + e) % 50) } else { format!("u{n:09}") };
-        let value = value.repeat(length.div_ceil(value.len()));
-        let _ = write!(json, "{}\"key-{e:05}\":\"{}\"", if e > 0 { "," } else { "" }, &value[..length]);
-    }
-    json.push('}');
-    json
-}
-
 fn instance(n: usize, entries: usize, bytes: usize) -> String {
-    let (a, b, c) = (n >> 16 & 255, n >> 8 & 255, n & 255);
     format!(
-        "{{\"host\":\"10.{a}.{b}.{c}\",\"port\":8080,\"protocol\":\"grpc\",\"version\":\"1.0.0\",\
+        "{{\"host\":\"{}\",\"port\":8080,\"protocol\":\"grpc\",\"version\":\"1.0.0\",\
          \"check\":{{\"type\":\"ttl\",\"ttl\":\"1h\"}},\"metadata\":{}}}",
-        metadata(n, entries, bytes)
+        host(n),
+        metadata(n, entries, bytes).to_json()
     )
 }
 
 fn register(n: usize, entries: usize, bytes: usize) -> Vec<u8> {
-    let path = format!("/v1/namespaces/default/services/service-{:03}/instances/i{n:08}", n % SERVICES);
+    let path = format!("/v1/namespaces/default/services/service-{:05}/instances/i{n:08}", n % SERVICES);
     request("PUT", &path, &instance(n, entries, bytes))
 }
 
@@ -129,7 +119,7 @@ async fn run_many(
     for (_, address) in (0..clients).zip(address.split(',').cycle()) {
         connections.push(Connection::open(address).await);
     }
-    let begun = Instant::now();
+    let (begun, cpu) = (Instant::now(), common::cpu());
     let mut tasks = tokio::task::JoinSet::new();
     for mut connection in connections {
         let (next, make) = (Arc::clone(&next), Arc::clone(&make));
@@ -148,17 +138,19 @@ async fn run_many(
         });
     }
     let times: Vec<Duration> = tasks.join_all().await.into_iter().flatten().collect();
-    report(times, begun.elapsed(), each);
+    report(times, begun.elapsed(), cpu, each);
 }
 
 /// Of each time, `each` operations.
-fn report(mut times: Vec<Duration>, elapsed: Duration, each: usize) {
+fn report(mut times: Vec<Duration>, elapsed: Duration, cpu: f64, each: usize) {
+    let cpu = (common::cpu() - cpu) / 1e3;
     times.sort_unstable();
     let at = |share: f64| times[((times.len() as f64 * share) as usize).min(times.len() - 1)].as_secs_f64() * 1e3;
     let count = times.len() * each;
     let seconds = elapsed.as_secs_f64();
     println!(
-        "{{\"operations\":{count},\"seconds\":{seconds:.3},\"rate\":{:.1},\"p50\":{:.3},\"p99\":{:.3}}}",
+        "{{\"operations\":{count},\"seconds\":{seconds:.3},\"rate\":{:.1},\"p50\":{:.3},\"p99\":{:.3},\
+         \"cpu\":{cpu:.1}}}",
         count as f64 / seconds,
         at(0.5),
         at(0.99)
@@ -187,7 +179,7 @@ async fn visible(write: &str, watch: &str, count: usize) {
     };
     // Each run writes what no other wrote: what is there already is no news.
     let salt = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() as usize % 1_000_000_000;
-    let (begun, mut times) = (Instant::now(), Vec::new());
+    let (begun, cpu, mut times) = (Instant::now(), common::cpu(), Vec::new());
     let first = request("PUT", &format!("{service}/first"), &instance(salt, 8, 20));
     let written = revision(&writer.ask(&first, true).await.1).expect("a revision");
     let there = request("GET", &format!("{service}?after={}&wait=10s", written - 1), "");
@@ -209,7 +201,21 @@ async fn visible(write: &str, watch: &str, count: usize) {
         times.push(ended.saturating_duration_since(began));
         seen = revision(&body).unwrap_or(seen);
     }
-    report(times, begun.elapsed(), 1);
+    report(times, begun.elapsed(), cpu, 1);
+}
+
+/// Targets of probes: connections are accepted and dropped, until the program is ended.
+async fn listen(addresses: &str) {
+    let mut tasks = tokio::task::JoinSet::new();
+    for address in addresses.split(',') {
+        let listener = TcpListener::bind(address).await.unwrap();
+        tasks.spawn(async move {
+            loop {
+                drop(listener.accept().await);
+            }
+        });
+    }
+    tasks.join_all().await;
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -282,21 +288,21 @@ async fn streamed(
     window: usize,
 ) {
     let next: Arc<dyn Fn() -> Option<usize> + Send + Sync> = Arc::new(next);
-    let begun = Instant::now();
+    let (begun, cpu) = (Instant::now(), common::cpu());
     let mut tasks = tokio::task::JoinSet::new();
     for (_, address) in (0..streams).zip(address.split(',').cycle()) {
         let (address, next) = (address.to_owned(), Arc::clone(&next));
         tasks.spawn(async move { stream(&address, next, each, window).await });
     }
     let times: Vec<Duration> = tasks.join_all().await.into_iter().flatten().collect();
-    report(times, begun.elapsed(), each);
+    report(times, begun.elapsed(), cpu, each);
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let number = |n: usize| arguments.get(n).and_then(|a| a.parse::<usize>().ok()).expect("a number");
-    let (what, address) = (arguments[0].as_str(), arguments[1].as_str());
+    let arguments = Arguments::get();
+    let number = |n| arguments.number(n);
+    let (what, address) = (arguments.text(0), arguments.text(1));
     match what {
         "register" => {
             let (first, count, clients, entries, bytes) = (number(2), number(3), number(4), number(5), number(6));
@@ -330,27 +336,28 @@ async fn main() {
             // One in fifty has each of the values.
             let (clients, seconds) = (number(2), number(3));
             run(address, clients, timed(0, 50, seconds), |n| {
-                vec![request("GET", &format!("/v1/namespaces/default/instances?meta=key-00001=u{n:09}&limit=10"), "")]
+                let pair = format!("key-00000={}", value(n, 0, 20));
+                vec![request("GET", &format!("/v1/namespaces/default/instances?meta={pair}&limit=10"), "")]
             })
             .await;
         }
         "discover" => {
             // Packed, if the last argument says how.
             let (clients, seconds) = (number(2), number(3));
-            let packed = arguments.get(4).map(|how| format!("Accept-Encoding: {how}\r\n")).unwrap_or_default();
+            let packed = arguments.has(4).map(|how| format!("Accept-Encoding: {how}\r\n")).unwrap_or_default();
             run(address, clients, timed(0, SERVICES, seconds), move |n| {
-                let path = format!("/v1/namespaces/default/services/service-{n:03}/instances");
+                let path = format!("/v1/namespaces/default/services/service-{n:05}/instances");
                 vec![format!("GET {path} HTTP/1.1\r\nHost: x\r\n{packed}\r\n").into_bytes()]
             })
             .await;
         }
-        "visible" => visible(address, &arguments[2], number(3)).await,
+        "visible" => visible(address, arguments.text(2), number(3)).await,
         "etcd" => {
             // A lease, and the instance under it, as etcd's clients register; through its HTTP gateway.
             let (first, count, clients, entries, bytes) = (number(2), number(3), number(4), number(5), number(6));
             run(address, clients, counted(first, count), move |n| {
                 let encode = |text: String| base64::engine::general_purpose::STANDARD.encode(text);
-                let key = encode(format!("/services/service-{:03}/i{n:08}", n % SERVICES));
+                let key = encode(format!("/services/service-{:05}/i{n:08}", n % SERVICES));
                 let value = encode(instance(n, entries, bytes));
                 let id = n + 1;
                 vec![
@@ -364,6 +371,9 @@ async fn main() {
             })
             .await;
         }
-        other => panic!("{other}: expected register, heartbeat, heartbeats, streamed, discover, find, visible or etcd"),
+        "listen" => listen(address).await,
+        other => panic!(
+            "{other}: expected register, heartbeat, heartbeats, streamed, discover, find, visible, etcd or listen"
+        ),
     }
 }

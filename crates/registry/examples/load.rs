@@ -10,52 +10,17 @@
 //! it does not.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod common;
+
 use std::time::{Duration, Instant};
 
-use registry::{
-    Check, InstanceId, Metadata, NamespaceName, Patch, Registration, Registry, Revision, ServiceKey, Settings, store,
-};
+use common::{Arguments, cpu, id, memory, registration, value};
+use registry::{InstanceId, NamespaceName, Patch, Registry, Revision, Settings, store};
 
 const SERVICES: usize = 1000;
 const CHANGED: usize = 5000;
 /// Each query is made so often; the slowest counts, too.
 const QUERIES: usize = 1000;
-
-/// CPU time of this process, user and system, in ms.
-fn cpu() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-    let after = stat.rsplit_once(')').unwrap().1;
-    let ticks: u64 = after.split_whitespace().skip(11).take(2).map(|t| t.parse::<u64>().unwrap()).sum();
-    ticks as f64 * 10.0
-}
-
-/// A line of `/proc/self/status`, in MB.
-fn memory(line: &str) -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with(line)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
-}
-
-/// Entries of 20 bytes: half of the values repeat, the other half are the instance's own.
-fn metadata(n: usize, entries: usize) -> Metadata {
-    let value = |e| if e % 2 == 0 { format!("shared-{:03}", (n + e) % 50) } else { format!("u{n:09}") };
-    Metadata::from_pairs((0..entries).map(|e| (format!("key-{e:05}"), value(e)))).unwrap()
-}
-
-fn id(n: usize) -> InstanceId {
-    InstanceId::new(&NamespaceName::default(), &format!("instance-{n:08}")).unwrap()
-}
-
-fn registration(n: usize, entries: usize) -> Registration {
-    let service = ServiceKey::new(&NamespaceName::default(), &format!("service-{:05}", n % SERVICES)).unwrap();
-    let host = format!("10.{}.{}.{}", n >> 16 & 255, n >> 8 & 255, n & 255);
-    let mut registration = Registration::new(id(n), service, &host, 8080);
-    registration.protocol = "grpc".into();
-    registration.version = "1.0.0".into();
-    registration.check = Some(Check::ttl(Duration::from_secs(3600)));
-    registration.metadata = metadata(n, entries);
-    registration
-}
 
 async fn open(address: &str) -> Registry {
     Registry::open(Settings::default(), store::open(address).await.unwrap()).await.unwrap()
@@ -69,7 +34,7 @@ async fn fill(address: &str, count: usize, entries: usize) {
     for first in (0..count).step_by(500) {
         let registry = registry.clone();
         calls.spawn(async move {
-            let rows = (first..(first + 500).min(count)).map(|n| registration(n, entries)).collect();
+            let rows = (first..(first + 500).min(count)).map(|n| registration(n, SERVICES, entries, 20)).collect();
             registry.register(rows).await.into_iter().for_each(|row| assert!(row.is_ok(), "{row:?}"));
         });
         if calls.len() >= 16 {
@@ -131,12 +96,9 @@ async fn fresh(address: &str) {
     writer.shutdown().await;
 
     let namespace = NamespaceName::default();
-    let queries = [
-        vec![("key-00001", "u000001234")],
-        vec![("key-00000", "shared-007")],
-        vec![("key-00000", "shared-007"), ("key-00002", "shared-009")],
-    ];
-    let query = queries.map(|pairs| {
+    let values: Vec<(String, String)> = (0..3).map(|e| (format!("key-{e:05}"), value(1234, e, 20))).collect();
+    let query = [&[1][..], &[0], &[0, 2]].map(|entries| {
+        let pairs: Vec<(&str, &str)> = entries.iter().map(|e: &usize| (&*values[*e].0, &*values[*e].1)).collect();
         let mut times: Vec<f64> = Vec::with_capacity(QUERIES);
         for _ in 0..QUERIES {
             let began = Instant::now();
@@ -181,11 +143,10 @@ impl store::Sink for Count {
 
 #[tokio::main]
 async fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let number = |n: usize, default: usize| arguments.get(n).and_then(|a| a.parse().ok()).unwrap_or(default);
-    let (what, address) = (arguments[0].as_str(), arguments[1].as_str());
+    let arguments = Arguments::get();
+    let (what, address) = (arguments.text(0), arguments.text(1));
     match what {
-        "fill" => fill(address, number(2, 200_000), number(3, 8)).await,
+        "fill" => fill(address, arguments.number_or(2, 200_000), arguments.number_or(3, 8)).await,
         "fresh" => fresh(address).await,
         other => panic!("{other}: expected fill or fresh"),
     }

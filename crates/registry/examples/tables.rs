@@ -10,12 +10,15 @@
 //! For `write` the database should be empty and its own. Each line is JSON: what, entries, repetition, and the figure of both ways.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod common;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::{Arguments, id, metadata, registration};
 use registry::store::{self, Batch, Head, Record, Sink, Write, WriteKind};
-use registry::{Check, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision, ServiceKey, Store};
+use registry::{InstanceId, Patch, Registration, Revision, Store};
 use rusqlite::ToSql;
 
 /// Rows of one transaction, as of a full batch of the registry.
@@ -34,26 +37,6 @@ const DROP: &str =
     "DROP TABLE IF EXISTS three_instance; DROP TABLE IF EXISTS three_check; DROP TABLE IF EXISTS three_metadata;";
 const JOIN: &str = "SELECT i.id, i.service, i.host, i.port, c.type, c.ttl, m.name, m.value FROM three_instance i
     LEFT JOIN three_check c ON c.id = i.id LEFT JOIN three_metadata m ON m.id = i.id";
-
-/// Entries of `bytes` each, key and value: half of the values repeat, the other half are the instance's own.
-fn metadata(n: usize, entries: usize, bytes: usize) -> Metadata {
-    let pairs = (0..entries).map(|e| {
-        let length = bytes.saturating_sub(9).max(10);
-        let value = if e % 2 == 0 { format!("shared{:04}", (n + e) % 50) } else { format!("u{n:09}") };
-        (format!("key-{e:05}"), value.repeat(length.div_ceil(value.len()))[..length].to_owned())
-    });
-    Metadata::from_pairs(pairs).unwrap()
-}
-
-fn registration(n: usize, entries: usize, bytes: usize) -> Registration {
-    let namespace = NamespaceName::default();
-    let service = ServiceKey::new(&namespace, &format!("service-{:03}", n % 100)).unwrap();
-    let host = format!("10.{}.{}.{}", n >> 16 & 255, n >> 8 & 255, n & 255);
-    let mut row = Registration::new(InstanceId::new(&namespace, &format!("i{n:08}")).unwrap(), service, &host, 8080);
-    row.check = Some(Check::ttl(Duration::from_secs(3600)));
-    row.metadata = metadata(n, entries, bytes);
-    row
-}
 
 /// Three tables in one of the databases.
 enum Three {
@@ -183,7 +166,7 @@ impl One {
     async fn commit(&mut self, kinds: impl Iterator<Item = WriteKind>) {
         self.number += 1;
         let writes = kinds.map(|kind| Write { kind, expected: None }).collect();
-        self.store.commit(Arc::new(Batch { number: self.number, writes, now: 1 })).await.unwrap();
+        self.store.commit(Arc::new(Batch::new(self.number, writes, 1))).await.unwrap();
     }
 
     async fn read(&self, after: Revision) -> usize {
@@ -236,7 +219,7 @@ async fn write(address: &str, count: usize, repetitions: usize) {
                     let one = |n| Registration {
                         metadata: metadata(n + salt, entries, bytes),
                         priority: salt as u16,
-                        ..registration(n, 0, 20)
+                        ..registration(n, 100, 0, 20)
                     };
                     (from..(from + BATCH).min(first + count)).map(one).collect()
                 };
@@ -276,21 +259,21 @@ async fn read(address: &str, repetitions: usize) {
         ),
         false => format!("generate_series(0, {count} - 1) AS r (n)"),
     };
-    let id = format!("'default/instance-' || {}", digits("n", 8));
-    let (service, own, shared) = (digits("n % 1000", 5), digits("n", 9), digits("(n + e) % 50", 3));
+    let ids = format!("'default/i' || {}", digits("n", 8));
+    let (service, own, shared) = (digits("n % 1000", 5), digits("n", 9), digits("(n + e) % 50", 4));
     let entries: Vec<String> = (0..ENTRIES).map(|e| format!("SELECT {e} AS e")).collect();
     three
         .run(&format!(
-            "INSERT INTO three_instance SELECT {id}, 'default/service-' || {service}, '10.0.0.1', 8080, 1 FROM {rows}"
+            "INSERT INTO three_instance SELECT {ids}, 'default/service-' || {service}, '10.0.0.1', 8080, 1 FROM {rows}"
         ))
         .await;
-    three.run(&format!("INSERT INTO three_check SELECT {id}, 1, 5 FROM {rows}")).await;
-    let value = format!("CASE WHEN e % 2 = 0 THEN 'shared-' || {shared} ELSE 'u' || {own} END");
+    three.run(&format!("INSERT INTO three_check SELECT {ids}, 1, 5 FROM {rows}")).await;
+    let value = format!("CASE WHEN e % 2 = 0 THEN 'shared' || {shared} || 's' ELSE 'u' || {own} || 'u' END");
     let name = digits("e", 5);
     let entries = entries.join(" UNION ALL ");
     three
         .run(&format!(
-            "INSERT INTO three_metadata SELECT {id}, 'key-' || {name}, {value}, 1 FROM {rows}, ({entries}) AS s"
+            "INSERT INTO three_metadata SELECT {ids}, 'key-' || {name}, {value}, 1 FROM {rows}, ({entries}) AS s"
         ))
         .await;
     if !lite {
@@ -299,7 +282,7 @@ async fn read(address: &str, repetitions: usize) {
         }
     }
     let before = one.head().await;
-    let changed: Vec<InstanceId> = (0..CHANGED).map(|n| filled(n * (count / CHANGED).max(1))).collect();
+    let changed: Vec<InstanceId> = (0..CHANGED).map(|n| id(n * (count / CHANGED).max(1))).collect();
     for chunk in changed.chunks(BATCH) {
         // A weight that no run before has given.
         let patch = || Patch { weight: Some((before.0 % 60_000) as u16 + 200), ..Patch::default() };
@@ -323,19 +306,13 @@ async fn read(address: &str, repetitions: usize) {
     three.run(DROP).await;
 }
 
-/// What `load` calls its instances.
-fn filled(n: usize) -> InstanceId {
-    InstanceId::new(&NamespaceName::default(), &format!("instance-{n:08}")).unwrap()
-}
-
 #[tokio::main]
 async fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let number = |n: usize, default: usize| arguments.get(n).and_then(|a| a.parse().ok()).unwrap_or(default);
-    let (what, address) = (arguments[0].as_str(), arguments[1].as_str());
+    let arguments = Arguments::get();
+    let (what, address) = (arguments.text(0), arguments.text(1));
     match what {
-        "write" => write(address, number(2, 10_000), number(3, 2)).await,
-        "read" => read(address, number(2, 3)).await,
+        "write" => write(address, arguments.number_or(2, 10_000), arguments.number_or(3, 2)).await,
+        "read" => read(address, arguments.number_or(2, 3)).await,
         other => panic!("{other}: expected write or read"),
     }
 }

@@ -35,7 +35,7 @@ mod status;
 pub mod store;
 mod writer;
 
-pub use cache::{Change, Encoding, Found, ServiceSnapshot};
+pub use cache::{Change, Encoding, Found, Instances, ServiceSnapshot};
 pub use error::{OpenError, StoreError, WatchError, WriteError};
 pub use health::Beat;
 pub use model::*;

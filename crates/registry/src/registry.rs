@@ -38,6 +38,13 @@ pub struct Written {
     pub outcome: Outcome,
 }
 
+impl Written {
+    /// Whether it changed anything.
+    pub fn changed(&self) -> bool {
+        matches!(self.outcome, Outcome::Created | Outcome::Updated | Outcome::Removed)
+    }
+}
+
 pub(crate) struct Inner {
     pub(crate) settings: Settings,
     pub(crate) store: Arc<dyn Store>,

@@ -14,8 +14,8 @@ use crate::model::Limits;
 pub struct Settings {
     /// How much of everything there may be.
     pub limits: Limits,
-    /// Rows after which a batch is full: 1 to 4096. A batch begins as soon as the one before is committed, so it does not wait
-    /// for rows; while the store is busy they gather.
+    /// Rows after which a batch is full: 1 to 4096. While the store is busy rows gather; and where several
+    /// write at once, for up to two milliseconds more. Who writes alone does not wait.
     pub batch_rows: usize,
     /// Changes of one service that are remembered for those who fell behind.
     pub service_changes: usize,

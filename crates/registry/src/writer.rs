@@ -1,7 +1,11 @@
 //! The batch writer: many callers, one transaction at a time.
 //!
-//! A batch begins as soon as the one before it is done, with what waits then: alone, a write does not wait; under load rows
-//! gather while the store commits. The order of writes is that of the queue.
+//! A batch begins when the one before it is done, with what waits then: alone, a write does not wait; under load rows gather while the
+//! store commits, and for a moment more, as long as half of the callers that were there are not back. The order of writes is that of the
+//! queue.
+//!
+//! What a batch comes to is foreseen from memory. Where the store, its counter locked, is where the memory is, that holds, and no row
+//! has to be read; else they are, and it is found out anew.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,10 +15,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::error::{StoreError, WriteError};
-use crate::model::Revision;
+use crate::model::{Instance, Revision};
 use crate::registry::Inner;
 use crate::status::{add, micros};
-use crate::store::{Batch, Committed, Outcome, Write};
+use crate::store::{Batch, Committed, InstanceRow, Outcome, Write};
 
 /// What a call gets for each of its writes.
 pub(crate) type Answer = Result<(Outcome, Revision), WriteError>;
@@ -28,6 +32,9 @@ pub(crate) struct Request {
 
 /// A commit that another transaction is in the way of is tried so often.
 const ATTEMPTS: u32 = 8;
+/// A batch waits for so many requests at most, and for so long.
+const ENOUGH: usize = 128;
+const LINGER: Duration = Duration::from_millis(2);
 /// So long another node may take to tell what it committed before us.
 const TOLD: Duration = Duration::from_millis(5);
 /// So long it is asked whether a commit happened, and so long the cache may take to have it.
@@ -36,7 +43,7 @@ const RESOLVE: Duration = Duration::from_secs(15);
 /// Runs until the registry stops; then what waits is told so.
 pub(crate) async fn run(inner: Arc<Inner>, mut queue: mpsc::Receiver<Request>) {
     let mut stop = inner.stop.subscribe();
-    let mut number = 0;
+    let (mut number, mut foresee, mut expected) = (0, true, 0);
     loop {
         let first = tokio::select! {
             biased;
@@ -48,15 +55,14 @@ pub(crate) async fn run(inner: Arc<Inner>, mut queue: mpsc::Receiver<Request>) {
         };
         let mut requests = vec![first];
         let mut rows = requests[0].writes.len();
-        while rows < inner.settings.batch_rows
-            && let Ok(request) = queue.try_recv()
-        {
-            rows += request.writes.len();
-            requests.push(request);
-        }
+        gather(&mut queue, &mut requests, &mut rows, inner.settings.batch_rows, expected).await;
         number += 1;
-        batch(&inner, number, requests).await;
+        let callers = requests.len();
+        batch(&inner, number, requests, &mut foresee).await;
         inner.queued.fetch_sub(rows, Ordering::Relaxed);
+        // Those who were answered mostly come again, and those who wait are there. Half of them: while they are committed the others'
+        // requests are read, and the other way round.
+        expected = (callers + queue.len()).div_ceil(2).min(ENOUGH);
     }
     queue.close();
     while let Ok(request) = queue.try_recv() {
@@ -66,7 +72,31 @@ pub(crate) async fn run(inner: Arc<Inner>, mut queue: mpsc::Receiver<Request>) {
     }
 }
 
-async fn batch(inner: &Inner, number: u64, requests: Vec<Request>) {
+/// Adds to `requests` what waits, up to `most` rows; and, where others are expected because they were there a moment ago, waits for
+/// them: for [`LINGER`] at most. A commit costs as much as dozens of rows. Who comes alone waits for nobody.
+async fn gather(
+    queue: &mut mpsc::Receiver<Request>,
+    requests: &mut Vec<Request>,
+    rows: &mut usize,
+    most: usize,
+    expected: usize,
+) {
+    let until = Instant::now() + LINGER;
+    while *rows < most {
+        let request = match queue.try_recv() {
+            Ok(request) => request,
+            Err(_) if requests.len() >= expected => return,
+            Err(_) => match tokio::time::timeout_at(until, queue.recv()).await {
+                Ok(Some(request)) => request,
+                Ok(None) | Err(_) => return,
+            },
+        };
+        *rows += request.writes.len();
+        requests.push(request);
+    }
+}
+
+async fn batch(inner: &Inner, number: u64, requests: Vec<Request>, foresee: &mut bool) {
     let began = Instant::now();
     let longest = requests.iter().map(|r| began - r.since).max().unwrap_or_default();
     let (mut writes, mut replies) = (Vec::new(), Vec::with_capacity(requests.len()));
@@ -74,7 +104,13 @@ async fn batch(inner: &Inner, number: u64, requests: Vec<Request>) {
         replies.push((request.writes.len(), request.reply));
         writes.extend(request.writes);
     }
-    let batch = Arc::new(Batch { number, writes, now: crate::registry::now_millis() });
+    let mut batch = Batch::new(number, writes, crate::registry::now_millis());
+    if *foresee {
+        let (epoch, v, known) = inner.cache.recall(&batch.instance_ids());
+        let row = |i: Arc<Instance>| (i.id.clone(), InstanceRow { instance: Instance::clone(&i), deleted: false });
+        batch.foresee(epoch, v, known.into_iter().map(row).collect());
+    }
+    let batch = Arc::new(batch);
     let before = inner.cache.revision();
     let result = commit(inner, &batch).await;
     let counters = &inner.counters;
@@ -86,6 +122,8 @@ async fn batch(inner: &Inner, number: u64, requests: Vec<Request>) {
             add(&counters.writes, batch.writes.len() as u64);
             add(&counters.rows_written, committed.records.len() as u64);
             let Committed { revision, wrote, epoch, outcomes, records } = committed;
+            // While others commit in between, what they did would only be read a round trip later.
+            *foresee = revision.0 == before.0 + u64::from(wrote);
             if wrote {
                 inner.peers.push(inner, epoch, revision, &records);
                 if revision <= before {

@@ -1,4 +1,4 @@
-//! The store in MySQL or MariaDB: a real server.
+//! The store in MySQL or MariaDB: a real server. MariaDB's of the system, or the `mysqld` that the environment's KINGPOST_TESTS_MYSQLD names.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -7,6 +7,7 @@ mod fire;
 #[path = "common/suite.rs"]
 mod suite;
 
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -17,9 +18,11 @@ use common::*;
 use mysql_async::prelude::Queryable as _;
 use registry::{Store, StoreError, store};
 
-/// A server in a directory that goes away with it, also when the test panics; at a socket only.
+/// A server in a directory that goes away with it, also when the test panics; at a socket, and at a port for who only looks whether it
+/// is there.
 struct Server {
     directory: tempfile::TempDir,
+    port: u16,
     process: Child,
 }
 
@@ -55,8 +58,16 @@ impl Server {
         if let Some((uid, gid)) = account() {
             std::os::unix::fs::chown(directory.path(), Some(uid), Some(gid)).unwrap();
         }
-        let mut install = command("mariadb-install-db", directory.path());
-        install.args(["--auth-root-authentication-method=normal", "--skip-test-db"]);
+        let mysqld = std::env::var("KINGPOST_TESTS_MYSQLD").ok();
+        let (installer, how, server) = match mysqld.as_deref() {
+            Some(mysqld) => (mysqld, &["--initialize-insecure"][..], mysqld),
+            None => {
+                let how = &["--auth-root-authentication-method=normal", "--skip-test-db"][..];
+                ("mariadb-install-db", how, "mariadbd")
+            }
+        };
+        let mut install = command(installer, directory.path());
+        install.args(how);
         let output = install.output().expect("MariaDB is installed");
         assert!(
             output.status.success(),
@@ -64,14 +75,17 @@ impl Server {
             String::from_utf8_lossy(&output.stdout),
             String::from_utf8_lossy(&output.stderr)
         );
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let log = std::fs::File::create(directory.path().join("log")).unwrap();
-        let mut server = command("mariadbd", directory.path());
+        let mut server = command(server, directory.path());
         let socket = directory.path().join("socket");
-        server
-            .arg(format!("--socket={}", socket.display()))
-            .args(["--skip-networking", "--innodb-flush-log-at-trx-commit=0"]);
+        server.arg(format!("--socket={}", socket.display())).args([
+            "--bind-address=127.0.0.1",
+            &format!("--port={port}"),
+            "--innodb-flush-log-at-trx-commit=0",
+        ]);
         let process = server.stdout(Stdio::null()).stderr(log).spawn().unwrap();
-        let mut server = Server { directory, process };
+        let mut server = Server { directory, port, process };
         let began = Instant::now();
         while !socket.exists() {
             let ended = server.process.try_wait().unwrap();
@@ -108,6 +122,7 @@ impl Drop for Server {
 async fn contract_then_under_fire() {
     let server = Server::start();
     suite::all(|| server.open("contract")).await;
+    probed(&server.open("contract").await.unwrap(), "mysql", server.port).await;
     let newer = "INSERT INTO contract.registry_schema VALUES (999, now())";
     server.admin().await.query_drop(newer).await.unwrap();
     assert!(matches!(server.open("contract").await.err(), Some(StoreError::Newer { found: 999, .. })));

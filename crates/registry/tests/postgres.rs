@@ -107,6 +107,7 @@ impl Drop for Server {
 async fn contract() {
     let server = Server::start();
     suite::all(|| server.open()).await;
+    probed(&server.open().await.unwrap(), "postgres", server.port).await;
     // A schema of a newer version is refused.
     server.admin().await.batch_execute("INSERT INTO registry_schema VALUES (999, now())").await.unwrap();
     assert!(matches!(server.open().await.err(), Some(StoreError::Newer { found: 999, .. })));
@@ -126,22 +127,6 @@ async fn under_fire() {
         }
     };
     fire::under_fire(|| server.open(), 20, kills).await;
-}
-
-#[tokio::test]
-async fn a_probe_asks_a_real_server() {
-    let server = Server::start();
-    let registry = open(&server.open().await.unwrap()).await;
-    let mut registration = registration(1, "a database");
-    (registration.host, registration.port) = ("127.0.0.1".into(), server.port);
-    registration.health = Some(registry::Health::Critical);
-    let check = r#"{"type":"postgres","interval":"1s","rise":1}"#;
-    registration.check = Some(serde_json::from_str(check).unwrap());
-    let written = registry.register(vec![registration]).await.pop().unwrap().unwrap();
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    assert!(registry.watch(&service(1), written.revision, deadline).await.unwrap() > written.revision);
-    assert_eq!(registry.instance(&id(1)).unwrap().health, registry::Health::Passing);
-    registry.shutdown().await;
 }
 
 #[tokio::test]

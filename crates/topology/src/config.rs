@@ -34,7 +34,8 @@ pub struct ClusterConfig {
     /// A replica further behind than this gets no reads.
     #[serde(with = "humantime_serde")]
     pub lag_limit: Duration,
-    /// Shortest time between two LSN questions to the primary while sessions wait for one.
+    /// Shortest time between two LSN questions to the primary while somebody waits for one: a held commit, a strong read. Five times
+    /// as long while it is only of use to sessions that have written, whose reads go to the primary until it is there.
     #[serde(with = "humantime_serde")]
     pub oracle_pace: Duration,
     /// The nodes. Which one is primary is found out, not configured.

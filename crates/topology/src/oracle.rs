@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Statement};
 use tracing::{debug, error};
-use watermark::{Answer, Batch, Lsn, Oracle};
+use watermark::{Answer, Batch, Lsn, Oracle, Wanted};
 
 use crate::config::{ClusterConfig, Target};
 use crate::flush::By;
@@ -20,6 +20,8 @@ use crate::view::{NodeId, Term};
 
 /// Most questions on their way.
 const IN_FLIGHT: usize = 4;
+/// Paces between two questions while nobody waits for an answer.
+const PATIENCE: u32 = 5;
 /// Time between two attempts to connect, and to ask a server that turned out not to be the primary of the view.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -120,12 +122,18 @@ impl Driver {
         // Each answer is compared with what was known when its question was sent: they may overtake one another.
         let mut furthest = if self.before.0 == line.asked.term { self.before.1 } else { Lsn(0) };
         let pace = line.asked.config.oracle_pace;
-        let mut next = Instant::now();
+        let mut last: Option<Instant> = None;
         loop {
             let room = under_way.len() < IN_FLIGHT;
-            let due = room && oracle.is_wanted();
-            if due && Instant::now() >= next {
-                next = Instant::now() + pace;
+            let pause = match oracle.wanted() {
+                Wanted::Later if room => Some(pace * PATIENCE),
+                Wanted::Now if room => Some(pace),
+                _ => None,
+            };
+            let now = Instant::now();
+            let next = pause.map(|pause| last.map_or(now, |last| last + pause));
+            if next.is_some_and(|next| now >= next) {
+                last = Some(now);
                 count += 1;
                 under_way.insert(count, (oracle.begin(), furthest));
                 self.shared.clock.sent();
@@ -189,8 +197,8 @@ impl Driver {
                         }
                     }
                 }
-                () = sleep_until(next), if due => {}
-                () = self.wanted.notified(), if room && !due => {}
+                () = sleep_until(next.unwrap_or(now)), if next.is_some() => {}
+                () = self.wanted.notified(), if room => {}
             }
         }
         for (batch, _) in under_way.into_values() {

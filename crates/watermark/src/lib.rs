@@ -47,7 +47,7 @@ mod waiting_tests;
 
 pub use lsn::{Lsn, ParseLsnError};
 pub use mark::{Number, Watermark};
-pub use oracle::{Answer, Batch, Oracle, Ticket};
+pub use oracle::{Answer, Batch, Oracle, Ticket, Wanted};
 pub use parker::{Parker, Unparker, Waited};
 pub use tasks::Reached;
 pub use waiters::{Waiter, Waiters};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::Lsn;
 use crate::mark::{Number, Watermark};
-use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Answers kept: an older ticket gets the newest answer instead, which is later than it needs, never earlier.
 #[cfg(not(loom))]
@@ -38,13 +38,24 @@ pub struct Answer {
     pub flushed: Lsn,
 }
 
+/// How much a batch is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Wanted {
+    /// Nobody holds a ticket for it.
+    No,
+    /// Those who hold one can do without an answer for now: [`Oracle::ticket_for_later`].
+    Later,
+    /// Somebody waits for it.
+    Now,
+}
+
 /// Hands out tickets and keeps the answers. Many askers, one driver that calls [`begin`](Oracle::begin) and
 /// [`complete`](Oracle::complete).
 pub struct Oracle {
     /// Number of the last batch sent.
     sent: AtomicU64,
-    /// Somebody holds a ticket for a batch that has not been sent.
-    wanted: AtomicBool,
+    /// How much those who hold a ticket want the first batch that has not been sent: a `Wanted`.
+    wanted: AtomicU64,
     /// The newest batch answered.
     answered: Arc<Watermark<Ticket>>,
     slots: Box<[Slot]>,
@@ -75,11 +86,11 @@ impl Number for Ticket {
 // === impl Oracle ===
 
 impl Oracle {
-    /// `wake` is called, from an asker's thread, at most once a batch: it tells the driver that one is wanted.
+    /// `wake` is called, from an asker's thread, when a batch becomes wanted, or more so: at most twice a batch.
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Oracle {
         Oracle {
             sent: AtomicU64::new(0),
-            wanted: AtomicBool::new(false),
+            wanted: AtomicU64::new(Wanted::No as u64),
             answered: Arc::new(Watermark::new(Ticket(0))),
             slots: (0..KEPT).map(|_| Slot::default()).collect(),
             wake: Box::new(wake),
@@ -88,9 +99,13 @@ impl Oracle {
 
     /// A ticket for the next batch: its answer covers everything that the primary had acknowledged before this call.
     pub fn ticket(&self) -> Ticket {
-        let ticket = Ticket(self.sent.load(Ordering::SeqCst) + 1);
-        self.want();
-        ticket
+        self.take(Wanted::Now)
+    }
+
+    /// The same for one who only looks whether the answer is there, and has another way while it is not: the driver need not
+    /// hurry for it.
+    pub fn ticket_for_later(&self) -> Ticket {
+        self.take(Wanted::Later)
     }
 
     /// The answer for a ticket, if it has arrived. It never blocks; who gets None asks again later.
@@ -108,17 +123,21 @@ impl Oracle {
         &self.answered
     }
 
-    /// True when a batch should be sent.
+    /// Whether a batch should be sent.
     #[must_use]
-    pub fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::SeqCst)
+    pub fn wanted(&self) -> Wanted {
+        match self.wanted.load(Ordering::SeqCst) {
+            0 => Wanted::No,
+            1 => Wanted::Later,
+            _ => Wanted::Now,
+        }
     }
 
     /// To be called by the driver before it sends a question.
     pub fn begin(&self) -> Batch {
-        // Order matters. The flag goes down first: whoever raises it after that is answered by this batch or asks for the
-        // next. The other way round a ticket for the next batch could be taken, and its flag lost, in between.
-        self.wanted.store(false, Ordering::SeqCst);
+        // Order matters. The wish goes down first: whoever raises it after that is answered by this batch or asks for the
+        // next. The other way round a ticket for the next batch could be taken, and its wish lost, in between.
+        self.wanted.store(Wanted::No as u64, Ordering::SeqCst);
         Batch(self.sent.fetch_add(1, Ordering::SeqCst) + 1)
     }
 
@@ -138,13 +157,20 @@ impl Oracle {
     /// A batch whose answer will not come: its tickets are answered by the next one, which is asked for here.
     pub fn fail(&self, batch: Batch) {
         drop(batch);
-        self.want();
+        self.want(Wanted::Now);
     }
 
-    fn want(&self) {
+    fn take(&self, wanted: Wanted) -> Ticket {
+        let ticket = Ticket(self.sent.load(Ordering::SeqCst) + 1);
+        self.want(wanted);
+        ticket
+    }
+
+    fn want(&self, wanted: Wanted) {
+        let wanted = wanted as u64;
         // The load keeps many askers of one batch from passing the cache line around. Whoever has seen the newer number of
-        // batches also sees that `begin` put the flag down before it, so it is never kept from raising it by an old value.
-        if !self.wanted.load(Ordering::SeqCst) && !self.wanted.swap(true, Ordering::SeqCst) {
+        // batches also sees that `begin` put the wish down before it, so it is never kept from raising it by an old value.
+        if self.wanted.load(Ordering::SeqCst) < wanted && self.wanted.fetch_max(wanted, Ordering::SeqCst) < wanted {
             (self.wake)();
         }
     }
@@ -200,15 +226,31 @@ mod tests {
     #[test]
     fn one_batch_answers_all_who_asked_before_it() {
         let (oracle, wakes) = oracle();
-        assert!(!oracle.is_wanted());
+        assert_eq!(oracle.wanted(), Wanted::No);
         let (a, b) = (oracle.ticket(), oracle.ticket());
         assert_eq!(wakes.load(Ordering::SeqCst), 1, "woken once a batch");
-        assert!(oracle.is_wanted());
+        assert_eq!(oracle.wanted(), Wanted::Now);
         let batch = oracle.begin();
-        assert!(!oracle.is_wanted());
+        assert_eq!(oracle.wanted(), Wanted::No);
         assert_eq!((oracle.answer(a), oracle.answer(b)), (None, None));
         oracle.complete(batch, at(10));
         assert_eq!((oracle.answer(a), oracle.answer(b)), (Some(at(10)), Some(at(10))));
+    }
+
+    #[test]
+    fn who_can_do_without_does_not_hurry_the_driver_and_is_answered_with_the_others() {
+        let (oracle, wakes) = oracle();
+        let patient = oracle.ticket_for_later();
+        assert_eq!((oracle.wanted(), wakes.load(Ordering::SeqCst)), (Wanted::Later, 1));
+        assert_eq!(oracle.ticket_for_later(), patient);
+        assert_eq!(wakes.load(Ordering::SeqCst), 1, "woken once for those who are patient");
+        let hurried = oracle.ticket();
+        assert_eq!((oracle.wanted(), wakes.load(Ordering::SeqCst)), (Wanted::Now, 2));
+        assert_eq!(oracle.ticket_for_later(), patient);
+        assert_eq!((oracle.wanted(), wakes.load(Ordering::SeqCst)), (Wanted::Now, 2), "nobody takes the hurry back");
+        let batch = oracle.begin();
+        oracle.complete(batch, at(10));
+        assert_eq!((oracle.answer(patient), oracle.answer(hurried)), (Some(at(10)), Some(at(10))));
     }
 
     #[test]
@@ -217,7 +259,7 @@ mod tests {
         let early = oracle.ticket();
         let first = oracle.begin();
         let late = oracle.ticket();
-        assert!(oracle.is_wanted());
+        assert_eq!(oracle.wanted(), Wanted::Now);
         assert_eq!(wakes.load(Ordering::SeqCst), 2);
         oracle.complete(first, at(10));
         assert_eq!((oracle.answer(early), oracle.answer(late)), (Some(at(10)), None));
@@ -246,7 +288,7 @@ mod tests {
         let ticket = oracle.ticket();
         let batch = oracle.begin();
         oracle.fail(batch);
-        assert!(oracle.is_wanted());
+        assert_eq!(oracle.wanted(), Wanted::Now);
         assert_eq!(wakes.load(Ordering::SeqCst), 2);
         assert_eq!(oracle.answer(ticket), None);
         let batch = oracle.begin();

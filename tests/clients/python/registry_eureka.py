@@ -75,12 +75,16 @@ async def a_client_comes_is_found_and_goes():
 @check
 async def who_is_silent_expires():
     app = unique("silent")
-    await basic.register(URL, instance(app, lease=1))
-    assert await statuses(app) == ["UP"]
+
+    async def up():
+        # On a slow machine the lease may be over before it is looked.
+        await basic.register(URL, instance(app, lease=1))
+        return await statuses(app) == ["UP"]
 
     async def gone():
         return await statuses(app) == []
 
+    await until("it is seen", up)
     await until("the lease ends", gone)
 
 

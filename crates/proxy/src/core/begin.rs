@@ -13,7 +13,7 @@ use wire::payload;
 use wire::{Frame, HEADER};
 
 use super::Core;
-use super::client::{Aborted, Again, Sole, Step, Unit};
+use super::client::{Aborted, Again, Sole, Step};
 use super::pool::Want;
 use super::server::Expect;
 
@@ -114,7 +114,7 @@ impl Core {
 
     fn end_begin(&mut self, c: usize) {
         let client = &mut self.clients[c];
-        client.unit = Unit::default();
+        client.unit.reset();
         client.again = Again::default();
         self.metrics.begins_put_off.add(1);
         self.metrics.statements_local.add(1);

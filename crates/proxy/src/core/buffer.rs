@@ -18,6 +18,8 @@ const MOVED_UP: usize = 64 << 10;
 #[derive(Debug, Default)]
 pub struct Buffers {
     spare: Vec<Vec<u8>>,
+    #[expect(clippy::vec_box, reason = "it is the box that goes from one connection to the next")]
+    queues: Vec<Box<Queue>>,
 }
 
 impl Buffers {
@@ -43,27 +45,30 @@ impl Buffers {
     }
 }
 
-/// Output that waits for its socket: `head` bytes of `bytes` are already written, those from `held` on must not be
-/// written yet, nor those behind the first gate.
+/// Output that waits for its socket. A pointer, and no more while there is nothing in it.
 #[derive(Debug, Default)]
-pub struct Output {
+pub struct Output(Option<Box<Queue>>);
+
+/// `head` bytes of `bytes` are already written, those from `held` on must not be written yet, nor those behind the first gate.
+#[derive(Debug, Default)]
+struct Queue {
     bytes: Vec<u8>,
     head: usize,
     held: Option<usize>,
-    /// Each with the number of bytes before it, in order. Kept once there was one.
-    #[expect(clippy::box_collection, reason = "who never has one pays for a pointer, and not for a queue")]
-    gates: Option<Box<VecDeque<(usize, Gate)>>>,
+    /// Each with the number of bytes before it, in order.
+    gates: VecDeque<(usize, Gate)>,
 }
 
 impl Output {
     /// Where to append.
     pub fn append(&mut self, buffers: &mut Buffers) -> &mut Vec<u8> {
-        buffers.lend(&mut self.bytes)
+        let queue = self.queue(buffers);
+        buffers.lend(&mut queue.bytes)
     }
 
     /// Bytes not yet written, the held ones included.
     pub fn len(&self) -> usize {
-        self.bytes.len() - self.head
+        self.0.as_ref().map_or(0, |queue| queue.bytes.len() - queue.head)
     }
 
     /// True if nothing waits, held or not.
@@ -73,69 +78,94 @@ impl Output {
 
     /// What may be written now.
     pub fn writable(&self) -> &[u8] {
-        let gate = self.gates.as_ref().and_then(|gates| gates.front()).map_or(self.bytes.len(), |gate| gate.0);
-        &self.bytes[self.head..self.held.unwrap_or(self.bytes.len()).min(gate)]
+        let Some(queue) = &self.0 else { return &[] };
+        let gate = queue.gates.front().map_or(queue.bytes.len(), |gate| gate.0);
+        &queue.bytes[queue.head..queue.held.unwrap_or(queue.bytes.len()).min(gate)]
     }
 
-    /// `count` bytes of [`writable`](Output::writable) were written; an empty output gives its buffer back.
+    /// `count` bytes of [`writable`](Output::writable) were written; an empty output gives back what it borrowed.
     pub fn wrote(&mut self, count: usize, buffers: &mut Buffers) {
-        self.head += count;
-        debug_assert!(self.head <= self.bytes.len());
-        if self.head == self.bytes.len() {
-            if self.held.is_some() {
-                self.held = Some(0);
+        let Some(queue) = &mut self.0 else { return debug_assert_eq!(count, 0) };
+        queue.head += count;
+        debug_assert!(queue.head <= queue.bytes.len());
+        if queue.head == queue.bytes.len() {
+            if queue.held.is_some() {
+                queue.held = Some(0);
             }
-            self.move_up(self.head);
-            self.head = 0;
-            buffers.give(std::mem::take(&mut self.bytes));
-        } else if self.head >= MOVED_UP && self.head >= self.bytes.len() / 2 {
+            queue.move_up(queue.head);
+            queue.head = 0;
+            buffers.give(std::mem::take(&mut queue.bytes));
+            self.rest(buffers);
+        } else if queue.head >= MOVED_UP && queue.head >= queue.bytes.len() / 2 {
             // What is behind a gate, or held, may keep it from ever being empty.
-            self.bytes.drain(..self.head);
-            self.held = self.held.map(|held| held - self.head);
-            self.move_up(self.head);
-            self.head = 0;
-        }
-    }
-
-    /// So many bytes are gone in front of the gates.
-    fn move_up(&mut self, by: usize) {
-        for gate in self.gates.iter_mut().flat_map(|gates| gates.iter_mut()) {
-            gate.0 -= by;
+            queue.bytes.drain(..queue.head);
+            queue.held = queue.held.map(|held| held - queue.head);
+            queue.move_up(queue.head);
+            queue.head = 0;
         }
     }
 
     /// From here on nothing is written until [`release`](Output::release).
-    pub fn hold(&mut self) {
-        self.held = Some(self.bytes.len());
+    pub fn hold(&mut self, buffers: &mut Buffers) {
+        let queue = self.queue(buffers);
+        queue.held = Some(queue.bytes.len());
     }
 
     /// Bytes held back; None if not holding.
     pub fn held(&self) -> Option<usize> {
-        self.held.map(|from| self.bytes.len() - from)
+        let queue = self.0.as_ref()?;
+        queue.held.map(|from| queue.bytes.len() - from)
     }
 
     /// Lets the held bytes go.
     pub fn release(&mut self) {
-        self.held = None;
+        if let Some(queue) = &mut self.0 {
+            queue.held = None;
+        }
     }
 
     /// Takes back what was held, and stops holding.
     pub fn retract(&mut self, buffers: &mut Buffers) {
-        if let Some(from) = self.held.take() {
-            self.bytes.truncate(from);
-            if let Some(gates) = &mut self.gates {
-                gates.retain(|gate| gate.0 < from || !gate.1.is_open());
-            }
+        let Some(queue) = &mut self.0 else { return };
+        if let Some(from) = queue.held.take() {
+            queue.bytes.truncate(from);
+            queue.gates.retain(|gate| gate.0 < from || !gate.1.is_open());
             self.wrote(0, buffers);
         }
     }
 
     /// Drops everything.
     pub fn clear(&mut self, buffers: &mut Buffers) {
-        self.head = 0;
-        self.held = None;
-        self.gates = None;
-        buffers.give(std::mem::take(&mut self.bytes));
+        let Some(queue) = &mut self.0 else { return };
+        buffers.give(std::mem::take(&mut queue.bytes));
+        queue.head = 0;
+        queue.held = None;
+        queue.gates.clear();
+        self.rest(buffers);
+    }
+
+    fn queue(&mut self, buffers: &mut Buffers) -> &mut Queue {
+        self.0.get_or_insert_with(|| buffers.queues.pop().unwrap_or_default())
+    }
+
+    /// Gives the queue back if it says nothing.
+    fn rest(&mut self, buffers: &mut Buffers) {
+        let says_nothing =
+            |queue: &mut Box<Queue>| queue.bytes.capacity() == 0 && queue.held.is_none() && queue.gates.is_empty();
+        if let Some(queue) = self.0.take_if(says_nothing)
+            && buffers.queues.len() < MOST_KEPT
+        {
+            buffers.queues.push(queue);
+        }
+    }
+}
+
+impl Queue {
+    /// So many bytes are gone in front of the gates.
+    fn move_up(&mut self, by: usize) {
+        for gate in &mut self.gates {
+            gate.0 -= by;
+        }
     }
 }
 
@@ -143,54 +173,63 @@ impl Output {
 impl Output {
     /// How many there are.
     pub(super) fn gates(&self) -> usize {
-        self.gates.as_ref().map_or(0, |gates| gates.len())
+        self.0.as_ref().map_or(0, |queue| queue.gates.len())
     }
 
     /// Puts one at the end.
-    pub(super) fn close_gate(&mut self, gate: Gate) {
-        let at = self.bytes.len();
-        self.gates.get_or_insert_default().push_back((at, gate));
+    pub(super) fn close_gate(&mut self, gate: Gate, buffers: &mut Buffers) {
+        let queue = self.queue(buffers);
+        queue.gates.push_back((queue.bytes.len(), gate));
     }
 
     pub(super) fn first_gate(&self) -> Option<&Gate> {
-        self.gates.as_ref()?.front().map(|gate| &gate.1)
+        self.0.as_ref()?.gates.front().map(|gate| &gate.1)
     }
 
     pub(super) fn first_gate_mut(&mut self) -> Option<&mut Gate> {
-        self.gates.as_mut()?.front_mut().map(|gate| &mut gate.1)
+        self.0.as_mut()?.gates.front_mut().map(|gate| &mut gate.1)
     }
 
     pub(super) fn last_gate(&self) -> Option<&Gate> {
-        self.gates.as_ref()?.back().map(|gate| &gate.1)
+        self.0.as_ref()?.gates.back().map(|gate| &gate.1)
     }
 
     pub(super) fn last_gate_mut(&mut self) -> Option<&mut Gate> {
-        self.gates.as_mut()?.back_mut().map(|gate| &mut gate.1)
+        self.0.as_mut()?.gates.back_mut().map(|gate| &mut gate.1)
     }
 
     /// Opens the first.
-    pub(super) fn open_gate(&mut self) {
-        self.gates.as_mut().and_then(|gates| gates.pop_front());
+    pub(super) fn open_gate(&mut self, buffers: &mut Buffers) {
+        if let Some(queue) = &mut self.0 {
+            queue.gates.pop_front();
+        }
+        self.rest(buffers);
     }
 
     /// Takes the last one away: what is behind it goes with what is before it.
-    pub(super) fn drop_last_gate(&mut self) {
-        self.gates.as_mut().and_then(|gates| gates.pop_back());
+    pub(super) fn drop_last_gate(&mut self, buffers: &mut Buffers) {
+        if let Some(queue) = &mut self.0 {
+            queue.gates.pop_back();
+        }
+        self.rest(buffers);
     }
 
     /// The last but one becomes as the last, which goes.
     pub(super) fn merge_gates(&mut self, last: Gate) {
-        self.drop_last_gate();
-        if let Some(gate) = self.last_gate_mut() {
-            *gate = last;
+        let Some(queue) = &mut self.0 else { return };
+        queue.gates.pop_back();
+        if let Some(gate) = queue.gates.back_mut() {
+            gate.1 = last;
         }
     }
 
     /// Drops the gates, and everything behind the first.
     pub(super) fn cut(&mut self, buffers: &mut Buffers) {
-        let Some((from, _)) = self.gates.take().and_then(|mut gates| gates.pop_front()) else { return };
-        self.held = None;
-        self.bytes.truncate(from);
+        let Some(queue) = &mut self.0 else { return };
+        let Some((from, _)) = queue.gates.pop_front() else { return };
+        queue.gates.clear();
+        queue.held = None;
+        queue.bytes.truncate(from);
         self.wrote(0, buffers);
     }
 }
@@ -204,7 +243,7 @@ mod tests {
         let mut buffers = Buffers::default();
         let mut out = Output::default();
         out.append(&mut buffers).extend(b"one");
-        out.hold();
+        out.hold(&mut buffers);
         out.append(&mut buffers).extend(b"two");
         assert_eq!((out.writable(), out.held()), (&b"one"[..], Some(3)));
         out.wrote(3, &mut buffers);
@@ -220,14 +259,14 @@ mod tests {
         let mut buffers = Buffers::default();
         let mut out = Output::default();
         out.append(&mut buffers).extend(b"one");
-        out.hold();
+        out.hold(&mut buffers);
         out.wrote(3, &mut buffers);
         out.append(&mut buffers).extend(b"two");
         assert_eq!(out.writable(), b"");
         out.release();
         assert_eq!(out.writable(), b"two");
         out.wrote(3, &mut buffers);
-        assert_eq!(buffers.spare.len(), 1);
+        assert_eq!((buffers.spare.len(), buffers.queues.len()), (1, 1), "nothing is kept by who has nothing to say");
     }
 
     #[test]
@@ -236,22 +275,22 @@ mod tests {
         let mut out = Output::default();
         let gate = || Gate::open(std::time::Instant::now());
         out.append(&mut buffers).extend(b"one");
-        out.close_gate(gate());
+        out.close_gate(gate(), &mut buffers);
         out.append(&mut buffers).extend(b"two");
-        out.close_gate(gate());
+        out.close_gate(gate(), &mut buffers);
         out.append(&mut buffers).extend(b"three");
         assert_eq!((out.writable(), out.gates()), (&b"one"[..], 2));
         out.wrote(3, &mut buffers);
         assert_eq!(out.writable(), b"");
-        out.open_gate();
+        out.open_gate(&mut buffers);
         assert_eq!(out.writable(), b"two");
         out.wrote(3, &mut buffers);
-        out.open_gate();
+        out.open_gate(&mut buffers);
         assert_eq!(out.writable(), b"three");
         out.wrote(5, &mut buffers);
         // A gate at the end of what has been written outlives the buffer.
         out.append(&mut buffers).extend(b"four");
-        out.close_gate(gate());
+        out.close_gate(gate(), &mut buffers);
         out.wrote(4, &mut buffers);
         out.append(&mut buffers).extend(b"five");
         assert_eq!(out.writable(), b"");
@@ -265,13 +304,14 @@ mod tests {
         let mut out = Output::default();
         for _ in 0..100 {
             out.append(&mut buffers).extend([7; 4096]);
-            out.close_gate(Gate::open(std::time::Instant::now()));
+            out.close_gate(Gate::open(std::time::Instant::now()), &mut buffers);
             out.append(&mut buffers).extend(b"gated");
             let count = out.writable().len();
             out.wrote(count, &mut buffers);
-            out.open_gate();
+            out.open_gate(&mut buffers);
         }
         assert_eq!((out.writable(), out.len()), (&b"gated"[..], 5));
-        assert!(out.bytes.len() < 3 * MOVED_UP, "{} bytes are kept for 5", out.bytes.len());
+        let kept = out.0.as_ref().map_or(0, |queue| queue.bytes.len());
+        assert!(kept < 3 * MOVED_UP, "{kept} bytes are kept for 5");
     }
 }

@@ -1,8 +1,10 @@
 //! A client connection.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::thread::LocalKey;
 use std::time::Instant;
 
 use sql::{Class, Hint, Pins};
@@ -13,6 +15,7 @@ use super::buffer::Output;
 use super::listen::Listening;
 use super::login::Login;
 use super::params::Params;
+use super::seldom::{Idle, Seldom, Spare};
 use super::statement::Statement;
 use super::strong::Reach;
 use super::token::Token;
@@ -45,7 +48,7 @@ pub(super) struct Client {
     /// What to do with the rest of a message whose beginning was used.
     pub pass: Pass,
     /// The statements that its server is going to be chosen for.
-    pub unit: Unit,
+    pub unit: Seldom<Unit>,
     /// The unit in flight, if it may be sent to another server: its replies are held back.
     pub replay: Option<Vec<u8>>,
     /// That unit may be sent again even if nobody knows how far it got: it changes nothing.
@@ -93,6 +96,11 @@ pub(super) struct Client {
     pub connected: u32,
 }
 
+/// With the driver's 24 bytes it is what an idle connection costs: whoever adds to it has to find something to leave out, or a
+/// reason (bench/README.md, idle clients).
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<Client>() <= 272);
+
 /// How far a connection has come.
 pub(super) enum Phase {
     /// Waits for a startup packet.
@@ -106,23 +114,36 @@ pub(super) enum Phase {
     /// Asked for a cancel, is told when it is done.
     Cancelling,
     /// Logged in to the console.
-    Console {
-        user: Arc<str>,
-        access: Access,
-        /// A command has no answer yet.
-        asked: bool,
-    },
+    Console(Box<Operator>),
 }
 
-/// The rest of a message.
+/// Who has logged in to the console.
+pub(super) struct Operator {
+    pub user: Arc<str>,
+    pub access: Access,
+    /// A command has no answer yet.
+    pub asked: bool,
+}
+
+/// The rest of a message; its length is below 2 GiB, as every message's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pass {
     /// There is none.
     No,
     /// So many bytes go to the server.
-    Forward(usize),
+    Forward(u32),
     /// So many bytes go nowhere.
-    Discard(usize),
+    Discard(u32),
+}
+
+impl Pass {
+    pub(super) fn forward(bytes: usize) -> Pass {
+        Pass::Forward(bytes as u32)
+    }
+
+    pub(super) fn discard(bytes: usize) -> Pass {
+        Pass::Discard(bytes as u32)
+    }
 }
 
 /// A run of messages up to `Query`, `Sync` or `Flush`: it is routed as one.
@@ -168,27 +189,40 @@ pub(super) struct Unit {
 
 impl Default for Unit {
     fn default() -> Unit {
-        Unit {
-            routed: false,
-            scanned: 0,
-            whole: false,
-            end: 0,
-            read: true,
-            repeatable: true,
-            begins: false,
-            begin_read_only: false,
-            parses_unnamed: false,
-            describable: 0,
-            needs_server: false,
-            hint: None,
-            query: None,
-            single: true,
-            sole: Sole::Nothing,
-            bound: false,
-            executed: false,
-            key: 0,
-            reach: Reach::Unasked,
-        }
+        Unit::IDLE
+    }
+}
+
+impl Idle for Unit {
+    const IDLE: Unit = Unit {
+        routed: false,
+        scanned: 0,
+        whole: false,
+        end: 0,
+        read: true,
+        repeatable: true,
+        begins: false,
+        begin_read_only: false,
+        parses_unnamed: false,
+        describable: 0,
+        needs_server: false,
+        hint: None,
+        query: None,
+        single: true,
+        sole: Sole::Nothing,
+        bound: false,
+        executed: false,
+        key: 0,
+        reach: Reach::Unasked,
+    };
+
+    fn idle() -> &'static Unit {
+        &Unit::IDLE
+    }
+
+    fn spare() -> &'static LocalKey<Spare<Unit>> {
+        thread_local!(static SPARE: Spare<Unit> = const { RefCell::new(Vec::new()) });
+        &SPARE
     }
 }
 
@@ -224,10 +258,12 @@ pub(super) struct Again {
 pub(super) enum Mark {
     /// It has written nothing.
     Nothing,
+    /// It has written, and nobody has asked where that was.
+    Wrote,
     /// What the primary had when this ticket's batch reached it.
     Asked(Ticket),
     /// This position of this timeline.
-    At { term: u64, lsn: Lsn },
+    At { term: u32, lsn: Lsn },
 }
 
 /// A transaction that was lost with its server while the client believes to be in it.
@@ -283,7 +319,7 @@ impl Client {
             input: Vec::new(),
             output: Output::default(),
             pass: Pass::No,
-            unit: Unit::default(),
+            unit: Seldom::new(),
             replay: None,
             repeatable: false,
             dialect: 0,
@@ -384,8 +420,9 @@ impl Core {
             let client = &mut self.clients[c];
             let step = match client.pass {
                 Pass::Forward(left) => {
+                    let left = left as usize;
                     let n = left.min(rest.len());
-                    client.pass = if n == left { Pass::No } else { Pass::Forward(left - n) };
+                    client.pass = if n == left { Pass::No } else { Pass::forward(left - n) };
                     match client.server {
                         Some(s) => self.send(s, |out| out.extend_from_slice(&rest[..n])),
                         None => debug_assert!(false, "a message is forwarded to no server"),
@@ -399,8 +436,9 @@ impl Core {
                     Step::Used(n)
                 }
                 Pass::Discard(left) => {
+                    let left = left as usize;
                     let n = left.min(rest.len());
-                    client.pass = if n == left { Pass::No } else { Pass::Discard(left - n) };
+                    client.pass = if n == left { Pass::No } else { Pass::discard(left - n) };
                     Step::Used(n)
                 }
                 Pass::No => match client.phase {
@@ -410,7 +448,7 @@ impl Core {
                     Phase::Login(_) => self.login_message(c, rest),
                     Phase::Ready => self.message(c, rest),
                     Phase::Cancelling => Step::Used(rest.len()),
-                    Phase::Console { .. } => self.console_message(c, rest),
+                    Phase::Console(_) => self.console_message(c, rest),
                 },
             };
             match step {

@@ -8,7 +8,7 @@ use wire::payload::{self, Authentication};
 use wire::scram::{Client as Scram, Credential, MECHANISM, MECHANISM_PLUS};
 use wire::{Frame, Sqlstate};
 
-use super::client::{Phase, Unit};
+use super::client::Phase;
 use super::params::{Applied, Params};
 use super::server::{Expect, ServerPhase};
 use super::{Core, Effect, SMALL_MAX, Secure};
@@ -311,7 +311,7 @@ impl Core {
                     // (another's `statement_timeout`, a role in force).
                     let client = &mut self.clients[c];
                     client.again.setups += 1;
-                    client.unit = Unit::default();
+                    client.unit.reset();
                     self.release(s);
                 } else {
                     let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();

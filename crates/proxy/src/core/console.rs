@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use wire::{HEADER, Sqlstate, message, payload};
 
-use super::client::{Client, Phase, Step};
+use super::client::{Client, Operator, Phase, Step};
 use super::login::error;
 use super::pool::Pool;
 use super::server::{Server, ServerPhase};
@@ -85,7 +85,7 @@ impl Core {
         self.no_longer_logging_in(c);
         self.shared.inside.fetch_add(1, Ordering::Relaxed);
         let client = &mut self.clients[c];
-        client.phase = Phase::Console { user, access, asked: false };
+        client.phase = Phase::Console(Box::new(Operator { user, access, asked: false }));
         self.runnable.push_back(client.token);
     }
 
@@ -97,8 +97,8 @@ impl Core {
         };
         let client = &mut self.clients[c];
         let token = client.token;
-        let Phase::Console { access, asked, .. } = &mut client.phase else { return Step::Blocked };
-        if *asked && frame.tag != b'X' {
+        let Phase::Console(operator) = &mut client.phase else { return Step::Blocked };
+        if operator.asked && frame.tag != b'X' {
             return Step::Blocked;
         }
         match frame.tag {
@@ -113,8 +113,8 @@ impl Core {
                     self.violation(c, "a query without its end");
                     return Step::Gone;
                 };
-                *asked = true;
-                let access = *access;
+                operator.asked = true;
+                let access = operator.access;
                 self.effects.push(Effect::Ask { client: token, text, access });
                 Step::Used(frame.total())
             }
@@ -139,8 +139,8 @@ impl Core {
 
     /// What the console says to a client's command.
     pub(super) fn console_answer(&mut self, c: usize, bytes: &[u8]) {
-        if let Phase::Console { asked, .. } = &mut self.clients[c].phase {
-            *asked = false;
+        if let Phase::Console(operator) = &mut self.clients[c].phase {
+            operator.asked = false;
             self.tell(c, |out| out.extend_from_slice(bytes));
             self.runnable.push_back(self.clients[c].token);
         }
@@ -223,7 +223,7 @@ impl Core {
                     }
                 }
                 Phase::Startup | Phase::Securing | Phase::Login(_) => report.logging_in += 1,
-                Phase::Console { .. } | Phase::Cancelling => {}
+                Phase::Console(_) | Phase::Cancelling => {}
             }
         }
         for (_, server) in &self.servers {
@@ -262,7 +262,7 @@ impl Core {
 
     fn client_report(&self, client: &Client) -> ClientReport {
         let (user, database) = match (&client.phase, self.pools.get(client.pool)) {
-            (Phase::Console { user, .. }, _) => (user.clone(), crate::console::DATABASES[0].into()),
+            (Phase::Console(operator), _) => (operator.user.clone(), crate::console::DATABASES[0].into()),
             (Phase::Login(login), _) => (login.key.user.clone(), login.key.database.clone()),
             (_, Some(pool)) => (pool.key.user.clone(), pool.key.database.clone()),
             (_, None) => ("".into(), "".into()),
@@ -272,7 +272,7 @@ impl Core {
         let state = match client.phase {
             Phase::Startup | Phase::Securing | Phase::Login(_) => "login",
             Phase::Cancelling => "active_cancel_req",
-            Phase::Console { .. } => "console",
+            Phase::Console(_) => "console",
             Phase::Ready if client.waiting => "waiting",
             Phase::Ready if running => "active",
             Phase::Ready => "idle",

@@ -10,7 +10,7 @@ use sql::{Access, Class, Control, Flags};
 use wire::payload::{self, Named};
 use wire::{Frame, HEADER, Sqlstate, message};
 
-use super::client::{Again, Pass, Prepared, Step, Unit};
+use super::client::{Again, Pass, Prepared, Step};
 use super::server::{Expect, Parsed, Undo};
 use super::statement::{Statement, StatementName};
 use super::{Core, SMALL_MAX};
@@ -43,7 +43,7 @@ impl Core {
             return Step::Blocked;
         }
         if self.servers[s].skipping && frame.tag != b'S' {
-            self.clients[c].pass = Pass::Discard(frame.total());
+            self.clients[c].pass = Pass::discard(frame.total());
             return Step::Again;
         }
         if self.clients[c].begun.is_some() {
@@ -112,14 +112,14 @@ impl Core {
         let n = frame.total().min(bytes.len());
         self.send(s, |out| out.extend_from_slice(&bytes[..n]));
         if n < frame.total() {
-            self.clients[c].pass = Pass::Forward(frame.total() - n);
+            self.clients[c].pass = Pass::forward(frame.total() - n);
         }
         Step::Used(n)
     }
 
     fn end_unit(&mut self, c: usize) {
         let client = &mut self.clients[c];
-        client.unit = Unit::default();
+        client.unit.reset();
         client.since = self.now;
     }
 
@@ -142,7 +142,7 @@ impl Core {
                 replay.extend_from_slice(&bytes[..unit.scanned]);
                 client.repeatable = unit.repeatable;
                 client.replay = Some(replay);
-                client.output.hold();
+                client.output.hold(&mut self.buffers);
             }
         } else if !unit.routed {
             // Another unit follows before the first is answered.
@@ -367,7 +367,7 @@ impl Core {
             out.extend_from_slice(rest);
         });
         if end < frame.total() {
-            self.clients[c].pass = Pass::Forward(frame.total() - end);
+            self.clients[c].pass = Pass::forward(frame.total() - end);
         }
         Step::Used(end)
     }
@@ -631,7 +631,7 @@ impl Core {
         let server = &self.servers[s];
         if server.expect.is_empty() && server.status == message::Status::Idle && !server.in_unit && !self.is_bound(c) {
             self.tell(c, |out| super::login::error(out, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text));
-            self.clients[c].unit = Unit::default();
+            self.clients[c].unit.reset();
             self.clients[c].skipping = true;
             let token = self.clients[c].token;
             self.release(s);

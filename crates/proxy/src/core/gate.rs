@@ -105,7 +105,7 @@ impl Core {
     pub(super) fn close_gate(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if client.output.last_gate().is_none_or(|gate| !gate.is_open()) {
-            client.output.close_gate(Gate::open(self.now));
+            client.output.close_gate(Gate::open(self.now), &mut self.buffers);
         }
     }
 
@@ -175,7 +175,7 @@ impl Core {
     pub(super) fn drop_open_gate(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if client.output.last_gate().is_some_and(Gate::is_open) {
-            client.output.drop_last_gate();
+            client.output.drop_last_gate(&mut self.buffers);
             self.tell(c, |_| {});
         }
     }
@@ -221,7 +221,7 @@ impl Core {
                     if known.degraded {
                         self.metrics.gate_degraded_commits.add(1);
                     }
-                    self.clients[c].output.open_gate();
+                    self.clients[c].output.open_gate(&mut self.buffers);
                     self.tell(c, |_| {});
                     continue;
                 }

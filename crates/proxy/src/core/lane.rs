@@ -23,7 +23,7 @@ use topology::{NodeId, Role};
 use wire::payload;
 use wire::{Frame, HEADER, Sqlstate, message};
 
-use super::client::{Again, Phase, Unit};
+use super::client::{Again, Phase};
 use super::cost::Fit;
 use super::fit::{Candidate, Pick, is_fit, pick, seats_for};
 use super::pool::{KEEP, Want};
@@ -90,7 +90,7 @@ impl Core {
         let database = &self.pools[p].database;
         let candidate = Candidate {
             on: database.lanes && database.mode != PoolMode::Session && !self.pools[p].paused,
-            unit: client.unit,
+            unit: *client.unit,
             pinned: !client.pins.is_empty(),
             alone: client.again.alone,
         };
@@ -219,13 +219,13 @@ impl Core {
             let mut replay = self.buffers.take();
             replay.extend_from_slice(unit);
             client.replay = Some(replay);
-            client.output.hold();
+            client.output.hold(&mut self.buffers);
         }
         client.repeatable = true;
         self.send_unit(c, s, unit);
         self.count_statement(s);
         let client = &mut self.clients[c];
-        client.unit = Unit::default();
+        client.unit.reset();
         client.since = self.now;
     }
 

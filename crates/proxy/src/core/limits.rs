@@ -91,7 +91,7 @@ impl Core {
         self.no_longer_logging_in(c);
         let client = &self.clients[c];
         let key = self.pools.get(client.pool).map(|pool| pool.key.clone());
-        if key.is_some() || matches!(client.phase, Phase::Console { .. }) {
+        if key.is_some() || matches!(client.phase, Phase::Console(_)) {
             self.shared.inside.fetch_sub(1, Ordering::Relaxed);
         }
         let address = client.address;

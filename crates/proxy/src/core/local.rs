@@ -22,7 +22,7 @@ impl Core {
                         // It needs a server after all.
                         let is_token = self.is_token_query(data);
                         let unit = &mut self.clients[c].unit;
-                        *unit = Unit::default();
+                        **unit = Unit::default();
                         unit.query = Some(Class { local: is_token, ..Class::UNKNOWN });
                         self.dispatch_query(c, frame)
                     }
@@ -52,7 +52,7 @@ impl Core {
                 let statement = self.statement_of(c, name);
                 let Some(described) = statement.and_then(|s| s.described(self.now, self.schema())) else {
                     // It has gone out of date since the unit was looked at: what is left of that is looked at anew.
-                    self.clients[c].unit = Unit::default();
+                    self.clients[c].unit.reset();
                     return Step::Again;
                 };
                 if let Some(prepared) = &mut self.clients[c].prepared {
@@ -69,12 +69,12 @@ impl Core {
             }
             b'S' => {
                 let client = &mut self.clients[c];
-                client.unit = Unit::default();
+                client.unit.reset();
                 client.again = Again::default();
                 self.ready(c);
             }
             // Flush: all is answered.
-            _ => self.clients[c].unit = Unit::default(),
+            _ => self.clients[c].unit.reset(),
         }
         Step::Used(frame.total())
     }
@@ -82,7 +82,7 @@ impl Core {
     fn fail_local(&mut self, c: usize, code: Sqlstate, text: &str, frame: Frame) -> Step {
         self.tell(c, |out| error(out, code, text));
         let client = &mut self.clients[c];
-        client.unit = Unit::default();
+        client.unit.reset();
         client.skipping = true;
         Step::Used(frame.total())
     }
@@ -199,7 +199,7 @@ impl Core {
 
     /// `ReadyForQuery` after an answer of the proxy's own, in whatever state the client is.
     fn end_local(&mut self, c: usize) {
-        self.clients[c].unit = Unit::default();
+        self.clients[c].unit.reset();
         match self.clients[c].server {
             Some(s) => {
                 let status = self.servers[s].status;
@@ -238,7 +238,7 @@ impl Core {
 
     /// Ends a discarded message's worth of state; used by the parts that skip.
     pub(super) fn discard(&mut self, c: usize, frame: Frame) -> Step {
-        self.clients[c].pass = Pass::Discard(frame.total());
+        self.clients[c].pass = Pass::discard(frame.total());
         Step::Again
     }
 }

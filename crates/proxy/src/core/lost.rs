@@ -283,7 +283,7 @@ impl Core {
             Loss::Read => {}
         }
         let client = &mut self.clients[c];
-        client.unit = super::client::Unit::default();
+        client.unit.reset();
         client.again = Again::default();
         if in_transaction && loss == Loss::Transaction {
             client.aborted = if told { Aborted::Told } else { Aborted::Untold };

@@ -50,6 +50,7 @@ mod params;
 mod pool;
 mod reply;
 mod route;
+mod seldom;
 mod server;
 pub mod statement;
 pub mod statistics;
@@ -669,10 +670,7 @@ impl Core {
             }
             self.logins.pop_front();
             if self.is_client(token)
-                && !matches!(
-                    self.clients[token.index()].phase,
-                    Phase::Ready | Phase::Cancelling | Phase::Console { .. }
-                )
+                && !matches!(self.clients[token.index()].phase, Phase::Ready | Phase::Cancelling | Phase::Console(_))
             {
                 self.fail_login(token.index(), Sqlstate::INVALID_AUTHORIZATION, "login took longer than login_timeout");
             }

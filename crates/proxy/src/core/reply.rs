@@ -7,7 +7,7 @@ use wire::message::{self, Status};
 use wire::payload;
 use wire::{Frame, HEADER, Sqlstate};
 
-use super::client::{Aborted, Again, Phase, Unit};
+use super::client::{Aborted, Again, Phase};
 use super::forward::MOST_EXPECTED;
 use super::server::{Expect, Kept, Parsed, ServerPhase, Undo};
 use super::statement::Statement;
@@ -727,7 +727,7 @@ impl Core {
                 prepared.names.insert(name, statement);
             }
         }
-        client.unit = Unit::default();
+        client.unit.reset();
         self.runnable.push_back(client.token);
     }
 }

@@ -143,15 +143,18 @@ impl Core {
         let mark = match (self.clients[c].mark, token) {
             (Mark::At { term, lsn }, Mark::At { term: of, lsn: other }) if (term, lsn) >= (of, other) => return,
             // Which of the two is later is not known yet: the primary is past both.
-            (Mark::Asked(_), _) => Mark::Asked(self.shared.topology.oracle().ticket()),
+            (Mark::Wrote | Mark::Asked(_), _) => Mark::Asked(self.shared.topology.oracle().ticket_for_later()),
             (_, token) => token,
         };
         self.clients[c].mark = mark;
     }
 
-    /// The client has committed something: its reads must see it.
+    /// The client has committed something: its reads must see it. Nobody waits for where that was: until it is known, reads go to
+    /// the primary. Where there is no other node, nobody even asks.
     pub(super) fn mark_write(&mut self, c: usize) {
-        self.clients[c].mark = Mark::Asked(self.shared.topology.oracle().ticket());
+        let alone = self.view.nodes.len() < 2;
+        self.clients[c].mark =
+            if alone { Mark::Wrote } else { Mark::Asked(self.shared.topology.oracle().ticket_for_later()) };
     }
 
     /// A server is being used for one more unit of its client: counted by destination.
@@ -237,15 +240,16 @@ impl Mark {
         if let Mark::Asked(ticket) = *self
             && let Some(answer) = oracle.answer(ticket)
         {
-            *self = Mark::At { term: answer.term, lsn: answer.lsn };
+            // It is a timeline's number.
+            *self = Mark::At { term: answer.term as u32, lsn: answer.lsn };
         }
         match *self {
             Mark::Nothing => Some(0),
             Mark::Asked(_) => None,
-            Mark::At { term: of, lsn } if of == term => Some(lsn.0),
-            Mark::At { .. } => {
-                // Another timeline: what was written then and what survived of it lies before where its primary is now.
-                *self = Mark::Asked(oracle.ticket());
+            Mark::At { term: of, lsn } if u64::from(of) == term => Some(lsn.0),
+            // Another timeline: what was written then and what survived of it lies before where its primary is now.
+            Mark::Wrote | Mark::At { .. } => {
+                *self = Mark::Asked(oracle.ticket_for_later());
                 None
             }
         }
@@ -255,7 +259,7 @@ impl Mark {
     pub(super) fn from_token(token: &str) -> Option<Mark> {
         let (term, lsn) = token.split_once(':')?;
         let term = term.parse::<u32>().ok()?;
-        Some(Mark::At { term: term.into(), lsn: lsn.parse().ok()? })
+        Some(Mark::At { term, lsn: lsn.parse().ok()? })
     }
 }
 

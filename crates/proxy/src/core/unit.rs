@@ -107,7 +107,7 @@ impl Core {
             Some(_) => Step::Blocked,
             None if matches!(frame.tag, b'd' | b'c' | b'f') => {
                 // The rest of a COPY that failed: a server ignores it, too.
-                self.clients[c].pass = Pass::Discard(frame.total());
+                self.clients[c].pass = Pass::discard(frame.total());
                 Step::Again
             }
             None if client.aborted != Aborted::No => self.aborted_message(c, bytes, frame),
@@ -160,7 +160,7 @@ impl Core {
     /// Skips a message, up to and with Sync.
     fn skip(&mut self, c: usize, frame: Frame) -> Step {
         let client = &mut self.clients[c];
-        client.pass = Pass::Discard(frame.total());
+        client.pass = Pass::discard(frame.total());
         match frame.tag {
             b'S' => {
                 client.skipping = false;
@@ -418,9 +418,9 @@ impl Core {
     /// The unit that was looked at goes to no server: its client gets an error.
     fn refuse_scanned(&mut self, c: usize, code: Sqlstate, text: &str) -> Step {
         let client = &mut self.clients[c];
-        let unit = std::mem::take(&mut client.unit);
+        let unit = client.unit.take();
         if unit.whole {
-            client.pass = Pass::Discard(unit.scanned);
+            client.pass = Pass::discard(unit.scanned);
         } else {
             client.skipping = true;
         }
@@ -435,17 +435,17 @@ impl Core {
     /// The next unit of a client gets an error from the proxy. Its bytes are in the client's kept input.
     pub(super) fn fail_unit(&mut self, c: usize, code: Sqlstate, text: &str) {
         let client = &mut self.clients[c];
-        let unit = std::mem::take(&mut client.unit);
+        let unit = client.unit.take();
         client.again = super::client::Again::default();
         let first = Frame::read(&client.input).ok().flatten();
         let query = matches!(first, Some(Frame { tag: b'Q' | b'F', .. }));
         let ends = match first {
             Some(_) if unit.whole => {
-                client.pass = Pass::Discard(unit.scanned);
+                client.pass = Pass::discard(unit.scanned);
                 true
             }
             Some(frame) if query => {
-                client.pass = Pass::Discard(frame.total());
+                client.pass = Pass::discard(frame.total());
                 true
             }
             _ => {

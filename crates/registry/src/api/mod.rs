@@ -279,6 +279,12 @@ fn several(ids: &[crate::InstanceId]) -> String {
     text
 }
 
+/// Those of `ids` whose rows were written: what says what is there already changes nothing, and is no line of the audit log.
+fn changed(ids: Vec<crate::InstanceId>, rows: &[Result<crate::Written, WriteError>]) -> Vec<crate::InstanceId> {
+    let written = rows.iter().map(|row| row.as_ref().is_ok_and(crate::Written::changed));
+    ids.into_iter().zip(written).filter_map(|(id, changed)| changed.then_some(id)).collect()
+}
+
 /// Whether an instance has a tag; only Consul's clients give them.
 pub(crate) fn has_tag(instance: &crate::Instance, tag: &str) -> bool {
     consul::has_tag(instance, tag)

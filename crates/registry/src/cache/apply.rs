@@ -127,6 +127,7 @@ impl Applier {
         let mut log = Vec::with_capacity(records.len());
         {
             let mut index = write(&cache.index);
+            index.at = (self.epoch, v);
             for record in records {
                 match record {
                     Record::Service(row) => {
@@ -202,11 +203,12 @@ impl Applier {
 
     /// Everything anew. Readers see the old or the new of each service; marks are published, higher or lower.
     fn full(&mut self, cache: &Cache, head: Head, fresh: Fresh) -> Changes {
-        let Fresh { index, mut services, rows } = fresh;
+        let Fresh { mut index, mut services, rows } = fresh;
         self.rows += rows;
         self.loads += 1;
         let mut changes: Changes =
             services.values().flat_map(|w| w.instances.iter().map(|i| (i.id.clone(), Some(Arc::clone(i))))).collect();
+        index.at = (head.epoch, head.v);
         let gone = std::mem::replace(&mut *write(&cache.index), index);
         {
             let index = super::read(&cache.index);
@@ -219,7 +221,7 @@ impl Applier {
             whole.instances.sort_unstable_by(|a, b| a.id.cmp(&b.id));
             let entry = cache.entry_or_new(&key);
             let same_history = self.loaded && head.epoch == self.epoch && head.v >= self.cursor;
-            let mut after = ServiceSnapshot::new(key, whole.revision, whole.metadata, whole.instances);
+            let mut after = ServiceSnapshot::new(key, whole.revision, whole.metadata, &whole.instances);
             let before = entry.snapshot.load();
             // Tombstones that told of the last change may be gone. What is not as it was has changed by now: whoever waits
             // must be woken, and no revision may stand for two contents. Of what was never seen all that is known is that
@@ -280,6 +282,7 @@ impl Load<'_> {
             applier.full(cache, head, fresh)
         } else if records.is_empty() {
             applier.cursor = head.v;
+            write(&cache.index).at = (head.epoch, head.v);
             cache.whole.publish(head.v);
             Changes::new()
         } else {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::super::{Cache, Memory};
 use super::*;
 use crate::model::{Patch, Registration};
-use crate::store::{Batch, Write, WriteKind};
+use crate::store::{Batch, Committed, Write, WriteKind};
 
 /// A store in memory: the rows, and what every commit wrote.
 #[derive(Clone, Default)]
@@ -18,9 +18,9 @@ struct Model {
 }
 
 impl Model {
-    fn commit(&mut self, writes: Vec<Write>) -> crate::store::Committed {
+    fn commit(&mut self, writes: Vec<Write>) -> Committed {
         let existing = crate::store::Existing { instances: self.rows.clone(), services: self.services.clone() };
-        let committed = crate::store::plan(&Batch { number: 1, writes, now: 7 }, self.head, existing);
+        let committed = crate::store::plan(&Batch::new(1, writes, 7), self.head, &existing);
         self.head.v = committed.revision;
         for record in &committed.records {
             match record.clone() {
@@ -52,6 +52,17 @@ impl Model {
     }
 }
 
+fn row(instance: &Arc<Instance>) -> InstanceRow {
+    InstanceRow { instance: Instance::clone(instance), deleted: false }
+}
+
+fn alive(record: &Record) -> Option<&Instance> {
+    match record {
+        Record::Instance(row) if !row.deleted => Some(&row.instance),
+        _ => None,
+    }
+}
+
 struct Node {
     cache: Cache,
     applier: Applier,
@@ -69,7 +80,7 @@ impl Node {
     }
 
     /// Whether the commit, and all before it, are here afterwards.
-    fn offer(&mut self, committed: &crate::store::Committed) -> bool {
+    fn offer(&mut self, committed: &Committed) -> bool {
         let records = committed.records.clone();
         self.applier.offer(&self.cache, committed.epoch, committed.revision, records);
         self.applier.has(committed.epoch, committed.revision)
@@ -81,7 +92,7 @@ impl Node {
         let total: usize = services.iter().map(|s| s.instances.len()).sum();
         assert_eq!(total, self.cache.instances(), "index and snapshots hold the same");
         for service in &services {
-            assert!(service.instances.is_sorted_by(|a, b| a.id < b.id));
+            assert!(service.instances.iter().is_sorted_by(|a, b| a.id < b.id));
             for instance in &service.instances {
                 assert_eq!(self.cache.instance(&instance.id).as_ref(), Some(instance));
             }
@@ -173,9 +184,21 @@ proptest! {
                 },
                 Step::Own(n, ops) => {
                     models.push(model.clone());
-                    let committed = model.commit(ops.iter().map(write).collect());
-                    commits.push(committed.clone());
                     let node = &mut nodes[n];
+                    let mut batch = Batch::new(1, ops.iter().map(write).collect(), 7);
+                    let (epoch, v, known) = node.cache.recall(&batch.instance_ids());
+                    batch.foresee(epoch, v, known.iter().map(|i| (i.id.clone(), row(i))).collect());
+                    let foreseen = batch.foreseen_at(model.head);
+                    let committed = model.commit(batch.writes);
+                    if let Some(foreseen) = foreseen {
+                        // A tombstone that is there already may be written once more.
+                        let alive = |c: &Committed| c.records.iter().filter_map(alive).cloned().collect::<Vec<_>>();
+                        prop_assert_eq!(alive(&foreseen), alive(&committed));
+                        let outcomes = |c: &Committed| c.outcomes.iter().map(|o| o.0).collect::<Vec<_>>();
+                        prop_assert_eq!(outcomes(&foreseen), outcomes(&committed));
+                        prop_assert!(foreseen.records.len() >= committed.records.len());
+                    }
+                    commits.push(committed.clone());
                     let direct = committed.wrote && node.offer(&committed);
                     if !direct {
                         node.read(&model);
@@ -236,7 +259,7 @@ proptest! {
                 }
             }
             at = node.cache.revision();
-            let there: Vec<_> = snapshot.map(|s| s.instances.clone()).unwrap_or_default();
+            let there: Vec<_> = snapshot.map(|s| s.instances.iter().cloned().collect()).unwrap_or_default();
             prop_assert_eq!(followed.values().cloned().collect::<Vec<_>>(), there);
         }
     }

@@ -12,7 +12,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use roaring::RoaringBitmap;
 
-use crate::model::{Instance, InstanceId, Metadata};
+use crate::model::{Instance, InstanceId, Metadata, Revision};
 
 /// Instances that were found.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +26,8 @@ pub struct Found {
 /// All instances of a cache, by id and by metadata.
 #[derive(Default)]
 pub(crate) struct Index {
+    /// As of when it is: the store's history, and a revision of it.
+    pub(crate) at: (i64, Revision),
     hasher: RandomState,
     slots: Vec<Option<Arc<Instance>>>,
     free: Vec<u32>,

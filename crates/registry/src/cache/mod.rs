@@ -6,6 +6,7 @@
 
 mod apply;
 mod index;
+mod instances;
 mod mark;
 mod ring;
 mod snapshot;
@@ -21,6 +22,7 @@ use foldhash::fast::RandomState;
 pub(crate) use apply::{Applier, Changes};
 pub use index::Found;
 use index::Index;
+pub use instances::Instances;
 pub(crate) use mark::Mark;
 pub use ring::Change;
 use ring::Ring;
@@ -86,6 +88,13 @@ impl Cache {
 
     pub(crate) fn instance(&self, id: &InstanceId) -> Option<Arc<Instance>> {
         self.index().get(id).cloned()
+    }
+
+    /// Those of `ids` that are there, all as of the one revision of the one history that is returned with them.
+    pub(crate) fn recall(&self, ids: &[&InstanceId]) -> (i64, Revision, Vec<Arc<Instance>>) {
+        let index = self.index();
+        let (epoch, revision) = index.at;
+        (epoch, revision, ids.iter().filter_map(|id| index.get(id).cloned()).collect())
     }
 
     pub(crate) fn instances(&self) -> usize {

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
+use super::instances::Instances;
 use crate::model::{Digest, Health, Instance, InstanceId, Metadata, Revision, ServiceKey};
 
 /// A service with its instances, never changed: whoever has one has a whole picture.
@@ -17,7 +18,7 @@ pub struct ServiceSnapshot {
     /// What was said about the service itself; `None` where nobody did: it then exists as long as it has instances.
     pub metadata: Option<Metadata>,
     /// Sorted by id.
-    pub instances: Vec<Arc<Instance>>,
+    pub instances: Instances,
     /// Of all instances, whatever their order; equal on all nodes that hold the same.
     pub digest: Digest,
     encodings: [OnceLock<Bytes>; Encoding::COUNT],
@@ -53,7 +54,7 @@ impl Encoding {
 
 impl ServiceSnapshot {
     pub(crate) fn empty(key: ServiceKey) -> ServiceSnapshot {
-        ServiceSnapshot::new(key, Revision(0), None, Vec::new())
+        ServiceSnapshot::new(key, Revision(0), None, &[])
     }
 
     /// `instances` sorted by id.
@@ -61,9 +62,19 @@ impl ServiceSnapshot {
         key: ServiceKey,
         revision: Revision,
         metadata: Option<Metadata>,
-        instances: Vec<Arc<Instance>>,
+        instances: &[Arc<Instance>],
     ) -> ServiceSnapshot {
         let digest = instances.iter().fold(Digest::default(), |sum, instance| sum.plus(instance.digest));
+        ServiceSnapshot::of(key, revision, metadata, Instances::new(instances), digest)
+    }
+
+    fn of(
+        key: ServiceKey,
+        revision: Revision,
+        metadata: Option<Metadata>,
+        instances: Instances,
+        digest: Digest,
+    ) -> ServiceSnapshot {
         let encodings = [const { OnceLock::new() }; Encoding::COUNT];
         ServiceSnapshot { key, revision, metadata, instances, digest, encodings }
     }
@@ -75,17 +86,8 @@ impl ServiceSnapshot {
         metadata: Option<Metadata>,
         changes: BTreeMap<InstanceId, Option<Arc<Instance>>>,
     ) -> ServiceSnapshot {
-        let mut instances = Vec::with_capacity(self.instances.len() + changes.len());
-        let mut old = self.instances.iter().peekable();
-        for (id, change) in changes {
-            while let Some(instance) = old.next_if(|instance| instance.id < id) {
-                instances.push(Arc::clone(instance));
-            }
-            old.next_if(|instance| instance.id == id);
-            instances.extend(change);
-        }
-        instances.extend(old.cloned());
-        ServiceSnapshot::new(self.key.clone(), revision, metadata, instances)
+        let (instances, digest) = self.instances.with(changes, self.digest);
+        ServiceSnapshot::of(self.key.clone(), revision, metadata, instances, digest)
     }
 
     /// Whether the service exists: it has instances, or somebody said something about it.
@@ -105,8 +107,7 @@ impl ServiceSnapshot {
 
     /// The instance with this id.
     pub fn instance(&self, id: &InstanceId) -> Option<&Arc<Instance>> {
-        let at = self.instances.binary_search_by(|instance| instance.id.cmp(id)).ok()?;
-        self.instances.get(at)
+        self.instances.get(id)
     }
 
     /// The bytes that `make` gives of this snapshot; made once, then shared. `make` depends on nothing but the snapshot.

@@ -124,9 +124,8 @@ fn instances(wanted: &Wanted, services: &dyn Services, random: u64) -> Option<Ve
     let mut random = Random(random);
     let all = &snapshot.instances;
     let start = if all.len() > LOOKED_AT { (random.next() % all.len() as u64) as usize } else { 0 };
-    let mut found: Vec<(u16, f64, &Arc<Instance>)> = all[start..]
-        .iter()
-        .chain(&all[..start])
+    let mut found: Vec<(u16, f64, &Arc<Instance>)> = all
+        .iter_from(start)
         .take(LOOKED_AT)
         .filter(|instance| instance.is_usable())
         .filter(|instance| wanted.tag.as_ref().is_none_or(|tag| crate::api::has_tag(instance, tag)))

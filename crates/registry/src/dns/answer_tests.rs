@@ -31,8 +31,8 @@ fn services(list: &[(&str, &[&str])], change: impl Fn(&mut Registration)) -> Fix
             change(&mut registration);
             Arc::new(Instance::registered(registration, None))
         });
-        let instances = instances.collect();
-        (key.clone(), Arc::new(ServiceSnapshot::new(key, Revision(1), None, instances)))
+        let instances: Vec<_> = instances.collect();
+        (key.clone(), Arc::new(ServiceSnapshot::new(key, Revision(1), None, &instances)))
     };
     Fixed(list.iter().map(one).collect())
 }

@@ -24,6 +24,12 @@ impl Digest {
         Some(Digest(bytes.try_into().ok()?))
     }
 
+    /// Takes `other` out of what it was added to.
+    #[must_use]
+    pub(crate) fn minus(self, other: Digest) -> Digest {
+        Digest(u128::from_be_bytes(self.0).wrapping_sub(u128::from_be_bytes(other.0)).to_be_bytes())
+    }
+
     /// Adds `other`: the digest of a set, whatever the order.
     #[must_use]
     pub fn plus(self, other: Digest) -> Digest {

@@ -12,7 +12,7 @@ mod sqlite;
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 pub use mysql::MySql;
 #[cfg(test)]
@@ -38,6 +38,18 @@ pub struct Batch {
     pub writes: Vec<Write>,
     /// Now, in milliseconds since 1970.
     pub now: i64,
+    /// What it comes to, if the rows that it concerns are as this node has them in memory.
+    foreseen: Option<Foreseen>,
+}
+
+/// What a batch comes to where the store is at `v` of the history `epoch`: then the rows are those that the node has in memory, and
+/// need not be read.
+#[derive(Debug)]
+struct Foreseen {
+    epoch: i64,
+    v: Revision,
+    /// Taken by the first who finds that it holds.
+    planned: Mutex<Option<Committed>>,
 }
 
 /// What became of a batch.

@@ -340,25 +340,10 @@ async fn write(connection: &mut Conn, id: i64, batch: &Batch) -> Result<Committe
     connection.query_drop("START TRANSACTION").await.map_err(error)?;
     let head = connection.query_first("SELECT v, epoch, gc_floor FROM registry_rev FOR UPDATE").await.map_err(error)?;
     let head = read_head(head)?;
-    let mut interner = Interner::default();
-    let mut existing = Existing::default();
-    let ids: Vec<Value> = batch.instance_ids().into_iter().map(|id| id.as_str().into()).collect();
-    for chunk in pieces(&ids, size) {
-        let sql = format!("SELECT {INSTANCE_COLUMNS} FROM instance WHERE id IN ({})", marks(chunk.len(), "?"));
-        let rows: Vec<Row> = connection.exec(sql, Params::Positional(chunk.to_vec())).await.map_err(error)?;
-        for row in rows {
-            let row = instance(&row, &mut interner)?;
-            existing.instances.insert(row.instance.id.clone(), row);
-        }
-    }
-    let left = batch.services_left(&existing);
-    for key in batch.service_keys().into_iter().chain(&left) {
-        let sql = format!("SELECT {SERVICE_COLUMNS} FROM service WHERE id = ?");
-        if let Some(row) = connection.exec_first::<Row, _, _>(sql, (key.as_str(),)).await.map_err(error)? {
-            existing.services.insert(key.clone(), service(&row)?);
-        }
-    }
-    let planned = plan(batch, head, existing);
+    let planned = match batch.foreseen_at(head) {
+        Some(planned) => planned,
+        None => plan(batch, head, &read_existing(connection, batch).await?),
+    };
     if !planned.wrote {
         return Ok(planned);
     }
@@ -383,6 +368,30 @@ async fn write(connection: &mut Conn, id: i64, batch: &Batch) -> Result<Committe
         }
     }
     Ok(planned)
+}
+
+/// The rows that a batch concerns, as far as they are there.
+async fn read_existing(connection: &mut Conn, batch: &Batch) -> Result<Existing, StoreError> {
+    let error = |e| failed("commit", &e);
+    let mut interner = Interner::default();
+    let mut existing = Existing::default();
+    let ids: Vec<Value> = batch.instance_ids().into_iter().map(|id| id.as_str().into()).collect();
+    for chunk in pieces(&ids, size) {
+        let sql = format!("SELECT {INSTANCE_COLUMNS} FROM instance WHERE id IN ({})", marks(chunk.len(), "?"));
+        let rows: Vec<Row> = connection.exec(sql, Params::Positional(chunk.to_vec())).await.map_err(error)?;
+        for row in rows {
+            let row = instance(&row, &mut interner)?;
+            existing.instances.insert(row.instance.id.clone(), row);
+        }
+    }
+    let left = batch.services_left(&existing);
+    for key in batch.service_keys().into_iter().chain(&left) {
+        let sql = format!("SELECT {SERVICE_COLUMNS} FROM service WHERE id = ?");
+        if let Some(row) = connection.exec_first::<Row, _, _>(sql, (key.as_str(),)).await.map_err(error)? {
+            existing.services.insert(key.clone(), service(&row)?);
+        }
+    }
+    Ok(existing)
 }
 
 /// How a statement names the row that it would have inserted.

@@ -2,9 +2,10 @@
 //! row is locked, so nobody changes those rows meanwhile.
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 use super::row::{InstanceRow, Record, ServiceRow};
-use super::{Batch, Committed, Head};
+use super::{Batch, Committed, Foreseen, Head};
 use crate::model::{Health, Instance, InstanceId, Metadata, Patch, Registration, Revision, ServiceKey};
 
 /// One write.
@@ -64,6 +65,32 @@ impl WriteKind {
 }
 
 impl Batch {
+    /// Of which nothing is foreseen.
+    pub fn new(number: u64, writes: Vec<Write>, now: i64) -> Batch {
+        Batch { number, writes, now, foreseen: None }
+    }
+
+    /// Foresees what it comes to at `v` of the history `epoch`, where `instances` are those that are there of the ones that it
+    /// concerns. Not where a service's row has to be known too: memory does not hold those that are gone.
+    pub(crate) fn foresee(&mut self, epoch: i64, v: Revision, instances: BTreeMap<InstanceId, InstanceRow>) {
+        let existing = Existing { instances, services: BTreeMap::new() };
+        if self.service_keys().is_empty() && self.services_left(&existing).is_empty() {
+            let planned = plan(self, Head { v, epoch, gc_floor: Revision(0) }, &existing);
+            self.foreseen = Some(Foreseen { epoch, v, planned: Mutex::new(Some(planned)) });
+        }
+    }
+
+    /// What was foreseen, if it holds for a store at `head`, whose counter is locked. Only once: whoever tries again reads the rows.
+    pub(crate) fn foreseen_at(&self, head: Head) -> Option<Committed> {
+        let foreseen = self.foreseen.as_ref().filter(|f| f.epoch == head.epoch && f.v == head.v)?;
+        foreseen.planned.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Whether anything is foreseen.
+    pub(crate) fn is_foreseen(&self) -> bool {
+        self.foreseen.is_some()
+    }
+
     /// The instances that it concerns, sorted, each once: in this order rows are locked and written.
     pub(crate) fn instance_ids(&self) -> Vec<&InstanceId> {
         let mut ids: Vec<&InstanceId> = self
@@ -115,7 +142,7 @@ impl Batch {
 
 /// Carries out `batch` on `existing`. The result's records are what has to be written, sorted by key, all with the revision
 /// after `head.v`; if there are none, that revision is not taken.
-pub(crate) fn plan(batch: &Batch, head: Head, existing: Existing) -> Committed {
+pub(crate) fn plan(batch: &Batch, head: Head, existing: &Existing) -> Committed {
     let next = Revision(head.v.0 + 1);
     let mut instances: BTreeMap<InstanceId, (Option<InstanceRow>, InstanceRow)> = BTreeMap::new();
     let mut services: BTreeMap<ServiceKey, (Option<ServiceRow>, ServiceRow)> = BTreeMap::new();
@@ -290,7 +317,7 @@ mod tests {
             let existing =
                 Existing { instances: row.iter().map(|r| (id(), r.clone())).collect(), ..Existing::default() };
             let head = Head { v: Revision(v), ..Head::default() };
-            let committed = plan(&Batch { number: 1, writes, now: 1 }, head, existing);
+            let committed = plan(&Batch::new(1, writes, 1), head, &existing);
             v = committed.revision.0;
             for record in &committed.records {
                 if let Record::Instance(written) = record {
@@ -335,11 +362,7 @@ mod tests {
         let (old, new) = (ServiceKey::parse("default/s").unwrap(), ServiceKey::parse("default/t").unwrap());
         let moves = || WriteKind::Register(Box::new(Registration::new(id(), new.clone(), "h", 1))).always();
         let put = |value| WriteKind::PutService(old.clone(), Metadata::from_pairs([("a", value)]).unwrap()).always();
-        let first = plan(
-            &Batch { number: 1, writes: vec![register(1), put("1")], now: 1 },
-            Head::default(),
-            Existing::default(),
-        );
+        let first = plan(&Batch::new(1, vec![register(1), put("1")], 1), Head::default(), &Existing::default());
         let mut rows = Existing::default();
         for record in first.records {
             match record {
@@ -360,9 +383,9 @@ mod tests {
             let instances = rows.instances.clone();
             let services = if has_row { rows.services.clone() } else { BTreeMap::new() };
             let existing = Existing { instances, services };
-            let batch = Batch { number: 2, writes, now: 2 };
+            let batch = Batch::new(2, writes, 2);
             assert_eq!(batch.services_left(&existing).len(), usize::from(!has_row), "{shown}");
-            let committed = plan(&batch, Head { v: Revision(1), ..Head::default() }, existing);
+            let committed = plan(&batch, Head { v: Revision(1), ..Head::default() }, &existing);
             let found = committed.records.iter().find_map(|record| match record {
                 Record::Service(row) => Some((row.deleted, row.revision)),
                 Record::Instance(_) => None,
@@ -376,7 +399,7 @@ mod tests {
         let key = ServiceKey::parse("default/s").unwrap();
         let put = |value| WriteKind::PutService(key.clone(), Metadata::from_pairs([("a", value)]).unwrap()).always();
         let writes = vec![put("1"), put("1"), put("2"), WriteKind::DeleteService(key.clone()).always()];
-        let committed = plan(&Batch { number: 1, writes, now: 1 }, Head::default(), Existing::default());
+        let committed = plan(&Batch::new(1, writes, 1), Head::default(), &Existing::default());
         let outcomes: Vec<Outcome> = committed.outcomes.iter().map(|o| o.0).collect();
         assert_eq!(outcomes, [Outcome::Created, Outcome::Unchanged, Outcome::Updated, Outcome::Removed]);
     }

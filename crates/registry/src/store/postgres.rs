@@ -330,39 +330,23 @@ impl Writer {
     /// Everything of a transaction but its end.
     async fn write(&self, id: i64, batch: &Batch) -> Result<Committed, StoreError> {
         let error = |e| failed("commit", &e);
-        let ids: Vec<&str> = batch.instance_ids().into_iter().map(|id| id.as_str()).collect();
-        let keys: Vec<&str> = batch.service_keys().into_iter().map(|key| key.as_str()).collect();
         // Sent together, in this order. At READ COMMITTED each statement sees what was committed before it began, and those
         // after the lock begin when the lock is held.
-        let (of_instances, of_services): ([Parameter<'_>; 1], [Parameter<'_>; 1]) = ([&ids], [&keys]);
-        let (begun, head, instances, services) = tokio::join!(
-            biased;
-            self.client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),
-            self.client.query_one(&self.lock, &[]),
-            self.client.query(&self.instances, &of_instances),
-            self.client.query(&self.services, &of_services),
-        );
-        begun.map_err(error)?;
-        let head = read_head(&head.map_err(error)?)?;
-        let mut interner = Interner::default();
-        let mut existing = Existing::default();
-        for row in instances.map_err(error)? {
-            let row = instance(&row, &mut interner)?;
-            existing.instances.insert(row.instance.id.clone(), row);
-        }
-        for row in services.map_err(error)? {
-            let row = service(&row)?;
-            existing.services.insert(row.key.clone(), row);
-        }
-        let left = batch.services_left(&existing);
-        if !left.is_empty() {
-            let left: Vec<&str> = left.iter().map(|key| key.as_str()).collect();
-            for row in self.client.query(&self.services, &[&left]).await.map_err(error)? {
-                let row = service(&row)?;
-                existing.services.insert(row.key.clone(), row);
+        let begin = self.client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED");
+        let lock = self.client.query_one(&self.lock, &[]);
+        let planned = if batch.is_foreseen() {
+            let (begun, head) = tokio::join!(biased; begin, lock);
+            begun.map_err(error)?;
+            let head = read_head(&head.map_err(error)?)?;
+            match batch.foreseen_at(head) {
+                Some(planned) => planned,
+                None => plan(batch, head, &self.existing(batch).await?),
             }
-        }
-        let planned = plan(batch, head, existing);
+        } else {
+            let (begun, head, existing) = tokio::join!(biased; begin, lock, self.existing(batch));
+            begun.map_err(error)?;
+            plan(batch, read_head(&head.map_err(error)?)?, &existing?)
+        };
         if !planned.wrote {
             return Ok(planned);
         }
@@ -384,6 +368,38 @@ impl Writer {
             }
         }
         Ok(planned)
+    }
+
+    /// The rows that a batch concerns, as far as they are there.
+    async fn existing(&self, batch: &Batch) -> Result<Existing, StoreError> {
+        let error = |e| failed("commit", &e);
+        let ids: Vec<&str> = batch.instance_ids().into_iter().map(|id| id.as_str()).collect();
+        let keys: Vec<&str> = batch.service_keys().into_iter().map(|key| key.as_str()).collect();
+        let (of_instances, of_services): ([Parameter<'_>; 1], [Parameter<'_>; 1]) = ([&ids], [&keys]);
+        let (instances, services) = tokio::join!(
+            biased;
+            self.client.query(&self.instances, &of_instances),
+            self.client.query(&self.services, &of_services),
+        );
+        let mut interner = Interner::default();
+        let mut existing = Existing::default();
+        for row in instances.map_err(error)? {
+            let row = instance(&row, &mut interner)?;
+            existing.instances.insert(row.instance.id.clone(), row);
+        }
+        for row in services.map_err(error)? {
+            let row = service(&row)?;
+            existing.services.insert(row.key.clone(), row);
+        }
+        let left = batch.services_left(&existing);
+        if !left.is_empty() {
+            let left: Vec<&str> = left.iter().map(|key| key.as_str()).collect();
+            for row in self.client.query(&self.services, &[&left]).await.map_err(error)? {
+                let row = service(&row)?;
+                existing.services.insert(row.key.clone(), row);
+            }
+        }
+        Ok(existing)
     }
 
     async fn put_instances(&self, records: &[Record], rev: i64) -> Result<u64, tokio_postgres::Error> {

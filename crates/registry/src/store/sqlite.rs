@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rusqlite::{Connection, ErrorCode, OptionalExtension as _, Row, TransactionBehavior, params};
+use rusqlite::{Connection, ErrorCode, OptionalExtension as _, Row, Statement, TransactionBehavior, params};
 
 use super::plan::{Existing, plan};
 use super::row::{self, Columns, INSTANCE_COLUMNS, ISOLATED, Interner, SERVICE_COLUMNS};
@@ -220,30 +220,10 @@ fn commit(connection: &mut Connection, writer: i64, batch: &Batch) -> Result<Com
     // Takes the file's write lock at once: what is read below cannot change before the end.
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(error)?;
     let head = read_head(&transaction)?;
-    let mut existing = Existing::default();
-    {
-        let mut interner = Interner::default();
-        let mut one = transaction
-            .prepare_cached(&format!("SELECT {INSTANCE_COLUMNS} FROM instance WHERE id = ?"))
-            .map_err(error)?;
-        for id in batch.instance_ids() {
-            let mut rows = one.query([id.as_str()]).map_err(error)?;
-            if let Some(row) = rows.next().map_err(error)? {
-                existing.instances.insert(id.clone(), instance(row, &mut interner)?);
-            }
-        }
-        let mut one = transaction
-            .prepare_cached(&format!("SELECT {SERVICE_COLUMNS} FROM service WHERE id = ?"))
-            .map_err(error)?;
-        let left = batch.services_left(&existing);
-        for key in batch.service_keys().into_iter().chain(&left) {
-            let mut rows = one.query([key.as_str()]).map_err(error)?;
-            if let Some(row) = rows.next().map_err(error)? {
-                existing.services.insert(key.clone(), service(row)?);
-            }
-        }
-    }
-    let planned = plan(batch, head, existing);
+    let planned = match batch.foreseen_at(head) {
+        Some(planned) => planned,
+        None => plan(batch, head, &read_existing(&transaction, batch)?),
+    };
     if !planned.wrote {
         return Ok(planned);
     }
@@ -257,8 +237,11 @@ fn commit(connection: &mut Connection, writer: i64, batch: &Batch) -> Result<Com
             .prepare_cached("INSERT OR REPLACE INTO registry_writer (id, batch, rev, mtime) VALUES (?, ?, ?, ?)")
             .and_then(|mut s| s.execute(params![writer, i64::try_from(batch.number).unwrap_or(0), rev, batch.now]))
             .map_err(error)?;
+        // Looked up once, not once a row: their text is the key.
+        let mut put_instance = transaction.prepare_cached(PUT_INSTANCE).map_err(error)?;
+        let mut put_service = transaction.prepare_cached(PUT_SERVICE).map_err(error)?;
         for record in &planned.records {
-            write(&transaction, record).map_err(error)?;
+            write(&mut put_instance, &mut put_service, record).map_err(error)?;
         }
     }
     match transaction.commit() {
@@ -269,6 +252,31 @@ fn commit(connection: &mut Connection, writer: i64, batch: &Batch) -> Result<Com
         }
         Err(e) => Err(error(e)),
     }
+}
+
+/// The rows that a batch concerns, as far as they are there.
+fn read_existing(connection: &Connection, batch: &Batch) -> Result<Existing, StoreError> {
+    let error = |e| failed("commit", e);
+    let mut existing = Existing::default();
+    let mut interner = Interner::default();
+    let mut one =
+        connection.prepare_cached(&format!("SELECT {INSTANCE_COLUMNS} FROM instance WHERE id = ?")).map_err(error)?;
+    for id in batch.instance_ids() {
+        let mut rows = one.query([id.as_str()]).map_err(error)?;
+        if let Some(row) = rows.next().map_err(error)? {
+            existing.instances.insert(id.clone(), instance(row, &mut interner)?);
+        }
+    }
+    let mut one =
+        connection.prepare_cached(&format!("SELECT {SERVICE_COLUMNS} FROM service WHERE id = ?")).map_err(error)?;
+    let left = batch.services_left(&existing);
+    for key in batch.service_keys().into_iter().chain(&left) {
+        let mut rows = one.query([key.as_str()]).map_err(error)?;
+        if let Some(row) = rows.next().map_err(error)? {
+            existing.services.insert(key.clone(), service(row)?);
+        }
+    }
+    Ok(existing)
 }
 
 const PUT_INSTANCE: &str = "INSERT INTO instance (id, service, host, port, protocol, version, weight, priority, flags,
@@ -282,34 +290,36 @@ const PUT_SERVICE: &str =
     "INSERT INTO service (id, metadata, rev, deleted, ctime, mtime) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
     ON CONFLICT (id) DO UPDATE SET metadata = ?2, rev = ?3, deleted = ?4, ctime = ?5, mtime = ?6";
 
-fn write(connection: &Connection, record: &Record) -> rusqlite::Result<usize> {
+fn write(
+    put_instance: &mut Statement<'_>,
+    put_service: &mut Statement<'_>,
+    record: &Record,
+) -> rusqlite::Result<usize> {
     match record {
-        Record::Instance(InstanceRow { instance: i, deleted }) => {
-            connection.prepare_cached(PUT_INSTANCE)?.execute(params![
-                i.id.as_str(),
-                i.service.as_str(),
-                &*i.host,
-                i.port,
-                &*i.protocol,
-                &*i.version,
-                i.weight,
-                i.priority,
-                if i.isolate { ISOLATED } else { 0 },
-                i.health.code(),
-                i.ttl_millis(),
-                i.check_text(),
-                &*i.location.region,
-                &*i.location.zone,
-                &*i.location.campus,
-                i.metadata.to_json(),
-                &i.digest.0[..],
-                row::column(i.revision),
-                deleted,
-                i.ctime,
-                i.mtime,
-            ])
-        }
-        Record::Service(s) => connection.prepare_cached(PUT_SERVICE)?.execute(params![
+        Record::Instance(InstanceRow { instance: i, deleted }) => put_instance.execute(params![
+            i.id.as_str(),
+            i.service.as_str(),
+            &*i.host,
+            i.port,
+            &*i.protocol,
+            &*i.version,
+            i.weight,
+            i.priority,
+            if i.isolate { ISOLATED } else { 0 },
+            i.health.code(),
+            i.ttl_millis(),
+            i.check_text(),
+            &*i.location.region,
+            &*i.location.zone,
+            &*i.location.campus,
+            i.metadata.to_json(),
+            &i.digest.0[..],
+            row::column(i.revision),
+            deleted,
+            i.ctime,
+            i.mtime,
+        ]),
+        Record::Service(s) => put_service.execute(params![
             s.key.as_str(),
             s.metadata.to_json(),
             row::column(s.revision),

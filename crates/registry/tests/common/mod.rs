@@ -30,6 +30,20 @@ pub(crate) async fn open(store: &Arc<dyn Store>) -> Registry {
     Registry::open(Settings::default(), Arc::clone(store)).await.unwrap()
 }
 
+/// An instance that is a server of `kind` at `port`, and said to be critical, is found to be in order.
+pub(crate) async fn probed(store: &Arc<dyn Store>, kind: &str, port: u16) {
+    let registry = open(store).await;
+    let mut probed = registration(700, "a server");
+    (probed.host, probed.port, probed.health) = ("127.0.0.1".into(), port, Some(registry::Health::Critical));
+    let check = format!(r#"{{"type":"{kind}","interval":"1s","rise":1}}"#);
+    probed.check = Some(serde_json::from_str(&check).unwrap());
+    let written = registry.register(vec![probed]).await.pop().unwrap().unwrap();
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    assert!(registry.watch(&service(0), written.revision, deadline).await.unwrap() > written.revision);
+    assert_eq!(registry.instance(&id(700)).unwrap().health, registry::Health::Passing);
+    registry.shutdown().await;
+}
+
 pub(crate) fn weight(weight: u16) -> Patch {
     Patch { weight: Some(weight), ..Patch::default() }
 }

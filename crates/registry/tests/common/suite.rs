@@ -34,7 +34,7 @@ pub(crate) async fn read(store: &Arc<dyn Store>, after: u64) -> Read {
 
 pub(crate) fn batch(number: u64, kinds: Vec<WriteKind>) -> Arc<Batch> {
     let writes = kinds.into_iter().map(|kind| registry::store::Write { kind, expected: None }).collect();
-    Arc::new(Batch { number, writes, now: 1000 })
+    Arc::new(Batch::new(number, writes, 1000))
 }
 
 fn register(n: usize, what: &str) -> WriteKind {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use topology::{Address, Node, NodeId, NodeView, Role, Term, Topology, View};
-use watermark::{Answer, Lsn};
+use watermark::{Answer, Lsn, Wanted};
 use wire::replication::Flushed;
 use wire::{Frame, HEADER, payload, startup};
 
@@ -484,7 +484,7 @@ impl World {
                 // The oracle answers, and replicas follow.
                 let oracle = self.topology.oracle();
                 let lsn = Lsn(self.store.committed.len() as u64 + 1);
-                if oracle.is_wanted() {
+                if oracle.wanted() > Wanted::No {
                     let batch = oracle.begin();
                     oracle.complete(batch, Answer { term: u64::from(self.timeline), lsn, flushed: lsn });
                 }

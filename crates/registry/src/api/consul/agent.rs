@@ -167,8 +167,9 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         check: read.check.and_then(|check| check.check),
         ..Registration::new(id, call.service(&read.name)?, &host, read.port)
     };
-    write(call.context.registry.register(vec![registration]).await)?;
-    call.audit("agent/service/register", &read.id);
+    if write(call.context.registry.register(vec![registration]).await)?.changed() {
+        call.audit("agent/service/register", &read.id);
+    }
     Ok(done())
 }
 

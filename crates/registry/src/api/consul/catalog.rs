@@ -136,8 +136,9 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         health: Some(check.and_then(|check| check.status).unwrap_or(Health::Passing)),
         ..Registration::new(call.id(&read.id)?, call.service(&read.name)?, host, read.port)
     };
-    write(call.context.registry.register(vec![registration]).await)?;
-    call.audit("catalog/register", &read.id);
+    if write(call.context.registry.register(vec![registration]).await)?.changed() {
+        call.audit("catalog/register", &read.id);
+    }
     Ok(Reply::ok(&true))
 }
 

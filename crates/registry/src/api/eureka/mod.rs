@@ -252,8 +252,9 @@ impl Call<'_> {
             isolate: isolated(&sent.kept, known.as_ref()),
             ..Registration::new(id, service, &sent.host, sent.port)
         };
-        one(self.context.registry.register(vec![registration]).await)?;
-        self.audit("register", &sent.id);
+        if one(self.context.registry.register(vec![registration]).await)?.changed() {
+            self.audit("register", &sent.id);
+        }
         Ok(Reply::empty(StatusCode::NO_CONTENT))
     }
 

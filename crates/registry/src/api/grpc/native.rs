@@ -12,7 +12,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::proto::registry as pb;
 use super::{Answers, Who, while_running};
 use crate::api::auth::Role;
-use crate::api::{ApiError, Context, namespace, several};
+use crate::api::{ApiError, Context, changed, namespace, several};
 use crate::{
     Beat, Change, Check, CheckKind, Health, Instance, InstanceId, Location, Metadata, NamespaceName, Outcome, Pace,
     Registration, Revision, ServiceKey, WriteError, Written,
@@ -48,8 +48,12 @@ impl pb::registry_server::Registry for Native {
         let rows: Vec<Registration> = rows.collect::<Result<_, _>>()?;
         let ids: Vec<InstanceId> = rows.iter().map(|row| row.id.clone()).collect();
         let answers = context.registry.register(rows).await;
-        who.audit(context, "grpc/register", ns.as_str(), &several(&ids));
-        Ok(Response::new(results(&ids, &answers)))
+        let results = results(&ids, &answers);
+        let changed = changed(ids, &answers);
+        if !changed.is_empty() {
+            who.audit(context, "grpc/register", ns.as_str(), &several(&changed));
+        }
+        Ok(Response::new(results))
     }
 
     async fn deregister(&self, request: Request<pb::DeregisterRequest>) -> Result<Response<pb::WriteResponse>, Status> {

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::auth::{Caller, Role};
 use super::reply::JSON;
-use super::{ApiError, Context, Reply, Request, gzip, namespace, several};
+use super::{ApiError, Context, Reply, Request, changed, gzip, namespace, several};
 use crate::{Beat, Encoding, InstanceId, NamespaceName, Patch, Registration, Revision, ServiceKey, ServiceSnapshot};
 use crate::{Outcome as Written, WriteError};
 use filter::Filter;
@@ -70,8 +70,10 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         Op::Watch => watch::stream(context, request, service()?),
         Op::RegisterBatch | Op::RegisterInService => {
             let named = (route.op == Op::RegisterInService).then_some(route.service);
-            let (ids, replied) = register(context, &ns, named, request.json()?).await?;
-            log(&several(&ids));
+            let (changed, replied) = register(context, &ns, named, request.json()?).await?;
+            if !changed.is_empty() {
+                log(&several(&changed));
+            }
             Ok(replied)
         }
         Op::PutInstance => {
@@ -79,7 +81,9 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
             let limits = context.registry.limits();
             let registration = new.registration(&ns, Some(route.service), Some(route.id), limits)?;
             let written = one(context.registry.register(vec![registration]).await)?;
-            log(route.id);
+            if written.changed() {
+                log(route.id);
+            }
             let status = if written.outcome == Written::Created { StatusCode::CREATED } else { StatusCode::OK };
             Ok(Reply::json(status, &done(route.id, &written)))
         }
@@ -284,7 +288,7 @@ async fn register(
     let ids: Vec<InstanceId> = registrations.iter().map(|registration| registration.id.clone()).collect();
     let rows = context.registry.register(registrations).await;
     let reply = results(&ids, &rows);
-    Ok((ids, reply))
+    Ok((changed(ids, &rows), reply))
 }
 
 async fn deregister(

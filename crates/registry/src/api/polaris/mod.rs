@@ -134,8 +134,9 @@ impl Asking<'_> {
             ..Default::default()
         };
         let row = registration(&ns, id.clone(), sent)?;
-        first(self.context.registry.register(vec![row]).await)?;
-        self.context.audit(&self.caller, self.peer, "polaris/register", ns.as_str(), id.local());
+        if first(self.context.registry.register(vec![row]).await)?.changed() {
+            self.context.audit(&self.caller, self.peer, "polaris/register", ns.as_str(), id.local());
+        }
         Ok(pb::Response { instance: Some(shown), ..response(code::OK, "execute success") })
     }
 
