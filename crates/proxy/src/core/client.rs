@@ -97,7 +97,7 @@ pub(super) struct Client {
 }
 
 /// With the driver's 24 bytes it is what an idle connection costs: whoever adds to it has to find something to leave out, or a
-/// reason (bench/README.md, idle clients).
+/// reason (bench/README.md, idle clients). The last 8 are for LISTEN: looked at after each answer, so not in a table beside.
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Client>() <= 280);
 
