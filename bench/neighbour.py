@@ -30,8 +30,12 @@ ALONE = "alone"
 
 
 def targets(inventory, wanted):
-    """Direct, ours, and every PgBouncer there is; `wanted` names some of them, or none for all."""
-    others = [Target(name, name) for name in inventory.found if name.startswith("pgbouncer")]
+    """Direct, ours, and every PgBouncer that knows prepared statements; `wanted` names some of them, or none for all."""
+    others = [
+        Target(name, name)
+        for name, peer in inventory.found.items()
+        if name.startswith("pgbouncer") and not peer.refuses("prepared")
+    ]
     found = [DIRECT, *([KINGPOST] if "kingpost" in inventory.found else []), *others]
     chosen = [target for target in found if not wanted or target.name in wanted]
     if not chosen:
