@@ -115,8 +115,8 @@ def measure(options):
         if options.only == ["strong"]:
             return measure_table(strong, options, inventory, workspace, pg_bin)
         if options.only == ["slow-neighbour"]:
-            table = neighbour.run(options, inventory, workspace, pg_bin, say)
-            return write_table(options, table, "slow-neighbour")
+            print("\n" + neighbour.run(options, inventory, workspace, pg_bin, say, OUT))
+            return 0
         for name, why in inventory.missing.items():
             say(f"without {name}: {why}")
         if not shutil.which("sysbench"):
@@ -159,16 +159,6 @@ def measure_table(part, options, inventory, workspace, pg_bin):
     if "kingpost" not in inventory.found:
         raise BenchError(f"there is nothing to measure: {inventory.missing.get('kingpost', 'kingpost is not built')}")
     print("\n" + part.run(options, inventory.found["kingpost"].binary, workspace, pg_bin, say, OUT))
-    return 0
-
-
-def write_table(options, table, name):
-    """A table of its own, beside the results."""
-    OUT.mkdir(exist_ok=True)
-    path = OUT / (time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + f"-{name}.md")
-    path.write_text(f"`{options.command}`\n\n{table}\n")
-    print(f"\n{table}")
-    say(f"written: {path.relative_to(ROOT)}")
     return 0
 
 

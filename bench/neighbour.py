@@ -7,8 +7,8 @@
   time it takes tells the slow from the quick; they do take CPU time from the others on any target
 """
 
-import subprocess
 import time
+from contextlib import ExitStack
 from statistics import median
 
 from bench import loads
@@ -16,8 +16,8 @@ from bench.cluster import DATABASE, USER, Cluster
 from bench.errors import BenchError, PeerUnavailable, RunFailed
 from bench.peers import Terms
 from bench.plan import DIRECT, KINGPOST, Target, rotated
-from bench.process import client_environment, die_with_parent, stop
 from bench.runner import Fleet
+from bench.window import save
 
 CLIENTS = 64
 SLOW_CLIENTS = 2
@@ -43,15 +43,15 @@ def targets(inventory, wanted):
     return chosen
 
 
-def run(options, inventory, workspace, pg_bin, say):
-    """Measures; returns the table as markdown."""
+def run(options, inventory, workspace, pg_bin, say, out):
+    """Measures; writes and returns the table."""
     clients = (options.clients or (CLIENTS,))[0]
     chosen = targets(inventory, options.targets)
     terms = Terms(options.pool, options.workers, clients + SLOW_CLIENTS + 100)
-    rows = []
+    rows, name, text = [], time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-slow-neighbour", ""
     with Cluster(pg_bin, workspace, 2 * clients + (len(chosen) + 1) * options.pool + 50) as cluster:
         cluster.load_pgbench(options.scale, 300)
-        scripts = {name: workspace.write(workspace.path / f"{name}.sql", text) for name, text in NEIGHBOURS.items()}
+        scripts = {kind: workspace.write(workspace.path / f"{kind}.sql", sql) for kind, sql in NEIGHBOURS.items()}
         with Fleet(inventory, workspace, cluster, terms) as fleet:
             for repetition in range(options.repetitions):
                 for target in rotated(tuple(chosen), repetition):
@@ -64,33 +64,24 @@ def run(options, inventory, workspace, pg_bin, say):
                         figures = _beside(cluster, endpoint, workspace, scripts.get(beside), clients, options)
                         say(f"{target.name}, {beside}: {figures['qps']:,.0f} QPS, p99 {figures['p99_ms']:.1f} ms")
                         rows.append((target.name, repetition, beside, figures))
-    return markdown(rows)
+                        text = save(out, name, options.command, cluster.version(), rows, markdown(rows))
+    say(f"written: {name}.md and .json in {out.name}")
+    return text
 
 
 def _beside(cluster, endpoint, workspace, script, clients, options):
     """One run of the quick clients, with the slow ones beside them if there is a script."""
-    slow = None
-    if script:
-        command = [cluster.bin / "pgbench", "-h", "127.0.0.1", "-p", endpoint.port, "-U", USER, "-n", "-f", script]
-        command += ["-M", "prepared", "-c", SLOW_CLIENTS, "-j", 1, "-T", 600, DATABASE]
-        slow = subprocess.Popen(
-            [str(word) for word in command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=client_environment(),
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-    try:
+    with ExitStack() as stack:
+        slow = None
+        if script:
+            command = [cluster.bin / "pgbench", "-h", "127.0.0.1", "-p", endpoint.port, "-U", USER, "-n", "-f", script]
+            command += ["-M", "prepared", "-c", SLOW_CLIENTS, "-j", 1, "-T", 600, DATABASE]
+            slow = stack.enter_context(workspace.server(command, workspace.path / "slow.log"))
         time.sleep(0.2)
         figures = loads.pgbench(cluster, endpoint, workspace, "select", "prepared", clients, options.seconds)
         if slow and slow.poll() is not None:
             raise RunFailed(f"the slow neighbour ended by itself with status {slow.returncode}")
         return figures
-    finally:
-        if slow:
-            stop(slow, seconds=2)
 
 
 def markdown(rows):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from bench import counters
 from bench.cluster import DATABASE, USER
 from bench.errors import BenchError
+from bench.loads import pgbench_latencies
 from bench.process import tail
 from bench.stats import percentile
 
@@ -144,12 +145,7 @@ def _sample(watched, metrics):
 
 def _latencies(lines, begin, end):
     """Milliseconds of the transactions of pgbench's log that ended in the window."""
-    found = []
-    for line in lines:
-        words = line.split()
-        if len(words) >= 6 and words[2].isdigit() and begin < int(words[4]) + int(words[5]) / 1e6 <= end:
-            found.append(int(words[2]) / 1000)
-    return found
+    return [latency / 1000 for latency in pgbench_latencies(lines, begin, end)]
 
 
 def _reports(log, pgbench, count):

@@ -24,12 +24,12 @@ use topology::Role;
 use wire::message::Status;
 use wire::{Sqlstate, payload};
 
+use super::Core;
 use super::client::Client;
 use super::listener::Word;
 use super::notice::Notice;
 use super::server::Expect;
 use super::token::Token;
-use super::{Core, Effect, Mail};
 use crate::config::{ListenMode, PoolMode};
 
 /// Longest name of a channel, in bytes: PostgreSQL cuts off what comes after that.
@@ -197,9 +197,8 @@ impl Core {
 
     /// Tells the worker that has a pool's shared connection.
     fn say(&mut self, p: usize, word: Word) {
-        let key = self.pools[p].key.clone();
-        let to = self.listener_of(&key);
-        self.effects.push(Effect::Post { to, mail: Mail::Listen { key, word } });
+        let to = self.listener_of(&self.pools[p].key);
+        self.say_to(p, to, word);
     }
 
     fn unlisten(&mut self, c: usize, name: &str) {

@@ -140,13 +140,14 @@ impl Core {
         }
     }
 
-    fn reply_to(&mut self, p: usize, to: usize, word: Word) {
+    /// Tells a worker something about a pool's shared connection.
+    pub(super) fn say_to(&mut self, p: usize, to: usize, word: Word) {
         let key = self.pools[p].key.clone();
         self.effects.push(Effect::Post { to, mail: Mail::Listen { key, word } });
     }
 
     fn refuse_channel(&mut self, p: usize, to: usize, channel: Arc<str>) {
-        self.reply_to(p, to, Word::Answer { channel, listens: false });
+        self.say_to(p, to, Word::Answer { channel, listens: false });
     }
 
     // --- what it is asked for ---
@@ -169,7 +170,7 @@ impl Core {
         if let Some(heard) = listener.channels.get_mut(&channel) {
             if heard.listening {
                 heard.workers.push(from);
-                self.reply_to(p, from, Word::Answer { channel, listens: true });
+                self.say_to(p, from, Word::Answer { channel, listens: true });
             } else {
                 heard.asking.push(from);
             }
@@ -291,7 +292,7 @@ impl Core {
             }
         }
         for from in asking {
-            self.reply_to(p, from, Word::Answer { channel: channel.clone(), listens: error.is_none() });
+            self.say_to(p, from, Word::Answer { channel: channel.clone(), listens: error.is_none() });
         }
     }
 
@@ -313,7 +314,7 @@ impl Core {
         tracing::warn!(why, workers = workers.len(), "the server connection that listens for clients was lost");
         let why: Arc<str> = why.into();
         for worker in workers {
-            self.reply_to(p, worker, Word::Lost(why.clone()));
+            self.say_to(p, worker, Word::Lost(why.clone()));
         }
         self.refuse_all(p);
     }
@@ -392,7 +393,7 @@ impl Core {
         }
         for worker in workers {
             let on_their_way = self.shared.notices.fetch_add(notice.size(), Ordering::Relaxed);
-            self.reply_to(p, worker, Word::Heard(notice.clone()));
+            self.say_to(p, worker, Word::Heard(notice.clone()));
             let server = &mut self.servers[s];
             if on_their_way > MOST_ON_THEIR_WAY && !server.paused {
                 server.paused = true;

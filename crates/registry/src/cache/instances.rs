@@ -37,7 +37,7 @@ impl Instances {
 
     /// All of them, by id.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Instance>> {
-        self.pieces.iter().flat_map(|piece| piece.iter())
+        self.into_iter()
     }
 
     /// All of them, beginning with number `start` and then from the first on. From the first where there is no such number.

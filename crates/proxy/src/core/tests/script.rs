@@ -179,6 +179,19 @@ impl Script {
         self.end();
     }
 
+    /// A statement by itself; or with one behind it that fails, and undoes it.
+    fn perhaps_undone(&mut self, text: &str) {
+        self.parse("", text);
+        self.bind("", "", None);
+        self.execute("");
+        if self.random.one_in(3) {
+            self.parse("", "SELECT 1/0");
+            self.bind("", "", None);
+            self.execute("");
+        }
+        self.sync();
+    }
+
     fn sync(&mut self) {
         message::empty(&mut self.bytes, b'S');
         self.end();
@@ -602,17 +615,7 @@ impl Script {
                 };
                 self.query(&text);
             }
-            21 => {
-                self.parse("", &format!("LISTEN c{}", self.id));
-                self.bind("", "", None);
-                self.execute("");
-                if self.random.one_in(3) {
-                    self.parse("", "SELECT 1/0");
-                    self.bind("", "", None);
-                    self.execute("");
-                }
-                self.sync();
-            }
+            21 => self.perhaps_undone(&format!("LISTEN c{}", self.id)),
             22 | 23 => self.listening(),
             0 => self.query(&format!("SET search_path = s{}", self.id)),
             1 | 2 => self.query("SHOW search_path"),
@@ -630,17 +633,7 @@ impl Script {
                 self.query("DISCARD ALL");
                 self.out.push_back(Step::Await);
             }
-            8 => {
-                self.parse("", &format!("SET search_path = e{}", self.id));
-                self.bind("", "", None);
-                self.execute("");
-                if self.random.one_in(3) {
-                    self.parse("", "SELECT 1/0");
-                    self.bind("", "", None);
-                    self.execute("");
-                }
-                self.sync();
-            }
+            8 => self.perhaps_undone(&format!("SET search_path = e{}", self.id)),
             9 => self.query(&format!("SELECT set_config('search_path', 'f{}', false)", self.id)),
             10 => {
                 let n = self.row();
