@@ -39,6 +39,21 @@ log_line_prefix = '%m [%p] %q%u@%d '
 log_parameter_max_length = 200
 ";
 
+/// Marks a server's segment of System V memory for removal: it goes with the last process that has it. A server that is
+/// killed leaves it for the next one in the same directory, and the system has 4096 of them for everybody.
+///
+/// Nothing happens when there is none, or when the server has ended in order. To a running server this is no loss: the
+/// segment only tells a second one of the same directory that there is a first.
+pub(crate) fn remove_segment(dir: &Path) {
+    // The format: src/include/utils/pidfile.h; line 7 is `key id`.
+    let file = std::fs::read_to_string(dir.join("postmaster.pid")).unwrap_or_default();
+    let id = file.lines().nth(6).and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
+    if let Some(id) = id {
+        // SAFETY: IPC_RMID uses no buffer; the id is that of a segment of a server of ours, or of none.
+        unsafe { libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()) };
+    }
+}
+
 /// A server: a primary, or a replica by streaming replication. Ended when dropped.
 #[derive(Debug)]
 pub struct Node {
@@ -182,6 +197,7 @@ impl Node {
     /// Starts the server without waiting for it.
     pub(crate) fn launch(&self) {
         // A killed server leaves its pid file; the pid may by now be that of another process of the same user.
+        remove_segment(&self.dir);
         let _ = std::fs::remove_file(self.dir.join("postmaster.pid"));
         // Not by pg_ctl: the server must be our child to get the parent-death signal. QUIT: it takes its children with it.
         let mut postgres = command(&pg_bin().join("postgres"), RunAs::Server, "QUIT");
@@ -196,6 +212,7 @@ impl Node {
             self.try_query("SELECT 1").await
         })
         .await;
+        remove_segment(&self.dir);
     }
 
     /// The server and all its processes end at once, as at a crash of the machine (but what was written stays written).
@@ -353,5 +370,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.signal_all(libc::SIGKILL);
+        // The one it had before it was ready, or made after a crash of one of its processes.
+        remove_segment(&self.dir);
     }
 }
