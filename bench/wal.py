@@ -9,6 +9,7 @@ import time
 from bench import counters
 from bench.cluster import DATABASE, USER, Cluster, find_bin
 from bench.errors import BenchError
+from bench.plan import rotated
 from bench.process import Workspace, free_port, tail
 
 RECEIVERS = (1, 4, 16)
@@ -31,7 +32,7 @@ HEADER = (
 def run(options, out, say):
     """Measures everything, `options.repetitions` times in turn; writes and prints the table."""
     workspace = Workspace(options.dir)
-    rows = {}
+    rows, name = {}, time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-relay"
     try:
         if not options.kingpost.is_file():
             raise BenchError(f"{options.kingpost} is not there: cargo build --release -p kingpost")
@@ -40,22 +41,32 @@ def run(options, out, say):
             cases = [("pg_receivewal", "-", 0), ("relay", "-", 0), ("standby", "-", 0)]
             cases += [(kind, source, n) for n in RECEIVERS for kind, source in _FEEDS]
             for repetition in range(options.repetitions):
-                for case in cases[repetition:] + cases[:repetition]:
+                for case in rotated(cases, repetition):
                     figures = fleet.measure(*case, clients=(options.clients or [64])[0], seconds=options.seconds)
                     rows.setdefault(case, []).append(figures)
                     say(f"{' / '.join(map(str, case))}: {figures[0]:.0f} commits/s")
+                    # Also of a run that is ended early.
+                    _save(out, name, rows)
     finally:
         workspace.remove()
+    print(markdown(rows))
+    return 0
+
+
+def markdown(rows):
+    """The table."""
     lines = [HEADER]
     for (kind, source, receivers), figures in rows.items():
         cells = [_cell([figure[index] for figure in figures]) for index in range(3)]
         lines.append(f"| {kind} | {source} | {receivers} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _save(out, name, rows):
     out.mkdir(exist_ok=True)
-    path = out / (time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-relay.json")
+    path = out / f"{name}.json"
     path.write_text(json.dumps([[*case, figures] for case, figures in rows.items()], indent=1) + "\n")
-    path.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
-    return 0
+    path.with_suffix(".md").write_text(markdown(rows) + "\n")
 
 
 _FEEDS = (("relay", "relay"), ("relay", "primary"), ("standby", "standby"))
@@ -163,7 +174,8 @@ class _Fleet:
         raise BenchError(f"{name} does not stream:\n{self.cluster.logs()}")
 
     def _receive(self, stack, port, name, synchronous=False):
-        directory = self.workspace.directory(f"wal-{name}")
+        # Of each repetition its own: pg_receivewal would go on where the one before ended.
+        directory = self.workspace.directory(f"wal-{name}-{self._number()}")
         log = self.workspace.path / f"{name}.log"
         conninfo = f"host=127.0.0.1 port={port} user={USER} application_name={name}"
         command = [self.bin / "pg_receivewal", "-D", directory, "-d", conninfo]
