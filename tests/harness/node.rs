@@ -45,13 +45,25 @@ log_parameter_max_length = 200
 /// Nothing happens when there is none, or when the server has ended in order. To a running server this is no loss: the
 /// segment only tells a second one of the same directory that there is a first.
 pub(crate) fn remove_segment(dir: &Path) {
-    // The format: src/include/utils/pidfile.h; line 7 is `key id`.
-    let file = std::fs::read_to_string(dir.join("postmaster.pid")).unwrap_or_default();
-    let id = file.lines().nth(6).and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
-    if let Some(id) = id {
+    if let Some(id) = segment(dir) {
         // SAFETY: IPC_RMID uses no buffer; the id is that of a segment of a server of ours, or of none.
         unsafe { libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()) };
     }
+}
+
+/// Whether a process of the server still has that memory: then no other one can be started in its directory.
+fn has_segment(dir: &Path) -> bool {
+    let Some(id) = segment(dir) else { return false };
+    let mut found = std::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
+    // SAFETY: IPC_STAT fills the one structure that is given, of the type that it wants; all zeroes is one, too.
+    let (failed, found) = unsafe { (libc::shmctl(id, libc::IPC_STAT, found.as_mut_ptr()) < 0, found.assume_init()) };
+    !failed && found.shm_nattch > 0
+}
+
+fn segment(dir: &Path) -> Option<i32> {
+    // The format: src/include/utils/pidfile.h; line 7 is `key id`.
+    let file = std::fs::read_to_string(dir.join("postmaster.pid")).ok()?;
+    file.lines().nth(6)?.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// A server: a primary, or a replica by streaming replication. Ended when dropped.
@@ -219,6 +231,9 @@ impl Node {
     pub async fn kill9(&self) {
         self.signal_all(libc::SIGKILL);
         self.wait_ended().await;
+        // Its children end when they get to it, and one that it had just forked when it sees that it is alone.
+        let what = format!("the last process of {} to end", self.name);
+        wait_until(&what, SOON, &self.logs, async || (!has_segment(&self.dir)).then_some(())).await;
     }
 
     /// Fast shutdown: clients are thrown out, replicas get everything.
