@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
-use watermark::{Oracle, Watermark};
+use watermark::{Lsn, Oracle, Watermark};
 
 use crate::config::{ClusterConfig, StartError, Target};
 use crate::coordinate::Coordinator;
@@ -58,6 +58,9 @@ pub(crate) struct Shared {
     pub(crate) signals: ArcSwap<Vec<Arc<Signal>>>,
     replay_wanted: AtomicBool,
     replay_asked: Notify,
+    /// The furthest position that somebody lately waited for, and the same for the probers, who wake when it moves.
+    furthest_awaited: AtomicU64,
+    pub(crate) awaited: watch::Sender<Lsn>,
     published: watch::Sender<u64>,
     /// Held while a view is installed, so that epochs rise also where several threads publish.
     installing: Mutex<()>,
@@ -108,6 +111,8 @@ impl Shared {
             signals: ArcSwap::default(),
             replay_wanted: AtomicBool::new(false),
             replay_asked: Notify::new(),
+            furthest_awaited: AtomicU64::new(0),
+            awaited: watch::Sender::new(Lsn(0)),
             installing: Mutex::new(()),
             subscribers: Mutex::default(),
             connector: ArcSwapOption::empty(),
@@ -155,6 +160,8 @@ impl Shared {
             fast_until.send_replace(Instant::now() + FAST_FOR);
             tokio::time::sleep(RENEW).await;
             self.replay_wanted.store(false, Ordering::Release);
+            // After a failover positions may be lower.
+            self.furthest_awaited.store(0, Ordering::Relaxed);
         }
     }
 }
@@ -298,12 +305,24 @@ impl Topology {
         self.shared.suspect(node);
     }
 
-    /// Somebody waits for replicas to catch up: they are probed about every 10 ms for the next second. Costs one relaxed
+    /// It is wanted that replicas catch up: they are probed about every 10 ms for the next second. Costs one relaxed
     /// load when it was said shortly before, so it may be said as often as one likes.
     pub fn want_replay(&self) {
         if !self.shared.replay_wanted.load(Ordering::Relaxed) && !self.shared.replay_wanted.swap(true, Ordering::AcqRel)
         {
             self.shared.replay_asked.notify_one();
+        }
+    }
+
+    /// Somebody waits for a replica to get to `lsn` ([`replayed`](Topology::replayed)): those that are not there are probed within a
+    /// millisecond or two, and then less and less often up to every 10 ms, as with [`want_replay`](Topology::want_replay). Costs two
+    /// relaxed loads if somebody has waited for as much shortly before.
+    pub fn await_replay(&self, lsn: Lsn) {
+        self.want_replay();
+        let furthest = &self.shared.furthest_awaited;
+        if furthest.load(Ordering::Relaxed) < lsn.0 && furthest.fetch_max(lsn.0, Ordering::AcqRel) < lsn.0 {
+            // Read again where one at a time comes by: what is passed on is never less than what was before.
+            self.shared.awaited.send_modify(|awaited| *awaited = Lsn(furthest.load(Ordering::Acquire)));
         }
     }
 

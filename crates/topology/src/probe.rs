@@ -22,8 +22,11 @@ use crate::handle::Shared;
 use crate::secure::Secure;
 use crate::view::{Address, NodeId};
 
-/// Time between two probes of a replica while somebody waits for it to catch up.
+/// Time between two probes of a replica while it is wanted that one catches up.
 const FAST: Duration = Duration::from_millis(10);
+/// Time to the first probe of a replica that has not got to where somebody waits for it; it doubles while it is still not there, up to
+/// [`FAST`]: asking a replica that lags does not make it faster.
+const QUICK: Duration = Duration::from_millis(1);
 /// Time to the next probe after a failed one while the node is not yet given up, or when it is reported again.
 const RETRY: Duration = Duration::from_millis(100);
 /// Shortest time between two probes, however many failures are reported.
@@ -46,6 +49,16 @@ const ASK: &str = "\
                (SELECT received_tli FROM pg_stat_wal_receiver), \
                (SELECT min_recovery_end_timeline FROM pg_control_recovery()), \
                (SELECT timeline_id FROM pg_control_checkpoint())) END, \
+           CASE WHEN standby THEN \
+               extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8 END \
+    FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
+
+/// How far a standby is, without the control file, which takes longer to read than all else. As above, the timeline is read after the
+/// position.
+const ASK_QUICKLY: &str = "\
+    SELECT standby, \
+           CASE WHEN standby THEN pg_last_wal_replay_lsn() END, \
+           CASE WHEN standby THEN (SELECT received_tli FROM pg_stat_wal_receiver) END, \
            CASE WHEN standby THEN \
                extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8 END \
     FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
@@ -87,6 +100,19 @@ pub(crate) struct Prober {
     /// Until when replicas are probed fast.
     pub(crate) fast_until: watch::Receiver<Instant>,
     pub(crate) reports: mpsc::Sender<Message>,
+}
+
+/// When a node is probed next.
+#[derive(Debug, Clone, Copy)]
+struct Next {
+    /// Probes that failed since the last that did not.
+    failures: u32,
+    /// It failed somebody.
+    nudged: bool,
+    /// It is a standby, and it was said lately that standbys are wanted to catch up.
+    wanted: bool,
+    /// It is not where somebody waits for it: for how long it is left alone.
+    behind: Option<Duration>,
 }
 
 /// Why a probe failed.
@@ -214,6 +240,8 @@ pub(crate) async fn ask_once(client: &Client) -> Result<(u64, u64, bool), ProbeE
 struct Watched {
     session: Session,
     ask: Statement,
+    /// Prepared when it is needed for the first time.
+    ask_quickly: Option<Statement>,
     system: u64,
     /// Highest timeline seen: a server's timeline does not go back, what it says of it may be missing for a while.
     timeline: u32,
@@ -234,7 +262,23 @@ impl Watched {
             );
         }
         let ask = session.client.prepare(ASK).await?;
-        Ok(Watched { session, ask, system, timeline: 0, fresh: true })
+        Ok(Watched { session, ask, ask_quickly: None, system, timeline: 0, fresh: true })
+    }
+
+    /// Only how far a standby is: nothing if that cannot be told without looking at everything, and `ask` is to be used. It is for
+    /// one that receives on the timeline already known of it: then that is the one it replays.
+    async fn ask_quickly(&mut self) -> Result<Option<Facts>, ProbeError> {
+        if self.ask_quickly.is_none() {
+            self.ask_quickly = Some(self.session.client.prepare(ASK_QUICKLY).await?);
+        }
+        let Some(ask) = &self.ask_quickly else { return Ok(None) };
+        let row = self.session.client.query_one(ask, &[]).await?;
+        let receives = row.try_get::<_, Option<i32>>(2)?.map(i32::cast_unsigned);
+        let Some(lsn) = row.try_get::<_, Option<PgLsn>>(1)?.filter(|_| receives == Some(self.timeline)) else {
+            return Ok(None);
+        };
+        let position = Position::Standby { replayed: Lsn(u64::from(lsn)), commit_age: commit_age(row.try_get(3)?) };
+        Ok(Some(Facts { system: self.system, timeline: self.timeline, fresh: false, position }))
     }
 
     async fn ask(&mut self) -> Result<Facts, ProbeError> {
@@ -242,10 +286,7 @@ impl Watched {
         let lsn = Lsn(row.try_get::<_, Option<PgLsn>>(1)?.map_or(0, u64::from));
         let (timeline, position) = if row.try_get(0)? {
             let timeline = row.try_get::<_, Option<i32>>(3)?.unwrap_or(0).cast_unsigned();
-            // A clock that is ahead makes a negative age: nothing is known then.
-            let age = row.try_get::<_, Option<f64>>(4)?;
-            let commit_age = age.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-            (timeline, Position::Standby { replayed: lsn, commit_age })
+            (timeline, Position::Standby { replayed: lsn, commit_age: commit_age(row.try_get(4)?) })
         } else {
             (parse_timeline(row.try_get(2)?)?, Position::Primary { lsn })
         };
@@ -255,10 +296,36 @@ impl Watched {
     }
 }
 
+/// From seconds. A clock that is ahead makes a negative age: nothing is known then.
+fn commit_age(age: Option<f64>) -> Option<Duration> {
+    age.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+}
+
 /// The first eight digits of a WAL file's name.
 pub(crate) fn parse_timeline(digits: &str) -> Result<u32, ProbeError> {
     u32::from_str_radix(digits, 16)
         .map_err(|_| ProbeError::Unexpected(format!("the name of a WAL file begins with {digits:?}, not a timeline")))
+}
+
+// === impl Next ===
+
+impl Next {
+    /// Time from one probe to the next.
+    fn interval(self, config: &ClusterConfig) -> Duration {
+        match self {
+            Next { failures: 0, nudged: true, .. } => LEAST,
+            Next { nudged: true, .. } => RETRY,
+            Next { failures: 0, wanted: true, behind: Some(patience), .. } => patience,
+            Next { failures: 0, wanted: true, behind: None, .. } => FAST,
+            Next { failures, .. } if failures > 0 && failures < config.probe_failures => RETRY,
+            _ => config.probe_interval.max(LEAST),
+        }
+    }
+}
+
+/// How long a standby is left alone that is not where somebody waits for it, from how long it was before.
+fn patience(before: Duration, behind: bool) -> Duration {
+    if behind { (before * 2).min(FAST) } else { QUICK }
 }
 
 // === impl Prober ===
@@ -268,8 +335,11 @@ impl Prober {
     pub(crate) async fn run(mut self) {
         let mut session: Option<Watched> = None;
         let mut failures = 0_u32;
-        let mut standby = false;
+        // Of a standby: where it is, and how long it is left alone if that is not far enough.
+        let mut standby: Option<(Lsn, Duration)> = None;
+        let mut quickly = false;
         let mut warned = false;
+        let mut awaited = self.shared.awaited.subscribe();
         loop {
             // Taken before the question is sent: an answer to an earlier question does not clear a later suspicion.
             let suspected = self.signal.suspected.swap(false, Ordering::AcqRel);
@@ -278,15 +348,23 @@ impl Prober {
                 if session.is_none() {
                     session = Some(Watched::open(&self, &mut warned).await?);
                 }
-                match &mut session {
-                    Some(watched) => watched.ask().await,
-                    None => Err(ProbeError::Unexpected("no session".into())),
+                let Some(watched) = &mut session else { return Err(ProbeError::Unexpected("no session".into())) };
+                let told = if quickly { watched.ask_quickly().await? } else { None };
+                match told {
+                    Some(facts) => Ok(facts),
+                    None => watched.ask().await,
                 }
             });
             let (report, address) = match probe.await.unwrap_or(Err(ProbeError::Timeout(limit))) {
                 Ok(facts) => {
                     failures = 0;
-                    standby = matches!(facts.position, Position::Standby { .. });
+                    standby = match facts.position {
+                        Position::Standby { replayed, .. } => {
+                            let before = standby.map_or(QUICK, |(_, before)| before);
+                            Some((replayed, patience(before, quickly && replayed < *awaited.borrow())))
+                        }
+                        Position::Primary { .. } => None,
+                    };
                     (Report::Up(facts), session.as_ref().map(|watched| watched.session.address.clone()))
                 }
                 Err(error) => {
@@ -298,9 +376,14 @@ impl Prober {
             if !self.send(report, address).await {
                 return;
             }
-            if self.pause(&mut session, failures, standby).await && !self.send(Report::Lost, None).await {
-                return;
-            }
+            let Some(next) = self.pause(&mut session, failures, standby, &mut awaited).await else {
+                if !self.send(Report::Lost, None).await {
+                    return;
+                }
+                quickly = false;
+                continue;
+            };
+            quickly = next.failures == 0 && !next.nudged && next.wanted && next.behind.is_some();
         }
     }
 
@@ -309,19 +392,21 @@ impl Prober {
         self.reports.send(message).await.is_ok()
     }
 
-    /// Waits until the next probe is due; true if the session broke.
-    async fn pause(&mut self, session: &mut Option<Watched>, failures: u32, standby: bool) -> bool {
+    /// Waits until the next probe is due, and says why it is; nothing if the session broke.
+    async fn pause(
+        &mut self,
+        session: &mut Option<Watched>,
+        failures: u32,
+        standby: Option<(Lsn, Duration)>,
+        awaited: &mut watch::Receiver<Lsn>,
+    ) -> Option<Next> {
         let probed = Instant::now();
         let mut nudged = false;
-        let lost = loop {
-            let fast = standby && failures == 0 && *self.fast_until.borrow_and_update() > probed;
-            let interval = match failures {
-                0 if nudged => LEAST,
-                _ if nudged => RETRY,
-                0 if fast => FAST,
-                failures if failures > 0 && failures < self.config.probe_failures => RETRY,
-                _ => self.config.probe_interval,
-            };
+        let next = loop {
+            let wanted = standby.is_some() && *self.fast_until.borrow_and_update() > probed;
+            let there = *awaited.borrow_and_update();
+            let behind = standby.filter(|(replayed, _)| *replayed < there).map(|(_, patience)| patience);
+            let next = Next { failures, nudged, wanted, behind };
             let closed = async {
                 match session {
                     Some(watched) => drop((&mut watched.session.closed).await),
@@ -329,15 +414,57 @@ impl Prober {
                 }
             };
             tokio::select! {
-                () = tokio::time::sleep_until(probed + interval.max(LEAST)) => break false,
-                () = closed => break true,
+                () = tokio::time::sleep_until(probed + next.interval(&self.config)) => break Some(next),
+                () = closed => break None,
                 () = self.signal.now.notified(), if !nudged => nudged = true,
-                changed = self.fast_until.changed(), if standby && !nudged => if changed.is_err() { break false },
+                changed = self.fast_until.changed(), if standby.is_some() && !nudged => {
+                    if changed.is_err() { break Some(next) }
+                }
+                changed = awaited.changed(), if standby.is_some() && !nudged => {
+                    if changed.is_err() { break Some(next) }
+                }
             }
         };
-        if lost {
+        if next.is_none() {
             *session = None;
         }
-        lost
+        next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals() {
+        let config = ClusterConfig { probe_interval: Duration::from_secs(1), probe_failures: 3, ..Default::default() };
+        let usual = config.probe_interval;
+        for (failures, nudged, wanted, behind, expected) in [
+            (0, false, false, None, usual),
+            (0, true, false, None, LEAST),
+            (0, true, true, Some(QUICK), LEAST),
+            (1, true, true, Some(QUICK), RETRY),
+            (0, false, true, None, FAST),
+            (0, false, true, Some(QUICK), QUICK),
+            // Nobody has wanted it for long enough.
+            (0, false, false, Some(QUICK), usual),
+            (1, false, true, Some(QUICK), RETRY),
+            (2, false, false, None, RETRY),
+            (3, false, true, Some(QUICK), usual),
+        ] {
+            let next = Next { failures, nudged, wanted, behind };
+            assert_eq!(next.interval(&config), expected, "{next:?}");
+        }
+    }
+
+    #[test]
+    fn a_standby_that_lags_is_asked_less_and_less_often() {
+        let mut seen = vec![QUICK];
+        for _ in 0..5 {
+            seen.push(patience(seen[seen.len() - 1], true));
+        }
+        assert_eq!(seen, [1, 2, 4, 8, 10, 10].map(Duration::from_millis));
+        assert_eq!(patience(FAST, false), QUICK);
     }
 }

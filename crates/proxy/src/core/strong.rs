@@ -132,7 +132,7 @@ impl Core {
         let put = match reach {
             Reach::Asked(ticket) => strong.asked.insert(ticket, token).is_ok(),
             Reach::Behind { lsn, .. } => {
-                topology.want_replay();
+                topology.await_replay(lsn);
                 strong.behind.insert(lsn, token).is_ok()
             }
             _ => false,
