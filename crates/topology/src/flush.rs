@@ -53,6 +53,11 @@ impl Flush {
         }
     }
 
+    /// Whether the next question would flush.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst) && self.question().is_some()
+    }
+
     /// To be called after a batch was begun, before its question is sent: whoever wanted a flush before it gets one now.
     pub(crate) fn take(&self) -> Option<By> {
         self.question().filter(|_| self.wanted.swap(false, Ordering::SeqCst))
@@ -99,8 +104,9 @@ mod tests {
             assert_eq!(flush.by(), expected, "{policy:?} {version}");
             assert_eq!(flush.take(), None, "nobody wants it");
             flush.want();
+            assert_eq!(flush.is_wanted(), asked.is_some(), "{policy:?} {version}");
             assert_eq!(flush.take(), asked, "{policy:?} {version}");
-            assert_eq!(flush.take(), None, "once is enough");
+            assert!(!flush.is_wanted() && flush.take().is_none(), "once is enough");
         }
     }
 }

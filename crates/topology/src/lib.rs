@@ -29,6 +29,7 @@
 //!   there keeps those it began with.
 //! - Nobody outside this crate's tasks waits for a network or a name server.
 
+mod alarm;
 pub mod config;
 mod coordinate;
 mod decide;

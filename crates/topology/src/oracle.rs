@@ -12,6 +12,7 @@ use tokio_postgres::{Client, Statement};
 use tracing::{debug, error};
 use watermark::{Answer, Batch, Lsn, Oracle, Wanted};
 
+use crate::alarm::Alarm;
 use crate::config::{ClusterConfig, Target};
 use crate::flush::By;
 use crate::handle::Shared;
@@ -22,6 +23,8 @@ use crate::view::{NodeId, Term};
 const IN_FLIGHT: usize = 4;
 /// Paces between two questions while nobody waits for an answer.
 const PATIENCE: u32 = 5;
+/// Paces between two questions that flush: a flush costs the primary, and all who receive its log, as much for many commits as for one.
+const FLUSHES: u32 = 3;
 /// Time between two attempts to connect, and to ask a server that turned out not to be the primary of the view.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -123,6 +126,7 @@ impl Driver {
         let mut furthest = if self.before.0 == line.asked.term { self.before.1 } else { Lsn(0) };
         let pace = line.asked.config.oracle_pace;
         let mut last: Option<Instant> = None;
+        let mut alarm = Alarm::new();
         // Several waited for the last one.
         let mut together = false;
         loop {
@@ -130,6 +134,7 @@ impl Driver {
             let pause = match oracle.wanted() {
                 Wanted::Later if room => Some(pace * PATIENCE),
                 Wanted::Now if room && at_once(together, under_way.len()) => Some(Duration::ZERO),
+                Wanted::Now if room && shared.flush.is_wanted() => Some(pace * FLUSHES),
                 Wanted::Now if room => Some(pace),
                 _ => None,
             };
@@ -202,7 +207,7 @@ impl Driver {
                         }
                     }
                 }
-                () = sleep_until(next.unwrap_or(now)), if next.is_some() => {}
+                () = alarm.until(next.unwrap_or(now)), if next.is_some() => {}
                 () = self.wanted.notified(), if room => {}
             }
         }
