@@ -1,11 +1,12 @@
-//! `kingpost up`: the local cluster goes on after its primary is lost, and takes it back.
+//! `kingpost up`: the local cluster goes on after its primary is lost, and takes it back; its registry knows the nodes.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use kingpost_tests::{Endpoint, Kingpost, ShowLogs, kingpost_bin, new_dir, signal, wait_until, within};
+use kingpost_tests::{Endpoint, Kingpost, ShowLogs, http_get, kingpost_bin, new_dir, signal, wait_until, within};
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{ChildStdout, Command};
 
@@ -32,6 +33,20 @@ async fn until<T>(
     .await
 }
 
+/// The cluster's nodes as its registry shows them: id, role, health.
+async fn registered(registry: u16) -> Option<Vec<[String; 3]>> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut found = Vec::new();
+    for service in ["postgres", "proxy", "relay"] {
+        let (_, body) = http_get(registry, &format!("/v1/namespaces/kingpost/services/{service}/instances")).await?;
+        let answer: Value = serde_json::from_str(&body).ok()?;
+        for instance in answer["instances"].as_array()? {
+            found.push([text(&instance["id"]), text(&instance["metadata"]["role"]), text(&instance["health"])]);
+        }
+    }
+    Some(found)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_former_primary_comes_back() {
     if only_kingpost() {
@@ -53,7 +68,21 @@ async fn a_former_primary_comes_back() {
         line.strip_prefix("proxy ")?.trim().rsplit(':').next()?.parse::<u16>().ok()
     })
     .await;
+    let registry = until("the address of the registry", &mut lines, &cluster, |line| {
+        line.strip_prefix("registry http://")?.split('/').next()?.rsplit(':').next()?.parse::<u16>().ok()
+    })
+    .await;
     until("the cluster's start", &mut lines, &cluster, |line| (line == "ready").then_some(())).await;
+    let shows = async |what: &str, roles: [&str; 2]| {
+        let [one, two] = roles;
+        let expected =
+            [["node1", one], ["node2", two], ["proxy1", ""], ["relay1", ""]].map(|[id, role]| [id, role, "passing"]);
+        wait_until(what, LONG, &cluster, async || {
+            registered(registry).await.is_some_and(|found| found == expected).then_some(())
+        })
+        .await;
+    };
+    shows("the nodes in the registry", ["primary", "replica"]).await;
     let endpoint = Endpoint::new(proxy, &cluster);
     let mut config = endpoint.config();
     config.user("postgres").dbname("postgres");
@@ -85,6 +114,7 @@ async fn a_former_primary_comes_back() {
         {}
     };
     within("a read from it", LONG, &cluster, read).await;
+    shows("their new roles", ["replica", "primary"]).await;
     assert!(signal(up.id().unwrap(), 2));
     within("the end", LONG, &cluster, async { while lines.next_line().await.unwrap().is_some() {} }).await;
     assert!(up.wait().await.unwrap().success());

@@ -36,7 +36,7 @@ pub use cut::{Cut, Link};
 pub use endpoint::{DATABASE, Endpoint, SCRAM_PASSWORD, SCRAM_USER, USER, sqlstate};
 pub use failover::{Failover, Ran};
 pub use kingpost::{Kingpost, KingpostBuilder, Subject, database, kingpost_bin, subject, user};
-pub use metrics::{Labels, Metrics, Sample};
+pub use metrics::{Labels, Metrics, Sample, get as http_get};
 pub use node::Node;
 pub use port::Port;
 pub use process::{Process, RunAs, command, signal};

@@ -10,7 +10,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 const BODY_LIMIT: u64 = 16 << 20;
 
 /// Status and body of a GET; none if there is no complete answer.
-pub(crate) async fn get(port: u16, path: &str) -> Option<(u16, String)> {
+pub async fn get(port: u16, path: &str) -> Option<(u16, String)> {
     let request = async {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
         let head = format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n");

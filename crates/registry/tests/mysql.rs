@@ -123,6 +123,16 @@ async fn contract_then_under_fire() {
     let server = Server::start();
     suite::all(|| server.open("contract")).await;
     probed(&server.open("contract").await.unwrap(), "mysql", server.port).await;
+    let older = async {
+        let mut admin = server.admin().await;
+        for back in [
+            "DROP TABLE contract.registry_writer, contract.registry_node, contract.registry_secret",
+            "DELETE FROM contract.registry_schema WHERE version > 1",
+        ] {
+            admin.query_drop(back).await.unwrap();
+        }
+    };
+    suite::goes_forward(|| server.open("contract"), older).await;
     let newer = "INSERT INTO contract.registry_schema VALUES (999, now())";
     server.admin().await.query_drop(newer).await.unwrap();
     assert!(matches!(server.open("contract").await.err(), Some(StoreError::Newer { found: 999, .. })));

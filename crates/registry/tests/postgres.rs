@@ -108,6 +108,12 @@ async fn contract() {
     let server = Server::start();
     suite::all(|| server.open()).await;
     probed(&server.open().await.unwrap(), "postgres", server.port).await;
+    let older = async {
+        let back = "DROP TABLE registry_writer, registry_node, registry_secret; DROP INDEX instance_gone;
+            DELETE FROM registry_schema WHERE version > 1";
+        server.admin().await.batch_execute(back).await.unwrap();
+    };
+    suite::goes_forward(|| server.open(), older).await;
     // A schema of a newer version is refused.
     server.admin().await.batch_execute("INSERT INTO registry_schema VALUES (999, now())").await.unwrap();
     assert!(matches!(server.open().await.err(), Some(StoreError::Newer { found: 999, .. })));

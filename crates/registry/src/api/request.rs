@@ -121,7 +121,12 @@ impl Request {
     /// # Errors
     /// It is not JSON of that shape; where and why is in the message.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
-        serde_json::from_slice(&self.body).map_err(|error| ApiError::bad(format!("the body: {error}")))
+        // All of it is looked at once for whether it is UTF-8, not text by text.
+        let read = match std::str::from_utf8(&self.body) {
+            Ok(text) => serde_json::from_str(text),
+            Err(_) => serde_json::from_slice(&self.body),
+        };
+        read.map_err(|error| ApiError::bad(format!("the body: {error}")))
     }
 
     /// Whether the answer may be compressed.

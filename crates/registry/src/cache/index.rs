@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 use roaring::RoaringBitmap;
 
 use crate::model::{Instance, InstanceId, Metadata, Revision};
@@ -159,12 +160,20 @@ impl Index {
     }
 
     fn post(&mut self, hash: u32, slot: u32) {
-        let Some(posting) = self.by_pair.find_mut(spread(hash), |p| p.hash == hash) else {
-            self.by_pair.insert_unique(spread(hash), Posting { hash, slots: slot }, |p| spread(p.hash));
-            return;
+        let mut found = match self.by_pair.entry(spread(hash), |p| p.hash == hash, |p| spread(p.hash)) {
+            Entry::Occupied(found) => found,
+            Entry::Vacant(place) => {
+                place.insert(Posting { hash, slots: slot });
+                return;
+            }
         };
+        let posting = found.get_mut();
         if posting.slots & MANY != 0 {
-            self.bitmaps[(posting.slots & !MANY) as usize].insert(slot);
+            let bitmap = &mut self.bitmaps[(posting.slots & !MANY) as usize];
+            // A new slot is mostly the highest: that need not be searched for.
+            if !bitmap.push(slot) {
+                bitmap.insert(slot);
+            }
         } else if posting.slots != slot {
             let bitmap = RoaringBitmap::from_iter([posting.slots, slot]);
             let number = match self.free_bitmaps.pop() {

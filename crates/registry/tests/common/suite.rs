@@ -57,6 +57,24 @@ pub(crate) async fn all<F: Future<Output = Result<Arc<dyn Store>, StoreError>>>(
     several_open_at_once(&again).await;
 }
 
+/// Where `older` has made the schema what its first version was, opening brings it forward, and what is in it stays.
+#[allow(dead_code, reason = "SQLite's is tested where its migrations are")]
+pub(crate) async fn goes_forward<F: Future<Output = Result<Arc<dyn Store>, StoreError>>>(
+    again: impl Fn() -> F,
+    older: impl Future<Output = ()>,
+) {
+    let before = read(&again().await.unwrap(), 0).await;
+    assert!(!before.records.is_empty());
+    older.await;
+    let store = again().await.unwrap();
+    let after = read(&store, 0).await;
+    assert_eq!((after.head, after.records.len()), (before.head, before.records.len()), "the same history");
+    // What is made anew is of use: a commit notes its writer, and nodes call the roll.
+    let committed = store.commit(batch(1, vec![register(9, "forward")])).await.unwrap();
+    assert_eq!(store.resolve(1).await.unwrap(), Some(committed.revision));
+    assert!(store.attend(None, &[]).await.unwrap().nodes.is_empty());
+}
+
 async fn commits_and_reads(store: &Arc<dyn Store>) {
     let start = read(store, 0).await;
     assert_eq!((start.head.v, start.records.len()), (Revision(0), 0));

@@ -8,8 +8,9 @@ import java.util.List;
 import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.Callable;
+import org.springframework.boot.SpringBootConfiguration;
 import org.springframework.boot.WebApplicationType;
-import org.springframework.boot.autoconfigure.SpringBootApplication;
+import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
 import org.springframework.boot.builder.SpringApplicationBuilder;
 import org.springframework.cloud.client.ServiceInstance;
 import org.springframework.cloud.client.discovery.DiscoveryClient;
@@ -19,8 +20,9 @@ import org.springframework.context.ConfigurableApplicationContext;
 public final class SpringEureka {
     private static int checks;
 
-    /** An application that does nothing but be there. */
-    @SpringBootApplication
+    /** An application that does nothing but be there. Without a scan for components: in the package without a name it would find everybody's. */
+    @SpringBootConfiguration
+    @EnableAutoConfiguration
     static class Application {}
 
     private static void check(String name, Callable<Void> body) throws Exception {
