@@ -242,7 +242,7 @@ impl Core {
             && std::mem::take(&mut listening.unanswered) > 0
         {
             (listening.refused, listening.asked) = (false, Vec::new());
-            if let Some(s) = client.server {
+            if let Some(s) = client.at.server() {
                 self.unheld.push_back(self.servers[s].token);
             }
         }
@@ -312,7 +312,7 @@ impl Core {
     /// All that a client's transaction has asked the shared connection for is answered: the client may be told that it is over.
     fn listened(&mut self, c: usize) {
         let client = &mut self.clients[c];
-        let server = client.server;
+        let server = client.at.server();
         let Some(listening) = &mut client.listening else { return };
         let asked = std::mem::take(&mut listening.asked);
         if std::mem::take(&mut listening.refused) {
