@@ -168,6 +168,14 @@ impl Core {
 
     /// The client stays with the server that listens for it.
     fn keep_listening(&mut self, c: usize, s: usize) {
+        if self.is_replica(s) {
+            // It was the primary when it was asked. What is notified now is notified elsewhere, and nobody stays there.
+            let why = "its server is not the primary any more".into();
+            let client = &mut self.clients[c];
+            client.listening.get_or_insert_default().end = Some(End::Lost(why));
+            let token = client.token;
+            return self.is_due(token);
+        }
         if self.clients[c].pins.0 & Pins::LISTEN.0 == 0 {
             self.metrics.listens_refused.add(1);
         }
