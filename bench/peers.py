@@ -22,6 +22,8 @@ from bench.process import free_port, tail
 READY_SECONDS = 20
 # Targets that need a name of their own, since they are a peer in front of all nodes.
 KINGPOST_SPLIT, HAPROXY_NODES = "kingpost-split", "haproxy-3"
+# Our own with its other driver.
+KINGPOST_URING = "kingpost-uring"
 START_ATTEMPTS = 3
 
 
@@ -77,6 +79,8 @@ class Kingpost(Peer):
 
     kind = "kingpost"
     programs = ("kingpost",)
+    # None: its default. An older one compared with does not know the setting.
+    driver = None
 
     def command(self, workspace, directory, port, nodes, terms):
         self._metrics = free_port()
@@ -84,6 +88,7 @@ class Kingpost(Peer):
             "[proxy]",
             f'listen = ["127.0.0.1:{port}"]',
             f"workers = {terms.workers}",
+            *([f'driver = "{self.driver}"'] if self.driver else []),
             'auth = "trust"',
             f"max_clients = {terms.max_clients}",
             "",
@@ -329,6 +334,7 @@ class Inventory:
         inventory = Inventory()
         given = dict(given)
         given.setdefault("kingpost", kingpost)
+        given.setdefault(KINGPOST_URING, given["kingpost"])
         newer = shutil.which("pgbouncer-new")
         if newer:
             given.setdefault("pgbouncer-new", newer)
@@ -352,7 +358,9 @@ class Inventory:
                 built = kind == "kingpost"
                 inventory.missing[name] = "not built: cargo build --release" if built else "no such file"
                 continue
-            inventory.found[name] = KINDS[kind](workspace.adopt(path, name))
+            peer = inventory.found[name] = KINDS[kind](workspace.adopt(path, name))
+            if name == KINGPOST_URING:
+                peer.driver = "io_uring"
         return inventory
 
 

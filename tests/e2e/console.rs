@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use kingpost_tests::{Cluster, DATABASE, Kingpost, SOON, ShowLogs, USER, sqlstate, user, wait_until, within};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-use crate::common::{only_kingpost, value};
+use crate::common::{only_kingpost, shared, value};
 
 /// The console of a proxy under `trust`, where everybody is an operator.
 pub(crate) async fn console(kingpost: &Kingpost) -> Client {
@@ -35,6 +35,25 @@ async fn state(console: &Client, key: &str) -> String {
 
 async fn cluster() -> Cluster {
     Cluster::builder().replicas(1).start().await
+}
+
+/// What the workers wait with is said, and is what was asked for or, where the system forbids it, epoll.
+#[tokio::test]
+async fn says_what_workers_wait_with() {
+    if only_kingpost() {
+        return;
+    }
+    let (shared, _logs) = shared().await;
+    for (asked, either) in
+        [("epoll", ["epoll"; 2]), ("io_uring", ["io_uring", "epoll"]), ("auto", ["io_uring", "epoll"])]
+    {
+        let kingpost = Kingpost::of(&shared.cluster).set("proxy.driver", asked).start().await;
+        let console = console(&kingpost).await;
+        let config = rows(&console, "SHOW CONFIG").await;
+        let driver = config.iter().find(|row| row["key"] == "driver").expect("driver")["value"].clone();
+        assert!(either.contains(&driver.as_str()), "{asked}: {driver}");
+        assert_eq!(value(&kingpost.connect().await, "SELECT 1").await, "1");
+    }
 }
 
 #[tokio::test]

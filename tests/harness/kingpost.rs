@@ -135,7 +135,10 @@ impl Kingpost {
             Value::Table(table)
         };
         let nodes: Vec<Value> = cluster.nodes().iter().map(node).collect();
-        let builder = KingpostBuilder { cluster, config: Table::new() };
+        let mut builder = KingpostBuilder { cluster, config: Table::new() };
+        if let Ok(driver) = std::env::var("KINGPOST_TEST_DRIVER") {
+            builder = builder.set("proxy.driver", driver);
+        }
         builder
             .set("cluster.nodes", nodes)
             .set("cluster.user", "postgres")

@@ -9,7 +9,7 @@
 //! watchdog (see [`run_dir`]) when the whole test process is killed. Every wait has a bound and, when it is reached,
 //! shows the last lines of all logs involved.
 //!
-//! Environment: `KINGPOST_BIN` (binary under test), `PG_BIN` (directory of PostgreSQL's programs),
+//! Environment: `KINGPOST_BIN` (binary under test), `KINGPOST_TEST_DRIVER=io_uring` (its `proxy.driver`), `PG_BIN` (directory of PostgreSQL's programs),
 //! `KINGPOST_TESTS_DIRECT=1` or `KINGPOST_TESTS_PGBOUNCER=1` (run the tests against a stand-in, see [`Subject`]).
 
 /// Certificates, and TLS for tests' clients.

@@ -343,9 +343,12 @@ fn reload(path: &Path, config: &mut Config, running: &Running) -> Result<(), Fai
             if new.metrics != config.metrics || new.log != config.log || new.console != config.console {
                 tracing::warn!("changes of [metrics], [console] and [log] take effect at the next start");
             }
-            let at_start = |proxy: &ProxyConfig| (proxy.listen.clone(), proxy.workers, proxy.upgrade_socket.clone());
+            let at_start =
+                |proxy: &ProxyConfig| (proxy.listen.clone(), proxy.workers, proxy.driver, proxy.upgrade_socket.clone());
             if at_start(&new.proxy) != at_start(&config.proxy) {
-                tracing::warn!("changes of proxy.listen, workers and upgrade_socket take effect at the next start");
+                tracing::warn!(
+                    "changes of proxy.listen, workers, driver and upgrade_socket take effect at the next start"
+                );
             }
             let (tracing, before) = (&new.proxy.tracing, &config.proxy.tracing);
             if (&tracing.endpoint, &tracing.service_name) != (&before.endpoint, &before.service_name) {

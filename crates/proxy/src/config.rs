@@ -12,6 +12,8 @@ pub struct ProxyConfig {
     pub listen: Vec<Listen>,
     /// Worker threads; 0 means one a core.
     pub workers: usize,
+    /// What the workers wait with.
+    pub driver: Driver,
     /// Unix socket by which another process of the same user can take over (`--take-over`, SIGUSR2); none: it cannot.
     pub upgrade_socket: Option<std::path::PathBuf>,
     /// For how long clients may stay with a process that was taken over.
@@ -82,11 +84,24 @@ pub struct ProxyConfig {
     pub operators: Vec<OperatorConfig>,
 }
 
+/// What workers wait with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Driver {
+    /// `epoll`, and a call for each read and write.
+    Epoll,
+    /// io_uring: a call a turn. Where the system does not let us, epoll, and a warning.
+    IoUring,
+    /// io_uring where the system lets us, or else epoll.
+    Auto,
+}
+
 impl Default for ProxyConfig {
     fn default() -> Self {
         ProxyConfig {
             listen: vec![Listen { address: "127.0.0.1:6432".into(), route: None }],
             workers: 0,
+            driver: Driver::Epoll,
             upgrade_socket: None,
             drain_timeout: Duration::from_secs(600),
             auth: AuthMethod::ScramSha256,

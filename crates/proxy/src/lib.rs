@@ -31,7 +31,7 @@ pub use crate::core::{statistics, trace};
 
 use crate::console::{Observer, Process, Room};
 use crate::core::{Core, Mail, Shared};
-use config::ProxyConfig;
+use config::{Driver, ProxyConfig};
 use driver::acceptor::{self, Listener, Stop};
 use driver::mailbox::{Letter, Mailbox};
 use driver::worker::Worker;
@@ -143,7 +143,9 @@ impl Proxy {
         let mailboxes = Arc::new(mailboxes);
         let metrics: Vec<Arc<Metrics>> = (0..count).map(|_| Arc::default()).collect();
         let (desk, requests) = console::desk();
+        let ring = rings(config.driver);
         let room = Arc::new(Room {
+            driver: if ring { "io_uring" } else { "epoll" },
             shared: shared.clone(),
             mailboxes: mailboxes.clone(),
             metrics: metrics.clone(),
@@ -154,7 +156,8 @@ impl Proxy {
         let mut workers = Vec::new();
         for (id, metrics) in metrics.iter().enumerate() {
             let core = Core::new(id, shared.clone(), settings.clone(), metrics.clone(), Instant::now());
-            let mut worker = Worker::new(id, core, mailboxes.clone(), desk.clone()).map_err(system("a worker"))?;
+            let mut worker =
+                Worker::new(id, core, mailboxes.clone(), desk.clone(), ring).map_err(system("a worker"))?;
             let thread = std::thread::Builder::new().name(format!("worker-{id}")).stack_size(8 << 20);
             let body = move || {
                 or_abort("a worker", || worker.run());
@@ -205,7 +208,7 @@ impl Proxy {
     }
 
     /// Takes a new configuration: users, databases, pools, limits and routing. What the process was started with stays:
-    /// `listen` and `workers`.
+    /// `listen`, `workers` and `driver`.
     pub fn reload(&self, config: &ProxyConfig) -> Result<(), StartError> {
         let settings = Arc::new(Settings::new(config)?);
         *self.room.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings.clone();
@@ -314,6 +317,24 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.end(Duration::ZERO);
+    }
+}
+
+/// Whether the workers get io_uring.
+fn rings(driver: Driver) -> bool {
+    if driver == Driver::Epoll {
+        return false;
+    }
+    match driver::ring::probe() {
+        Ok(()) => true,
+        Err(error) if driver == Driver::Auto => {
+            tracing::info!(%error, "the system lets us have no io_uring: epoll");
+            false
+        }
+        Err(error) => {
+            tracing::warn!(%error, "the system lets us have no io_uring (proxy.driver): epoll instead");
+            false
+        }
     }
 }
 

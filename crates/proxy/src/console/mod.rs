@@ -77,6 +77,8 @@ pub(crate) struct Desk(SyncSender<Request>);
 
 /// What the console knows of the proxy.
 pub(crate) struct Room {
+    /// What the workers wait with.
+    pub(crate) driver: &'static str,
     pub(crate) shared: Arc<Shared>,
     pub(crate) mailboxes: Arc<Vec<Mailbox>>,
     pub(crate) metrics: Vec<Arc<Metrics>>,
@@ -321,6 +323,7 @@ impl Console {
             metrics: &self.room.metrics,
             averages: &self.averages,
             workers: self.room.shared.workers,
+            driver: self.room.driver,
             now: Instant::now(),
             own: (request.worker, request.client),
         };

@@ -28,6 +28,7 @@ pub(super) struct Scene<'a> {
     pub(super) metrics: &'a [Arc<Metrics>],
     pub(super) averages: &'a Averages,
     pub(super) workers: usize,
+    pub(super) driver: &'static str,
     pub(super) now: Instant,
     /// The console that asks: worker and connection.
     pub(super) own: (usize, Token),
@@ -487,6 +488,7 @@ impl Scene<'_> {
             ("buffer_limit", settings.buffer_limit.to_string(), true),
             ("cache_entries", settings.cache_entries.to_string(), true),
             ("consistency", default.consistency.name().to_owned(), true),
+            ("driver", self.driver.to_owned(), false),
             ("max_statement_bytes", settings.max_statement.to_string(), true),
             ("no_primary_timeout", seconds(Some(settings.no_primary_timeout)), true),
             ("reserved_clients", settings.reserved_clients.to_string(), true),
@@ -756,6 +758,7 @@ mod tests {
             metrics,
             averages,
             workers: 2,
+            driver: "epoll",
             now,
             own,
         };

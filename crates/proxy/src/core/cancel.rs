@@ -126,11 +126,11 @@ impl Core {
             self.refuse_unit(c, Sqlstate::QUERY_CANCELED, "canceling statement due to user request");
             return self.tell_requester(from, requester);
         }
-        let shared = self.clients[c].lane.map(|s| s as usize);
+        let shared = self.clients[c].at.lane();
         let server = match shared {
             // Of a lane's statements only the one that runs can be cancelled by the server; any other just does not happen.
             Some(s) => self.cancel_in_lane(c, s).then_some(s),
-            None => self.clients[c].server.filter(|&s| self.servers[s].is_running()),
+            None => self.clients[c].at.server().filter(|&s| self.servers[s].is_running()),
         };
         match server {
             Some(s) if self.servers[s].cancels < MOST_PER_SERVER => self.send_cancel(s, Some((from, requester))),

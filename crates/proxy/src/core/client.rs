@@ -35,10 +35,7 @@ pub(super) struct Client {
     pub identity: Option<Box<tls::Identity>>,
     /// Index of its pool; meaningful once logged in.
     pub pool: usize,
-    /// The server connection it holds.
-    pub server: Option<usize>,
-    /// The server connection that it shares with others for the unit in flight; never together with `server`.
-    pub lane: Option<u32>,
+    pub at: At,
     /// What it has set, and what it began with and goes back to.
     pub params: Arc<Params>,
     pub base: Arc<Params>,
@@ -96,10 +93,61 @@ pub(super) struct Client {
     pub connected: u32,
 }
 
+/// The server connection that a client is at: its slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum At {
+    Nobody,
+    /// It holds it.
+    Server(u32),
+    /// It shares it with others, for the unit in flight.
+    Lane(u32),
+}
+
+impl At {
+    /// The one that it holds.
+    pub(super) fn server(self) -> Option<usize> {
+        match self {
+            At::Server(s) => Some(s as usize),
+            At::Nobody | At::Lane(_) => None,
+        }
+    }
+
+    /// The one that it shares.
+    pub(super) fn lane(self) -> Option<usize> {
+        match self {
+            At::Lane(s) => Some(s as usize),
+            At::Nobody | At::Server(_) => None,
+        }
+    }
+
+    /// The one that it holds or shares.
+    pub(super) fn either(self) -> Option<usize> {
+        self.server().or(self.lane())
+    }
+
+    /// Holds none from now on; returns the one that it held.
+    pub(super) fn leave_server(&mut self) -> Option<usize> {
+        let held = self.server();
+        if held.is_some() {
+            *self = At::Nobody;
+        }
+        held
+    }
+
+    /// Shares none from now on; returns the one that it shared.
+    pub(super) fn leave_lane(&mut self) -> Option<usize> {
+        let shared = self.lane();
+        if shared.is_some() {
+            *self = At::Nobody;
+        }
+        shared
+    }
+}
+
 /// With the driver's 24 bytes it is what an idle connection costs: whoever adds to it has to find something to leave out, or a
 /// reason (bench/README.md, idle clients). The last 8 are for LISTEN: looked at after each answer, so not in a table beside.
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<Client>() <= 280);
+const _: () = assert!(size_of::<Client>() <= 264);
 
 /// How far a connection has come.
 pub(super) enum Phase {
@@ -312,8 +360,7 @@ impl Client {
             address: peer.address,
             identity: None,
             pool: usize::MAX,
-            server: None,
-            lane: None,
+            at: At::Nobody,
             base: params.clone(),
             params,
             input: Vec::new(),
@@ -398,7 +445,7 @@ impl Core {
         let most = if client.blocked { UNIT_MAX } else { self.settings.max_statement + UNIT_MAX_KEPT };
         let full = client.input.len() > most || client.output.len() > limit;
         let server_full =
-            client.server.and_then(|s| self.servers.get(s)).is_some_and(|server| server.output.len() > limit);
+            client.at.server().and_then(|s| self.servers.get(s)).is_some_and(|server| server.output.len() > limit);
         if full && !client.paused {
             client.paused = true;
             self.effects.push(Effect::Pause(client.token));
@@ -423,7 +470,7 @@ impl Core {
                     let left = left as usize;
                     let n = left.min(rest.len());
                     client.pass = if n == left { Pass::No } else { Pass::forward(left - n) };
-                    match client.server {
+                    match client.at.server() {
                         Some(s) => self.send(s, |out| out.extend_from_slice(&rest[..n])),
                         None => debug_assert!(false, "a message is forwarded to no server"),
                     }
@@ -474,10 +521,10 @@ impl Core {
 
     /// Forgets a client; what is still to be written is handed to the driver.
     pub(super) fn close_client(&mut self, c: usize) {
-        if self.clients[c].server.is_some() {
+        if self.clients[c].at.server().is_some() {
             self.abandon_server(c);
         }
-        if self.clients[c].lane.is_some() {
+        if self.clients[c].at.lane().is_some() {
             self.leave_lane(c);
         }
         self.stop_listening(c);

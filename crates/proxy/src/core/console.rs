@@ -272,7 +272,7 @@ impl Core {
             (_, Some(pool)) => (pool.key.user.clone(), pool.key.database.clone()),
             (_, None) => ("".into(), "".into()),
         };
-        let server = client.server.or(client.lane.map(|s| s as usize));
+        let server = client.at.either();
         let running = server.is_some_and(|s| self.servers[s].client.is_some());
         let state = match client.phase {
             Phase::Startup | Phase::Securing | Phase::Login(_) => "login",

@@ -26,6 +26,7 @@ use wire::message::Status;
 use wire::{Severity, Sqlstate, message};
 
 use self::fate::{Fate, Known, State, fate};
+use super::client::At;
 use super::pool::Pool;
 use super::token::Token;
 use super::{Core, DRAINING, over};
@@ -266,7 +267,7 @@ impl Core {
             return self.put_off(token);
         }
         let client = &self.clients[c];
-        if may_close && self.draining && client.server.is_none() && client.lane.is_none() {
+        if may_close && self.draining && client.at == At::Nobody {
             return self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, DRAINING);
         }
         self.bound_input(c);

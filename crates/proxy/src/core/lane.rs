@@ -23,7 +23,7 @@ use topology::{NodeId, Role};
 use wire::payload;
 use wire::{Frame, HEADER, Sqlstate, message};
 
-use super::client::{Again, Phase};
+use super::client::{Again, At, Phase};
 use super::cost::Fit;
 use super::fit::{Candidate, Pick, is_fit, pick, seats_for};
 use super::pool::{KEEP, Want};
@@ -200,7 +200,7 @@ impl Core {
 
     fn take_seat(&mut self, c: usize, s: usize, unit: &[u8]) {
         let (client, server) = (&mut self.clients[c], &mut self.servers[s]);
-        debug_assert!(client.server.is_none() && client.lane.is_none());
+        debug_assert!(client.at == At::Nobody);
         if server.lane.is_empty() {
             server.client = Some(c);
             server.lane.since = self.now;
@@ -214,7 +214,7 @@ impl Core {
             self.metrics.lane_batches.add(1);
         }
         self.metrics.lane_statements.add(1);
-        client.lane = Some(s as u32);
+        client.at = At::Lane(s as u32);
         if client.replay.is_none() {
             let mut replay = self.buffers.take();
             replay.extend_from_slice(unit);
@@ -341,7 +341,7 @@ impl Core {
         }
         if let Some(c) = seat.client {
             let client = &mut self.clients[c];
-            client.lane = None;
+            client.at.leave_lane();
             if discard {
                 self.send_again(c);
             } else {
@@ -408,7 +408,7 @@ impl Core {
 
     /// The client's seat is nobody's any more.
     pub(super) fn leave_lane(&mut self, c: usize) {
-        let Some(s) = self.clients[c].lane.take().map(|s| s as usize) else { return };
+        let Some(s) = self.clients[c].at.leave_lane() else { return };
         let server = &mut self.servers[s];
         let Some(at) = server.lane.seats.iter().position(|seat| seat.client == Some(c)) else { return };
         server.lane.seats[at].client = None;
@@ -437,7 +437,7 @@ impl Core {
         for at in 1..self.servers[s].lane.seats.len() {
             let Some(c) = self.servers[s].lane.seats[at].client.take() else { continue };
             let client = &mut self.clients[c];
-            client.lane = None;
+            client.at.leave_lane();
             client.again.alone = true;
             client.output.retract(&mut self.buffers);
             self.metrics.lane_moved.add(1);
@@ -523,7 +523,7 @@ impl Core {
         self.drop_server(s);
         for seat in &seats {
             if let Some(c) = seat.client {
-                self.clients[c].lane = None;
+                self.clients[c].at.leave_lane();
             }
         }
         for (at, seat) in seats.iter().enumerate() {

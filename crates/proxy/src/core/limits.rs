@@ -181,7 +181,7 @@ impl Core {
         for (token, code, text) in late {
             if self.is_client(token) {
                 self.metrics.clients_timed_out.add(1);
-                let server = self.clients[token.index()].server.map(|s| self.servers[s].token);
+                let server = self.clients[token.index()].at.server().map(|s| self.servers[s].token);
                 self.fatal(token.index(), code, text);
                 // A write would run to its end, as it does when a client leaves by itself: here the limit is on the statement.
                 if let Some(server) = server.filter(|&server| self.is_server(server)) {
@@ -200,8 +200,8 @@ impl Core {
         if !matches!(client.phase, Phase::Ready) || client.waiting {
             return None;
         }
-        let server = client.server.map(|s| &self.servers[s]);
-        let running = client.lane.is_some() || server.is_some_and(|server| !server.expect.is_empty());
+        let server = client.at.server().map(|s| &self.servers[s]);
+        let running = client.at.lane().is_some() || server.is_some_and(|server| !server.expect.is_empty());
         let in_transaction =
             server.is_some_and(|server| server.in_unit || server.status != wire::message::Status::Idle);
         if running {

@@ -168,6 +168,14 @@ impl Core {
 
     /// The client stays with the server that listens for it.
     fn keep_listening(&mut self, c: usize, s: usize) {
+        if self.is_replica(s) {
+            // It was the primary when it was asked. What is notified now is notified elsewhere, and nobody stays there.
+            let why = "its server is not the primary any more".into();
+            let client = &mut self.clients[c];
+            client.listening.get_or_insert_default().end = Some(End::Lost(why));
+            let token = client.token;
+            return self.is_due(token);
+        }
         if self.clients[c].pins.0 & Pins::LISTEN.0 == 0 {
             self.metrics.listens_refused.add(1);
         }
@@ -242,7 +250,7 @@ impl Core {
             && std::mem::take(&mut listening.unanswered) > 0
         {
             (listening.refused, listening.asked) = (false, Vec::new());
-            if let Some(s) = client.server {
+            if let Some(s) = client.at.server() {
                 self.unheld.push_back(self.servers[s].token);
             }
         }
@@ -312,7 +320,7 @@ impl Core {
     /// All that a client's transaction has asked the shared connection for is answered: the client may be told that it is over.
     fn listened(&mut self, c: usize) {
         let client = &mut self.clients[c];
-        let server = client.server;
+        let server = client.at.server();
         let Some(listening) = &mut client.listening else { return };
         let asked = std::mem::take(&mut listening.asked);
         if std::mem::take(&mut listening.refused) {

@@ -103,7 +103,7 @@ impl Core {
     pub(super) fn local_query(&mut self, c: usize, bytes: &[u8], frame: Frame) -> Option<Step> {
         let (text, _) = payload::cstr(bytes.get(HEADER..frame.total())?)?;
         let command = self.classifier.local_command(text)?;
-        if let Some(s) = self.clients[c].server {
+        if let Some(s) = self.clients[c].at.server() {
             if self.servers[s].in_unit {
                 // In the middle of an extended-protocol unit: the server's to answer.
                 return None;
@@ -200,7 +200,7 @@ impl Core {
     /// `ReadyForQuery` after an answer of the proxy's own, in whatever state the client is.
     fn end_local(&mut self, c: usize) {
         self.clients[c].unit.reset();
-        match self.clients[c].server {
+        match self.clients[c].at.server() {
             Some(s) => {
                 let status = self.servers[s].status;
                 self.tell(c, |out| message::ready(out, status));

@@ -60,7 +60,7 @@ impl Core {
 
     /// The client of this server connection is gone: the connection finishes what it was told, and is cleaned.
     pub(super) fn abandon_server(&mut self, c: usize) {
-        let Some(s) = self.clients[c].server.take() else { return };
+        let Some(s) = self.clients[c].at.leave_server() else { return };
         let half_sent = matches!(self.clients[c].pass, Pass::Forward(_));
         let bound = self.is_bound(c);
         let server = &mut self.servers[s];
@@ -188,7 +188,7 @@ impl Core {
         tracing::info!(node = node.0, why, "a server connection was lost while in use");
         let p = server.pool;
         let bound = self.is_bound(c);
-        self.clients[c].server = None;
+        self.clients[c].at.leave_server();
         self.drop_server(s);
         self.pump(p);
 

@@ -394,7 +394,8 @@ impl Core {
             metrics,
             now,
             view,
-            clients: slab::Slab::new(),
+            // As with the driver's sockets: mapped apart from the start, and not in memory where it is not used.
+            clients: slab::Slab::with_capacity(1024),
             servers: slab::Slab::new(),
             cancels: slab::Slab::new(),
             generation: 0,
@@ -584,7 +585,7 @@ impl Core {
             Kind::Client if self.is_client(token) => {
                 let client = &mut self.clients[token.index()];
                 client.output.wrote(count, &mut self.buffers);
-                let server = client.server.or(client.lane.map(|s| s as usize));
+                let server = client.at.either();
                 if client.output.len() < limit
                     && let Some(server) = server.and_then(|s| self.servers.get_mut(s))
                     && server.client == Some(token.index())
@@ -759,7 +760,7 @@ impl Core {
             self.dirty.push(client.token);
         }
         if client.output.len() > self.settings.buffer_limit
-            && let Some(server) = client.server.and_then(|s| self.servers.get_mut(s))
+            && let Some(server) = client.at.server().and_then(|s| self.servers.get_mut(s))
             && !server.paused
         {
             server.paused = true;
@@ -840,8 +841,8 @@ impl Core {
 
     fn drain(&mut self) {
         self.draining = true;
-        let is_idle = |client: &Client| match client.server {
-            None => client.lane.is_none() && client.output.gates() == 0,
+        let is_idle = |client: &Client| match client.at.server() {
+            None => client.at.lane().is_none() && client.output.gates() == 0,
             Some(s) => {
                 let server = &self.servers[s];
                 server.status == message::Status::Idle

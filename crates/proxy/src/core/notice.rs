@@ -186,7 +186,7 @@ impl Core {
             && !client.skipping
             && client.output.held().is_none();
         quiet
-            && match (client.server, client.lane) {
+            && match (client.at.server(), client.at.lane()) {
                 (None, None) => !client.unit.routed,
                 (None, Some(_)) => false,
                 (Some(s), _) => {

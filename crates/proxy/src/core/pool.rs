@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use topology::{NodeId, Role};
 use wire::Sqlstate;
 
-use super::client::Phase;
+use super::client::{At, Phase};
 use super::listen::Channels;
 use super::listener::Listener;
 use super::params::Params;
@@ -417,8 +417,8 @@ impl Core {
     /// Links a client with a server connection. True if its messages can be forwarded at once.
     fn attach(&mut self, c: usize, s: usize) -> bool {
         let (client, server) = (&mut self.clients[c], &mut self.servers[s]);
-        debug_assert!(client.server.is_none() && server.client.is_none() && server.expect.is_empty());
-        client.server = Some(s);
+        debug_assert!(client.at.server().is_none() && server.client.is_none() && server.expect.is_empty());
+        client.at = At::Server(s as u32);
         server.client = Some(c);
         (server.measured, server.answered) = (0, 0);
         client.since = self.now;
@@ -502,7 +502,7 @@ impl Core {
         let server = &mut self.servers[s];
         if let Some(c) = server.client.take() {
             let client = &mut self.clients[c];
-            client.server = None;
+            client.at.leave_server();
             client.since = self.now;
             client.held_up = false;
             server.failed = false;
@@ -804,7 +804,7 @@ impl Core {
                 self.server_closed(token.index(), "the node is no longer part of the cluster in its role");
             }
         }
-        let held = self.clients.iter().filter(|(_, c)| c.server.is_some() && !c.input.is_empty());
+        let held = self.clients.iter().filter(|(_, c)| c.at.server().is_some() && !c.input.is_empty());
         self.runnable.extend(held.map(|(_, client)| client.token));
         for p in 0..self.pools.len() {
             // A change of the view is news of the nodes: no reason to wait longer.

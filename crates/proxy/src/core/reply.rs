@@ -256,7 +256,7 @@ impl Core {
         }
         self.tell(c, |out| out.extend_from_slice(bytes));
         self.bound_gate(c);
-        if self.clients[c].lane.is_some() && self.clients[c].output.len() > self.settings.buffer_limit {
+        if self.clients[c].at.lane().is_some() && self.clients[c].output.len() > self.settings.buffer_limit {
             self.hold_lane(s);
         }
     }

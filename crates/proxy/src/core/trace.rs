@@ -187,7 +187,7 @@ impl Core {
             user: key.user.clone(),
             node,
             primary: self.is_primary(s),
-            lane: self.clients[c].lane.is_some(),
+            lane: self.clients[c].at.lane().is_some(),
             rows: 0,
             outcome: Outcome::Done,
             text: Text::new(text),

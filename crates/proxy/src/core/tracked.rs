@@ -214,7 +214,7 @@ impl Core {
         let about = class.pins.0 & (Pins::SET.0 | Pins::ROLE.0) != 0
             || class.flags.has(Flags::RESETS_PARAMETERS)
             || class.flags.has(Flags::LISTENS)
-            || (class.flags.has(Flags::SAVEPOINT) && self.clients[c].server.is_some_and(listens));
+            || (class.flags.has(Flags::SAVEPOINT) && self.clients[c].at.server().is_some_and(listens));
         // Without standard strings a parser reads something else.
         if !about || self.clients[c].odd_strings {
             return None;
@@ -414,7 +414,7 @@ impl Core {
     /// client itself: what is prepared then is nobody else's.
     pub(super) fn dialect_of(&self, c: usize) -> u64 {
         let client = &self.clients[c];
-        let setting = client.server.is_some_and(|s| self.servers[s].sets.open);
+        let setting = client.at.server().is_some_and(|s| self.servers[s].sets.open);
         if client.pins.is_empty() && !setting { client.dialect } else { client.token.raw() }
     }
 }

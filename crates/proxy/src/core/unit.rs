@@ -77,7 +77,7 @@ fn hash(name: &[u8]) -> u64 {
 impl Core {
     /// A message of a client that is logged in.
     pub(super) fn message(&mut self, c: usize, bytes: &[u8]) -> Step {
-        if self.clients[c].waiting || self.clients[c].lane.is_some() {
+        if self.clients[c].waiting || self.clients[c].at.lane().is_some() {
             return Step::Blocked;
         }
         let frame = match self.frame(c, bytes) {
@@ -90,13 +90,13 @@ impl Core {
         }
         if frame.tag == b'X' {
             // What was sent before it is still carried out.
-            if client.server.is_some_and(|s| self.servers[s].is_running()) {
+            if client.at.server().is_some_and(|s| self.servers[s].is_running()) {
                 return Step::Blocked;
             }
             self.close_client(c);
             return Step::Gone;
         }
-        match client.server {
+        match client.at.server() {
             Some(s) if self.streams(c, s) => self.forward(c, s, bytes, frame),
             Some(s) if self.servers[s].expect.is_empty() => {
                 let token = client.token;
@@ -149,7 +149,7 @@ impl Core {
 
     /// Gives the server back, if only the rest of a message kept it (COPY data that came after the COPY had failed).
     pub(super) fn release_if_done(&mut self, c: usize) {
-        if let Some(s) = self.clients[c].server
+        if let Some(s) = self.clients[c].at.server()
             && self.servers[s].expect.is_empty()
             && !self.streams(c, s)
         {

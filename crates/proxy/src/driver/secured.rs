@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use tls::{Event, LONGEST_PART, Link};
 
 use super::sys;
-use super::worker::{BUFFER, Worker, slot};
+use super::worker::{BUFFER, Flag, Worker, slot};
 use crate::core::Secure;
 use crate::core::token::Token;
 
@@ -62,8 +62,7 @@ impl Worker {
                 self.core.closed(token, "the peer closed the connection");
             }
             Ok(n) => {
-                if (kept + n == BUFFER || socket.ended) && !socket.queued {
-                    socket.queued = true;
+                if (kept + n == BUFFER || socket.is(Flag::Ended)) && !socket.set(Flag::Queued, true) {
                     self.again.push(token);
                 }
                 if self.take_records(token, kept + n) && self.answers(token) {
@@ -76,8 +75,7 @@ impl Worker {
                 match error.kind() {
                     io::ErrorKind::WouldBlock => {}
                     io::ErrorKind::Interrupted => {
-                        if !socket.queued {
-                            socket.queued = true;
+                        if !socket.set(Flag::Queued, true) {
                             self.again.push(token);
                         }
                     }
@@ -88,14 +86,14 @@ impl Worker {
     }
 
     /// Whether a link has something for the peer.
-    fn answers(&mut self, token: Token) -> bool {
+    pub(super) fn answers(&mut self, token: Token) -> bool {
         let link = slot(&mut self.sockets, token).and_then(|socket| socket.link.as_ref());
         link.is_some_and(|link| !link.pending().is_empty())
     }
 
     /// Gives the first `count` bytes of the buffer to a socket's link, and what comes of them to the core. False if that
     /// was the end of the connection.
-    fn take_records(&mut self, token: Token, count: usize) -> bool {
+    pub(super) fn take_records(&mut self, token: Token, count: usize) -> bool {
         let Some(socket) = slot(&mut self.sockets, token) else { return false };
         let Some(link) = &mut socket.link else { return false };
         let core = &mut self.core;
@@ -141,10 +139,10 @@ impl Worker {
                     link.wrote(n, &mut self.sealed);
                     if !all {
                         // The socket is full: it says when it is not.
-                        return;
+                        return self.want_room(token);
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.want_room(token),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return self.core.closed(token, &error.to_string()),
             }

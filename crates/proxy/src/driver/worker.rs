@@ -1,34 +1,46 @@
-//! One worker's loop.
+//! A worker: its sockets, and what the core asks. How it waits for them is in [`epolled`](super::epolled) and
+//! [`ringed`](super::ringed).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tls::Link;
 use topology::Address;
 
 use super::mailbox::{Letter, Mailbox};
-use super::sys::{self, Epoll, Event};
+use super::ring::Ring;
+use super::ringed::Agenda;
+use super::sys::{self, Epoll};
 use crate::console::{Desk, Look, Report, Request};
 use crate::core::token::{Kind, Token};
 use crate::core::{Core, Effect, Mail};
 
 /// The one buffer that all connections of a worker are read into, in bytes.
 pub(super) const BUFFER: usize = 64 << 10;
-/// Events taken a turn.
-const EVENTS: usize = 256;
 /// Longest time between two looks at the clock's business.
-const TICK: Duration = Duration::from_millis(100);
+pub(super) const TICK: Duration = Duration::from_millis(100);
 /// Stands for the mailbox among the tokens; a token is never 0.
-const MAILBOX: u64 = 0;
+pub(super) const MAILBOX: u64 = 0;
+
+/// Clients' sockets that there is room for from the start. So much is the allocator's to map apart: it then grows by moving pages, where
+/// small tables that grow leave holes of the size of all the former ones. What is not used of it is not in memory.
+const CLIENTS: usize = 8192;
+
+/// How a worker waits.
+pub(super) enum Poller {
+    Epoll(Epoll),
+    /// By io_uring; here is what its next turn submits.
+    Ring(Box<Agenda>),
+}
 
 /// A worker's sockets and the core that they serve.
 pub(crate) struct Worker {
     pub(super) core: Core,
-    epoll: Epoll,
-    mailboxes: Arc<Vec<Mailbox>>,
-    id: usize,
+    pub(super) poller: Poller,
+    pub(super) mailboxes: Arc<Vec<Mailbox>>,
+    pub(super) id: usize,
     console: Desk,
     /// By kind and slot, as the core numbers them.
     pub(super) sockets: [Vec<Option<Socket>>; 3],
@@ -39,172 +51,120 @@ pub(crate) struct Worker {
     pub(super) buffer: Box<[u8]>,
     /// The buffer that links write into: with one of them only while its socket is full.
     pub(super) sealed: Vec<u8>,
-    stopping: bool,
+    /// Sockets that the core does not want to read.
+    pub(super) paused: usize,
+    pub(super) stopping: bool,
 }
 
 pub(super) struct Socket {
     pub(super) fd: OwnedFd,
-    token: Token,
+    flags: u16,
+    pub(super) token: Token,
     /// Its TLS, if it speaks that.
     pub(super) link: Option<Box<Link>>,
-    connecting: bool,
+}
+
+/// What is so with a socket or not: a bit each, for there are many sockets.
+#[derive(Clone, Copy)]
+#[repr(u16)]
+pub(super) enum Flag {
+    Connecting = 1,
     /// The core does not want to read it.
-    paused: bool,
-    /// Its end, or an error, was announced; that happens only once.
-    pub(super) ended: bool,
+    Paused = 1 << 1,
     /// It is in `again`.
-    pub(super) queued: bool,
+    Queued = 1 << 2,
+    /// Epoll: its end, or an error, was announced; that happens only once.
+    Ended = 1 << 3,
+    /// io_uring: it is received from.
+    Armed = 1 << 4,
+    /// That it no longer is, is on its way.
+    Cancelled = 1 << 5,
+    /// It is asked whether it is connected, or has room.
+    Polled = 1 << 6,
+    /// It has no room.
+    Full = 1 << 7,
+    /// It is among those with something to send.
+    Sending = 1 << 8,
+    /// Something came while the core did not want to read it, and is kept.
+    Held = 1 << 9,
+    /// So much of that, or its end, that it is not received from.
+    Enough = 1 << 10,
+}
+
+/// What an idle connection costs beside the core's part of it (see there).
+const _: () = assert!(size_of::<Option<Socket>>() <= 24);
+
+impl Socket {
+    pub(super) fn is(&self, flag: Flag) -> bool {
+        self.flags & flag as u16 != 0
+    }
+
+    /// Makes it so, or not; returns what it was.
+    pub(super) fn set(&mut self, flag: Flag, to: bool) -> bool {
+        let was = self.is(flag);
+        if to {
+            self.flags |= flag as u16;
+        } else {
+            self.flags &= !(flag as u16);
+        }
+        was
+    }
 }
 
 impl Worker {
-    pub(crate) fn new(id: usize, mut core: Core, mailboxes: Arc<Vec<Mailbox>>, console: Desk) -> io::Result<Worker> {
-        let epoll = Epoll::new()?;
-        epoll.add_level(mailboxes[id].fd(), MAILBOX)?;
+    /// With a ring, `ring` says, or else with epoll.
+    pub(crate) fn new(
+        id: usize,
+        mut core: Core,
+        mailboxes: Arc<Vec<Mailbox>>,
+        console: Desk,
+        ring: bool,
+    ) -> io::Result<Worker> {
+        let poller = if ring { Poller::Ring(Box::default()) } else { Poller::Epoll(Epoll::new()?) };
         let bells = mailboxes.clone();
         core.wake_by(Arc::new(move || bells[id].ring()));
         Ok(Worker {
             core,
-            epoll,
+            poller,
             mailboxes,
             id,
             console,
-            sockets: [Vec::new(), Vec::new(), Vec::new()],
+            sockets: [Vec::with_capacity(CLIENTS), Vec::new(), Vec::new()],
             again: Vec::new(),
             effects: Vec::new(),
             letters: Vec::new(),
             buffer: vec![0; BUFFER].into(),
             sealed: Vec::new(),
+            paused: 0,
             stopping: false,
         })
     }
 
     /// Runs until it is told to stop.
     pub(crate) fn run(&mut self) -> io::Result<()> {
-        let mut events = [Event { events: 0, u64: 0 }; EVENTS];
-        let mut ticked = Instant::now();
-        while !self.stopping {
-            if let Some(gather) = self.core.gather() {
-                std::thread::sleep(gather);
-            }
-            let wait = if self.again.is_empty() { self.core.patience(TICK).as_millis() as i32 } else { 0 };
-            let count = self.epoll.wait(&mut events, wait)?;
-            let now = Instant::now();
-            self.core.turn(now);
-            // What was left over goes behind what is new, so that nobody is starved.
-            let again = std::mem::take(&mut self.again);
-            for event in &events[..count] {
-                self.event(event.u64, event.events);
-            }
-            for token in &again {
-                if let Some(socket) = self.socket(*token) {
-                    socket.queued = false;
-                    self.read(*token);
+        if matches!(self.poller, Poller::Ring(_)) {
+            // It belongs to the thread that makes it.
+            match Ring::new() {
+                Ok(ring) => return self.run_ring(ring),
+                Err(error) => {
+                    tracing::warn!(%error, worker = self.id, "no io_uring for a worker: it takes epoll");
+                    self.poller = Poller::Epoll(Epoll::new()?);
                 }
             }
-            if self.again.is_empty() {
-                self.again = again;
-                self.again.clear();
-            }
-            if now.duration_since(ticked) >= TICK {
-                ticked = now;
-                self.core.tick();
-            }
-            self.settle();
         }
-        Ok(())
+        self.run_epoll()
     }
 
-    fn event(&mut self, data: u64, flags: u32) {
-        let Some(token) = Token::from_raw(data) else { return self.mail() };
-        let Some(socket) = self.socket(token) else { return };
-        let flags = flags as i32;
-        let broken = flags & (libc::EPOLLERR | libc::EPOLLHUP) != 0;
-        if socket.connecting {
-            if broken || flags & libc::EPOLLOUT != 0 {
-                socket.connecting = false;
-                match sys::connect_result(socket.fd.as_fd()) {
-                    Ok(()) => self.core.connected(token),
-                    Err(error) => return self.core.closed(token, &error.to_string()),
-                }
-            } else {
-                return;
-            }
-        }
-        if flags & libc::EPOLLOUT != 0 {
-            self.flush(token);
-        }
-        if broken || flags & (libc::EPOLLIN | libc::EPOLLRDHUP) != 0 {
-            if (broken || flags & libc::EPOLLRDHUP != 0)
-                && let Some(socket) = self.socket(token)
-            {
-                socket.ended = true;
-            }
-            self.read(token);
-        }
-    }
-
-    /// Reads a socket once; one whose end was announced is read again until it comes.
-    fn read(&mut self, token: Token) {
-        let Some(socket) = slot(&mut self.sockets, token) else { return };
-        if socket.paused {
-            return;
-        }
-        if socket.link.is_some() {
-            return self.read_link(token);
-        }
-        match sys::receive(socket.fd.as_fd(), &mut self.buffer) {
-            Ok(0) => self.core.closed(token, "the peer closed the connection"),
-            Ok(n) => {
-                // A short read has emptied the socket: the next bytes make a new event.
-                if (n == BUFFER || socket.ended) && !socket.queued {
-                    socket.queued = true;
-                    self.again.push(token);
-                }
-                self.core.received(token, &self.buffer[..n]);
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                if !socket.queued {
-                    socket.queued = true;
-                    self.again.push(token);
-                }
-            }
-            Err(error) => self.core.closed(token, &error.to_string()),
-        }
-    }
-
+    /// Writes what the core has for a socket: at once, or, with io_uring, at the end of the turn.
     fn flush(&mut self, token: Token) {
-        loop {
-            let Some(socket) = slot(&mut self.sockets, token) else { return };
-            if socket.connecting {
-                return;
-            }
-            if socket.link.is_some() {
-                return self.flush_link(token);
-            }
-            let Some(output) = self.core.output(token) else { return };
-            let bytes = output.writable();
-            if bytes.is_empty() {
-                return;
-            }
-            match sys::send(socket.fd.as_fd(), bytes) {
-                Ok(n) => {
-                    let all = n == bytes.len();
-                    self.core.wrote(token, n);
-                    if !all {
-                        // The socket is full: it says when it is not.
-                        return;
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return self.core.closed(token, &error.to_string()),
-            }
+        match self.poller {
+            Poller::Epoll(_) => self.flush_epoll(token),
+            Poller::Ring(_) => self.flush_ring(token),
         }
     }
 
     /// Does what the core asks and writes what it has, until it has no more of either.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         loop {
             let idle = !self.effects();
             let mut wrote = false;
@@ -245,31 +205,36 @@ impl Worker {
             Effect::Secure { token, with } => self.secure(token, &with),
             Effect::Close { token, last } => {
                 if let Some(socket) = self.unregister(token) {
+                    self.disarm(&socket);
                     self.say_goodbye(socket, &last);
                 }
             }
             Effect::Pause(token) => {
-                if let Some(socket) = self.socket(token) {
-                    socket.paused = true;
+                if let Some(socket) = self.socket(token)
+                    && !socket.set(Flag::Paused, true)
+                {
+                    self.paused += 1;
                 }
             }
             Effect::Resume(token) => {
-                if let Some(socket) = self.socket(token) {
-                    socket.paused = false;
+                if let Some(socket) = slot(&mut self.sockets, token) {
+                    if socket.set(Flag::Paused, false) {
+                        self.paused -= 1;
+                    }
                     // What came meanwhile made its event then.
-                    if !socket.queued {
-                        socket.queued = true;
+                    if !socket.set(Flag::Queued, true) {
                         self.again.push(token);
                     }
                 }
             }
             Effect::Move { token, to, server } => {
                 if let Some(socket) = self.unregister(token) {
+                    let Poller::Epoll(epoll) = &self.poller else { return self.leave(socket, to, server) };
                     // Without this its events would go on coming here: the descriptor stays open.
-                    if let Err(error) = self.epoll.remove(socket.fd.as_fd()) {
+                    if let Err(error) = epoll.remove(socket.fd.as_fd()) {
                         tracing::error!(%error, "cannot take a socket out of the event loop");
                     }
-                    self.mailboxes[to].post(Letter::Server(socket.fd, socket.link, server));
+                    self.mailboxes[to].post(Letter::Server(socket.fd, socket.link, server, Vec::new()));
                 }
             }
             Effect::LookUp { client, user } => {
@@ -304,7 +269,7 @@ impl Worker {
 
     /// Writes what is left, and lets the peer read it: closing a socket with unread input would make the kernel drop it.
     fn say_goodbye(&mut self, mut socket: Socket, last: &[u8]) {
-        if socket.connecting {
+        if socket.is(Flag::Connecting) {
             return;
         }
         match &mut socket.link {
@@ -329,7 +294,7 @@ impl Worker {
         }
     }
 
-    fn mail(&mut self) {
+    pub(super) fn mail(&mut self) {
         let mut letters = std::mem::take(&mut self.letters);
         self.mailboxes[self.id].take(&mut letters);
         for letter in letters.drain(..) {
@@ -342,7 +307,7 @@ impl Worker {
                         self.core.closed(token, &error.to_string());
                     }
                 }
-                Letter::Server(fd, link, moved) => {
+                Letter::Server(fd, link, moved, early) => {
                     let token = self.core.adopt(*moved);
                     match self.register(fd, token, false) {
                         Ok(()) => {
@@ -350,6 +315,7 @@ impl Worker {
                                 socket.link = link;
                             }
                             self.core.adopted(token);
+                            self.deliver(token, &early);
                         }
                         Err(error) => self.core.closed(token, &error.to_string()),
                     }
@@ -366,29 +332,40 @@ impl Worker {
     }
 
     fn register(&mut self, fd: OwnedFd, token: Token, connecting: bool) -> io::Result<()> {
-        self.epoll.add(fd.as_fd(), token.raw())?;
+        match &mut self.poller {
+            Poller::Epoll(epoll) => epoll.add(fd.as_fd(), token.raw())?,
+            Poller::Ring(agenda) => agenda.begin(token),
+        }
         let sockets = &mut self.sockets[table(token)];
         debug_assert!(sockets.get(token.index()).is_none_or(Option::is_none), "the slot's old socket is still open");
         if sockets.len() <= token.index() {
             sockets.resize_with(token.index() + 1, || None);
         }
-        sockets[token.index()] =
-            Some(Socket { fd, token, link: None, connecting, paused: false, ended: false, queued: false });
+        let flags = if connecting { Flag::Connecting as u16 } else { 0 };
+        sockets[token.index()] = Some(Socket { fd, flags, token, link: None });
         Ok(())
     }
 
     fn unregister(&mut self, token: Token) -> Option<Socket> {
         let slot = self.sockets[table(token)].get_mut(token.index())?;
-        if slot.as_ref()?.token == token { slot.take() } else { None }
+        let socket = if slot.as_ref()?.token == token { slot.take() } else { None }?;
+        self.paused -= usize::from(socket.is(Flag::Paused));
+        Some(socket)
     }
 
-    fn socket(&mut self, token: Token) -> Option<&mut Socket> {
+    pub(super) fn socket(&mut self, token: Token) -> Option<&mut Socket> {
         slot(&mut self.sockets, token)
     }
 }
 
 pub(super) fn slot(sockets: &mut [Vec<Option<Socket>>; 3], token: Token) -> Option<&mut Socket> {
     let socket = sockets[table(token)].get_mut(token.index())?.as_mut()?;
+    (socket.token == token).then_some(socket)
+}
+
+/// As [`slot`], to look only.
+pub(super) fn look_up(sockets: &[Vec<Option<Socket>>; 3], token: Token) -> Option<&Socket> {
+    let socket = sockets[table(token)].get(token.index())?.as_ref()?;
     (socket.token == token).then_some(socket)
 }
 

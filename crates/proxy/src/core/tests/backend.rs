@@ -60,6 +60,8 @@ pub(super) struct Backend {
     pub listens: BTreeSet<u64>,
     pub unlistened: usize,
     heard: usize,
+    /// Those that it listened for, on their way: they go out between two transactions, or right before the end of an answer.
+    late: Vec<u8>,
     /// What the transaction in progress notifies.
     notifies: Vec<(u64, u64)>,
     /// `search_path` and `listening` as they were before the transaction.
@@ -68,6 +70,8 @@ pub(super) struct Backend {
     prepared: HashMap<Vec<u8>, String>,
     portals: HashMap<Vec<u8>, Portal>,
     skipping: bool,
+    /// Something was parsed, bound or described since the last Sync: that begins a transaction, too.
+    unit: bool,
     copy: Option<Copy>,
     /// What `SELECT pg_sleep(…)` will answer; nothing is read meanwhile.
     pub sleeping: Option<Sleep>,
@@ -191,6 +195,11 @@ impl Backend {
         if self.skipping && tag != b'S' {
             return;
         }
+        match tag {
+            b'P' | b'B' | b'D' => self.unit = true,
+            b'Q' | b'S' => self.unit = false,
+            _ => {}
+        }
         let result = match tag {
             b'Q' => return self.query(payload::cstr(data).unwrap().0, store),
             b'S' => {
@@ -213,7 +222,12 @@ impl Backend {
                 message::empty(&mut self.out, b'3');
                 Ok(())
             }
-            b'E' => self.execute(data, store),
+            b'E' => {
+                let result = self.execute(data, store);
+                // COMMIT and ROLLBACK end it at once.
+                self.unit = self.saved.is_some();
+                result
+            }
             tag => panic!("unexpected message {:?}", char::from(tag)),
         };
         if let Err(code) = result {
@@ -271,9 +285,10 @@ impl Backend {
 
     /// Sends what it has not heard yet of what was notified, if it is between two transactions.
     pub(super) fn hear(&mut self, store: &Store) {
-        let between = self.started && self.status == b'I' && self.saved.is_none() && !self.skipping;
+        let between = self.started && self.status == b'I' && self.saved.is_none() && !self.skipping && !self.unit;
         if between && self.copy.is_none() && self.sleeping.is_none() {
             self.hear_all(store);
+            self.out.append(&mut self.late);
         }
     }
 
@@ -281,7 +296,7 @@ impl Backend {
         for &(channel, number, pid) in store.notified.get(self.heard..).unwrap_or_default() {
             if self.listens.contains(&channel) {
                 let (channel, text) = (format!("c{channel}"), number.to_string());
-                message::notification(&mut self.out, pid, channel.as_bytes(), text.as_bytes());
+                message::notification(&mut self.late, pid, channel.as_bytes(), text.as_bytes());
             }
         }
         self.heard = store.notified.len();
@@ -302,6 +317,7 @@ impl Backend {
         if self.status == b'I' {
             self.commit(store);
             self.hear_all(store);
+            self.out.append(&mut self.late);
         }
         message::ready(&mut self.out, Status::from_byte(self.status).unwrap());
     }

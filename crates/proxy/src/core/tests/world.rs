@@ -536,6 +536,7 @@ impl World {
             _ => {
                 // Another node is primary. The old one's sessions end: it is fenced, and comes back as a replica.
                 let old = self.primary;
+                trace(format_args!("node {} is primary no more", old), b"");
                 self.primary = self.random.below(self.plan.nodes);
                 self.timeline += 1;
                 let nodes: Vec<_> = self.topology.view().nodes.iter().map(|n| n.node.clone()).collect();
@@ -571,6 +572,7 @@ impl World {
     /// The server end closes: some of what it had sent is lost with it.
     fn lose(&mut self, key: (usize, u64)) {
         let Some(link) = self.links.get_mut(&key) else { return };
+        trace(format_args!("server {} is lost, on node {}", link.backend.pid, link.node), b"");
         link.over = true;
         link.to_server.clear();
         let left = self.random.below(link.backend.out.len() + 1);
@@ -589,6 +591,7 @@ impl World {
                 self.cores[core].closed(token, "Too many open files");
             } else if link.over || (faulty && self.random.one_in(20)) {
                 self.faults_left = self.faults_left.saturating_sub(1);
+                trace(format_args!("server {} refuses", link.backend.pid), b"");
                 self.cores[core].closed(token, "refused");
             } else {
                 link.connecting = false;
@@ -637,6 +640,7 @@ impl World {
         let whole = link.backend.out.len();
         if whole == 0 {
             if link.over {
+                trace(format_args!("server {} is gone", link.backend.pid), b"");
                 self.cores[core].closed(token, "it went away");
                 self.settle(core);
                 return true;
@@ -819,6 +823,7 @@ impl World {
 
     /// Bytes reach a client.
     fn hear(&mut self, i: usize, bytes: &[u8]) {
+        trace(format_args!("client {} hears", i + 1), bytes);
         let plan = self.plan.clone();
         let person = &mut self.people[i];
         if person.key.is_none() {
@@ -922,8 +927,8 @@ impl World {
                     out,
                     "core {i}: client {:?} in slot {c}: server {:?}, lane {:?}, waiting {}, skipping {}, {:?}, {:?}, {} bytes kept, paused {}, replay {:?}, held {:?}",
                     person.map(|&p| self.people[p].id),
-                    client.server,
-                    client.lane,
+                    client.at.server(),
+                    client.at.lane(),
                     client.waiting,
                     client.skipping,
                     client.pass,

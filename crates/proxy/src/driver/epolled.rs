@@ -1,0 +1,142 @@
+//! A worker's loop over epoll.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use super::sys::{self, Event};
+use super::worker::{BUFFER, Flag, MAILBOX, Poller, TICK, Worker, slot};
+use crate::core::token::Token;
+
+/// Events taken a turn.
+const EVENTS: usize = 256;
+
+impl Worker {
+    /// Runs until it is told to stop.
+    pub(super) fn run_epoll(&mut self) -> io::Result<()> {
+        if let Poller::Epoll(epoll) = &self.poller {
+            epoll.add_level(self.mailboxes[self.id].fd(), MAILBOX)?;
+        }
+        let mut events = [Event { events: 0, u64: 0 }; EVENTS];
+        let mut ticked = Instant::now();
+        while !self.stopping {
+            if let Some(gather) = self.core.gather() {
+                std::thread::sleep(gather);
+            }
+            let wait = if self.again.is_empty() { self.core.patience(TICK).as_millis() as i32 } else { 0 };
+            let Poller::Epoll(epoll) = &self.poller else { return Ok(()) };
+            let count = epoll.wait(&mut events, wait)?;
+            let now = Instant::now();
+            self.core.turn(now);
+            // What was left over goes behind what is new, so that nobody is starved.
+            let again = std::mem::take(&mut self.again);
+            for event in &events[..count] {
+                self.event(event.u64, event.events);
+            }
+            for token in &again {
+                if let Some(socket) = self.socket(*token) {
+                    socket.set(Flag::Queued, false);
+                    self.read(*token);
+                }
+            }
+            if self.again.is_empty() {
+                self.again = again;
+                self.again.clear();
+            }
+            if now.duration_since(ticked) >= TICK {
+                ticked = now;
+                self.core.tick();
+            }
+            self.settle();
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, data: u64, flags: u32) {
+        let Some(token) = Token::from_raw(data) else { return self.mail() };
+        let Some(socket) = self.socket(token) else { return };
+        let flags = flags as i32;
+        let broken = flags & (libc::EPOLLERR | libc::EPOLLHUP) != 0;
+        if socket.is(Flag::Connecting) {
+            if broken || flags & libc::EPOLLOUT != 0 {
+                socket.set(Flag::Connecting, false);
+                match sys::connect_result(socket.fd.as_fd()) {
+                    Ok(()) => self.core.connected(token),
+                    Err(error) => return self.core.closed(token, &error.to_string()),
+                }
+            } else {
+                return;
+            }
+        }
+        if flags & libc::EPOLLOUT != 0 {
+            self.flush_epoll(token);
+        }
+        if broken || flags & (libc::EPOLLIN | libc::EPOLLRDHUP) != 0 {
+            if (broken || flags & libc::EPOLLRDHUP != 0)
+                && let Some(socket) = self.socket(token)
+            {
+                socket.set(Flag::Ended, true);
+            }
+            self.read(token);
+        }
+    }
+
+    /// Reads a socket once; one whose end was announced is read again until it comes.
+    fn read(&mut self, token: Token) {
+        let Some(socket) = slot(&mut self.sockets, token) else { return };
+        if socket.is(Flag::Paused) {
+            return;
+        }
+        if socket.link.is_some() {
+            return self.read_link(token);
+        }
+        match sys::receive(socket.fd.as_fd(), &mut self.buffer) {
+            Ok(0) => self.core.closed(token, "the peer closed the connection"),
+            Ok(n) => {
+                // A short read has emptied the socket: the next bytes make a new event.
+                if (n == BUFFER || socket.is(Flag::Ended)) && !socket.set(Flag::Queued, true) {
+                    self.again.push(token);
+                }
+                self.core.received(token, &self.buffer[..n]);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                if !socket.set(Flag::Queued, true) {
+                    self.again.push(token);
+                }
+            }
+            Err(error) => self.core.closed(token, &error.to_string()),
+        }
+    }
+
+    /// Writes what the core has for a socket.
+    pub(super) fn flush_epoll(&mut self, token: Token) {
+        loop {
+            let Some(socket) = slot(&mut self.sockets, token) else { return };
+            if socket.is(Flag::Connecting) {
+                return;
+            }
+            if socket.link.is_some() {
+                return self.flush_link(token);
+            }
+            let Some(output) = self.core.output(token) else { return };
+            let bytes = output.writable();
+            if bytes.is_empty() {
+                return;
+            }
+            match sys::send(socket.fd.as_fd(), bytes) {
+                Ok(n) => {
+                    let all = n == bytes.len();
+                    self.core.wrote(token, n);
+                    if !all {
+                        // The socket is full: it says when it is not.
+                        return;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return self.core.closed(token, &error.to_string()),
+            }
+        }
+    }
+}

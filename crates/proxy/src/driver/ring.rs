@@ -1,0 +1,395 @@
+//! An io_uring instance with buffers for what is received, wrapped so that the rest needs no `unsafe`.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use io_uring::types::{BufRingEntry, Fd};
+use io_uring::{IoUring, cqueue, opcode, squeue};
+
+/// Submissions that fit in the queue; more are submitted before the turn's end.
+const ENTRIES: u32 = 256;
+/// Completions that fit in theirs; the kernel keeps what does not.
+const COMPLETIONS: u32 = 1024;
+/// Buffers that sockets are received into: a power of two.
+const BUFFERS: u16 = 64;
+/// Bytes of one of them.
+const LENGTH: usize = 16 << 10;
+/// Times that submissions are tried that the kernel does not take.
+const TRIES: usize = 1000;
+/// The only group of buffers.
+const GROUP: u16 = 0;
+
+/// Longest wait of the probe.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+const ENTER_GETEVENTS: u32 = 1;
+const ENTER_EXT_ARG: u32 = 8;
+
+/// `struct io_uring_getevents_arg`.
+#[repr(C)]
+struct Wait {
+    sigmask: u64,
+    sigmask_size: u32,
+    min_wait_usec: u32,
+    timespec: u64,
+}
+
+/// `struct __kernel_timespec`.
+#[repr(C)]
+struct Timespec {
+    seconds: i64,
+    nanos: i64,
+}
+
+/// What has become of a submission.
+#[derive(Clone, Copy)]
+pub(super) struct Completion {
+    pub(super) data: u64,
+    pub(super) result: i32,
+    flags: u32,
+}
+
+impl Completion {
+    /// There will be more of the same submission.
+    pub(super) fn more(self) -> bool {
+        cqueue::more(self.flags)
+    }
+}
+
+/// The buffers, and the ring by which the kernel gets them. Both live until the kernel has been told that they are gone.
+struct Pool {
+    entries: NonNull<BufRingEntry>,
+    bytes: NonNull<u8>,
+    tail: u16,
+}
+
+impl Pool {
+    fn layouts() -> (Layout, Layout) {
+        let page = 4096;
+        let entries = Layout::from_size_align(usize::from(BUFFERS) * size_of::<BufRingEntry>(), page);
+        let bytes = Layout::from_size_align(usize::from(BUFFERS) * LENGTH, page);
+        match (entries, bytes) {
+            (Ok(entries), Ok(bytes)) => (entries, bytes),
+            _ => unreachable!("constants that are a layout"),
+        }
+    }
+
+    fn new() -> Pool {
+        let (entries, bytes) = Pool::layouts();
+        // SAFETY: neither layout is empty.
+        let (a, b) = unsafe { (alloc_zeroed(entries), alloc_zeroed(bytes)) };
+        let Some(a) = NonNull::new(a) else { handle_alloc_error(entries) };
+        let Some(b) = NonNull::new(b) else { handle_alloc_error(bytes) };
+        let mut pool = Pool { entries: a.cast(), bytes: b, tail: 0 };
+        for id in 0..BUFFERS {
+            pool.give(id);
+        }
+        pool.publish();
+        pool
+    }
+
+    /// The kernel may fill this buffer (again), once it is told by `publish`.
+    fn give(&mut self, id: u16) {
+        let at = usize::from(self.tail & (BUFFERS - 1));
+        // SAFETY: `at` is within the ring's entries, and the kernel reads an entry only once the tail is past it.
+        let entry = unsafe { &mut *self.entries.as_ptr().add(at) };
+        entry.set_addr(self.bytes.as_ptr() as u64 + u64::from(id) * LENGTH as u64);
+        entry.set_len(LENGTH as u32);
+        entry.set_bid(id);
+        self.tail = self.tail.wrapping_add(1);
+    }
+
+    fn publish(&self) {
+        // SAFETY: the first entry is there, and its tail is only touched as an atomic: the kernel reads it at any time.
+        let tail = unsafe { &*BufRingEntry::tail(self.entries.as_ptr()).cast::<AtomicU16>() };
+        tail.store(self.tail, Ordering::Release);
+    }
+
+    /// What the kernel has put in a buffer that it does not have.
+    fn bytes(&self, id: u16, count: usize) -> &[u8] {
+        debug_assert!(id < BUFFERS && count <= LENGTH);
+        let (id, count) = (usize::from(id % BUFFERS), count.min(LENGTH));
+        // SAFETY: within the allocation; the kernel writes to it only after it was given back, which takes `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().add(id * LENGTH), count) }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let (entries, bytes) = Pool::layouts();
+        // SAFETY: allocated with these layouts; [`Ring`]'s drop has taken them from the kernel.
+        unsafe {
+            dealloc(self.entries.as_ptr().cast(), entries);
+            dealloc(self.bytes.as_ptr(), bytes);
+        }
+    }
+}
+
+/// A worker's ring. It belongs to the thread that made it.
+pub(super) struct Ring {
+    ring: IoUring,
+    pool: Pool,
+}
+
+impl Ring {
+    pub(super) fn new() -> io::Result<Ring> {
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_coop_taskrun()
+            .setup_submit_all()
+            .setup_cqsize(COMPLETIONS)
+            .dontfork()
+            .build(ENTRIES)?;
+        let params = ring.params();
+        if !(params.is_feature_ext_arg() && params.is_feature_nodrop() && params.is_feature_skip_cqe_on_success()) {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's io_uring is too old"));
+        }
+        let pool = Pool::new();
+        let address = pool.entries.as_ptr() as u64;
+        // SAFETY: the pool lives as long as the ring, and is taken from the kernel before it is freed.
+        unsafe { ring.submitter().register_buf_ring_with_flags(address, BUFFERS, GROUP, 0)? };
+        Ok(Ring { ring, pool })
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        for _ in 0..2 {
+            // SAFETY: who calls this sees to it that what the entry points to lives until it is done.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return Ok(());
+            }
+            self.enter(None)?;
+        }
+        Err(io::Error::other("io_uring's queue is full"))
+    }
+
+    /// Goes on receiving from a socket until that is cancelled, or fails.
+    pub(super) fn receive(&mut self, fd: BorrowedFd<'_>, data: u64) -> io::Result<()> {
+        self.push(&opcode::RecvMulti::new(Fd(fd.as_raw_fd()), GROUP).build().user_data(data))
+    }
+
+    /// Tells once, or again and again, when a descriptor is ready.
+    pub(super) fn poll(&mut self, fd: BorrowedFd<'_>, events: i16, multi: bool, data: u64) -> io::Result<()> {
+        let poll = opcode::PollAdd::new(Fd(fd.as_raw_fd()), events as u32).multi(multi);
+        self.push(&poll.build().user_data(data))
+    }
+
+    /// Ends a submission: its last completion comes.
+    pub(super) fn cancel(&mut self, of: u64, data: u64) -> io::Result<()> {
+        self.push(&opcode::AsyncCancel::new(of).build().user_data(data))
+    }
+
+    /// Submits all there is and these sends, waits for something to happen, and moves what has completed into `done`. A send is
+    /// complete when this returns; it is in `done` only if it has not sent everything.
+    pub(super) fn turn<'a>(
+        &mut self,
+        sends: impl Iterator<Item = (BorrowedFd<'a>, &'a [u8], u64)>,
+        wait: Duration,
+        done: &mut Vec<Completion>,
+    ) -> io::Result<()> {
+        // Without waiting, so that it completes while it is submitted; and what is not whole has failed, so that it says so.
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        for (fd, bytes, data) in sends {
+            let length = bytes.len().min(1 << 30) as u32;
+            let send = opcode::Send::new(Fd(fd.as_raw_fd()), bytes.as_ptr(), length).flags(flags);
+            self.push(&send.build().flags(squeue::Flags::SKIP_SUCCESS).user_data(data))?;
+        }
+        let mut wait = Some(wait);
+        loop {
+            self.enter(wait)?;
+            let completed = self.ring.completion().map(|entry| Completion {
+                data: entry.user_data(),
+                result: entry.result(),
+                flags: entry.flags(),
+            });
+            done.extend(completed);
+            // What has found no room in the queue.
+            if !self.ring.submission().cq_overflow() {
+                return Ok(());
+            }
+            wait = Some(Duration::ZERO);
+        }
+    }
+
+    /// Submits everything; with a time to wait, what has come is completed, and something has, or the time is over.
+    fn enter(&mut self, wait: Option<Duration>) -> io::Result<()> {
+        let time = wait.unwrap_or_default();
+        let want = u32::from(!time.is_zero());
+        let events = if wait.is_some() { ENTER_GETEVENTS } else { 0 };
+        let timespec = Timespec { seconds: time.as_secs() as i64, nanos: i64::from(time.subsec_nanos()) };
+        let pointer = std::ptr::from_ref(&timespec) as u64;
+        let arg = Wait { sigmask: 0, sigmask_size: 0, min_wait_usec: 0, timespec: pointer };
+        for _ in 0..TRIES {
+            let count = self.ring.submission().len() as u32;
+            // SAFETY: `arg` is what EXT_ARG says it is, and lives for the call, as does what it points to.
+            let entered = unsafe { self.ring.submitter().enter(count, want, events | ENTER_EXT_ARG, Some(&arg)) };
+            if let Err(error) = entered {
+                match error.raw_os_error() {
+                    Some(libc::ETIME | libc::EINTR) => {}
+                    // The kernel is short of memory.
+                    Some(libc::EBUSY | libc::EAGAIN) => std::thread::sleep(Duration::from_millis(1)),
+                    _ => return Err(error),
+                }
+            }
+            if self.ring.submission().is_empty() {
+                return Ok(());
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::OutOfMemory, "io_uring takes no more submissions"))
+    }
+
+    /// What was received; nothing if there is nothing.
+    pub(super) fn bytes(&self, of: Completion) -> &[u8] {
+        match cqueue::buffer_select(of.flags) {
+            Some(id) => self.pool.bytes(id, usize::try_from(of.result).unwrap_or(0)),
+            None => &[],
+        }
+    }
+
+    /// What was received is not needed any more.
+    pub(super) fn done(&mut self, of: Completion) {
+        if let Some(id) = cqueue::buffer_select(of.flags) {
+            self.pool.give(id);
+        }
+    }
+
+    /// The kernel gets back what is not needed.
+    pub(super) fn publish(&self) {
+        self.pool.publish();
+    }
+}
+
+/// Tries whether the system has what [`Ring`] needs and lets us have it: here it does what workers will rely on.
+pub(crate) fn probe() -> io::Result<()> {
+    let mut ring = Ring::new()?;
+    let (here, there) = UnixStream::pair()?;
+    let unfit = |what: &str| Err(io::Error::new(io::ErrorKind::Unsupported, format!("the kernel's io_uring {what}")));
+    let mut done = Vec::new();
+    ring.receive(here.as_fd(), 1)?;
+    // A whole send says nothing; one that finds no room says how much it was.
+    let long = vec![0; 8 << 20];
+    ring.turn([(there.as_fd(), &b"ping"[..], 2)].into_iter(), PATIENCE, &mut done)?;
+    let Some(&first) = done.first() else { return unfit("does not receive") };
+    if done.len() != 1 || first.data != 1 || ring.bytes(first) != b"ping" || !first.more() {
+        return unfit("does not receive again and again");
+    }
+    ring.done(first);
+    ring.publish();
+    done.clear();
+    ring.turn([(here.as_fd(), &long[..], 3)].into_iter(), PATIENCE, &mut done)?;
+    match done.first() {
+        Some(of) if of.data == 3 && (1..long.len() as i32).contains(&of.result) && !of.more() => Ok(()),
+        _ => unfit("does not say what it has sent"),
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // Nothing can be written to the buffers after this.
+        if self.ring.submitter().unregister_buf_ring(GROUP).is_err() {
+            std::process::abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use std::io::{Read, Write};
+
+    const NONE: std::iter::Empty<(BorrowedFd<'static>, &[u8], u64)> = std::iter::empty();
+
+    /// None where the system has no io_uring for us: then there is nothing to test.
+    fn ring() -> Option<Ring> {
+        probe().ok()?;
+        Some(Ring::new().unwrap())
+    }
+
+    #[test]
+    fn what_is_sent_whole_says_nothing_and_what_is_not_says_how_much() {
+        let Some(mut ring) = ring() else { return };
+        let (mut here, there) = UnixStream::pair().unwrap();
+        let mut done = Vec::new();
+        ring.turn([(there.as_fd(), &b"abc"[..], 1)].into_iter(), Duration::ZERO, &mut done).unwrap();
+        assert!(done.is_empty());
+        let mut three = [0; 3];
+        here.read_exact(&mut three).unwrap();
+        assert_eq!(&three, b"abc");
+        let long = vec![7; 8 << 20];
+        ring.turn([(there.as_fd(), &long[..], 2)].into_iter(), Duration::ZERO, &mut done).unwrap();
+        assert_eq!((done.len(), done[0].data), (1, 2));
+        let count = usize::try_from(done[0].result).unwrap();
+        let mut read = vec![0; count];
+        here.read_exact(&mut read).unwrap();
+        assert_eq!(read, long[..count]);
+        here.set_nonblocking(true).unwrap();
+        assert_eq!(here.read(&mut three).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn more_sends_than_fit_in_the_queue_are_all_sent_and_all_told_of() {
+        let Some(mut ring) = ring() else { return };
+        let pairs: Vec<_> = (0..400).map(|_| UnixStream::pair().unwrap()).collect();
+        let long = vec![7; 4 << 20];
+        let mut done = Vec::new();
+        let sends = pairs.iter().enumerate().map(|(i, (a, _))| (a.as_fd(), &long[..], i as u64));
+        ring.turn(sends, Duration::ZERO, &mut done).unwrap();
+        let mut told: Vec<u64> = done.iter().filter(|of| of.result > 0).map(|of| of.data).collect();
+        told.sort_unstable();
+        assert_eq!(told, (0..400).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn without_buffers_receiving_ends_and_goes_on_where_it_was() {
+        let Some(mut ring) = ring() else { return };
+        let (mut here, there) = UnixStream::pair().unwrap();
+        here.set_nonblocking(true).unwrap();
+        let total = (usize::from(BUFFERS) + 8) * LENGTH;
+        let text: Vec<u8> = (0..total).map(|i| (i / 251) as u8).collect();
+        let (mut written, mut got, mut done) = (0, Vec::new(), Vec::new());
+        let (mut armed, mut ended) = (false, 0);
+        for _ in 0..10_000 {
+            if got.len() == total {
+                break;
+            }
+            written += here.write(&text[written..]).unwrap_or(0);
+            if !std::mem::replace(&mut armed, true) {
+                ring.receive(there.as_fd(), 1).unwrap();
+            }
+            ring.turn(NONE, Duration::ZERO, &mut done).unwrap();
+            // Buffers are given back only when there are none.
+            if armed && done.iter().any(|of| !of.more()) || written == total {
+                for of in done.drain(..) {
+                    got.extend_from_slice(ring.bytes(of));
+                    ring.done(of);
+                    if !of.more() {
+                        assert_eq!(-of.result, libc::ENOBUFS);
+                        (armed, ended) = (false, ended + 1);
+                    }
+                }
+                ring.publish();
+            }
+        }
+        assert!(got == text, "{} of {total} bytes", got.len());
+        assert!(ended > 0);
+    }
+
+    #[test]
+    fn a_cancelled_submission_has_a_last_completion() {
+        let Some(mut ring) = ring() else { return };
+        let (_here, there) = UnixStream::pair().unwrap();
+        let mut done = Vec::new();
+        ring.receive(there.as_fd(), 1).unwrap();
+        ring.turn(NONE, Duration::ZERO, &mut done).unwrap();
+        ring.cancel(1, 2).unwrap();
+        ring.turn(NONE, PATIENCE, &mut done).unwrap();
+        assert!(done.iter().any(|of| of.data == 1 && of.result == -libc::ECANCELED && !of.more()));
+    }
+}

@@ -1,0 +1,372 @@
+//! A worker's loop over io_uring.
+//!
+//! A turn is one system call: it submits what the turn before has left to do ([`Agenda`]), sends included, and waits for what
+//! comes. Each socket is received from without end, into buffers that all share. What is sent is sent when the call
+//! returns: in between nobody touches the core, so its outputs stay where they are.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use tls::LONGEST_PART;
+
+use super::mailbox::Letter;
+use super::ring::{Completion, Ring};
+use super::sys;
+use super::worker::{BUFFER, Flag, MAILBOX, Poller, Socket, TICK, Worker, look_up, slot};
+use crate::core::Moved;
+use crate::core::token::Token;
+
+/// What a submission does, in the highest bits of its data; the rest is the token's.
+const RECEIVE: u64 = 0;
+const POLL: u64 = 1 << 60;
+const SEND: u64 = 2 << 60;
+const CANCEL: u64 = 3 << 60;
+const WHAT: u64 = 15 << 60;
+/// Bytes kept of a socket that the core does not want to read, before it is not received from either. What is in the buffers
+/// by then still comes.
+const KEPT: usize = 64 << 10;
+/// Bytes in one turn of which the core is told before the next wait: their buffers are not to lie idle.
+const MUCH: usize = 64 << 10;
+/// Sends in one turn; what is left is sent in the next.
+const SENDS: usize = 512;
+
+/// What came of a socket while the core did not want to read it.
+#[derive(Default)]
+struct Held {
+    bytes: Vec<u8>,
+    /// Why it came to its end, if it did.
+    end: Option<String>,
+}
+
+/// A server connection that goes to another worker once it is no longer received from here.
+struct Leaving {
+    socket: Socket,
+    to: usize,
+    server: Box<Moved>,
+    early: Vec<u8>,
+}
+
+impl Leaving {
+    fn letter(self) -> Letter {
+        Letter::Server(self.socket.fd, self.socket.link, self.server, self.early)
+    }
+}
+
+/// What the next turn submits.
+#[derive(Default)]
+pub(super) struct Agenda {
+    /// To be received from, or asked whether they are connected.
+    begin: Vec<Token>,
+    /// To be asked whether they have room.
+    room: Vec<Token>,
+    /// Submissions that are to end.
+    cancel: Vec<u64>,
+    /// Those with something to send.
+    send: Vec<Token>,
+    /// What is sent, unless it says otherwise.
+    sent: Vec<(Token, usize)>,
+    /// Sends that were not whole: bytes, or an error's negative number.
+    short: Vec<(Token, i32)>,
+    leaving: Vec<Leaving>,
+    /// Of the sockets with [`Flag::Held`].
+    held: HashMap<Token, Held>,
+}
+
+impl Agenda {
+    pub(super) fn begin(&mut self, token: Token) {
+        self.begin.push(token);
+    }
+}
+
+impl Worker {
+    /// Runs until it is told to stop.
+    pub(super) fn run_ring(&mut self, mut ring: Ring) -> io::Result<()> {
+        let mut done: Vec<Completion> = Vec::new();
+        let mut ticked = Instant::now();
+        ring.poll(self.mailboxes[self.id].fd(), libc::POLLIN, true, MAILBOX)?;
+        while !self.stopping {
+            if let Some(gather) = self.core.gather() {
+                std::thread::sleep(gather);
+            }
+            let wait = if self.again.is_empty() { self.core.patience(TICK) } else { Duration::ZERO };
+            self.submit(&mut ring, &mut done, wait)?;
+            let now = Instant::now();
+            self.core.turn(now);
+            // What was left over goes behind what is new, so that nobody is starved.
+            let again = std::mem::take(&mut self.again);
+            for of in done.drain(..) {
+                self.completed(&mut ring, of)?;
+                ring.done(of);
+            }
+            ring.publish();
+            for token in &again {
+                self.resumed(*token);
+            }
+            if self.again.is_empty() {
+                self.again = again;
+                self.again.clear();
+            }
+            if now.duration_since(ticked) >= TICK {
+                ticked = now;
+                self.core.tick();
+            }
+            self.settle();
+        }
+        // What the core had to say last.
+        self.submit(&mut ring, &mut done, Duration::ZERO)
+    }
+
+    /// Submits what there is to do, waits, and tells the core what was sent.
+    fn submit(&mut self, ring: &mut Ring, done: &mut Vec<Completion>, mut wait: Duration) -> io::Result<()> {
+        let Poller::Ring(agenda) = &mut self.poller else { return Ok(()) };
+        let mut agenda = std::mem::take(&mut **agenda);
+        for of in agenda.cancel.drain(..) {
+            ring.cancel(of, CANCEL)?;
+        }
+        for token in agenda.begin.drain(..) {
+            let Some(socket) = slot(&mut self.sockets, token) else { continue };
+            if socket.is(Flag::Connecting) {
+                socket.set(Flag::Polled, true);
+                ring.poll(socket.fd.as_fd(), libc::POLLOUT, false, POLL | token.raw())?;
+            } else if !socket.is(Flag::Armed) && !socket.is(Flag::Enough) {
+                socket.set(Flag::Armed, true);
+                socket.set(Flag::Cancelled, false);
+                ring.receive(socket.fd.as_fd(), RECEIVE | token.raw())?;
+            }
+        }
+        for token in agenda.room.drain(..) {
+            let Some(socket) = slot(&mut self.sockets, token) else { continue };
+            if socket.is(Flag::Full) && !socket.set(Flag::Polled, true) {
+                ring.poll(socket.fd.as_fd(), libc::POLLOUT, false, POLL | token.raw())?;
+            }
+        }
+        let (sockets, core) = (&mut self.sockets, &self.core);
+        let mut bytes = 0;
+        for token in agenda.send.drain(..agenda.send.len().min(SENDS)) {
+            let Some(socket) = slot(sockets, token) else { continue };
+            socket.set(Flag::Sending, false);
+            let count = core.output(token).map_or(0, |output| output.writable().len());
+            if count > 0 {
+                bytes += count;
+                agenda.sent.push((token, count));
+            }
+        }
+        // Who is paused may go on once something is sent: nothing else would end the wait.
+        if !agenda.send.is_empty() || bytes > MUCH || (self.paused > 0 && bytes > 0) {
+            wait = Duration::ZERO;
+        }
+        let sockets = &self.sockets;
+        let sends = agenda.sent.iter().filter_map(|&(token, count)| {
+            let output = core.output(token)?.writable().get(..count)?;
+            Some((look_up(sockets, token)?.fd.as_fd(), output, SEND | token.raw()))
+        });
+        ring.turn(sends, wait, done)?;
+        for of in &*done {
+            if of.data & WHAT == SEND
+                && let Some(token) = Token::from_raw(of.data & !WHAT)
+            {
+                agenda.short.push((token, of.result));
+            }
+        }
+        let (mut sent, mut short) = (std::mem::take(&mut agenda.sent), std::mem::take(&mut agenda.short));
+        if let Poller::Ring(of) = &mut self.poller {
+            **of = agenda;
+        }
+        for (token, count) in sent.drain(..) {
+            match short.iter().find(|(of, _)| *of == token) {
+                None => self.core.wrote(token, count),
+                Some(&(_, result)) => self.sent_in_part(token, result),
+            }
+        }
+        short.clear();
+        if let Poller::Ring(agenda) = &mut self.poller {
+            (agenda.sent, agenda.short) = (sent, short);
+        }
+        Ok(())
+    }
+
+    fn sent_in_part(&mut self, token: Token, result: i32) {
+        match usize::try_from(result) {
+            Ok(count) => {
+                self.core.wrote(token, count);
+                self.want_room(token);
+            }
+            Err(_) if matches!(-result, libc::EAGAIN | libc::EINTR) => self.want_room(token),
+            Err(_) => self.core.closed(token, &io::Error::from_raw_os_error(-result).to_string()),
+        }
+    }
+
+    fn completed(&mut self, ring: &mut Ring, of: Completion) -> io::Result<()> {
+        let Some(token) = Token::from_raw(of.data & !WHAT) else {
+            if of.data == MAILBOX {
+                if !of.more() {
+                    ring.poll(self.mailboxes[self.id].fd(), libc::POLLIN, true, MAILBOX)?;
+                }
+                self.mail();
+            }
+            return Ok(());
+        };
+        match of.data & WHAT {
+            RECEIVE => self.came(token, ring.bytes(of), of),
+            POLL => self.ready(token),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A socket has received something, or its end.
+    fn came(&mut self, token: Token, bytes: &[u8], of: Completion) {
+        let Some(socket) = slot(&mut self.sockets, token) else { return self.came_late(token, bytes, of) };
+        let why = match -of.result {
+            ..=-1 => None,
+            // Nobody wants it any more, or there was no buffer: that goes on.
+            libc::ENOBUFS | libc::EINTR | libc::EAGAIN | libc::ECANCELED => None,
+            0 => Some("the peer closed the connection".to_owned()),
+            error => Some(io::Error::from_raw_os_error(error).to_string()),
+        };
+        if !of.more() {
+            socket.set(Flag::Armed, false);
+            if why.is_none()
+                && let Poller::Ring(agenda) = &mut self.poller
+            {
+                agenda.begin(token);
+            }
+        }
+        if socket.is(Flag::Paused) || socket.is(Flag::Held) {
+            let Poller::Ring(agenda) = &mut self.poller else { return };
+            socket.set(Flag::Held, true);
+            let held = agenda.held.entry(token).or_default();
+            held.bytes.extend_from_slice(bytes);
+            held.end = held.end.take().or(why);
+            socket.set(Flag::Enough, held.end.is_some() || held.bytes.len() >= KEPT);
+            if socket.is(Flag::Enough) && socket.is(Flag::Armed) && !socket.set(Flag::Cancelled, true) {
+                agenda.cancel.push(RECEIVE | token.raw());
+            }
+            return;
+        }
+        self.deliver(token, bytes);
+        if let Some(why) = why {
+            self.core.closed(token, &why);
+        }
+    }
+
+    /// The same of a socket that is on its way to another worker, or was closed.
+    fn came_late(&mut self, token: Token, bytes: &[u8], of: Completion) {
+        let Poller::Ring(agenda) = &mut self.poller else { return };
+        let Some(at) = agenda.leaving.iter().position(|leaving| leaving.socket.token == token) else { return };
+        agenda.leaving[at].early.extend_from_slice(bytes);
+        if !of.more() {
+            let leaving = agenda.leaving.swap_remove(at);
+            self.mailboxes[leaving.to].post(leaving.letter());
+        }
+    }
+
+    /// What was received goes to the core, through the socket's link if it has one.
+    pub(super) fn deliver(&mut self, token: Token, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let Some(socket) = slot(&mut self.sockets, token) else { return };
+            let Some(link) = &mut socket.link else { return self.core.received(token, bytes) };
+            let kept = link.unfinished(&mut self.buffer);
+            let (part, rest) = bytes.split_at(bytes.len().min(BUFFER - LONGEST_PART));
+            bytes = rest;
+            self.buffer[kept..kept + part.len()].copy_from_slice(part);
+            if !self.take_records(token, kept + part.len()) {
+                return;
+            }
+            if self.answers(token) {
+                self.flush_link(token);
+            }
+        }
+    }
+
+    /// The core wants to read a socket again.
+    fn resumed(&mut self, token: Token) {
+        let Some(socket) = slot(&mut self.sockets, token) else { return };
+        socket.set(Flag::Queued, false);
+        if socket.is(Flag::Paused) || !socket.set(Flag::Held, false) {
+            return;
+        }
+        socket.set(Flag::Enough, false);
+        let Poller::Ring(agenda) = &mut self.poller else { return };
+        let Some(held) = agenda.held.remove(&token) else { return };
+        if !socket.is(Flag::Armed) && held.end.is_none() {
+            agenda.begin(token);
+        }
+        self.deliver(token, &held.bytes);
+        if let Some(why) = held.end {
+            // The core may have had enough on the way; but there is nothing more to come.
+            self.core.closed(token, &why);
+        }
+    }
+
+    /// A socket is connected, or has room.
+    fn ready(&mut self, token: Token) {
+        let Some(socket) = slot(&mut self.sockets, token) else { return };
+        socket.set(Flag::Polled, false);
+        if !socket.set(Flag::Connecting, false) {
+            socket.set(Flag::Full, false);
+            return self.flush_ring(token);
+        }
+        match sys::connect_result(socket.fd.as_fd()) {
+            Ok(()) => {
+                if let Poller::Ring(agenda) = &mut self.poller {
+                    agenda.begin(token);
+                }
+                self.core.connected(token);
+            }
+            Err(error) => self.core.closed(token, &error.to_string()),
+        }
+    }
+
+    /// What the core has for a socket is sent at the end of the turn.
+    pub(super) fn flush_ring(&mut self, token: Token) {
+        let Some(socket) = slot(&mut self.sockets, token) else { return };
+        if socket.is(Flag::Connecting) || socket.is(Flag::Full) {
+            return;
+        }
+        if socket.link.is_some() {
+            return self.flush_link(token);
+        }
+        if let Poller::Ring(agenda) = &mut self.poller
+            && !socket.set(Flag::Sending, true)
+        {
+            agenda.send.push(token);
+        }
+    }
+
+    /// A socket has no room; it is to say when it has. (Epoll says so without being asked.)
+    pub(super) fn want_room(&mut self, token: Token) {
+        if let Poller::Ring(agenda) = &mut self.poller
+            && let Some(socket) = slot(&mut self.sockets, token)
+            && !socket.set(Flag::Full, true)
+        {
+            agenda.room.push(token);
+        }
+    }
+
+    /// A socket that leaves: nothing more is to come of it. Returns what was kept of what came.
+    pub(super) fn disarm(&mut self, socket: &Socket) -> Vec<u8> {
+        let Poller::Ring(agenda) = &mut self.poller else { return Vec::new() };
+        if socket.is(Flag::Armed) {
+            agenda.cancel.push(RECEIVE | socket.token.raw());
+        }
+        if socket.is(Flag::Polled) {
+            agenda.cancel.push(POLL | socket.token.raw());
+        }
+        let held = if socket.is(Flag::Held) { agenda.held.remove(&socket.token) } else { None };
+        held.map(|held| held.bytes).unwrap_or_default()
+    }
+
+    /// A server connection goes to another worker, with whatever comes until it is not received from here any more.
+    pub(super) fn leave(&mut self, socket: Socket, to: usize, server: Box<Moved>) {
+        let early = self.disarm(&socket);
+        let armed = socket.is(Flag::Armed);
+        let leaving = Leaving { socket, to, server, early };
+        match &mut self.poller {
+            Poller::Ring(agenda) if armed => agenda.leaving.push(leaving),
+            _ => self.mailboxes[to].post(leaving.letter()),
+        }
+    }
+}
