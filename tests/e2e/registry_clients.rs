@@ -4,7 +4,10 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use kingpost_tests::{RegistryNode, ShowLogs, new_dir, within};
+use kingpost_tests::{
+    Port, Process, RegistryNode, RunAs, SOON, ShowLogs, command, http_get, new_dir, wait_until, within,
+};
+use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::clients::{build, here, installed, there};
@@ -117,4 +120,59 @@ async fn registry_go_consul() {
     build(Command::new("go").args(["build", "-o"]).arg(&program).arg(".").current_dir(here().join("go/registry")))
         .await;
     run(&program, "go/registry/main.go", &[]).await;
+}
+
+/// What Prometheus scrapes: address and a label of each target.
+async fn scraped(port: u16) -> Option<Vec<[String; 2]>> {
+    let (_, body) = http_get(port, "/api/v1/targets?state=active").await?;
+    let answer: Value = serde_json::from_str(&body).ok()?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let target = |target: &Value| {
+        let labels = &target["discoveredLabels"];
+        [text(&labels["__address__"]), text(&labels["__meta_kingpost_metadata_color"])]
+    };
+    let mut found: Vec<_> = answer["data"]["activeTargets"].as_array()?.iter().map(target).collect();
+    found.sort();
+    Some(found)
+}
+
+/// Prometheus' `http_sd`. Not its `consul_sd`, which Debian's build has not got.
+#[tokio::test]
+#[ignore = "needs Prometheus: make clients"]
+async fn registry_prometheus() {
+    if !there("prometheus") {
+        return;
+    }
+    let node = RegistryNode::start("").await;
+    let _logs = ShowLogs(node.dir());
+    let port = Port::reserve();
+    let config = node.dir().join("prometheus.yml");
+    let targets = format!("{}/prometheus/targets", node.url());
+    let job = json!({ "job_name": "services", "http_sd_configs": [{ "url": targets, "refresh_interval": "1s" }] });
+    // JSON is YAML too.
+    std::fs::write(&config, json!({ "scrape_configs": [job] }).to_string()).unwrap();
+    let mut prometheus = command(Path::new("prometheus"), RunAs::Tests, "KILL");
+    prometheus
+        .arg(format!("--config.file={}", config.display()))
+        .arg(format!("--storage.tsdb.path={}", new_dir("prometheus").display()))
+        .arg(format!("--web.listen-address=127.0.0.1:{}", port.number()));
+    let _running = Process::start("prometheus", prometheus, &node.dir().join("prometheus.log"));
+    let until = async |what: &str, expected: &[[&str; 2]]| {
+        wait_until(what, SOON, node.dir(), async || {
+            scraped(port.number()).await.is_some_and(|found| found == expected).then_some(())
+        })
+        .await;
+    };
+    let register = async |id: &str, host: &str, color: &str| {
+        let instance = json!({ "host": host, "port": 9100, "metadata": { "color": color } });
+        let path = format!("/v1/namespaces/default/services/scraped/instances/{id}");
+        assert_eq!(node.send("PUT", &path, &instance).await.status, 201);
+    };
+    let (blue, red) = (["127.0.0.1:9100", "blue"], ["127.0.0.2:9100", "red"]);
+    register("a", "127.0.0.1", "blue").await;
+    until("one target", &[blue]).await;
+    register("b", "127.0.0.2", "red").await;
+    until("a second one", &[blue, red]).await;
+    assert_eq!(node.ask("DELETE", "/v1/namespaces/default/instances/a", &[], "").await.status, 204);
+    until("the first is gone", &[red]).await;
 }
