@@ -207,6 +207,43 @@ async fn a_table_that_changes_under_a_statement() {
     }
 }
 
+/// As pgjdbc does: what a portal was said to have is believed of each later one of the same statement.
+#[tokio::test]
+async fn columns_that_were_asked_for_by_a_portal_are_not_changed_in_silence() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    let kinds = |messages: &[Message]| messages.iter().map(|of| char::from(of.kind)).collect::<String>();
+    // With one server connection, on which it was prepared before the change, and with others, on which it is prepared afterwards.
+    for size in [1, 3] {
+        let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", size).set("proxy.routing.route", "primary");
+        let kingpost = kingpost.start().await;
+        let (mut raw, mut other) = (Raw::login(kingpost.port()).await, Raw::login(kingpost.port()).await);
+        let table = name("portal");
+        run(&mut other, &[query(&format!("CREATE TABLE {table} (a int); INSERT INTO {table} VALUES (1)"))]).await;
+        let text = format!("SELECT * FROM {table}");
+        let first = [parse("s", &text), bind("", "s", &[]), describe(b'P', ""), execute("", 0), sync()];
+        assert_eq!(kinds(&run(&mut raw, &first).await), "12TDCZ");
+        let again = [bind("", "s", &[]), execute("", 0), sync()];
+        assert_eq!(column(&run(&mut raw, &again).await), ["1"]);
+        run(&mut other, &[query(&format!("ALTER TABLE {table} ADD b text"))]).await;
+        // Others hold the connections that there are.
+        let mut crowd = Vec::new();
+        for _ in 1..size {
+            let mut one = Raw::login(kingpost.port()).await;
+            run(&mut one, &[query(&format!("BEGIN; LOCK TABLE {table} IN ACCESS SHARE MODE"))]).await;
+            crowd.push(one);
+        }
+        let messages = run(&mut raw, &again).await;
+        assert_eq!(code(&messages).as_deref(), Some("0A000"), "{size}: {messages:?}");
+        // It is parsed again, as a driver does that hears this.
+        assert_eq!(code(&run(&mut raw, &[close(b'S', "s"), sync()]).await), None);
+        assert_eq!(kinds(&run(&mut raw, &first).await), "12TDCZ");
+        assert_eq!(kinds(&run(&mut raw, &again).await), "2DCZ");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pgbench_prepared_does_not_deadlock() {
     if subject() == Subject::PgBouncer {

@@ -330,6 +330,8 @@ pub(super) struct Prepared {
     pub names: HashMap<Box<[u8]>, Arc<Statement>>,
     /// Those of them whose columns the client has asked for, and relies on.
     pub described: HashSet<Box<[u8]>>,
+    /// The one that was bound last; empty where that had no name.
+    pub bound: Vec<u8>,
     /// Names whose Parse is on its way to a server, oldest first.
     pub parsing: VecDeque<Box<[u8]>>,
     /// Names that the unit in flight has closed, while it may be sent again.

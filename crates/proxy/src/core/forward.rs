@@ -353,6 +353,10 @@ impl Core {
         }
         let Some(server_name) = self.server_name(c, s, name, statement.as_ref()) else { return Step::Blocked };
         let statement = self.statement_of(c, name);
+        if let Some(prepared) = &mut self.clients[c].prepared {
+            prepared.bound.clear();
+            prepared.bound.extend_from_slice(name);
+        }
         let server = &mut self.servers[s];
         server.in_unit = true;
         server.owe(match server_name {
@@ -388,6 +392,7 @@ impl Core {
         self.servers[s].in_unit = true;
         match (frame.tag, named) {
             (b'D', Named::Portal(_)) => {
+                self.portal_described(c, s);
                 self.servers[s].owe(Expect::Describe(None, 0));
                 self.pass_on(c, s, bytes, frame)
             }
@@ -430,6 +435,22 @@ impl Core {
                 });
                 Step::Used(frame.total())
             }
+        }
+    }
+
+    /// The client asks for the columns of a portal, and may rely on them whenever it binds that statement again: some drivers ask only
+    /// once. (Of several portals in a unit the last counts: too much relying costs an error that a server would have given, too.)
+    pub(super) fn portal_described(&mut self, c: usize, s: usize) {
+        let Some(prepared) = &mut self.clients[c].prepared else { return };
+        let Some(statement) = prepared.names.get(&*prepared.bound) else { return };
+        if !prepared.described.contains(&*prepared.bound) {
+            prepared.described.insert(prepared.bound.as_slice().into());
+        }
+        if statement.shape.get().is_none() {
+            // Portals are described with the formats that were asked for; what is compared is the statement's description.
+            let statement = statement.clone();
+            self.send(s, |out| message::describe_statement(out, statement.name().as_bytes()));
+            self.servers[s].owe(Expect::DescribeOwn(statement));
         }
     }
 

@@ -262,7 +262,12 @@ impl Core {
                     self.send_bind(c, s, name, values);
                     continue;
                 }
-                b'D' => self.servers[s].owe(Expect::Describe(None, 0)),
+                b'D' => {
+                    if matches!(payload::named(data), Some(payload::Named::Portal(_))) {
+                        self.portal_described(c, s);
+                    }
+                    self.servers[s].owe(Expect::Describe(None, 0));
+                }
                 b'E' => self.servers[s].owe(Expect::Execute(None)),
                 _ => self.servers[s].owe(Expect::Sync),
             }
@@ -273,6 +278,10 @@ impl Core {
     /// A Bind to the unnamed portal.
     fn send_bind(&mut self, c: usize, s: usize, name: &[u8], values: &[u8]) {
         let statement = self.statement_of(c, name);
+        if let Some(prepared) = &mut self.clients[c].prepared {
+            prepared.bound.clear();
+            prepared.bound.extend_from_slice(name);
+        }
         let named = |statement: &&Arc<Statement>| !name.is_empty() || self.shares_unnamed(c, statement);
         let Some(own) = statement.as_ref().filter(named) else {
             self.servers[s].owe(Expect::Bind(statement));
