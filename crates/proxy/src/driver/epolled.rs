@@ -1,15 +1,42 @@
-//! A worker's loop over epoll.
+//! How a worker waits with epoll.
 
 use std::io;
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::Duration;
 
 use super::sys::{self, Event};
-use super::worker::{BUFFER, Flag, MAILBOX, Poller, TICK, Worker, slot};
+use super::worker::{BUFFER, Flag, MAILBOX, Poller, Waits, Worker, slot};
 use crate::core::token::Token;
 
 /// Events taken a turn.
 const EVENTS: usize = 256;
+
+/// What the last wait has brought.
+struct Events {
+    events: [Event; EVENTS],
+    count: usize,
+}
+
+impl Waits for Events {
+    fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<()> {
+        self.count = match &worker.poller {
+            Poller::Epoll(epoll) => epoll.wait(&mut self.events, limit.as_millis() as i32)?,
+            Poller::Ring(_) => 0,
+        };
+        Ok(())
+    }
+
+    fn tell(&mut self, worker: &mut Worker) -> io::Result<()> {
+        for event in &self.events[..self.count] {
+            worker.event(event.u64, event.events);
+        }
+        Ok(())
+    }
+
+    fn go_on(worker: &mut Worker, token: Token) {
+        worker.read(token);
+    }
+}
 
 impl Worker {
     /// Runs until it is told to stop.
@@ -17,39 +44,7 @@ impl Worker {
         if let Poller::Epoll(epoll) = &self.poller {
             epoll.add_level(self.mailboxes[self.id].fd(), MAILBOX)?;
         }
-        let mut events = [Event { events: 0, u64: 0 }; EVENTS];
-        let mut ticked = Instant::now();
-        while !self.stopping {
-            if let Some(gather) = self.core.gather() {
-                std::thread::sleep(gather);
-            }
-            let wait = if self.again.is_empty() { self.core.patience(TICK).as_millis() as i32 } else { 0 };
-            let Poller::Epoll(epoll) = &self.poller else { return Ok(()) };
-            let count = epoll.wait(&mut events, wait)?;
-            let now = Instant::now();
-            self.core.turn(now);
-            // What was left over goes behind what is new, so that nobody is starved.
-            let again = std::mem::take(&mut self.again);
-            for event in &events[..count] {
-                self.event(event.u64, event.events);
-            }
-            for token in &again {
-                if let Some(socket) = self.socket(*token) {
-                    socket.set(Flag::Queued, false);
-                    self.read(*token);
-                }
-            }
-            if self.again.is_empty() {
-                self.again = again;
-                self.again.clear();
-            }
-            if now.duration_since(ticked) >= TICK {
-                ticked = now;
-                self.core.tick();
-            }
-            self.settle();
-        }
-        Ok(())
+        self.turns(&mut Events { events: [Event { events: 0, u64: 0 }; EVENTS], count: 0 })
     }
 
     fn event(&mut self, data: u64, flags: u32) {

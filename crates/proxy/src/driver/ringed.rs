@@ -1,4 +1,4 @@
-//! A worker's loop over io_uring.
+//! How a worker waits with io_uring.
 //!
 //! A turn is one system call: it submits what the turn before has left to do ([`Agenda`]), sends included, and waits for what
 //! comes. Each socket is received from without end, into buffers that all share. What is sent is sent when the call
@@ -7,14 +7,14 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tls::LONGEST_PART;
 
 use super::mailbox::Letter;
 use super::ring::{Completion, Ring};
 use super::sys;
-use super::worker::{BUFFER, Flag, MAILBOX, Poller, Socket, TICK, Worker, look_up, slot};
+use super::worker::{BUFFER, Flag, MAILBOX, Poller, Socket, Waits, Worker, look_up, slot};
 use crate::core::Moved;
 use crate::core::token::Token;
 
@@ -80,42 +80,39 @@ impl Agenda {
     }
 }
 
+/// A ring, and what the last wait has completed.
+struct Turn {
+    ring: Ring,
+    done: Vec<Completion>,
+}
+
+impl Waits for Turn {
+    fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<()> {
+        worker.submit(&mut self.ring, &mut self.done, limit)
+    }
+
+    fn tell(&mut self, worker: &mut Worker) -> io::Result<()> {
+        for of in self.done.drain(..) {
+            worker.completed(&mut self.ring, of)?;
+            self.ring.done(of);
+        }
+        self.ring.publish();
+        Ok(())
+    }
+
+    fn go_on(worker: &mut Worker, token: Token) {
+        worker.resumed(token);
+    }
+}
+
 impl Worker {
     /// Runs until it is told to stop.
     pub(super) fn run_ring(&mut self, mut ring: Ring) -> io::Result<()> {
-        let mut done: Vec<Completion> = Vec::new();
-        let mut ticked = Instant::now();
         ring.poll(self.mailboxes[self.id].fd(), libc::POLLIN, true, MAILBOX)?;
-        while !self.stopping {
-            if let Some(gather) = self.core.gather() {
-                std::thread::sleep(gather);
-            }
-            let wait = if self.again.is_empty() { self.core.patience(TICK) } else { Duration::ZERO };
-            self.submit(&mut ring, &mut done, wait)?;
-            let now = Instant::now();
-            self.core.turn(now);
-            // What was left over goes behind what is new, so that nobody is starved.
-            let again = std::mem::take(&mut self.again);
-            for of in done.drain(..) {
-                self.completed(&mut ring, of)?;
-                ring.done(of);
-            }
-            ring.publish();
-            for token in &again {
-                self.resumed(*token);
-            }
-            if self.again.is_empty() {
-                self.again = again;
-                self.again.clear();
-            }
-            if now.duration_since(ticked) >= TICK {
-                ticked = now;
-                self.core.tick();
-            }
-            self.settle();
-        }
+        let mut turn = Turn { ring, done: Vec::new() };
+        self.turns(&mut turn)?;
         // What the core had to say last.
-        self.submit(&mut ring, &mut done, Duration::ZERO)
+        turn.wait(self, Duration::ZERO)
     }
 
     /// Submits what there is to do, waits, and tells the core what was sent.
@@ -284,7 +281,6 @@ impl Worker {
     /// The core wants to read a socket again.
     fn resumed(&mut self, token: Token) {
         let Some(socket) = slot(&mut self.sockets, token) else { return };
-        socket.set(Flag::Queued, false);
         if socket.is(Flag::Paused) || !socket.set(Flag::Held, false) {
             return;
         }

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tls::Link;
 use topology::Address;
@@ -20,7 +20,7 @@ use crate::core::{Core, Effect, Mail};
 /// The one buffer that all connections of a worker are read into, in bytes.
 pub(super) const BUFFER: usize = 64 << 10;
 /// Longest time between two looks at the clock's business.
-pub(super) const TICK: Duration = Duration::from_millis(100);
+const TICK: Duration = Duration::from_millis(100);
 /// Stands for the mailbox among the tokens; a token is never 0.
 pub(super) const MAILBOX: u64 = 0;
 
@@ -33,6 +33,18 @@ pub(super) enum Poller {
     Epoll(Epoll),
     /// By io_uring; here is what its next turn submits.
     Ring(Box<Agenda>),
+}
+
+/// What differs between the two ways in which a worker's loop waits.
+pub(super) trait Waits {
+    /// Waits until something happens, at most so long.
+    fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<()>;
+
+    /// Tells the core what has happened.
+    fn tell(&mut self, worker: &mut Worker) -> io::Result<()>;
+
+    /// Goes on with a socket that was left over by an earlier turn.
+    fn go_on(worker: &mut Worker, token: Token);
 }
 
 /// A worker's sockets and the core that they serve.
@@ -53,7 +65,7 @@ pub(crate) struct Worker {
     pub(super) sealed: Vec<u8>,
     /// Sockets that the core does not want to read.
     pub(super) paused: usize,
-    pub(super) stopping: bool,
+    stopping: bool,
 }
 
 pub(super) struct Socket {
@@ -155,6 +167,39 @@ impl Worker {
         self.run_epoll()
     }
 
+    /// Turns, until it is told to stop.
+    pub(super) fn turns<W: Waits>(&mut self, waits: &mut W) -> io::Result<()> {
+        let mut ticked = Instant::now();
+        while !self.stopping {
+            if let Some(gather) = self.core.gather() {
+                std::thread::sleep(gather);
+            }
+            let limit = if self.again.is_empty() { self.core.patience(TICK) } else { Duration::ZERO };
+            waits.wait(self, limit)?;
+            let now = Instant::now();
+            self.core.turn(now);
+            // What was left over goes behind what is new, so that nobody is starved.
+            let again = std::mem::take(&mut self.again);
+            waits.tell(self)?;
+            for token in &again {
+                if let Some(socket) = self.socket(*token) {
+                    socket.set(Flag::Queued, false);
+                    W::go_on(self, *token);
+                }
+            }
+            if self.again.is_empty() {
+                self.again = again;
+                self.again.clear();
+            }
+            if now.duration_since(ticked) >= TICK {
+                ticked = now;
+                self.core.tick();
+            }
+            self.settle();
+        }
+        Ok(())
+    }
+
     /// Writes what the core has for a socket: at once, or, with io_uring, at the end of the turn.
     fn flush(&mut self, token: Token) {
         match self.poller {
@@ -164,7 +209,7 @@ impl Worker {
     }
 
     /// Does what the core asks and writes what it has, until it has no more of either.
-    pub(super) fn settle(&mut self) {
+    fn settle(&mut self) {
         loop {
             let idle = !self.effects();
             let mut wrote = false;
