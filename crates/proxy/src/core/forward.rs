@@ -353,10 +353,7 @@ impl Core {
         }
         let Some(server_name) = self.server_name(c, s, name, statement.as_ref()) else { return Step::Blocked };
         let statement = self.statement_of(c, name);
-        if let Some(prepared) = &mut self.clients[c].prepared {
-            prepared.bound.clear();
-            prepared.bound.extend_from_slice(name);
-        }
+        self.note_bound(c, name);
         let server = &mut self.servers[s];
         server.in_unit = true;
         server.owe(match server_name {
@@ -435,6 +432,14 @@ impl Core {
                 });
                 Step::Used(frame.total())
             }
+        }
+    }
+
+    /// The client binds this statement.
+    pub(super) fn note_bound(&mut self, c: usize, name: &[u8]) {
+        if let Some(prepared) = &mut self.clients[c].prepared {
+            prepared.bound.clear();
+            prepared.bound.extend_from_slice(name);
         }
     }
 

@@ -278,10 +278,7 @@ impl Core {
     /// A Bind to the unnamed portal.
     fn send_bind(&mut self, c: usize, s: usize, name: &[u8], values: &[u8]) {
         let statement = self.statement_of(c, name);
-        if let Some(prepared) = &mut self.clients[c].prepared {
-            prepared.bound.clear();
-            prepared.bound.extend_from_slice(name);
-        }
+        self.note_bound(c, name);
         let named = |statement: &&Arc<Statement>| !name.is_empty() || self.shares_unnamed(c, statement);
         let Some(own) = statement.as_ref().filter(named) else {
             self.servers[s].owe(Expect::Bind(statement));
