@@ -101,8 +101,7 @@ def main(arguments=None):
 # What `--only` runs with targets and tables of its own.
 OF_THEIR_OWN = {
     "relay": "what a relay costs",
-    "gate": ", ".join(gate.ARMS["gate"]),
-    "hot-row": ", ".join(gate.ARMS["hot-row"]),
+    **{load: ", ".join(arms) for load, arms in gate.ARMS.items()},
     "strong": ", ".join(strong.ARMS),
     "slow-neighbour": "direct, kingpost, pgbouncer-*",
 }

@@ -39,7 +39,6 @@ def run(options, binary, workspace, pg_bin, say, out):
     with Cluster(pg_bin, workspace, max(counts) + 150) as cluster:
         cluster.load_pgbench(SCALE, LOAD_SECONDS)
         cluster.start_replicas()
-        cluster.wait_for_replicas()
         cluster.warm()
         for clients in counts:
             for writes in WRITES:
