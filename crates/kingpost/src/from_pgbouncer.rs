@@ -319,12 +319,12 @@ impl Translation {
     }
 
     fn write(&self, to: &mut String) -> std::fmt::Result {
-        writeln!(to, "# Made from {} by `kingpost config from-pgbouncer`.", self.name)?;
+        writeln!(to, "# Made from {} by `kingpost config from-pgbouncer`.", in_comment(&self.name))?;
         writeln!(to, "# Look it over, then: kingpost check --config FILE")?;
         if !self.left.is_empty() {
             writeln!(to, "#\n# Not translated:")?;
             for (what, why) in &self.left {
-                writeln!(to, "#   {what}: {why}")?;
+                writeln!(to, "#   {}: {why}", in_comment(what))?;
             }
         }
         writeln!(to, "\n[proxy]")?;
@@ -418,6 +418,19 @@ impl As {
 /// As a TOML string.
 fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
+}
+
+/// As part of a TOML comment, which has no control character but the tab: each as its escape.
+fn in_comment(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\t' => shown.push(c),
+            c if c.is_control() => shown.extend(c.escape_default()),
+            c => shown.push(c),
+        }
+    }
+    shown
 }
 
 /// What stands between double quotes at the beginning, and what follows; a quote inside is doubled.
@@ -563,6 +576,14 @@ autodb_idle_timeout = 3600
         ] {
             assert!(text.contains(line), "{line}\n{text}");
         }
+    }
+
+    #[test]
+    fn control_characters_do_not_end_a_comment() {
+        let ini = "[pgbouncer]\nodd\r = a\r[proxy]\0b\tc\u{7f}\n[peers]\n1 = host=\ra\n[databases]\nd = connect_query='\rx'\n";
+        let text = translated(ini).expect("a translation");
+        assert!(text.contains("#   odd = a\\r[proxy]\\u{0}b\tc\\u{7f}: Kingpost has nothing like it"), "{text}");
+        assert_eq!(table(ini)["proxy"]["auth"].as_str(), Some("md5"));
     }
 
     #[test]
