@@ -492,6 +492,18 @@ fn not_to_be_parsed() {
     assert_eq!(classify(&deep), leaves(Pins::ALL.with(Pins::LOAD)));
 }
 
+/// A message of the grammar quotes the text: what stands there is not the message.
+#[test]
+fn a_text_does_not_speak_for_the_grammar() {
+    for words in ["memory exhausted", "stack depth limit exceeded"] {
+        assert_eq!(classify(&format!("'{words}'; set a = 1")), WRITE, "{words}");
+        assert_eq!(classify(&format!("\"{words}\" x; set a = 1")), WRITE, "{words}");
+    }
+    // What the grammar says itself counts: bison's own stack has 10,000 places.
+    let deep = format!("select {}1{}; set a = 1", "(".repeat(20_000), ")".repeat(20_000));
+    assert!(!classify(&deep).pins.is_empty());
+}
+
 #[test]
 fn demotion_lasts_for_the_shape() {
     let mut classifier = classifier();
