@@ -101,6 +101,12 @@ impl Channel {
         self.raw.shutdown();
     }
 
+    /// Whether there is more to read already.
+    pub(crate) fn is_readable(&self) -> bool {
+        let has_plain = |sealed: &Sealed| sealed.taken < sealed.plain.len();
+        self.secure.as_ref().is_some_and(|secure| has_plain(&secure.lock())) || self.raw.is_readable()
+    }
+
     pub(crate) fn set_timeouts(&self, read: Duration, write: Duration) -> io::Result<()> {
         self.raw.set_timeouts(read, write)
     }

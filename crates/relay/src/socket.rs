@@ -2,8 +2,11 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// A connection. Reading and writing may go on in two threads at once, each with its own clone.
 #[derive(Debug)]
@@ -51,6 +54,16 @@ impl Socket {
                 stream.set_write_timeout(Some(write))
             }
         }
+    }
+
+    /// Whether a read would not have to wait.
+    pub(crate) fn is_readable(&self) -> bool {
+        let fd = match self {
+            Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Unix(stream) => stream.as_fd(),
+        };
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 
     /// Ends it for all clones: whoever reads or writes gets an end or an error at once.

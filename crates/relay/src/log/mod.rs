@@ -189,11 +189,15 @@ pub struct Log {
     lent: Mutex<BTreeSet<Segment>>,
     /// Segments with anything written and not flushed, oldest first; the last one is the one being written.
     unflushed: Mutex<VecDeque<Unflushed>>,
+    /// Held by whoever flushes: the flusher, or the writer's thread.
+    flushing: Mutex<()>,
+    /// How long the last flush of a file took, in microseconds.
+    last_flush_us: AtomicU64,
     ahead: Mutex<Ahead>,
     histories: Mutex<BTreeMap<Timeline, Arc<[u8]>>>,
     state: Mutex<State>,
     metrics: LogMetrics,
-    /// Called by the flusher after each flush.
+    /// Called by who flushes, after each flush.
     told: ArcSwapOption<Told>,
     /// The last segment starts that were looked at for a record that crosses them.
     crossings: Mutex<[(Lsn, Option<Crossing>); 2]>,
@@ -201,7 +205,7 @@ pub struct Log {
     faults: tests::Faults,
 }
 
-/// What the flusher calls.
+/// What is called after a flush.
 struct Told(Box<dyn Fn() + Send + Sync>);
 
 impl std::fmt::Debug for Told {
@@ -263,6 +267,8 @@ impl Log {
             held: Mutex::new(recovered.held.into_iter().map(|segment| (segment, Weak::new())).collect()),
             lent: Mutex::default(),
             unflushed: Mutex::new(VecDeque::new()),
+            flushing: Mutex::new(()),
+            last_flush_us: AtomicU64::new(0),
             ahead: Mutex::new(Ahead::new(tail.timeline, next, spares, recovered.ahead)),
             histories: Mutex::new(std::mem::take(&mut listing.histories)),
             state: Mutex::new(state),

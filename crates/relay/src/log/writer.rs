@@ -83,12 +83,23 @@ impl Writer {
         (self.tail.timeline, self.log.identity.segment_size.start_of(self.log.acknowledgeable(self.position)))
     }
 
+    /// Takes `bytes` and has the flusher flush them: [`Writer::take`] and [`Writer::flush_behind`].
+    ///
+    /// # Errors
+    /// As [`Writer::take`].
+    pub fn append(&mut self, at: Lsn, bytes: &[u8]) -> Result<(), AppendError> {
+        let taken = self.take(at, bytes);
+        self.flush_behind();
+        taken
+    }
+
     /// Takes `bytes`, whose first one is at `at`. What is held already is compared; the rest is written, and visible to
-    /// readers of the written position when this returns. Waits only while [`MAX_UNFLUSHED`] is not flushed.
+    /// readers of the written position when this returns. Waits only while [`MAX_UNFLUSHED`] is not flushed. Afterwards, also after an
+    /// error, the caller has it flushed, by [`Writer::flush_behind`] or [`Writer::flush_here`]: nobody else begins to.
     ///
     /// # Errors
     /// [`AppendError`]; a part may have been written then, and the whole may be given again.
-    pub fn append(&mut self, at: Lsn, bytes: &[u8]) -> Result<(), AppendError> {
+    pub fn take(&mut self, at: Lsn, bytes: &[u8]) -> Result<(), AppendError> {
         if let Some(failure) = self.log.failure() {
             return Err(AppendError::Failed(failure.clone()));
         }
@@ -111,6 +122,19 @@ impl Writer {
             new = rest;
         }
         Ok(())
+    }
+
+    /// Has the flusher flush what was taken. Does not wait.
+    pub fn flush_behind(&self) {
+        self.wake(0);
+    }
+
+    /// Flushes what was taken in this thread, unless the flusher is at it already or the disk was slow the last time: then as
+    /// [`Writer::flush_behind`]. For who has nothing to take meanwhile.
+    pub fn flush_here(&self) {
+        if !self.log.flush_here() {
+            self.flush_behind();
+        }
     }
 
     /// Ends the timeline at `at` and goes on with `to`, whose history file is `history`. Everything written is flushed first.
@@ -320,7 +344,6 @@ impl Writer {
             self.position.0 += done as u64;
             self.log.metrics.appended_bytes.fetch_add(done as u64, Relaxed);
             self.tail.written.publish(self.position);
-            self.wake(0);
         }
         refused.map_or(Ok(()), Err)
     }
@@ -345,6 +368,7 @@ impl Writer {
         if self.tail.flushed.get() >= target {
             return Ok(());
         }
+        self.flush_behind();
         let mut parker = Parker::new(self.tail.flushed.clone());
         *lock(&self.log.writer) = Some(parker.unparker());
         let waited = loop {

@@ -6,8 +6,9 @@
 //!     └── back off; an alarm waits longer, and for a reload ◀── anything failed
 //! ```
 //!
-//! *What must hold*: the receiver never waits for the disk's flush; nothing is acknowledged that was not durable here and sent, or
-//! sent again and compared, by this very upstream; nothing is cut off because an upstream says so.
+//! *What must hold*: while there is something to read, the receiver does not wait for the disk's flush, and when there is not, only on a
+//! disk that was quick the last time; nothing is acknowledged that was not durable here and sent, or sent again and compared, by this
+//! very upstream; nothing is cut off because an upstream says so.
 
 mod acknowledge;
 mod session;
@@ -40,6 +41,8 @@ const FULL_PAUSE: Duration = Duration::from_millis(500);
 const MOST_HISTORIES: u32 = 64;
 /// Most switches of timelines on one connection: each takes a promotion.
 const MOST_SWITCHES: u32 = 1000;
+/// Most bytes taken while there is more to read before the flusher begins.
+const GATHER: usize = 256 << 10;
 /// Segments made ahead of time.
 pub(crate) const SPARES: usize = 2;
 
@@ -391,6 +394,8 @@ impl Follow<'_> {
         *back_off = BACK_OFF.0;
         let acknowledger = Acknowledger::start(self.shared, self.config, session.socket()?, writer.tail(), from)?;
         let result = self.receive(session, writer, log, &acknowledger);
+        // Whatever ended it: what was taken is flushed.
+        writer.flush_behind();
         acknowledger.stop();
         result.map(|()| None)
     }
@@ -403,6 +408,8 @@ impl Follow<'_> {
         acknowledger: &Acknowledger,
     ) -> Result<(), UpstreamError> {
         let mut wal = Vec::with_capacity(1 << 20);
+        // Bytes taken since somebody was told to flush.
+        let mut gathered = 0;
         loop {
             let (heard, start) = session.receive(&mut wal).map_err(|error| match error {
                 UpstreamError::Io(error) if is_timeout(&error) => UpstreamError::Silent(self.config.timeout),
@@ -415,9 +422,18 @@ impl Follow<'_> {
             if let Some(at) = start {
                 self.append(writer, Lsn(at), &wal)?;
                 acknowledger.received(Lsn(at + wal.len() as u64), wal.len());
+                gathered += wal.len();
             }
             if heard.reply {
                 acknowledger.ask();
+            }
+            // One flush for all that has arrived; while there is more than that, it is read and flushed side by side.
+            if gathered > 0 && !session.is_readable() {
+                writer.flush_here();
+                gathered = 0;
+            } else if gathered >= GATHER {
+                writer.flush_behind();
+                gathered = 0;
             }
             if heard.done {
                 return Ok(());
@@ -429,8 +445,10 @@ impl Follow<'_> {
     fn append(&self, writer: &mut Writer, at: Lsn, wal: &[u8]) -> Result<(), UpstreamError> {
         let mut told = false;
         loop {
-            match writer.append(at, wal) {
+            match writer.take(at, wal) {
                 Err(error @ AppendError::Full { .. }) => {
+                    // What there was room for.
+                    writer.flush_behind();
                     if !told {
                         told = true;
                         error!(%error, "the disk is full: receiving waits");

@@ -256,6 +256,11 @@ impl Session {
         Ok((heard, start))
     }
 
+    /// Whether [`Session::receive`] would not have to wait.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.socket.is_readable()
+    }
+
     /// After the server's end of a copy: ends it from this side too, and reads which timeline comes next.
     pub(crate) fn finish_timeline(&mut self) -> Result<TimelineEnd, UpstreamError> {
         self.send(|out| message::empty(out, b'c'))?;

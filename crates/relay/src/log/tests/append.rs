@@ -23,6 +23,34 @@ fn the_files_hold_what_was_appended() {
     assert_eq!(writer.resume(), (Timeline(1), identity().segment_size.start_of(wal.at())));
 }
 
+/// The thread that takes flushes too, but for a disk that was slow.
+#[test]
+fn who_flushes() {
+    let dir = tempfile::tempdir().unwrap();
+    let wal = some_wal();
+    let (mut writer, log) = open(dir.path()).unwrap();
+    let (told, by_whom) = std::sync::mpsc::channel();
+    log.tell_of_flushes(Some(Box::new(move || told.send(std::thread::current().id()).unwrap())));
+    let here = std::thread::current().id();
+    let mut at = BEGIN;
+    for slow in [false, true] {
+        let end = Lsn(at.0 + 5000);
+        writer.take(at, wal.range(at, end)).unwrap();
+        assert_eq!(log.tail().flushed.get(), at, "nobody was asked to");
+        log.last_flush_us.store(if slow { 10_000 } else { 100 }, Ordering::Relaxed);
+        writer.flush_here();
+        assert_eq!(by_whom.recv().unwrap() == here, !slow);
+        assert_eq!(log.tail().flushed.get(), end);
+        at = end;
+    }
+    // It was quick this time.
+    log.last_flush_us.store(100, Ordering::Relaxed);
+    writer.take(at, wal.range(at, Lsn(at.0 + 10))).unwrap();
+    writer.flush_here();
+    assert_eq!(by_whom.recv().unwrap(), here);
+    log.tell_of_flushes(None);
+}
+
 #[test]
 fn what_is_held_is_compared_and_a_gap_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -59,6 +59,29 @@ fn a_failed_flush_stops_the_log_for_good() {
     drop(writer);
 }
 
+/// Also when the thread that takes is the one that flushes, and the flusher is woken after it.
+#[test]
+fn a_flush_that_failed_is_not_tried_again_by_another_thread() {
+    let dir = tempfile::tempdir().unwrap();
+    let wal = some_wal();
+    let (mut writer, log) = open(dir.path()).unwrap();
+    let safe = Lsn(BEGIN.0 + 5000);
+    writer.take(BEGIN, wal.range(BEGIN, safe)).unwrap();
+    writer.flush_here();
+    assert_eq!(log.tail().flushed.get(), safe);
+    log.faults.no_flush.store(true, Ordering::SeqCst);
+    writer.take(safe, wal.range(safe, Lsn(safe.0 + 5000))).unwrap();
+    writer.flush_here();
+    assert_eq!(log.failure().map(|failure| failure.flushed), Some(safe));
+    log.faults.no_flush.store(false, Ordering::SeqCst);
+    let before = log.metrics().flushes.count();
+    writer.flush_here();
+    assert!(writer.flush().is_err());
+    // Its threads have ended then.
+    drop(writer);
+    assert_eq!((log.tail().flushed.get(), log.metrics().flushes.count()), (safe, before));
+}
+
 /// The writer may not run away from the disk; a failure wakes it when it waits.
 #[test]
 fn what_is_not_flushed_is_bounded() {
