@@ -9,6 +9,7 @@ place where the waiting is done; the number is that of the proxy's server connec
 - `receivewal-16`: as `native-16`, with pg_receivewal in the relay's place
 - `gate-16`, `gate-64`: the proxy's commit gate over the relay
 - `flush-16`, `flush-64`: the same with one flush of the primary for all commits of a batch
+- `gate-16-uring`, `flush-16-uring`: the proxy waits for its sockets by io_uring
 
 Where there is a round trip, a forwarder takes half of it each way between the primary and whoever receives its log, and also between the
 proxy and the relay: the proxy stands beside the primary.
@@ -40,6 +41,8 @@ ARMS = {
         "gate-64",
         "flush-16",
         "flush-64",
+        "gate-16-uring",
+        "flush-16-uring",
     ),
     "hot-row": ("local-16", "native-16", "native-64", "gate-16", "gate-64", "flush-16"),
 }
@@ -97,7 +100,7 @@ def run(options, binary, workspace, pg_bin, say, out):
 
 
 def _arm(cluster, workspace, network, binary, load, arm, clients, round_trip, seconds):
-    kind, _, size = arm.partition("-")
+    kind, size, *driver = arm.split("-")
     directory = workspace.directory(f"gate-{time.monotonic_ns()}")
     cluster.query("TRUNCATE gate")
     cluster.query("INSERT INTO gate VALUES (0, 0)")
@@ -121,7 +124,7 @@ def _arm(cluster, workspace, network, binary, load, arm, clients, round_trip, se
                 _synchronous(cluster, STANDBY)
         port = cluster.primary
         if size != "direct":
-            text = _proxy(cluster, int(size), clients)
+            text = _proxy(cluster, int(size), clients, "io_uring" if driver else "epoll")
             if kind in ("gate", "flush"):
                 text += _gate(far(relay), kind == "flush")
             process, port, metrics = stack.enter_context(start_proxy(workspace, directory, binary, text))
@@ -184,10 +187,11 @@ listen = "127.0.0.1:{free_port()}"
         self._stack.close()
 
 
-def _proxy(cluster, pool, clients):
+def _proxy(cluster, pool, clients, driver):
     return f"""
 [proxy]
 auth = "trust"
+driver = "{driver}"
 max_clients = {clients + 20}
 [proxy.pool]
 size = {pool}
@@ -261,7 +265,7 @@ def _cells(arms, arm):
     tps = {repetition: figures["tps"] for repetition, figures in of.items()}
     natives = {name: {r: f["tps"] for r, f in runs.items()} for name, runs in arms.items() if name.startswith("native")}
     best = {r: max(runs[r] for runs in natives.values() if r in runs) for r in tps if any(r in runs for runs in natives.values())}
-    same = natives.get("native-" + arm.partition("-")[2], {})
+    same = natives.get("native-" + arm.split("-")[1], {})
     all_tps = summary(tps.values())
     cells = [f"{all_tps['median']:.0f}", f"{(all_tps['max'] - all_tps['min']) / 2 / all_tps['median']:.0%}" if all_tps["n"] > 1 else ""]
     for other in (same, best):

@@ -22,8 +22,11 @@ from bench.process import free_port, tail
 READY_SECONDS = 20
 # Targets that need a name of their own, since they are a peer in front of all nodes.
 KINGPOST_SPLIT, HAPROXY_NODES = "kingpost-split", "haproxy-3"
-# Our own with its other driver.
-KINGPOST_URING = "kingpost-uring"
+# Our own with other settings than its defaults: keys of [proxy] and of [proxy.pool], as TOML.
+KINGPOST_VARIANTS = {
+    "kingpost-uring": (('driver = "io_uring"',), ()),
+    "kingpost-unnamed": ((), ('unnamed = "shared"',)),
+}
 START_ATTEMPTS = 3
 
 
@@ -79,8 +82,8 @@ class Kingpost(Peer):
 
     kind = "kingpost"
     programs = ("kingpost",)
-    # None: its default. An older one compared with does not know the setting.
-    driver = None
+    # None but where asked for: an older one compared with does not know them.
+    proxy_settings, pool_settings = (), ()
 
     def command(self, workspace, directory, port, nodes, terms):
         self._metrics = free_port()
@@ -88,13 +91,14 @@ class Kingpost(Peer):
             "[proxy]",
             f'listen = ["127.0.0.1:{port}"]',
             f"workers = {terms.workers}",
-            *([f'driver = "{self.driver}"'] if self.driver else []),
+            *self.proxy_settings,
             'auth = "trust"',
             f"max_clients = {terms.max_clients}",
             "",
             "[proxy.pool]",
             'mode = "transaction"',
             f"size = {terms.pool}",
+            *self.pool_settings,
             "",
             "[metrics]",
             f'listen = "127.0.0.1:{self._metrics}"',
@@ -334,7 +338,8 @@ class Inventory:
         inventory = Inventory()
         given = dict(given)
         given.setdefault("kingpost", kingpost)
-        given.setdefault(KINGPOST_URING, given["kingpost"])
+        for variant in KINGPOST_VARIANTS:
+            given.setdefault(variant, given["kingpost"])
         newer = shutil.which("pgbouncer-new")
         if newer:
             given.setdefault("pgbouncer-new", newer)
@@ -359,8 +364,8 @@ class Inventory:
                 inventory.missing[name] = "not built: cargo build --release" if built else "no such file"
                 continue
             peer = inventory.found[name] = KINDS[kind](workspace.adopt(path, name))
-            if name == KINGPOST_URING:
-                peer.driver = "io_uring"
+            if name in KINGPOST_VARIANTS:
+                peer.proxy_settings, peer.pool_settings = KINGPOST_VARIANTS[name]
         return inventory
 
 

@@ -1,6 +1,7 @@
-"""What a relay costs: `bench/run --only relay`. Commits wait for one synchronous standby, which is the relay, pg_receivewal, or a
-real standby; 1, 4 and 16 more receivers stream from it, or from the primary itself. Figures: commits a second, and CPU time a commit
-of the primary and of what is in between."""
+"""What a relay costs: `bench/run --only relay` (relay/0: with no receivers behind it, relay/4: with four). Commits wait for one
+synchronous standby, which is the relay, another binary's (`--peer NAME=FILE`), pg_receivewal, or a real standby; 1, 4 and 16 more
+receivers stream from it, or from the primary itself. Figures: commits a second, and CPU time a commit of the primary and of what is in
+between."""
 
 import json
 import statistics
@@ -36,10 +37,10 @@ def run(options, out, say):
     try:
         if not options.kingpost.is_file():
             raise BenchError(f"{options.kingpost} is not there: cargo build --release -p kingpost")
-        kingpost = workspace.adopt(options.kingpost, "kingpost-relay")
-        with _Fleet(find_bin(options.pg_bin), workspace, kingpost) as fleet:
-            cases = [("pg_receivewal", "-", 0), ("relay", "-", 0), ("standby", "-", 0)]
-            cases += [(kind, source, n) for n in RECEIVERS for kind, source in _FEEDS]
+        relays = {"relay": options.kingpost} | {f"relay-{name}": file for name, file in options.peer}
+        relays = {name: workspace.adopt(file, f"kingpost-{name}") for name, file in relays.items()}
+        cases = planned(options.only, list(relays))
+        with _Fleet(find_bin(options.pg_bin), workspace, relays) as fleet:
             for repetition in range(options.repetitions):
                 for case in rotated(cases, repetition):
                     figures = fleet.measure(*case, clients=(options.clients or [64])[0], seconds=options.seconds)
@@ -51,6 +52,14 @@ def run(options, out, say):
         workspace.remove()
     print(markdown(rows))
     return 0
+
+
+def planned(only, relays):
+    """Cases (who is the synchronous standby, where receivers stream from, how many) for `--only`'s words; `relays` are the binaries to
+    measure, the first of them in every case."""
+    cases = [("pg_receivewal", "-", 0), *((name, "-", 0) for name in relays), ("standby", "-", 0)]
+    cases += [(kind, source, n) for n in RECEIVERS for kind, source in _FEEDS]
+    return [case for case in cases if "relay" in only or f"relay/{case[2]}" in only]
 
 
 def markdown(rows):
@@ -90,8 +99,8 @@ class _Primary(Cluster):
 class _Fleet:
     """A primary, and whatever a case puts behind it."""
 
-    def __init__(self, pg_bin, workspace, kingpost):
-        self.bin, self.workspace, self.kingpost = pg_bin, workspace, kingpost
+    def __init__(self, pg_bin, workspace, relays):
+        self.bin, self.workspace, self.relays = pg_bin, workspace, relays
         self.cluster = _Primary(pg_bin, workspace, 200)
         self.script = workspace.path / "commits.sql"
         self.count = 0
@@ -113,12 +122,12 @@ class _Fleet:
         """Commits a second; CPU µs a commit of the primary, and of the synchronous standby."""
         self._set(synchronous_standby_names="")
         with _Stack() as stack:
-            port, pid = getattr(self, f"_{kind}")(stack)
+            port, pid = self._relay(stack, kind) if kind in self.relays else getattr(self, f"_{kind}")(stack)
             feed = self.cluster.primary if source == "primary" else port
             for _ in range(receivers):
                 self._receive(stack, feed, f"r{self._number()}")
             self._wait_streaming(kind)
-            self._set(synchronous_standby_names=f"{kind}")
+            self._set(synchronous_standby_names=f'"{kind}"')
             rate, *costs = self._load(clients, seconds, (self.cluster.postmasters[0], pid))
             self._set(synchronous_standby_names="")
             return rate, *costs
@@ -186,19 +195,19 @@ class _Fleet:
     def _pg_receivewal(self, stack):
         return None, self._receive(stack, self.cluster.primary, "pg_receivewal", synchronous=True)
 
-    def _relay(self, stack):
+    def _relay(self, stack, name):
         number, port = self._number(), free_port()
         directory = self.workspace.directory(f"relay{number}")
         config = self.workspace.path / f"relay{number}.toml"
         self.workspace.write(
             config,
             f'[relay]\nlisten = ["127.0.0.1:{port}"]\ndir = "{directory}/wal"\nauth = "trust"\n[relay.upstream]\n'
-            f'address = "127.0.0.1:{self.cluster.primary}"\nuser = "{USER}"\nslot = ""\napplication_name = "relay"\n'
+            f'address = "127.0.0.1:{self.cluster.primary}"\nuser = "{USER}"\nslot = ""\napplication_name = "{name}"\n'
             '[metrics]\nlisten = ""\n[log]\nlevel = "warn"\n',
         )
         log = self.workspace.path / f"relay{number}.log"
-        process = stack.enter(self.workspace.server([self.kingpost, "relay", "--config", config], log))
-        self._wait_streaming("relay")
+        process = stack.enter(self.workspace.server([self.relays[name], "relay", "--config", config], log))
+        self._wait_streaming(name)
         if process.poll() is not None:
             raise BenchError(f"the relay does not start:\n{tail(log)}")
         return port, process.pid

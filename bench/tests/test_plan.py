@@ -5,7 +5,7 @@ import tempfile
 import tomllib
 import unittest
 
-from bench import neighbour, plan
+from bench import neighbour, plan, wal
 from bench.cli import _without_paths
 from bench.peers import HAProxy, Kingpost, Nodes, PgBouncer, PgCat, PgDog, Terms
 
@@ -142,6 +142,16 @@ class SlowNeighbour(unittest.TestCase):
         table = neighbour.markdown(rows)
         self.assertIn("| kingpost | alone | 150 |  | 1.0 |", table)
         self.assertIn("| kingpost | sleep | 143 | 0.94 | 2.0 |", table)
+
+
+class Relay(unittest.TestCase):
+    def test_cases_by_their_receivers(self):
+        everything = wal.planned(["relay"], ["relay", "relay-before"])
+        self.assertEqual(len(everything), 4 + 3 * len(wal.RECEIVERS))
+        alone = [("pg_receivewal", "-", 0), ("relay", "-", 0), ("relay-before", "-", 0), ("standby", "-", 0)]
+        self.assertEqual(wal.planned(["relay/0"], ["relay", "relay-before"]), alone)
+        four = [("relay", "relay", 4), ("relay", "primary", 4), ("standby", "standby", 4)]
+        self.assertEqual(wal.planned(["relay/4"], ["relay"]), four)
 
 
 if __name__ == "__main__":
