@@ -8,9 +8,7 @@ pub(crate) use std::sync::{Mutex, MutexGuard, OnceLock};
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 #[cfg(loom)]
-pub(crate) use loom::sync::{Mutex, MutexGuard};
-#[cfg(loom)]
-pub(crate) use model::{OnceLock, Sleeper};
+pub(crate) use model::{Mutex, MutexGuard, OnceLock, Sleeper};
 
 use std::sync::{PoisonError, TryLockError};
 #[cfg(not(loom))]
@@ -64,9 +62,68 @@ mod model {
     use std::sync::Arc;
     use std::time::Instant;
 
+    use std::ops::{Deref, DerefMut};
+    use std::sync::{LockResult, TryLockError, TryLockResult};
+
     use loom::sync::Notify;
 
-    use super::{AtomicBool, Mutex, Ordering, lock};
+    use super::{AtomicBool, Ordering, lock};
+
+    /// Loom's own mutex is let go of without loom looking at what others do before that: a `try_lock` would never meet one that is
+    /// held, but where its holder writes what others read. This one writes, too, whether it is held.
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T> {
+        held: AtomicBool,
+        inner: loom::sync::Mutex<T>,
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct MutexGuard<'a, T> {
+        held: &'a AtomicBool,
+        inner: loom::sync::MutexGuard<'a, T>,
+    }
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Mutex<T> {
+            Mutex { held: AtomicBool::new(false), inner: loom::sync::Mutex::new(value) }
+        }
+
+        pub(crate) fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
+            let inner = self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            self.held.swap(true, Ordering::AcqRel);
+            Ok(MutexGuard { held: &self.held, inner })
+        }
+
+        pub(crate) fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
+            // What is read and written at once is never an old value.
+            if self.held.fetch_or(false, Ordering::AcqRel) {
+                return Err(TryLockError::WouldBlock);
+            }
+            let Ok(inner) = self.inner.try_lock() else { return Err(TryLockError::WouldBlock) };
+            self.held.swap(true, Ordering::AcqRel);
+            Ok(MutexGuard { held: &self.held, inner })
+        }
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            &self.inner
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            &mut self.inner
+        }
+    }
+
+    impl<T> Drop for MutexGuard<'_, T> {
+        fn drop(&mut self) {
+            self.held.swap(false, Ordering::AcqRel);
+        }
+    }
 
     /// Loom's own `park` cannot be used: its `unpark` also ends a wait for a mutex or for the end of a thread.
     #[derive(Debug, Clone)]

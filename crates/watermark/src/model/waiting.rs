@@ -267,6 +267,19 @@ fn a_task_that_enters_does_not_hide_another() {
     });
 }
 
+/// More are due than are woken in one go, and the first of them does nothing about the rest.
+#[test]
+fn who_comes_behind_a_batch_is_woken() {
+    loom::model(|| {
+        let mark = zero();
+        let mut first = mark.reached(1);
+        let _ = begin(&mut first);
+        let publisher = publisher(&mark, 2);
+        assert_eq!(block_on(mark.reached(2)), 2);
+        publisher.join().unwrap();
+    });
+}
+
 /// A time-out drops a future (which holds the heap) while somebody publishes what another task waits for.
 #[test]
 fn a_dropped_task_does_not_take_another_with_it() {
