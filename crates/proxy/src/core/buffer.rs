@@ -21,6 +21,8 @@ pub struct Buffers {
     spare: Vec<Vec<u8>>,
     #[expect(clippy::vec_box, reason = "it is the box that goes from one connection to the next")]
     queues: Vec<Box<Queue>>,
+    #[expect(clippy::vec_box, reason = "as above")]
+    kept: Vec<Box<Vec<u8>>>,
 }
 
 impl Buffers {
@@ -43,6 +45,53 @@ impl Buffers {
             *buffer = self.take();
         }
         buffer
+    }
+}
+
+/// A unit that may be sent again. A pointer, and no more while there is none.
+#[derive(Debug, Default)]
+pub struct Kept(
+    #[expect(clippy::box_collection, reason = "it is the pointer that an idle connection pays for")]
+    Option<Box<Vec<u8>>>,
+);
+
+impl Kept {
+    /// Keeps `unit` in place of what was kept.
+    pub fn keep(&mut self, unit: &[u8], buffers: &mut Buffers) {
+        let spare = &mut buffers.kept;
+        let kept = self.0.get_or_insert_with(|| spare.pop().unwrap_or_default());
+        kept.clear();
+        buffers.lend(kept).extend_from_slice(unit);
+    }
+
+    /// True if there is one.
+    pub fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// True if there is none.
+    pub fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// The unit; empty if there is none.
+    pub fn bytes(&self) -> &[u8] {
+        self.0.as_ref().map_or(&[], |kept| kept)
+    }
+
+    /// The unit, which is kept no more.
+    pub fn take(&mut self, buffers: &mut Buffers) -> Option<Vec<u8>> {
+        let mut kept = self.0.take()?;
+        let unit = std::mem::take(&mut *kept);
+        if buffers.kept.len() < MOST_KEPT {
+            buffers.kept.push(kept);
+        }
+        Some(unit)
+    }
+
+    /// Keeps it no more. False: there was none.
+    pub fn forget(&mut self, buffers: &mut Buffers) -> bool {
+        self.take(buffers).map(|unit| buffers.give(unit)).is_some()
     }
 }
 

@@ -11,7 +11,7 @@ use sql::{Class, Hint, Pins};
 use topology::NodeId;
 use watermark::{Lsn, Ticket};
 
-use super::buffer::Output;
+use super::buffer::{Kept, Output};
 use super::listen::Listening;
 use super::login::Login;
 use super::params::Params;
@@ -47,7 +47,7 @@ pub(super) struct Client {
     /// The statements that its server is going to be chosen for.
     pub unit: Seldom<Unit>,
     /// The unit in flight, if it may be sent to another server: its replies are held back.
-    pub replay: Option<Vec<u8>>,
+    pub replay: Kept,
     /// That unit may be sent again even if nobody knows how far it got: it changes nothing.
     pub repeatable: bool,
     /// Stands for the parameters that change how a text is read; 0 for the usual ones.
@@ -147,7 +147,7 @@ impl At {
 /// With the driver's 24 bytes it is what an idle connection costs: whoever adds to it has to find something to leave out, or a
 /// reason (bench/README.md, idle clients). The last 8 are for LISTEN: looked at after each answer, so not in a table beside.
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<Client>() <= 264);
+const _: () = assert!(size_of::<Client>() <= 248);
 
 /// How far a connection has come.
 pub(super) enum Phase {
@@ -369,7 +369,7 @@ impl Client {
             output: Output::default(),
             pass: Pass::No,
             unit: Seldom::new(),
-            replay: None,
+            replay: Kept::default(),
             repeatable: false,
             dialect: 0,
             mark: Mark::Nothing,
@@ -542,9 +542,7 @@ impl Core {
         let last = client.output.writable().to_vec();
         client.output.clear(&mut self.buffers);
         self.buffers.give(std::mem::take(&mut client.input));
-        if let Some(replay) = client.replay.take() {
-            self.buffers.give(replay);
-        }
+        client.replay.forget(&mut self.buffers);
         self.effects.push(Effect::Close { token: client.token, last });
         self.metrics.clients.sub(1);
         self.shared.clients.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);

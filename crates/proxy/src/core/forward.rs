@@ -138,10 +138,8 @@ impl Core {
             }
             unit.whole = false;
             if client.pins.is_empty() && client.replay.is_none() {
-                let mut replay = self.buffers.take();
-                replay.extend_from_slice(&bytes[..unit.scanned]);
                 client.repeatable = unit.repeatable;
-                client.replay = Some(replay);
+                client.replay.keep(&bytes[..unit.scanned], &mut self.buffers);
                 client.output.hold(&mut self.buffers);
             }
         } else if !unit.routed {
@@ -154,8 +152,7 @@ impl Core {
     /// The unit in flight can't be sent again from here on: its replies need not be held back.
     pub(super) fn give_up_replay(&mut self, c: usize) {
         let client = &mut self.clients[c];
-        if let Some(replay) = client.replay.take() {
-            self.buffers.give(replay);
+        if client.replay.forget(&mut self.buffers) {
             client.output.release();
             self.tell(c, |_| {});
         }

@@ -216,9 +216,7 @@ impl Core {
         self.metrics.lane_statements.add(1);
         client.at = At::Lane(s as u32);
         if client.replay.is_none() {
-            let mut replay = self.buffers.take();
-            replay.extend_from_slice(unit);
-            client.replay = Some(replay);
+            client.replay.keep(unit, &mut self.buffers);
             client.output.hold(&mut self.buffers);
         }
         client.repeatable = true;
@@ -352,8 +350,7 @@ impl Core {
                 self.send_again(c);
             } else {
                 client.again = Again::default();
-                if let Some(replay) = client.replay.take() {
-                    self.buffers.give(replay);
+                if client.replay.forget(&mut self.buffers) {
                     client.output.release();
                 }
                 let total = self.now.saturating_duration_since(client.since).as_micros() as u64;
@@ -464,9 +461,7 @@ impl Core {
         let client = &mut self.clients[c];
         client.output.retract(&mut self.buffers);
         client.again = Again::default();
-        if let Some(replay) = client.replay.take() {
-            self.buffers.give(replay);
-        }
+        client.replay.forget(&mut self.buffers);
         let token = client.token;
         self.tell(c, |out| {
             super::login::error(out, Sqlstate::QUERY_CANCELED, "canceling statement due to user request");

@@ -261,9 +261,7 @@ impl Core {
             return self.close_client(c);
         }
         client.output.retract(&mut self.buffers);
-        if let Some(replay) = client.replay.take() {
-            self.buffers.give(replay);
-        }
+        client.replay.forget(&mut self.buffers);
         self.tell_loss(c, Loss::Read, 1, false, false);
     }
 

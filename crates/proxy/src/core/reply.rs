@@ -531,12 +531,12 @@ impl Core {
             client.output.retract(&mut self.buffers);
             client.again.attempts += 1;
             client.again.primary |= on_replica && !outdated;
-            let unit = client.replay.take().unwrap_or_default();
+            let kept = std::mem::take(&mut client.replay);
             // A conflict with recovery says nothing of the statement.
             if !outdated && code.is_some_and(is_for_good) {
-                self.demote(c, &unit);
+                self.demote(c, kept.bytes());
             }
-            self.clients[c].replay = Some(unit);
+            self.clients[c].replay = kept;
             self.servers[s].discard = true;
             self.metrics.replays_refused.add(1);
             let server = &mut self.servers[s];
@@ -668,8 +668,7 @@ impl Core {
         if measured != 0 && !failed {
             self.costs.note(measured, super::lane::micros(elapsed), answered);
         }
-        if let Some(replay) = client.replay.take() {
-            self.buffers.give(replay);
+        if client.replay.forget(&mut self.buffers) {
             client.output.release();
         }
         if let Some(prepared) = &mut client.prepared {
@@ -716,7 +715,7 @@ impl Core {
     /// Puts the kept unit back in front of the client's input.
     pub(super) fn send_again(&mut self, c: usize) {
         let client = &mut self.clients[c];
-        if let Some(mut unit) = client.replay.take() {
+        if let Some(mut unit) = client.replay.take(&mut self.buffers) {
             // The end of the unit may be there still: it waited for an answer to its beginning.
             let rest = if client.unit.routed { client.unit.scanned.min(client.input.len()) } else { 0 };
             unit.extend_from_slice(&client.input[rest..]);

@@ -935,7 +935,7 @@ impl World {
                     client.unit,
                     client.input.len(),
                     client.paused,
-                    client.replay.as_ref().map(Vec::len),
+                    client.replay.bytes().len(),
                     client.output.held(),
                 );
             }
