@@ -234,6 +234,7 @@ impl Core {
                 }
             }
         }
+        server.may_begin |= matches!(class.control, Control::Begin { .. }) || class.flags.has(Flags::TRANSACTION);
         if class.flags.has(Flags::SCHEMA) {
             let openly = class.flags.has(Flags::DDL);
             server.alters = Some(openly || server.alters == Some(true));
@@ -311,7 +312,14 @@ impl Core {
             prepared.names.insert(name.into(), statement.clone());
             // Its text is good, and a server without it gets it when it is used; or this server is being asked already.
             let accepted = statement.accepted.load(Ordering::Relaxed);
-            if accepted || self.servers[s].prepared.contains_key(&statement.id) {
+            let is_good = accepted || self.servers[s].prepared.contains_key(&statement.id);
+            if is_good && self.servers[s].may_have_failed() {
+                // In a failed transaction a Parse is an error, whatever its text.
+                prepared.parsing.push_back(name.into());
+                self.try_parse(s, &statement);
+                return Step::Used(frame.total());
+            }
+            if is_good {
                 self.metrics.parses_local.add(u64::from(accepted));
                 self.answer(c, s, b'1', || Undo::Forget(name.into()));
                 return Step::Used(frame.total());
@@ -334,6 +342,10 @@ impl Core {
             self.violation(c, "invalid Bind message");
             return Step::Gone;
         };
+        if end < frame.total() && frame.payload <= SMALL_MAX && self.servers[s].may_have_failed() {
+            // If its statement has to be prepared first, that is refused: not before the client has said all of it.
+            return Step::More;
+        }
         let statement = self.statement_of(c, name);
         if let Some(statement) = &statement {
             let class = statement.class;
@@ -521,7 +533,8 @@ impl Core {
                 ServerName::Unnamed
             }
             None if name.is_empty() && self.servers[s].unnamed == LONG => ServerName::Unnamed,
-            // A name that no server has, so that the server says so: other clients' statements have names without `?`.
+            // A name that no server has, so that the server says so: other clients' statements have names without `?`, and what a
+            // client has prepared by SQL may write without anybody's knowing.
             None => ServerName::Missing([b"?", name].concat()),
         })
     }
@@ -579,6 +592,7 @@ impl Core {
         let again = client.replay.is_some() && server.measured != 0 && server.status == message::Status::Idle;
         self.shares_unnamed(c, statement)
             && statement.dialect == self.dialect_of(c)
+            && !server.may_have_failed()
             && (statement.class.flags.has(Flags::ROWLESS) || (statement.class.access == Access::Read && again))
     }
 
@@ -623,6 +637,18 @@ impl Core {
         self.metrics.prepares.add(1);
         self.send(s, |out| message::parse(out, statement.name().as_bytes(), &statement.text, &statement.types));
         self.servers[s].owe(expect);
+    }
+
+    /// Has the server parse a statement that it has, or need not have, only to learn whether it would.
+    fn try_parse(&mut self, s: usize, statement: &Arc<Statement>) {
+        const TRIED: &[u8] = b"?";
+        self.send(s, |out| {
+            message::parse(out, TRIED, &statement.text, &statement.types);
+            message::close_statement(out, TRIED);
+        });
+        let server = &mut self.servers[s];
+        server.owe(Expect::Parse { statement: statement.clone(), parsed: Parsed::Tried });
+        server.owe(Expect::CloseOwn(0));
     }
 
     /// Closes the statement that this server connection has not used for longest, if it has as many as it may.

@@ -308,7 +308,7 @@ impl Core {
             b'1' => match server.settled() {
                 Some(Expect::Parse { statement, parsed }) => {
                     statement.accepted.store(true, Ordering::Relaxed);
-                    if parsed == Parsed::Named
+                    if matches!(parsed, Parsed::Named | Parsed::Tried)
                         && let Some(prepared) = server.client.and_then(|c| self.clients[c].prepared.as_mut())
                     {
                         prepared.parsing.pop_front();
@@ -410,6 +410,7 @@ impl Core {
         }
         server.status = status;
         server.copy_in = false;
+        server.may_begin &= !server.expect.is_empty();
         if own {
             // The statements of the proxy's own are followed up in `unit_done`, too.
             server.own_done = true;
@@ -564,7 +565,7 @@ impl Core {
         let skipping = skipped.unwrap_or(server.expect.len());
         let run: Vec<Expect> = (0..skipping).filter_map(|_| server.settled()).collect();
         let mut prepared = server.client.and_then(|c| self.clients[c].prepared.as_mut());
-        let own = |e: &&Expect| matches!(e, Expect::Parse { parsed: Parsed::Named, .. });
+        let own = |e: &&Expect| matches!(e, Expect::Parse { parsed: Parsed::Named | Parsed::Tried, .. });
         let parses = run.iter().filter(own).count();
         let mut names: Vec<Box<[u8]>> = match &mut prepared {
             Some(prepared) => prepared.parsing.drain(..parses.min(prepared.parsing.len())).collect(),
@@ -573,8 +574,10 @@ impl Core {
         // The last is taken back first.
         for expect in run.into_iter().rev() {
             match expect {
-                Expect::Parse { statement, parsed: Parsed::Named } => {
-                    server.prepared.remove(&statement.id);
+                Expect::Parse { statement, parsed: parsed @ (Parsed::Named | Parsed::Tried) } => {
+                    if parsed == Parsed::Named {
+                        server.prepared.remove(&statement.id);
+                    }
                     if let (Some(prepared), Some(name)) = (&mut prepared, names.pop()) {
                         prepared.names.remove(&name);
                     }
@@ -588,6 +591,8 @@ impl Core {
                 Expect::Parse { parsed: Parsed::Unnamed, .. } | Expect::ParseOwn { named: false, .. } => {
                     server.unnamed = 0
                 }
+                // Of a name that was only tried there is nothing to keep.
+                Expect::CloseOwn(0) => {}
                 Expect::CloseOwn(id) => {
                     server.prepared.insert(id, Kept::default());
                 }

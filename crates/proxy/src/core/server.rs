@@ -72,6 +72,8 @@ pub(crate) struct Server {
     pub(super) barrier: bool,
     /// Something in the unit in flight has failed.
     pub(super) failed: bool,
+    /// Something that may begin a transaction was sent since it last owed nothing.
+    pub(super) may_begin: bool,
     /// Something that may have written was sent since it was last idle.
     pub(super) wrote: bool,
     /// And more than to its session.
@@ -170,6 +172,8 @@ pub(super) enum Parsed {
     Shared,
     /// Under a name that the server has already, for the sake of its error.
     Doomed,
+    /// Under a name that is closed again at once, to learn whether its transaction has failed. The client has a name for it.
+    Tried,
 }
 
 /// What a server owes for one message.
@@ -181,7 +185,7 @@ pub(super) enum Expect {
     Parse { statement: Arc<Statement>, parsed: Parsed },
     /// `ParseComplete`, for a Parse of the proxy's own.
     ParseOwn { statement: Arc<Statement>, named: bool },
-    /// `CloseComplete`, for a Close of the proxy's own.
+    /// `CloseComplete`, for a Close of the proxy's own. 0: of a name that was only tried.
     CloseOwn(u64),
     /// Nothing: the proxy answers with this empty message when its turn comes.
     Answer {
@@ -270,6 +274,7 @@ impl Server {
             unpins: Pins::NONE,
             barrier: false,
             failed: false,
+            may_begin: false,
             wrote: false,
             changed: false,
             committing: false,
@@ -351,6 +356,15 @@ impl Server {
     /// True if this connection has the statement, with the columns that clients are told of.
     pub(super) fn is_described(&self, statement: &Statement) -> bool {
         self.prepared.get(&statement.id).is_some_and(|kept| kept.described)
+    }
+
+    /// True if the transaction in which the next message is run has failed, or may have by then.
+    pub(super) fn may_have_failed(&self) -> bool {
+        match self.status {
+            Status::Failed => true,
+            Status::Transaction => self.expect.iter().any(Expect::ends_unit),
+            Status::Idle => self.may_begin && self.expect.iter().any(Expect::ends_unit),
+        }
     }
 
     /// Keeps a statement, used now.

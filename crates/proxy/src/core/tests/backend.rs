@@ -434,13 +434,14 @@ impl Backend {
     fn parse(&mut self, data: &[u8]) -> Result<(), Code> {
         let (name, text, _) = payload::parse(data).unwrap();
         let text = String::from_utf8(text.to_vec()).unwrap();
-        // A server refuses most of this in a failed transaction already; here only Bind does, since the core may
-        // answer a Parse by itself and that difference is wanted.
-        if name.is_empty() {
-            self.prepared.remove(name);
-        }
         if text.contains("SELEC ") {
             return Err(b"42601");
+        }
+        if self.status == b'E' && !Self::ends_transaction(&text) {
+            return Err(b"25P02");
+        }
+        if name.is_empty() {
+            self.prepared.remove(name);
         }
         if text.contains("nope") {
             return Err(b"42703");
