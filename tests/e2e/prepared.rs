@@ -96,6 +96,73 @@ async fn a_statement_lives_until_it_is_closed() {
     assert_eq!(code(&messages).as_deref(), Some("26000"));
 }
 
+/// Whether the statement is known or not: drivers take ParseComplete to mean that it is there from now on.
+#[tokio::test]
+async fn in_a_failed_transaction_a_parse_is_refused() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    for mode in ["transaction", "session"] {
+        let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.mode", mode).start().await;
+        let mut other = Raw::login(kingpost.port()).await;
+        assert_eq!(code(&run(&mut other, &[parse("known", "SELECT 40 + 2"), sync()]).await), None);
+        let mut raw = Raw::login(kingpost.port()).await;
+        let ask = [bind("", "s", &[]), execute("", 0), sync()];
+        for text in ["SELECT 40 + 2", "SELECT 40 + 3"] {
+            run(&mut raw, &[query("BEGIN")]).await;
+            assert_eq!(code(&run(&mut raw, &[query("SELECT 1 / 0")]).await).as_deref(), Some("22012"));
+            let refused = run(&mut raw, &[parse("s", text), sync()]).await;
+            assert_eq!(
+                (code(&refused).as_deref(), &*refused.last().unwrap().body),
+                (Some("25P02"), &b"E"[..]),
+                "{text}"
+            );
+            // What ends the transaction is another matter.
+            let end = [parse("end", "ROLLBACK"), bind("", "end", &[]), execute("", 0), close(b'S', "end"), sync()];
+            let ended = run(&mut raw, &end).await;
+            assert_eq!((code(&ended), &*ended.last().unwrap().body), (None, &b"I"[..]));
+            assert_eq!(code(&run(&mut raw, &ask).await).as_deref(), Some("26000"), "{mode}: {text} was never prepared");
+        }
+        // The same while nobody knows yet that it fails.
+        raw.send(
+            &[query("BEGIN"), query("SELECT 1 / 0"), parse("s", "SELECT 40 + 2"), sync(), query("ROLLBACK")].concat(),
+        )
+        .await;
+        let mut codes = Vec::new();
+        for _ in 0..4 {
+            codes.push(code(&raw.until(b'Z').await));
+        }
+        assert_eq!(codes, [None, Some("22012".into()), Some("25P02".into()), None], "{mode}");
+        assert_eq!(code(&run(&mut raw, &ask).await).as_deref(), Some("26000"), "{mode}");
+        // And where it does not fail.
+        raw.send(&[query("BEGIN"), query("SELECT 1"), parse("s", "SELECT 40 + 2"), sync(), query("COMMIT")].concat())
+            .await;
+        for _ in 0..4 {
+            assert_eq!(code(&raw.until(b'Z').await), None, "{mode}");
+        }
+        assert_eq!(column(&run(&mut raw, &ask).await), ["42"], "{mode}");
+    }
+}
+
+#[tokio::test]
+async fn a_statement_that_is_too_long_to_be_kept_is_an_error_that_the_client_survives() {
+    let (shared, _logs) = shared().await;
+    if subject() != Subject::Kingpost {
+        return;
+    }
+    let long = format!("SELECT length('{}')", "y".repeat(2 << 20));
+    for mode in ["transaction", "session"] {
+        let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.mode", mode).start().await;
+        let mut raw = Raw::login(kingpost.port()).await;
+        assert_eq!(column(&run(&mut raw, &[query("SELECT 1")]).await), ["1"]);
+        let skipped = [parse("long", &long), bind("", "long", &[]), execute("", 0), sync()];
+        let refused = run(&mut raw, &skipped).await;
+        assert_eq!((code(&refused).as_deref(), &*refused.last().unwrap().body), (Some("54000"), &b"I"[..]), "{mode}");
+        assert_eq!(column(&run(&mut raw, &[query("SELECT 2")]).await), ["2"], "{mode}");
+    }
+}
+
 #[tokio::test]
 async fn answers_come_in_the_order_of_the_questions() {
     let (shared, _logs) = shared().await;

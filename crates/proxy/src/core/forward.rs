@@ -680,7 +680,14 @@ impl Core {
             self.settings.max_statement
         );
         let server = &self.servers[s];
-        if server.expect.is_empty() && server.status == message::Status::Idle && !server.in_unit && !self.is_bound(c) {
+        if server.expect.is_empty() && server.status == message::Status::Idle && !server.in_unit {
+            if self.is_bound(c) {
+                // The server hears nothing before the Sync that ends the unit.
+                let server = &mut self.servers[s];
+                (server.in_unit, server.skipping) = (true, true);
+                self.tell(c, |out| super::login::error(out, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text));
+                return Step::Again;
+            }
             self.tell(c, |out| super::login::error(out, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text));
             self.clients[c].unit.reset();
             self.clients[c].skipping = true;
