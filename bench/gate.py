@@ -9,7 +9,7 @@ place where the waiting is done; the number is that of the proxy's server connec
 - `receivewal-16`: as `native-16`, with pg_receivewal in the relay's place
 - `gate-16`, `gate-64`: the proxy's commit gate over the relay
 - `flush-16`, `flush-64`: the same with one flush of the primary for all commits of a batch
-- `gate-16-uring`, `flush-16-uring`: the proxy waits for its sockets by io_uring
+- `gate-16-uring`, `flush-16-uring`, `flush-64-uring`: the proxy waits for its sockets by io_uring
 
 Where there is a round trip, a forwarder takes half of it each way between the primary and whoever receives its log, and also between the
 proxy and the relay: the proxy stands beside the primary.
@@ -43,6 +43,7 @@ ARMS = {
         "flush-64",
         "gate-16-uring",
         "flush-16-uring",
+        "flush-64-uring",
     ),
     "hot-row": ("local-16", "native-16", "native-64", "gate-16", "gate-64", "flush-16"),
 }
