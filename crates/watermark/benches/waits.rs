@@ -484,7 +484,7 @@ fn main() {
     for ((count, way), figures) in &results {
         let cell = |of: &dyn Fn(&Figures) -> f64| {
             let (median, spread) = spread(figures, of);
-            format!("{median:.1} ±{spread:.0}%")
+            if median > 0.0 { format!("{median:.1} ±{spread:.0}%") } else { format!("{median:.1}") }
         };
         println!(
             "| {count} | {} | {:.1} | {} | {} | {} | {} |",
