@@ -1,7 +1,7 @@
 //! Session parameters: those of the start-up packet and those of SET, with server connections that move between clients.
 
 use futures_util::future::join_all;
-use kingpost_tests::raw::{Raw, query, startup};
+use kingpost_tests::raw::{Message, Raw, bind, execute, parse, query, startup, sync};
 use kingpost_tests::{DATABASE, Kingpost, Subject, USER, subject};
 use tokio_postgres::Client;
 
@@ -289,6 +289,57 @@ async fn parameter_status_tells_the_client() {
     raw.send(&query("SET TimeZone = 'Asia/Tokyo'")).await;
     let changed = status(&raw.until(b'Z').await);
     assert!(changed.contains(&("TimeZone".into(), "Asia/Tokyo".into())), "{changed:?}");
+}
+
+/// What a client takes its time zone to be after these messages.
+fn believed(messages: &[Message], before: &str) -> String {
+    let told = messages.iter().rev().filter(|message| message.kind == b'S');
+    let zone = told.filter_map(|message| message.body.strip_prefix(b"TimeZone\0")?.strip_suffix(b"\0")).next();
+    zone.map_or(before.into(), |zone| String::from_utf8_lossy(zone).into_owned())
+}
+
+/// Before it hears that the reset is done, and before whatever it has sent behind it.
+#[tokio::test]
+async fn a_reset_goes_back_to_what_the_client_began_with() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    for mode in ["transaction", "session"] {
+        let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.mode", mode).start().await;
+        let mut raw =
+            Raw::login_with(kingpost.port(), &[("TimeZone", "Asia/Tokyo"), ("application_name", "mine")]).await;
+        for reset in ["RESET TimeZone", "SET TimeZone TO DEFAULT", "RESET ALL", "DISCARD ALL"] {
+            for extended in [false, true] {
+                raw.send(&query("SET TimeZone = 'Europe/Rome'")).await;
+                assert_eq!(believed(&raw.until(b'Z').await, ""), "Europe/Rome");
+                let asked = match extended {
+                    false => query(reset),
+                    true => [parse("", reset), bind("", "", &[]), execute("", 0), sync()].concat(),
+                };
+                raw.send(&[asked, query("SHOW TimeZone"), query("SHOW application_name")].concat()).await;
+                let done = raw.until(b'Z').await;
+                assert_eq!(believed(&done, "Europe/Rome"), "Asia/Tokyo", "{mode}: {reset}, extended: {extended}");
+                for expected in ["Asia/Tokyo", "mine"] {
+                    let shown = raw.until(b'Z').await;
+                    let row = shown.iter().find(|message| message.kind == b'D').expect("a row");
+                    assert_eq!(
+                        String::from_utf8_lossy(&row.body[6..]),
+                        expected,
+                        "{mode}: {reset}, extended: {extended}"
+                    );
+                }
+            }
+        }
+        // In a transaction: when that ends, at the latest.
+        let texts = ["SET TimeZone = 'Europe/Rome'", "BEGIN", "RESET TimeZone", "COMMIT"];
+        raw.send(&texts.map(query).concat()).await;
+        let mut zone = String::new();
+        for _ in texts {
+            zone = believed(&raw.until(b'Z').await, &zone);
+        }
+        assert_eq!(zone, "Asia/Tokyo", "{mode}");
+    }
 }
 
 #[tokio::test]

@@ -119,8 +119,16 @@ impl Raw {
     /// # Panics
     /// When that is refused.
     pub async fn login(port: u16) -> Raw {
+        Raw::login_with(port, &[]).await
+    }
+
+    /// The same with start-up parameters.
+    ///
+    /// # Panics
+    /// When that is refused.
+    pub async fn login_with(port: u16, parameters: &[(&str, &str)]) -> Raw {
         let mut raw = Raw::connect(port).await;
-        raw.send(&startup(3 << 16, &[("user", USER), ("database", DATABASE)])).await;
+        raw.send(&startup(3 << 16, &[&[("user", USER), ("database", DATABASE)], parameters].concat())).await;
         let messages = raw.until(b'Z').await;
         assert_eq!(messages[0].kind, b'R', "{messages:?}");
         raw

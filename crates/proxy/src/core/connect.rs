@@ -287,6 +287,7 @@ impl Core {
             return self.listener_answered(s);
         }
         let server = &mut self.servers[s];
+        let owed = std::mem::take(&mut server.owes_ready);
         let Some(error) = server.setup_error.take() else {
             if server.expect.is_empty() {
                 match server.client {
@@ -306,7 +307,7 @@ impl Core {
                 let login = matches!(self.clients[c].phase, Phase::Login(_));
                 if login {
                     self.fail_login_as(c, &error);
-                } else if self.clients[c].again.setups < MOST_SETUPS && !self.is_bound(c) {
+                } else if self.clients[c].again.setups < MOST_SETUPS && !self.is_bound(c) && !owed {
                     // These parameters were good once. Nothing of the client's has been sent: it may be this connection's fault
                     // (another's `statement_timeout`, a role in force).
                     let client = &mut self.clients[c];

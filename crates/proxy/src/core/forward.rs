@@ -79,6 +79,7 @@ impl Core {
                     server.in_unit = false;
                     server.skipping = false;
                     server.owe(Expect::Sync);
+                    server.barrier |= server.sets.goes_back;
                     self.count_statement(s);
                     self.end_unit(c);
                 }
@@ -207,7 +208,9 @@ impl Core {
         if let Some(text) = text {
             self.count_begin(c, s, key, text, true);
         }
-        self.servers[s].owe(Expect::Query(changes));
+        let server = &mut self.servers[s];
+        server.owe(Expect::Query(changes));
+        server.barrier |= server.sets.goes_back;
         self.count_statement(s);
         self.end_unit(c);
         self.pass_on(c, s, bytes, frame)

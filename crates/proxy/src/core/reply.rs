@@ -265,6 +265,7 @@ impl Core {
         let server = &mut self.servers[s];
         let own = matches!(server.expect.front(), Some(Expect::Setup));
         let unheard = own || server.discard || server.client.is_none();
+        let told = !unheard || (server.owes_ready && server.client.is_some());
         let verdict = if unheard { Verdict::Swallow } else { Verdict::Forward };
         match tag {
             b'D' | b'd' | b'c' | b'H' | b'V' => {}
@@ -383,12 +384,13 @@ impl Core {
                     return Verdict::Broken("invalid ParameterStatus");
                 };
                 server.report(name, value);
-                if !unheard
+                if told
                     && name == b"standard_conforming_strings"
                     && let Some(c) = server.client
                 {
                     self.clients[c].odd_strings = value != b"on";
                 }
+                return if told { Verdict::Forward } else { verdict };
             }
             b'N' => {}
             b'A' if server.listener => self.notified(s, data),
@@ -411,15 +413,21 @@ impl Core {
         server.status = status;
         server.copy_in = false;
         server.may_begin &= !server.expect.is_empty();
+        if own && server.owes_ready && server.setup_error.is_none() && server.client.is_some() {
+            server.owes_ready = false;
+            return Verdict::Ready;
+        }
         if own {
             // The statements of the proxy's own are followed up in `unit_done`, too.
             server.own_done = true;
         } else {
+            let goes_back = server.sets.goes_back;
             server.sets.query_ended();
             self.settle_changes(s);
-        }
-        if !own {
             self.count_end(s, !unheard);
+            if goes_back && self.goes_back(s) {
+                return Verdict::Swallow;
+            }
         }
         let not_begun = std::mem::take(&mut self.servers[s].begin_failed);
         match (unheard, not_begun) {

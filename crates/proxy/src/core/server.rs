@@ -74,6 +74,8 @@ pub(crate) struct Server {
     pub(super) failed: bool,
     /// Something that may begin a transaction was sent since it last owed nothing.
     pub(super) may_begin: bool,
+    /// Its client is told that it is ready when the statement of the proxy's own in flight is done.
+    pub(super) owes_ready: bool,
     /// Something that may have written was sent since it was last idle.
     pub(super) wrote: bool,
     /// And more than to its session.
@@ -275,6 +277,7 @@ impl Server {
             barrier: false,
             failed: false,
             may_begin: false,
+            owes_ready: false,
             wrote: false,
             changed: false,
             committing: false,

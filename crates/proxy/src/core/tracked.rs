@@ -35,6 +35,8 @@ pub(super) struct Sets {
     open: bool,
     /// A savepoint was made or ended in the same time.
     savepoint: bool,
+    /// In the same time, something that goes back to what its client began with: the server goes back to what it did itself.
+    pub(super) goes_back: bool,
     /// What the client does to the channels that it listens on.
     pub(super) listens: Listens,
 }
@@ -66,7 +68,7 @@ impl Sets {
 
     /// The client leaves this server connection.
     pub(super) fn end(&mut self) {
-        (self.open, self.savepoint, self.portal) = (false, false, None);
+        (self.open, self.savepoint, self.goes_back, self.portal) = (false, false, false, None);
         self.listens = Listens::default();
     }
 }
@@ -228,6 +230,9 @@ impl Core {
         sets.savepoint |= class.flags.has(Flags::SAVEPOINT);
         let any = |changes: &Changes| changes.statements.iter().flatten().any(Change::is_about_parameters);
         sets.open |= changes.is_some_and(|changes| changes.doubt || any(changes));
+        let back = |change: &Change| matches!(change, Change::Reset(_) | Change::ResetAll | Change::DiscardAll);
+        sets.goes_back |= !self.clients[c].base.0.is_empty()
+            && changes.is_some_and(|changes| changes.statements.iter().flatten().any(back));
         sets.listens.open |= class.flags.has(Flags::LISTENS);
         if sets.open && class.flags.has(Flags::SAVEPOINT) {
             sets.pending.clear();
@@ -385,6 +390,22 @@ impl Core {
         let client = &mut self.clients[c];
         client.dialect = params.dialect();
         client.params = params;
+    }
+
+    /// The client's session has gone back to what the server connection began with, and not to what the client did: that is put
+    /// right before the client hears that it is done. True: it is being done. (In a transaction it waits for its end.)
+    pub(super) fn goes_back(&mut self, s: usize) -> bool {
+        let server = &self.servers[s];
+        let Some(c) = server.client else { return false };
+        let done = server.status == Status::Idle && server.expect.is_empty() && !server.in_unit;
+        let alone = server.lane.is_empty() && !server.discard && !server.begin_failed;
+        if !done || !alone || server.params.is(&self.clients[c].params) {
+            return false;
+        }
+        let params = self.clients[c].params.clone();
+        self.servers[s].owes_ready = true;
+        self.prepare_session(s, &params);
+        true
     }
 
     /// The client stays with its server connection.

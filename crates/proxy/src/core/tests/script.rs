@@ -82,7 +82,6 @@ pub(super) struct Script {
     id: u64,
     next: u64,
     style: Style,
-    resets: bool,
     out: VecDeque<Step>,
     bytes: Vec<u8>,
     unit: Unit,
@@ -91,15 +90,13 @@ pub(super) struct Script {
     named: HashSet<&'static str>,
 }
 
-/// The script of client `id`, with so many requests. `resets`: it may go back to the server's defaults (its own start-up
-/// parameters then are, too).
-pub(super) fn script(seed: u64, id: u64, requests: usize, style: Style, resets: bool) -> VecDeque<Step> {
+/// The script of client `id`, with so many requests.
+pub(super) fn script(seed: u64, id: u64, requests: usize, style: Style) -> VecDeque<Step> {
     let mut script = Script {
         random: Random(seed),
         id,
         next: 0,
         style,
-        resets,
         out: VecDeque::new(),
         bytes: Vec::new(),
         unit: Unit::default(),
@@ -627,8 +624,11 @@ impl Script {
                 self.query(undone);
                 self.query("ROLLBACK");
             }
-            6 if self.resets => self.query("RESET ALL"),
-            7 if self.resets => {
+            6 => {
+                self.query("RESET ALL");
+                self.query("SHOW search_path");
+            }
+            7 => {
                 self.out.push_back(Step::Await);
                 self.query("DISCARD ALL");
                 self.out.push_back(Step::Await);
@@ -640,7 +640,10 @@ impl Script {
                 self.query(&format!("SET search_path = m{}; SELECT {n}", self.id));
             }
             11 => self.query(&format!("SET search_path = n{}; SELECT 1/0", self.id)),
-            12 if self.resets => self.query("RESET search_path"),
+            12 => {
+                self.query("RESET search_path");
+                self.query("SHOW search_path");
+            }
             13 | 14 => self.setting(),
             _ => self.query("UNLISTEN *; SELECT 1/0"),
         }

@@ -280,7 +280,7 @@ impl World {
     fn arrive(&mut self, id: u64) {
         let core = self.random.below(self.cores.len());
         let token = self.cores[core].accept(Peer::default());
-        // One of two has a start-up parameter of its own, and then stays away from the server's defaults.
+        // One of two has a start-up parameter of its own.
         let own = self.plan.style.session && self.random.one_in(2);
         let path = format!("home{id}");
         let mut pairs = vec![("user", "u"), ("database", "d")];
@@ -289,7 +289,7 @@ impl World {
         }
         let mut login = Vec::new();
         wire::message::startup(&mut login, &pairs);
-        let mut steps = script(self.random.next(), id, self.plan.requests, self.plan.style, !own);
+        let mut steps = script(self.random.next(), id, self.plan.requests, self.plan.style);
         let length: usize = steps.iter().map(|step| if let Step::Send(bytes) = step { bytes.len() } else { 0 }).sum();
         let leaves_at = (self.plan.leaves && self.random.one_in(2)).then(|| self.random.below(length + login.len()));
         steps.push_front(Step::Await);
