@@ -145,6 +145,34 @@ async fn in_a_failed_transaction_a_parse_is_refused() {
     }
 }
 
+/// libpq's manual has programs do it.
+#[tokio::test]
+async fn what_was_prepared_by_sql_is_used_by_the_protocol() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    for mode in ["transaction", "session"] {
+        let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.mode", mode).start().await;
+        let mut raw = Raw::login(kingpost.port()).await;
+        assert_eq!(code(&run(&mut raw, &[query("PREPARE adds(int) AS SELECT $1 + 1")]).await), None);
+        for round in 0..3 {
+            let round = round.to_string();
+            let added = run(&mut raw, &[bind("", "adds", &[&round]), execute("", 0), sync()]).await;
+            assert_eq!(column(&added), [(round.parse::<i32>().unwrap() + 1).to_string()], "{mode}");
+        }
+        let described = run(&mut raw, &[describe(b'S', "adds"), sync()]).await;
+        assert_eq!(described.iter().map(|message| message.kind).collect::<Vec<_>>(), b"tTZ", "{mode}");
+        // Names of the other kind are not touched by it.
+        assert_eq!(code(&run(&mut raw, &[parse("mine", "SELECT 5"), sync()]).await), None);
+        assert_eq!(column(&run(&mut raw, &[bind("", "mine", &[]), execute("", 0), sync()]).await), ["5"]);
+        assert_eq!(code(&run(&mut raw, &[close(b'S', "adds"), sync()]).await), None);
+        assert_eq!(code(&run(&mut raw, &[query("EXECUTE adds(1)")]).await).as_deref(), Some("26000"), "{mode}");
+        let gone = run(&mut raw, &[bind("", "adds", &["1"]), execute("", 0), sync()]).await;
+        assert_eq!(code(&gone).as_deref(), Some("26000"), "{mode}");
+    }
+}
+
 #[tokio::test]
 async fn a_statement_that_is_too_long_to_be_kept_is_an_error_that_the_client_survives() {
     let (shared, _logs) = shared().await;

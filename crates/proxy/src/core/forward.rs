@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sql::{Access, Class, Control, Flags};
+use sql::{Access, Class, Control, Flags, Pins};
 use wire::payload::{self, Named};
 use wire::{Frame, HEADER, Sqlstate, message};
 
@@ -364,6 +364,10 @@ impl Core {
             }
         }
         let Some(server_name) = self.server_name(c, s, name, statement.as_ref()) else { return Step::Blocked };
+        if let ServerName::Sqls(_) = server_name {
+            // What it does nobody knows: a write.
+            self.note_effects(c, s, Class::UNKNOWN, false);
+        }
         let statement = self.statement_of(c, name);
         self.note_bound(c, name);
         let server = &mut self.servers[s];
@@ -426,6 +430,10 @@ impl Core {
                 Step::Used(frame.total())
             }
             (_, Named::Portal(_)) => {
+                self.servers[s].owe(Expect::Close);
+                self.pass_on(c, s, bytes, frame)
+            }
+            (_, Named::Statement(name)) if self.statement_of(c, name).is_none() && self.may_be_sqls(c, name) => {
                 self.servers[s].owe(Expect::Close);
                 self.pass_on(c, s, bytes, frame)
             }
@@ -536,8 +544,9 @@ impl Core {
                 ServerName::Unnamed
             }
             None if name.is_empty() && self.servers[s].unnamed == LONG => ServerName::Unnamed,
-            // A name that no server has, so that the server says so: other clients' statements have names without `?`, and what a
-            // client has prepared by SQL may write without anybody's knowing.
+            // It may have been prepared by SQL, in this very session.
+            None if self.may_be_sqls(c, name) => ServerName::Sqls(name.to_vec()),
+            // A name that no server has, so that the server says so: other clients' statements have names without `?`.
             None => ServerName::Missing([b"?", name].concat()),
         })
     }
@@ -642,6 +651,11 @@ impl Core {
         self.servers[s].owe(expect);
     }
 
+    /// True if a statement of this name, which the client has not prepared by the protocol, may be one that it has prepared by SQL.
+    fn may_be_sqls(&self, c: usize, name: &[u8]) -> bool {
+        self.clients[c].pins.0 & Pins::PREPARE.0 != 0 && !name.is_empty() && !name.starts_with(StatementName::PREFIX)
+    }
+
     /// Has the server parse a statement that it has, or need not have, only to learn whether it would.
     fn try_parse(&mut self, s: usize, statement: &Arc<Statement>) {
         const TRIED: &[u8] = b"?";
@@ -710,6 +724,8 @@ enum ServerName {
     Unnamed,
     Own(StatementName),
     Missing(Vec<u8>),
+    /// The client's own, who may have prepared it by SQL.
+    Sqls(Vec<u8>),
     /// Its columns are no longer what the client was told.
     Outdated,
 }
@@ -719,7 +735,7 @@ impl ServerName {
         match self {
             ServerName::Unnamed => b"",
             ServerName::Own(name) => name.as_bytes(),
-            ServerName::Missing(name) => name,
+            ServerName::Missing(name) | ServerName::Sqls(name) => name,
             ServerName::Outdated => b"?outdated",
         }
     }

@@ -140,6 +140,9 @@ pub struct StatementName {
 }
 
 impl StatementName {
+    /// What all of them begin with.
+    pub const PREFIX: &[u8] = b"kp";
+
     /// The name of the statement with this id.
     pub fn of(mut id: u64) -> StatementName {
         let mut bytes = [0; 22];
@@ -153,7 +156,7 @@ impl StatementName {
             }
         }
         from -= 2;
-        bytes[from..from + 2].copy_from_slice(b"kp");
+        bytes[from..from + 2].copy_from_slice(StatementName::PREFIX);
         StatementName { bytes, from }
     }
 
