@@ -292,8 +292,8 @@ impl Core {
             if server.expect.is_empty() {
                 match server.client {
                     Some(c) if matches!(self.clients[c].phase, Phase::Login(_)) => self.learn_greeting(c, s),
-                    // It was cleaned up after a client that left.
-                    None => self.rest(s),
+                    // Its client has left, perhaps with something in the session that is still to go.
+                    None => self.clean_up(s),
                     Some(c) => self.runnable.push_back(self.clients[c].token),
                 }
             }

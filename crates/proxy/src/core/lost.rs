@@ -180,6 +180,8 @@ impl Core {
         let loss = loss(server.status, server.committing, server.wrote);
         let mid_message = server.pass > 0 && server.pass_on;
         let units = server.expect.iter().filter(|e| matches!(e, Expect::Query(_) | Expect::Sync)).count();
+        // The session was going back to what its client began with: the end of that unit is owed, too.
+        let units = units + usize::from(server.owes_ready);
         let (in_unit, skipping, in_transaction) = (server.in_unit, server.skipping, server.status != Status::Idle);
         let place = &mut self.pools[server.pool].nodes[usize::from(node.0)];
         place.busy -= 1;

@@ -70,6 +70,8 @@ pub(super) struct Style {
     pub stateful: bool,
     /// SET, LISTEN, DISCARD.
     pub session: bool,
+    /// They set a parameter that they may have begun with, and go back to it.
+    pub resets: bool,
     pub cancels: bool,
     /// LISTEN and NOTIFY, such as can't fail but with their server.
     pub listens: bool,
@@ -291,6 +293,10 @@ impl Script {
         }
         if self.style.reads && !self.random.one_in(6) {
             return self.read();
+        }
+        if self.style.resets && self.random.one_in(4) {
+            self.query(&format!("SET search_path = r{}", self.id));
+            self.query("RESET search_path");
         }
         match self.random.below(if self.style.session { 15 } else { 13 }) {
             0 | 1 => self.statement(),

@@ -281,7 +281,7 @@ impl World {
         let core = self.random.below(self.cores.len());
         let token = self.cores[core].accept(Peer::default());
         // One of two has a start-up parameter of its own.
-        let own = self.plan.style.session && self.random.one_in(2);
+        let own = (self.plan.style.session || self.plan.style.resets) && self.random.one_in(2);
         let path = format!("home{id}");
         let mut pairs = vec![("user", "u"), ("database", "d")];
         if own {
@@ -1070,7 +1070,8 @@ impl Answered {
         match frame[0] {
             b'D' => {
                 let value = String::from_utf8_lossy(&frame[HEADER + 6..]);
-                let number: u64 = value.trim().parse().unwrap();
+                // What `search_path` is, is compared where nothing is lost.
+                let Ok(number) = value.trim().parse::<u64>() else { return false };
                 assert!(unit.rows.contains(&number), "client {id} gets {number} and asked for {:?}", unit.rows);
                 self.rows += 1;
                 if unit.inserts.contains(&number) {
