@@ -698,14 +698,13 @@ impl Core {
         );
         let server = &self.servers[s];
         if server.expect.is_empty() && server.status == message::Status::Idle && !server.in_unit {
+            self.tell(c, |out| super::login::error(out, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text));
             if self.is_bound(c) {
                 // The server hears nothing before the Sync that ends the unit.
                 let server = &mut self.servers[s];
                 (server.in_unit, server.skipping) = (true, true);
-                self.tell(c, |out| super::login::error(out, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text));
                 return Step::Again;
             }
-            self.tell(c, |out| super::login::error(out, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text));
             self.clients[c].unit.reset();
             self.clients[c].skipping = true;
             let token = self.clients[c].token;
