@@ -107,23 +107,28 @@ OF_THEIR_OWN = {
 }
 
 
+def _only(options, families):
+    """True if `--only` names cases, and each is of one of these families."""
+    return bool(options.only) and all(case.partition("/")[0] in families for case in options.only)
+
+
 def measure(options):
     """Plans and runs."""
     options.seconds = options.seconds or (3 if options.quick else 8)
     options.scale = options.scale or (10 if options.quick else 50)
     _interrupt_once()
     files = raise_open_file_limit()
-    if options.list and options.only and all(case.partition("/")[0] in OF_THEIR_OWN for case in options.only):
+    if options.list and _only(options, OF_THEIR_OWN):
         for case in options.only:
             print(f"{case}: {OF_THEIR_OWN[case.partition('/')[0]]}")
         return 0
-    if options.only and all(case.partition("/")[0] == "relay" for case in options.only):
+    if _only(options, ["relay"]):
         return wal.run(options, OUT, say)
     pg_bin = find_bin(options.pg_bin)
     workspace = Workspace(options.dir)
     try:
         inventory = Inventory.look(workspace, options.kingpost, options.peer)
-        if options.only and all(case.partition("/")[0] in gate.CLIENTS for case in options.only):
+        if _only(options, gate.CLIENTS):
             return measure_table(gate, options, inventory, workspace, pg_bin)
         if options.only == ["strong"]:
             return measure_table(strong, options, inventory, workspace, pg_bin)
