@@ -425,8 +425,7 @@ fn in_comment(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
-            '\t' => shown.push(c),
-            c if c.is_control() => shown.extend(c.escape_default()),
+            c if c.is_control() && c != '\t' => shown.extend(c.escape_default()),
             c => shown.push(c),
         }
     }

@@ -59,15 +59,13 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 
 #[cfg(loom)]
 mod model {
-    use std::sync::Arc;
-    use std::time::Instant;
-
     use std::ops::{Deref, DerefMut};
-    use std::sync::{LockResult, TryLockError, TryLockResult};
+    use std::sync::{Arc, LockResult, TryLockResult};
+    use std::time::Instant;
 
     use loom::sync::Notify;
 
-    use super::{AtomicBool, Ordering, lock};
+    use super::{AtomicBool, Ordering, PoisonError, TryLockError, lock};
 
     /// Loom's own mutex is let go of without loom looking at what others do before that: a `try_lock` would never meet one that is
     /// held, but where its holder writes what others read. This one writes, too, whether it is held.
@@ -89,7 +87,7 @@ mod model {
         }
 
         pub(crate) fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
-            let inner = self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
             self.held.swap(true, Ordering::AcqRel);
             Ok(MutexGuard { held: &self.held, inner })
         }
