@@ -2,6 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use wire::frontend::Message;
 use wire::replication::{Command, Flushed, Rows, WalStream, read_reply};
 use wire::{Frame, HEADER, payload, startup};
 
@@ -35,6 +36,13 @@ fuzz_target!(|bytes: &[u8]| {
     let mut rest = bytes;
     while let Ok(Some(frame)) = Frame::read(rest) {
         assert_eq!(frame.total(), frame.payload + HEADER);
+        let part = &rest[..frame.total().min(rest.len())];
+        if let Ok(Some(message)) = Message::read(frame, part)
+            && let Some(less) = part.len().checked_sub(1).filter(|less| *less >= HEADER)
+            && let Ok(Some(beginning)) = Message::read(frame, &part[..less])
+        {
+            assert_eq!(std::mem::discriminant(&message), std::mem::discriminant(&beginning));
+        }
         let Some(data) = rest.get(HEADER..frame.total()) else { break };
         if let Some((name, text, types)) = payload::parse(data) {
             assert_eq!(name.len() + text.len() + types.len() + 2, data.len());

@@ -1,14 +1,15 @@
 //! PostgreSQL protocol 3 (3.0 and 3.2), sans-I/O: bytes in, values and bytes out.
 //!
 //! Messages are not turned into owned values. [`frame`] reads the five-byte header that every message has after
-//! start-up; [`startup`] reads the packets before it; [`payload`] picks single fields out of the few payloads a proxy
-//! must understand; [`message`] appends messages to a buffer; [`scram`] and [`md5`] are the
-//! authentication exchanges; [`replication`] is what standbys speak.
+//! start-up; [`startup`] reads the packets before it; [`frontend`] says what a client's message is; [`payload`] picks single
+//! fields out of the few payloads that a proxy must understand; [`message`] appends messages to a buffer; [`scram`] and
+//! [`md5`] are the authentication exchanges; [`replication`] is what standbys speak.
 //!
 //! Source of the formats: PostgreSQL documentation, "Frontend/Backend Protocol", "Message Formats".
 
 pub mod error;
 pub mod frame;
+pub mod frontend;
 pub mod md5;
 pub mod message;
 pub mod payload;

@@ -26,6 +26,13 @@ pub fn bind(payload: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((portal, statement, rest))
 }
 
+/// `Execute`: portal, and the most rows (0: all).
+#[must_use]
+pub fn execute(payload: &[u8]) -> Option<(&[u8], u32)> {
+    let (portal, rest) = cstr(payload)?;
+    Some((portal, u32::from_be_bytes(rest.try_into().ok()?)))
+}
+
 /// The value with this number, counted from 0, of those in the rest of a `Bind`; None if it is NULL or not there. In which format
 /// it is the rest's beginning says.
 #[must_use]
