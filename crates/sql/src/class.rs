@@ -54,11 +54,14 @@ impl Pins {
     /// `SET ROLE`, `SET SESSION AUTHORIZATION`, and `set_config` that may be one of them: like `SET`, but `RESET ALL`
     /// does not undo it.
     pub const ROLE: Pins = Pins(1 << 8);
+    /// A function, a `DO` or a `CALL` of which nothing is known, where the configuration says that its caller stays; a base backup and
+    /// a replication origin, always.
+    pub const FUNCTION: Pins = Pins(1 << 9);
     /// Everything `DISCARD ALL` clears.
-    pub const ALL: Pins = Pins(0x1ff & !Pins::LOAD.0);
+    pub const ALL: Pins = Pins(0x3ff & !Pins::LOAD.0);
 
     /// Each single pin with its name, for metrics and messages.
-    pub const NAMES: [(Pins, &'static str); 9] = [
+    pub const NAMES: [(Pins, &'static str); 10] = [
         (Pins::SET, "set"),
         (Pins::LISTEN, "listen"),
         (Pins::CURSOR, "cursor_with_hold"),
@@ -68,6 +71,7 @@ impl Pins {
         (Pins::LOAD, "load"),
         (Pins::SEQUENCE, "sequence"),
         (Pins::ROLE, "role"),
+        (Pins::FUNCTION, "function"),
     ];
 
     /// Both.
@@ -120,6 +124,14 @@ impl Flags {
     pub const SESSION: Flags = Flags(1 << 10);
     /// Some statement in the text changes which channels the session listens on: LISTEN, UNLISTEN, DISCARD ALL.
     pub const LISTENS: Flags = Flags(1 << 11);
+    /// Some statement in the text gives a parameter another value until its transaction ends, and that parameter may change how texts
+    /// are read: `SET LOCAL search_path`, `set_config(…, true)`.
+    pub const LOCAL: Flags = Flags(1 << 12);
+    /// Some statement in the text takes an advisory lock, of either kind. On a replica it would exclude nobody on the primary.
+    pub const LOCKS: Flags = Flags(1 << 13);
+    /// Some statement in the text runs what nothing is known of: a function that is neither PostgreSQL's nor the operator's, `DO`,
+    /// `CALL`. It may leave anything in the session.
+    pub const UNKNOWN: Flags = Flags(1 << 14);
 
     /// True if all bits of `other` are set.
     #[must_use]

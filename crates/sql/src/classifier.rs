@@ -7,7 +7,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use pg_query::protobuf::ParseResult;
 
-use crate::class::{Access, Class, Local};
+use crate::class::{Access, Class, Flags, Local};
 use crate::functions::Functions;
 use crate::set::{self, Changes};
 use crate::{hint, local, shape, statement, unparsed};
@@ -257,7 +257,8 @@ fn fresh(text: &str, functions: &Functions) -> Class {
     let hint = hint::hint(text.as_bytes());
     match parse(text) {
         Ok(tree) => Class { hint, ..statement::classify(&tree, functions) },
-        Err(Unparsed::Refused) => Class { hint, ..Class::UNKNOWN },
+        // A newer server may know more than this grammar.
+        Err(Unparsed::Refused) => Class { hint, flags: Flags::UNKNOWN, ..Class::UNKNOWN },
         Err(Unparsed::TooDeep) => unparsed::classify(text.as_bytes()),
     }
 }

@@ -6,6 +6,22 @@ use std::sync::LazyLock;
 
 /// Written by `functions.sh`: all overloads immutable or stable.
 static STABLE: &str = include_str!("functions.txt");
+/// Written by `functions.sh`: PostgreSQL's other functions.
+static OTHER: &str = include_str!("functions-other.txt");
+
+/// PostgreSQL's own, but they run a text that they are given.
+const RUN_TEXTS: [&str; 10] = [
+    "cursor_to_xml",
+    "cursor_to_xmlschema",
+    "pg_extension_update_paths",
+    "query_to_xml",
+    "query_to_xml_and_xmlschema",
+    "query_to_xmlschema",
+    "ts_rewrite",
+    "ts_stat",
+    "xpath_table",
+    "xslt_process",
+];
 
 /// Volatile by declaration, harmless in a read; and some newer than the generated list.
 const ALSO: [&str; 34] = [
@@ -92,6 +108,10 @@ static READ: LazyLock<HashSet<&'static str>> = LazyLock::new(|| {
     read
 });
 
+static OWN: LazyLock<HashSet<&'static str>> = LazyLock::new(|| {
+    STABLE.lines().chain(OTHER.lines()).chain(ALSO).filter(|name| !RUN_TEXTS.contains(name)).collect()
+});
+
 /// What the operator's list adds to PostgreSQL's own.
 #[derive(Debug, Default)]
 pub(crate) struct Functions {
@@ -106,6 +126,11 @@ impl Functions {
     /// Is it PostgreSQL's own, and only reads?
     pub(crate) fn is_own(schema: &str, name: &str) -> bool {
         matches!(schema, "" | "pg_catalog") && READ.contains(name)
+    }
+
+    /// Is it known what it leaves in the session? PostgreSQL's own are, and what the operator says only reads.
+    pub(crate) fn knows(&self, schema: &str, name: &str) -> bool {
+        (matches!(schema, "" | "pg_catalog") && OWN.contains(name)) || self.reads(schema, name)
     }
 
     /// May a replica run it? `schema` is empty if the text names none.
@@ -127,6 +152,20 @@ mod tests {
         assert!(ALSO.is_sorted());
         assert!(NOT.is_sorted());
         assert!(STABLE.lines().is_sorted());
+        assert!(OTHER.lines().is_sorted());
+        assert!(RUN_TEXTS.is_sorted());
+    }
+
+    #[test]
+    fn what_is_known_to_leave_nothing_unseen() {
+        let functions = Functions::new(vec!["my_area".into()]);
+        for name in ["now", "nextval", "pg_notify", "count", "lo_open", "uuidv7", "my_area", "pg_sleep", "set_config"] {
+            assert!(functions.knows("", name), "{name}");
+        }
+        for name in ["login", "dblink_connect", "query_to_xml", "st_area", ""] {
+            assert!(!functions.knows("", name), "{name}");
+        }
+        assert!(functions.knows("pg_catalog", "now") && !functions.knows("public", "now"));
     }
 
     #[test]

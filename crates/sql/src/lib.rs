@@ -11,7 +11,9 @@ mod class;
 mod classifier;
 mod functions;
 mod hint;
+mod literal;
 mod local;
+mod parameter;
 mod redact;
 mod set;
 mod shape;
@@ -21,5 +23,7 @@ mod unparsed;
 
 pub use class::{Access, Class, Control, Flags, Hint, Local, Pins};
 pub use classifier::{Classifier, ClassifierConfig, Counters};
+pub use literal::has_moving_literal;
+pub use parameter::{changes_reading, is_utf8};
 pub use redact::redact;
 pub use set::{Change, Changes, Value};

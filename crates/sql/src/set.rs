@@ -7,17 +7,22 @@ use pg_query::protobuf::{
 };
 use pg_query::{Node, NodeEnum};
 
-use crate::class::{Class, Pins};
+use crate::class::{Class, Flags, Pins};
 use crate::functions::Functions;
+use crate::parameter::{changes_reading, is_utf8};
 use crate::statement;
 use crate::tree::name;
 
-/// A lasting change of a run-time parameter, for which `SET LOCAL` is none; of the channels that the session listens on; or what it takes
-/// to know which of these a rollback undoes.
+/// A change of a run-time parameter, or of the channels that the session listens on; or what it takes to know how long a change lasts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// The parameter, in lower case, gets this value.
     Set(String, Value),
+    /// It gets this value until the transaction ends; None: what the session began with. Of parameters that may change how a text is read
+    /// (see [`changes_reading`]).
+    Local(String, Option<Value>),
+    /// Some parameter gets a value until the transaction ends, and which of them, or which value, can't be told.
+    LocalUnknown,
     /// Back to what the session began with.
     Reset(String),
     /// All but `role` go back.
@@ -36,19 +41,34 @@ pub enum Change {
     Release(String),
     /// What came after the last savepoint of this name is undone.
     RollbackTo(String),
+    /// The transaction ends; with `AND CHAIN` another one begins at once.
+    End {
+        /// As the statement wants it; a failed transaction is undone all the same.
+        commits: bool,
+    },
 }
 
 impl Change {
     /// True if it is about channels, or about what of that is undone; [`Change::DiscardAll`] is about both.
     #[must_use]
     pub fn is_about_channels(&self) -> bool {
-        !matches!(self, Change::Set(..) | Change::Reset(_) | Change::ResetAll)
+        matches!(self, Change::Listen(_) | Change::Unlisten(_) | Change::UnlistenAll | Change::DiscardAll)
     }
 
-    /// True if it is about parameters.
+    /// True if it changes a parameter for longer than its transaction, if that commits.
     #[must_use]
     pub fn is_about_parameters(&self) -> bool {
         matches!(self, Change::Set(..) | Change::Reset(_) | Change::ResetAll | Change::DiscardAll)
+    }
+
+    /// True if a text may be read in another way from here on.
+    #[must_use]
+    pub fn is_about_reading(&self) -> bool {
+        match self {
+            Change::Set(name, _) | Change::Reset(name) | Change::Local(name, _) => changes_reading(name),
+            Change::ResetAll | Change::DiscardAll | Change::LocalUnknown => true,
+            _ => false,
+        }
     }
 }
 
@@ -85,7 +105,7 @@ pub(crate) fn changes(tree: &ParseResult, functions: &Functions) -> Changes {
             NodeEnum::ListenStmt(listen) => Some(vec![Change::Listen(listen.conditionname.clone())]),
             NodeEnum::UnlistenStmt(unlisten) if unlisten.conditionname.is_empty() => Some(vec![Change::UnlistenAll]),
             NodeEnum::UnlistenStmt(unlisten) => Some(vec![Change::Unlisten(unlisten.conditionname.clone())]),
-            NodeEnum::TransactionStmt(statement) => Some(of_savepoint(statement).into_iter().collect()),
+            NodeEnum::TransactionStmt(statement) => Some(of_transaction(statement).into_iter().collect()),
             NodeEnum::SelectStmt(select) => of_select(select).or_else(|| of_other(node, functions)),
             _ => of_other(node, functions),
         };
@@ -95,12 +115,16 @@ pub(crate) fn changes(tree: &ParseResult, functions: &Functions) -> Changes {
     all
 }
 
-fn of_savepoint(statement: &TransactionStmt) -> Option<Change> {
+fn of_transaction(statement: &TransactionStmt) -> Option<Change> {
     let name = statement.savepoint_name.clone();
     match statement.kind() {
         TransactionStmtKind::TransStmtSavepoint => Some(Change::Savepoint(name)),
         TransactionStmtKind::TransStmtRelease => Some(Change::Release(name)),
         TransactionStmtKind::TransStmtRollbackTo => Some(Change::RollbackTo(name)),
+        TransactionStmtKind::TransStmtCommit | TransactionStmtKind::TransStmtPrepare => {
+            Some(Change::End { commits: true })
+        }
+        TransactionStmtKind::TransStmtRollback => Some(Change::End { commits: false }),
         _ => None,
     }
 }
@@ -108,35 +132,57 @@ fn of_savepoint(statement: &TransactionStmt) -> Option<Change> {
 /// A statement that should have nothing to do with parameters; None if it may.
 fn of_other(node: &NodeEnum, functions: &Functions) -> Option<Vec<Change>> {
     let class: Class = statement::classify_one(node, functions);
-    (class.pins.0 & (Pins::SET.0 | Pins::ROLE.0) == 0).then(Vec::new)
+    if class.pins.0 & (Pins::SET.0 | Pins::ROLE.0) != 0 {
+        return None;
+    }
+    Some(if class.flags.has(Flags::LOCAL) { vec![Change::LocalUnknown] } else { Vec::new() })
 }
 
 fn of_set(set: &VariableSetStmt) -> Option<Vec<Change>> {
     let name = set.name.to_ascii_lowercase();
     match set.kind() {
         VariableSetKind::VarResetAll => Some(vec![Change::ResetAll]),
-        _ if set.is_local => Some(Vec::new()),
+        VariableSetKind::VarSetMulti if name != "session characteristics" => Some(Vec::new()),
+        _ if set.is_local => Some(of_set_local(set, name)),
         VariableSetKind::VarReset | VariableSetKind::VarSetDefault => match name.as_str() {
             "session_authorization" => None,
             name if is_of_transaction(name) => Some(Vec::new()),
             _ => Some(vec![Change::Reset(name)]),
         },
-        VariableSetKind::VarSetMulti if name == "session characteristics" => {
-            set.args.iter().map(characteristic).collect()
-        }
-        VariableSetKind::VarSetMulti => Some(Vec::new()),
+        VariableSetKind::VarSetMulti => set.args.iter().map(characteristic).collect(),
         VariableSetKind::VarSetValue => {
-            let parts: Option<Vec<String>> = set.args.iter().map(constant).collect();
-            let parts = parts.filter(|parts| !parts.is_empty())?;
-            let value = if QUOTED.contains(&name.as_str()) {
-                parts.iter().map(|part| quoted(part)).collect::<Vec<_>>().join(", ")
-            } else {
-                parts.join(", ")
-            };
+            let value = value(set, &name)?;
             one(name, Value::Text(value))
         }
         _ => None,
     }
+}
+
+/// What SET gives the parameter, as `set_config` takes it; None: that can't be told.
+fn value(set: &VariableSetStmt, name: &str) -> Option<String> {
+    let parts: Option<Vec<String>> = set.args.iter().map(constant).collect();
+    let parts = parts.filter(|parts| !parts.is_empty())?;
+    Some(if QUOTED.contains(&name) {
+        parts.iter().map(|part| quoted(part)).collect::<Vec<_>>().join(", ")
+    } else {
+        parts.join(", ")
+    })
+}
+
+fn of_set_local(set: &VariableSetStmt, name: String) -> Vec<Change> {
+    if !changes_reading(&name) {
+        return Vec::new();
+    }
+    vec![match set.kind() {
+        // Another user altogether.
+        _ if name == "session_authorization" => Change::LocalUnknown,
+        VariableSetKind::VarSetDefault => Change::Local(name, None),
+        VariableSetKind::VarSetValue => match value(set, &name) {
+            Some(value) => Change::Local(name, Some(Value::Text(value))),
+            None => Change::LocalUnknown,
+        },
+        _ => Change::LocalUnknown,
+    }]
 }
 
 /// One parameter gets a value.
@@ -148,9 +194,7 @@ fn one(name: String, value: Value) -> Option<Vec<Change>> {
         name if is_of_transaction(name) => Some(Vec::new()),
         // Texts are read as UTF-8 here.
         "client_encoding" => match &value {
-            Value::Text(text) if matches!(&*text.to_ascii_lowercase(), "utf8" | "utf-8" | "unicode") => {
-                Some(vec![Change::Set(name, value)])
-            }
+            Value::Text(text) if is_utf8(text) => Some(vec![Change::Set(name, value)]),
             _ => None,
         },
         // A standby refuses all that is serializable.
@@ -242,7 +286,8 @@ fn of_set_config(call: &FuncCall) -> Option<Vec<Change>> {
         _ => Value::Text(constant(value)?),
     };
     match boolean(is_local)? {
-        true => Some(Vec::new()),
+        true if !changes_reading(&parameter) => Some(Vec::new()),
+        true => Some(vec![Change::Local(parameter, Some(value))]),
         false => one(parameter, value),
     }
 }

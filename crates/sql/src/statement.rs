@@ -7,6 +7,7 @@ use pg_query::{Node, NodeEnum};
 
 use crate::class::{Access, Class, Control, Flags, Pins};
 use crate::functions::Functions;
+use crate::parameter::changes_reading;
 use crate::tree::{Walk, is_temp_schema, name};
 
 /// `CURSOR_OPT_HOLD` of PostgreSQL's parse nodes.
@@ -225,6 +226,7 @@ impl Text<'_> {
         let mut walk = Walk::new(self.functions);
         go(&mut walk);
         self.pin(walk.pins);
+        self.flag(walk.flags);
         self.foreign |= walk.foreign;
         walk.read
     }
@@ -323,9 +325,9 @@ impl Text<'_> {
                     self.flag(Flags::SAVEPOINT);
                 }
             }
-            NodeEnum::DoStmt(_) => self.flag(Flags::TRANSACTION),
+            NodeEnum::DoStmt(_) => self.flag(Flags::TRANSACTION.with(Flags::UNKNOWN)),
             NodeEnum::CallStmt(call) => {
-                self.flag(Flags::TRANSACTION);
+                self.flag(Flags::TRANSACTION.with(Flags::UNKNOWN));
                 if let Some(call) = &call.funccall {
                     self.walk(|walk| walk.call(call));
                 }
@@ -372,9 +374,13 @@ impl Text<'_> {
                 self.flag(Flags::RESETS_PARAMETERS);
             }
             VariableSetKind::VarReset => self.flag(Flags::RESETS_PARAMETERS),
-            _ if set.is_local => {}
-            VariableSetKind::VarSetDefault => self.flag(Flags::RESETS_PARAMETERS),
             VariableSetKind::VarSetMulti if set.name != "SESSION CHARACTERISTICS" => {}
+            _ if set.is_local => {
+                if changes_reading(&set.name.to_ascii_lowercase()) {
+                    self.flag(Flags::LOCAL);
+                }
+            }
+            VariableSetKind::VarSetDefault => self.flag(Flags::RESETS_PARAMETERS),
             _ => match set.name.to_ascii_lowercase().as_str() {
                 "role" | "session_authorization" => self.pin(Pins::ROLE),
                 // The state of random(), which RESET ALL leaves.

@@ -9,7 +9,7 @@ use pg_query::protobuf::{
 };
 use pg_query::{Node, NodeEnum};
 
-use crate::class::Pins;
+use crate::class::{Flags, Pins};
 use crate::functions::Functions;
 
 /// What a walk has found so far.
@@ -20,11 +20,17 @@ pub(crate) struct Walk<'a> {
     /// Some function only reads because the operator says so.
     pub(crate) foreign: bool,
     pub(crate) pins: Pins,
+    /// Of [`Flags::LOCAL`], [`Flags::LOCKS`] and [`Flags::UNKNOWN`] those that hold.
+    pub(crate) flags: Flags,
 }
 
 impl<'a> Walk<'a> {
     pub(crate) fn new(functions: &'a Functions) -> Walk<'a> {
-        Walk { functions, read: true, foreign: false, pins: Pins::NONE }
+        Walk { functions, read: true, foreign: false, pins: Pins::NONE, flags: Flags::default() }
+    }
+
+    fn flag(&mut self, flag: Flags) {
+        self.flags = self.flags.with(flag);
     }
 
     pub(crate) fn pin(&mut self, pins: Pins) {
@@ -326,8 +332,12 @@ impl<'a> Walk<'a> {
         }
         let Some((schema, name)) = name(&call.funcname) else {
             self.read = false;
+            self.flag(Flags::UNKNOWN);
             return;
         };
+        if !self.functions.knows(schema, name) {
+            self.flag(Flags::UNKNOWN);
+        }
         if !self.functions.reads(schema, name) {
             self.read = false;
         }
@@ -345,7 +355,12 @@ impl<'a> Walk<'a> {
             }
             // The parameter's name may be a literal, which the class must not depend on: it could be the role.
             "set_config" if !(call.args.len() == 3 && is_true(&call.args[2])) => self.pin(Pins::SET.with(Pins::ROLE)),
+            "set_config" => self.flag(Flags::LOCAL),
+            "pg_backup_start" | "pg_start_backup" | "pg_replication_origin_session_setup" => self.pin(Pins::FUNCTION),
             _ => {}
+        }
+        if name.starts_with("pg_advisory_") || name.starts_with("pg_try_advisory_") {
+            self.flag(Flags::LOCKS);
         }
     }
 }

@@ -21,7 +21,7 @@ const FUNCTIONS: [(&str, Pins); 5] = [
 
 /// [`Class::UNKNOWN`] with the hint, and the pins that cannot be ruled out.
 pub(crate) fn classify(text: &[u8]) -> Class {
-    let mut class = Class { hint: hint::hint(text), ..Class::UNKNOWN };
+    let mut class = Class { hint: hint::hint(text), flags: Flags::UNKNOWN, ..Class::UNKNOWN };
     // Without its literals if it has a shape: a `;` in a string does not start a statement then.
     let mut words = Vec::new();
     shape::key(text, &mut words);
@@ -29,7 +29,11 @@ pub(crate) fn classify(text: &[u8]) -> Class {
     for (name, pins) in FUNCTIONS {
         if words.windows(name.len()).any(|part| part == name.as_bytes()) {
             class.pins = class.pins.with(pins);
+            class.flags = class.flags.with(Flags::LOCAL);
         }
+    }
+    if words.windows(8).any(|part| part == b"advisory") {
+        class.flags = class.flags.with(Flags::LOCKS);
     }
     for statement in words.split(|byte| *byte == b';') {
         let first = first_word(statement);

@@ -12,6 +12,10 @@ fn set(name: &str, value: &str) -> Change {
     Change::Set(name.into(), Value::Text(value.into()))
 }
 
+fn local(name: &str, value: &str) -> Change {
+    Change::Local(name.into(), Some(Value::Text(value.into())))
+}
+
 #[test]
 fn one_statement() {
     for (text, want) in [
@@ -49,10 +53,19 @@ fn one_statement() {
         ("savepoint A", vec![Change::Savepoint("a".into())]),
         ("release savepoint a", vec![Change::Release("a".into())]),
         ("rollback to a", vec![Change::RollbackTo("a".into())]),
-        ("commit", vec![]),
-        ("rollback", vec![]),
-        ("set local a = 1", vec![]),
-        ("set local role x", vec![]),
+        ("commit", vec![Change::End { commits: true }]),
+        ("commit and chain", vec![Change::End { commits: true }]),
+        ("prepare transaction 'a'", vec![Change::End { commits: true }]),
+        ("rollback", vec![Change::End { commits: false }]),
+        ("begin", vec![]),
+        ("set local a.b = 1", vec![]),
+        ("set local statement_timeout = 1", vec![]),
+        ("set local Search_Path = A, \"B\"", vec![local("search_path", "a, \"B\"")]),
+        ("set local timezone = 'Asia/Tokyo'", vec![local("timezone", "Asia/Tokyo")]),
+        ("set local role x", vec![local("role", "x")]),
+        ("set local timezone to default", vec![Change::Local("timezone".into(), None)]),
+        ("set local time zone interval '1' hour", vec![Change::LocalUnknown]),
+        ("set local session authorization x", vec![Change::LocalUnknown]),
         ("set transaction isolation level serializable", vec![]),
         ("set transaction_read_only = on", vec![]),
         (
@@ -61,7 +74,11 @@ fn one_statement() {
         ),
         ("select set_config('A', 'b, c', false)", vec![set("a", "b, c")]),
         ("select pg_catalog.set_config('search_path', '', false)", vec![set("search_path", "")]),
-        ("select set_config('a', 'b', true)", vec![]),
+        ("select set_config('a.b', 'c', true)", vec![]),
+        ("select set_config('role', 'a', true)", vec![local("role", "a")]),
+        ("select set_config('TimeZone', $2, true)", vec![Change::Local("timezone".into(), Some(Value::Bound(1)))]),
+        ("select set_config('timezone', a, true) from t", vec![Change::LocalUnknown]),
+        ("select set_config(a, 'b', true) from t", vec![Change::LocalUnknown]),
         ("SELECT current_setting('jit') AS cur, set_config('jit', 'off', false) AS new", vec![set("jit", "off")]),
         ("select set_config('jit', $1, false)", vec![Change::Set("jit".into(), Value::Bound(0))]),
         ("select 1", vec![]),
@@ -104,7 +121,13 @@ fn several_statements() {
     assert_eq!(
         changes("begin; set a = 1; ; select 1; reset a; commit").unwrap(),
         Changes {
-            statements: vec![vec![], vec![set("a", "1")], vec![], vec![Change::Reset("a".into())], vec![]],
+            statements: vec![
+                vec![],
+                vec![set("a", "1")],
+                vec![],
+                vec![Change::Reset("a".into())],
+                vec![Change::End { commits: true }]
+            ],
             doubt: false,
         }
     );

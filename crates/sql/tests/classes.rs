@@ -14,12 +14,88 @@ fn whole_class(text: &str) -> Class {
     classifier().classify(text.as_bytes())
 }
 
-/// The class without what `result_columns` and `statements_about_the_session_alone` are about.
+/// The class without what has tests of its own.
+fn plain(class: Class) -> Class {
+    Class { flags: Flags(class.flags.0 & !APART_TESTED), ..class }
+}
+
 fn classify(text: &str) -> Class {
-    let class = whole_class(text);
-    Class {
-        flags: Flags(class.flags.0 & !(Flags::ROWLESS.0 | Flags::SCHEMA.0 | Flags::DDL.0 | Flags::SESSION.0)),
-        ..class
+    plain(whole_class(text))
+}
+
+/// Flags that have tests of their own.
+const APART_TESTED: u16 = Flags::ROWLESS.0
+    | Flags::SCHEMA.0
+    | Flags::DDL.0
+    | Flags::SESSION.0
+    | Flags::LOCAL.0
+    | Flags::LOCKS.0
+    | Flags::UNKNOWN.0;
+
+#[test]
+fn what_holds_for_the_transaction_only() {
+    for (text, expected) in [
+        ("set local search_path = a", true),
+        ("begin; set local timezone = 'UTC'; select 1", true),
+        ("set local role a", true),
+        ("set local role to default", true),
+        ("set local session authorization a", true),
+        ("select set_config('app.tenant', 'a', true)", true),
+        ("insert into t select set_config('search_path', a, true) from b", true),
+        ("set local app.tenant = 'a'", false),
+        ("set local statement_timeout = 5", false),
+        ("set transaction isolation level serializable", false),
+        ("set search_path = a", false),
+        ("select 1", false),
+    ] {
+        let class = Classifier::new(ClassifierConfig::default()).classify(text.as_bytes());
+        assert_eq!(class.flags.has(Flags::LOCAL), expected, "{text}");
+    }
+}
+
+#[test]
+fn advisory_locks() {
+    for (text, expected) in [
+        ("select pg_advisory_lock(1)", true),
+        ("select pg_try_advisory_xact_lock_shared(1, 2)", true),
+        ("select 1 from t where pg_catalog.pg_advisory_xact_lock(a)", true),
+        ("select pg_advisory_unlock_all()", true),
+        ("lock table t", false),
+        ("select * from t for update", false),
+        ("select my.pg_advisory_lock(1)", false),
+    ] {
+        let class = Classifier::new(ClassifierConfig::default()).classify(text.as_bytes());
+        assert_eq!(class.flags.has(Flags::LOCKS), expected, "{text}");
+    }
+}
+
+#[test]
+fn what_runs_something_unknown() {
+    let mut classifier =
+        Classifier::new(ClassifierConfig { read_functions: vec!["area".into()], ..ClassifierConfig::default() });
+    for (text, expected) in [
+        ("select login('a')", true),
+        ("select * from app.login('a')", true),
+        ("update t set a = compute(b)", true),
+        ("select 1 from t order by rank_of(a)", true),
+        ("do $$ begin end $$", true),
+        ("call p()", true),
+        ("select query_to_xml('select login()', true, true, '')", true),
+        ("declare c cursor for select login('a')", true),
+        ("select 1; select login('a')", true),
+        ("explain analyze select login('a')", true),
+        ("copy (select login('a')) to stdout", true),
+        ("create table x as select login('a')", true),
+        ("not sql", true),
+        ("select area(a) from t", false),
+        ("select now(), count(*), nextval('s'), pg_notify('a', 'b')", false),
+        ("insert into t values (gen_random_uuid())", false),
+        ("select set_config('a.b', 'c', false)", false),
+        ("set a = 1", false),
+        ("create function f() returns int language sql as 'select login()'", false),
+        ("", false),
+    ] {
+        assert_eq!(classifier.classify(text.as_bytes()).flags.has(Flags::UNKNOWN), expected, "{text}");
     }
 }
 
@@ -480,11 +556,13 @@ fn not_to_be_parsed() {
         (long("create table"), WRITE),
         (long("begin; delete from"), Class { flags: Flags::TRANSACTION, ..WRITE }),
     ] {
-        assert_eq!(classifier.classify(text.as_bytes()), want, "{text}");
+        let class = classifier.classify(text.as_bytes());
+        assert_eq!(plain(class), want, "{text}");
+        assert!(class.flags.has(Flags::UNKNOWN), "nobody has seen what it calls: {text}");
     }
-    assert_eq!(classifier.classify(b"select '\xff'"), WRITE);
-    assert_eq!(classifier.classify(b"select \0"), WRITE);
-    assert_eq!(classifier.classify(b"select '\0'"), WRITE);
+    assert_eq!(plain(classifier.classify(b"select '\xff'")), WRITE);
+    assert_eq!(plain(classifier.classify(b"select \0")), WRITE);
+    assert_eq!(plain(classifier.classify(b"select '\0'")), WRITE);
     // None of them spoils its shape.
     assert_eq!(classifier.classify(b"select 'a'"), READ);
     // Too deep for the tree's decoder, though the server would run it.

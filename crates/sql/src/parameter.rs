@@ -1,0 +1,137 @@
+//! Which run-time parameters change what a text means.
+
+/// Parameters of PostgreSQL that change neither how a text is read (its names, its literals) nor how it is planned: how results are
+/// written, time limits, logging, durability, maintenance. A name that ends in `*` stands for all that begin like it.
+const INDIFFERENT: [&str; 56] = [
+    "application_name",
+    "backend_flush_after",
+    "bytea_output",
+    "check_function_bodies",
+    "client_connection_check_interval",
+    "client_min_messages",
+    "commit_*",
+    "compute_query_id",
+    "createrole_self_grant",
+    "deadlock_timeout",
+    "debug_pretty_print",
+    "debug_print_*",
+    "default_table_access_method",
+    "default_tablespace",
+    "default_toast_compression",
+    "default_transaction_*",
+    "exit_on_error",
+    "extra_float_digits",
+    "file_copy_method",
+    "gin_*",
+    "icu_validation_level",
+    "idle_in_transaction_session_timeout",
+    "idle_session_timeout",
+    "lc_messages",
+    "lc_numeric",
+    "lc_time",
+    "lo_compat_privileges",
+    "lock_timeout",
+    "log_*",
+    "logical_decoding_work_mem",
+    "maintenance_*",
+    "max_parallel_maintenance_workers",
+    "max_stack_depth",
+    "md5_password_warnings",
+    "password_encryption",
+    "post_auth_delay",
+    "quote_all_identifiers",
+    "scram_iterations",
+    "seed",
+    "statement_timeout",
+    "stats_fetch_consistency",
+    "synchronous_commit",
+    "tcp_*",
+    "temp_buffers",
+    "temp_file_limit",
+    "temp_tablespaces",
+    "trace_*",
+    "track_*",
+    "transaction_deferrable",
+    "transaction_isolation",
+    "transaction_read_only",
+    "transaction_timeout",
+    "update_process_title",
+    "vacuum_*",
+    "wal_*",
+    "xmlbinary",
+];
+
+/// True if two sessions in which this parameter has different values may make different things of one text. `name` is in lower
+/// case. An unknown parameter may; one with a dot in its name is an application's or an extension's, and does not.
+#[must_use]
+pub fn changes_reading(name: &str) -> bool {
+    if name.contains('.') {
+        return false;
+    }
+    let is = |pattern: &&str| match pattern.strip_suffix('*') {
+        Some(start) => name.starts_with(start),
+        None => name == *pattern,
+    };
+    !INDIFFERENT.iter().any(is)
+}
+
+/// True for a value of `client_encoding` under which bytes are read as UTF-8.
+#[must_use]
+pub fn is_utf8(encoding: &str) -> bool {
+    ["utf8", "utf-8", "unicode"].iter().any(|name| encoding.eq_ignore_ascii_case(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_is_sorted() {
+        assert!(INDIFFERENT.is_sorted());
+    }
+
+    #[test]
+    fn what_changes_the_meaning_of_a_text() {
+        for name in [
+            "search_path",
+            "timezone",
+            "timezone_abbreviations",
+            "datestyle",
+            "intervalstyle",
+            "role",
+            "session_authorization",
+            "standard_conforming_strings",
+            "backslash_quote",
+            "client_encoding",
+            "array_nulls",
+            "lc_monetary",
+            "xmloption",
+            "transform_null_equals",
+            "default_text_search_config",
+            "enable_seqscan",
+            "plan_cache_mode",
+            "work_mem",
+            "jit",
+            "row_security",
+            "session_replication_role",
+            "a_parameter_of_a_version_to_come",
+        ] {
+            assert!(changes_reading(name), "{name}");
+        }
+        for name in [
+            "application_name",
+            "app.tenant",
+            "a.b.c",
+            "statement_timeout",
+            "extra_float_digits",
+            "log_statement",
+            "bytea_output",
+            "default_transaction_isolation",
+            "synchronous_commit",
+            "vacuum_cost_delay",
+            "lock_timeout",
+        ] {
+            assert!(!changes_reading(name), "{name}");
+        }
+    }
+}
