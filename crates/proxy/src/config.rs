@@ -354,6 +354,20 @@ impl PoolMode {
     }
 }
 
+/// What is done about functions of which nothing is known, `DO` and `CALL`: they may leave anything in the session (parameters, advisory
+/// locks, temporary tables), and the next client would meet it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnknownFunctions {
+    /// Nothing.
+    Trust,
+    /// What they may have left is cleared before another client gets the server connection.
+    #[default]
+    Reset,
+    /// Their client keeps its server connection.
+    Pin,
+}
+
 /// What becomes of statements that are parsed without a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -402,6 +416,8 @@ pub struct PoolConfig {
     pub prepared_per_server: usize,
     /// A BEGIN is answered at once, and goes to a server with the statement after it.
     pub defer_begin: bool,
+    /// What is done about functions of which nothing is known.
+    pub unknown_functions: UnknownFunctions,
     /// Whether an unnamed statement that comes again is kept by servers, as prepared ones are.
     pub unnamed: UnnamedMode,
     /// Whether statements of several clients may share a server connection.
@@ -432,6 +448,7 @@ impl Default for PoolConfig {
             connect_timeout: Duration::from_secs(5),
             prepared_per_server: 500,
             defer_begin: true,
+            unknown_functions: UnknownFunctions::Reset,
             unnamed: UnnamedMode::Parsed,
             lanes: LaneMode::Auto,
             lane_depth: 16,
@@ -661,6 +678,9 @@ pub struct DatabaseConfig {
     /// Pool mode for this database.
     #[serde(default)]
     pub pool_mode: Option<PoolMode>,
+    /// What is done about functions of which nothing is known, for this database.
+    #[serde(default)]
+    pub unknown_functions: Option<UnknownFunctions>,
     /// Whether statements may share server connections, for this database.
     #[serde(default)]
     pub lanes: Option<LaneMode>,

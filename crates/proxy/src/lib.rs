@@ -39,7 +39,7 @@ use metrics::{Metrics, Snapshot};
 use settings::{Settings, SettingsError};
 
 /// Most workers: a client's cancel key has eight bits for its worker, and a pool a word of bits for all of them.
-const MOST_WORKERS: usize = 64;
+const MOST_WORKERS: usize = core::MOST_WORKERS;
 
 /// Why a proxy could not start, or take a new configuration.
 #[derive(Debug, thiserror::Error)]

@@ -117,6 +117,8 @@ metrics! {
         tls_failures: "Connections, of clients and to servers, that ended by an error of TLS",
         statements_primary: "Statements (simple queries and extended-protocol batches) sent to the primary",
         statements_replica: "Statements sent to a replica",
+        functions_cleaned: "Server connections cleared of what a function of which nothing is known may have left",
+        replica_logins_refused: "Logins that a replica refused, and that the primary was asked for then",
         unnamed_shared: "Unnamed statements that the server connection had already: not parsed again",
         describes_local: "Describes of known statements answered by the proxy itself",
         parameters_tracked: "Changes of run-time parameters by clients (SET, RESET, set_config) that were kept for their later statements",

@@ -12,7 +12,7 @@ use wire::scram::Verifier;
 
 use crate::config::{
     Access, AuthMethod, Consistency, HbaConfig, LaneMode, NotifyConfig, OnDegraded, OperatorConfig, PoolMode,
-    ProxyConfig, RouteTo, TracingConfig, UnnamedMode, UserConfig,
+    ProxyConfig, RouteTo, TracingConfig, UnknownFunctions, UnnamedMode, UserConfig,
 };
 use crate::console;
 use crate::hba::{self, Rule, Rules};
@@ -147,6 +147,8 @@ pub struct Database {
     pub max_clients: Option<usize>,
     /// When a client holds on to a server connection.
     pub mode: PoolMode,
+    /// What is done about functions of which nothing is known.
+    pub unknown_functions: UnknownFunctions,
     /// Whether statements of several clients may share a server connection.
     pub lanes: bool,
     /// What a read on a replica is sure to see.
@@ -302,6 +304,7 @@ impl Settings {
             max_clients: None,
             pool_size: config.pool.size,
             mode: config.pool.mode,
+            unknown_functions: config.pool.unknown_functions,
             lanes: config.pool.lanes == LaneMode::Auto,
             consistency: config.routing.consistency,
             route: config.routing.route,
@@ -318,6 +321,7 @@ impl Settings {
                 max_clients: entry.max_clients,
                 pool_size: entry.pool_size.unwrap_or(default.pool_size),
                 mode: entry.pool_mode.unwrap_or(default.mode),
+                unknown_functions: entry.unknown_functions.unwrap_or(default.unknown_functions),
                 lanes: entry.lanes.map_or(default.lanes, |lanes| lanes == LaneMode::Auto),
                 consistency: entry.consistency.unwrap_or(default.consistency),
                 route: entry.route.unwrap_or(default.route),

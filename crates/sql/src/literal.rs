@@ -27,6 +27,12 @@ pub fn has_moving_literal(text: &[u8]) -> bool {
     })
 }
 
+/// True if a text may have a string literal in it. `$1` is none.
+#[must_use]
+pub fn has_literal(text: &[u8]) -> bool {
+    text.contains(&b'\'') || text.windows(2).any(|two| two[0] == b'$' && !two[1].is_ascii_digit())
+}
+
 /// True if one of the words stands in a literal by itself, or may, written in escapes.
 fn is_moving(literal: &[u8]) -> bool {
     let words = literal.split(|byte| !byte.is_ascii_alphabetic());
@@ -48,6 +54,20 @@ fn mentions(text: &[u8], word: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_without_a_literal() {
+        for (text, expected) in [
+            ("select $1, $23 + 4, \"a b\"", false),
+            ("select 'a'", true),
+            ("select $$a$$", true),
+            ("select $x$a$x$, $1", true),
+            ("select 1 -- it's", true),
+            ("", false),
+        ] {
+            assert_eq!(has_literal(text.as_bytes()), expected, "{text}");
+        }
+    }
 
     #[test]
     fn literals_that_move() {

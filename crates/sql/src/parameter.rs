@@ -61,18 +61,56 @@ const INDIFFERENT: [&str; 56] = [
     "xmlbinary",
 ];
 
-/// True if two sessions in which this parameter has different values may make different things of one text. `name` is in lower
-/// case. An unknown parameter may; one with a dot in its name is an application's or an extension's, and does not.
+/// Parameters that change how a string literal is read, and nothing else: to a text without one they mean nothing.
+const OF_LITERALS: [&str; 11] = [
+    "array_nulls",
+    "backslash_quote",
+    "datestyle",
+    "default_text_search_config",
+    "escape_string_warning",
+    "intervalstyle",
+    "lc_monetary",
+    "standard_conforming_strings",
+    "timezone",
+    "timezone_abbreviations",
+    "xmloption",
+];
+
+/// What of a text's meaning a parameter changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meaning {
+    /// Nothing, as far as preparing it goes.
+    Nothing,
+    /// How its string literals are read.
+    Literals,
+    /// What its names stand for, how it is planned; or that is not known.
+    Anything,
+}
+
+/// What of a text's meaning this parameter changes; `name` is in lower case. Of an unknown parameter nothing is known; one with a dot in
+/// its name is an application's or an extension's, and changes nothing.
 #[must_use]
-pub fn changes_reading(name: &str) -> bool {
+pub fn meaning_of(name: &str) -> Meaning {
     if name.contains('.') {
-        return false;
+        return Meaning::Nothing;
     }
     let is = |pattern: &&str| match pattern.strip_suffix('*') {
         Some(start) => name.starts_with(start),
         None => name == *pattern,
     };
-    !INDIFFERENT.iter().any(is)
+    if INDIFFERENT.iter().any(is) {
+        Meaning::Nothing
+    } else if OF_LITERALS.contains(&name) {
+        Meaning::Literals
+    } else {
+        Meaning::Anything
+    }
+}
+
+/// True if two sessions in which this parameter has different values may make different things of one text. `name` is in lower case.
+#[must_use]
+pub fn changes_reading(name: &str) -> bool {
+    meaning_of(name) != Meaning::Nothing
 }
 
 /// True for a value of `client_encoding` under which bytes are read as UTF-8.
@@ -87,7 +125,7 @@ mod tests {
 
     #[test]
     fn the_list_is_sorted() {
-        assert!(INDIFFERENT.is_sorted());
+        assert!(INDIFFERENT.is_sorted() && OF_LITERALS.is_sorted());
     }
 
     #[test]
@@ -133,5 +171,8 @@ mod tests {
         ] {
             assert!(!changes_reading(name), "{name}");
         }
+        assert_eq!(meaning_of("timezone"), Meaning::Literals);
+        assert_eq!(meaning_of("search_path"), Meaning::Anything);
+        assert_eq!(meaning_of("client_encoding"), Meaning::Anything);
     }
 }

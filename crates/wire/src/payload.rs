@@ -73,6 +73,36 @@ pub fn named(payload: &[u8]) -> Option<Named<'_>> {
     }
 }
 
+/// A column of a `RowDescription`: what a client's reading of its rows depends on. (Which table it comes from, and in which format
+/// its values are sent, is left out.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Column<'a> {
+    /// Its name.
+    pub name: &'a [u8],
+    /// The type's id.
+    pub kind: u32,
+    /// The type's modifier; -1: none.
+    pub modifier: i32,
+}
+
+/// Calls `each` with the columns of a `RowDescription`, in order. None: it is not of its format.
+pub fn each_column(payload: &[u8], mut each: impl FnMut(Column<'_>)) -> Option<()> {
+    let (count, mut rest) = payload.split_first_chunk::<2>()?;
+    for _ in 0..u16::from_be_bytes(*count) {
+        let (name, after) = cstr(rest)?;
+        // Table (4 bytes) and attribute (2), type (4) and its size (2), modifier (4), format (2).
+        let (fixed, after) = after.split_first_chunk::<18>()?;
+        let [_, _, _, _, _, _, k1, k2, k3, k4, _, _, m1, m2, m3, m4, _, _] = *fixed;
+        each(Column {
+            name,
+            kind: u32::from_be_bytes([k1, k2, k3, k4]),
+            modifier: i32::from_be_bytes([m1, m2, m3, m4]),
+        });
+        rest = after;
+    }
+    rest.is_empty().then_some(())
+}
+
 /// `ErrorResponse` and `NoticeResponse`: the field of this type.
 #[must_use]
 pub fn error_field(payload: &[u8], field: u8) -> Option<&[u8]> {
@@ -182,6 +212,25 @@ pub fn sasl_initial(payload: &[u8]) -> Option<(&[u8], &[u8])> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_of_a_row_description() {
+        let mut out = Vec::new();
+        let columns =
+            [("a", 23, 4), ("b", 1043, -1)].map(|(name, kind, size)| crate::message::Column { name, kind, size });
+        crate::message::row_description(&mut out, &columns);
+        let payload = &out[crate::HEADER..];
+        let mut read = Vec::new();
+        assert_eq!(
+            each_column(payload, |column| read.push((column.name.to_vec(), column.kind, column.modifier))),
+            Some(())
+        );
+        assert_eq!(read, [(b"a".to_vec(), 23, -1), (b"b".to_vec(), 1043, -1)]);
+        for length in 0..payload.len() {
+            assert_eq!(each_column(&payload[..length], |_| ()), None, "{length}");
+        }
+        assert_eq!(each_column(&[payload, b"x"].concat(), |_| ()), None);
+    }
 
     #[test]
     fn fields() {

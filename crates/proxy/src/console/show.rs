@@ -614,7 +614,7 @@ impl Scene<'_> {
             }
         }
         for ((id, database, user), servers) in counts {
-            let name = crate::core::statement::StatementName::of(id);
+            let name = crate::core::StatementName::of(id);
             let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
             table.row(vec![name.into(), servers.into(), database.into(), user.into()]);
         }

@@ -1,8 +1,8 @@
 //! The sans-I/O core: everything one worker knows and decides.
 //!
 //! ```text
-//!  received(token, bytes) ─▶ client: login ─▶ assemble a unit ─▶ route ─▶ pool ─▶ forward ─┐
-//!                         └▶ server: login ─▶ follow the replies ─────────▶ forward ◀──────┘
+//!  received(token, bytes) ─▶ session: login ─▶ a unit ─▶ routing ─▶ pool ─▶ forward ─┐
+//!                         └▶ server: login ─▶ protocol ─▶ reply ─────────▶ session ◀─┘
 //!  effects: connect, secure, close, pause, resume, move, post        output(token): bytes to write
 //! ```
 //!
@@ -11,85 +11,67 @@
 //! tests and under a fuzzer. TLS is below it: the core decides when a connection begins with it ([`Effect::Secure`]) and
 //! what its peer's certificate is good for; what it is given and what it gives is plaintext.
 //!
-//! - `login`: from accept to the first `ReadyForQuery` of a client.
-//! - `unit`: a client without a server: what its next statements are, and where they go.
-//! - `strong`: reads that wait until a replica has all they must see.
-//! - `lane`: statements of many clients on one server connection; `fit`, `cost`: which of them may share one.
-//! - `begin`: BEGIN, which goes to the server with what follows it.
-//! - `forward`: a client with a server: its messages, one by one.
-//! - `tracked`: parameters that clients set, and take with them.
-//! - `reply`: a server's messages.
-//! - `connect`: a server's login.
+//! Some folders are types with private fields, which know nothing of a `Core`: [`prepared`], [`parameters`], [`server::protocol`],
+//! `lane::{fit, cost}`, `commit::fate`, `observe::{statistics, trace}`, [`memory`]. The others say what a `Core` does:
+//!
+//! - `session`: a client, from accept to its end: login, units, what goes to a server, what the proxy answers by itself.
+//! - `server`: a server connection: login, what its messages mean.
 //! - `pool`: who gets which server connection.
-//! - `listen`, `listener`: LISTEN by one server connection for all clients of a pool; `notice`: what it hears.
-//! - `lost`: what a client is told when its server is gone.
-//! - `gate`: answers to commits that are held back until these are durable elsewhere.
-//! - `cancel`: cancel requests.
-//! - `console`: clients of the console database, and what operators do.
+//! - `routing`: which node a statement goes to, and what it must see there.
+//! - `lane`: statements of many clients on one server connection.
+//! - `commit`: answers to commits that are held back until the commits are durable elsewhere.
+//! - `notify`: LISTEN for all clients of a pool by one server connection.
+//! - `observe`: what is counted, traced and logged of statements.
 
-mod aborted;
-mod begin;
-pub mod buffer;
-mod cancel;
-mod client;
-mod connect;
-mod console;
-mod cost;
-mod fit;
-mod forward;
-pub(crate) mod gate;
+mod api;
+mod commit;
 mod lane;
-mod limits;
-mod listen;
-mod listener;
-mod local;
-mod login;
-mod lost;
-mod notice;
-mod params;
+mod memory;
+mod notify;
+mod observe;
+mod parameters;
 mod pool;
-mod reply;
-mod route;
-mod seldom;
+mod prepared;
+mod routing;
 mod server;
-pub mod statement;
-pub mod statistics;
-mod strong;
-pub mod token;
-pub mod trace;
-mod tracked;
-mod unit;
+mod session;
+mod shared;
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use sql::{Classifier, ClassifierConfig};
-use topology::{Address, Durable, MOST_RELAYS, NodeId, Topology, View};
-use wire::scram::SaltedKeys;
+use topology::{NodeId, View};
 use wire::{Severity, Sqlstate, message};
 
-use crate::accounts::{Accounts, Answer};
-use crate::config::{Access, RouteTo};
-use crate::console::Operation;
 use crate::metrics::Metrics;
 use crate::settings::Settings;
-use buffer::{Buffers, Output};
-use client::{Client, Phase};
-use params::Params;
-use pool::{Pool, PoolKey};
+use commit::Commits;
+use lane::Lanes;
+use memory::{Buffers, Kind, Output, Token};
+use notify::Noticed;
+use observe::Observing;
+use parameters::Interned;
+use pool::Pools;
+use prepared::Statements;
+use routing::StrongReads;
 use server::Server;
-use statement::{Registry, Statements};
-use token::{Kind, Token};
+use session::{Cancel, Client, Doorkeeper, Paused, Phase};
 
-pub use listener::Word;
-pub use pool::Budget;
+pub use api::{Effect, Mail, Peer, Secure};
+pub use memory::token;
+pub use notify::Word;
+pub use observe::{statistics, trace};
+pub(crate) use pool::MOST_WORKERS;
+pub use pool::PoolKey;
+pub(crate) use prepared::StatementName;
 pub use server::Moved;
+pub use shared::Shared;
 
 /// Longest text that is parsed to find out what it is, in bytes; a longer one goes to the primary.
 const CLASSIFY_MAX: usize = 64 << 10;
@@ -97,219 +79,13 @@ const CLASSIFY_MAX: usize = 64 << 10;
 const UNIT_MAX: usize = 64 << 10;
 /// Reply bytes held back so that the statement can still be sent to another server, in bytes.
 const HOLD_MAX: usize = 16 << 10;
-/// Longest message that is kept whole though it is not a statement (errors, Describe, Close, authentication), in bytes.
+/// Longest message of a server that is kept whole though it is not a statement's rows (errors, authentication), in bytes.
 const SMALL_MAX: usize = 64 << 10;
+/// The same for descriptions: 1664 columns with names of 63 bytes are 140 kB, 65535 parameters 262 kB.
+const DESCRIPTION_MAX: usize = 512 << 10;
 
 /// What clients are told at the end.
 const DRAINING: &str = "terminating connection: the proxy is shutting down";
-
-/// What all workers of a process share. Locks in here are taken when connections are made, never for a statement.
-pub struct Shared {
-    /// Who is primary, and how far the replicas are.
-    pub topology: Arc<Topology>,
-    /// Prepared statements by content.
-    pub registry: Arc<Registry>,
-    /// Server connections in all workers.
-    pub budgets: Mutex<HashMap<(PoolKey, NodeId), Arc<Budget>>>,
-    /// Derived SCRAM keys of the last login to a server, by user.
-    pub keys: Mutex<HashMap<String, Arc<SaltedKeys>>>,
-    /// Users that are looked up on a server.
-    pub accounts: Accounts,
-    /// What clients have shown of themselves, by user: enough to log in to the servers as them.
-    pub(crate) passed: Mutex<HashMap<String, Passed>>,
-    /// Clients by address, database and user.
-    pub(crate) counts: Mutex<limits::Counts>,
-    /// Clients of all workers that have logged in.
-    pub(crate) inside: AtomicUsize,
-    /// Whose notifications servers' processes send.
-    pub(crate) senders: notice::Senders,
-    /// Numbers of the probes that say what has been heard of these.
-    pub(crate) tide: notice::Tide,
-    /// Bytes of notifications on their way between workers.
-    pub(crate) notices: AtomicUsize,
-    /// Makes cancel keys and the salts of users that do not exist.
-    pub secret: [u8; 32],
-    /// Clients of all workers.
-    pub clients: AtomicUsize,
-    /// Number of workers.
-    pub workers: usize,
-    /// Takes what is traced; nothing is set where nothing is.
-    pub sink: OnceLock<trace::Sink>,
-}
-
-impl Shared {
-    /// Of a process with so many workers, in which nothing has happened. `secret` is random.
-    pub fn new(topology: Arc<Topology>, workers: usize, secret: [u8; 32]) -> Arc<Shared> {
-        Arc::new(Shared {
-            topology,
-            registry: Arc::default(),
-            budgets: Mutex::default(),
-            keys: Mutex::default(),
-            accounts: Accounts::default(),
-            passed: Mutex::default(),
-            counts: Mutex::default(),
-            inside: AtomicUsize::new(0),
-            senders: notice::Senders::default(),
-            tide: notice::Tide::default(),
-            notices: AtomicUsize::new(0),
-            secret,
-            clients: AtomicUsize::new(0),
-            workers,
-            sink: OnceLock::new(),
-        })
-    }
-}
-
-/// With what the proxy can log in as a user, because a client has.
-#[derive(Clone, Default)]
-pub(crate) struct Passed {
-    /// By SCRAM, where the server has the verifier that the client was compared with.
-    pub(crate) keys: Option<Arc<SaltedKeys>>,
-    /// By MD5.
-    pub(crate) md5: Option<wire::md5::Verifier>,
-    /// Where the lookup gave it in clear text.
-    pub(crate) password: Option<String>,
-}
-
-/// What a client connection came with.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Peer {
-    /// The listener's fixed destination.
-    pub route: Option<RouteTo>,
-    /// It came over a Unix socket: there is no TLS, and none is asked for.
-    pub local: bool,
-    /// From where; None: over a Unix socket.
-    pub address: Option<IpAddr>,
-}
-
-/// What one worker sends another.
-pub enum Mail {
-    /// An idle server connection is wanted. Any answer is an [`Effect::Move`].
-    Want {
-        /// Of which pool.
-        key: PoolKey,
-        /// On which node.
-        node: NodeId,
-        /// By which worker.
-        from: usize,
-    },
-    /// A cancel request for one of this worker's clients.
-    Cancel {
-        /// As the requester sent it.
-        pid: u32,
-        /// Likewise.
-        secret: Vec<u8>,
-        /// Which worker is to be told when it is done.
-        from: usize,
-        /// The requester's connection there.
-        requester: Token,
-    },
-    /// A cancel request has had its effect, or none: the requester may be closed.
-    Cancelled(Token),
-    /// About a pool's shared connection that listens.
-    Listen {
-        /// Which pool.
-        key: PoolKey,
-        /// What.
-        word: Word,
-    },
-    /// A new configuration.
-    Settings(Arc<Settings>),
-    /// What the console says to one of this worker's clients.
-    Answer {
-        /// Whose command it was.
-        client: Token,
-        /// Messages up to `ReadyForQuery`.
-        bytes: Vec<u8>,
-    },
-    /// What a lookup has found for one of this worker's clients.
-    Account {
-        /// Whose login it was.
-        client: Token,
-        /// What there is to compare its proof with.
-        answer: Answer,
-    },
-    /// An operator's doing.
-    Operate(Operation),
-    /// Idle clients are closed now; the others when their transaction ends.
-    Drain,
-}
-
-/// What the driver is asked to do.
-pub enum Effect {
-    /// Connect a socket; then [`Core::connected`] or [`Core::closed`].
-    Connect {
-        /// For this connection.
-        token: Token,
-        /// Where to.
-        address: Address,
-    },
-    /// From here on the connection speaks TLS. What the core still has to write to it goes before that, in clear;
-    /// what it was given and has not used ([`Core::early`]) is TLS already. Then [`Core::secured`] or [`Core::insecure`].
-    Secure {
-        /// Which.
-        token: Token,
-        /// How.
-        with: Secure,
-    },
-    /// Write `last` as far as that goes at once, and close. The token is no longer known to the core.
-    Close {
-        /// Which.
-        token: Token,
-        /// What was still to be written.
-        last: Vec<u8>,
-    },
-    /// Stop reading.
-    Pause(Token),
-    /// Read again.
-    Resume(Token),
-    /// Give a server connection, socket and all, to another worker.
-    Move {
-        /// Which socket. The token is no longer known to the core.
-        token: Token,
-        /// To which worker.
-        to: usize,
-        /// What goes with the socket: for [`Core::adopt`].
-        server: Box<Moved>,
-    },
-    /// Ask the console: its answer comes by [`Mail::Answer`].
-    Ask {
-        /// For this client.
-        client: Token,
-        /// The command.
-        text: String,
-        /// What the client may do.
-        access: Access,
-    },
-    /// Look a user up: what is found comes by [`Mail::Account`].
-    LookUp {
-        /// For this client.
-        client: Token,
-        /// Its name.
-        user: Arc<str>,
-    },
-    /// Send mail to a worker.
-    Post {
-        /// To which.
-        to: usize,
-        /// What.
-        mail: Mail,
-    },
-}
-
-/// How a connection begins with TLS.
-#[derive(Debug)]
-pub enum Secure {
-    /// As the server.
-    Accept {
-        /// With the certificates of the day.
-        acceptor: Arc<tls::Acceptor>,
-        /// The client began with it, without SSLRequest.
-        direct: bool,
-    },
-    /// As the client.
-    Connect(tls::Target),
-}
 
 /// One worker's state.
 pub struct Core {
@@ -321,32 +97,19 @@ pub struct Core {
     view: Arc<View>,
     clients: slab::Slab<Client>,
     servers: slab::Slab<Server>,
-    cancels: slab::Slab<cancel::Cancel>,
+    cancels: slab::Slab<Cancel>,
     generation: u32,
-    pools: Vec<Pool>,
-    pool_ids: HashMap<PoolKey, usize>,
-    params: HashMap<Arc<Params>, ()>,
-    no_params: Arc<Params>,
+    pools: Pools,
+    params: Interned,
     classifier: Classifier,
     statements: Statements,
-    costs: cost::Costs,
-    statistics: statistics::Statistics,
-    dice: trace::Dice,
-    /// Server connections that are lanes at the moment.
-    lanes: Vec<usize>,
-    /// Strong reads that wait; None until there is one.
-    strong: Option<Box<strong::Strong>>,
-    /// Clients whose answers are held back; None until there is one.
-    held: Option<Box<gate::Held>>,
-    /// Of a turn, in `release_gates`.
-    due: Vec<Token>,
-    /// What the relays have made durable, on the view's term.
-    durable: Arc<Durable>,
-    /// Since when fewer relays than this have confirmed anything.
-    short: [Option<Instant>; MOST_RELAYS + 1],
-    was_degraded: bool,
-    /// The oracle's questions flush, so commits need not.
-    flushes: bool,
+    lanes: Lanes,
+    strong: StrongReads,
+    commits: Commits,
+    noticed: Noticed,
+    observing: Observing,
+    doorkeeper: Doorkeeper,
+    paused: Paused,
     /// Makes the driver take a turn, from any thread.
     bell: Arc<dyn Fn() + Send + Sync>,
     buffers: Buffers,
@@ -354,24 +117,14 @@ pub struct Core {
     runnable: VecDeque<Token>,
     /// Server connections that the end of an answer of was put off: it can be looked at again.
     unheld: VecDeque<Token>,
-    /// Clients with notifications that they have not got yet; and whether one of them may be able to get them by now.
-    noticed: Vec<Token>,
-    look_again: bool,
     /// Connections with something to write.
     dirty: Vec<Token>,
-    /// Clients that have not logged in, oldest first.
-    logins: VecDeque<(Instant, Token)>,
-    /// Clients that have not shown who they are.
-    logging_in: usize,
-    /// When clients' time limits were last looked at.
-    looked: Instant,
     effects: Vec<Effect>,
     draining: bool,
-    paused: console::Paused,
     /// When it began; clients count their seconds from here.
     born: Instant,
     /// The last node that was known to be primary.
-    last_primary: Option<topology::NodeId>,
+    last_primary: Option<NodeId>,
     random: u64,
 }
 
@@ -379,17 +132,15 @@ impl Core {
     /// The core of worker number `id`.
     pub fn new(id: usize, shared: Arc<Shared>, settings: Arc<Settings>, metrics: Arc<Metrics>, now: Instant) -> Core {
         let view = shared.topology.view();
-        let durable = shared.topology.durable();
         shared.topology.set_flushing(settings.gate_flush);
-        let flushes = shared.topology.flushes();
-        let no_params = Arc::new(Params(Vec::new()));
         Core {
             id,
             classifier: classifier(&settings),
-            statistics: statistics::Statistics::new(settings.statements_kept, now),
+            observing: Observing::new(&settings, &shared.secret, id, now),
             statements: Statements::new(shared.registry.clone(), settings.cache_entries),
-            dice: trace::Dice::new(&shared.secret, id),
-            shared,
+            params: Interned::new(shared.registry.clone()),
+            commits: Commits::new(&shared.topology),
+            doorkeeper: Doorkeeper::new(now),
             settings,
             metrics,
             now,
@@ -399,35 +150,22 @@ impl Core {
             servers: slab::Slab::new(),
             cancels: slab::Slab::new(),
             generation: 0,
-            pools: Vec::new(),
-            pool_ids: HashMap::new(),
-            params: HashMap::from([(no_params.clone(), ())]),
-            no_params,
-            costs: cost::Costs::new(),
-            lanes: Vec::new(),
-            strong: None,
-            held: None,
-            due: Vec::new(),
-            durable,
-            short: [None; MOST_RELAYS + 1],
-            was_degraded: false,
-            flushes,
+            pools: Pools::default(),
+            lanes: Lanes::default(),
+            strong: StrongReads::default(),
+            noticed: Noticed::default(),
+            paused: Paused::default(),
             bell: Arc::new(|| {}),
             buffers: Buffers::default(),
             runnable: VecDeque::new(),
             unheld: VecDeque::new(),
-            noticed: Vec::new(),
-            look_again: false,
             dirty: Vec::new(),
-            logins: VecDeque::new(),
-            logging_in: 0,
-            looked: now,
             effects: Vec::new(),
             draining: false,
-            paused: console::Paused::default(),
             born: now,
             last_primary: None,
             random: 0x9e37_79b9_7f4a_7c15 ^ id as u64,
+            shared,
         }
     }
 
@@ -442,7 +180,7 @@ impl Core {
     pub fn turn(&mut self, now: Instant) {
         let then = std::mem::replace(&mut self.now, now);
         self.metrics.turns.add(1);
-        if !self.lanes.is_empty() {
+        if self.lanes.any() {
             self.check_lanes(then);
             self.run();
         }
@@ -450,11 +188,11 @@ impl Core {
             self.refresh_view();
             self.run();
         }
-        if self.held.is_some() || !self.due.is_empty() {
+        if self.commits.any_wait() {
             self.release_gates();
             self.run();
         }
-        if self.strong.is_some() {
+        if self.strong.any_wait() {
             self.release_strong();
             self.run();
         }
@@ -464,11 +202,10 @@ impl Core {
     pub fn accept(&mut self, peer: Peer) -> Token {
         let index = self.clients.vacant_key();
         let token = self.token(Kind::Client, index);
-        self.clients.insert(Client::new(token, peer, self.no_params.clone(), self.now, self.seconds()));
+        self.clients.insert(Client::new(token, peer, self.params.none().clone(), self.now, self.seconds()));
         self.shared.clients.fetch_add(1, Ordering::Relaxed);
         self.metrics.clients.add(1);
         self.metrics.clients_accepted.add(1);
-        self.logins.push_back((self.now, token));
         self.count_in(index);
         token
     }
@@ -526,7 +263,7 @@ impl Core {
             Kind::Client if self.is_client(token) => {
                 let client = &mut self.clients[token.index()];
                 if matches!(client.phase, Phase::Securing) {
-                    client.phase = Phase::Startup;
+                    client.phase = Phase::Startup { refused: 0 };
                     client.identity = Some(Box::new(identity));
                     self.metrics.clients_secured.add(1);
                 }
@@ -586,7 +323,7 @@ impl Core {
                 let client = &mut self.clients[token.index()];
                 client.output.wrote(count, &mut self.buffers);
                 let server = client.at.either();
-                if client.output.len() < limit
+                if client.output.unread() < limit
                     && let Some(server) = server.and_then(|s| self.servers.get_mut(s))
                     && server.client == Some(token.index())
                     && std::mem::take(&mut server.paused)
@@ -594,7 +331,7 @@ impl Core {
                     self.effects.push(Effect::Resume(server.token));
                 }
                 let client = &self.clients[token.index()];
-                if client.paused && client.output.len() < limit {
+                if client.paused && client.output.unread() < limit {
                     // Whether it may be read again depends on its server, too.
                     self.bound_input(token.index());
                 }
@@ -625,6 +362,11 @@ impl Core {
             _ => {}
         }
         Some(token)
+    }
+
+    /// A turn is at its end: what has come in has been dealt with. To be called before the effects are asked for the last time.
+    pub fn end_turn(&mut self) {
+        self.publish_idle();
     }
 
     /// The effects since the last call, moved into `into`.
@@ -665,31 +407,19 @@ impl Core {
 
     /// Looks after everything that has a time limit. To be called a few times a second.
     pub fn tick(&mut self) {
-        while let Some(&(since, token)) = self.logins.front() {
-            if self.now.saturating_duration_since(since) < self.settings.login_timeout {
-                break;
-            }
-            self.logins.pop_front();
-            if self.is_client(token)
-                && !matches!(self.clients[token.index()].phase, Phase::Ready | Phase::Cancelling | Phase::Console(_))
-            {
-                self.fail_login(token.index(), Sqlstate::INVALID_AUTHORIZATION, "login took longer than login_timeout");
-            }
-        }
+        self.expire_logins();
         self.watch_relays();
         self.expire_servers();
         self.expire_clients();
         self.expire_cancels();
         self.look_after_listeners();
-        self.look_again = !self.noticed.is_empty();
-        for pool in 0..self.pools.len() {
+        self.noticed.look_again_if_any();
+        for pool in self.pools.ids() {
             self.expire_waiters(pool);
             self.pump(pool);
         }
-        let kept_back = self.statistics.kept_back();
-        if kept_back > 0 {
-            tracing::warn!(statements = kept_back, "more slow statements than are logged");
-        }
+        self.forget_pools();
+        self.observing.tick();
         let classified = self.classifier.counters();
         self.metrics.classify_hits.set(classified.hits);
         self.metrics.classify_misses.set(classified.misses);
@@ -746,7 +476,7 @@ impl Core {
                 break;
             }
         }
-        if std::mem::take(&mut self.look_again) {
+        if self.noticed.may_be_told() {
             self.notify_all();
         }
     }
@@ -759,7 +489,7 @@ impl Core {
             client.dirty = true;
             self.dirty.push(client.token);
         }
-        if client.output.len() > self.settings.buffer_limit
+        if client.output.unread() > self.settings.buffer_limit
             && let Some(server) = client.at.server().and_then(|s| self.servers.get_mut(s))
             && !server.paused
         {
@@ -768,7 +498,7 @@ impl Core {
         }
         // The proxy's own answers count, too: who does not read them is not read.
         let client = &mut self.clients[c];
-        if client.output.len() > self.settings.buffer_limit && !client.paused {
+        if client.output.unread() > self.settings.buffer_limit && !client.paused {
             client.paused = true;
             self.effects.push(Effect::Pause(client.token));
         }
@@ -813,28 +543,13 @@ impl Core {
         self.random.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// The shared copy of these parameters.
-    fn intern_params(&mut self, params: Params) -> Arc<Params> {
-        if let Some((known, ())) = self.params.get_key_value(&params) {
-            return known.clone();
-        }
-        if self.params.len() >= 64 && self.params.len().is_power_of_two() {
-            self.params.retain(|params, ()| Arc::strong_count(params) > 1);
-        }
-        let params = Arc::new(params);
-        self.params.insert(params.clone(), ());
-        params
-    }
-
     fn apply(&mut self, settings: Arc<Settings>) {
         let old = std::mem::replace(&mut self.settings, settings);
         if old.read_functions != self.settings.read_functions || old.cache_entries != self.settings.cache_entries {
             self.classifier = classifier(&self.settings);
             self.statements = Statements::new(self.shared.registry.clone(), self.settings.cache_entries);
         }
-        if old.statements_kept != self.settings.statements_kept {
-            self.statistics = statistics::Statistics::new(self.settings.statements_kept, self.now);
-        }
+        self.observing.apply(&self.settings, self.now);
         self.shared.topology.set_flushing(self.settings.gate_flush);
         self.apply_to_pools();
     }
@@ -844,11 +559,8 @@ impl Core {
         let is_idle = |client: &Client| match client.at.server() {
             None => client.at.lane().is_none() && client.output.gates() == 0,
             Some(s) => {
-                let server = &self.servers[s];
-                server.status == message::Status::Idle
-                    && server.expect.is_empty()
-                    && !server.in_unit
-                    && client.output.gates() == 0
+                let protocol = &self.servers[s].protocol;
+                protocol.status() == message::Status::Idle && protocol.is_quiet() && client.output.gates() == 0
             }
         };
         let idle: Vec<Token> =

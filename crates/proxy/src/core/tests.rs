@@ -8,6 +8,7 @@ mod script;
 mod secure;
 mod world;
 
+use crate::config::UnknownFunctions;
 use script::{Random, Style};
 use world::{Plan, World};
 
@@ -22,6 +23,9 @@ fn seeds(default: u64) -> std::ops::Range<u64> {
 
 fn plan(seed: u64, style: Style) -> Plan {
     let mut random = Random(seed ^ 0x5eed);
+    let unknown_functions = *random.pick(&[UnknownFunctions::Reset, UnknownFunctions::Pin]);
+    // Who stays with a connection hears there what PostgreSQL says.
+    let style = Style { describes: unknown_functions == UnknownFunctions::Pin, ..style };
     Plan {
         seed,
         cores: 1 + random.below(2),
@@ -37,6 +41,7 @@ fn plan(seed: u64, style: Style) -> Plan {
         lanes: random.one_in(2),
         scarce: false,
         gated: false,
+        unknown_functions,
         lies: false,
     }
 }
@@ -53,6 +58,8 @@ fn every_client_hears_what_a_server_alone_would_say() {
             cancels: false,
             listens: false,
             reads: false,
+            functions: random.one_in(2),
+            describes: false,
         };
         World::new(plan(seed, style)).run();
     }
@@ -121,6 +128,8 @@ fn without_descriptors_workers_share_what_is_open() {
             cancels: false,
             listens: false,
             reads: random.one_in(2),
+            functions: false,
+            describes: false,
         };
         World::new(Plan { cores: 2, scarce: true, ..plan(seed, style) }).run();
     }
@@ -137,6 +146,8 @@ fn under_faults(seed: u64, reads: bool) -> Style {
         cancels: random.one_in(2),
         listens: false,
         reads,
+        functions: false,
+        describes: false,
     }
 }
 
@@ -202,6 +213,8 @@ fn in_shared_lanes_every_client_hears_its_own_answers() {
             cancels: false,
             listens: false,
             reads: true,
+            functions: random.one_in(2),
+            describes: false,
         };
         crowd(seed, style)
     });

@@ -195,6 +195,7 @@ impl Worker {
                 ticked = now;
                 self.core.tick();
             }
+            self.core.end_turn();
             self.settle();
         }
         Ok(())

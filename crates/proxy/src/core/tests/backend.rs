@@ -6,7 +6,7 @@
 //! Every number in a statement names who sent it (`number / OWNER`), so a session notices by itself that two clients meet in one
 //! transaction, or that one sees what another left behind.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use wire::message::{self, Status};
 use wire::{Frame, HEADER, Severity, Sqlstate, payload, startup};
@@ -20,6 +20,62 @@ pub(super) const BIG: usize = 40_000;
 
 type Code = &'static [u8; 5];
 
+/// The database and the user that client `id` logs in with: there are two of each.
+pub(super) fn home_of(id: u64) -> (&'static str, &'static str) {
+    (["d", "e"][id as usize % 2], ["u", "v"][id as usize / 2 % 2])
+}
+
+/// Run-time parameters of a session.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Parameters {
+    /// What the session began with, beside PostgreSQL's own defaults.
+    defaults: BTreeMap<String, String>,
+    session: BTreeMap<String, String>,
+    local: BTreeMap<String, String>,
+    /// Set for the session by a function, unseen.
+    unseen: BTreeMap<String, String>,
+    /// The same in an earlier transaction: it may be gone by now.
+    perhaps: BTreeMap<String, String>,
+}
+
+impl Parameters {
+    fn get(&self, name: &str) -> String {
+        let layers = [&self.local, &self.unseen, &self.session, &self.defaults];
+        let set = layers.into_iter().find_map(|layer| layer.get(name));
+        let own = match name {
+            "search_path" => "public",
+            "timezone" => "GMT",
+            _ => "",
+        };
+        let value = set.cloned().unwrap_or_else(|| own.to_owned());
+        match self.perhaps.get(name) {
+            Some(perhaps) if !self.local.contains_key(name) && !self.unseen.contains_key(name) => {
+                format!("{value}|{perhaps}")
+            }
+            _ => value,
+        }
+    }
+
+    fn set(&mut self, name: &str, value: &str) {
+        self.reset(name);
+        self.session.insert(name.to_owned(), value.to_owned());
+    }
+
+    fn reset(&mut self, name: &str) {
+        self.local.remove(name);
+        self.unseen.remove(name);
+        self.perhaps.remove(name);
+        self.session.remove(name);
+    }
+
+    fn reset_all(&mut self) {
+        self.local.clear();
+        self.unseen.clear();
+        self.perhaps.clear();
+        self.session.clear();
+    }
+}
+
 /// What the servers of a cluster share: committed numbers, in order.
 #[derive(Debug, Default)]
 pub(super) struct Store {
@@ -31,10 +87,10 @@ pub(super) struct Store {
 /// The channel that everybody may listen on; any other is the client's whose number it has.
 pub(super) const COMMON: u64 = 0;
 
-/// `search_path` and `listening` at a savepoint, and what was written and notified before it.
+/// Parameters and channels at a savepoint, and what was written and notified before it.
 #[derive(Clone)]
 struct Savepoint {
-    path: String,
+    parameters: Parameters,
     listening: BTreeSet<u64>,
     pending: Vec<u64>,
     notifies: Vec<(u64, u64)>,
@@ -52,8 +108,15 @@ pub(super) struct Backend {
     pending: Vec<u64>,
     /// Whose numbers the open transaction has seen.
     transaction_of: Option<u64>,
-    search_path: String,
-    default_path: String,
+    /// Database and user.
+    pub home: (String, String),
+    parameters: Parameters,
+    /// A statement whose columns were never asked for may have others from one time to the next. With the proxy in between that is so: it
+    /// is parsed anew wherever that is needed. For a reference.
+    pub lenient: bool,
+    /// What a function sets unseen may be gone when its transaction is over: for the reference of a client whose server is cleaned of it when
+    /// it is given back. A value that is one or the other is shown as `one|other`.
+    pub forgetful: bool,
     /// Channels, as the transaction in progress has them.
     listening: BTreeSet<u64>,
     /// The same as it is committed; how often one has gone; and how many of the notifications were looked at.
@@ -64,10 +127,10 @@ pub(super) struct Backend {
     late: Vec<u8>,
     /// What the transaction in progress notifies.
     notifies: Vec<(u64, u64)>,
-    /// `search_path` and `listening` as they were before the transaction.
-    saved: Option<(String, BTreeSet<u64>)>,
+    /// Parameters and channels as they were before the transaction.
+    saved: Option<(Parameters, BTreeSet<u64>)>,
     savepoint: Option<Savepoint>,
-    prepared: HashMap<Vec<u8>, String>,
+    prepared: HashMap<Vec<u8>, Prepared>,
     portals: HashMap<Vec<u8>, Portal>,
     skipping: bool,
     /// Something was parsed, bound or described since the last Sync: that begins a transaction, too.
@@ -84,8 +147,20 @@ pub(super) struct Backend {
 }
 
 #[derive(Clone)]
-struct Portal {
+struct Prepared {
     text: String,
+    /// The name of its column: what its names stand for, when it was parsed.
+    column: String,
+    /// How its literals were read.
+    zone: String,
+    /// Its columns were asked for.
+    told: bool,
+}
+
+#[derive(Clone)]
+struct Portal {
+    prepared: Prepared,
+    called: Vec<u8>,
     parameter: Option<String>,
 }
 
@@ -110,14 +185,7 @@ enum Answer {
 
 impl Backend {
     pub(super) fn new(pid: u32, replica: bool) -> Backend {
-        Backend {
-            pid,
-            replica,
-            status: b'I',
-            search_path: "public".into(),
-            default_path: "public".into(),
-            ..Backend::default()
-        }
+        Backend { pid, replica, status: b'I', ..Backend::default() }
     }
 
     pub(super) fn flaky(self, flaky: bool) -> Backend {
@@ -144,7 +212,8 @@ impl Backend {
             if cancelled {
                 self.fail(b"57014");
             } else {
-                self.row(&sleep.number.to_string(), !sleep.extended);
+                let column = self.column();
+                self.row(&sleep.number.to_string(), &column, !sleep.extended);
                 message::complete(&mut self.out, "SELECT 1");
             }
             if !sleep.extended {
@@ -161,9 +230,14 @@ impl Backend {
             match startup::read(&input).expect("a startup packet") {
                 Some((startup::Startup::Login { parameters, .. }, length)) => {
                     for (name, value) in startup::parameters(parameters).flatten() {
-                        if name == b"search_path" {
-                            self.default_path = String::from_utf8(value.to_vec()).unwrap();
-                            self.search_path = self.default_path.clone();
+                        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+                        match name {
+                            b"user" => self.home.1 = text(value),
+                            b"database" => self.home.0 = text(value),
+                            b"search_path" | b"timezone" => {
+                                self.parameters.defaults.insert(text(name), text(value));
+                            }
+                            _ => {}
                         }
                     }
                     used = length;
@@ -310,6 +384,12 @@ impl Backend {
         } else if self.status == b'I' {
             self.restore();
         }
+        if code == b"0A000" {
+            // As PostgreSQL tells a statement whose columns have changed from what it can't do at all.
+            return message::message(&mut self.out, b'E', |out| {
+                out.extend_from_slice(b"SERROR\0VERROR\0C0A000\0Mit changed\0RRevalidateCachedQuery\0\0");
+            });
+        }
         message::error(&mut self.out, Severity::Error, Sqlstate(*code), "it failed", "");
     }
 
@@ -335,13 +415,18 @@ impl Backend {
     }
 
     fn restore(&mut self) {
-        if let Some((path, listening)) = self.saved.take() {
-            self.search_path = path;
+        if let Some((parameters, listening)) = self.saved.take() {
+            self.parameters = parameters;
             self.listening = listening;
         }
     }
 
     fn end(&mut self) {
+        self.parameters.local.clear();
+        if self.forgetful {
+            let unseen = std::mem::take(&mut self.parameters.unseen);
+            self.parameters.perhaps.extend(unseen);
+        }
         self.status = b'I';
         self.read_only = false;
         self.transaction_of = None;
@@ -354,14 +439,21 @@ impl Backend {
         let owner = number / OWNER;
         let other = *self.transaction_of.get_or_insert(owner);
         assert_eq!(owner, other, "two clients in one transaction of session {}", self.pid);
+        let home = (self.home.0.as_str(), self.home.1.as_str());
+        assert_eq!(home_of(owner), home, "client {owner} in a session of another database or user");
         for &listening in self.listening.iter().filter(|of| **of != COMMON) {
             assert_eq!(owner, listening, "a client in a session {} with another's LISTEN", self.pid);
         }
     }
 
-    fn row(&mut self, value: &str, described: bool) {
+    /// The name of a statement's column: it says what its names stand for.
+    fn column(&self) -> String {
+        format!("{}.{}.{}", self.home.0, self.home.1, self.parameters.get("search_path"))
+    }
+
+    fn row(&mut self, value: &str, column: &str, described: bool) {
         let mut both = Vec::new();
-        message::text_row(&mut both, &[("n", value)]);
+        message::text_row(&mut both, &[(column, value)]);
         let first = Frame::read(&both).unwrap().unwrap().total();
         self.out.extend_from_slice(if described { &both } else { &both[first..] });
     }
@@ -375,7 +467,8 @@ impl Backend {
             return self.ready(store);
         }
         for text in text.split("; ").filter(|text| !text.is_empty()) {
-            match self.run(text, None, store) {
+            let zone = self.parameters.get("timezone");
+            match self.run(text, None, &zone, store) {
                 Ok(answer) => {
                     if let Some(wait) = self.answer(answer, false) {
                         return wait;
@@ -394,7 +487,8 @@ impl Backend {
     fn answer(&mut self, answer: Answer, extended: bool) -> Option<()> {
         match answer {
             Answer::Row(value, tag) => {
-                self.row(&value, !extended);
+                let column = self.column();
+                self.row(&value, &column, !extended);
                 message::complete(&mut self.out, tag);
             }
             Answer::Done(tag) => message::complete(&mut self.out, tag),
@@ -412,7 +506,8 @@ impl Backend {
                 message::complete(&mut self.out, "COPY 3");
             }
             Answer::Sleep(number) if self.sleepless => {
-                self.row(&number.to_string(), !extended);
+                let column = self.column();
+                self.row(&number.to_string(), &column, !extended);
                 message::complete(&mut self.out, "SELECT 1");
             }
             Answer::Sleep(number) => {
@@ -449,14 +544,27 @@ impl Backend {
         if self.prepared.contains_key(name) {
             return Err(b"42P05");
         }
-        self.prepared.insert(name.to_vec(), text);
+        let prepared = Prepared { text, column: self.column(), zone: self.parameters.get("timezone"), told: false };
+        self.prepared.insert(name.to_vec(), prepared);
         message::empty(&mut self.out, b'1');
         Ok(())
     }
 
+    /// A statement that is used again: PostgreSQL analyses it anew when names have come to stand for something else.
+    fn revalidated(&mut self, name: &[u8]) -> Result<Prepared, Code> {
+        let column = self.column();
+        let prepared = self.prepared.get_mut(name).ok_or(b"26000")?;
+        if self.lenient && !prepared.told {
+            prepared.column = column;
+        } else if Self::returns_rows(&prepared.text) && prepared.column != column {
+            return Err(b"0A000");
+        }
+        Ok(prepared.clone())
+    }
+
     fn bind(&mut self, data: &[u8]) -> Result<(), Code> {
         let (portal, name, rest) = payload::bind(data).unwrap();
-        let text = self.prepared.get(name).ok_or(b"26000")?.clone();
+        let text = self.prepared.get(name).ok_or(b"26000")?.text.clone();
         let count = u16::from_be_bytes([rest[2], rest[3]]);
         let parameter = (count == 1).then(|| {
             let length = u32::from_be_bytes(rest[4..8].try_into().unwrap()) as usize;
@@ -471,7 +579,8 @@ impl Backend {
         if !portal.is_empty() && self.portals.contains_key(portal) {
             return Err(b"42P03");
         }
-        self.portals.insert(portal.to_vec(), Portal { text, parameter });
+        let prepared = self.revalidated(name)?;
+        self.portals.insert(portal.to_vec(), Portal { prepared, called: name.to_vec(), parameter });
         message::empty(&mut self.out, b'2');
         Ok(())
     }
@@ -479,11 +588,15 @@ impl Backend {
     fn describe(&mut self, data: &[u8]) -> Result<(), Code> {
         let text = match payload::named(data).unwrap() {
             payload::Named::Statement(name) => {
-                let text = self.prepared.get(name).ok_or(b"26000")?.clone();
+                let text = self.prepared.get(name).ok_or(b"26000")?.text.clone();
                 // PostgreSQL describes even then what returns no rows. But a server connection that has not got the statement cannot take
                 // it then, so that what a client hears of it depends on the connection: the one difference that is left.
                 if self.status == b'E' && !Self::ends_transaction(&text) {
                     return Err(b"25P02");
+                }
+                self.revalidated(name)?;
+                if let Some(prepared) = self.prepared.get_mut(name).filter(|_| !name.is_empty()) {
+                    prepared.told = true;
                 }
                 let count = u16::from(text.contains("$1"));
                 message::message(&mut self.out, b't', |out| {
@@ -492,11 +605,17 @@ impl Backend {
                 });
                 text
             }
-            payload::Named::Portal(name) => self.portals.get(name).ok_or(b"34000")?.text.clone(),
+            payload::Named::Portal(name) => {
+                let portal = self.portals.get(name).ok_or(b"34000")?;
+                if let Some(prepared) = self.prepared.get_mut(&portal.called).filter(|_| !portal.called.is_empty()) {
+                    prepared.told = true;
+                }
+                portal.prepared.text.clone()
+            }
         };
         if Self::returns_rows(&text) {
             let mut both = Vec::new();
-            message::text_row(&mut both, &[("n", "")]);
+            message::text_row(&mut both, &[(&self.column(), "")]);
             let first = Frame::read(&both).unwrap().unwrap().total();
             self.out.extend_from_slice(&both[..first]);
         } else {
@@ -508,11 +627,12 @@ impl Backend {
     fn execute(&mut self, data: &[u8], store: &mut Store) -> Result<(), Code> {
         let (name, _) = payload::cstr(data).unwrap();
         let portal = self.portals.get(name).ok_or(b"34000")?.clone();
-        self.begins += u32::from(portal.text == "BEGIN");
-        if self.flaky && portal.text == "BEGIN" && self.begins.is_multiple_of(5) {
+        let (text, zone) = (portal.prepared.text, portal.prepared.zone);
+        self.begins += u32::from(text == "BEGIN");
+        if self.flaky && text == "BEGIN" && self.begins.is_multiple_of(5) {
             return Err(b"40001");
         }
-        let answer = self.run(&portal.text, portal.parameter.as_deref(), store)?;
+        let answer = self.run(&text, portal.parameter.as_deref(), &zone, store)?;
         self.answer(answer, true);
         Ok(())
     }
@@ -521,12 +641,13 @@ impl Backend {
         if self.replica || self.read_only { Err(b"25006") } else { Ok(()) }
     }
 
-    fn run(&mut self, text: &str, parameter: Option<&str>, store: &mut Store) -> Result<Answer, Code> {
+    /// Runs a statement. `zone`: how its literals were read.
+    fn run(&mut self, text: &str, parameter: Option<&str>, zone: &str, store: &mut Store) -> Result<Answer, Code> {
         if self.status == b'E' && !Self::ends_transaction(text) {
             return Err(b"25P02");
         }
         if self.saved.is_none() {
-            self.saved = Some((self.search_path.clone(), self.listening.clone()));
+            self.saved = Some((self.parameters.clone(), self.listening.clone()));
         }
         let inner = |text: &str| -> u64 {
             parameter.map_or_else(
@@ -572,34 +693,53 @@ impl Backend {
                 Answer::CopyIn
             }
             "COPY t TO STDOUT" => Answer::CopyOut,
-            "SHOW search_path" => Answer::Row(self.search_path.clone(), "SHOW"),
-            "RESET ROLE" => Answer::Done("RESET"),
-            "RESET search_path" => {
-                self.search_path = self.default_path.clone();
+            "SELECT 't'::timestamptz" => Answer::Row(zone.to_owned(), "SELECT 1"),
+            "RESET ROLE" | "CLOSE ALL" | "DISCARD TEMP" | "DISCARD SEQUENCES" | "SET SESSION AUTHORIZATION DEFAULT" => {
                 Answer::Done("RESET")
             }
+            "SELECT pg_catalog.pg_advisory_unlock_all()" => Answer::Row(String::new(), "SELECT 1"),
+            _ if text.starts_with("SHOW ") => Answer::Row(self.parameters.get(&text["SHOW ".len()..]), "SHOW"),
+            _ if text.starts_with("RESET ") && text != "RESET ALL" => {
+                self.parameters.reset(&text["RESET ".len()..]);
+                Answer::Done("RESET")
+            }
+            "DEALLOCATE ALL" => {
+                self.prepared.clear();
+                Answer::Done("DEALLOCATE ALL")
+            }
+            _ if text.starts_with("DEALLOCATE ") => {
+                self.prepared.remove(&text.as_bytes()["DEALLOCATE ".len()..]).ok_or(b"26000")?;
+                Answer::Done("DEALLOCATE")
+            }
+            // A function that sets a parameter for the session, unseen.
+            _ if text.starts_with("SELECT login('") => {
+                let tenant = text.split('\'').nth(1).unwrap().to_owned();
+                self.parameters.local.remove("app.tenant");
+                self.parameters.unseen.insert("app.tenant".into(), tenant);
+                Answer::Row(String::new(), "SELECT 1")
+            }
             "SAVEPOINT p" if self.status == b'T' => {
-                let (path, listening) = (self.search_path.clone(), self.listening.clone());
+                let (parameters, listening) = (self.parameters.clone(), self.listening.clone());
                 let (pending, notifies) = (self.pending.clone(), self.notifies.clone());
-                self.savepoint = Some(Savepoint { path, listening, pending, notifies });
+                self.savepoint = Some(Savepoint { parameters, listening, pending, notifies });
                 Answer::Done("SAVEPOINT")
             }
             "ROLLBACK TO p" => {
-                let Savepoint { path, listening, pending, notifies } = self.savepoint.clone().ok_or(b"3B001")?;
-                (self.search_path, self.listening, self.pending) = (path, listening, pending);
+                let Savepoint { parameters, listening, pending, notifies } = self.savepoint.clone().ok_or(b"3B001")?;
+                (self.parameters, self.listening, self.pending) = (parameters, listening, pending);
                 self.notifies = notifies;
                 self.status = b'T';
                 Answer::Done("ROLLBACK")
             }
             "RESET ALL" => {
-                self.search_path = self.default_path.clone();
+                self.parameters.reset_all();
                 Answer::Done("RESET")
             }
             "DISCARD ALL" => {
                 if self.status != b'I' {
                     return Err(b"25001");
                 }
-                self.search_path = self.default_path.clone();
+                self.parameters.reset_all();
                 self.listening.clear();
                 self.saved = None;
                 self.prepared.clear();
@@ -623,26 +763,32 @@ impl Backend {
                 Answer::Done("NOTIFY")
             }
             _ if text.starts_with("SELECT nope") => return Err(b"42703"),
-            _ if text.starts_with("SELECT pg_catalog.set_config(") => {
+            _ if text.starts_with("SELECT pg_catalog.set_config(") || text.starts_with("SELECT set_config(") => {
+                let mut value = String::new();
                 for call in text.split("set_config(").skip(1) {
                     let call = call.split(')').next().unwrap();
                     let words: Vec<&str> = call.split(", ").collect();
-                    assert_eq!(words[0], "'search_path'");
-                    self.search_path = if words[1] == "NULL" {
-                        self.default_path.clone()
-                    } else {
-                        words[1].trim_matches('\'').to_owned()
-                    };
+                    let name = words[0].trim_matches('\'');
+                    value = words[1].trim_matches('\'').to_owned();
+                    match (words[1] == "NULL", words[2] == "true") {
+                        (true, false) => self.parameters.reset(name),
+                        (true, true) => {
+                            let default = self.parameters.defaults.get(name).cloned();
+                            let default = default.unwrap_or_else(|| Parameters::default().get(name));
+                            self.parameters.local.insert(name.to_owned(), default);
+                        }
+                        (false, false) => self.parameters.set(name, &value),
+                        (false, true) => _ = self.parameters.local.insert(name.to_owned(), value.clone()),
+                    }
                 }
-                Answer::Row(String::new(), "SELECT 1")
+                Answer::Row(value, "SELECT 1")
             }
-            _ if text.starts_with("SELECT set_config('search_path', '") => {
-                self.search_path = text.split('\'').nth(3).unwrap().to_owned();
-                Answer::Row(self.search_path.clone(), "SELECT 1")
-            }
-            _ if text.starts_with("SET LOCAL search_path = ") => Answer::Done("SET"),
-            _ if text.starts_with("SET search_path = ") => {
-                self.search_path = text["SET search_path = ".len()..].to_owned();
+            _ if text.starts_with("SET ") => {
+                let (name, value) = text["SET ".len()..].split_once(" = ").unwrap();
+                match name.strip_prefix("LOCAL ") {
+                    Some(name) => _ = self.parameters.local.insert(name.to_owned(), value.to_owned()),
+                    None => self.parameters.set(name, value),
+                }
                 Answer::Done("SET")
             }
             _ if text.starts_with("LISTEN ") => {

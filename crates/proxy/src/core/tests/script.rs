@@ -77,6 +77,10 @@ pub(super) struct Style {
     pub listens: bool,
     /// Mostly plain reads, which can share a server connection.
     pub reads: bool,
+    /// Functions that leave something in the session, unseen.
+    pub functions: bool,
+    /// They ask for the columns of what they name: whether who does not is told that there are others now may depend on the connection.
+    pub describes: bool,
 }
 
 pub(super) struct Script {
@@ -198,6 +202,9 @@ impl Script {
 
     fn parse(&mut self, name: &str, text: &str) {
         message::parse(&mut self.bytes, name.as_bytes(), text.as_bytes(), &[0, 0]);
+        if self.style.describes && !name.is_empty() {
+            self.describe(b'S', name);
+        }
     }
 
     fn bind(&mut self, portal: &str, name: &str, parameter: Option<u64>) {
@@ -507,6 +514,9 @@ impl Script {
         // Nothing may be in flight: the data is sent when the server asks for it.
         self.out.push_back(Step::Await);
         let extended = self.style.stateful && self.random.one_in(2);
+        if extended && self.random.one_in(3) {
+            return self.copy_unasked();
+        }
         if extended {
             self.parse("", "COPY t FROM STDIN");
             self.bind("", "", None);
@@ -545,6 +555,21 @@ impl Script {
         self.begins = self.out.len();
     }
 
+    /// COPY data in one packet with the statement: nobody waits for the server to ask for it.
+    fn copy_unasked(&mut self) {
+        self.parse("", "COPY t FROM STDIN");
+        self.bind("", "", None);
+        self.execute("");
+        message::empty(&mut self.bytes, b'S');
+        // If the server refuses to copy, that Sync ends a unit, and what comes behind it is another.
+        self.error(b"25P02");
+        let line = format!("{}\n", self.insert());
+        message::message(&mut self.bytes, b'd', |out| out.extend(line.as_bytes()));
+        message::empty(&mut self.bytes, b'c');
+        message::empty(&mut self.bytes, b'S');
+        self.end();
+    }
+
     /// What was asked so far is answered before the Sync.
     fn flushed(&mut self) {
         for _ in 0..1 + self.random.below(2) {
@@ -558,25 +583,120 @@ impl Script {
         self.sync();
     }
 
+    /// A statement by either protocol, through the unnamed portal or a named one.
+    fn either(&mut self, text: &str) {
+        if self.random.one_in(2) {
+            return self.query(text);
+        }
+        let portal = *self.random.pick(&["", "p1", "p2"]);
+        self.parse("", text);
+        self.bind(portal, "", None);
+        self.execute(portal);
+        self.sync();
+    }
+
+    /// A change of a parameter, of which several clients may choose the same.
+    fn parameter(&mut self) -> String {
+        let name = *self.random.pick(&["search_path", "search_path", "timezone", "timezone", "app.tenant"]);
+        let word = *self.random.pick(&["x", "y"]);
+        let own = if self.random.one_in(2) { self.id.to_string() } else { String::new() };
+        match self.random.below(6) {
+            0 | 1 => format!("SET {name} = {word}{own}"),
+            2 | 3 => format!("SET LOCAL {name} = {word}{own}"),
+            4 => format!("SELECT set_config('{name}', '{word}{own}', {})", self.random.one_in(2)),
+            _ => format!("RESET {name}"),
+        }
+    }
+
     /// SET in a transaction, which is committed or not.
     fn setting(&mut self) {
         self.query("BEGIN");
-        for _ in 0..self.random.below(4) {
+        for _ in 0..self.random.below(5) {
             let n = self.row();
-            let word = *self.random.pick(&["x", "y"]);
-            match self.random.below(8) {
-                0 | 1 => self.query(&format!("SET search_path = {word}{}", self.id)),
-                2 => self.query("SAVEPOINT p"),
-                3 => self.query("ROLLBACK TO p"),
-                4 => self.query("SHOW search_path"),
-                5 => self.query("SELECT 1/0"),
-                6 => self.prepared(),
+            match self.random.below(11) {
+                0..=2 => {
+                    let text = self.parameter();
+                    self.either(&text);
+                }
+                3 => self.query("SAVEPOINT p"),
+                4 => self.query("ROLLBACK TO p"),
+                5 => self.query("SHOW search_path"),
+                6 => self.query("SELECT 1/0"),
+                7 | 8 => self.prepared(),
+                9 => self.literal(),
                 _ => self.query(&format!("SELECT {n}")),
             }
         }
         let end = *self.random.pick(&["COMMIT", "ROLLBACK"]);
         self.query(end);
         self.query("SHOW search_path");
+    }
+
+    /// A statement whose literal is read when it is parsed.
+    fn literal(&mut self) {
+        let name = *self.random.pick(&["l", "m"]);
+        if self.random.one_in(2) {
+            self.close(name);
+            self.parse(name, "SELECT 't'::timestamptz");
+        }
+        self.bind("", name, None);
+        self.execute("");
+        self.sync();
+    }
+
+    /// Names of statements, given and taken in all ways.
+    fn naming(&mut self) {
+        let name = *self.random.pick(&NAMES);
+        match self.random.below(8) {
+            0 => self.query(&format!("DEALLOCATE {name}")),
+            1 => self.either("DEALLOCATE ALL"),
+            2 => {
+                self.query("BEGIN");
+                self.query(&format!("DEALLOCATE {name}"));
+                self.query("ROLLBACK");
+            }
+            3 => {
+                // All are dropped, and one is made again, in one unit.
+                self.parse("", "DEALLOCATE ALL");
+                self.bind("", "", None);
+                self.execute("");
+                self.parse(name, "SELECT $1::int4 + 1");
+                self.sync();
+            }
+            4 => {
+                self.parse("", &format!("DEALLOCATE {name}"));
+                self.bind("", "", None);
+                self.execute("");
+                self.sync();
+            }
+            5 => {
+                // What is skipped behind an error changes nothing.
+                self.parse("", "SELECT $1::int4 + 4");
+                self.sync();
+                self.parse("q", "SELECT 1/0");
+                self.bind("", "q", None);
+                self.execute("");
+                self.parse("", "INSERT INTO t VALUES ($1::int4)");
+                self.close(name);
+                self.sync();
+                self.close("q");
+                self.sync();
+            }
+            6 => {
+                self.parse("", "SELECT 1/0");
+                self.bind("", "", None);
+                self.execute("");
+                self.close("");
+                self.sync();
+            }
+            _ => {
+                let n = self.insert();
+                self.unit.rows.push(n);
+                self.bind("", "", Some(n));
+                self.execute("");
+                self.sync();
+            }
+        }
     }
 
     /// Somebody is notified, or everybody who listens to all.
@@ -605,7 +725,25 @@ impl Script {
     }
 
     fn session(&mut self) {
-        match self.random.below(24) {
+        match self.random.below(34) {
+            24..=26 => {
+                let text = self.parameter();
+                self.either(&text);
+            }
+            27 | 28 => self.naming(),
+            29 | 30 => self.literal(),
+            31 => self.query("SHOW app.tenant"),
+            32 if self.style.functions => self.query(&format!("SELECT login('t{}')", self.id)),
+            33 if self.style.functions => {
+                self.query("BEGIN");
+                self.query(&format!("SELECT login('t{}')", self.id));
+                self.prepared();
+                self.literal();
+                self.query("SHOW app.tenant");
+                self.query("COMMIT");
+                self.query("SHOW app.tenant");
+            }
+            32 | 33 => self.query("SHOW timezone"),
             16 | 17 => self.notify(),
             18 => self.query("LISTEN c0"),
             19 => self.query(&format!("UNLISTEN c{}", self.id)),

@@ -1,0 +1,571 @@
+//! Shared lanes: statements of many clients, one behind the other on one server connection.
+//!
+//! A unit that is one plain query, and nothing but a whole implicit transaction, need not have a server connection to itself. It
+//! is written behind those of other clients, each with its own `Sync` (a `Query` is its own), and the answers come back in
+//! the same order: a server connection then is a **lane**, and each unit in it has a **seat**. PostgreSQL answers a batch with
+//! fewer wake-ups and system calls, and so does the proxy.
+//!
+//! What must hold:
+//!
+//! - The front seat's client is the server's `client`: so what follows the replies (`reply`) need not know of lanes. The others
+//!   have `Client::lane`, and nobody but the front hears anything.
+//! - A seat's unit is kept, and its answer held back, as any read's (`Client::replay`). So whatever goes wrong for a reason that is
+//!   not the unit's own ends in the unit being sent again, `alone` from then on: on a connection of its own.
+//! - A seat whose client is gone, or has moved on, stays until the server has answered it; nobody hears that.
+//! - Nobody enters a lane that is held up (`Lane::closed`, a slow front), or while others wait for a connection of that node:
+//!   lanes come to an end, and their connections to rest, however many clients there are.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use topology::{NodeId, Role};
+use wire::frontend::{Message, messages};
+use wire::payload::Named;
+use wire::{Sqlstate, message};
+
+mod cost;
+mod fit;
+
+use self::cost::{Costs, Fit};
+use self::fit::{Candidate, Pick, is_fit, pick, seats_for};
+use crate::core::pool::{KEEP, Want};
+use crate::core::prepared::{Statement, Undo, Unnamed};
+use crate::core::server::{Note, Request, SentAs, ServerPhase};
+use crate::core::session::{Again, At, Phase, error};
+use crate::core::{Core, DRAINING, Effect, over};
+
+pub(in crate::core) use self::fit::is_plain;
+use crate::config::PoolMode;
+use crate::console::LaneReport;
+
+/// Statements in a worker's lanes from which on it lets answers gather.
+const MANY: usize = 8;
+
+/// A worker's lanes.
+#[derive(Default)]
+pub(in crate::core) struct Lanes {
+    /// Server connections that are lanes at the moment.
+    open: Vec<usize>,
+    /// What statements have cost, by shape.
+    pub(in crate::core) costs: Costs,
+}
+
+impl Lanes {
+    /// True if there is one.
+    pub(in crate::core) fn any(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// True if this server connection is one.
+    pub(in crate::core) fn has(&self, s: usize) -> bool {
+        self.open.contains(&s)
+    }
+}
+
+/// The units that share a server connection.
+pub(in crate::core) struct Lane {
+    /// In the order in which they were sent.
+    pub seats: VecDeque<Seat>,
+    /// Since when the front seat's unit has been the one that runs.
+    since: Instant,
+    /// Nobody enters any more; it goes on when the last seat is empty.
+    closed: bool,
+    /// Units let in since the connection last rested.
+    admitted: u32,
+}
+
+/// A unit in a lane.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::core) struct Seat {
+    /// Who hears the answer; None: nobody any more.
+    pub client: Option<usize>,
+    /// Its shape, for its cost.
+    key: u64,
+}
+
+// === impl Lane ===
+
+impl Lane {
+    pub(in crate::core) fn new(now: Instant) -> Lane {
+        Lane { seats: VecDeque::new(), since: now, closed: false, admitted: 0 }
+    }
+
+    pub(in crate::core) fn is_empty(&self) -> bool {
+        self.seats.is_empty()
+    }
+
+    /// What the console is told; None if it is none.
+    pub(in crate::core) fn report(&self) -> Option<LaneReport> {
+        (!self.is_empty()).then_some(LaneReport {
+            statements: self.seats.len(),
+            admitted: self.admitted,
+            since: self.since,
+            closed: self.closed,
+        })
+    }
+}
+
+impl Core {
+    // --- entering ---
+
+    /// Puts the client's unit, which `unit` holds, into a lane. False if it has to go another way. `queued`: it has waited for
+    /// its turn already.
+    pub(in crate::core) fn enter_lane(&mut self, c: usize, want: Want, unit: &[u8], queued: bool) -> bool {
+        let client = &self.clients[c];
+        let (p, key) = (client.pool, client.unit.key);
+        let database = &self.pools[p].database;
+        let candidate = Candidate {
+            on: database.lanes && database.mode != PoolMode::Session && !self.pools[p].paused,
+            unit: *client.unit,
+            pinned: !client.pins.is_empty() || client.begun.is_some(),
+            alone: client.again.alone,
+        };
+        if !is_fit(&candidate) || !matches!(client.phase, Phase::Ready) || unit.len() != client.unit.scanned {
+            return false;
+        }
+        let lanes = &self.settings.lanes;
+        let seats = match self.lanes.costs.fit(key, micros(lanes.slow), lanes.bytes, self.now) {
+            Fit::Fits(micros) => seats_for(micros, lanes),
+            Fit::Unknown => {
+                self.metrics.lane_unknown.add(1);
+                return false;
+            }
+            Fit::Slow => {
+                self.metrics.lane_slow.add(1);
+                return false;
+            }
+            Fit::Large => {
+                self.metrics.lane_large.add(1);
+                return false;
+            }
+        };
+        let node = match want {
+            Want::Primary => self.view.primary,
+            Want::Read => self.read_node(p, c),
+            Want::Any => None,
+        };
+        let Some(node) = node else { return false };
+        let pool = &self.pools[p];
+        if pool.gate.barrier && self.view.node(node).is_none_or(|node| node.role != Role::Replica) {
+            return false;
+        }
+        let others = !pool.readers.is_empty() || (self.view.primary == Some(node) && !pool.writers.is_empty());
+        if others && !queued {
+            return false;
+        }
+        let Some(place) = pool.nodes.get(usize::from(node.0)) else { return false };
+        let wanted = &self.clients[c].params;
+        let idle = place.idle.iter().rposition(|&s| self.servers[s].params.is(wanted));
+        let open = place.lanes.iter().enumerate().filter(|&(_, &s)| self.is_open(c, s));
+        let open = open.map(|(position, &s)| (position, self.servers[s].lane.seats.len()));
+        let s = match pick(open, place.lanes.len(), idle.is_some(), seats, self.settings.lanes.width) {
+            Pick::Join(position) => {
+                let s = place.lanes[position];
+                if place.lanes.len() < self.settings.lanes.width {
+                    if !place.idle.is_empty() {
+                        // Brought to this client's parameters, which it has not, it can be the next lane.
+                        return false;
+                    }
+                    if place.connecting == 0 {
+                        self.widen(p, node);
+                    }
+                }
+                s
+            }
+            Pick::Start => {
+                let Some(at) = idle else { return false };
+                let place = &mut self.pools[p].nodes[usize::from(node.0)];
+                let s = place.idle.remove(at);
+                self.begin_lane(s);
+                s
+            }
+            Pick::None => return false,
+        };
+        self.take_seat(c, s, unit);
+        true
+    }
+
+    /// Can this client's unit be sent behind what this lane has?
+    fn is_open(&self, c: usize, s: usize) -> bool {
+        let server = &self.servers[s];
+        let place = &self.pools[server.pool].nodes[usize::from(server.node.0)];
+        let aged = self.settings.server_lifetime.is_some_and(|limit| over(server.opened, limit, self.now));
+        !server.lane.closed
+            && !server.retire
+            && !server.paused
+            && server.cancels == 0
+            && !aged
+            && !over(server.lane.since, self.settings.lanes.slow, self.now)
+            && server.output.len() < self.settings.buffer_limit
+            && server.params.is(&self.clients[c].params)
+            && (server.lane.admitted < KEEP || !place.is_asked_for(self.id))
+    }
+
+    /// There are fewer lanes than there could be, and no idle connection: one more is opened.
+    fn widen(&mut self, p: usize, node: NodeId) {
+        let place = &mut self.pools[p].nodes[usize::from(node.0)];
+        if !place.is_suspect(self.now) && place.budget.try_open() {
+            place.connecting += 1;
+            self.open(p, node);
+        }
+    }
+
+    fn begin_lane(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        debug_assert!(server.client.is_none() && server.protocol.is_settled() && server.lane.is_empty());
+        server.fresh = false;
+        server.lane.closed = false;
+        server.lane.admitted = 0;
+        let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
+        place.lanes.push(s);
+        place.busy += 1;
+        self.lanes.open.push(s);
+        self.metrics.servers_busy.add(1);
+        self.metrics.lanes.add(1);
+    }
+
+    fn take_seat(&mut self, c: usize, s: usize, unit: &[u8]) {
+        let (client, server) = (&mut self.clients[c], &mut self.servers[s]);
+        debug_assert!(client.at == At::Nobody);
+        if server.lane.is_empty() {
+            server.client = Some(c);
+            server.lane.since = self.now;
+        }
+        server.lane.admitted = server.lane.admitted.saturating_add(1);
+        server.lane.seats.push_back(Seat { client: Some(c), key: client.unit.key });
+        let pool = &mut self.pools[server.pool];
+        pool.totals.assignments += 1;
+        pool.nodes[usize::from(server.node.0)].seated += 1;
+        if !server.dirty {
+            self.metrics.lane_batches.add(1);
+        }
+        self.metrics.lane_statements.add(1);
+        client.at = At::Lane(s as u32);
+        if client.replay.is_none() {
+            client.replay.keep(unit, &mut self.buffers);
+            client.output.hold(&mut self.buffers);
+        }
+        client.repeatable = true;
+        self.send_unit(c, s, unit);
+        self.count_statement(s);
+        let client = &mut self.clients[c];
+        client.unit.reset();
+        client.since = self.now;
+    }
+
+    /// Writes a unit's messages, which have been looked at, to the server: under its own names for statements.
+    ///
+    /// What a unit changes of its client's names it changes with its first message, which no error of its own can have the server skip: so
+    /// nothing has to be taken back.
+    fn send_unit(&mut self, c: usize, s: usize, unit: &[u8]) {
+        for (message, whole) in messages(unit) {
+            match message {
+                Message::Query { text } => {
+                    self.clients[c].names.query();
+                    self.count_begin(c, s, self.clients[c].unit.key, text, true);
+                    let server = &mut self.servers[s];
+                    server.held.set_unnamed(Unnamed::Unknown);
+                    server.ends_unit(Request::Query, Note::query);
+                }
+                Message::Parse { text, types, .. } => {
+                    self.count_begin(c, s, self.clients[c].unit.key, text, true);
+                    let class = self.classify(c, text);
+                    let statement = self.statement_for(c, text, types, class);
+                    statement.note_unnamed();
+                    if self.shares_unnamed(c, &statement) {
+                        self.parse_shared(c, s, &statement);
+                        continue;
+                    }
+                    // The unnamed one's place is never full.
+                    let _ = self.clients[c].names.parse(b"", statement.clone());
+                    let server = &mut self.servers[s];
+                    server.held.set_unnamed(Unnamed::Is(statement.id()));
+                    let note = Note::Parse { statement, sent_as: SentAs::Unnamed, undo: Undo::Unnamed(None) };
+                    server.protocol.sent(Request::Parse, note);
+                }
+                Message::Bind { statement: name, rest, .. } => {
+                    self.send_bind(c, s, name, rest);
+                    continue;
+                }
+                Message::Describe(named) => {
+                    if named == Named::Portal(b"") {
+                        self.portal_described(c, s, b"");
+                    }
+                    self.servers[s].protocol.sent(Request::Describe, Note::Client);
+                }
+                Message::Execute { .. } => self.servers[s].protocol.sent(Request::Execute, Note::execute()),
+                Message::Sync => self.servers[s].ends_unit(Request::Sync, Note::Sync),
+                // `Unit::is_single` lets none of them in.
+                Message::Close(_) | Message::Flush | Message::FunctionCall | Message::Terminate => continue,
+                Message::CopyData | Message::CopyDone | Message::CopyFail => continue,
+            }
+            self.send(s, |out| out.extend_from_slice(whole));
+        }
+    }
+
+    /// A Bind to the unnamed portal.
+    fn send_bind(&mut self, c: usize, s: usize, name: &[u8], values: &[u8]) {
+        let statement = self.clients[c].names.get(name).cloned();
+        self.servers[s].portals.bind(b"", statement.clone(), name, None);
+        let named = |statement: &&Arc<Statement>| !name.is_empty() || self.shares_unnamed(c, statement);
+        let Some(own) = statement.as_ref().filter(named).cloned() else {
+            self.servers[s].protocol.sent(Request::Bind, Note::Bind(statement));
+            return self.send(s, |out| {
+                message::header(out, b'B', 2 + values.len());
+                out.extend_from_slice(b"\0\0");
+                out.extend_from_slice(values);
+            });
+        };
+        if !name.is_empty() {
+            self.count_begin(c, s, !own.id(), own.text(), false);
+        }
+        self.prepare(s, &own);
+        if !self.servers[s].held.is_described(&own) && own.columns().is_some() && self.clients[c].names.is_told(name) {
+            // The client relies on what it was told of the columns. If this connection has others, this answer is thrown away.
+            self.send(s, |out| message::describe_statement(out, own.name().as_bytes()));
+            self.servers[s].protocol.sent(Request::Describe, Note::Check(own.clone()));
+        }
+        let server_name = own.name();
+        self.servers[s].protocol.sent(Request::Bind, Note::Bind(statement));
+        self.send(s, |out| {
+            message::header(out, b'B', 2 + server_name.as_bytes().len() + values.len());
+            out.push(0);
+            out.extend_from_slice(server_name.as_bytes());
+            out.push(0);
+            out.extend_from_slice(values);
+        });
+    }
+
+    // --- the answers ---
+
+    /// The front seat's unit goes again, on a connection of its own; what its server says of it is not heard.
+    pub(in crate::core) fn redo_alone(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        if let Some(client) = server.client.map(|c| &mut self.clients[c]) {
+            client.output.retract(&mut self.buffers);
+            client.again.attempts = client.again.attempts.saturating_add(1);
+            client.again.alone = true;
+            server.discard = true;
+            self.metrics.lane_redone.add(1);
+        }
+    }
+
+    /// The front seat's `ReadyForQuery` has been passed on, or swallowed.
+    pub(in crate::core) fn seat_done(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        let Some(seat) = server.lane.seats.pop_front() else { return };
+        let bytes = std::mem::take(&mut server.meter.answered);
+        let discard = std::mem::take(&mut server.discard);
+        server.work.failed = false;
+        server.client = server.lane.seats.front().and_then(|seat| seat.client);
+        let elapsed = self.now.saturating_duration_since(server.lane.since);
+        server.lane.since = self.now;
+        let (p, n) = (server.pool, usize::from(server.node.0));
+        if std::mem::take(&mut server.paused) {
+            self.effects.push(Effect::Resume(server.token));
+        }
+        let idle = server.protocol.status() == message::Status::Idle;
+        self.pools[p].nodes[n].seated -= 1;
+        self.lanes.costs.note(seat.key, micros(elapsed), bytes);
+        if elapsed >= self.settings.lanes.stall / 2 {
+            self.lanes.costs.strike(seat.key, self.now);
+        }
+        if let Some(c) = seat.client {
+            let client = &mut self.clients[c];
+            client.at.leave_lane();
+            if discard {
+                self.send_again(c);
+            } else {
+                client.again = Again::default();
+                if client.replay.forget(&mut self.buffers) {
+                    client.output.release();
+                }
+                let total = self.now.saturating_duration_since(client.since).as_micros() as u64;
+                client.since = self.now;
+                self.metrics.statement_micros.observe(total);
+                self.metrics.transactions.add(1);
+                let totals = &mut self.pools[p].totals;
+                totals.transactions += 1;
+                totals.queries += 1;
+                totals.query_micros += total;
+                totals.transaction_micros += elapsed.as_micros() as u64;
+                if client.paused || !client.input.is_empty() {
+                    self.runnable.push_back(client.token);
+                }
+                if self.draining {
+                    self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, DRAINING);
+                }
+            }
+        }
+        if !idle {
+            // A plain query has left a transaction open: whoever is behind it must not be in it.
+            return self.server_closed(s, "a query in a shared lane left a transaction open");
+        }
+        if self.servers[s].lane.is_empty() {
+            self.end_lane(s);
+            if self.servers[s].cleaning.is_none() { self.rest(s) } else { self.clean_up(s) }
+        } else if !self.pools[p].writers.is_empty() || !self.pools[p].readers.is_empty() {
+            self.pump(p);
+        }
+    }
+
+    /// The connection is no lane any more.
+    fn end_lane(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        server.client = None;
+        let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
+        place.seated -= server.lane.seats.len();
+        server.lane.seats.clear();
+        place.busy -= 1;
+        place.lanes.retain(|&lane| lane != s);
+        self.lanes.open.retain(|&lane| lane != s);
+        self.metrics.servers_busy.sub(1);
+        self.metrics.lanes.sub(1);
+    }
+
+    /// The front seat's client does not read its answer: the server waits for it, and nobody else does.
+    pub(in crate::core) fn hold_lane(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        if server.paused {
+            return;
+        }
+        server.paused = true;
+        self.effects.push(Effect::Pause(server.token));
+        self.move_others(s);
+    }
+
+    // --- leaving ---
+
+    /// The client's seat is nobody's any more.
+    pub(in crate::core) fn leave_lane(&mut self, c: usize) {
+        let Some(s) = self.clients[c].at.leave_lane() else { return };
+        let server = &mut self.servers[s];
+        let Some(at) = server.lane.seats.iter().position(|seat| seat.client == Some(c)) else { return };
+        server.lane.seats[at].client = None;
+        if at == 0 {
+            server.client = None;
+            server.discard = false;
+            if std::mem::take(&mut server.paused) {
+                self.effects.push(Effect::Resume(server.token));
+            }
+        }
+        self.cancel_if_nobodys(s);
+    }
+
+    /// Nobody waits for a read: if all seats are empty, the statement that runs is cancelled.
+    fn cancel_if_nobodys(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        if server.lane.seats.iter().all(|seat| seat.client.is_none()) && server.cancels == 0 {
+            server.lane.closed = true;
+            self.send_cancel(s, None);
+        }
+    }
+
+    /// Everybody behind the front seat goes another way.
+    fn move_others(&mut self, s: usize) {
+        self.servers[s].lane.closed = true;
+        for at in 1..self.servers[s].lane.seats.len() {
+            let Some(c) = self.servers[s].lane.seats[at].client.take() else { continue };
+            let client = &mut self.clients[c];
+            client.at.leave_lane();
+            client.again.alone = true;
+            client.output.retract(&mut self.buffers);
+            self.metrics.lane_moved.add(1);
+            self.send_again(c);
+        }
+        // The front one may have been left before.
+        self.cancel_if_nobodys(s);
+    }
+
+    /// A client in a lane asks for a cancel. True if its statement is the one that runs: then the request has to be sent.
+    pub(in crate::core) fn cancel_in_lane(&mut self, c: usize, s: usize) -> bool {
+        if self.servers[s].client == Some(c) {
+            // It may come late, and meet what runs next.
+            self.move_others(s);
+            return true;
+        }
+        self.leave_lane(c);
+        let client = &mut self.clients[c];
+        client.output.retract(&mut self.buffers);
+        client.again = Again::default();
+        client.replay.forget(&mut self.buffers);
+        let token = client.token;
+        self.tell(c, |out| {
+            error(out, Sqlstate::QUERY_CANCELED, "canceling statement due to user request");
+        });
+        self.ready(c);
+        self.runnable.push_back(token);
+        false
+    }
+
+    // --- trouble ---
+
+    /// Looks for lanes whose front seat had been running for too long at the beginning of the turn that has just ended: all that
+    /// had arrived by then has been read since.
+    pub(in crate::core) fn check_lanes(&mut self, then: Instant) {
+        for i in 0..self.lanes.open.len() {
+            let Some(&s) = self.lanes.open.get(i) else { return };
+            let lane = &self.servers[s].lane;
+            if lane.closed || !over(lane.since, self.settings.lanes.stall, then) {
+                continue;
+            }
+            if let Some(front) = lane.seats.front() {
+                self.lanes.costs.strike(front.key, self.now);
+            }
+            self.metrics.lane_stalls.add(1);
+            self.move_others(s);
+        }
+    }
+
+    /// How long the driver may wait for something to happen, if nothing else says so: a lane that is held up is looked after in
+    /// time, and who waits for a replica goes to the primary in time.
+    pub fn patience(&self, longest: Duration) -> Duration {
+        let shared =
+            self.lanes.open.iter().any(|&s| self.servers[s].lane.seats.len() > 1 && !self.servers[s].lane.closed);
+        let waits = [self.strong_patience(), self.gate_patience()];
+        let longest = waits.into_iter().flatten().fold(longest, Duration::min);
+        if shared { (self.settings.lanes.stall / 2).clamp(Duration::from_millis(1), longest) } else { longest }
+    }
+
+    /// How long the driver had better do nothing, so that more answers come in one piece: None, or while there are many
+    /// statements in lanes that nobody else is held up by.
+    pub fn gather(&self) -> Option<Duration> {
+        let gather = self.settings.lanes.gather;
+        if gather.is_zero() || self.lanes.open.is_empty() {
+            return None;
+        }
+        let seats: usize = self.lanes.open.iter().map(|&s| self.servers[s].lane.seats.len()).sum();
+        (seats >= MANY).then_some(gather)
+    }
+
+    /// A lane's connection is gone: its units are sent again, but for one of whose answer the client has a part.
+    pub(in crate::core) fn lane_lost(&mut self, s: usize, why: &str) {
+        let server = &mut self.servers[s];
+        let (p, node) = (server.pool, server.node);
+        debug_assert!(matches!(server.phase, ServerPhase::Ready));
+        let mid_message = server.pass > 0 && server.pass_on;
+        let seats = std::mem::take(&mut server.lane.seats);
+        self.pools[p].nodes[usize::from(node.0)].seated -= seats.len();
+        self.metrics.server_connections_lost.add(1);
+        tracing::info!(node = node.0, why, statements = seats.len(), "a server connection was lost while in use");
+        self.end_lane(s);
+        self.drop_server(s);
+        for seat in &seats {
+            if let Some(c) = seat.client {
+                self.clients[c].at.leave_lane();
+            }
+        }
+        for (at, seat) in seats.iter().enumerate() {
+            if let Some(c) = seat.client {
+                self.seat_lost(c, node, at == 0 && mid_message);
+            }
+        }
+        self.pump(p);
+    }
+}
+
+/// A duration for [`Costs`].
+pub(in crate::core) fn micros(elapsed: Duration) -> u32 {
+    elapsed.as_micros().try_into().unwrap_or(u32::MAX)
+}

@@ -1,0 +1,10 @@
+//! What connections are made of: buffers that they borrow while they have bytes to keep, values that they have only while they are at
+//! work, and their names.
+
+mod buffer;
+mod seldom;
+pub mod token;
+
+pub(in crate::core) use buffer::{Buffers, Output};
+pub(in crate::core) use seldom::{Idle, Seldom, Spare};
+pub(in crate::core) use token::{Kind, Token};

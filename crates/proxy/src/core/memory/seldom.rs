@@ -1,0 +1,107 @@
+//! What a connection has only while it is at work.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::thread::LocalKey;
+
+/// Most spare boxes that a thread keeps.
+const MOST_KEPT: usize = 1024;
+
+/// Boxes that nobody uses.
+pub(in crate::core) type Spare<T> = RefCell<Vec<Box<T>>>;
+
+/// A value that one without work does without: until it is written to it is `T::IDLE`, and takes a pointer.
+pub(in crate::core) struct Seldom<T: Idle>(Option<Box<T>>);
+
+/// What is kept in a [`Seldom`].
+pub(in crate::core) trait Idle: Sized + Copy + 'static {
+    /// The value while there is no work.
+    const IDLE: Self;
+    /// The same, where it can be lent from.
+    fn idle() -> &'static Self;
+    /// This thread's spare boxes: one that is at work again and again allocates nothing.
+    fn spare() -> &'static LocalKey<Spare<Self>>;
+}
+
+impl<T: Idle> Seldom<T> {
+    pub(in crate::core) const fn new() -> Seldom<T> {
+        Seldom(None)
+    }
+
+    /// The value, which is `T::IDLE` from here on.
+    pub(in crate::core) fn take(&mut self) -> T {
+        let value = **self;
+        self.reset();
+        value
+    }
+
+    /// Back to `T::IDLE`.
+    pub(in crate::core) fn reset(&mut self) {
+        if let Some(used) = self.0.take() {
+            T::spare().with_borrow_mut(|spare| {
+                if spare.len() < MOST_KEPT {
+                    spare.push(used);
+                }
+            });
+        }
+    }
+}
+
+impl<T: Idle + fmt::Debug> fmt::Debug for Seldom<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T: Idle> Deref for Seldom<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        match &self.0 {
+            Some(value) => value,
+            None => T::idle(),
+        }
+    }
+}
+
+impl<T: Idle> DerefMut for Seldom<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.get_or_insert_with(|| {
+            let mut fresh = T::spare().with_borrow_mut(Vec::pop).unwrap_or_else(|| Box::new(T::IDLE));
+            *fresh = T::IDLE;
+            fresh
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    struct Work(u64);
+
+    impl Idle for Work {
+        const IDLE: Work = Work(7);
+        fn idle() -> &'static Work {
+            &Work::IDLE
+        }
+        fn spare() -> &'static LocalKey<Spare<Work>> {
+            thread_local!(static SPARE: Spare<Work> = const { RefCell::new(Vec::new()) });
+            &SPARE
+        }
+    }
+
+    #[test]
+    fn it_is_idle_again_after_reset_and_its_box_is_used_again() {
+        let spare = || Work::spare().with_borrow(Vec::len);
+        let (mut one, mut other) = (Seldom::<Work>::new(), Seldom::<Work>::new());
+        assert_eq!((*one, one.take(), spare()), (Work(7), Work(7), 0), "who did nothing has no box to give back");
+        *one = Work(1);
+        assert_eq!((*one, *other), (Work(1), Work(7)));
+        assert_eq!((one.take(), *one, spare()), (Work(1), Work(7), 1));
+        other.deref_mut();
+        assert_eq!((*other, spare()), (Work(7), 0), "a used box begins anew");
+    }
+}

@@ -1,0 +1,424 @@
+//! The server connection of a pool that listens for all of its clients.
+//!
+//! One worker has it (`Core::listener_of`), whichever workers the clients are on; these ask for channels, and get what is heard, by mail.
+//! It is opened when the first channel is asked for, on the primary, beyond the pool's size: it is never given to a client.
+//!
+//! What must hold:
+//!
+//! - Each [`Word::Ask`] is answered once, after the connection has carried its LISTEN out; what is heard after that comes behind the answer.
+//! - When it is gone every worker that has been answered hears that ([`Word::Lost`]); there is no listening again: what was notified
+//!   meanwhile is lost, and its clients must know.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use wire::{message, payload};
+
+use super::notification::Notification;
+use crate::core::memory::{Kind, Token};
+use crate::core::pool::PoolKey;
+use crate::core::server::{Note, Request, Server, ServerPhase};
+use crate::core::{Core, Effect, Mail, over};
+
+/// After a failure it is not tried again for as long: LISTEN pins its client then.
+const AGAIN: Duration = Duration::from_secs(1);
+/// A connection that listens on nothing is closed after as long.
+const LINGER: Duration = Duration::from_secs(30);
+/// One that has been silent for as long is asked whether it is still there.
+const PROBE: Duration = Duration::from_secs(10);
+/// Time between two probes that are sent because notifications come.
+const PACE: Duration = Duration::from_millis(5);
+/// Notifications on their way to other workers, in bytes, above which no more are read.
+const MOST_ON_THEIR_WAY: usize = 8 << 20;
+
+/// What workers tell each other about it.
+#[derive(Debug)]
+pub enum Word {
+    /// Listen on a channel for a worker.
+    Ask {
+        /// Which.
+        channel: Arc<str>,
+        /// For which worker.
+        from: usize,
+    },
+    /// No client of the worker listens on it any more.
+    Drop {
+        /// On which.
+        channel: Arc<str>,
+        /// Which worker.
+        from: usize,
+    },
+    /// It listens, or it can't.
+    Answer {
+        /// On which channel.
+        channel: Arc<str>,
+        /// It does.
+        listens: bool,
+    },
+    /// A notification.
+    Heard(Arc<Notification>),
+    /// It is gone.
+    Lost(Arc<str>),
+}
+
+/// A pool's shared connection, where it is.
+pub(in crate::core) struct Listener {
+    server: Option<Token>,
+    channels: HashMap<Arc<str>, Heard>,
+    /// What it was told and has not answered.
+    sent: VecDeque<Sent>,
+    /// Tells apart two times at which the same channel was asked for.
+    number: u64,
+    retry_at: Option<Instant>,
+    /// When it was last told or has last said something.
+    since: Instant,
+    /// When it was last probed, and the last probe that it has answered.
+    probed: Instant,
+    proven: u64,
+}
+
+impl Listener {
+    /// True if it is there, or somebody asks for it.
+    pub(in crate::core) fn is_needed(&self) -> bool {
+        self.server.is_some() || !self.channels.is_empty()
+    }
+}
+
+/// A channel that it listens on.
+struct Heard {
+    number: u64,
+    listening: bool,
+    /// Who was answered.
+    workers: Vec<usize>,
+    /// Who is to be.
+    asking: Vec<usize>,
+}
+
+enum Sent {
+    Listen(Arc<str>, u64),
+    Unlisten,
+    Probe(u64),
+}
+
+/// A channel's name as SQL has it.
+fn quoted(channel: &str) -> String {
+    format!("\"{}\"", channel.replace('"', "\"\""))
+}
+
+impl Core {
+    /// Which worker has a pool's shared connection.
+    pub(in crate::core) fn listener_of(&self, key: &PoolKey) -> usize {
+        // The same in every worker.
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        (hasher.finish() % self.shared.workers.max(1) as u64) as usize
+    }
+
+    pub(in crate::core) fn about_listening(&mut self, key: &PoolKey, word: Word) {
+        match word {
+            Word::Ask { channel, from } => {
+                let p = self.pool(key);
+                self.asked_to_listen(p, channel, from);
+            }
+            Word::Drop { channel, from } => {
+                if let Some(p) = self.pools.find(key) {
+                    self.channel_dropped(p, &channel, from);
+                }
+            }
+            Word::Answer { channel, listens } => {
+                if let Some(p) = self.pools.find(key) {
+                    self.channel_answered(p, &channel, listens);
+                }
+            }
+            Word::Heard(notice) => {
+                self.shared.notices.fetch_sub(notice.size(), Ordering::Relaxed);
+                if let Some(p) = self.pools.find(key) {
+                    self.hear(p, &notice);
+                }
+            }
+            Word::Lost(why) => {
+                if let Some(p) = self.pools.find(key) {
+                    self.listening_lost(p, &why);
+                }
+            }
+        }
+    }
+
+    /// Tells a worker something about a pool's shared connection.
+    pub(in crate::core) fn say_to(&mut self, p: usize, to: usize, word: Word) {
+        let key = self.pools[p].key.clone();
+        self.effects.push(Effect::Post { to, mail: Mail::Listen { key, word } });
+    }
+
+    fn refuse_channel(&mut self, p: usize, to: usize, channel: Arc<str>) {
+        self.say_to(p, to, Word::Answer { channel, listens: false });
+    }
+
+    // --- what it is asked for ---
+
+    fn asked_to_listen(&mut self, p: usize, channel: Arc<str>, from: usize) {
+        let (now, most) = (self.now, self.settings.notify.channels);
+        let paused = self.pools[p].paused;
+        let listener = self.pools[p].listener.get_or_insert_with(|| {
+            Box::new(Listener {
+                server: None,
+                channels: HashMap::new(),
+                sent: VecDeque::new(),
+                number: 0,
+                retry_at: None,
+                since: now,
+                probed: now,
+                proven: 0,
+            })
+        });
+        if let Some(heard) = listener.channels.get_mut(&channel) {
+            if heard.listening {
+                heard.workers.push(from);
+                self.say_to(p, from, Word::Answer { channel, listens: true });
+            } else {
+                heard.asking.push(from);
+            }
+            return;
+        }
+        let retired = listener.server.is_some_and(|token| self.servers[token.index()].retire);
+        let resting = listener.server.is_none() && (paused || listener.retry_at.is_some_and(|at| now < at));
+        if listener.channels.len() >= most || retired || resting {
+            return self.refuse_channel(p, from, channel);
+        }
+        listener.number += 1;
+        let heard = Heard { number: listener.number, listening: false, workers: Vec::new(), asking: vec![from] };
+        listener.channels.insert(channel.clone(), heard);
+        match listener.server {
+            Some(token) => self.send_listen(token.index(), &channel),
+            None => self.open_listener(p),
+        }
+    }
+
+    fn channel_dropped(&mut self, p: usize, channel: &Arc<str>, from: usize) {
+        let Some(listener) = &mut self.pools[p].listener else { return };
+        let Some(heard) = listener.channels.get_mut(channel) else { return };
+        heard.workers.retain(|&worker| worker != from);
+        if !heard.workers.is_empty() || !heard.asking.is_empty() {
+            return;
+        }
+        listener.channels.remove(channel);
+        if let Some(token) = listener.server {
+            listener.sent.push_back(Sent::Unlisten);
+            self.own_query(token.index(), &format!("UNLISTEN {}", quoted(channel)));
+        }
+    }
+
+    fn open_listener(&mut self, p: usize) {
+        let Some(address) = self.view.primary.and_then(|node| self.address(node)) else {
+            return self.refuse_all(p);
+        };
+        let Some(node) = self.view.primary else { return };
+        let token = self.token(Kind::Server, self.servers.vacant_key());
+        let mut server = Server::new(token, p, node, self.params.none().clone(), self.now);
+        server.listener = true;
+        self.servers.insert(server);
+        self.pools[p].servers += 1;
+        self.metrics.servers.add(1);
+        if let Some(listener) = &mut self.pools[p].listener {
+            listener.server = Some(token);
+        }
+        self.effects.push(Effect::Connect { token, address });
+    }
+
+    /// Nobody is listened for: those who asked are told so.
+    fn refuse_all(&mut self, p: usize) {
+        let retry_at = self.now + AGAIN;
+        let Some(listener) = &mut self.pools[p].listener else { return };
+        listener.retry_at = Some(retry_at);
+        let channels = std::mem::take(&mut listener.channels);
+        for (channel, heard) in channels {
+            for from in heard.asking {
+                self.refuse_channel(p, from, channel.clone());
+            }
+        }
+    }
+
+    // --- the connection ---
+
+    fn send_listen(&mut self, s: usize, channel: &Arc<str>) {
+        // Not before it is logged in: then it is told all.
+        if !matches!(self.servers[s].phase, ServerPhase::Ready) {
+            return;
+        }
+        let now = self.now;
+        let Some(listener) = &mut self.pools[self.servers[s].pool].listener else { return };
+        let Some(number) = listener.channels.get(channel).map(|heard| heard.number) else { return };
+        if listener.sent.is_empty() {
+            listener.since = now;
+        }
+        listener.sent.push_back(Sent::Listen(channel.clone(), number));
+        self.own_query(s, &format!("LISTEN {}", quoted(channel)));
+    }
+
+    /// It is logged in.
+    pub(in crate::core) fn listener_opened(&mut self, s: usize) {
+        self.metrics.listeners.add(1);
+        if !self.is_primary(s) {
+            return self.listener_lost(s, "the node is not the primary any more");
+        }
+        let p = self.servers[s].pool;
+        let Some(listener) = &mut self.pools[p].listener else { return };
+        listener.since = self.now;
+        let channels: Vec<Arc<str>> = listener.channels.keys().cloned().collect();
+        for channel in channels {
+            self.send_listen(s, &channel);
+        }
+    }
+
+    /// What it was told first has been carried out, or has failed.
+    pub(in crate::core) fn listener_answered(&mut self, s: usize) {
+        let error = self.servers[s].own.error.take();
+        let p = self.servers[s].pool;
+        let now = self.now;
+        let Some(listener) = &mut self.pools[p].listener else { return };
+        listener.since = now;
+        let (channel, number) = match listener.sent.pop_front() {
+            Some(Sent::Listen(channel, number)) => (channel, number),
+            Some(Sent::Probe(number)) => {
+                listener.proven = number;
+                return;
+            }
+            _ => return,
+        };
+        let Some(heard) = listener.channels.get_mut(&channel).filter(|heard| heard.number == number) else { return };
+        let asking = std::mem::take(&mut heard.asking);
+        heard.listening = error.is_none();
+        match &error {
+            None => heard.workers.extend(&asking),
+            Some(error) => {
+                let text = payload::error_field(error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
+                tracing::warn!(error = &*text, "the shared connection can't LISTEN: clients keep their own");
+                listener.channels.remove(&channel);
+            }
+        }
+        for from in asking {
+            self.say_to(p, from, Word::Answer { channel: channel.clone(), listens: error.is_none() });
+        }
+    }
+
+    /// It is gone, or never came to be.
+    pub(in crate::core) fn listener_lost(&mut self, s: usize, why: &str) {
+        let (p, token) = (self.servers[s].pool, self.servers[s].token);
+        self.close_listener(s);
+        let Some(listener) = self.pools[p].listener.as_mut() else { return };
+        if listener.server != Some(token) {
+            return;
+        }
+        listener.server = None;
+        listener.sent.clear();
+        listener.proven = 0;
+        let mut workers: Vec<usize> =
+            listener.channels.values().flat_map(|heard| heard.workers.iter().copied()).collect();
+        workers.sort_unstable();
+        workers.dedup();
+        tracing::warn!(why, workers = workers.len(), "the server connection that listens for clients was lost");
+        let why: Arc<str> = why.into();
+        for worker in workers {
+            self.say_to(p, worker, Word::Lost(why.clone()));
+        }
+        self.refuse_all(p);
+    }
+
+    fn close_listener(&mut self, s: usize) {
+        if matches!(self.servers[s].phase, ServerPhase::Ready) {
+            self.metrics.listeners.sub(1);
+        }
+        self.drop_server(s);
+    }
+
+    /// Closes what is not needed, notices what does not answer.
+    pub(in crate::core) fn look_after_listeners(&mut self) {
+        for p in self.pools.ids() {
+            let Some(listener) = &self.pools[p].listener else { continue };
+            let Some(token) = listener.server else { continue };
+            let s = token.index();
+            let server = &self.servers[s];
+            if !matches!(server.phase, ServerPhase::Ready) {
+                continue;
+            }
+            let unused = listener.channels.is_empty() && listener.sent.is_empty();
+            let (since, waits) = (listener.since, !listener.sent.is_empty());
+            if unused && (over(since, LINGER, self.now) || self.pools[p].paused || server.retire || self.draining) {
+                if let Some(listener) = &mut self.pools[p].listener {
+                    listener.server = None;
+                }
+                self.close_listener(s);
+            } else if waits && over(since, self.settings.connect_timeout, self.now) {
+                self.listener_lost(s, "it did not answer within connect_timeout");
+            } else if !unused && !waits && (over(since, PROBE, self.now) || listener.proven < self.shared.tide.wanted())
+            {
+                self.probe_listener(s);
+            }
+            let paused = self.servers.get(s).is_some_and(|server| server.token == token && server.paused);
+            if paused && self.shared.notices.load(Ordering::Relaxed) < MOST_ON_THEIR_WAY / 2 {
+                self.servers[s].paused = false;
+                self.effects.push(Effect::Resume(token));
+            }
+        }
+    }
+
+    /// What was committed before this has been heard when it is answered.
+    fn probe_listener(&mut self, s: usize) {
+        let number = self.shared.tide.probe();
+        if let Some(listener) = &mut self.pools[self.servers[s].pool].listener {
+            (listener.since, listener.probed) = (self.now, self.now);
+            listener.sent.push_back(Sent::Probe(number));
+        }
+        self.send(s, |out| message::query(out, ""));
+        self.servers[s].protocol.sent(Request::Query, Note::Own);
+    }
+
+    /// A `NotificationResponse` of it.
+    pub(in crate::core) fn notified(&mut self, s: usize, data: &[u8]) {
+        let Some((pid, channel, text)) = payload::notification(data) else { return };
+        let p = self.servers[s].pool;
+        let now = self.now;
+        let Some(listener) = &mut self.pools[p].listener else { return };
+        if listener.sent.is_empty() {
+            listener.since = now;
+        }
+        let Some((name, heard)) = str::from_utf8(channel).ok().and_then(|name| listener.channels.get_key_value(name))
+        else {
+            return;
+        };
+        let workers: Vec<usize> = heard.workers.iter().chain(&heard.asking).copied().collect();
+        let name = name.clone();
+        let proven = listener.proven;
+        // Soon it is known who sends what comes next.
+        let probes = listener.sent.is_empty() && over(listener.probed, PACE, now) && proven < self.shared.tide.wanted();
+        self.metrics.notifications.add(1);
+        let notice = Arc::new(self.notification(s, pid, name, text, proven));
+        if probes {
+            self.probe_listener(s);
+        }
+        for worker in workers {
+            let on_their_way = self.shared.notices.fetch_add(notice.size(), Ordering::Relaxed);
+            self.say_to(p, worker, Word::Heard(notice.clone()));
+            let server = &mut self.servers[s];
+            if on_their_way > MOST_ON_THEIR_WAY && !server.paused {
+                server.paused = true;
+                self.effects.push(Effect::Pause(server.token));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_are_quoted() {
+        for (name, expected) in [("a", "\"a\""), ("A b", "\"A b\""), ("a\"; DROP", "\"a\"\"; DROP\""), ("", "\"\"")] {
+            assert_eq!(quoted(name), expected);
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! LISTEN and NOTIFY in transaction mode.
+//!
+//! - `listen`: which client hears what.
+//! - `listener`: the one server connection of a pool that listens for all of its clients.
+//! - `notification`: what one is, who has sent it, and when a client may get it.
+
+mod listen;
+mod listener;
+mod notification;
+
+pub(in crate::core) use listen::{Channels, Listening, Noticed};
+pub(in crate::core) use listener::Listener;
+pub use listener::Word;
+pub(in crate::core) use notification::Sender;
+pub(crate) use notification::{Senders, Tide};

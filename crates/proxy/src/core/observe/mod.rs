@@ -1,0 +1,113 @@
+//! What is counted, traced and logged of statements: `statistics` by shape, `trace` of single ones.
+
+pub mod statistics;
+pub mod trace;
+
+use std::time::Instant;
+
+use self::statistics::{End, StatementReport, Statistics};
+use self::trace::{Dice, Outcome};
+use crate::core::Core;
+use crate::settings::Settings;
+
+pub(in crate::core) use self::statistics::{Timing, rows_of};
+pub(in crate::core) use self::trace::Sink;
+
+/// One worker's counts of statements, and which of them are traced.
+pub(in crate::core) struct Observing {
+    statistics: Statistics,
+    /// Of shapes that there are counts of at most.
+    kept: usize,
+    dice: Dice,
+}
+
+impl Observing {
+    pub(in crate::core) fn new(settings: &Settings, secret: &[u8; 32], worker: usize, now: Instant) -> Observing {
+        let kept = settings.statements_kept;
+        Observing { statistics: Statistics::new(kept, now), kept, dice: Dice::new(secret, worker) }
+    }
+
+    /// Takes a new configuration.
+    pub(in crate::core) fn apply(&mut self, settings: &Settings, now: Instant) {
+        if self.kept != settings.statements_kept {
+            self.kept = settings.statements_kept;
+            self.statistics = Statistics::new(self.kept, now);
+        }
+    }
+
+    /// Says what was kept back of the log.
+    pub(in crate::core) fn tick(&mut self) {
+        let kept_back = self.statistics.kept_back();
+        if kept_back > 0 {
+            tracing::warn!(statements = kept_back, "more slow statements than are logged");
+        }
+    }
+
+    /// Everything is counted from here.
+    pub(in crate::core) fn clear(&mut self) {
+        self.statistics.clear();
+    }
+
+    /// Everything that was counted.
+    pub(in crate::core) fn report(&self) -> Vec<StatementReport> {
+        self.statistics.report()
+    }
+}
+
+impl Core {
+    /// A server is being used for one more unit of its client: counted by destination.
+    pub(in crate::core) fn count_statement(&self, s: usize) {
+        if self.is_primary(s) { self.metrics.statements_primary.add(1) } else { self.metrics.statements_replica.add(1) }
+    }
+
+    /// A statement of this shape is being sent; the unit that it is in is counted under the last of its statements.
+    ///
+    /// `spoken`: the client has just sent this text.
+    pub(in crate::core) fn count_begin(&mut self, c: usize, s: usize, key: u64, text: &[u8], spoken: bool) {
+        let key = self.observing.statistics.begin(key, text);
+        let span = match self.servers[s].meter.timing.span.take() {
+            None => self.trace_begin(c, s, text, spoken),
+            Some(span) => Some(span.again(text)),
+        };
+        self.servers[s].meter.timing = Timing { key, since: self.now, span };
+    }
+
+    /// A unit has ended; `heard`: its client was given the answer.
+    pub(in crate::core) fn count_end(&mut self, s: usize, heard: bool) {
+        let primary = self.is_primary(s);
+        let server = &mut self.servers[s];
+        let meter = &mut server.meter;
+        let (rows, error) = (std::mem::take(&mut meter.rows), meter.error.take());
+        let Some(timing) = meter.ended.take().filter(|_| heard) else { return };
+        if let Some(span) = timing.span {
+            self.trace_end(*span, rows, error.map_or(Outcome::Done, |code| Outcome::Failed(code.0)));
+        }
+        let failed = error.is_some();
+        let elapsed = self.now.saturating_duration_since(timing.since);
+        let end = End { elapsed, rows, failed, primary };
+        if let Some(statement) = self.observing.statistics.end(timing.key, end, self.settings.slow_statement, self.now)
+        {
+            let server = &self.servers[s];
+            let key = &self.pools[server.pool].key;
+            self.metrics.statements_slow.add(1);
+            tracing::info!(
+                target: "kingpost::slow",
+                millis = elapsed.as_millis() as u64,
+                rows,
+                failed,
+                node = self.view.node(server.node).map(|node| node.node.name.as_str()),
+                database = &*key.database,
+                user = &*key.user,
+                statement,
+                "slow statement"
+            );
+        }
+    }
+
+    /// A unit's server connection is lost: what was traced of it is told so.
+    pub(in crate::core) fn span_lost(&mut self, timing: Timing) {
+        if let Some(span) = timing.span {
+            self.trace_end(*span, 0, Outcome::Lost);
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! What statements have taken, by shape: how often, how long, how many rows, where. One table a worker, of a fixed size: whatever
+//! has been used longest ago gives way, and what it had counted goes to the rest.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::trace::Span;
+
+/// Entries that a key may be in.
+const WAYS: usize = 8;
+/// A longer text is kept without its literals and cut off, in bytes.
+const MOST_TEXT: usize = 4 << 10;
+/// What of a text without its literals is kept or logged, in bytes.
+const MOST_SHOWN: usize = 2 << 10;
+/// Slow statements that one worker logs in a second; the others are counted.
+const MOST_LOGGED: u32 = 10;
+
+/// One worker's statements.
+pub(in crate::core) struct Statistics {
+    /// Groups of [`WAYS`]; empty: nothing is counted.
+    table: Box<[Entry]>,
+    clock: u32,
+    /// What was counted of shapes that have no entry any more.
+    rest: Counts,
+    slow: Slow,
+}
+
+/// A statement in flight: what its end is counted under.
+#[derive(Debug)]
+pub(in crate::core) struct Timing {
+    /// 0: under nothing.
+    pub key: u64,
+    /// When it was sent.
+    pub since: Instant,
+    /// It is traced.
+    pub span: Option<Box<Span>>,
+}
+
+/// A shape's numbers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Times it has ended.
+    pub calls: u64,
+    /// Of these, with an error.
+    pub errors: u64,
+    /// Time from sending it to the end of its answer, all calls together, in microseconds.
+    pub micros: u64,
+    /// The longest, in microseconds.
+    pub longest: u64,
+    /// Rows returned or changed.
+    pub rows: u64,
+    /// Calls on the primary; the others were on replicas.
+    pub primary: u64,
+}
+
+/// A statement's text as it is kept.
+#[derive(Clone)]
+pub enum Text {
+    /// As it came, literals and all: never shown.
+    Raw(Arc<[u8]>),
+    /// Without them.
+    Redacted(Arc<str>),
+}
+
+/// A shape and its numbers.
+#[derive(Debug, Clone)]
+pub struct StatementReport {
+    /// Its text; None: what has no entry of its own.
+    pub text: Option<Text>,
+    /// Its numbers.
+    pub counts: Counts,
+}
+
+#[derive(Clone)]
+struct Entry {
+    /// 0: nobody's.
+    key: u64,
+    used: u32,
+    counts: Counts,
+    text: Text,
+}
+
+/// How one has ended.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::core) struct End {
+    pub elapsed: Duration,
+    pub rows: u64,
+    pub failed: bool,
+    pub primary: bool,
+}
+
+/// The log of slow statements.
+struct Slow {
+    since: Instant,
+    logged: u32,
+    kept_back: u64,
+}
+
+impl Timing {
+    /// Of nothing.
+    pub(in crate::core) fn none(now: Instant) -> Timing {
+        Timing { key: 0, since: now, span: None }
+    }
+}
+
+// === impl Statistics ===
+
+impl Statistics {
+    /// Of about so many shapes; 0: nothing is counted.
+    pub(in crate::core) fn new(shapes: usize, now: Instant) -> Statistics {
+        let none = Entry { key: 0, used: 0, counts: Counts::default(), text: Text::Redacted("".into()) };
+        let size = if shapes == 0 { 0 } else { shapes.max(WAYS).next_power_of_two() };
+        Statistics {
+            table: vec![none; size].into(),
+            clock: 0,
+            rest: Counts::default(),
+            slow: Slow { since: now, logged: 0, kept_back: 0 },
+        }
+    }
+
+    fn group(&self, key: u64) -> std::ops::Range<usize> {
+        let groups = self.table.len() / WAYS;
+        let at = (key ^ key >> 32) as usize % groups * WAYS;
+        at..at + WAYS
+    }
+
+    fn find(&mut self, key: u64) -> Option<&mut Entry> {
+        let group = self.group(key);
+        self.table[group].iter_mut().find(|entry| entry.key == key)
+    }
+
+    /// A statement of this shape (not 0) is sent. Allocates only for a shape that has no entry.
+    pub(in crate::core) fn begin(&mut self, key: u64, text: &[u8]) -> u64 {
+        if self.table.is_empty() || key == 0 {
+            return 0;
+        }
+        self.clock = self.clock.wrapping_add(1);
+        let clock = self.clock;
+        if let Some(entry) = self.find(key) {
+            entry.used = clock;
+            return key;
+        }
+        let group = self.group(key);
+        // What is nobody's, else what was used longest ago.
+        let age = |entry: &Entry| if entry.key == 0 { u32::MAX } else { clock.wrapping_sub(entry.used) };
+        if let Some(entry) = self.table[group].iter_mut().max_by_key(|entry| age(entry)) {
+            self.rest += entry.counts;
+            *entry = Entry { key, used: clock, counts: Counts::default(), text: Text::new(text) };
+        }
+        key
+    }
+
+    /// A statement that began under this key has ended. If it took at least `slow`, gives its text for the log.
+    pub(in crate::core) fn end(&mut self, key: u64, end: End, slow: Option<Duration>, now: Instant) -> Option<String> {
+        if key == 0 || self.table.is_empty() {
+            return None;
+        }
+        let micros = u64::try_from(end.elapsed.as_micros()).unwrap_or(u64::MAX);
+        let one = Counts {
+            calls: 1,
+            errors: end.failed.into(),
+            micros,
+            longest: micros,
+            rows: end.rows,
+            primary: end.primary.into(),
+        };
+        let Some(entry) = self.find(key) else {
+            self.rest += one;
+            return None;
+        };
+        entry.counts += one;
+        if slow.is_none_or(|slow| end.elapsed < slow) {
+            return None;
+        }
+        let text = entry.text.clone();
+        self.slow.may_log(now).then(|| text.show())
+    }
+
+    /// Slow statements that were not logged since this was last asked: there were too many.
+    pub(in crate::core) fn kept_back(&mut self) -> u64 {
+        std::mem::take(&mut self.slow.kept_back)
+    }
+
+    /// Everything there is.
+    pub(in crate::core) fn report(&self) -> Vec<StatementReport> {
+        let known = self.table.iter().filter(|entry| entry.key != 0 && entry.counts.calls > 0);
+        let known = known.map(|entry| StatementReport { text: Some(entry.text.clone()), counts: entry.counts });
+        let rest = StatementReport { text: None, counts: self.rest };
+        known.chain(std::iter::once(rest).filter(|rest| rest.counts.calls > 0)).collect()
+    }
+
+    /// Everything is counted from here.
+    pub(in crate::core) fn clear(&mut self) {
+        for entry in &mut self.table {
+            entry.counts = Counts::default();
+        }
+        self.rest = Counts::default();
+    }
+}
+
+impl Slow {
+    fn may_log(&mut self, now: Instant) -> bool {
+        if now.saturating_duration_since(self.since) >= Duration::from_secs(1) {
+            (self.since, self.logged) = (now, 0);
+        }
+        self.logged += 1;
+        let may = self.logged <= MOST_LOGGED;
+        self.kept_back += u64::from(!may);
+        may
+    }
+}
+
+impl Text {
+    /// Without its literals at once if it is long: it would be kept for nothing.
+    pub(in crate::core) fn new(text: &[u8]) -> Text {
+        if text.len() <= MOST_TEXT {
+            Text::Raw(text.into())
+        } else {
+            Text::Redacted(sql::redact(text, MOST_SHOWN).into())
+        }
+    }
+
+    /// Without its literals.
+    #[must_use]
+    pub fn show(&self) -> String {
+        match self {
+            Text::Raw(text) => sql::redact(text, MOST_SHOWN),
+            Text::Redacted(text) => text.to_string(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Text {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.show())
+    }
+}
+
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Counts) {
+        self.calls += other.calls;
+        self.errors += other.errors;
+        self.micros = self.micros.saturating_add(other.micros);
+        self.longest = self.longest.max(other.longest);
+        self.rows = self.rows.saturating_add(other.rows);
+        self.primary += other.primary;
+    }
+}
+
+/// The number of rows at the end of a command tag (`SELECT 5`, `INSERT 0 3`); 0 if it has none.
+pub(in crate::core) fn rows_of(tag: &[u8]) -> u64 {
+    let tag = tag.strip_suffix(b"\0").unwrap_or(tag);
+    let digits = tag.iter().rev().take_while(|b| b.is_ascii_digit()).count();
+    tag[tag.len() - digits..].iter().fold(0u64, |sum, b| sum.saturating_mul(10).saturating_add(u64::from(b - b'0')))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn end(millis: u64) -> End {
+        End { elapsed: Duration::from_millis(millis), rows: 2, failed: false, primary: true }
+    }
+
+    #[test]
+    fn it_counts_by_shape() {
+        let now = Instant::now();
+        let mut statistics = Statistics::new(100, now);
+        for millis in [1, 5, 3] {
+            let key = statistics.begin(7, b"SELECT 1");
+            assert_eq!(statistics.end(key, end(millis), None, now), None);
+        }
+        let key = statistics.begin(8, b"SELECT x");
+        statistics.end(key, End { failed: true, primary: false, ..end(1) }, None, now);
+        // What has no shape is not counted.
+        let key = statistics.begin(0, b"?");
+        statistics.end(key, end(1), None, now);
+        let mut report = statistics.report();
+        report.sort_by_key(|of| of.counts.calls);
+        assert_eq!(report.len(), 2);
+        let of = Counts { calls: 3, errors: 0, micros: 9_000, longest: 5_000, rows: 6, primary: 3 };
+        assert_eq!(report[1].counts, of);
+        assert_eq!((report[0].counts.errors, report[0].counts.primary), (1, 0));
+        assert_eq!(report[1].text.as_ref().unwrap().show(), "SELECT ?");
+    }
+
+    #[test]
+    fn it_is_bounded_and_loses_nothing() {
+        let now = Instant::now();
+        let mut statistics = Statistics::new(64, now);
+        let often = u64::MAX / 3;
+        for n in 1..10_000 {
+            for key in [n * 0x9e37_79b9, often] {
+                let key = statistics.begin(key, b"SELECT 1");
+                statistics.end(key, end(1), None, now);
+            }
+        }
+        let report = statistics.report();
+        assert!(report.len() <= 65);
+        assert_eq!(report.iter().map(|of| of.counts.calls).sum::<u64>(), 2 * 9_999);
+        // What is used often stays.
+        assert!(report.iter().any(|of| of.text.is_some() && of.counts.calls == 9_999));
+        // One that lost its place while it ran counts all the same.
+        let key = statistics.begin(5, b"SELECT 1");
+        for n in 1..10_000 {
+            statistics.begin(n * 77, b"SELECT 1");
+        }
+        statistics.end(key, end(1), None, now);
+        assert_eq!(statistics.report().iter().map(|of| of.counts.calls).sum::<u64>(), 2 * 9_999 + 1);
+        // Off.
+        let mut none = Statistics::new(0, now);
+        let key = none.begin(5, b"SELECT 1");
+        none.end(key, end(1), Some(Duration::ZERO), now);
+        assert!(none.report().is_empty());
+    }
+
+    #[test]
+    fn slow_ones_are_given_for_the_log_a_few_a_second() {
+        let mut now = Instant::now();
+        let slow = Some(Duration::from_millis(100));
+        let mut statistics = Statistics::new(64, now);
+        let key = statistics.begin(5, b"SELECT 'secret'");
+        assert_eq!(statistics.end(key, end(99), slow, now), None);
+        let logged = (0..100).filter_map(|_| statistics.end(key, end(100), slow, now)).collect::<Vec<_>>();
+        assert_eq!(logged, vec!["SELECT ?"; MOST_LOGGED as usize]);
+        assert_eq!((statistics.kept_back(), statistics.kept_back()), (90, 0));
+        now += Duration::from_secs(1);
+        assert!(statistics.end(key, end(100), slow, now).is_some());
+        // A long text is cut off.
+        let long = format!("SELECT '{}', {}", "s".repeat(5000), "x, ".repeat(5000));
+        let key = statistics.begin(6, long.as_bytes());
+        let shown = statistics.end(key, end(100), slow, now).unwrap();
+        assert!(shown.len() <= MOST_SHOWN + 4 && shown.ends_with('…') && !shown.contains("ss"), "{shown}");
+    }
+
+    #[test]
+    fn rows_of_a_tag() {
+        for (tag, expected) in [
+            ("SELECT 5\0", 5),
+            ("INSERT 0 31\0", 31),
+            ("BEGIN\0", 0),
+            ("", 0),
+            ("SELECT 99999999999999999999999", u64::MAX),
+        ] {
+            assert_eq!(rows_of(tag.as_bytes()), expected, "{tag}");
+        }
+    }
+}

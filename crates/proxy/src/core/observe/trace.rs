@@ -1,0 +1,276 @@
+//! Which statements are traced, and what is told of one that was.
+//!
+//! A statement is traced if its text says so (a `traceparent` in a comment, as sqlcommenter writes it), else by chance. While there is no
+//! `[proxy.tracing]` nothing here is run, and whatever is not sampled allocates nothing. A [`Span`] goes with the unit that its
+//! statement is in and is given to the [`Sink`] at its end; nobody waits for that.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::statistics::Text;
+use crate::core::Core;
+use crate::settings::Tracing;
+
+/// Takes a span; false if there is no room for it. Called by workers: it must not block.
+pub type Sink = Box<dyn Fn(Span) -> bool + Send + Sync>;
+
+/// Of a comment at the end of a text so much is looked at, in bytes.
+const MOST_COMMENT: usize = 1024;
+
+/// What a `traceparent` says (W3C Trace Context).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::core) struct Parent {
+    trace: u128,
+    /// The span that the statement was sent in.
+    span: u64,
+    /// Whether the caller's spans are recorded.
+    sampled: bool,
+}
+
+/// One statement on its way through the proxy and a server, and back.
+#[derive(Debug)]
+pub struct Span {
+    /// Never 0.
+    pub trace: u128,
+    /// Its own number; never 0.
+    pub id: u64,
+    /// The span of the client's that it was sent in; 0: none is known.
+    pub parent: u64,
+    /// For how long it had waited for a server connection, or for a replica to catch up, when it was sent.
+    pub waited: Duration,
+    /// When it was sent to the server.
+    pub sent: Instant,
+    /// When its answer had ended.
+    pub ended: Instant,
+    /// As the client named it.
+    pub database: Arc<str>,
+    /// The client's.
+    pub user: Arc<str>,
+    /// Where it ran, by its name in `[[cluster.nodes]]`.
+    pub node: String,
+    /// On the primary.
+    pub primary: bool,
+    /// On a server connection that others used at the same time.
+    pub lane: bool,
+    /// Rows returned or changed.
+    pub rows: u64,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// What it was.
+    pub text: Text,
+}
+
+/// How a traced statement ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// As it should.
+    Done,
+    /// With an error of this SQLSTATE.
+    Failed([u8; 5]),
+    /// Its server connection was lost; if it may be, it is sent again, as a span of its own.
+    Lost,
+}
+
+/// One worker's dice.
+#[derive(Debug)]
+pub(in crate::core) struct Dice(u64);
+
+impl Span {
+    /// Another statement follows in the same unit.
+    pub(in crate::core) fn again(mut self: Box<Self>, text: &[u8]) -> Box<Span> {
+        self.text = Text::new(text);
+        self
+    }
+}
+
+// === impl Dice ===
+
+impl Dice {
+    pub(in crate::core) fn new(secret: &[u8; 32], worker: usize) -> Dice {
+        let seed = secret.iter().fold(worker as u64, |seed, &b| (seed ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+        Dice(seed)
+    }
+
+    /// splitmix64: a period of 2^64, from anywhere.
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next().max(1)
+    }
+}
+
+/// Whether a statement is traced, and as a part of what.
+///
+/// What its client says counts: a parent that is not sampled is not.
+fn sample(tracing: &Tracing, parent: Option<Parent>, dice: &mut Dice) -> Option<(u128, u64)> {
+    match parent {
+        Some(parent) => parent.sampled.then_some((parent.trace, parent.span)),
+        None if tracing.below == 0 || dice.next() > tracing.below => None,
+        None => Some((u128::from(dice.number()) << 64 | u128::from(dice.next()), 0)),
+    }
+}
+
+/// The `traceparent` in a comment at the end or the beginning of a text.
+pub(in crate::core) fn parent(text: &[u8]) -> Option<Parent> {
+    let text = text.trim_ascii_end();
+    let text = text.strip_suffix(b";").unwrap_or(text).trim_ascii_end();
+    if let Some(rest) = text.strip_suffix(b"*/") {
+        let rest = &rest[rest.len().saturating_sub(MOST_COMMENT)..];
+        let begin = rest.windows(2).rposition(|two| two == b"/*")?;
+        return in_comment(&rest[begin + 2..]);
+    }
+    let rest = text.trim_ascii_start().strip_prefix(b"/*")?;
+    let rest = &rest[..rest.len().min(MOST_COMMENT)];
+    let end = rest.windows(2).position(|two| two == b"*/")?;
+    in_comment(&rest[..end])
+}
+
+/// `key='value',key='value'`.
+fn in_comment(comment: &[u8]) -> Option<Parent> {
+    const KEY: &[u8] = b"traceparent='";
+    let at = comment.windows(KEY.len()).position(|part| part == KEY)?;
+    let begins = at == 0 || matches!(comment[at - 1], b',' | b' ' | b'\n' | b'\t');
+    let rest = &comment[at + KEY.len()..];
+    let end = rest.iter().position(|&b| b == b'\'')?;
+    if begins { traceparent(&rest[..end]) } else { None }
+}
+
+/// `00-` trace `-` span `-` flags, in lower case; of a later version, what comes behind that is left alone.
+fn traceparent(value: &[u8]) -> Option<Parent> {
+    let fields = value.get(..55)?;
+    let hex = |from: usize, to: usize| {
+        fields[from..to].iter().try_fold(0u128, |number, &b| {
+            let digit = match b {
+                b'0'..=b'9' => b - b'0',
+                b'a'..=b'f' => b - b'a' + 10,
+                _ => return None,
+            };
+            Some(number << 4 | u128::from(digit))
+        })
+    };
+    let version = hex(0, 2)?;
+    let dashes = [2, 35, 52].iter().all(|&at| fields[at] == b'-');
+    let ends = match version {
+        0xff => false,
+        0 => value.len() == 55,
+        _ => value.get(55).is_none_or(|&b| b == b'-'),
+    };
+    let (trace, span, flags) = (hex(3, 35)?, hex(36, 52)? as u64, hex(53, 55)?);
+    (dashes && ends && trace != 0 && span != 0).then_some(Parent { trace, span, sampled: flags & 1 == 1 })
+}
+
+impl Core {
+    /// The span of a statement that is being sent, if it is to be traced. `spoken`: the text has just come from the client, and
+    /// is not that of a statement prepared earlier, whose comment speaks of another time.
+    pub(in crate::core) fn trace_begin(&mut self, c: usize, s: usize, text: &[u8], spoken: bool) -> Option<Box<Span>> {
+        let tracing = self.settings.tracing.as_ref()?;
+        let waited = Duration::from_micros(std::mem::take(&mut self.clients[c].waited).into());
+        let parent = if spoken && tracing.comments { parent(text) } else { None };
+        let (trace, parent) = sample(tracing, parent, &mut self.observing.dice)?;
+        let server = &self.servers[s];
+        let key = &self.pools[server.pool].key;
+        let node = self.view.node(server.node).map(|node| node.node.name.clone()).unwrap_or_default();
+        self.metrics.spans.add(1);
+        Some(Box::new(Span {
+            trace,
+            id: self.observing.dice.number(),
+            parent,
+            waited,
+            sent: self.now,
+            ended: self.now,
+            database: key.database.clone(),
+            user: key.user.clone(),
+            node,
+            primary: self.is_primary(s),
+            lane: self.clients[c].at.lane().is_some(),
+            rows: 0,
+            outcome: Outcome::Done,
+            text: Text::new(text),
+        }))
+    }
+
+    /// It has ended.
+    pub(in crate::core) fn trace_end(&mut self, span: Span, rows: u64, outcome: Outcome) {
+        let span = Span { ended: self.now, rows, outcome, ..span };
+        let taken = self.shared.sink.get().is_some_and(|sink| sink(span));
+        self.metrics.spans_dropped.add(u64::from(!taken));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRACE: u128 = 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736;
+    const SPAN: u64 = 0x00f0_67aa_0ba9_02b7;
+    const VALUE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    #[test]
+    fn a_traceparent_is_found_in_a_comment() {
+        let sampled = Some(Parent { trace: TRACE, span: SPAN, sampled: true });
+        let quiet = Some(Parent { trace: TRACE, span: SPAN, sampled: false });
+        let quiet_value = VALUE.replace("-01", "-00");
+        for (text, expected) in [
+            (format!("SELECT 1 /*traceparent='{VALUE}'*/"), sampled),
+            (format!("SELECT 1 /*action='a',traceparent='{VALUE}',tracestate='x'*/ ;\n"), sampled),
+            (format!("/* traceparent='{VALUE}' */ SELECT 1"), sampled),
+            (format!("SELECT 1 /* x */ /*traceparent='{VALUE}'*/"), sampled),
+            (format!("SELECT 1 /*traceparent='{quiet_value}'*/"), quiet),
+            // Not where sqlcommenter puts it.
+            (format!("SELECT 1 /*traceparent='{VALUE}'*/ + 1"), None),
+            (format!("SELECT 1 -- traceparent='{VALUE}'"), None),
+            (format!("SELECT 'traceparent=''{VALUE}'''"), None),
+            (format!("SELECT 1 /*xtraceparent='{VALUE}'*/"), None),
+            (format!("SELECT 1 /*traceparent='{VALUE}*/"), None),
+            (format!("SELECT 1 /*traceparent='{VALUE}',{}*/", "x".repeat(2000)), None),
+            ("/*".into(), None),
+            ("*/".into(), None),
+            ("/*/".into(), None),
+            (String::new(), None),
+        ] {
+            assert_eq!(parent(text.as_bytes()), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn traceparents() {
+        for (value, good) in [
+            (VALUE.to_owned(), true),
+            (VALUE.replacen("00", "01", 1), true),
+            (format!("{}-more", VALUE.replacen("00", "01", 1)), true),
+            (format!("{}more", VALUE.replacen("00", "01", 1)), false),
+            (format!("{VALUE}-more"), false),
+            (VALUE.replacen("00", "ff", 1), false),
+            (VALUE.to_uppercase(), false),
+            (VALUE.replace('-', "_"), false),
+            (VALUE.replace("4bf92f3577b34da6a3ce929d0e0e4736", &"0".repeat(32)), false),
+            (VALUE.replace("00f067aa0ba902b7", &"0".repeat(16)), false),
+            (VALUE[..54].to_owned(), false),
+            (String::new(), false),
+        ] {
+            assert_eq!(traceparent(value.as_bytes()).is_some(), good, "{value}");
+        }
+    }
+
+    #[test]
+    fn the_caller_decides_else_chance() {
+        let mut dice = Dice::new(&[7; 32], 1);
+        let always = Tracing { below: u64::MAX, comments: true };
+        let never = Tracing { below: 0, comments: true };
+        let some = Tracing { below: u64::MAX / 10, comments: true };
+        let parent = |sampled| Some(Parent { trace: TRACE, span: SPAN, sampled });
+        assert_eq!(sample(&never, parent(true), &mut dice), Some((TRACE, SPAN)));
+        assert_eq!(sample(&always, parent(false), &mut dice), None);
+        assert_eq!(sample(&never, None, &mut dice), None);
+        assert!(sample(&always, None, &mut dice).is_some_and(|(trace, parent)| trace != 0 && parent == 0));
+        let sampled = (0..10_000).filter(|_| sample(&some, None, &mut dice).is_some()).count();
+        assert!((800..1_200).contains(&sampled), "{sampled}");
+        // Workers do not roll the same.
+        assert_ne!(Dice::new(&[7; 32], 1).next(), Dice::new(&[7; 32], 2).next());
+    }
+}

@@ -1,0 +1,379 @@
+//! The parameters under which a server connection reads what it is sent next, as far as they change how a text is read.
+
+use sql::{Change, Meaning, Value, changes_reading, meaning_of};
+
+use super::params::{Params, is_reading};
+use crate::core::prepared::{Reading, Registry};
+
+/// Savepoints of one transaction that are followed; beyond that nothing is known any more.
+const MOST_SAVEPOINTS: usize = 64;
+
+/// What is in force in a session when what was sent so far has been carried out.
+///
+/// While a client has changed nothing of it in the transaction in progress this is what the client has: then it takes no memory. A change that can't
+/// be told by name and value makes it unknown until the transaction ends.
+///
+/// What is unknown may turn out to be half as bad: a server says by itself (`ParameterStatus`) when `TimeZone`, `DateStyle` and the like
+/// change. If it has answered and said nothing, literals are read as before, and only names may stand for something else.
+#[derive(Debug, Default)]
+pub(crate) struct InForce {
+    layers: Layers,
+    /// The unit in which it was changed last, by the connection's count; and whether that has been answered.
+    changed_in: u64,
+    answered: bool,
+    /// Since then the server has said that literals are read in another way.
+    reported: bool,
+}
+
+#[derive(Debug, Default)]
+enum Layers {
+    /// As the client has it, all of it committed.
+    #[default]
+    Settled,
+    /// In a transaction with changes.
+    Known(Box<Known>),
+    /// Something was changed, and nobody knows what.
+    Unknown,
+}
+
+/// Pairs of name and value, sorted by name.
+type List = Vec<(String, String)>;
+
+#[derive(Debug, Clone)]
+struct Known {
+    /// When the transaction began.
+    before: List,
+    now: State,
+    /// What it was at each savepoint.
+    savepoints: Vec<(String, State)>,
+    /// Stands for what is in force.
+    reading: Reading,
+}
+
+#[derive(Debug, Clone, Default)]
+struct State {
+    /// By SET: for the session.
+    session: List,
+    /// By SET LOCAL: until the transaction ends; None: what the session began with.
+    local: Vec<(String, Option<String>)>,
+}
+
+/// How a text is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reads {
+    /// As everybody reads it who has these parameters.
+    As(Reading),
+    /// Nobody knows.
+    Unknown {
+        /// Its literals are read as the client's other texts are: a statement that the server has prepared before means what it meant. (When names
+        /// come to stand for something else PostgreSQL analyses it anew, by itself.)
+        held_are_good: bool,
+    },
+}
+
+// === impl InForce ===
+
+impl InForce {
+    /// True while nothing has been changed in the transaction in progress.
+    pub(crate) fn is_settled(&self) -> bool {
+        matches!(self.layers, Layers::Settled)
+    }
+
+    /// The unit in which it was changed last; None: it is settled.
+    pub(crate) fn changed_in(&self) -> Option<u64> {
+        (!self.is_settled()).then_some(self.changed_in)
+    }
+
+    /// How a text is read that is sent next, of a client that has these parameters.
+    pub(crate) fn reads(&self, params: &Params) -> Reads {
+        match &self.layers {
+            Layers::Settled => Reads::As(params.reading()),
+            Layers::Known(known) => Reads::As(known.reading),
+            Layers::Unknown => Reads::Unknown { held_are_good: self.answered && !self.reported },
+        }
+    }
+
+    /// What changes a text's reading in a way that can't be told is sent, in this unit.
+    pub(crate) fn becomes_unknown(&mut self, unit: u64) {
+        if !matches!(self.layers, Layers::Unknown) {
+            self.reported = false;
+        }
+        self.layers = Layers::Unknown;
+        (self.changed_in, self.answered) = (unit, false);
+    }
+
+    /// The server says that this parameter has another value.
+    pub(crate) fn is_reported(&mut self, name: &[u8]) {
+        let name = String::from_utf8_lossy(name).to_ascii_lowercase();
+        self.reported |= meaning_of(&name) == Meaning::Literals;
+    }
+
+    /// The parameters in force that change how a text is read; None: nobody knows.
+    pub(crate) fn list(&self, params: &Params) -> Option<Vec<(String, String)>> {
+        match &self.layers {
+            Layers::Settled => Some(params.reading_list().cloned().collect()),
+            Layers::Known(known) => Some(known.now.in_force()),
+            Layers::Unknown => None,
+        }
+    }
+
+    /// A statement with these changes is sent, in this unit, by a client that has these parameters. In one that does not change how texts
+    /// are read nothing is kept.
+    pub(crate) fn sent(&mut self, params: &Params, changes: &[Change], unit: u64, registry: &Registry) {
+        for change in changes {
+            if self.is_settled() && !change.is_about_reading() {
+                continue;
+            }
+            (self.changed_in, self.answered) = (unit, false);
+            if *change == Change::LocalUnknown {
+                self.becomes_unknown(unit);
+            }
+            let known = match &mut self.layers {
+                Layers::Unknown => continue,
+                Layers::Known(known) => known,
+                Layers::Settled => {
+                    let before: List = params.reading_list().cloned().collect();
+                    let now = State { session: before.clone(), local: Vec::new() };
+                    self.layers = Layers::Known(Box::new(Known {
+                        before,
+                        now,
+                        savepoints: Vec::new(),
+                        reading: params.reading(),
+                    }));
+                    match &mut self.layers {
+                        Layers::Known(known) => known,
+                        _ => continue,
+                    }
+                }
+            };
+            if !known.changes(change) {
+                self.becomes_unknown(unit);
+            }
+        }
+        if let Layers::Known(known) = &mut self.layers {
+            known.reading = registry.reading(known.now.in_force().iter());
+        }
+    }
+
+    /// This unit has been answered. `idle`: outside of a transaction; then what is left of what was changed in it is the client's by now.
+    pub(crate) fn unit_ended(&mut self, unit: u64, idle: bool) {
+        if self.changed_in > unit {
+            return;
+        }
+        self.answered = true;
+        if idle {
+            self.layers = Layers::Settled;
+            self.reported = false;
+        }
+    }
+}
+
+// === impl Known ===
+
+impl Known {
+    /// False: it can't be followed any more.
+    fn changes(&mut self, change: &Change) -> bool {
+        let now = &mut self.now;
+        match change {
+            Change::Set(name, Value::Text(value)) if changes_reading(name) => {
+                now.local.retain(|(known, _)| known != name);
+                set(&mut now.session, name, value);
+            }
+            Change::Local(name, None) => set_local(now, name, None),
+            Change::Local(name, Some(Value::Text(value))) => set_local(now, name, Some(value.clone())),
+            // Bound values are filled in when they are bound.
+            Change::Set(name, Value::Bound(_)) | Change::Local(name, Some(Value::Bound(_))) => {
+                return !changes_reading(name);
+            }
+            Change::Reset(name) => {
+                now.local.retain(|(known, _)| known != name);
+                now.session.retain(|(known, _)| known != name);
+            }
+            Change::ResetAll => {
+                now.local.retain(|(known, _)| known == "role");
+                now.session.retain(|(known, _)| known == "role");
+            }
+            Change::DiscardAll => *now = State::default(),
+            Change::Savepoint(name) => {
+                if self.savepoints.len() >= MOST_SAVEPOINTS {
+                    return false;
+                }
+                self.savepoints.push((name.clone(), self.now.clone()));
+            }
+            Change::Release(name) => {
+                if let Some(at) = self.savepoint(name) {
+                    self.savepoints.truncate(at);
+                }
+            }
+            Change::RollbackTo(name) => match self.savepoint(name) {
+                Some(at) => {
+                    self.savepoints.truncate(at + 1);
+                    self.now = self.savepoints[at].1.clone();
+                }
+                // It was made before anything was changed.
+                None => {
+                    self.savepoints.clear();
+                    self.now = State { session: self.before.clone(), local: Vec::new() };
+                }
+            },
+            Change::End { commits } => {
+                if *commits {
+                    self.before.clone_from(&self.now.session);
+                }
+                self.now = State { session: self.before.clone(), local: Vec::new() };
+                self.savepoints.clear();
+            }
+            Change::LocalUnknown => return false,
+            Change::Set(..) | Change::Listen(_) | Change::Unlisten(_) | Change::UnlistenAll => {}
+        }
+        true
+    }
+
+    fn savepoint(&self, name: &str) -> Option<usize> {
+        self.savepoints.iter().rposition(|(known, _)| known == name)
+    }
+}
+
+impl State {
+    /// What counts, as of start-up parameters: server connections begin with UTF-8.
+    fn in_force(&self) -> List {
+        let mut list = self.session.clone();
+        for (name, value) in &self.local {
+            match value {
+                Some(value) => set(&mut list, name, value),
+                None => list.retain(|(known, _)| known != name),
+            }
+        }
+        list.retain(|(name, value)| is_reading(name, value));
+        list
+    }
+}
+
+fn set_local(state: &mut State, name: &str, value: Option<String>) {
+    state.local.retain(|(known, _)| known != name);
+    state.local.push((name.to_owned(), value));
+}
+
+fn set(list: &mut List, name: &str, value: &str) {
+    match list.binary_search_by(|(known, _)| known.as_str().cmp(name)) {
+        Ok(at) => list[at].1 = value.to_owned(),
+        Err(at) => list.insert(at, (name.to_owned(), value.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(name: &str, value: &str) -> Change {
+        Change::Set(name.into(), Value::Text(value.into()))
+    }
+
+    fn local(name: &str, value: &str) -> Change {
+        Change::Local(name.into(), Some(Value::Text(value.into())))
+    }
+
+    /// What is in force after these changes in one transaction, of a client that has `timezone` set; None: unknown.
+    fn after(changes: &[Change]) -> Option<Vec<(String, String)>> {
+        let registry = Registry::default();
+        let params = Params::test(&registry, &[("timezone", "UTC"), ("app.tenant", "a")]);
+        let mut in_force = InForce::default();
+        in_force.sent(&params, changes, 1, &registry);
+        match &in_force.layers {
+            Layers::Settled => Some(params.reading_list().cloned().collect()),
+            Layers::Known(known) => Some(known.now.in_force()),
+            Layers::Unknown => None,
+        }
+    }
+
+    #[test]
+    fn within_a_transaction() {
+        let mark = |name: &str| Change::Savepoint(name.into());
+        let back = |name: &str| Change::RollbackTo(name.into());
+        let release = |name: &str| Change::Release(name.into());
+        let (commit, rollback) = (Change::End { commits: true }, Change::End { commits: false });
+        type Expected<'a> = Option<&'a [(&'a str, &'a str)]>;
+        let cases: [(Vec<Change>, Expected); 22] = [
+            (vec![], Some(&[("timezone", "UTC")])),
+            (vec![set("app.tenant", "b"), set("statement_timeout", "5")], Some(&[("timezone", "UTC")])),
+            (vec![local("timezone", "Asia/Tokyo")], Some(&[("timezone", "Asia/Tokyo")])),
+            (
+                vec![local("search_path", "a"), local("search_path", "b")],
+                Some(&[("search_path", "b"), ("timezone", "UTC")]),
+            ),
+            (
+                vec![set("search_path", "a"), set("search_path", "b")],
+                Some(&[("search_path", "b"), ("timezone", "UTC")]),
+            ),
+            // What is set for the session hides what was set for the transaction, and the other way round.
+            (vec![local("timezone", "X"), set("timezone", "Y")], Some(&[("timezone", "Y")])),
+            (vec![set("timezone", "Y"), local("timezone", "X")], Some(&[("timezone", "X")])),
+            (vec![set("timezone", "Y"), local("timezone", "X"), commit.clone()], Some(&[("timezone", "Y")])),
+            (vec![set("timezone", "Y"), local("timezone", "X"), rollback.clone()], Some(&[("timezone", "UTC")])),
+            (vec![Change::Local("timezone".into(), None)], Some(&[])),
+            (vec![Change::Reset("timezone".into())], Some(&[])),
+            (vec![set("role", "r"), Change::ResetAll], Some(&[("role", "r")])),
+            (vec![set("role", "r"), Change::DiscardAll], Some(&[])),
+            (
+                vec![set("role", "r"), mark("p"), local("role", "s"), back("p")],
+                Some(&[("role", "r"), ("timezone", "UTC")]),
+            ),
+            (vec![mark("p"), local("timezone", "X"), back("p")], Some(&[("timezone", "UTC")])),
+            (vec![local("timezone", "X"), mark("p"), local("timezone", "Y"), release("p")], Some(&[("timezone", "Y")])),
+            (
+                vec![
+                    local("timezone", "X"),
+                    mark("p"),
+                    local("timezone", "Y"),
+                    mark("p"),
+                    local("timezone", "Z"),
+                    back("p"),
+                ],
+                Some(&[("timezone", "Y")]),
+            ),
+            (vec![local("timezone", "X"), mark("p"), mark("q"), release("p"), back("q")], Some(&[("timezone", "UTC")])),
+            (vec![Change::LocalUnknown], None),
+            (vec![Change::LocalUnknown, rollback], None),
+            (vec![local("timezone", "X"), Change::Local("timezone".into(), Some(Value::Bound(0)))], None),
+            (vec![Change::Set("timezone".into(), Value::Bound(0))], None),
+        ];
+        for (changes, expected) in cases {
+            let expected = expected.map(|list| list.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect());
+            assert_eq!(after(&changes), expected, "{changes:?}");
+        }
+        let many: Vec<Change> = std::iter::once(local("timezone", "X")).chain((0..100).map(|_| mark("p"))).collect();
+        assert_eq!(after(&many), None, "savepoints have a bound");
+    }
+
+    #[test]
+    fn it_settles_with_the_unit_that_changed_it() {
+        let registry = Registry::default();
+        let params = Params::test(&registry, &[]);
+        let mut in_force = InForce::default();
+        in_force.sent(&params, &[set("app.tenant", "a")], 3, &registry);
+        assert!(in_force.is_settled(), "what does not change how texts are read is not kept");
+        in_force.sent(&params, &[local("timezone", "X")], 3, &registry);
+        let tokyo = in_force.reads(&params);
+        assert_ne!(tokyo, Reads::As(Reading::DEFAULT));
+        assert_eq!(in_force.changed_in(), Some(3));
+        in_force.unit_ended(2, true);
+        assert!(!in_force.is_settled());
+        in_force.unit_ended(3, true);
+        assert!(in_force.is_settled() && in_force.reads(&params) == Reads::As(Reading::DEFAULT));
+        in_force.becomes_unknown(4);
+        let unknown = |held_are_good| Reads::Unknown { held_are_good };
+        assert_eq!(in_force.reads(&params), unknown(false), "it may have been anything");
+        in_force.unit_ended(3, false);
+        assert_eq!(in_force.reads(&params), unknown(false), "that was another unit");
+        in_force.unit_ended(4, false);
+        assert_eq!(in_force.reads(&params), unknown(true), "the server would have said so");
+        in_force.is_reported(b"application_name");
+        assert_eq!(in_force.reads(&params), unknown(true));
+        in_force.is_reported(b"TimeZone");
+        assert_eq!(in_force.reads(&params), unknown(false));
+        // The same set of values is the same reading, however it came about.
+        in_force.unit_ended(4, true);
+        in_force.sent(&params, &[set("timezone", "X")], 5, &registry);
+        assert_eq!(in_force.reads(&params), tokyo);
+    }
+}

@@ -1,0 +1,308 @@
+//! Run-time parameters that clients start with and set, and how a server connection is brought to them.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use sql::{changes_reading, is_utf8};
+
+use crate::core::prepared::{Reading, Registry};
+
+/// What a client has in force: asked for at start-up, or set since. Shared by content inside a worker ([`Interned`]), so two clients
+/// that have the same compare equal by pointer.
+#[derive(Debug)]
+pub(crate) struct Params {
+    /// Sorted by name, in lower case.
+    list: Vec<(String, String)>,
+    /// Stands for those that change how a text is read.
+    reading: Reading,
+}
+
+/// A worker's parameters, each set of them once.
+#[derive(Debug)]
+pub(crate) struct Interned {
+    known: HashMap<Arc<Params>, ()>,
+    none: Arc<Params>,
+    registry: Arc<Registry>,
+}
+
+/// What a server connection has in force.
+#[derive(Debug, Clone)]
+pub(crate) enum Applied {
+    /// These, over its defaults.
+    These(Arc<Params>),
+    /// Something else: everything must be reset first.
+    Unknown,
+}
+
+impl Applied {
+    /// True if nothing has to be done for a client with `wanted`.
+    pub(crate) fn is(&self, wanted: &Arc<Params>) -> bool {
+        match self {
+            Applied::These(params) => Arc::ptr_eq(params, wanted) || params == wanted,
+            Applied::Unknown => false,
+        }
+    }
+
+    /// The statement that brings a connection from here to `wanted`.
+    pub(crate) fn statement(&self, wanted: &Params) -> String {
+        let mut sql = String::new();
+        let mut calls: Vec<(&str, Option<&str>)> = Vec::new();
+        match self {
+            // RESET ALL leaves the role.
+            Applied::Unknown => sql.push_str("RESET ROLE; RESET ALL; "),
+            Applied::These(have) => {
+                calls
+                    .extend(have.list.iter().filter(|(n, _)| wanted.get(n).is_none()).map(|(n, _)| (n.as_str(), None)));
+            }
+        }
+        let have = match self {
+            Applied::These(have) => Some(have),
+            Applied::Unknown => None,
+        };
+        calls.extend(
+            wanted
+                .list
+                .iter()
+                .filter(|(n, v)| have.and_then(|have| have.get(n)) != Some(v))
+                .map(|(n, v)| (n.as_str(), Some(v.as_str()))),
+        );
+        // What another role may set, this one may not: a role is the first to go and the last to come.
+        if have.is_some_and(|have| have.get("role").is_some()) && !calls.is_empty() {
+            calls.retain(|(name, _)| *name != "role");
+            calls.insert(0, ("role", None));
+            calls.extend(wanted.get("role").map(|role| ("role", Some(role.as_str()))));
+        } else if let Some(at) = calls.iter().position(|(name, _)| *name == "role") {
+            let role = calls.remove(at);
+            calls.push(role);
+        }
+        // DateStyle is set in parts (`ISO`, `DMY`), so what an earlier value left must go first.
+        if calls.iter().any(|(name, value)| *name == "datestyle" && value.is_some()) {
+            calls.insert(0, ("datestyle", None));
+        }
+        sql.push_str(&set_config(calls.into_iter(), false));
+        sql
+    }
+}
+
+/// A statement that sets these parameters, for the session or `local` to its transaction; None: back to what the session began with. Empty if
+/// there are none.
+pub(crate) fn set_config<'a>(calls: impl Iterator<Item = (&'a str, Option<&'a str>)>, local: bool) -> String {
+    let mut sql = String::new();
+    for (i, (name, value)) in calls.enumerate() {
+        // set_config() and not SET: it takes a list (search_path, DateStyle) as the start-up packet does.
+        sql.push_str(if i == 0 { "SELECT pg_catalog.set_config(" } else { ", pg_catalog.set_config(" });
+        quote(&mut sql, name);
+        sql.push_str(", ");
+        match value {
+            Some(value) => quote(&mut sql, value),
+            // NULL puts a parameter back to the session's default.
+            None => sql.push_str("NULL"),
+        }
+        sql.push_str(if local { ", true)" } else { ", false)" });
+    }
+    sql
+}
+
+impl PartialEq for Params {
+    fn eq(&self, other: &Params) -> bool {
+        // The reading follows from the list.
+        self.list == other.list
+    }
+}
+
+impl Eq for Params {}
+
+impl Hash for Params {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.list.hash(state);
+    }
+}
+
+impl Params {
+    /// The value of a parameter.
+    pub(crate) fn get(&self, name: &str) -> Option<&String> {
+        self.list.binary_search_by(|(n, _)| n.as_str().cmp(name)).ok().map(|i| &self.list[i].1)
+    }
+
+    /// All of them, sorted by name, in lower case.
+    pub(crate) fn list(&self) -> &[(String, String)] {
+        &self.list
+    }
+
+    /// True if there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Stands for those that change how a text is read.
+    pub(crate) fn reading(&self) -> Reading {
+        self.reading
+    }
+
+    /// Those that change how a text is read.
+    pub(crate) fn reading_list(&self) -> impl Iterator<Item = &(String, String)> {
+        self.list.iter().filter(|(name, value)| is_reading(name, value))
+    }
+
+    /// True if texts and names come in UTF-8, as far as start-up parameters and SET say.
+    pub(crate) fn is_utf8(&self) -> bool {
+        self.get("client_encoding").is_none_or(|encoding| is_utf8(encoding))
+    }
+}
+
+#[cfg(test)]
+impl Params {
+    /// For tests.
+    pub(crate) fn test(registry: &Registry, list: &[(&str, &str)]) -> Params {
+        Params::new(sorted(list.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned()))), registry)
+    }
+}
+
+impl Params {
+    fn new(list: Vec<(String, String)>, registry: &Registry) -> Params {
+        let reading = registry.reading(list.iter().filter(|(name, value)| is_reading(name, value)));
+        Params { list, reading }
+    }
+}
+
+/// True if it makes a difference to how a text is read. (Server connections begin with UTF-8.)
+pub(super) fn is_reading(name: &str, value: &str) -> bool {
+    changes_reading(name) && !(name == "client_encoding" && is_utf8(value))
+}
+
+/// From pairs in any order and case; the last of a name wins, as in the server.
+pub(super) fn sorted(pairs: impl IntoIterator<Item = (String, String)>) -> Vec<(String, String)> {
+    let mut list: Vec<(String, String)> = Vec::new();
+    for (name, value) in pairs {
+        let name = name.to_ascii_lowercase();
+        match list.iter_mut().find(|(n, _)| *n == name) {
+            Some(entry) => entry.1 = value,
+            None => list.push((name, value)),
+        }
+    }
+    list.sort();
+    list
+}
+
+// === impl Interned ===
+
+impl Interned {
+    pub(crate) fn new(registry: Arc<Registry>) -> Interned {
+        let none = Arc::new(Params { list: Vec::new(), reading: Reading::DEFAULT });
+        Interned { known: HashMap::from([(none.clone(), ())]), none, registry }
+    }
+
+    /// No parameters.
+    pub(crate) fn none(&self) -> &Arc<Params> {
+        &self.none
+    }
+
+    /// The worker's copy of these, given in any order and case; of a name the last one counts.
+    pub(crate) fn intern(&mut self, pairs: impl IntoIterator<Item = (String, String)>) -> Arc<Params> {
+        let list = sorted(pairs);
+        // What is looked for need not have its number yet.
+        let wanted = Params { list, reading: Reading::DEFAULT };
+        if let Some((known, ())) = self.known.get_key_value(&wanted) {
+            return known.clone();
+        }
+        if self.known.len() >= 64 && self.known.len().is_power_of_two() {
+            self.known.retain(|params, ()| Arc::strong_count(params) > 1);
+        }
+        let params = Arc::new(Params::new(wanted.list, &self.registry));
+        self.known.insert(params.clone(), ());
+        params
+    }
+}
+
+/// A literal that is read the same whatever `standard_conforming_strings` says.
+fn quote(sql: &mut String, text: &str) {
+    sql.push_str(if text.contains('\\') { " E'" } else { "'" });
+    for c in text.chars() {
+        match c {
+            '\'' => sql.push_str("''"),
+            '\\' => sql.push_str("\\\\"),
+            c => {
+                let _ = sql.write_char(c);
+            }
+        }
+    }
+    sql.push('\'');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params(list: &[(&str, &str)]) -> Params {
+        Params::test(&Registry::default(), list)
+    }
+
+    #[test]
+    fn what_is_read_alike() {
+        let registry = Registry::default();
+        let reading = |list: &[(&str, &str)]| Params::test(&registry, list).reading();
+        for same in [
+            &[("application_name", "a"), ("app.tenant", "b"), ("Client_Encoding", "UTF8"), ("statement_timeout", "5")]
+                [..],
+            &[],
+        ] {
+            assert_eq!(reading(same), Reading::DEFAULT, "{same:?}");
+        }
+        assert_eq!(reading(&[("timezone", "UTC"), ("app.tenant", "a")]), reading(&[("TimeZone", "UTC")]));
+        let others = [
+            reading(&[]),
+            reading(&[("timezone", "UTC")]),
+            reading(&[("timezone", "utc")]),
+            reading(&[("search_path", "a")]),
+            reading(&[("role", "a")]),
+            reading(&[("client_encoding", "latin1")]),
+        ];
+        for (at, one) in others.iter().enumerate() {
+            assert!(others[..at].iter().all(|other| other != one), "{at}");
+        }
+        let mut interned = Interned::new(Arc::new(registry));
+        let pairs =
+            |value: &str| vec![("TimeZone".to_owned(), "UTC".to_owned()), ("timezone".to_owned(), value.to_owned())];
+        let one = interned.intern(pairs("x"));
+        assert!(Arc::ptr_eq(&one, &interned.intern(pairs("x"))) && !Arc::ptr_eq(&one, &interned.intern(pairs("y"))));
+        let none = interned.intern([]);
+        assert!(Arc::ptr_eq(interned.none(), &none));
+    }
+
+    #[test]
+    fn statements() {
+        let base = Applied::These(Arc::new(params(&[])));
+        let a = params(&[("TimeZone", "UTC"), ("search_path", "a, b"), ("timezone", "Asia/Tokyo")]);
+        assert_eq!(
+            base.statement(&a),
+            "SELECT pg_catalog.set_config('search_path', 'a, b', false), pg_catalog.set_config('timezone', 'Asia/Tokyo', false)"
+        );
+        let b = params(&[("search_path", "a, b"), ("application_name", r"it's \ x")]);
+        assert_eq!(
+            Applied::These(Arc::new(a)).statement(&b),
+            r"SELECT pg_catalog.set_config('timezone', NULL, false), pg_catalog.set_config('application_name',  E'it''s \\ x', false)"
+        );
+        assert_eq!(Applied::Unknown.statement(&params(&[])), "RESET ROLE; RESET ALL; ");
+        // A role goes first and comes last.
+        let role = |list: &[(&str, &str)]| Applied::These(Arc::new(params(list)));
+        assert_eq!(
+            role(&[("role", "a")]).statement(&params(&[("role", "b"), ("search_path", "x"), ("work_mem", "1MB")])),
+            "SELECT pg_catalog.set_config('role', NULL, false), pg_catalog.set_config('search_path', 'x', false), \
+             pg_catalog.set_config('work_mem', '1MB', false), pg_catalog.set_config('role', 'b', false)"
+        );
+        assert_eq!(
+            role(&[("role", "a"), ("jit", "off")]).statement(&params(&[("role", "a")])),
+            "SELECT pg_catalog.set_config('role', NULL, false), pg_catalog.set_config('jit', NULL, false), \
+             pg_catalog.set_config('role', 'a', false)"
+        );
+        assert_eq!(
+            base.statement(&params(&[("role", "b"), ("work_mem", "1MB")])),
+            "SELECT pg_catalog.set_config('work_mem', '1MB', false), pg_catalog.set_config('role', 'b', false)"
+        );
+        assert_eq!(role(&[("role", "a")]).statement(&params(&[])), "SELECT pg_catalog.set_config('role', NULL, false)");
+        assert!(base.is(&Arc::new(params(&[]))));
+        assert!(!base.is(&Arc::new(params(&[("geqo", "off")]))));
+    }
+}

@@ -1,0 +1,500 @@
+//! Parameters that a client SETs, and channels that it LISTENs on: followed from the statement to the end of its transaction.
+//!
+//! What a text changes is known before it is sent (`sql::Changes`); that it has happened is known when the statement completes; that
+//! it lasts, when its transaction has been committed. An error undoes all that the transaction has set, or, with a savepoint, what came
+//! after that.
+
+use std::sync::Arc;
+
+use sql::{Change, Changes, Value};
+
+use super::in_force::InForce;
+use super::params::Params;
+
+/// Parameters that are tracked for one client, and bytes of their names and values together.
+const MOST: usize = 64;
+const MOST_BYTES: usize = 16 << 10;
+/// Changes that one transaction may have.
+const MOST_PENDING: usize = 1024;
+
+/// What a server connection's client does to its session's parameters and channels.
+#[derive(Debug, Default)]
+pub(crate) struct Tracker {
+    /// Done in the transaction in progress, with the savepoints in between.
+    pending: Vec<Change>,
+    /// Committed since the server was last ready.
+    committed: Vec<Change>,
+    /// The transaction in progress has failed: unless it goes back to a savepoint, nothing of it stays.
+    failed: bool,
+    /// Statements of the oldest `Query` in flight that have completed.
+    completed: usize,
+    /// Something that sets parameters was sent since the connection was last quiet.
+    sets: bool,
+    /// Something about channels was sent in the same time.
+    listens: bool,
+    /// Something was reset in the same time, of a client that began with parameters of its own: the server goes back to what the
+    /// server connection began with.
+    goes_back: bool,
+    /// The client has been notified by its own session of what it notified itself, in the transaction in which it begins to listen.
+    heard_itself: bool,
+    /// What is in force for what is sent next.
+    pub(crate) in_force: InForce,
+}
+
+/// What a statement that has completed comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Followed {
+    /// It is followed.
+    Yes,
+    /// Its parameters can't be: the client has to stay with its connection.
+    NotParameters,
+    /// The transaction has changed more channels than are followed: the client has to stay.
+    NotChannels,
+}
+
+/// What a client has in force that matters to whether a SET can be moved to another session.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Circumstances {
+    /// It has set another role.
+    pub(crate) role: bool,
+    /// Its texts may come in another encoding than UTF-8.
+    pub(crate) foreign: bool,
+}
+
+// === impl Tracker ===
+
+impl Tracker {
+    /// Something about channels was sent since the connection was last quiet.
+    pub(crate) fn listens(&self) -> bool {
+        self.listens
+    }
+
+    /// True if the transaction in progress, or what was committed since the server was last ready, makes the session listen on this channel.
+    /// `as_named`: as the server names a channel.
+    pub(crate) fn listens_on(&self, name: &str, as_named: impl Fn(&str) -> &str) -> bool {
+        let all = self.committed.iter().chain(if self.failed { &[][..] } else { &self.pending[..] });
+        all.fold(false, |listens, change| match change {
+            Change::Listen(channel) if as_named(channel) == name => true,
+            Change::Unlisten(channel) if as_named(channel) == name => false,
+            Change::UnlistenAll | Change::DiscardAll => false,
+            _ => listens,
+        })
+    }
+
+    /// The client is given a notification of its own session's on such a channel.
+    pub(crate) fn hears_itself(&mut self) {
+        self.heard_itself = true;
+    }
+
+    /// True if it was, since the connection was last quiet.
+    pub(crate) fn has_heard_itself(&self) -> bool {
+        self.heard_itself
+    }
+
+    /// True if what is in force may be undone in part: then savepoints have to be followed.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.sets || self.listens || !self.in_force.is_settled()
+    }
+
+    /// Something was reset that the client began with.
+    pub(crate) fn goes_back(&self) -> bool {
+        self.goes_back
+    }
+
+    /// A text with these changes is sent, of a client that began with `base`; `listens`: it is about channels.
+    pub(crate) fn text_sent(&mut self, base: &Params, changes: Option<&Changes>, listens: bool) {
+        self.listens |= listens;
+        let Some(changes) = changes else { return };
+        let all = || changes.statements.iter().flatten();
+        self.sets |= changes.doubt || all().any(Change::is_about_parameters);
+        let resets = |change: &Change| matches!(change, Change::Reset(_) | Change::ResetAll | Change::DiscardAll);
+        self.goes_back |= !base.is_empty() && all().any(resets);
+    }
+
+    /// A statement has completed. `changes`: of the Query or the portal that it is of.
+    pub(crate) fn completed(&mut self, of: Completed<'_>, tag: &[u8], circumstances: Circumstances) -> Followed {
+        let done = match of {
+            Completed::InQuery(changes) => {
+                self.completed += 1;
+                changes.statements.get(self.completed - 1)
+            }
+            Completed::Portal(changes) => changes.statements.first(),
+            Completed::Other => None,
+        };
+        let mut followed = Followed::Yes;
+        let mut undone_in_part = false;
+        for change in done.into_iter().flatten() {
+            undone_in_part |= matches!(change, Change::RollbackTo(_));
+            if change.is_about_parameters() && !self.can_follow(change, circumstances) {
+                followed = Followed::NotParameters;
+                continue;
+            }
+            self.happened(change);
+        }
+        if !undone_in_part && matches!(tag, b"COMMIT\0" | b"ROLLBACK\0" | b"PREPARE TRANSACTION\0") {
+            self.transaction_ended(tag != b"ROLLBACK\0");
+        }
+        if self.pending.len() > MOST_PENDING {
+            // The client keeps this very session, which has them.
+            self.pending.clear();
+            return if self.listens { Followed::NotChannels } else { Followed::NotParameters };
+        }
+        followed
+    }
+
+    fn can_follow(&self, change: &Change, circumstances: Circumstances) -> bool {
+        let sets_role = |change: &Change| matches!(change, Change::Set(name, _) if name == "role");
+        let role = circumstances.role || self.pending.iter().chain(&self.committed).any(sets_role);
+        // Values are kept as text, in UTF-8.
+        let garbled = |change: &Change| matches!(change, Change::Set(_, Value::Text(text)) if !text.is_ascii());
+        let doubtful = (role && is_privileged_change(change)) || (circumstances.foreign && garbled(change));
+        !doubtful
+    }
+
+    fn happened(&mut self, change: &Change) {
+        let is_mark = |kept: &Change, name: &String| matches!(kept, Change::Savepoint(of) if of == name);
+        match change {
+            Change::Release(name) => {
+                if let Some(at) = self.pending.iter().rposition(|kept| is_mark(kept, name)) {
+                    let after = self.pending.split_off(at);
+                    self.pending.extend(after.into_iter().filter(|kept| !matches!(kept, Change::Savepoint(_))));
+                }
+            }
+            Change::RollbackTo(name) => {
+                // A savepoint that is not there was made before the first of what is.
+                let at = self.pending.iter().rposition(|kept| is_mark(kept, name));
+                self.pending.truncate(at.map_or(0, |at| at + 1));
+                self.failed = false;
+            }
+            // What lasts no longer than its transaction is `in_force` only.
+            Change::Local(..) | Change::LocalUnknown | Change::End { .. } => {}
+            change => self.pending.push(change.clone()),
+        }
+    }
+
+    /// A statement has failed.
+    pub(crate) fn has_failed(&mut self) {
+        self.failed = true;
+    }
+
+    fn transaction_ended(&mut self, committed: bool) {
+        if committed && !self.failed {
+            self.committed.append(&mut self.pending);
+        }
+        self.pending.clear();
+        self.failed = false;
+    }
+
+    /// A `ReadyForQuery` has come, and ends a unit of the client's. `idle`: outside of a transaction. What is committed by now, in order;
+    /// to be asked once more after [`Tracker::channels`].
+    pub(crate) fn ready(&mut self, idle: bool) -> Vec<Change> {
+        self.completed = 0;
+        if idle {
+            self.transaction_ended(true);
+        }
+        std::mem::take(&mut self.committed)
+    }
+
+    /// What will be committed of the channels when the `ReadyForQuery` at hand is taken, which is outside of a transaction or not.
+    pub(crate) fn channels(&mut self, idle: bool) -> Vec<Change> {
+        if idle {
+            self.transaction_ended(true);
+        }
+        let channels = self.committed.iter().filter(|change| change.is_about_channels()).cloned().collect();
+        // (DISCARD ALL is about both.)
+        self.committed.retain(Change::is_about_parameters);
+        channels
+    }
+
+    /// The connection is quiet, outside of a transaction.
+    pub(crate) fn is_quiet(&mut self) {
+        (self.sets, self.listens, self.goes_back, self.heard_itself) = (false, false, false, false);
+    }
+
+    /// The client leaves this server connection: what it has not committed is undone.
+    pub(crate) fn client_leaves(&mut self) {
+        *self = Tracker::default();
+    }
+}
+
+/// Which statement has completed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Completed<'a> {
+    /// The next one of a Query with these changes.
+    InQuery(&'a Changes),
+    /// A portal of a statement with these changes.
+    Portal(&'a Changes),
+    /// One that changes nothing, or of which nothing is known.
+    Other,
+}
+
+/// What a client has in force after these changes; `base` is what a reset goes back to. None: more than is tracked.
+pub(crate) fn changed(params: &Params, base: &Params, changes: &[Change]) -> Option<Vec<(String, String)>> {
+    let list = in_force_after(params.list(), base.list(), changes);
+    let size: usize = list.iter().map(|(name, value)| name.len() + value.len()).sum();
+    (list.len() <= MOST && size <= MOST_BYTES).then_some(list)
+}
+
+/// The same for a server connection, which goes back to nothing.
+pub(crate) fn applied(params: &Params, changes: &[Change]) -> Vec<(String, String)> {
+    in_force_after(params.list(), &[], changes)
+}
+
+fn in_force_after(now: &[(String, String)], base: &[(String, String)], changes: &[Change]) -> Vec<(String, String)> {
+    let mut list = now.to_vec();
+    for change in changes {
+        match change {
+            Change::Set(name, Value::Text(value)) => {
+                list.retain(|(known, _)| known != name);
+                list.push((name.clone(), value.clone()));
+            }
+            Change::Set(_, Value::Bound(_)) => debug_assert!(false, "bound values are filled in when they are bound"),
+            Change::Reset(name) => {
+                list.retain(|(known, _)| known != name);
+                list.extend(base.iter().filter(|(known, _)| known == name).cloned());
+            }
+            Change::ResetAll => {
+                list.retain(|(known, _)| known == "role");
+                list.extend(base.iter().filter(|(known, _)| known != "role").cloned());
+            }
+            Change::DiscardAll => list = base.to_vec(),
+            Change::Local(..) | Change::LocalUnknown | Change::End { .. } => {}
+            Change::Listen(_) | Change::Unlisten(_) | Change::UnlistenAll => {}
+            Change::Savepoint(_) | Change::Release(_) | Change::RollbackTo(_) => {}
+        }
+    }
+    super::params::sorted(list)
+}
+
+/// The changes with bound values in place, as a Bind gives them; None if one is not there, or not text.
+pub(crate) fn filled(changes: &Arc<Changes>, values: Option<&[u8]>) -> Option<Arc<Changes>> {
+    let open =
+        |change: &Change| matches!(change, Change::Set(_, Value::Bound(_)) | Change::Local(_, Some(Value::Bound(_))));
+    if !changes.statements.iter().flatten().any(open) {
+        return Some(changes.clone());
+    }
+    let mut filled = Changes::clone(changes);
+    for change in filled.statements.iter_mut().flatten() {
+        if let Change::Set(_, value) | Change::Local(_, Some(value)) = change
+            && let Value::Bound(number) = value
+        {
+            let bytes = wire::payload::bound_value(values?, *number)?;
+            *value = Value::Text(str::from_utf8(bytes).ok()?.to_owned());
+        }
+    }
+    Some(Arc::new(filled))
+}
+
+/// PostgreSQL's parameters that only some users may set: with another role in force it matters which comes first. So it does for
+/// an extension's, of which nothing is known.
+fn is_privileged(name: &str) -> bool {
+    const NAMES: [&str; 38] = [
+        "commit_delay",
+        "compute_query_id",
+        "deadlock_timeout",
+        "dynamic_library_path",
+        "event_triggers",
+        "extension_control_path",
+        "lc_messages",
+        "lo_compat_privileges",
+        "log_duration",
+        "log_error_verbosity",
+        "log_executor_stats",
+        "log_lock_failures",
+        "log_lock_waits",
+        "log_min_duration_sample",
+        "log_min_duration_statement",
+        "log_min_error_statement",
+        "log_min_messages",
+        "log_parameter_max_length",
+        "log_parser_stats",
+        "log_planner_stats",
+        "log_replication_commands",
+        "log_statement",
+        "log_statement_sample_rate",
+        "log_statement_stats",
+        "log_temp_files",
+        "log_transaction_sample_rate",
+        "max_stack_depth",
+        "session_preload_libraries",
+        "session_replication_role",
+        "temp_file_limit",
+        "track_activities",
+        "track_cost_delay_timing",
+        "track_counts",
+        "track_functions",
+        "track_io_timing",
+        "track_wal_io_timing",
+        "update_process_title",
+        "wal_compression",
+    ];
+    name.contains('.') || name.starts_with("wal_") || NAMES.contains(&name)
+}
+
+fn is_privileged_change(change: &Change) -> bool {
+    match change {
+        Change::Set(name, _) | Change::Reset(name) => is_privileged(name),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::prepared::Registry;
+
+    fn params(list: &[(&str, &str)]) -> Params {
+        Params::test(&Registry::default(), list)
+    }
+
+    fn set(name: &str, value: &str) -> Change {
+        Change::Set(name.into(), Value::Text(value.into()))
+    }
+
+    #[test]
+    fn what_is_in_force_after_changes() {
+        let base = params(&[("timezone", "UTC"), ("role", "app")]);
+        let now = params(&[("timezone", "Asia/Tokyo"), ("role", "admin"), ("jit", "off")]);
+        let of = |list: &[(&str, &str)]| params(list).list().to_vec();
+        let cases = [
+            (vec![], now.list().to_vec()),
+            (
+                vec![set("jit", "on"), set("a.b", "")],
+                of(&[("a.b", ""), ("jit", "on"), ("role", "admin"), ("timezone", "Asia/Tokyo")]),
+            ),
+            (vec![Change::Reset("jit".into())], of(&[("role", "admin"), ("timezone", "Asia/Tokyo")])),
+            (vec![Change::Reset("timezone".into())], of(&[("jit", "off"), ("role", "admin"), ("timezone", "UTC")])),
+            (vec![Change::ResetAll], of(&[("role", "admin"), ("timezone", "UTC")])),
+            (vec![Change::DiscardAll], base.list().to_vec()),
+            (vec![Change::DiscardAll, set("jit", "off")], of(&[("jit", "off"), ("role", "app"), ("timezone", "UTC")])),
+            (vec![Change::Local("jit".into(), None), Change::End { commits: true }], now.list().to_vec()),
+        ];
+        for (changes, expected) in cases {
+            assert_eq!(changed(&now, &base, &changes), Some(expected), "{changes:?}");
+        }
+        assert_eq!(applied(&now, &[Change::DiscardAll]), []);
+        let long = set("a.b", &"x".repeat(MOST_BYTES));
+        assert_eq!(changed(&now, &base, &[long]), None);
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        /// A Query of one statement completes, with this tag.
+        Done(Change, &'static str),
+        Fails,
+        /// A transaction is ended.
+        Tag(&'static str),
+    }
+
+    fn done(change: Change) -> Step {
+        Step::Done(change, "SET")
+    }
+
+    /// What is committed when these steps are over: by COMMIT tags in between, and by `ReadyForQuery` outside of a transaction.
+    fn committed(steps: &[Step], idle: bool) -> Vec<Change> {
+        let mut tracker = Tracker::default();
+        for step in steps {
+            let (changes, tag) = match step {
+                Step::Fails => {
+                    tracker.has_failed();
+                    continue;
+                }
+                Step::Done(change, tag) => (vec![change.clone()], *tag),
+                Step::Tag(tag) => (vec![], *tag),
+            };
+            let changes = Changes { statements: vec![changes], doubt: false };
+            let tag = [tag.as_bytes(), &[0]].concat();
+            tracker.completed(Completed::Portal(&changes), &tag, Circumstances::default());
+        }
+        tracker.ready(idle)
+    }
+
+    #[test]
+    fn what_a_transaction_leaves() {
+        let mark = |name: &str| Step::Done(Change::Savepoint(name.into()), "SAVEPOINT");
+        let back = |name: &str| Step::Done(Change::RollbackTo(name.into()), "ROLLBACK");
+        let release = |name: &str| Step::Done(Change::Release(name.into()), "RELEASE");
+        let listen = |name: &str| Step::Done(Change::Listen(name.into()), "LISTEN");
+        let (a, b, c) = (set("a", "1"), set("b", "2"), set("c", "3"));
+        let (da, db, dc) = (done(a.clone()), done(b.clone()), done(c.clone()));
+        let is_mark = |change: &Change| matches!(change, Change::Savepoint(_));
+        for (steps, expected) in [
+            (vec![da.clone(), db.clone()], vec![a.clone(), b.clone()]),
+            (vec![da.clone(), mark("p"), db.clone(), back("p"), dc.clone()], vec![a.clone(), c.clone()]),
+            // It was made before anything was set.
+            (vec![da.clone(), back("p"), db.clone()], vec![b.clone()]),
+            (vec![mark("p"), da.clone(), mark("q"), release("p"), back("q")], vec![]),
+            (vec![mark("p"), mark("p"), da.clone(), back("p"), db.clone(), back("p")], vec![]),
+            (vec![da.clone(), mark("p"), db.clone(), release("p")], vec![a.clone(), b.clone()]),
+            // What fails is undone, unless it goes back to a savepoint first.
+            (vec![da.clone(), mark("p"), Step::Fails, back("p"), db.clone()], vec![a.clone(), b.clone()]),
+            (vec![da.clone(), Step::Fails], vec![]),
+            // COMMIT and ROLLBACK in the middle of a text; a COMMIT of what has failed.
+            (
+                vec![da.clone(), Step::Tag("COMMIT"), db.clone(), Step::Tag("ROLLBACK"), dc.clone()],
+                vec![a.clone(), c.clone()],
+            ),
+            (vec![da.clone(), Step::Fails, Step::Tag("ROLLBACK"), db.clone()], vec![b.clone()]),
+            (vec![da.clone(), Step::Tag("PREPARE TRANSACTION"), Step::Fails], vec![a.clone()]),
+            (vec![listen("x"), mark("p"), da.clone(), back("p")], vec![Change::Listen("x".into())]),
+            (vec![done(Change::Local("a".into(), None))], vec![]),
+        ] {
+            let left: Vec<Change> = committed(&steps, true).into_iter().filter(|change| !is_mark(change)).collect();
+            assert_eq!(left, expected, "{steps:?}");
+        }
+        // Inside of a transaction only what was committed on the way.
+        assert_eq!(committed(&[da.clone(), Step::Tag("COMMIT"), db], false), [a]);
+        assert_eq!(committed(&[da], false), []);
+    }
+
+    #[test]
+    fn channels_are_asked_for_first() {
+        let mut tracker = Tracker::default();
+        let changes = Changes { statements: vec![vec![Change::Listen("x".into())], vec![set("a", "1")]], doubt: false };
+        for _ in 0..2 {
+            tracker.completed(Completed::InQuery(&changes), b"SET\0", Circumstances::default());
+        }
+        assert_eq!(tracker.channels(true), [Change::Listen("x".into())]);
+        assert_eq!(tracker.channels(true), []);
+        assert_eq!(tracker.ready(true), [set("a", "1")]);
+    }
+
+    #[test]
+    fn what_can_not_be_moved() {
+        let followed = |changes: &[Change], circumstances| {
+            let mut tracker = Tracker::default();
+            let changes = Changes { statements: vec![changes.to_vec()], doubt: false };
+            tracker.completed(Completed::Portal(&changes), b"SET\0", circumstances)
+        };
+        let (none, role, foreign) = (
+            Circumstances::default(),
+            Circumstances { role: true, ..Circumstances::default() },
+            Circumstances { foreign: true, ..Circumstances::default() },
+        );
+        let log = set("log_statement", "all");
+        assert_eq!(followed(std::slice::from_ref(&log), none), Followed::Yes);
+        assert_eq!(followed(std::slice::from_ref(&log), role), Followed::NotParameters);
+        assert_eq!(followed(&[set("role", "a"), log], none), Followed::NotParameters);
+        assert_eq!(followed(&[set("timezone", "UTC")], role), Followed::Yes);
+        assert_eq!(followed(&[set("a.b", "é")], foreign), Followed::NotParameters);
+        let many: Vec<Change> = (0..=MOST_PENDING).map(|n| set(&n.to_string(), "")).collect();
+        assert_eq!(followed(&many, none), Followed::NotParameters);
+    }
+
+    #[test]
+    fn bound_values_are_filled_in() {
+        let of = |change: Change| Arc::new(Changes { statements: vec![vec![change]], doubt: false });
+        let bound = |number| of(Change::Set("a".into(), Value::Bound(number)));
+        // No formats, two values: NULL and "x".
+        let values = [&[0, 0, 0, 2][..], &[0xff; 4], &[0, 0, 0, 1], b"x", &[0, 0]].concat();
+        let filled = |changes: &Arc<Changes>, values| filled(changes, values).map(|changes| changes.statements.clone());
+        assert_eq!(filled(&bound(1), Some(&values)), Some(vec![vec![set("a", "x")]]));
+        assert_eq!(filled(&bound(0), Some(&values)), None, "NULL");
+        assert_eq!(filled(&bound(2), Some(&values)), None, "no such value");
+        assert_eq!(filled(&bound(1), None), None, "not there");
+        assert_eq!(filled(&of(set("a", "x")), None), Some(vec![vec![set("a", "x")]]));
+        let local = of(Change::Local("timezone".into(), Some(Value::Bound(1))));
+        let expected = Change::Local("timezone".into(), Some(Value::Text("x".into())));
+        assert_eq!(filled(&local, Some(&values)), Some(vec![vec![expected]]));
+    }
+}

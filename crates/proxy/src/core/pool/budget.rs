@@ -1,0 +1,216 @@
+//! How many connections a pool may have to a node, over all workers; which workers wait for one, and which have one to spare.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use topology::NodeId;
+
+use super::PoolKey;
+
+/// Most workers: so many bits a set has.
+pub(crate) const MOST_WORKERS: usize = 256;
+
+/// Server connections of one pool and node over all workers.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    open: AtomicUsize,
+    limit: AtomicUsize,
+    /// Workers that have clients waiting and may not open a connection.
+    starving: Workers,
+    /// Workers that had idle connections at the end of their last turn.
+    idle: Workers,
+}
+
+/// A set of workers that all of them change.
+#[derive(Debug, Default)]
+struct Workers([AtomicU64; MOST_WORKERS / 64]);
+
+/// The budgets of all pools and nodes.
+#[derive(Debug, Default)]
+pub(crate) struct Budgets(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    budgets: HashMap<(PoolKey, NodeId), Arc<Budget>>,
+    /// Entries after the last sweep.
+    swept: usize,
+}
+
+// === impl Workers ===
+
+impl Workers {
+    fn set(&self, worker: usize, to: bool) {
+        let (word, bit) = (&self.0[worker / 64 % self.0.len()], 1 << (worker % 64));
+        // One of two workers that set each its own bit and then look at the other one's sees it: both orders are total.
+        if to {
+            word.fetch_or(bit, Ordering::SeqCst)
+        } else {
+            word.fetch_and(!bit, Ordering::SeqCst)
+        };
+    }
+
+    /// A worker other than `id`: the first behind it, so that not all are asked of the same one.
+    fn other_than(&self, id: usize, order: Ordering) -> Option<usize> {
+        let words = self.0.len();
+        let (at, bit) = (id / 64 % words, id % 64);
+        // Behind `id` in its word, the other words, before it in its word.
+        let later = if bit == 63 { 0 } else { u64::MAX << (bit + 1) };
+        let earlier = (1 << bit) - 1;
+        let looks = std::iter::once((at, later))
+            .chain((1..words).map(|further| ((at + further) % words, u64::MAX)))
+            .chain([(at, earlier)]);
+        for (word, mask) in looks {
+            let set = self.0[word].load(order) & mask;
+            if set != 0 {
+                return Some(word * 64 + set.trailing_zeros() as usize);
+            }
+        }
+        None
+    }
+}
+
+// === impl Budget ===
+
+impl Budget {
+    fn new(limit: usize) -> Budget {
+        Budget {
+            open: AtomicUsize::new(0),
+            limit: AtomicUsize::new(limit),
+            starving: Workers::default(),
+            idle: Workers::default(),
+        }
+    }
+
+    /// One more may be opened, and is.
+    pub(in crate::core) fn try_open(&self) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        self.open.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |open| (open < limit).then_some(open + 1)).is_ok()
+    }
+
+    /// One is closed.
+    pub(super) fn close(&self) {
+        self.open.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// How many there may be from now on.
+    pub(super) fn set_limit(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Relaxed);
+    }
+
+    /// There are more connections than there may be.
+    pub(super) fn is_exceeded(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > self.limit.load(Ordering::Relaxed)
+    }
+
+    /// How many are open.
+    #[cfg(test)]
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// This worker waits for a connection that it may not open. Gives a worker that may have one to spare: it is to be asked. If there is
+    /// none, whoever has one next sees that this one waits.
+    pub(super) fn starves(&self, id: usize) -> Option<usize> {
+        self.starving.set(id, true);
+        self.idle.other_than(id, Ordering::SeqCst)
+    }
+
+    /// This worker gets a connection, or waits no more.
+    pub(super) fn is_served(&self, id: usize) {
+        self.starving.set(id, false);
+    }
+
+    /// A worker other than `id` that waits for a connection it may not open.
+    pub(super) fn starving_but(&self, id: usize) -> Option<usize> {
+        self.starving.other_than(id, Ordering::Relaxed)
+    }
+
+    /// This worker has idle connections, or has none. Gives a worker that waits for one.
+    pub(super) fn publish_idle(&self, id: usize, idle: bool) -> Option<usize> {
+        self.idle.set(id, idle);
+        if idle { self.starving.other_than(id, Ordering::SeqCst) } else { None }
+    }
+
+    /// Another worker than these two that may have one to spare.
+    pub(super) fn idle_but(&self, id: usize, also: usize) -> Option<usize> {
+        let first = self.idle.other_than(id, Ordering::SeqCst)?;
+        if first != also {
+            return Some(first);
+        }
+        self.idle.other_than(also, Ordering::SeqCst).filter(|&other| other != id && other != also)
+    }
+}
+
+// === impl Budgets ===
+
+impl Budgets {
+    /// The budget of a pool and node; made if it is new, with room for `limit` connections.
+    pub(super) fn get(&self, key: &PoolKey, node: NodeId, limit: usize) -> Arc<Budget> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.budgets.len() > 2 * known.swept + 64 {
+            // Of pools that no worker has any more.
+            known.budgets.retain(|_, budget| Arc::strong_count(budget) > 1 || budget.open.load(Ordering::Relaxed) > 0);
+            known.swept = known.budgets.len();
+        }
+        known.budgets.entry((key.clone(), node)).or_insert_with(|| Arc::new(Budget::new(limit))).clone()
+    }
+
+    /// Connections that are open, over all.
+    #[cfg(test)]
+    pub(crate) fn open(&self) -> usize {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.budgets.values().map(|budget| budget.open()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_found_behind_who_looks() {
+        let workers = Workers::default();
+        let from = |id| workers.other_than(id, Ordering::SeqCst);
+        assert_eq!(from(3), None);
+        for worker in [0, 3, 63, 64, 255] {
+            workers.set(worker, true);
+        }
+        let expected = [(0, 3), (1, 3), (3, 63), (63, 64), (64, 255), (100, 255), (255, 0), (254, 255)];
+        for (id, other) in expected {
+            assert_eq!(from(id), Some(other), "{id}");
+        }
+        for worker in [0, 63, 64, 255] {
+            workers.set(worker, false);
+        }
+        assert_eq!((from(3), from(4)), (None, Some(3)));
+    }
+
+    #[test]
+    fn who_waits_and_who_has_one_find_each_other() {
+        let budget = Budget::new(1);
+        assert!(budget.try_open() && !budget.try_open());
+        assert_eq!(budget.starves(1), None);
+        assert_eq!(budget.publish_idle(2, true), Some(1));
+        budget.is_served(1);
+        assert_eq!((budget.publish_idle(2, true), budget.starves(1)), (None, Some(2)));
+        assert_eq!(budget.idle_but(2, 1), None);
+        budget.publish_idle(3, true);
+        assert_eq!((budget.idle_but(2, 1), budget.idle_but(1, 2)), (Some(3), Some(3)));
+        budget.close();
+        budget.set_limit(0);
+        assert!(!budget.try_open() && !budget.is_exceeded());
+    }
+
+    #[test]
+    fn budgets_of_nobody_are_forgotten() {
+        let budgets = Budgets::default();
+        let key = |n: usize| PoolKey { database: n.to_string().into(), user: "u".into() };
+        let kept = budgets.get(&key(0), NodeId(0), 1);
+        for n in 1..10_000 {
+            budgets.get(&key(n), NodeId(0), 1);
+        }
+        assert!(budgets.0.lock().unwrap_or_else(PoisonError::into_inner).budgets.len() < 200);
+        assert!(Arc::ptr_eq(&kept, &budgets.get(&key(0), NodeId(0), 9)));
+    }
+}

@@ -1,0 +1,935 @@
+//! Who gets which server connection.
+//!
+//! A worker has its own idle connections and its own queue of waiting clients for each database and user. The number of
+//! connections is bounded over all workers by a [`Budget`]. A worker that may not open another one asks one that has an idle one, which
+//! moves over with its socket; if none has, the first that has one next sees that somebody waits.
+
+mod budget;
+mod pools;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use topology::{NodeId, Role};
+use wire::Sqlstate;
+
+use crate::config::PoolMode;
+use crate::console::Totals;
+use crate::core::memory::{Kind, Token};
+use crate::core::notify::{Channels, Listener};
+use crate::core::observe::Timing;
+use crate::core::parameters::Params;
+use crate::core::prepared::Place;
+use crate::core::server::{Moved, Server, ServerPhase};
+use crate::core::session::{At, Phase};
+use crate::core::{Core, DRAINING, Effect, Mail, over};
+use crate::settings::{Database, Gate};
+
+pub(crate) use budget::{Budget, Budgets, MOST_WORKERS};
+pub(in crate::core) use pools::Pools;
+
+/// A database, as clients name it, and a user.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PoolKey {
+    /// Database.
+    pub database: Arc<str>,
+    /// User.
+    pub user: Arc<str>,
+}
+
+/// What a client needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::core) enum Want {
+    /// The node that takes writes.
+    Primary,
+    /// A node that may answer a read.
+    Read,
+    /// Any node: to learn what to greet clients with.
+    Any,
+}
+
+/// One worker's part of a pool.
+pub(in crate::core) struct Pool {
+    pub key: PoolKey,
+    pub database: Database,
+    /// What its clients' texts mean is decided by this.
+    pub place: Arc<Place>,
+    pub nodes: Vec<PoolNode>,
+    /// Clients that have shown who they are, and server connections, whatever they are doing.
+    pub clients: usize,
+    pub servers: usize,
+    /// A server has let its user into its database.
+    known: bool,
+    /// Since when it has had neither clients nor server connections.
+    unused_since: Option<Instant>,
+    /// Clients that wait for the primary, oldest first.
+    pub writers: VecDeque<Waiter>,
+    /// Clients that wait for any node that may answer a read.
+    pub readers: VecDeque<Waiter>,
+    /// What servers report at login, by the parameters that the client asked for.
+    pub greetings: HashMap<Arc<Params>, Arc<Vec<(String, String)>>>,
+    /// How its commits are held back.
+    pub gate: Gate,
+    /// Connections of it were opened that do not wait for their commits' flush. For good: a little later is never too early.
+    pub lazy: bool,
+    /// An operator has stopped it: it gives out nothing, and closes what comes back.
+    pub paused: bool,
+    /// Channels that this worker's clients listen on by the shared connection.
+    pub channels: Channels,
+    /// The shared connection, where this worker has it.
+    pub listener: Option<Box<Listener>>,
+    pub totals: Totals,
+}
+
+/// One worker's connections of a pool to one node.
+pub(in crate::core) struct PoolNode {
+    pub budget: Arc<Budget>,
+    /// Idle connections; the last used is the next used.
+    pub idle: Vec<usize>,
+    /// Connections being opened.
+    pub connecting: usize,
+    /// Connections in use, lanes included.
+    pub busy: usize,
+    /// Those that are shared lanes.
+    pub lanes: Vec<usize>,
+    /// Units in them.
+    pub seated: usize,
+    /// Not tried again before, after a failure.
+    pub retry_at: Option<Instant>,
+    failures: u32,
+    /// The node has refused the login: it may be a replica that has not heard of the database yet.
+    pub refused: bool,
+    /// Another worker was asked for a connection.
+    asked: bool,
+    /// The other workers believe that there are idle ones here.
+    published: bool,
+    /// Its idle ones may have changed in this turn.
+    touched: bool,
+    /// Connections given to own clients since another worker last starved.
+    kept: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(in crate::core) struct Waiter {
+    pub client: Token,
+    pub want: Want,
+    pub since: Instant,
+}
+
+/// Pairs of database and user that one worker serves at the same time.
+const MOST_POOLS: usize = 1000;
+/// One that has neither clients nor server connections for as long is forgotten; at once, if no server has ever let its user in.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
+/// A node that has refused the login is not tried again for as long; twice as long each time, at most 16 times.
+const REFUSED_FOR: Duration = Duration::from_secs(1);
+
+/// Idle connections that are looked at for one that has a client's parameters.
+const IDLE_LOOKED_AT: usize = 16;
+/// Clients that one worker serves before it hands a connection to a worker that has none.
+pub(in crate::core) const KEEP: u32 = 16;
+
+impl Pool {
+    /// True if nobody uses it, and nothing is kept for it.
+    fn is_unused(&self) -> bool {
+        let listens = self.listener.as_ref().is_some_and(|listener| listener.is_needed());
+        self.clients == 0 && self.servers == 0 && !listens && self.channels.is_empty()
+    }
+
+    /// A client or a server connection has gone.
+    fn note_use(&mut self, now: Instant) {
+        self.unused_since = (self.clients == 0 && self.servers == 0).then_some(now);
+    }
+
+    /// The clients that wait for any node that may answer a read, or those that wait for the primary.
+    fn queue(&mut self, readers: bool) -> &mut VecDeque<Waiter> {
+        if readers { &mut self.readers } else { &mut self.writers }
+    }
+}
+
+impl PoolNode {
+    /// True if the last attempts to reach the node failed and it is not yet time for another.
+    pub(in crate::core) fn is_suspect(&self, now: Instant) -> bool {
+        self.retry_at.is_some_and(|at| now < at)
+    }
+
+    /// Units in flight.
+    pub(in crate::core) fn load(&self) -> usize {
+        self.busy - self.lanes.len() + self.seated
+    }
+
+    /// True if another worker than `id` waits for a connection, or there are more than there may be.
+    pub(in crate::core) fn is_asked_for(&self, id: usize) -> bool {
+        self.budget.starving_but(id).is_some() || self.budget.is_exceeded()
+    }
+}
+
+impl Core {
+    /// The pool of this key; made if it is new.
+    pub(in crate::core) fn pool(&mut self, key: &PoolKey) -> usize {
+        if let Some(p) = self.pools.find(key) {
+            return p;
+        }
+        let database = self.settings.database(&key.database).cloned();
+        let database = database.unwrap_or_else(|| self.settings.default_database().clone());
+        let p = self.pools.insert(Pool {
+            key: key.clone(),
+            place: self.shared.registry.place(database.dbname.as_deref().unwrap_or(&key.database), &key.user),
+            database,
+            nodes: Vec::new(),
+            clients: 0,
+            servers: 0,
+            known: false,
+            unused_since: Some(self.now),
+            writers: VecDeque::new(),
+            readers: VecDeque::new(),
+            greetings: HashMap::new(),
+            gate: self.settings.gate(&key.database, &key.user),
+            lazy: false,
+            paused: self.paused.has(&key.database),
+            channels: Channels::default(),
+            listener: None,
+            totals: Totals::default(),
+        });
+        self.size_pool(p);
+        p
+    }
+
+    /// An error if there are as many pools as there may be, and this is another.
+    pub(in crate::core) fn room_for_pool(&mut self, key: &PoolKey) -> Result<(), String> {
+        if self.pools.find(key).is_some() || self.pools.len() < MOST_POOLS {
+            return Ok(());
+        }
+        let unused = self.pools.iter().filter(|(_, pool)| pool.is_unused());
+        let oldest = unused.min_by_key(|(_, pool)| pool.unused_since).map(|(p, _)| p);
+        match oldest {
+            Some(p) => self.pools.remove(p),
+            None => return Err(format!("the proxy serves {MOST_POOLS} pairs of database and user at the moment")),
+        }
+        Ok(())
+    }
+
+    /// A client leaves, if it has shown who it is.
+    pub(in crate::core) fn leaves_pool(&mut self, c: usize) {
+        let p = self.clients[c].pool;
+        let Some(pool) = self.pools.get_mut(p) else { return };
+        pool.clients -= 1;
+        pool.note_use(self.now);
+        if pool.is_unused() && !pool.known {
+            // Nobody has ever got in: there may be no such database.
+            self.forget_waiters(p, c);
+            self.pools.remove(p);
+        }
+    }
+
+    /// Nobody who is gone is in the queues of a pool that is about to be forgotten.
+    fn forget_waiters(&mut self, p: usize, c: usize) {
+        debug_assert!(
+            self.pools[p].writers.iter().chain(&self.pools[p].readers).all(|waiter| waiter.client.index() == c)
+        );
+        self.pools[p].writers.clear();
+        self.pools[p].readers.clear();
+    }
+
+    /// Forgets pools that have not been used for long.
+    pub(in crate::core) fn forget_pools(&mut self) {
+        let old = |pool: &Pool| {
+            pool.is_unused() && pool.unused_since.is_some_and(|since| over(since, FORGOTTEN_AFTER, self.now))
+        };
+        let old: Vec<usize> = self.pools.iter().filter(|(_, pool)| old(pool)).map(|(p, _)| p).collect();
+        for p in old {
+            self.pools.remove(p);
+        }
+    }
+
+    /// Gives a pool an entry for each node of the view.
+    fn size_pool(&mut self, p: usize) {
+        let pool = &mut self.pools[p];
+        let limit = self.settings.pool_size(&pool.key.database, &pool.key.user);
+        for id in pool.nodes.len()..self.view.nodes.len() {
+            let budget = self.shared.budgets.get(&pool.key, NodeId(id as u16), limit);
+            pool.nodes.push(PoolNode {
+                budget,
+                idle: Vec::new(),
+                connecting: 0,
+                busy: 0,
+                lanes: Vec::new(),
+                seated: 0,
+                retry_at: None,
+                failures: 0,
+                refused: false,
+                asked: false,
+                published: false,
+                touched: false,
+                kept: 0,
+            });
+        }
+    }
+
+    /// What a pool's connections were opened with does not hold any more: they go.
+    pub(in crate::core) fn retire_all(&mut self, p: usize) {
+        for (_, server) in self.servers.iter_mut().filter(|(_, server)| server.pool == p) {
+            server.retire = true;
+        }
+    }
+
+    pub(in crate::core) fn apply_to_pools(&mut self) {
+        for p in self.pools.ids() {
+            let pool = &mut self.pools[p];
+            let mut outdated = false;
+            if let Some(database) = self.settings.database(&pool.key.database) {
+                if pool.database.dbname != database.dbname {
+                    pool.greetings.clear();
+                    let dbname = database.dbname.as_deref().unwrap_or(&pool.key.database);
+                    pool.place = self.shared.registry.place(dbname, &pool.key.user);
+                    outdated = true;
+                }
+                pool.database = database.clone();
+            }
+            let gate = self.settings.gate(&pool.key.database, &pool.key.user);
+            // How they commit was said when they were opened, too.
+            outdated |= std::mem::replace(&mut pool.gate, gate).relays.min(1) != gate.relays.min(1);
+            if outdated {
+                self.retire_all(p);
+            }
+            let pool = &self.pools[p];
+            let limit = self.settings.pool_size(&pool.key.database, &pool.key.user);
+            for node in &pool.nodes {
+                node.budget.set_limit(limit);
+            }
+            self.pump(p);
+        }
+    }
+
+    // --- asking ---
+
+    /// Gets a client its server: at once if one is idle (then true), else it waits.
+    pub(in crate::core) fn acquire(&mut self, c: usize, want: Want) -> bool {
+        let p = self.clients[c].pool;
+        if let Some(s) = self.take(p, c, want) {
+            return self.attach(c, s);
+        }
+        let client = &mut self.clients[c];
+        client.since = self.now;
+        client.waiting = true;
+        self.metrics.clients_waiting.add(1);
+        let waiter = Waiter { client: client.token, want, since: self.now };
+        self.pools[p].queue(want != Want::Primary).push_back(waiter);
+        false
+    }
+
+    /// An idle connection for a client, or None; in that case one is being opened or asked for, if that is possible.
+    fn take(&mut self, p: usize, c: usize, want: Want) -> Option<usize> {
+        if self.pools[p].paused {
+            return None;
+        }
+        match want {
+            Want::Primary => {
+                let node = self.view.primary?;
+                self.take_at(p, c, node)
+            }
+            Want::Read => {
+                let node = self.read_node(p, c)?;
+                self.take_at(p, c, node)
+            }
+            Want::Any => {
+                let usable = |n: &topology::NodeView| n.usable && matches!(n.role, Role::Primary | Role::Replica);
+                let nodes = self
+                    .view
+                    .primary
+                    .into_iter()
+                    .chain(self.view.nodes.iter().filter(|n| usable(n)).map(|n| n.node.id));
+                let nodes: Vec<NodeId> = nodes.collect();
+                // Where none may be tried, another worker may still have a connection.
+                let sound = nodes.iter().find(|n| !self.pools[p].nodes[usize::from(n.0)].is_suspect(self.now));
+                sound.or(nodes.first()).and_then(|&n| self.take_at(p, c, n))
+            }
+        }
+    }
+
+    fn take_at(&mut self, p: usize, c: usize, node: NodeId) -> Option<usize> {
+        let waiting = self.pools[p].writers.len() + self.pools[p].readers.len();
+        let place = self.pools[p].nodes.get_mut(usize::from(node.0))?;
+        // Rather one that has the client's parameters than the last used: changing them takes a round trip.
+        let wanted = &self.clients[c].params;
+        let fits = place.idle.iter().rev().take(IDLE_LOOKED_AT).position(|&s| self.servers[s].params.is(wanted));
+        let found = match fits {
+            Some(at) => Some(place.idle.remove(place.idle.len() - 1 - at)),
+            None => place.idle.pop(),
+        };
+        if found.is_some() {
+            self.pools.touch(p, usize::from(node.0));
+            return found;
+        }
+        if place.connecting <= waiting {
+            // Where none can be opened, also for want of descriptors, another worker may have one that it does not use.
+            if !place.is_suspect(self.now) && place.budget.try_open() {
+                place.connecting += 1;
+                self.open(p, node);
+            } else if !place.asked && self.shared.workers > 1 {
+                place.asked = true;
+                // Where nobody has one, whoever has one next sees that this worker waits.
+                if let Some(to) = place.budget.starves(self.id) {
+                    let mail = Mail::Want { key: self.pools[p].key.clone(), node, from: self.id };
+                    self.effects.push(Effect::Post { to, mail });
+                }
+            }
+        }
+        None
+    }
+
+    /// Serves as many waiting clients as there are connections for.
+    pub(in crate::core) fn pump(&mut self, p: usize) {
+        for _ in 0..2 {
+            let writers = self.pools[p].writers.len() + self.pools[p].readers.len() + 1;
+            for _ in 0..writers {
+                if !self.serve_front(p, false) {
+                    break;
+                }
+            }
+            for _ in 0..writers {
+                if !self.serve_front(p, true) {
+                    break;
+                }
+            }
+            // A reader that only the primary can serve moves to the writers' queue: one more look there.
+        }
+    }
+
+    /// Serves the front of one queue; false if it has to go on waiting.
+    fn serve_front(&mut self, p: usize, readers: bool) -> bool {
+        let Some(&waiter) = self.pools[p].queue(readers).front() else { return false };
+        if !self.is_client(waiter.client) || !self.clients[waiter.client.index()].waiting {
+            self.pools[p].queue(readers).pop_front();
+            return true;
+        }
+        let c = waiter.client.index();
+        if readers
+            && waiter.want == Want::Read
+            && self.read_node(p, c) == self.view.primary
+            && self.view.primary.is_some()
+        {
+            let pool = &mut self.pools[p];
+            pool.readers.pop_front();
+            pool.writers.push_back(Waiter { want: Want::Primary, ..waiter });
+            return true;
+        }
+        if matches!(self.clients[c].phase, Phase::Login(_))
+            && self.pools[p].greetings.contains_key(&self.clients[c].params)
+        {
+            // Another login has found out meanwhile.
+            self.pools[p].readers.pop_front();
+            self.stop_waiting(c);
+            self.greet(c);
+            return true;
+        }
+        if self.seat_waiter(p, c, waiter.want, readers) {
+            return true;
+        }
+        let Some(s) = self.take(p, c, waiter.want) else { return false };
+        self.pools[p].queue(readers).pop_front();
+        self.stop_waiting(c);
+        if self.attach(c, s) {
+            self.runnable.push_back(self.clients[c].token);
+        }
+        true
+    }
+
+    /// Puts the client at the front of a queue into a shared lane, if its unit fits and there is one.
+    fn seat_waiter(&mut self, p: usize, c: usize, want: Want, readers: bool) -> bool {
+        if !self.clients[c].unit.is_single() {
+            return false;
+        }
+        let input = std::mem::take(&mut self.clients[c].input);
+        let since = self.clients[c].since;
+        let seated = input.len() == self.clients[c].unit.scanned && self.enter_lane(c, want, &input, true);
+        if !seated {
+            self.clients[c].input = input;
+        } else {
+            self.buffers.give(input);
+            self.pools[p].queue(readers).pop_front();
+            self.clients[c].since = since;
+            self.stop_waiting(c);
+            self.clients[c].since = self.now;
+            self.bound_input(c);
+        }
+        seated
+    }
+
+    fn stop_waiting(&mut self, c: usize) {
+        let client = &mut self.clients[c];
+        if std::mem::take(&mut client.waiting) {
+            let waited = self.now.saturating_duration_since(client.since).as_micros() as u64;
+            self.metrics.clients_waiting.sub(1);
+            self.metrics.wait_micros.observe(waited);
+            self.clients[c].waited = u32::try_from(waited).unwrap_or(u32::MAX);
+            self.pools[self.clients[c].pool].totals.wait_micros += waited;
+        }
+    }
+
+    /// Links a client with a server connection. True if its messages can be forwarded at once.
+    fn attach(&mut self, c: usize, s: usize) -> bool {
+        let (client, server) = (&mut self.clients[c], &mut self.servers[s]);
+        debug_assert!(client.at.server().is_none() && server.client.is_none() && server.protocol.is_settled());
+        client.at = At::Server(s as u32);
+        server.client = Some(c);
+        (server.meter.measured, server.meter.answered) = (0, 0);
+        client.since = self.now;
+        self.metrics.servers_busy.add(1);
+        (server.taken, server.fresh) = (self.now, false);
+        let pool = &mut self.pools[server.pool];
+        pool.totals.assignments += 1;
+        pool.nodes[usize::from(server.node.0)].busy += 1;
+        let greeting = matches!(client.phase, Phase::Login(_));
+        let ready = server.params.is(&client.params);
+        if !ready {
+            let params = client.params.clone();
+            self.prepare_session(s, &params);
+        }
+        if greeting {
+            if ready {
+                self.learn_greeting(c, s);
+            }
+            return false;
+        }
+        self.clients[c].unit.routed = true;
+        // Its parameters may be refused: nothing of the client's may be on its way by then.
+        ready
+    }
+
+    /// Takes a waiting client's unit back with an error.
+    pub(in crate::core) fn refuse_unit(&mut self, c: usize, code: Sqlstate, text: &str) {
+        self.stop_waiting(c);
+        let client = &self.clients[c];
+        let (p, token) = (client.pool, client.token);
+        // Left in a queue, it would serve the client's next statement with this one's want.
+        self.pools[p].writers.retain(|waiter| waiter.client != token);
+        self.pools[p].readers.retain(|waiter| waiter.client != token);
+        if matches!(self.clients[c].phase, Phase::Login(_)) {
+            return self.fail_login(c, code, text);
+        }
+        self.fail_unit(c, code, text);
+    }
+
+    pub(in crate::core) fn expire_waiters(&mut self, p: usize) {
+        for node in &mut self.pools[p].nodes {
+            // Whoever was asked had none, or closed it: ask again.
+            node.asked = false;
+        }
+        for readers in [false, true] {
+            while let Some(&waiter) = self.pools[p].queue(readers).front() {
+                let live = self.is_client(waiter.client) && self.clients[waiter.client.index()].waiting;
+                let no_primary = self.view.primary.is_none();
+                let limit = if no_primary { self.settings.no_primary_timeout } else { self.settings.wait_timeout };
+                if live && !over(waiter.since, limit, self.now) {
+                    break;
+                }
+                self.pools[p].queue(readers).pop_front();
+                if live {
+                    self.metrics.wait_timeouts.add(1);
+                    let text = self.wait_error(p, no_primary, limit);
+                    self.refuse_unit(waiter.client.index(), Sqlstate::TOO_MANY_CONNECTIONS, &text);
+                }
+            }
+        }
+    }
+
+    fn wait_error(&self, p: usize, no_primary: bool, limit: Duration) -> String {
+        let key = &self.pools[p].key;
+        let limit = limit.as_secs_f32();
+        if no_primary {
+            return format!("no primary for database {:?} within {limit} s (no_primary_timeout)", key.database);
+        }
+        format!(
+            "no server connection for database {:?} and user {:?} came free within {limit} s (wait_timeout): pool size {}",
+            key.database,
+            key.user,
+            self.settings.pool_size(&key.database, &key.user),
+        )
+    }
+
+    // --- giving back ---
+
+    /// A server connection has done what its client wanted.
+    pub(in crate::core) fn release(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        if let Some(c) = server.client.take() {
+            let client = &mut self.clients[c];
+            client.leave_server();
+            client.since = self.now;
+            client.held_up = false;
+            server.work.failed = false;
+            server.work.unpins = sql::Pins::NONE;
+            server.tracker.client_leaves();
+            server.held.client_leaves();
+            if server.paused {
+                server.paused = false;
+                self.effects.push(Effect::Resume(server.token));
+            }
+            self.metrics.servers_busy.sub(1);
+            self.metrics.transactions.add(1);
+            let pool = &mut self.pools[server.pool];
+            pool.nodes[usize::from(server.node.0)].busy -= 1;
+            pool.totals.transactions += 1;
+            pool.totals.transaction_micros += self.now.saturating_duration_since(server.taken).as_micros() as u64;
+            // What was held up behind this unit goes on.
+            if client.paused || !client.input.is_empty() {
+                self.runnable.push_back(client.token);
+            }
+            // One whose answer is held back is told when it has it.
+            if self.draining && self.clients[c].output.gates() == 0 {
+                self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, DRAINING);
+            }
+        }
+        let server = &self.servers[s];
+        if server.protocol.status() != wire::message::Status::Idle || !server.cleaning.is_none() {
+            return self.clean_up(s);
+        }
+        self.rest(s);
+    }
+
+    /// A server connection has nothing to do: the next client gets it, or another worker, or it is idle.
+    pub(in crate::core) fn rest(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        debug_assert!(server.client.is_none());
+        server.sender.rest(&self.shared.tide);
+        if server.cancels > 0 {
+            server.held_for_cancel = true;
+            return;
+        }
+        // However short its life is to be, it is not closed before somebody has had it: whoever comes next would wait for another.
+        let lifetime = self.settings.server_lifetime.filter(|_| !server.fresh);
+        let expired = lifetime.is_some_and(|limit| over(server.opened, limit, self.now));
+        if server.retire || expired || self.pools[server.pool].paused {
+            let p = server.pool;
+            self.drop_server(s);
+            return self.pump(p);
+        }
+        server.idle_since = self.now;
+        let (p, n) = (server.pool, usize::from(server.node.0));
+        let pool = &mut self.pools[p];
+        let waiting = !pool.writers.is_empty() || !pool.readers.is_empty();
+        let place = &mut pool.nodes[n];
+        if place.budget.is_exceeded() {
+            return self.drop_server(s);
+        }
+        if !waiting && std::mem::take(&mut place.asked) {
+            place.budget.is_served(self.id);
+        }
+        let other = place.budget.starving_but(self.id).filter(|_| self.servers[s].output.is_empty());
+        if let Some(to) = other
+            && place.kept >= KEEP
+        {
+            place.kept = 0;
+            return self.hand_over(s, to);
+        }
+        place.kept = place.kept.saturating_add(1);
+        place.idle.push(s);
+        self.pools.touch(p, n);
+        if waiting {
+            self.pump(p);
+        }
+        let place = &mut self.pools[p].nodes[n];
+        if let Some(to) = other
+            && place.idle.last() == Some(&s)
+        {
+            // Nobody who waits here can use it.
+            place.idle.pop();
+            place.kept = 0;
+            self.hand_over(s, to);
+        }
+    }
+
+    /// Tells the other workers where this one has idle connections and where it has none, as far as that has changed in this turn. One
+    /// that waits for one gets it.
+    pub(in crate::core) fn publish_idle(&mut self) {
+        if self.shared.workers < 2 {
+            return;
+        }
+        let touched = self.pools.take_touched();
+        for &(p, n) in &touched {
+            let Some(place) = self.pools.get_mut(p).and_then(|pool| pool.nodes.get_mut(n)) else { continue };
+            place.touched = false;
+            let idle = !place.idle.is_empty();
+            if std::mem::replace(&mut place.published, idle) == idle {
+                continue;
+            }
+            if let Some(to) = place.budget.publish_idle(self.id, idle) {
+                self.spare(p, n, to);
+            }
+        }
+        self.pools.give_touched(touched);
+    }
+
+    /// Hands the idle connection that was not used for longest to another worker, if nothing is still to be written to it.
+    fn spare(&mut self, p: usize, n: usize, to: usize) -> bool {
+        let place = &mut self.pools[p].nodes[n];
+        let Some(at) = place.idle.iter().position(|&s| self.servers[s].output.is_empty()) else { return false };
+        let s = place.idle.remove(at);
+        self.pools.touch(p, n);
+        self.hand_over(s, to);
+        true
+    }
+
+    /// Another worker wants a connection.
+    pub(in crate::core) fn wanted(&mut self, key: &PoolKey, node: NodeId, from: usize) {
+        let Some(p) = self.pools.find(key) else { return };
+        // What is idle after this is of no use to those who wait here: they need another node, whose connections may well be where
+        // this one is wanted.
+        self.pump(p);
+        let n = usize::from(node.0);
+        if self.pools[p].nodes.len() <= n || self.spare(p, n, from) {
+            return;
+        }
+        // It has been used meanwhile. The next one that may have one is asked; when all have been, whoever has one next sees that somebody
+        // waits.
+        let place = &mut self.pools[p].nodes[n];
+        place.published = false;
+        place.budget.publish_idle(self.id, false);
+        if let Some(to) = place.budget.idle_but(self.id, from) {
+            self.effects.push(Effect::Post { to, mail: Mail::Want { key: key.clone(), node, from } });
+        }
+        self.pools.touch(p, n);
+    }
+
+    fn hand_over(&mut self, s: usize, to: usize) {
+        let server = &self.servers[s];
+        debug_assert!(server.client.is_none());
+        let place = &self.pools[server.pool].nodes[usize::from(server.node.0)];
+        place.budget.is_served(to);
+        let key = self.pools[server.pool].key.clone();
+        let server = self.servers.remove(s);
+        let pool = &mut self.pools[server.pool];
+        pool.servers -= 1;
+        pool.note_use(self.now);
+        self.metrics.servers.sub(1);
+        let token = server.token;
+        self.effects.push(Effect::Move { token, to, server: Box::new(Moved { key, server }) });
+    }
+
+    /// Takes in a connection from another worker.
+    pub fn adopt(&mut self, moved: Moved) -> Token {
+        let Moved { key, mut server } = moved;
+        let p = self.pool(&key);
+        let index = self.servers.vacant_key();
+        server.token = self.token(Kind::Server, index);
+        server.pool = p;
+        // A little may still be unsent: the rest of a COPY that had failed.
+        server.dirty = true;
+        self.dirty.push(server.token);
+        let (token, node) = (server.token, usize::from(server.node.0));
+        self.servers.insert(server);
+        self.pools[p].servers += 1;
+        self.pools[p].known = true;
+        self.metrics.servers.add(1);
+        self.metrics.server_connections_moved.add(1);
+        if let Some(place) = self.pools[p].nodes.get_mut(node) {
+            place.asked = false;
+        }
+        token
+    }
+
+    /// To be called when the driver reads the adopted connection's socket.
+    pub fn adopted(&mut self, token: Token) {
+        if self.is_server(token) {
+            let s = token.index();
+            let role = self.view.node(self.servers[s].node).map(|node| node.role);
+            // What happened to the node while it was on its way?
+            if matches!(role, Some(Role::Primary | Role::Replica)) {
+                self.rest(s)
+            } else {
+                self.drop_server(s)
+            }
+            self.run();
+        }
+    }
+
+    // --- opening and closing ---
+
+    pub(in crate::core) fn open(&mut self, p: usize, node: NodeId) {
+        let index = self.servers.vacant_key();
+        let token = self.token(Kind::Server, index);
+        self.servers.insert(Server::new(token, p, node, self.params.none().clone(), self.now));
+        self.pools[p].servers += 1;
+        self.metrics.servers.add(1);
+        match self.address(node) {
+            Some(address) => self.effects.push(Effect::Connect { token, address }),
+            None => debug_assert!(false, "a node of the view has an address"),
+        }
+    }
+
+    /// A connection is open and logged in.
+    pub(in crate::core) fn opened(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        if server.listener {
+            return self.listener_opened(s);
+        }
+        self.shared.senders.add(server.node, server.key.0, &server.sender);
+        let pool = &mut self.pools[server.pool];
+        pool.known = true;
+        let place = &mut pool.nodes[usize::from(server.node.0)];
+        place.connecting -= 1;
+        place.failures = 0;
+        place.refused = false;
+        place.retry_at = None;
+        self.metrics.server_connections_opened.add(1);
+        self.rest(s);
+    }
+
+    /// A connection could not be opened: the next attempt waits a little longer each time.
+    pub(in crate::core) fn open_failed(&mut self, s: usize, why: &str, is_node_down: bool) {
+        let server = &self.servers[s];
+        let (p, node) = (server.pool, server.node);
+        if server.listener {
+            return self.listener_lost(s, why);
+        }
+        let place = &mut self.pools[p].nodes[usize::from(node.0)];
+        place.failures = (place.failures + 1).min(6);
+        let pause = if place.refused {
+            REFUSED_FOR * (1 << place.failures.min(5)) / 2
+        } else {
+            Duration::from_millis(25 << place.failures)
+        };
+        place.retry_at = Some(self.now + pause);
+        self.metrics.server_connections_failed.add(1);
+        tracing::warn!(
+            node = self.view.node(node).map(|n| n.node.name.as_str()),
+            why,
+            "cannot open a server connection"
+        );
+        if is_node_down {
+            self.shared.topology.report_failure(node);
+        }
+        self.drop_server(s);
+        self.pump(p);
+    }
+
+    /// Forgets a server connection that no client has.
+    pub(in crate::core) fn drop_server(&mut self, s: usize) {
+        self.settle_schema(s);
+        let mut server = self.servers.remove(s);
+        debug_assert!(server.client.is_none());
+        if !server.listener {
+            self.shared.senders.remove(server.node, server.key.0, &server.sender);
+            let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
+            if !matches!(server.phase, ServerPhase::Ready) {
+                place.connecting = place.connecting.saturating_sub(1);
+            }
+            place.idle.retain(|&idle| idle != s);
+            place.budget.close();
+            self.pools.touch(server.pool, usize::from(server.node.0));
+        }
+        let pool = &mut self.pools[server.pool];
+        pool.servers -= 1;
+        pool.note_use(self.now);
+        self.metrics.servers.sub(1);
+        let owed = server.protocol.abandon().into_iter().filter_map(crate::core::server::Note::into_timing);
+        let being_sent = std::mem::replace(&mut server.meter.timing, Timing::none(self.now));
+        for timing in owed.chain([being_sent]) {
+            self.span_lost(timing);
+        }
+        let mut last = Vec::new();
+        if matches!(server.phase, ServerPhase::Ready) && server.output.is_empty() && !server.silent {
+            wire::message::empty(&mut last, b'X');
+        }
+        server.output.clear(&mut self.buffers);
+        self.buffers.give(std::mem::take(&mut server.input));
+        self.effects.push(Effect::Close { token: server.token, last });
+    }
+
+    /// Closes connections that are too old, idle for too long, or never came to be.
+    pub(in crate::core) fn expire_servers(&mut self) {
+        let mut late = Vec::new();
+        let mut slow = Vec::new();
+        for (s, server) in &self.servers {
+            match server.phase {
+                ServerPhase::Ready if server.listener => {}
+                ServerPhase::Ready if server.is_idle() => {
+                    let unused = self.settings.server_idle_timeout;
+                    let aged = self.settings.server_lifetime;
+                    if unused.is_some_and(|limit| over(server.idle_since, limit, self.now))
+                        || aged.is_some_and(|limit| over(server.opened, limit, self.now))
+                    {
+                        late.push(s);
+                    }
+                }
+                ServerPhase::Ready => {}
+                _ if over(server.opened, self.settings.connect_timeout, self.now) => slow.push(s),
+                _ => {}
+            }
+        }
+        // A retired one that has no use ahead is not waited for.
+        let retired = |server: &Server| server.retire && server.is_idle() && !server.listener;
+        late.extend(self.servers.iter().filter(|(_, server)| retired(server)).map(|(s, _)| s));
+        late.sort_unstable();
+        late.dedup();
+        for s in late {
+            self.drop_server(s);
+        }
+        for s in slow {
+            self.open_failed(s, "not connected and logged in within connect_timeout", true);
+        }
+    }
+
+    // --- the cluster changes ---
+
+    /// Takes the new view, and lets go of what does not fit it.
+    pub(in crate::core) fn refresh_view(&mut self) {
+        let old = std::mem::replace(&mut self.view, self.shared.topology.view());
+        self.refresh_gates();
+        for p in self.pools.ids() {
+            self.size_pool(p);
+        }
+        let demoted = old.primary.or(self.last_primary).filter(|&n| self.view.primary.is_some_and(|now| now != n));
+        self.last_primary = self.view.primary.or(self.last_primary);
+        let mut idle = Vec::new();
+        let mut busy = Vec::new();
+        for (_, server) in &self.servers {
+            let is = self.view.node(server.node);
+            let was = old.node(server.node);
+            let moved = is.map(|n| &n.address) != was.map(|n| &n.address);
+            let gone = is.is_none_or(|n| matches!(n.role, Role::Unknown | Role::Stale)) || moved;
+            let stale = demoted == Some(server.node) || is.is_some_and(|n| n.role == Role::Stale);
+            if !gone && !stale {
+                continue;
+            }
+            if server.listener && !stale && !moved && is.is_some() {
+                // It may have nothing but a slow answer to a probe against it: what was notified would be lost with the connection.
+                continue;
+            }
+            if self.lanes.has(server.token.index()) {
+                // Nothing but reads: they are rather sent to another.
+                busy.push(server.token);
+            } else if server.client.is_some() {
+                // While nobody else is primary, a statement on a silent node may still be answered; a read is rather sent
+                // to another.
+                let client = server.client.and_then(|c| self.clients.get(c));
+                if stale || client.is_some_and(|client| client.replay.is_some() && client.repeatable) {
+                    busy.push(server.token);
+                }
+            } else if matches!(server.phase, ServerPhase::Ready) {
+                idle.push(server.token);
+            }
+        }
+        for token in busy.into_iter().chain(idle) {
+            if self.is_server(token) {
+                self.server_closed(token.index(), "the node is no longer part of the cluster in its role");
+            }
+        }
+        let held = self.clients.iter().filter(|(_, c)| c.at.server().is_some() && !c.input.is_empty());
+        self.runnable.extend(held.map(|(_, client)| client.token));
+        for p in self.pools.ids() {
+            // A change of the view is news of the nodes: no reason to wait longer.
+            for node in &mut self.pools[p].nodes {
+                node.retry_at = None;
+            }
+            self.pump(p);
+        }
+    }
+
+    /// True if this client keeps its server connection between transactions.
+    pub(in crate::core) fn is_bound(&self, c: usize) -> bool {
+        let client = &self.clients[c];
+        !client.pins.is_empty() || self.pools[client.pool].database.mode == PoolMode::Session
+    }
+}

@@ -1,0 +1,100 @@
+//! A worker's pools, by number and by key.
+
+use std::collections::HashMap;
+use std::ops::{Index, IndexMut};
+
+use super::{Pool, PoolKey};
+
+/// A worker's pools. A number is used again once its pool is forgotten, which is when nothing refers to it.
+#[derive(Default)]
+pub(in crate::core) struct Pools {
+    all: slab::Slab<Pool>,
+    by_key: HashMap<PoolKey, usize>,
+    /// Pools and nodes whose idle connections may have changed in this turn.
+    touched: Vec<(usize, usize)>,
+}
+
+impl Pools {
+    /// The pool of this key.
+    pub(in crate::core) fn find(&self, key: &PoolKey) -> Option<usize> {
+        self.by_key.get(key).copied()
+    }
+
+    /// The pool of this number, which may be nobody's.
+    pub(in crate::core) fn get(&self, p: usize) -> Option<&Pool> {
+        self.all.get(p)
+    }
+
+    /// The same.
+    pub(in crate::core) fn get_mut(&mut self, p: usize) -> Option<&mut Pool> {
+        self.all.get_mut(p)
+    }
+
+    /// How many there are.
+    pub(in crate::core) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// The numbers of all.
+    pub(in crate::core) fn ids(&self) -> Vec<usize> {
+        self.all.iter().map(|(p, _)| p).collect()
+    }
+
+    /// All, with their numbers.
+    pub(in crate::core) fn iter(&self) -> impl Iterator<Item = (usize, &Pool)> {
+        self.all.iter()
+    }
+
+    /// All.
+    pub(in crate::core) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Pool> {
+        self.all.iter_mut().map(|(_, pool)| pool)
+    }
+
+    pub(super) fn insert(&mut self, pool: Pool) -> usize {
+        let key = pool.key.clone();
+        let p = self.all.insert(pool);
+        self.by_key.insert(key, p);
+        p
+    }
+
+    pub(super) fn remove(&mut self, p: usize) {
+        let pool = self.all.remove(p);
+        self.by_key.remove(&pool.key);
+        self.touched.retain(|(touched, _)| *touched != p);
+    }
+
+    /// The idle connections of a pool's node may have changed.
+    pub(super) fn touch(&mut self, p: usize, node: usize) {
+        let place = &mut self.all[p].nodes[node];
+        if !std::mem::replace(&mut place.touched, true) {
+            self.touched.push((p, node));
+        }
+    }
+
+    /// Those whose idle connections may have changed since this was last asked.
+    pub(super) fn take_touched(&mut self) -> Vec<(usize, usize)> {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// Keeps the memory of a list that was taken.
+    pub(super) fn give_touched(&mut self, mut list: Vec<(usize, usize)>) {
+        if self.touched.is_empty() {
+            list.clear();
+            self.touched = list;
+        }
+    }
+}
+
+impl Index<usize> for Pools {
+    type Output = Pool;
+
+    fn index(&self, p: usize) -> &Pool {
+        &self.all[p]
+    }
+}
+
+impl IndexMut<usize> for Pools {
+    fn index_mut(&mut self, p: usize) -> &mut Pool {
+        &mut self.all[p]
+    }
+}

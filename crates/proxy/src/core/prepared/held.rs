@@ -1,0 +1,170 @@
+//! The prepared statements that one server connection has.
+
+use std::collections::HashMap;
+
+use super::statement::Statement;
+
+/// What a server connection has got, or will have by the time that it comes to what is sent next.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    named: HashMap<u64, Entry>,
+    unnamed: Unnamed,
+    clock: u64,
+}
+
+/// A server connection's unnamed statement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Unnamed {
+    /// It may have any, or none.
+    #[default]
+    Unknown,
+    /// It is the statement with this id.
+    Is(u64),
+    /// It is one of the present client's that was too long to be kept.
+    TooLong,
+}
+
+/// A named statement.
+#[derive(Debug, Clone, Copy, Default)]
+struct Entry {
+    /// By the connection's clock.
+    used: u64,
+    /// Its columns as this connection has them are those that clients are told of. Two connections may have parsed the text on either
+    /// side of a change of the schema.
+    described: bool,
+}
+
+/// What a server connection had before all was dropped: for [`Held::undo`].
+#[derive(Debug, Clone)]
+pub(crate) struct Dropped {
+    named: HashMap<u64, Entry>,
+    unnamed: Unnamed,
+}
+
+impl Held {
+    /// True if it has the statement under its own name.
+    pub(crate) fn has(&self, statement: &Statement) -> bool {
+        self.named.contains_key(&statement.id())
+    }
+
+    /// It is used now. False: it has not got it.
+    pub(crate) fn uses(&mut self, statement: &Statement) -> bool {
+        self.clock += 1;
+        match self.named.get_mut(&statement.id()) {
+            Some(entry) => {
+                entry.used = self.clock;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// It is sent a Parse of the statement.
+    pub(crate) fn gets(&mut self, statement: &Statement) {
+        self.clock += 1;
+        self.named.insert(statement.id(), Entry { used: self.clock, described: false });
+    }
+
+    /// It has not got it, or nobody shall use what it has.
+    pub(crate) fn loses(&mut self, statement: &Statement) {
+        self.named.remove(&statement.id());
+    }
+
+    /// The statement that was not used for longest, which it has no longer: to be closed. None: it has fewer than `most`.
+    pub(crate) fn makes_room(&mut self, most: usize) -> Option<u64> {
+        if self.named.len() < most {
+            return None;
+        }
+        let (&id, _) = self.named.iter().min_by_key(|(_, entry)| entry.used)?;
+        self.named.remove(&id);
+        Some(id)
+    }
+
+    /// It was to close the statement with this id, and did not.
+    pub(crate) fn keeps(&mut self, id: u64) {
+        self.named.insert(id, Entry::default());
+    }
+
+    /// This connection has given the columns as clients are told of them.
+    pub(crate) fn has_described(&mut self, statement: &Statement) {
+        if let Some(entry) = self.named.get_mut(&statement.id()) {
+            entry.described = true;
+        }
+    }
+
+    /// True if it has the statement, with the columns that clients are told of.
+    pub(crate) fn is_described(&self, statement: &Statement) -> bool {
+        self.named.get(&statement.id()).is_some_and(|entry| entry.described)
+    }
+
+    /// Its unnamed statement.
+    pub(crate) fn unnamed(&self) -> Unnamed {
+        self.unnamed
+    }
+
+    /// What it is sent makes this its unnamed statement.
+    pub(crate) fn set_unnamed(&mut self, unnamed: Unnamed) {
+        self.unnamed = unnamed;
+    }
+
+    /// Its client leaves: nobody else may use what was too long to be kept.
+    pub(crate) fn client_leaves(&mut self) {
+        if self.unnamed == Unnamed::TooLong {
+            self.unnamed = Unnamed::Unknown;
+        }
+    }
+
+    /// It is told to drop all (`DEALLOCATE ALL`, `DISCARD ALL`).
+    pub(crate) fn drops_all(&mut self) -> Dropped {
+        Dropped { named: std::mem::take(&mut self.named), unnamed: std::mem::take(&mut self.unnamed) }
+    }
+
+    /// It did not.
+    pub(crate) fn undo(&mut self, dropped: Dropped) {
+        self.named = dropped.named;
+        self.unnamed = dropped.unnamed;
+    }
+
+    /// The ids of the statements that it has, for operators.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = u64> {
+        self.named.keys().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_made_by_what_was_used_longest_ago() {
+        let statements: Vec<Statement> = (1..=3).map(Statement::test).collect();
+        let mut held = Held::default();
+        assert_eq!(held.makes_room(2), None);
+        held.gets(&statements[0]);
+        held.gets(&statements[1]);
+        assert!(held.uses(&statements[0]) && !held.uses(&statements[2]));
+        assert_eq!(held.makes_room(2), Some(2));
+        assert!(held.has(&statements[0]) && !held.has(&statements[1]));
+        held.gets(&statements[2]);
+        held.has_described(&statements[2]);
+        assert!(held.is_described(&statements[2]) && !held.is_described(&statements[0]));
+        // What was not closed after all may be described in any way.
+        held.keeps(2);
+        assert!(held.has(&statements[1]) && !held.is_described(&statements[1]));
+    }
+
+    #[test]
+    fn dropping_all_can_be_undone() {
+        let statement = Statement::test(7);
+        let mut held = Held::default();
+        held.gets(&statement);
+        held.set_unnamed(Unnamed::Is(9));
+        let dropped = held.drops_all();
+        assert!(!held.has(&statement) && held.unnamed() == Unnamed::Unknown);
+        held.undo(dropped);
+        assert!(held.has(&statement) && held.unnamed() == Unnamed::Is(9));
+        held.set_unnamed(Unnamed::TooLong);
+        held.client_leaves();
+        assert_eq!(held.unnamed(), Unnamed::Unknown);
+    }
+}

@@ -1,0 +1,405 @@
+//! What a client calls its prepared statements. Nobody else changes that.
+//!
+//! A name is changed when the message is sent that changes it, for what comes behind it depends on it: `P s …; B s; E; S` in one
+//! packet. A server that has given an error skips all messages up to Sync: what they have changed is undone, the last one first.
+//!
+//! As PostgreSQL has it (`exec_parse_message`, `exec_simple_query`): a Parse without a name drops the unnamed statement before it looks at the
+//! text, and so does a Query. A named Parse that fails changes nothing. Neither is undone by a rollback.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::statement::Statement;
+
+/// Named statements of one client.
+const MOST_NAMES: usize = 10_000;
+/// Bytes of their names and texts together.
+const MOST_BYTES: usize = 64 << 20;
+
+/// The prepared statements of one client. A pointer or two while it has none.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    unnamed: Option<Arc<Statement>>,
+    named: Option<Box<Named>>,
+}
+
+#[derive(Debug, Default)]
+struct Named {
+    entries: HashMap<Box<[u8]>, Entry>,
+    bytes: usize,
+    /// Some have been parsed where nobody knew how they are read.
+    unsettled: bool,
+}
+
+/// What one name stands for.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    statement: Arc<Statement>,
+    /// The client was told of its columns, and relies on them.
+    told: bool,
+    /// What it is again when it is known once more how the client's texts are read: `statement` was parsed where nobody knew.
+    settled: Option<Arc<Statement>>,
+}
+
+/// How to take back what a message has changed, if its server skips it.
+#[derive(Debug, Default)]
+pub(crate) enum Undo {
+    /// It has changed nothing.
+    #[default]
+    Nothing,
+    /// The unnamed statement was another, or none.
+    Unnamed(Option<Arc<Statement>>),
+    /// The name stood for nothing.
+    Free(Box<[u8]>),
+    /// The name stood for this.
+    Named(Box<[u8]>, Entry),
+    /// There were these.
+    All(Box<Names>),
+}
+
+/// A client has as many statements as it may, or as long ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Full {
+    /// Too many.
+    #[error("more than {MOST_NAMES} prepared statements in one session")]
+    Names,
+    /// Too long.
+    #[error("prepared statements of more than {} MiB in one session", MOST_BYTES >> 20)]
+    Bytes,
+}
+
+impl Names {
+    /// The statement of this name; empty: the unnamed one.
+    pub(crate) fn get(&self, name: &[u8]) -> Option<&Arc<Statement>> {
+        match name {
+            b"" => self.unnamed.as_ref(),
+            name => self.entry(name).map(|entry| &entry.statement),
+        }
+    }
+
+    /// How many have names.
+    pub(crate) fn len(&self) -> usize {
+        self.named.as_ref().map_or(0, |named| named.entries.len())
+    }
+
+    /// Was the client told of the columns of the statement of this name? The unnamed one's it asks for each time.
+    pub(crate) fn is_told(&self, name: &[u8]) -> bool {
+        self.entry(name).is_some_and(|entry| entry.told)
+    }
+
+    /// True if the client was told of this statement's columns under any name but `except`.
+    pub(crate) fn is_told_of(&self, statement: &Arc<Statement>, except: Option<&[u8]>) -> bool {
+        let named = self.named.iter().flat_map(|named| &named.entries);
+        named.into_iter().any(|(name, entry)| {
+            entry.told && Arc::ptr_eq(&entry.statement, statement) && except.is_none_or(|except| **name != *except)
+        })
+    }
+
+    /// A Describe is sent: from its answer on the client relies on what that says, and no longer on what it was told before.
+    pub(crate) fn describe(&mut self, name: &[u8]) -> Undo {
+        let Some(entry) = self.named.as_mut().and_then(|named| named.entries.get_mut(name)).filter(|entry| entry.told)
+        else {
+            return Undo::Nothing;
+        };
+        let was = entry.clone();
+        entry.told = false;
+        Undo::Named(name.into(), was)
+    }
+
+    /// The client is told of its columns, or is about to ask for them anew.
+    pub(crate) fn set_told(&mut self, name: &[u8], told: bool) {
+        if let Some(entry) = self.named.as_mut().and_then(|named| named.entries.get_mut(name)) {
+            entry.told = told;
+        }
+    }
+
+    /// A Parse is sent. Under a name that is taken it will fail: it must not be told here.
+    pub(crate) fn parse(&mut self, name: &[u8], statement: Arc<Statement>) -> Result<Undo, Full> {
+        if name.is_empty() {
+            return Ok(Undo::Unnamed(self.unnamed.replace(statement)));
+        }
+        let named = self.named.get_or_insert_default();
+        if named.entries.len() >= MOST_NAMES {
+            return Err(Full::Names);
+        }
+        let bytes = weight(name, &statement);
+        if named.bytes + bytes > MOST_BYTES {
+            return Err(Full::Bytes);
+        }
+        named.bytes += bytes;
+        let taken = named.entries.insert(name.into(), Entry { statement, told: false, settled: None });
+        debug_assert!(taken.is_none(), "a name that is taken is not given again");
+        Ok(Undo::Free(name.into()))
+    }
+
+    /// The Parse of the unnamed statement has failed: there is none.
+    pub(crate) fn unnamed_failed(&mut self) {
+        self.unnamed = None;
+    }
+
+    /// A Query is sent.
+    pub(crate) fn query(&mut self) -> Undo {
+        match self.unnamed.take() {
+            None => Undo::Nothing,
+            unnamed => Undo::Unnamed(unnamed),
+        }
+    }
+
+    /// A Close is sent, or a DEALLOCATE of this name. None: the name stands for nothing.
+    pub(crate) fn close(&mut self, name: &[u8]) -> Option<Undo> {
+        if name.is_empty() {
+            return self.unnamed.take().map(|unnamed| Undo::Unnamed(Some(unnamed)));
+        }
+        let named = self.named.as_mut()?;
+        let (name, entry) = named.entries.remove_entry(name)?;
+        named.bytes -= weight(&name, &entry.statement);
+        if named.entries.is_empty() {
+            self.named = None;
+        }
+        Some(Undo::Named(name, entry))
+    }
+
+    /// `DEALLOCATE ALL` is sent, or `DISCARD ALL`.
+    pub(crate) fn drop_all(&mut self) -> Undo {
+        if self.unnamed.is_none() && self.named.is_none() {
+            return Undo::Nothing;
+        }
+        Undo::All(Box::new(std::mem::take(self)))
+    }
+
+    /// The statement is read anew, for its old reading does not hold: the name stands for a fresh one. What the client was told of its
+    /// columns it still relies on.
+    pub(crate) fn replace(&mut self, name: &[u8], statement: Arc<Statement>) {
+        if name.is_empty() {
+            self.unnamed = Some(statement);
+        } else if let Some(named) = &mut self.named
+            && let Some(entry) = named.entries.get_mut(name)
+        {
+            entry.statement = statement;
+            entry.settled = None;
+        }
+    }
+
+    /// The same while nobody knows how the client's texts are read.
+    pub(crate) fn replace_for_now(&mut self, name: &[u8], statement: Arc<Statement>) {
+        if let Some(named) = &mut self.named
+            && let Some(entry) = named.entries.get_mut(name)
+        {
+            let was = std::mem::replace(&mut entry.statement, statement);
+            entry.settled.get_or_insert(was);
+            named.unsettled = true;
+        }
+    }
+
+    /// It is known how the client's texts are read: what the name stands for.
+    pub(crate) fn settled(&mut self, name: &[u8]) -> Option<&Arc<Statement>> {
+        if let Some(named) = &mut self.named
+            && let Some(entry) = named.entries.get_mut(name)
+            && let Some(settled) = entry.settled.take()
+        {
+            entry.statement = settled;
+        }
+        self.get(name)
+    }
+
+    /// The client leaves the server where nobody knew how its texts are read.
+    pub(crate) fn settle(&mut self) {
+        if let Some(named) = self.named.as_mut().filter(|named| named.unsettled) {
+            named.unsettled = false;
+            for entry in named.entries.values_mut() {
+                if let Some(settled) = entry.settled.take() {
+                    entry.statement = settled;
+                }
+            }
+        }
+    }
+
+    /// The server has skipped a message. Of several the last one is taken back first.
+    pub(crate) fn undo(&mut self, undo: Undo) {
+        match undo {
+            Undo::Nothing => {}
+            Undo::Unnamed(statement) => self.unnamed = statement,
+            Undo::Free(name) => _ = self.close(&name),
+            Undo::Named(name, entry) => {
+                let named = self.named.get_or_insert_default();
+                named.bytes += weight(&name, &entry.statement);
+                named.unsettled |= entry.settled.is_some();
+                let key = name.clone();
+                if let Some(instead) = named.entries.insert(name, entry) {
+                    named.bytes -= weight(&key, &instead.statement);
+                }
+            }
+            Undo::All(names) => *self = *names,
+        }
+    }
+
+    fn entry(&self, name: &[u8]) -> Option<&Entry> {
+        self.named.as_ref()?.entries.get(name)
+    }
+}
+
+impl Undo {
+    /// True if a later message may mean something else when this one is taken back.
+    pub(crate) fn is_change(&self) -> bool {
+        !matches!(self, Undo::Nothing)
+    }
+}
+
+fn weight(name: &[u8], statement: &Statement) -> usize {
+    name.len() + statement.text().len() + statement.types().len()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn statement(id: u64) -> Arc<Statement> {
+        Arc::new(Statement::test(id))
+    }
+
+    fn id(names: &Names, name: &[u8]) -> Option<u64> {
+        names.get(name).map(|statement| statement.id())
+    }
+
+    #[test]
+    fn a_skipped_parse_leaves_what_was_there() {
+        let mut names = Names::default();
+        names.parse(b"", statement(1)).unwrap();
+        let undo = names.parse(b"", statement(2)).unwrap();
+        assert_eq!(id(&names, b""), Some(2));
+        names.undo(undo);
+        assert_eq!(id(&names, b""), Some(1));
+        // A Parse that failed by itself has dropped it.
+        names.parse(b"", statement(3)).unwrap();
+        names.unnamed_failed();
+        assert_eq!(id(&names, b""), None);
+    }
+
+    #[test]
+    fn closing_the_unnamed_statement_and_taking_it_back() {
+        let mut names = Names::default();
+        names.parse(b"s", statement(5)).unwrap();
+        names.parse(b"", statement(1)).unwrap();
+        let undo = names.close(b"").unwrap();
+        assert_eq!((id(&names, b""), names.len()), (None, 1));
+        names.undo(undo);
+        assert_eq!((id(&names, b""), names.len()), (Some(1), 1));
+        assert!(names.close(b"nobody").is_none());
+    }
+
+    #[test]
+    fn a_skipped_describe_leaves_what_the_client_relies_on() {
+        let mut names = Names::default();
+        names.parse(b"a", statement(1)).unwrap();
+        assert!(matches!(names.describe(b"a"), Undo::Nothing), "the client was told nothing yet");
+        names.set_told(b"a", true);
+        let undo = names.describe(b"a");
+        assert!(!names.is_told(b"a"));
+        names.replace(b"a", statement(2));
+        names.set_told(b"a", true);
+        names.undo(undo);
+        assert_eq!((id(&names, b"a"), names.is_told(b"a"), names.len()), (Some(1), true, 1));
+        names.close(b"a").unwrap();
+        assert!(names.named.is_none());
+    }
+
+    #[test]
+    fn dropping_all_with_a_parse_behind_it() {
+        let mut names = Names::default();
+        names.parse(b"a", statement(1)).unwrap();
+        names.set_told(b"a", true);
+        names.parse(b"", statement(2)).unwrap();
+        let all = names.drop_all();
+        let again = names.parse(b"a", statement(3)).unwrap();
+        assert_eq!((id(&names, b"a"), id(&names, b""), names.is_told(b"a")), (Some(3), None, false));
+        names.undo(again);
+        names.undo(all);
+        assert_eq!((id(&names, b"a"), id(&names, b""), names.is_told(b"a")), (Some(1), Some(2), true));
+    }
+
+    #[test]
+    fn what_a_client_relies_on() {
+        let mut names = Names::default();
+        let shared = statement(1);
+        names.parse(b"a", shared.clone()).unwrap();
+        names.parse(b"b", shared.clone()).unwrap();
+        names.set_told(b"a", true);
+        assert!(names.is_told_of(&shared, None) && names.is_told_of(&shared, Some(b"b")));
+        assert!(!names.is_told_of(&shared, Some(b"a")) && !names.is_told_of(&statement(1), None));
+        names.replace(b"a", statement(2));
+        assert!(names.is_told(b"a") && !names.is_told_of(&shared, None));
+    }
+
+    #[test]
+    fn what_was_parsed_where_nobody_knew_how_is_for_then() {
+        let mut names = Names::default();
+        names.parse(b"a", statement(1)).unwrap();
+        names.parse(b"b", statement(2)).unwrap();
+        names.set_told(b"a", true);
+        names.replace_for_now(b"a", statement(3));
+        names.replace_for_now(b"a", statement(4));
+        names.replace_for_now(b"b", statement(5));
+        assert_eq!((id(&names, b"a"), id(&names, b"b")), (Some(4), Some(5)));
+        assert_eq!(names.settled(b"a").map(|statement| statement.id()), Some(1));
+        assert!(names.is_told(b"a"));
+        // What is closed meanwhile, and was not.
+        let undo = names.close(b"b").unwrap();
+        names.settle();
+        names.undo(undo);
+        names.settle();
+        assert_eq!((id(&names, b"a"), id(&names, b"b")), (Some(1), Some(2)));
+        names.replace_for_now(b"a", statement(6));
+        names.replace(b"a", statement(7));
+        names.settle();
+        assert_eq!(id(&names, b"a"), Some(7));
+    }
+
+    #[test]
+    fn there_is_a_bound() {
+        let mut names = Names::default();
+        for n in 0..MOST_NAMES {
+            names.parse(n.to_string().as_bytes(), statement(1)).unwrap();
+        }
+        assert_eq!(names.parse(b"x", statement(1)).unwrap_err(), Full::Names);
+        let mut names = Names::default();
+        let long = Arc::new(Statement::test_of(1, &vec![b'x'; MOST_BYTES / 2]));
+        names.parse(b"a", long.clone()).unwrap();
+        assert_eq!(names.parse(b"b", long.clone()).unwrap_err(), Full::Bytes);
+        names.close(b"a").unwrap();
+        names.parse(b"b", long).unwrap();
+    }
+
+    proptest! {
+        /// Whatever is done, taking it back in the opposite order leaves what was there.
+        #[test]
+        fn taken_back_is_as_before(before in proptest::collection::vec((0..6u8, 0..4u8), 0..12), after in proptest::collection::vec((0..6u8, 0..4u8), 0..12)) {
+            let mut next = 0;
+            let mut act = |names: &mut Names, (what, which): (u8, u8)| {
+                let name = [&b""[..], b"a", b"b", b"c"][usize::from(which)];
+                next += 1;
+                match what {
+                    0 | 1 if name.is_empty() || names.get(name).is_none() => names.parse(name, statement(next)).unwrap(),
+                    2 => names.close(name).unwrap_or_default(),
+                    3 => names.query(),
+                    4 => names.drop_all(),
+                    _ => Undo::Nothing,
+                }
+            };
+            let mut names = Names::default();
+            for step in before {
+                act(&mut names, step);
+            }
+            let shown = |names: &Names| [&b""[..], b"a", b"b", b"c"].map(|name| id(names, name));
+            let bytes = |names: &Names| names.named.as_ref().map_or(0, |named| named.bytes);
+            let was = (shown(&names), bytes(&names), names.len());
+            let done: Vec<Undo> = after.into_iter().map(|step| act(&mut names, step)).collect();
+            for undo in done.into_iter().rev() {
+                names.undo(undo);
+            }
+            prop_assert_eq!(was, (shown(&names), bytes(&names), names.len()));
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! The process's prepared statements by content, and each worker's table in front of them.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+
+use hashbrown::HashTable;
+use sql::{Class, Meaning, has_moving_literal, meaning_of};
+
+use super::scope::{Place, Reading, Schema, Scope};
+use super::statement::Statement;
+
+/// Parts of the table of statements, each with a lock of its own.
+const SHARDS: usize = 16;
+/// Bytes by which a shard may grow, beyond what it had when it was last swept, before it is swept again.
+const SLACK: usize = 256 << 10;
+/// Sets of parameters that are remembered. Beyond that all are forgotten: two sessions that have one of them may then share less.
+const MOST_READINGS: usize = 1 << 16;
+
+/// The process's statements, and the numbers of all that they depend on. Its locks are taken when a worker meets a text, a set of parameters
+/// or a pair of database and user for the first time.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    /// Of ids and numbers.
+    next: AtomicU64,
+    hasher: RandomState,
+    born: Instant,
+    shards: [Mutex<Shard>; SHARDS],
+    places: Mutex<Places>,
+    /// Sets of parameters, with their numbers.
+    readings: Mutex<HashMap<Settings, u64>>,
+}
+
+/// Names and values, sorted.
+type Settings = Box<[(String, String)]>;
+
+/// A part of the table. What nobody else has any more goes when it is swept.
+#[derive(Debug, Default)]
+struct Shard {
+    table: HashTable<(u64, Arc<Statement>)>,
+    bytes: usize,
+    /// `bytes` after the last sweep.
+    swept: usize,
+}
+
+#[derive(Debug, Default)]
+struct Places {
+    by_name: HashMap<(Arc<str>, Arc<str>), Weak<Place>>,
+    schemas: HashMap<Arc<str>, Weak<Schema>>,
+    /// Entries after the last sweep.
+    swept: usize,
+}
+
+impl Default for Registry {
+    fn default() -> Registry {
+        Registry {
+            next: AtomicU64::new(1),
+            hasher: RandomState::new(),
+            born: Instant::now(),
+            shards: Default::default(),
+            places: Mutex::default(),
+            readings: Mutex::default(),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Registry {
+    fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The place of this database, by its name on the servers, and this user.
+    pub(crate) fn place(&self, database: &str, user: &str) -> Arc<Place> {
+        let mut places = lock(&self.places);
+        let key: (Arc<str>, Arc<str>) = (database.into(), user.into());
+        if let Some(place) = places.by_name.get(&key).and_then(Weak::upgrade) {
+            return place;
+        }
+        if places.by_name.len() + places.schemas.len() > 2 * places.swept + 64 {
+            places.by_name.retain(|_, place| place.strong_count() > 0);
+            places.schemas.retain(|_, schema| schema.strong_count() > 0);
+            places.swept = places.by_name.len() + places.schemas.len();
+        }
+        let known = places.schemas.get(database).and_then(Weak::upgrade);
+        let schema = known.unwrap_or_else(|| {
+            let schema = Arc::new(Schema::new(self.born));
+            places.schemas.insert(key.0.clone(), Arc::downgrade(&schema));
+            schema
+        });
+        let place = Arc::new(Place::new(self.number(), schema));
+        places.by_name.insert(key, Arc::downgrade(&place));
+        place
+    }
+
+    /// Stands for these parameters; sorted by name. Those that do not change how a text is read are left out.
+    pub(crate) fn reading<'a>(&self, parameters: impl Iterator<Item = &'a (String, String)> + Clone) -> Reading {
+        let of = |meaning| parameters.clone().filter(move |(name, _)| meaning_of(name) == meaning);
+        Reading { names: self.number_of(of(Meaning::Anything)), literals: self.number_of(of(Meaning::Literals)) }
+    }
+
+    /// The number of a set of parameters; 0: there are none in it.
+    fn number_of<'a>(&self, parameters: impl Iterator<Item = &'a (String, String)>) -> u64 {
+        let list: Box<[(String, String)]> = parameters.cloned().collect();
+        if list.is_empty() {
+            return 0;
+        }
+        let mut readings = lock(&self.readings);
+        if let Some(&number) = readings.get(&list) {
+            return number;
+        }
+        if readings.len() >= MOST_READINGS {
+            readings.clear();
+        }
+        let number = self.number();
+        readings.insert(list, number);
+        number
+    }
+
+    /// The parameters of a reading that matter to string literals; None: they are forgotten. It looks at all there are.
+    pub(crate) fn literals_of(&self, reading: Reading) -> Option<Box<[(String, String)]>> {
+        if reading.literals == 0 {
+            return Some(Box::default());
+        }
+        let readings = lock(&self.readings);
+        let found = readings.iter().find(|(_, number)| **number == reading.literals);
+        found.map(|(list, _)| list.clone())
+    }
+
+    /// A statement that is one client's alone.
+    pub(crate) fn private(&self, place: &Place, text: &[u8], types: &[u8], class: Class) -> Arc<Statement> {
+        Arc::new(Statement::new(self.number(), None, text, types, class, place.schema().declared()))
+    }
+
+    /// The statement of this content. One that has a time in its text, at which it is read, is a new one each time.
+    fn intern(
+        &self,
+        hash: u64,
+        scope: Scope,
+        text: &[u8],
+        types: &[u8],
+        class: Class,
+        declared: u64,
+    ) -> Arc<Statement> {
+        if has_moving_literal(text) {
+            return Arc::new(Statement::new(self.number(), None, text, types, class, declared));
+        }
+        // The highest bits, for the table goes by the lowest.
+        let mut shard = lock(&self.shards[(hash >> 60) as usize % SHARDS]);
+        let is_same = |entry: &(u64, Arc<Statement>)| entry.0 == hash && entry.1.is(scope, text, types);
+        let known = shard.table.find_entry(hash, is_same);
+        if let Ok(mut known) = known {
+            if !known.get().1.is_current(declared) {
+                known.get_mut().1 = Arc::new(Statement::new(self.number(), Some(scope), text, types, class, declared));
+            }
+            return known.get().1.clone();
+        }
+        let statement = Arc::new(Statement::new(self.number(), Some(scope), text, types, class, declared));
+        if shard.bytes + statement.weight() > 2 * shard.swept + SLACK {
+            shard.sweep();
+        }
+        shard.bytes += statement.weight();
+        shard.table.insert_unique(hash, (hash, statement.clone()), |entry| entry.0);
+        statement
+    }
+
+    /// Statements that are kept, and their bytes.
+    #[cfg(test)]
+    fn kept(&self) -> (usize, usize) {
+        self.shards.iter().fold((0, 0), |(count, bytes), shard| {
+            let shard = lock(shard);
+            (count + shard.table.len(), bytes + shard.bytes)
+        })
+    }
+}
+
+impl Shard {
+    /// Drops what nobody else has.
+    fn sweep(&mut self) {
+        self.table.retain(|entry| Arc::strong_count(&entry.1) > 1);
+        self.bytes = self.table.iter().map(|entry| entry.1.weight()).sum();
+        self.swept = self.bytes;
+    }
+}
+
+/// A worker's own way to statements: a bounded table of those that servers have taken, in front of the registry.
+#[derive(Debug)]
+pub(crate) struct Statements {
+    registry: Arc<Registry>,
+    table: HashTable<Entry>,
+    most: usize,
+    bytes: usize,
+    most_bytes: usize,
+    clock: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    hash: u64,
+    used: u64,
+    statement: Arc<Statement>,
+}
+
+impl Statements {
+    /// A table of at most `most` statements and 16 MiB; what it drops lives on while clients have it.
+    pub(crate) fn new(registry: Arc<Registry>, most: usize) -> Statements {
+        Statements { registry, table: HashTable::new(), most: most.max(16), bytes: 0, most_bytes: 16 << 20, clock: 0 }
+    }
+
+    /// The statement of this content in this reading, at this place. A text that no server has taken yet is kept by nobody but who asks:
+    /// it need not even be SQL.
+    pub(crate) fn get(
+        &mut self,
+        place: &Place,
+        reading: Reading,
+        text: &[u8],
+        types: &[u8],
+        class: Class,
+    ) -> Arc<Statement> {
+        let (scope, declared) = (Scope::new(place, reading.of(text)), place.schema().declared());
+        self.clock += 1;
+        let hash = self.registry.hasher.hash_one((scope, text, types));
+        let known = self.table.find_mut(hash, |entry| entry.hash == hash && entry.statement.is(scope, text, types));
+        if let Some(entry) = known {
+            entry.used = self.clock;
+            if entry.statement.is_current(declared) {
+                return entry.statement.clone();
+            }
+        }
+        let statement = self.registry.intern(hash, scope, text, types, class, declared);
+        if statement.scope().is_none() {
+            return statement;
+        }
+        // (An outdated one gives way to the fresh one in any case.)
+        let known = self.table.find_mut(hash, |entry| entry.hash == hash && entry.statement.is(scope, text, types));
+        match known {
+            Some(entry) => entry.statement = statement.clone(),
+            None if statement.is_accepted() => self.keep(hash, &statement),
+            None => {}
+        }
+        statement
+    }
+
+    fn keep(&mut self, hash: u64, statement: &Arc<Statement>) {
+        if self.table.len() >= self.most || self.bytes + statement.weight() > self.most_bytes {
+            self.evict();
+        }
+        if statement.weight() > self.most_bytes / 2 {
+            return;
+        }
+        self.bytes += statement.weight();
+        let entry = Entry { hash, used: self.clock, statement: statement.clone() };
+        self.table.insert_unique(hash, entry, |entry| entry.hash);
+    }
+
+    /// Drops the half that was not used for longest: rare, and then cheap for a while.
+    fn evict(&mut self) {
+        let mut used: Vec<u64> = self.table.iter().map(|entry| entry.used).collect();
+        if used.is_empty() {
+            return;
+        }
+        let middle = used.len() / 2;
+        let (_, &mut limit, _) = used.select_nth_unstable(middle);
+        self.table.retain(|entry| entry.used > limit);
+        self.bytes = self.table.iter().map(|entry| entry.statement.weight()).sum();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO_TYPES: &[u8] = b"\0\0";
+
+    struct World {
+        registry: Arc<Registry>,
+        a: Statements,
+        b: Statements,
+    }
+
+    fn world() -> World {
+        let registry = Arc::new(Registry::default());
+        let table = || Statements::new(registry.clone(), 16);
+        World { a: table(), b: table(), registry }
+    }
+
+    fn get(table: &mut Statements, place: &Place, text: &str) -> Arc<Statement> {
+        let statement = table.get(place, Reading::DEFAULT, text.as_bytes(), NO_TYPES, Class::UNKNOWN);
+        statement.accept();
+        statement
+    }
+
+    #[test]
+    fn one_content_is_one_statement_across_workers_and_evictions() {
+        let mut world = world();
+        let place = world.registry.place("d", "u");
+        let first = get(&mut world.a, &place, "select 1");
+        assert!(Arc::ptr_eq(&first, &get(&mut world.b, &place, "select 1")));
+        let typed = world.a.get(&place, Reading::DEFAULT, b"select 1", b"\0\x01\0\0\0\x17", Class::UNKNOWN);
+        assert_ne!(first.id(), typed.id());
+        for i in 0..1000 {
+            get(&mut world.a, &place, &format!("select {i}, x"));
+            assert!(world.a.table.len() <= 16);
+        }
+        assert!(Arc::ptr_eq(&first, &get(&mut world.a, &place, "select 1")));
+    }
+
+    #[test]
+    fn databases_users_and_parameters_have_statements_of_their_own() {
+        let mut world = world();
+        let registry = world.registry.clone();
+        let places = [("d", "u"), ("e", "u"), ("d", "v")].map(|(database, user)| registry.place(database, user));
+        assert!(Arc::ptr_eq(&places[0], &registry.place("d", "u")));
+        let reading = |name: &str, value: &str| registry.reading([(name.to_owned(), value.to_owned())].iter());
+        let readings = [
+            Reading::DEFAULT,
+            reading("timezone", "UTC"),
+            reading("timezone", "Asia/Tokyo"),
+            reading("search_path", "a"),
+            reading("search_path", "b"),
+        ];
+        assert_eq!((reading("timezone", "UTC"), reading("app.tenant", "a")), (readings[1], Reading::DEFAULT));
+        let mut different = |text: &str| {
+            let mut ids = Vec::new();
+            for place in &places {
+                for reading in readings {
+                    ids.push(world.a.get(place, reading, text.as_bytes(), NO_TYPES, Class::UNKNOWN).id());
+                }
+            }
+            ids.sort_unstable();
+            ids.dedup();
+            ids.len()
+        };
+        assert_eq!(different("select 'x' from t"), 3 * 5);
+        assert_eq!(different("select $1 from t"), 3 * 3, "a time zone changes nothing where there is no literal");
+        assert!(readings[1].differs_in_literals(readings[2]) && !readings[1].differs_in_literals(readings[3]));
+        let tokyo = [("timezone".to_owned(), "Asia/Tokyo".to_owned())];
+        assert_eq!(registry.literals_of(readings[2]).as_deref(), Some(&tokyo[..]));
+        assert_eq!(registry.literals_of(readings[3]).as_deref(), Some(&[][..]));
+        // A change of the schema is the database's, whoever makes it.
+        places[2].schema().changes(Instant::now(), true);
+        assert_eq!((places[0].schema().declared(), places[1].schema().declared()), (1, 0));
+    }
+
+    #[test]
+    fn after_ddl_a_content_is_a_new_statement() {
+        let mut world = world();
+        let place = world.registry.place("d", "u");
+        let begin = Class { control: sql::Control::Begin { read_only: false }, ..Class::UNKNOWN };
+        let mut both = |text: &str, class: Class| {
+            let one = world.a.get(&place, Reading::DEFAULT, text.as_bytes(), NO_TYPES, class);
+            one.accept();
+            assert!(Arc::ptr_eq(&one, &world.b.get(&place, Reading::DEFAULT, text.as_bytes(), NO_TYPES, class)));
+            one.id()
+        };
+        let before = (both("table t", Class::UNKNOWN), both("begin", begin));
+        place.schema().changes(Instant::now(), false);
+        assert_eq!((both("table t", Class::UNKNOWN), both("begin", begin)), before);
+        place.schema().changes(Instant::now(), true);
+        assert_ne!(both("table t", Class::UNKNOWN), before.0);
+        assert_eq!(both("begin", begin), before.1);
+    }
+
+    #[test]
+    fn a_time_in_a_text_is_nobody_elses() {
+        let mut world = world();
+        let place = world.registry.place("d", "u");
+        let (one, other) = (get(&mut world.a, &place, "select 'now'"), get(&mut world.a, &place, "select 'now'"));
+        assert!(one.id() != other.id() && one.scope().is_none());
+        assert_eq!(world.registry.kept().0, 0);
+    }
+
+    #[test]
+    fn texts_that_nobody_has_any_more_are_not_kept() {
+        let mut world = world();
+        let place = world.registry.place("d", "u");
+        let long = "x".repeat(1 << 20);
+        for n in 0..300 {
+            // No server has taken it.
+            drop(world.a.get(&place, Reading::DEFAULT, format!("{n} {long}").as_bytes(), NO_TYPES, Class::UNKNOWN));
+        }
+        let (_, bytes) = world.registry.kept();
+        assert!(bytes <= SHARDS * ((1 << 20) + 2 * SLACK), "{bytes}");
+        assert_eq!(world.a.bytes, 0);
+        // Nor are those that servers have taken, but for a worker's table.
+        for n in 0..300 {
+            get(&mut world.a, &place, &format!("{n} {long}"));
+            get(&mut world.a, &place, &format!("{n} {long}"));
+        }
+        assert!(world.a.bytes <= world.a.most_bytes);
+        let (_, bytes) = world.registry.kept();
+        assert!(bytes <= 2 * world.a.most_bytes + SHARDS * ((1 << 20) + 2 * SLACK), "{bytes}");
+    }
+
+    #[test]
+    fn places_that_nobody_has_any_more_are_forgotten() {
+        let registry = Registry::default();
+        let kept = registry.place("d", "u");
+        for n in 0..10_000 {
+            registry.place(&n.to_string(), "u");
+        }
+        let places = lock(&registry.places);
+        assert!(places.by_name.len() < 200 && places.schemas.len() < 200);
+        drop(places);
+        assert!(Arc::ptr_eq(&kept, &registry.place("d", "u")));
+    }
+}

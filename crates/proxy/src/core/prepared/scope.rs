@@ -1,0 +1,149 @@
+//! What the meaning of a text depends on beside the text.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use sql::has_literal;
+
+/// For so long after a change of the schema a replica may not know of it; and for so long a server's answer to a Describe is given to
+/// other clients, if nobody is seen to change the schema.
+pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(10);
+
+/// Two sessions of one scope make the same of one text.
+///
+/// The database decides what a name stands for. So does the user: `"$user"` in the search path, `ALTER ROLE … SET`. And so do the
+/// session's parameters: `search_path`, `role`, and those by which literals are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Scope {
+    place: u64,
+    reading: Reading,
+}
+
+/// A set of parameters that change how a text is read, by its number in this process. Numbers are never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Reading {
+    /// Those that matter to any text; 0: the session has set none of them.
+    pub(super) names: u64,
+    /// Those that matter to string literals; 0 likewise.
+    pub(super) literals: u64,
+}
+
+impl Reading {
+    /// The servers' defaults: the session has set none of them.
+    pub(crate) const DEFAULT: Reading = Reading { names: 0, literals: 0 };
+
+    /// What of it matters to this text.
+    pub(crate) fn of(self, text: &[u8]) -> Reading {
+        if self.literals == 0 || has_literal(text) { self } else { Reading { literals: 0, ..self } }
+    }
+
+    /// True if texts differ in their literals alone: then a statement that was prepared under one of them means the same under the
+    /// other one as long as it lives. (PostgreSQL analyses a prepared statement anew when names come to stand for something else, but not
+    /// when `DateStyle` changes.)
+    pub(crate) fn differs_in_literals(self, other: Reading) -> bool {
+        self.names == other.names && self.literals != other.literals
+    }
+}
+
+impl Scope {
+    /// In this database and as this user, under these parameters.
+    pub(crate) fn new(place: &Place, reading: Reading) -> Scope {
+        Scope { place: place.number, reading }
+    }
+
+    /// The parameters.
+    pub(crate) fn reading(self) -> Reading {
+        self.reading
+    }
+
+    /// True if it is of this database and user.
+    pub(crate) fn is_at(self, place: &Place) -> bool {
+        self.place == place.number
+    }
+}
+
+/// A database, as the servers know it, and a user.
+#[derive(Debug)]
+pub(crate) struct Place {
+    number: u64,
+    schema: Arc<Schema>,
+}
+
+impl Place {
+    pub(super) fn new(number: u64, schema: Arc<Schema>) -> Place {
+        Place { number, schema }
+    }
+
+    /// Of the database.
+    pub(crate) fn schema(&self) -> &Schema {
+        &self.schema
+    }
+}
+
+/// A database's schema, as far as this process knows of changes.
+#[derive(Debug)]
+pub(crate) struct Schema {
+    /// Grows when a client changes the schema: before that is sent, and when it may have been committed.
+    changes: AtomicU64,
+    /// The same for statements that say so: CREATE, ALTER, DROP, but not CALL or DO.
+    declared: AtomicU64,
+    born: Instant,
+    /// When it was changed last, in milliseconds after `born`, plus 1; 0: never.
+    last: AtomicU64,
+}
+
+impl Schema {
+    pub(super) fn new(born: Instant) -> Schema {
+        Schema { changes: AtomicU64::new(0), declared: AtomicU64::new(0), born, last: AtomicU64::new(0) }
+    }
+
+    /// Stands for the schema as it is now.
+    pub(crate) fn version(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Stands for the schema as statements that say so have changed it.
+    pub(crate) fn declared(&self) -> u64 {
+        self.declared.load(Ordering::Acquire)
+    }
+
+    /// A client changes it, or may have committed that; `declared`: by a statement that says so. Then each Parse after it is a fresh
+    /// one, as it would be without the proxy.
+    pub(crate) fn changes(&self, now: Instant, declared: bool) {
+        if declared {
+            self.declared.fetch_add(1, Ordering::AcqRel);
+        }
+        let at = u64::try_from(now.saturating_duration_since(self.born).as_millis()).unwrap_or(u64::MAX - 1) + 1;
+        self.last.fetch_max(at, Ordering::AcqRel);
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// True if it has been changed so lately that a replica may not know.
+    pub(crate) fn has_changed_lately(&self, now: Instant) -> bool {
+        match self.last.load(Ordering::Acquire).checked_sub(1) {
+            Some(last) => now.saturating_duration_since(self.born + Duration::from_millis(last)) < SETTLED_AFTER,
+            None => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schema_settles() {
+        let born = Instant::now();
+        let schema = Schema::new(born);
+        let at = |seconds| born + Duration::from_secs(seconds);
+        assert_eq!((schema.version(), schema.declared(), schema.has_changed_lately(born)), (0, 0, false));
+        schema.changes(born, false);
+        assert_eq!((schema.version(), schema.declared(), schema.has_changed_lately(born)), (1, 0, true));
+        schema.changes(at(5), true);
+        assert_eq!((schema.version(), schema.declared()), (2, 1));
+        // Workers' clocks differ a little: the later one counts.
+        schema.changes(at(4), false);
+        assert!(schema.has_changed_lately(at(14)) && !schema.has_changed_lately(at(15)));
+    }
+}

@@ -1,0 +1,330 @@
+//! Where a unit goes.
+
+use sql::Hint;
+use topology::{NodeId, Role};
+use watermark::Oracle;
+use wire::frontend::{Message, messages};
+
+use super::strong::Reach;
+use crate::config::{Consistency, PoolMode, RouteTo};
+use crate::core::Core;
+use crate::core::pool::Want;
+use crate::core::session::{Mark, Unit, begins_read_only};
+
+/// What the session, the listener and the database say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::core) struct Session {
+    pub route: RouteTo,
+    pub mode: PoolMode,
+    /// It keeps its server connection.
+    pub pinned: bool,
+    /// A replica refused this unit.
+    pub refused: bool,
+    /// It is the first of a transaction whose BEGIN was put off.
+    pub begun: Begun,
+    /// Its reads see what anybody has committed.
+    pub strong: bool,
+}
+
+/// The BEGIN ahead of a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::core) enum Begun {
+    No,
+    /// Of a transaction that may write.
+    ReadWrite,
+    /// Of one that is declared to only read, and the hint in its text.
+    ReadOnly(Option<Hint>),
+}
+
+/// The decision, from plain values.
+pub(in crate::core) fn want(unit: &Unit, session: Session) -> Want {
+    if session.refused || session.pinned || session.mode == PoolMode::Session {
+        return Want::Primary;
+    }
+    // On a replica it would exclude nobody.
+    if unit.locks {
+        return Want::Primary;
+    }
+    let hint = match session.begun {
+        Begun::No => unit.hint,
+        Begun::ReadWrite => return Want::Primary,
+        Begun::ReadOnly(hint) => hint.or(unit.hint),
+    };
+    // A transaction on a replica would see what was committed before it began, not before each of its reads.
+    if session.strong && (!unit.read || session.begun != Begun::No) {
+        return Want::Primary;
+    }
+    let route = match hint {
+        Some(Hint::Primary) => RouteTo::Primary,
+        Some(Hint::Replica) => RouteTo::Replica,
+        Some(Hint::Auto) => RouteTo::Auto,
+        None => session.route,
+    };
+    match route {
+        RouteTo::Primary => Want::Primary,
+        // A unit that was too long to be kept could not be sent to the primary after a replica's refusal.
+        RouteTo::Replica if unit.whole => Want::Read,
+        RouteTo::Auto if unit.whole && (unit.read || unit.begin_read_only) => Want::Read,
+        RouteTo::Auto if unit.whole && unit.writes_nothing && session.begun != Begun::No => Want::Read,
+        RouteTo::Replica | RouteTo::Auto => Want::Primary,
+    }
+}
+
+/// Of two nodes with so many statements in flight and such weights, is the first the less loaded?
+pub(in crate::core) fn less_loaded(first: (usize, u32), second: (usize, u32)) -> bool {
+    // (busy + 1) / weight, without dividing.
+    (first.0 as u64 + 1) * u64::from(second.1) <= (second.0 as u64 + 1) * u64::from(first.1)
+}
+
+impl Core {
+    /// What the client's unit needs.
+    pub(in crate::core) fn want(&self, c: usize) -> Want {
+        let client = &self.clients[c];
+        let session = Session {
+            route: client.route.unwrap_or(RouteTo::Auto),
+            mode: self.pools[client.pool].database.mode,
+            pinned: !client.pins.is_empty(),
+            refused: client.again.primary,
+            begun: match &client.begun {
+                None => Begun::No,
+                Some(begin) if begins_read_only(begin) => Begun::ReadOnly(begin.class().hint),
+                Some(_) => Begun::ReadWrite,
+            },
+            strong: self.consistency(c) == Consistency::Strong,
+        };
+        want(&client.unit, session)
+    }
+
+    /// The node for a read: the less loaded of two replicas chosen at random from those that have replayed what the client
+    /// must see; the primary if there is none.
+    pub(in crate::core) fn read_node(&mut self, p: usize, c: usize) -> Option<NodeId> {
+        if self.view.nodes.len() <= 1 && self.view.primary.is_some() {
+            // There is nothing to choose from, and nobody need know where it is.
+            return self.view.primary;
+        }
+        let Some(floor) = self.floor(c) else {
+            self.metrics.consistency_primary.add(1);
+            return self.view.primary;
+        };
+        let avoid = self.clients[c].again.avoid;
+        let (r1, r2) = (self.random(), self.random());
+        let mut late = false;
+        // At most this many replicas are looked at; a cluster has a handful.
+        let mut fit: [(u16, usize, u32); 64] = [(0, 0, 0); 64];
+        let mut count = 0;
+        let mut zoned = false;
+        for (i, node) in self.view.nodes.iter().enumerate() {
+            if node.role != Role::Replica || !node.usable || node.weight == 0 || avoid == Some(node.node.id) {
+                continue;
+            }
+            let place = &self.pools[p].nodes[i];
+            if place.is_suspect(self.now) && place.idle.is_empty() {
+                continue;
+            }
+            if node.node.replayed.get().0 < floor {
+                late = true;
+                continue;
+            }
+            let same_zone = self.settings.zone.is_some() && node.zone == self.settings.zone;
+            if same_zone && !zoned {
+                zoned = true;
+                count = 0;
+            }
+            if zoned == same_zone && count < fit.len() {
+                fit[count] = (i as u16, place.load(), node.weight);
+                count += 1;
+            }
+        }
+        if count == 0 {
+            if late {
+                self.metrics.consistency_primary.add(1);
+                self.shared.topology.want_replay();
+            }
+            return self.view.primary;
+        }
+        let a = fit[(r1 % count as u64) as usize];
+        let b = fit[((r1 % count as u64 + 1 + r2 % (count as u64 - 1).max(1)) % count as u64) as usize];
+        let chosen = if less_loaded((a.1, a.2), (b.1, b.2)) { a } else { b };
+        Some(NodeId(chosen.0))
+    }
+
+    /// The LSN that a replica must have replayed for this client; None if that is not known yet.
+    fn floor(&mut self, c: usize) -> Option<u64> {
+        match self.consistency(c) {
+            Consistency::Eventual => return Some(0),
+            Consistency::Session => {}
+            Consistency::Strong => {
+                let term = u64::from(self.view.term.timeline);
+                return match self.clients[c].unit.reach {
+                    Reach::At { term: of, lsn } if of == term => Some(lsn.0),
+                    _ => None,
+                };
+            }
+        }
+        let oracle = self.shared.topology.oracle();
+        let term = u64::from(self.view.term.timeline);
+        self.clients[c].mark.resolve(oracle, term)
+    }
+
+    /// The client's reads must see what another session has seen, which gave it this.
+    pub(in crate::core) fn must_see(&mut self, c: usize, token: Mark) {
+        let mark = match (self.clients[c].mark, token) {
+            (Mark::At { term, lsn }, Mark::At { term: of, lsn: other }) if (term, lsn) >= (of, other) => return,
+            // Which of the two is later is not known yet: the primary is past both.
+            (Mark::Wrote | Mark::Asked(_), _) => Mark::Asked(self.shared.topology.oracle().ticket_for_later()),
+            (_, token) => token,
+        };
+        self.clients[c].mark = mark;
+    }
+
+    /// The client has committed something: its reads must see it. Nobody waits for where that was: until it is known, reads go to
+    /// the primary. Where there is no other node, nobody even asks.
+    pub(in crate::core) fn mark_write(&mut self, c: usize) {
+        // Its reads may be given to no other node, or need not see it: should that change, the first of them asks.
+        let unasked = self.view.nodes.len() < 2 || self.consistency(c) != Consistency::Session;
+        self.clients[c].mark =
+            if unasked { Mark::Wrote } else { Mark::Asked(self.shared.topology.oracle().ticket_for_later()) };
+    }
+
+    /// A replica refused these messages: their statements go to the primary from now on.
+    pub(in crate::core) fn demote(&mut self, c: usize, unit: &[u8]) {
+        for (message, _) in messages(unit) {
+            match message {
+                Message::Query { text } => self.classifier.demote(text),
+                Message::Parse { text, types, .. } => {
+                    let class = self.classify(c, text);
+                    self.statement_for(c, text, types, class).demote();
+                }
+                Message::Bind { statement: name, .. } => {
+                    if let Some(statement) = self.clients[c].names.get(name) {
+                        statement.demote();
+                    }
+                }
+                Message::Describe(_) | Message::Close(_) | Message::Execute { .. } | Message::FunctionCall => {}
+                Message::Sync | Message::Flush | Message::Terminate => {}
+                Message::CopyData | Message::CopyDone | Message::CopyFail => {}
+            }
+        }
+    }
+}
+
+impl Mark {
+    /// The position, once it is known; None before. `term` is the timeline of the primary.
+    fn resolve(&mut self, oracle: &Oracle, term: u64) -> Option<u64> {
+        if let Mark::Asked(ticket) = *self
+            && let Some(answer) = oracle.answer(ticket)
+        {
+            // It is a timeline's number.
+            *self = Mark::At { term: answer.term as u32, lsn: answer.lsn };
+        }
+        match *self {
+            Mark::Nothing => Some(0),
+            Mark::Asked(_) => None,
+            Mark::At { term: of, lsn } if u64::from(of) == term => Some(lsn.0),
+            // Another timeline: what was written then and what survived of it lies before where its primary is now.
+            Mark::Wrote | Mark::At { .. } => {
+                *self = Mark::Asked(oracle.ticket_for_later());
+                None
+            }
+        }
+    }
+
+    /// From `timeline:lsn`, as a session was told it.
+    pub(in crate::core) fn from_token(token: &str) -> Option<Mark> {
+        let (term, lsn) = token.split_once(':')?;
+        let term = term.parse::<u32>().ok()?;
+        Some(Mark::At { term, lsn: lsn.parse().ok()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens() {
+        for (token, expected) in [
+            ("2:0/1a2b", Some((2, 0x1a2b))),
+            ("1:16/B374D848", Some((1, 0x16_b374_d848))),
+            ("1:", None),
+            (":0/1", None),
+            ("-1:0/1", None),
+            ("1:0/1/2", None),
+            ("x", None),
+            ("", None),
+        ] {
+            let mark = Mark::from_token(token).map(|mark| match mark {
+                Mark::At { term, lsn } => (term, lsn.0),
+                _ => unreachable!("a position"),
+            });
+            assert_eq!(mark, expected, "{token:?}");
+        }
+    }
+
+    #[test]
+    fn wants() {
+        let auto = Session {
+            route: RouteTo::Auto,
+            mode: PoolMode::Transaction,
+            pinned: false,
+            refused: false,
+            begun: Begun::No,
+            strong: false,
+        };
+        let begun = |begun| Session { begun, ..auto };
+        let read_only = begun(Begun::ReadOnly(None));
+        let strong = Session { strong: true, ..auto };
+        let read = Unit { whole: true, ..Unit::default() };
+        let write = Unit { read: false, writes_nothing: false, ..read };
+        let set = Unit { read: false, ..read };
+        let hinted = |unit: Unit, hint| Unit { hint: Some(hint), ..unit };
+        let cases = [
+            (read, auto, Want::Read),
+            (write, auto, Want::Primary),
+            (Unit { whole: false, ..read }, auto, Want::Primary),
+            (Unit { begin_read_only: true, ..write }, auto, Want::Read),
+            (hinted(read, Hint::Primary), auto, Want::Primary),
+            (hinted(write, Hint::Replica), auto, Want::Read),
+            (Unit { whole: false, ..hinted(write, Hint::Replica) }, auto, Want::Primary),
+            (read, Session { route: RouteTo::Primary, ..auto }, Want::Primary),
+            (write, Session { route: RouteTo::Replica, ..auto }, Want::Read),
+            (hinted(write, Hint::Auto), Session { route: RouteTo::Replica, ..auto }, Want::Primary),
+            (read, Session { pinned: true, ..auto }, Want::Primary),
+            (hinted(read, Hint::Replica), Session { refused: true, ..auto }, Want::Primary),
+            (read, Session { mode: PoolMode::Session, ..auto }, Want::Primary),
+            // An advisory lock on a replica excludes nobody, whatever anybody wants.
+            (Unit { locks: true, ..read }, auto, Want::Primary),
+            (Unit { locks: true, ..hinted(write, Hint::Replica) }, auto, Want::Primary),
+            (Unit { locks: true, ..read }, Session { route: RouteTo::Replica, ..auto }, Want::Primary),
+            // The first unit of a transaction.
+            (read, begun(Begun::ReadWrite), Want::Primary),
+            (hinted(read, Hint::Replica), begun(Begun::ReadWrite), Want::Primary),
+            (read, read_only, Want::Read),
+            (write, read_only, Want::Primary),
+            (set, read_only, Want::Read),
+            (set, auto, Want::Primary),
+            (set, begun(Begun::ReadWrite), Want::Primary),
+            (Unit { whole: false, ..set }, read_only, Want::Primary),
+            (Unit { locks: true, ..read }, read_only, Want::Primary),
+            (read, begun(Begun::ReadOnly(Some(Hint::Primary))), Want::Primary),
+            (write, begun(Begun::ReadOnly(Some(Hint::Replica))), Want::Read),
+            (read, Session { strong: true, ..read_only }, Want::Primary),
+            (read, strong, Want::Read),
+            (Unit { begin_read_only: true, ..write }, strong, Want::Primary),
+            (write, Session { route: RouteTo::Replica, ..strong }, Want::Primary),
+            (read, Session { route: RouteTo::Replica, ..strong }, Want::Read),
+        ];
+        for (unit, session, expected) in cases {
+            assert_eq!(want(&unit, session), expected, "{unit:?} {session:?}");
+        }
+    }
+
+    #[test]
+    fn load_is_weighed() {
+        assert!(less_loaded((0, 1), (1, 1)));
+        assert!(!less_loaded((1, 1), (0, 1)));
+        assert!(less_loaded((1, 2), (1, 1)));
+        assert!(less_loaded((2, 3), (0, 1)));
+        assert!(!less_loaded((3, 3), (0, 1)));
+    }
+}

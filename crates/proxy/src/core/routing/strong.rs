@@ -1,0 +1,237 @@
+//! Strong reads: on a replica, and yet everything is seen that anybody was told to be committed before the read began.
+//!
+//! The read takes a ticket of the oracle. Its answer, a position of the primary's, is where a replica must have got to; the read
+//! waits for both here, in its worker's own heaps: it holds no server and no thread, and a worker is woken when the lowest number
+//! that it waits for has been reached. What takes longer than `strong_wait` goes to the primary, which is never behind.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use topology::Role;
+use watermark::{Lsn, Ticket, Waiters};
+
+use crate::config::Consistency;
+use crate::core::memory::Token;
+use crate::core::{Core, over};
+
+/// Most reads that wait in one worker; more go to the primary.
+const MOST_WAITING: usize = 1 << 17;
+
+/// What a strong read knows of the position that it must see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::core) enum Reach {
+    /// Nothing was asked, or nothing need be.
+    Unasked,
+    /// It waits for the answer to this ticket.
+    Asked(Ticket),
+    /// It waits for a replica to get there.
+    Behind { term: u64, lsn: Lsn },
+    /// It waits for nothing more: any replica that has got there will do.
+    At { term: u64, lsn: Lsn },
+    /// It has waited long enough: the primary.
+    Primary,
+}
+
+impl Reach {
+    fn is_waiting(self) -> bool {
+        matches!(self, Reach::Asked(_) | Reach::Behind { .. })
+    }
+}
+
+/// A worker's strong reads that wait; None until there is one.
+#[derive(Default)]
+pub(in crate::core) struct StrongReads(Option<Box<Strong>>);
+
+impl StrongReads {
+    /// True if one may wait.
+    pub(in crate::core) fn any_wait(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+/// Those that wait. An entry whose client has gone, or no longer waits, is dropped when its turn comes.
+struct Strong {
+    asked: Waiters<Token, Ticket>,
+    behind: Waiters<Token, Lsn>,
+    /// When each has waited long enough, in that order.
+    deadlines: VecDeque<(Instant, Token)>,
+}
+
+/// What becomes of a strong read, from plain values: what its position is known to be, and where the fastest replica that may be
+/// used is.
+fn decide(reach: Reach, term: u64, fastest: Option<Lsn>, late: bool) -> Reach {
+    match (reach, fastest) {
+        (_, None) => Reach::Primary,
+        (Reach::Behind { term: of, lsn } | Reach::At { term: of, lsn }, Some(there)) if of == term && there >= lsn => {
+            Reach::At { term, lsn }
+        }
+        _ if late => Reach::Primary,
+        // The primary is another since: where that one is must be asked.
+        (Reach::Behind { term: of, .. } | Reach::At { term: of, .. }, _) if of != term => Reach::Unasked,
+        (Reach::At { term, lsn }, _) => Reach::Behind { term, lsn },
+        (reach, _) => reach,
+    }
+}
+
+impl Core {
+    /// What a read of this client is sure to see.
+    pub(in crate::core) fn consistency(&self, c: usize) -> Consistency {
+        let client = &self.clients[c];
+        let of_database = || self.pools.get(client.pool).map(|pool| pool.database.consistency);
+        client.consistency.or_else(of_database).unwrap_or(Consistency::Session)
+    }
+
+    /// A read is about to be given a server. True if it has to wait before: the client is then `waiting`, and its unit is
+    /// dispatched again when it need not any more.
+    pub(in crate::core) fn hold_read(&mut self, c: usize) -> bool {
+        if self.consistency(c) != Consistency::Strong {
+            return false;
+        }
+        let term = u64::from(self.view.term.timeline);
+        let fastest = self.fastest_replica();
+        let late = match self.clients[c].unit.reach {
+            Reach::Unasked => false,
+            _ => over(self.clients[c].since, self.settings.strong_wait, self.now),
+        };
+        let mut reach = self.clients[c].unit.reach;
+        if let Reach::Asked(ticket) = reach
+            && let Some(answer) = self.shared.topology.oracle().answer(ticket)
+        {
+            reach = Reach::At { term: answer.term, lsn: answer.lsn };
+        }
+        let first = reach == Reach::Unasked;
+        reach = decide(reach, term, fastest, late);
+        if first && fastest.is_some() {
+            self.clients[c].since = self.now;
+            self.metrics.strong_reads.add(1);
+        }
+        if reach == Reach::Unasked {
+            reach = Reach::Asked(self.shared.topology.oracle().ticket());
+        }
+        self.clients[c].unit.reach = reach;
+        if !reach.is_waiting() {
+            let waited = self.now.saturating_duration_since(self.clients[c].since);
+            if !first {
+                self.clients[c].waited = u32::try_from(waited.as_micros()).unwrap_or(u32::MAX);
+                self.metrics.strong_wait_micros.observe(waited.as_micros() as u64);
+            }
+            if reach == Reach::Primary && fastest.is_some() {
+                self.metrics.strong_primary.add(1);
+            }
+            return false;
+        }
+        if self.wait_strong(c, reach, first) {
+            return true;
+        }
+        self.clients[c].unit.reach = Reach::Primary;
+        false
+    }
+
+    /// False if there are too many already.
+    fn wait_strong(&mut self, c: usize, reach: Reach, first: bool) -> bool {
+        let (token, since) = (self.clients[c].token, self.clients[c].since);
+        let topology = &self.shared.topology;
+        let strong = self.strong.0.get_or_insert_with(|| {
+            let (asked, behind) = (Arc::clone(&self.bell), Arc::clone(&self.bell));
+            Box::new(Strong {
+                asked: Waiters::new(Arc::clone(topology.oracle().answered()), MOST_WAITING, move || asked()),
+                behind: Waiters::new(Arc::clone(topology.replayed()), MOST_WAITING, move || behind()),
+                deadlines: VecDeque::new(),
+            })
+        });
+        let put = match reach {
+            Reach::Asked(ticket) => strong.asked.insert(ticket, token).is_ok(),
+            Reach::Behind { lsn, .. } => {
+                topology.await_replay(lsn);
+                strong.behind.insert(lsn, token).is_ok()
+            }
+            _ => false,
+        };
+        if !put {
+            return false;
+        }
+        if first {
+            strong.deadlines.push_back((since + self.settings.strong_wait, token));
+        }
+        self.clients[c].waiting = true;
+        self.metrics.clients_waiting.add(1);
+        true
+    }
+
+    /// Where the fastest replica is that reads may be given to; None if there is none.
+    fn fastest_replica(&self) -> Option<Lsn> {
+        let fit = self.view.nodes.iter().filter(|node| node.role == Role::Replica && node.usable && node.weight > 0);
+        fit.map(|node| node.node.replayed.get()).max()
+    }
+
+    /// Lets go on whoever need not wait any more. To be called each turn: costs two loads while nobody waits.
+    pub(in crate::core) fn release_strong(&mut self) {
+        let Some(mut strong) = self.strong.0.take() else { return };
+        while let Some(token) = strong.asked.pop() {
+            self.wake_strong(token);
+        }
+        while let Some(token) = strong.behind.pop() {
+            self.wake_strong(token);
+        }
+        while let Some(&(deadline, token)) = strong.deadlines.front() {
+            if deadline > self.now {
+                break;
+            }
+            strong.deadlines.pop_front();
+            if self.is_client(token) && over(self.clients[token.index()].since, self.settings.strong_wait, self.now) {
+                self.wake_strong(token);
+            }
+        }
+        self.strong.0 = Some(strong);
+    }
+
+    /// A client that waits here (it may have left, been cancelled, or wait for a server by now) looks again.
+    fn wake_strong(&mut self, token: Token) {
+        if !self.is_client(token) {
+            return;
+        }
+        let client = &mut self.clients[token.index()];
+        if client.waiting && client.unit.reach.is_waiting() {
+            client.waiting = false;
+            self.metrics.clients_waiting.sub(1);
+            self.runnable.push_back(token);
+        }
+    }
+
+    /// When the first of those who wait will have waited long enough.
+    pub(in crate::core) fn strong_patience(&self) -> Option<Duration> {
+        let deadline = self.strong.0.as_ref()?.deadlines.front()?.0;
+        Some(deadline.saturating_duration_since(self.now).max(Duration::from_millis(1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decisions() {
+        let at = |lsn| Reach::At { term: 1, lsn: Lsn(lsn) };
+        let behind = |lsn| Reach::Behind { term: 1, lsn: Lsn(lsn) };
+        let there = |lsn| Some(Lsn(lsn));
+        for (reach, term, fastest, late, expected) in [
+            (Reach::Unasked, 1, there(5), false, Reach::Unasked),
+            (Reach::Unasked, 1, None, false, Reach::Primary),
+            (at(5), 1, there(5), false, at(5)),
+            (at(5), 1, there(4), false, behind(5)),
+            (at(5), 1, there(4), true, Reach::Primary),
+            (at(5), 1, there(6), true, at(5)),
+            (at(5), 1, None, false, Reach::Primary),
+            // A replica of another term is nowhere near, however high its number.
+            (at(5), 2, there(9), false, Reach::Unasked),
+            (behind(5), 2, there(9), false, Reach::Unasked),
+            (behind(5), 2, there(9), true, Reach::Primary),
+            (behind(5), 1, there(5), false, at(5)),
+            (behind(5), 1, there(4), false, behind(5)),
+            (behind(5), 1, there(4), true, Reach::Primary),
+        ] {
+            assert_eq!(decide(reach, term, fastest, late), expected, "{reach:?} {term} {fastest:?} {late}");
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! Logging in to a server, and making its session fit a client.
+
+use std::sync::{Arc, PoisonError};
+
+use topology::Address;
+use wire::message;
+use wire::payload::{self, Authentication};
+use wire::scram::{Client as Scram, Credential, MECHANISM, MECHANISM_PLUS};
+use wire::{Frame, Sqlstate};
+
+use super::{Note, Request, ServerPhase};
+use crate::core::parameters::{Applied, Params};
+use crate::core::prepared::Unnamed;
+use crate::core::session::Phase;
+use crate::core::{Core, Effect, SMALL_MAX, Secure};
+
+/// Why a login to a server failed.
+enum Failure {
+    /// The node can't be used at the moment.
+    Node(String),
+    /// The server refused this user or database: waiting does not help.
+    Refused(Vec<u8>),
+    /// The server has no connection left for us.
+    Full(String),
+}
+
+impl Core {
+    pub(in crate::core) fn server_connected(&mut self, s: usize) {
+        if !matches!(self.servers[s].phase, ServerPhase::Connecting) {
+            return;
+        }
+        let node = self.servers[s].node;
+        let Some(address) = self.address(node) else {
+            return self.open_failed(s, "the node is no longer known", false);
+        };
+        match self.shared.topology.secure(node, &address) {
+            None => self.begin_server_login(s),
+            Some(target) => {
+                self.servers[s].phase = ServerPhase::Asking(Box::new(target));
+                self.send(s, message::ssl_request);
+            }
+        }
+    }
+
+    /// What a server answers to SSLRequest; false if the connection is gone.
+    fn asked_for_tls(&mut self, s: usize, target: &tls::Target, answer: &[u8]) -> bool {
+        let failure = match answer {
+            b"S" => {
+                let server = &mut self.servers[s];
+                server.phase = ServerPhase::Securing;
+                let with = Secure::Connect(target.clone());
+                self.effects.push(Effect::Secure { token: server.token, with });
+                return true;
+            }
+            b"N" if target.connector.is_optional() => {
+                self.begin_server_login(s);
+                return true;
+            }
+            b"N" => "it does not offer TLS (ssl = off), and [cluster.tls] mode is not \"disable\" or \"prefer\"",
+            // Whatever comes in clear before the handshake would be taken for the server's own words.
+            [b'S', ..] => "it sent more than its answer to the request for TLS",
+            // Whoever sends it has not shown who it is: its words are not passed on.
+            _ => "it answered the request for TLS with something else",
+        };
+        self.login_failed(s, Failure::Node(failure.into()));
+        false
+    }
+
+    pub(in crate::core) fn server_secured(&mut self, s: usize, identity: tls::Identity) {
+        if matches!(self.servers[s].phase, ServerPhase::Securing) {
+            self.servers[s].identity = Some(Box::new(identity));
+            self.begin_server_login(s);
+        }
+    }
+
+    fn begin_server_login(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        server.phase = ServerPhase::Login(None);
+        let pool = &self.pools[server.pool];
+        let (user, database) = (pool.key.user.clone(), pool.database.dbname.clone());
+        let database = database.unwrap_or_else(|| pool.key.database.to_string());
+        // Under the gate how a commit is flushed is the proxy's affair, whatever the user's or database's default is.
+        let lazy = pool.gate.relays > 0 && self.commits.flushes();
+        let gated = (pool.gate.relays > 0).then_some(("synchronous_commit", if lazy { "off" } else { "on" }));
+        let name = if server.listener { "kingpost listener" } else { "kingpost" };
+        let parameters: Vec<(&str, &str)> =
+            [("user", &*user), ("database", &*database), ("application_name", name), ("client_encoding", "UTF8")]
+                .into_iter()
+                .chain(gated)
+                .collect();
+        let p = server.pool;
+        self.send(s, |out| message::startup(out, &parameters));
+        self.pools[p].lazy |= lazy;
+    }
+
+    /// Messages of a server that is not logged in; how many bytes were used, or None if the connection is gone.
+    pub(in crate::core) fn login_replies(&mut self, s: usize, bytes: &[u8]) -> Option<usize> {
+        let mut used = 0;
+        if let ServerPhase::Asking(target) = &self.servers[s].phase {
+            let target = target.clone();
+            return self.asked_for_tls(s, &target, bytes).then_some(bytes.len());
+        }
+        while matches!(self.servers[s].phase, ServerPhase::Login(_)) {
+            let rest = &bytes[used..];
+            let frame = match Frame::read(rest) {
+                Ok(Some(frame)) if frame.payload <= SMALL_MAX => frame,
+                Ok(None) => break,
+                Ok(Some(_)) | Err(_) => {
+                    self.login_failed(s, Failure::Node("it does not speak PostgreSQL's protocol".into()));
+                    return None;
+                }
+            };
+            let Some(data) = rest.get(wire::HEADER..frame.total()) else { break };
+            used += frame.total();
+            let server = &mut self.servers[s];
+            match frame.tag {
+                b'R' => {
+                    if let Err(failure) = self.authenticate(s, data) {
+                        self.login_failed(s, failure);
+                        return None;
+                    }
+                }
+                b'S' => {
+                    if let Some((name, value)) = payload::parameter_status(data) {
+                        server.report(name, value);
+                    }
+                }
+                b'K' => {
+                    if let Some((pid, secret)) = payload::backend_key(data) {
+                        server.key = (pid, secret.to_vec());
+                    }
+                }
+                b'Z' => {
+                    server.phase = ServerPhase::Ready;
+                    self.opened(s);
+                    return self.servers.contains(s).then_some(used);
+                }
+                b'E' => {
+                    let text = payload::error_field(data, b'M').map(String::from_utf8_lossy).unwrap_or_default();
+                    let failure = match payload::sqlstate(data) {
+                        Some(Sqlstate::TOO_MANY_CONNECTIONS) => Failure::Full(text.into_owned()),
+                        // Starting up, shutting down, recovering.
+                        Some(code) if code.0.starts_with(b"57P") => Failure::Node(text.into_owned()),
+                        _ => Failure::Refused(data.to_vec()),
+                    };
+                    self.login_failed(s, failure);
+                    return None;
+                }
+                // Notices; and NegotiateProtocolVersion, which a 3.0 login does not get.
+                _ => {}
+            }
+        }
+        Some(used)
+    }
+
+    fn authenticate(&mut self, s: usize, data: &[u8]) -> Result<(), Failure> {
+        let user = self.pools[self.servers[s].pool].key.user.clone();
+        let passed =
+            self.shared.passed.lock().unwrap_or_else(PoisonError::into_inner).get(&*user).cloned().unwrap_or_default();
+        let known =
+            self.settings.user(&user).and_then(|user| user.password.clone()).or_else(|| passed.password.clone());
+        let has_password = known.is_some();
+        let password = || {
+            known.clone().ok_or_else(|| {
+                Failure::Refused(refusal(&format!(
+                    "the server asks for a password of user {user:?}, and the proxy has none: give the user a password or password_file, or let its clients log in by SCRAM with the server's own verifier"
+                )))
+            })
+        };
+        let unexpected = || Failure::Node("authentication messages out of order".into());
+        match payload::authentication(data).ok_or_else(unexpected)? {
+            Authentication::Ok => {}
+            Authentication::Cleartext => {
+                let node = self.servers[s].node;
+                let local = matches!(self.address(node), Some(Address::Unix(_)));
+                if !local && self.servers[s].identity.is_none() {
+                    return Err(Failure::Refused(refusal(
+                        "the server asks for a password in clear text, which is sent only over TLS or a Unix socket: set [cluster.tls] mode, or use scram-sha-256 in the server's pg_hba.conf",
+                    )));
+                }
+                let password = password()?;
+                self.send(s, |out| message::password(out, &password));
+            }
+            Authentication::Md5(salt) => {
+                let known = self.settings.user(&user).and_then(|user| user.md5.clone());
+                let verifier = known.or(passed.md5).ok_or_else(|| {
+                    Failure::Refused(refusal(&format!(
+                        "the server asks for an MD5 password of user {user:?}, and the proxy has none: give the user a password, password_file or md5 verifier"
+                    )))
+                })?;
+                self.send(s, |out| message::password(out, &verifier.answer(salt)));
+            }
+            Authentication::Sasl(mechanisms) if payload::has_mechanism(mechanisms, MECHANISM.as_bytes()) => {
+                let cached = self.shared.keys.lock().unwrap_or_else(PoisonError::into_inner).get(&*user).cloned();
+                let credential = match passed.keys {
+                    // What a client has shown is enough where the server has the same verifier.
+                    Some(keys) if !has_password => Credential::Keys(keys),
+                    _ => Credential::Password { password: password()?.into(), cached },
+                };
+                let mut client = Scram::new(credential).map_err(|e| Failure::Node(e.to_string()))?;
+                if let Some(end_point) = self.servers[s].identity.as_ref().and_then(|of| of.end_point.clone()) {
+                    client = client.bound(end_point, payload::has_mechanism(mechanisms, MECHANISM_PLUS.as_bytes()));
+                }
+                let (mechanism, first) = (client.mechanism(), client.first());
+                self.servers[s].phase = ServerPhase::Login(Some(Box::new(client)));
+                self.send(s, |out| message::sasl_initial(out, mechanism, &first));
+            }
+            Authentication::SaslContinue(challenge) => {
+                let ServerPhase::Login(Some(client)) = &mut self.servers[s].phase else { return Err(unexpected()) };
+                let answer = client.final_(challenge).map_err(|e| {
+                    Failure::Refused(refusal(&match e {
+                        wire::scram::Error::StaleKeys => format!(
+                            "user {user:?} has another SCRAM verifier on this server than the one that its client has proved to know: log in again, and see that the proxy's is the server's own"
+                        ),
+                        e => e.to_string(),
+                    }))
+                })?;
+                self.send(s, |out| message::sasl_response(out, &answer));
+            }
+            Authentication::SaslFinal(proof) => {
+                let ServerPhase::Login(Some(client)) = &mut self.servers[s].phase else { return Err(unexpected()) };
+                client.verify(proof).map_err(|e| Failure::Refused(refusal(&e.to_string())))?;
+                if let Some(keys) = client.keys() {
+                    let mut known = self.shared.keys.lock().unwrap_or_else(PoisonError::into_inner);
+                    known.insert(user.to_string(), keys.clone());
+                }
+            }
+            Authentication::Sasl(_) | Authentication::Other(_) => {
+                return Err(Failure::Refused(refusal(
+                    "the server asks for an authentication method that the proxy does not speak: expected trust, password, md5 or scram-sha-256",
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn login_failed(&mut self, s: usize, failure: Failure) {
+        match failure {
+            Failure::Node(why) => self.open_failed(s, &why, true),
+            Failure::Full(why) => self.open_failed(s, &why, false),
+            Failure::Refused(error) if self.servers[s].listener => {
+                let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
+                self.open_failed(s, &text, false);
+            }
+            Failure::Refused(error) => self.login_refused(s, &error),
+        }
+    }
+
+    /// A server does not let this user into this database.
+    fn login_refused(&mut self, s: usize, error: &[u8]) {
+        let (p, node) = (self.servers[s].pool, self.servers[s].node);
+        let text = payload::error_field(error, b'M').map(String::from_utf8_lossy).unwrap_or_default().into_owned();
+        if self.view.primary.is_some_and(|primary| primary != node) {
+            // A replica may not have heard of the database, the role or its password yet: the primary knows.
+            self.pools[p].nodes[usize::from(node.0)].refused = true;
+            self.metrics.replica_logins_refused.add(1);
+            return self.open_failed(s, &text, false);
+        }
+        // Everybody who waits now would be refused, too.
+        let pool = &self.pools[p];
+        let waiting: Vec<_> = pool.writers.iter().chain(&pool.readers).map(|w| w.client).collect();
+        for token in waiting {
+            if self.is_client(token) && self.clients[token.index()].waiting {
+                let c = token.index();
+                if matches!(self.clients[c].phase, Phase::Login(_)) {
+                    self.fail_login_as(c, error);
+                } else {
+                    let code = payload::sqlstate(error).unwrap_or(Sqlstate::CONNECTION_FAILURE);
+                    self.refuse_unit(c, code, &text);
+                }
+            }
+        }
+        self.open_failed(s, &text, false);
+    }
+
+    // --- sessions ---
+
+    /// Brings a server session to a client's parameters: the statement goes ahead of the client's own.
+    pub(in crate::core) fn prepare_session(&mut self, s: usize, params: &Arc<Params>) {
+        let statement = self.servers[s].params.statement(params);
+        self.servers[s].params = Applied::These(params.clone());
+        self.own_query(s, &statement);
+    }
+
+    /// Sends a statement of the proxy's own.
+    pub(in crate::core) fn own_query(&mut self, s: usize, statement: &str) {
+        self.send(s, |out| message::query(out, statement));
+        let server = &mut self.servers[s];
+        server.held.set_unnamed(Unnamed::Unknown);
+        server.protocol.sent(Request::Query, Note::Own);
+    }
+
+    /// A statement of the proxy's own has ended.
+    pub(in crate::core) fn own_query_done(&mut self, s: usize) {
+        if self.servers[s].listener {
+            return self.listener_answered(s);
+        }
+        let server = &mut self.servers[s];
+        let owed = std::mem::take(&mut server.own.owes_ready);
+        let Some(error) = server.own.error.take() else {
+            if server.protocol.is_settled() {
+                match server.client {
+                    Some(c) if matches!(self.clients[c].phase, Phase::Login(_)) => self.learn_greeting(c, s),
+                    // Its client has left, perhaps with something in the session that is still to go.
+                    None => self.clean_up(s),
+                    Some(c) => self.runnable.push_back(self.clients[c].token),
+                }
+            }
+            return;
+        };
+        // What it has in force is not what was asked for.
+        server.params = Applied::Unknown;
+        server.retire = true;
+        match server.client {
+            Some(c) => {
+                let login = matches!(self.clients[c].phase, Phase::Login(_));
+                if login {
+                    self.fail_login_as(c, &error);
+                } else if self.clients[c].again.setups < MOST_SETUPS && !self.is_bound(c) && !owed {
+                    // These parameters were good once. Nothing of the client's has been sent: it may be this connection's fault
+                    // (another's `statement_timeout`, a role in force).
+                    let client = &mut self.clients[c];
+                    client.again.setups += 1;
+                    client.unit.reset();
+                    self.release(s);
+                } else {
+                    let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
+                    let text = format!("cannot set this session's parameters: {text}");
+                    self.fatal(c, Sqlstate::INVALID_PARAMETER_VALUE, &text);
+                }
+            }
+            None if server.protocol.is_settled() => self.rest(s),
+            None => {}
+        }
+    }
+
+    /// A server session has a new client's parameters: what it reports is what such clients are greeted with.
+    pub(in crate::core) fn learn_greeting(&mut self, c: usize, s: usize) {
+        let params = self.clients[c].params.clone();
+        let pool = &mut self.pools[self.servers[s].pool];
+        if pool.greetings.len() >= MOST_GREETINGS {
+            // Greetings of clients that are gone.
+            pool.greetings.retain(|params, _| Arc::strong_count(params) > 2);
+            if pool.greetings.len() >= MOST_GREETINGS {
+                pool.greetings.clear();
+            }
+        }
+        pool.greetings.insert(params, Arc::new(self.servers[s].reported.clone()));
+        let token = self.clients[c].token;
+        self.release(s);
+        if self.is_client(token) {
+            self.greet(c);
+        }
+    }
+}
+
+/// Server connections on which a client's parameters are tried.
+const MOST_SETUPS: u8 = 2;
+/// Sets of start-up parameters whose greeting a pool remembers.
+const MOST_GREETINGS: usize = 1024;
+
+/// The payload of an `ErrorResponse` as a server would give it.
+fn refusal(text: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    crate::core::session::error(&mut out, Sqlstate::INVALID_AUTHORIZATION, text);
+    out.split_off(wire::HEADER)
+}

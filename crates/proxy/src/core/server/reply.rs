@@ -1,0 +1,1099 @@
+//! A server's messages: what of them the client gets, and what they mean to it.
+//!
+//! Which request a message answers says [`Protocol`](super::Protocol); what that request was its [`Note`].
+
+use std::sync::Arc;
+
+use sql::Change;
+use wire::message::{self, Status};
+use wire::payload;
+use wire::{Frame, HEADER, Sqlstate};
+
+use super::note::{Dropping, Note, Refusal, SentAs};
+use super::protocol::{Reply, Request};
+use super::{Begin, ServerPhase, Work};
+use crate::config::PoolMode;
+use crate::core::observe::{Timing, rows_of};
+use crate::core::parameters::{Applied, Circumstances, Completed, Followed, applied, changed};
+use crate::core::prepared::{Columns, Statement, Unnamed};
+use crate::core::session::{Aborted, Again, MOST_EXPECTED, NO_BLOCKS, Pass, Phase};
+use crate::core::{Core, DESCRIPTION_MAX, DRAINING, HOLD_MAX, SMALL_MAX};
+
+/// What becomes of a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Verdict {
+    /// The client gets it.
+    Forward,
+    /// Nobody gets it.
+    Swallow,
+    /// The client gets it when what it says is durable.
+    Gated,
+    /// The client gets it, and it ends a unit.
+    Ready,
+    /// Nobody gets it, and it ends a unit or a statement of the proxy's own.
+    SwallowReady,
+    /// It ends a unit, and the client hears that its transaction has failed: it could not be begun.
+    NotBegun,
+    /// The client gets this message instead.
+    Instead(Box<[u8]>),
+    /// The client gets it with the process id of its sender, as far as that is known.
+    Notified,
+    /// Nobody gets it, and the connection is closed: what it has done would be committed otherwise.
+    Close,
+    /// It makes no sense: the connection can't be used any more.
+    Broken(&'static str),
+}
+
+/// For whom a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum For {
+    /// The proxy itself.
+    Own,
+    /// The client, if anybody hears it.
+    Client { unheard: bool },
+}
+
+impl Core {
+    pub(in crate::core) fn server_received(&mut self, s: usize, bytes: &[u8]) {
+        let token = self.servers[s].token;
+        if self.servers[s].input.is_empty() {
+            let used = self.server_bytes(s, bytes);
+            if self.is_server(token) && used < bytes.len() {
+                let server = &mut self.servers[s];
+                self.buffers.lend(&mut server.input).extend_from_slice(&bytes[used..]);
+            }
+        } else {
+            let mut input = std::mem::take(&mut self.servers[s].input);
+            input.extend_from_slice(bytes);
+            let used = self.server_bytes(s, &input);
+            if self.is_server(token) && used < input.len() {
+                input.drain(..used);
+                self.servers[s].input = input;
+            } else {
+                self.buffers.give(input);
+            }
+        }
+    }
+
+    fn server_bytes(&mut self, s: usize, bytes: &[u8]) -> usize {
+        let token = self.servers[s].token;
+        let mut used = 0;
+        if !matches!(self.servers[s].phase, ServerPhase::Ready) {
+            match self.login_replies(s, bytes) {
+                Some(n) => used = n,
+                None => return bytes.len(),
+            }
+            if !self.is_server(token) || !matches!(self.servers[s].phase, ServerPhase::Ready) {
+                return used;
+            }
+        }
+        used + self.replies(s, &bytes[used..])
+    }
+
+    /// Goes through as many messages as are there; says how many bytes were used.
+    fn replies(&mut self, s: usize, bytes: &[u8]) -> usize {
+        let token = self.servers[s].token;
+        // What of `bytes` the client gets and has not got yet starts at `from`.
+        let (mut used, mut from) = (0, 0);
+        loop {
+            let rest = &bytes[used..];
+            if rest.is_empty() {
+                break;
+            }
+            let server = &mut self.servers[s];
+            if server.pass > 0 {
+                let n = server.pass.min(rest.len());
+                server.pass -= n;
+                if !server.pass_on {
+                    self.give(s, &bytes[from..used]);
+                    from = used + n;
+                }
+                used += n;
+                continue;
+            }
+            let frame = match Frame::read(rest) {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break,
+                Err(error) => {
+                    self.server_closed(s, &error.to_string());
+                    return bytes.len();
+                }
+            };
+            let there = frame.total().min(rest.len());
+            if there < frame.total() && there < longest_kept(frame.tag) {
+                break;
+            }
+            if frame.tag == b'Z' && self.servers[s].tracker.listens() && self.holds_ready(s, rest[HEADER]) {
+                // The unit ends when the shared connection listens: until then this message has not come.
+                if rest.len() > SMALL_MAX
+                    && let Some(c) = self.servers[s].client
+                {
+                    self.give_up_hold(c);
+                }
+                break;
+            }
+            let verdict = self.reply(s, frame.tag, &rest[HEADER..there], there == frame.total());
+            let server = &mut self.servers[s];
+            if there < frame.total() {
+                server.pass = frame.total() - there;
+                server.pass_on = verdict == Verdict::Forward;
+            }
+            match verdict {
+                Verdict::Forward => used += there,
+                Verdict::Gated => {
+                    self.give(s, &bytes[from..used]);
+                    from = used;
+                    used += there;
+                    if let Some(c) = self.servers[s].client {
+                        self.close_gate(c);
+                    }
+                }
+                Verdict::Swallow => {
+                    self.give(s, &bytes[from..used]);
+                    used += there;
+                    from = used;
+                }
+                Verdict::Notified => {
+                    self.give(s, &bytes[from..used]);
+                    self.pass_notification(s, &rest[HEADER..there]);
+                    used += there;
+                    from = used;
+                }
+                Verdict::Instead(message) => {
+                    self.give(s, &bytes[from..used]);
+                    used += there;
+                    from = used;
+                    self.give(s, &message);
+                }
+                Verdict::Ready | Verdict::SwallowReady | Verdict::NotBegun => {
+                    let end = if verdict == Verdict::Ready { used + there } else { used };
+                    let gated = self.ends_gated(s) && verdict == Verdict::Ready;
+                    let client = self.servers[s].client;
+                    if gated && let Some(c) = client {
+                        self.give(s, &bytes[from..used]);
+                        from = used;
+                        self.close_gate(c);
+                    }
+                    self.give(s, &bytes[from..end]);
+                    match client {
+                        Some(c) if gated => self.seal_gate(c),
+                        Some(c) => self.drop_open_gate(c),
+                        None => {}
+                    }
+                    if !self.is_server(token) {
+                        return bytes.len();
+                    }
+                    used += there;
+                    from = used;
+                    if verdict == Verdict::NotBegun
+                        && let Some(c) = self.servers[s].client
+                    {
+                        self.clients[c].aborted = Aborted::Told;
+                        self.ready(c);
+                    }
+                    let listener =
+                        client.filter(|&c| self.clients[c].listening.is_some()).map(|c| self.clients[c].token);
+                    if self.servers[s].lane.seats.len() > 1 {
+                        self.seat_done(s);
+                        self.notify_between(listener);
+                        if !self.is_server(token) {
+                            return bytes.len();
+                        }
+                        self.due_answers(s);
+                        continue;
+                    }
+                    // It may go to another worker here and now: with all that it has said.
+                    self.servers[s].input.extend_from_slice(&bytes[used..]);
+                    self.unit_done(s);
+                    self.notify_between(listener);
+                    if self.is_server(token) {
+                        self.buffers.give(std::mem::take(&mut self.servers[s].input));
+                    }
+                }
+                Verdict::Close => {
+                    self.give_up_server(s);
+                    return bytes.len();
+                }
+                Verdict::Broken(why) => {
+                    self.server_closed(s, why);
+                    return bytes.len();
+                }
+            }
+            if !self.is_server(token) {
+                return bytes.len();
+            }
+            if matches!(self.servers[s].protocol.front(), Some((Request::Nothing | Request::CopyEnd, _))) {
+                self.give(s, &bytes[from..used]);
+                from = used;
+                self.due_answers(s);
+            }
+        }
+        self.give(s, &bytes[from..used]);
+        if self.pools[self.servers[s].pool].gate.relays > 0 {
+            self.pause_gate(s);
+            if !self.is_server(token) {
+                return bytes.len();
+            }
+        }
+        if let Some(c) = self.servers[s].client {
+            let (client, owed) = (&mut self.clients[c], self.servers[s].protocol.owes());
+            let waits = client.blocked && !client.input.is_empty() && owed == 0;
+            if waits || (client.held_up && owed < MOST_EXPECTED / 2) {
+                client.held_up = false;
+                self.runnable.push_back(client.token);
+            }
+        }
+        used
+    }
+
+    /// Gives answers of the proxy's own whose turn has come.
+    fn due_answers(&mut self, s: usize) {
+        while let Some(note) = self.servers[s].protocol.due() {
+            let Note::Answer { answer, undo } = note else { continue };
+            let server = &self.servers[s];
+            let Some(c) = server.client else { continue };
+            let heard = !server.discard;
+            self.clients[c].replay.answered(undo);
+            if heard {
+                self.tell(c, |out| answer.write(out));
+            }
+        }
+    }
+
+    /// Passes bytes to the server's client.
+    fn give(&mut self, s: usize, bytes: &[u8]) {
+        // What was said before a unit is given up is given up with it.
+        if bytes.is_empty() || self.servers[s].discard {
+            return;
+        }
+        let Some(c) = self.servers[s].client else { return };
+        self.bar_reads(s);
+        let meter = &mut self.servers[s].meter;
+        meter.answered = meter.answered.saturating_add(bytes.len() as u32);
+        if self.clients[c].output.held().is_some_and(|held| held + bytes.len() > HOLD_MAX) {
+            self.give_up_replay(c);
+        }
+        self.tell(c, |out| out.extend_from_slice(bytes));
+        self.bound_gate(c);
+        if self.clients[c].at.lane().is_some() && self.clients[c].output.unread() > self.settings.buffer_limit {
+            self.hold_lane(s);
+        }
+    }
+
+    // --- one message ---
+
+    fn reply(&mut self, s: usize, tag: u8, data: &[u8], whole: bool) -> Verdict {
+        let server = &mut self.servers[s];
+        if tag == b'E'
+            && let Some(text) = fatal(data)
+        {
+            // The connection ends here. What its client is told is decided when it is gone.
+            server.fatal = Some(text);
+            return Verdict::Swallow;
+        }
+        let whose = match server.protocol.front() {
+            Some((_, Note::Own | Note::Ahead | Note::ParseAhead(_))) => For::Own,
+            _ => For::Client { unheard: server.discard || server.client.is_none() },
+        };
+        let unheard = whose != For::Client { unheard: false };
+        let inserted = matches!(server.protocol.front(), Some((_, Note::Inserted))) && tag != b'E';
+        let verdict = if unheard || inserted { Verdict::Swallow } else { Verdict::Forward };
+        match server.protocol.received(tag, data.first().copied()) {
+            Reply::Parsed(note) => self.parsed(s, note, verdict),
+            Reply::Bound(Note::Begin | Note::Own | Note::Ahead | Note::Inserted) => Verdict::Swallow,
+            Reply::Bound(_) => verdict,
+            Reply::Closed(Note::Client) => verdict,
+            Reply::Closed(_) => Verdict::Swallow,
+            Reply::Parameters => self.parameters(s, data, whole, verdict),
+            Reply::Described(note) => self.described(s, note, (tag, data, whole), verdict),
+            Reply::Columns | Reply::Data => verdict,
+            Reply::Completed(ended) => self.completed(s, ended, (tag, data), whose, verdict),
+            Reply::CopyIn { ignored } => self.asked_for_copy(s, ignored, verdict),
+            Reply::Failed { failed, skipped } => self.failed(s, data, failed, skipped, whose, verdict),
+            Reply::Ready(note) => self.ready_for_query(s, note, unheard),
+            Reply::Aside => self.aside(s, tag, data, whose, verdict),
+            Reply::Broken(why) => Verdict::Broken(why),
+        }
+    }
+
+    fn parsed(&mut self, s: usize, note: Note, verdict: Verdict) -> Verdict {
+        match note {
+            Note::Parse { statement, undo, .. } => {
+                statement.accept();
+                if let Some(c) = self.servers[s].client {
+                    self.clients[c].replay.answered(undo);
+                }
+                verdict
+            }
+            Note::ParseOwn(statement) | Note::ParseAhead(statement) => {
+                statement.accept();
+                Verdict::Swallow
+            }
+            Note::Doomed(_) => verdict,
+            _ => Verdict::Swallow,
+        }
+    }
+
+    /// `ParameterDescription`.
+    fn parameters(&mut self, s: usize, data: &[u8], whole: bool, verdict: Verdict) -> Verdict {
+        let server = &mut self.servers[s];
+        server.describing.clear();
+        match server.protocol.front() {
+            Some((_, Note::Check(_))) => Verdict::Swallow,
+            Some((_, Note::Describe { .. })) if whole => {
+                server.describing.extend_from_slice(data);
+                verdict
+            }
+            _ => verdict,
+        }
+    }
+
+    /// `RowDescription` or `NoData`, of a Describe.
+    fn described(&mut self, s: usize, note: Note, (tag, data, whole): (u8, &[u8], bool), verdict: Verdict) -> Verdict {
+        let parameters = std::mem::take(&mut self.servers[s].describing);
+        match note {
+            Note::Describe { statement, schema, undo, .. } => {
+                if let Some(c) = self.servers[s].client {
+                    self.clients[c].replay.answered(undo);
+                }
+                if whole {
+                    self.statement_described(s, &statement, schema, &parameters, (tag, data));
+                }
+                verdict
+            }
+            Note::Check(statement) => {
+                if whole && statement.has_columns(Columns::of(tag, data)) {
+                    self.servers[s].held.has_described(&statement);
+                } else {
+                    statement.outdate();
+                    // Under its name the server has something else now, and keeps it: nobody asks for it again.
+                    self.servers[s].held.loses(&statement);
+                    if !self.servers[s].lane.is_empty() {
+                        self.redo_alone(s);
+                        return Verdict::Swallow;
+                    }
+                }
+                let server = &self.servers[s];
+                if let Some(c) = server.client
+                    && server.lane.is_empty()
+                {
+                    self.runnable.push_back(self.clients[c].token);
+                }
+                Verdict::Swallow
+            }
+            _ => verdict,
+        }
+    }
+
+    /// A server has answered a client's Describe of a statement.
+    fn statement_described(
+        &mut self,
+        s: usize,
+        statement: &Statement,
+        schema: u64,
+        parameters: &[u8],
+        (tag, data): (u8, &[u8]),
+    ) {
+        if !statement.has_columns(Columns::of(tag, data)) {
+            return statement.outdate();
+        }
+        self.servers[s].held.has_described(statement);
+        // A replica may not have heard of a change yet.
+        let place = &self.pools[self.servers[s].pool].place;
+        let behind = self.is_replica(s) && place.schema().has_changed_lately(self.now);
+        if !parameters.is_empty() && !behind && statement.scope().is_some() {
+            let mut messages = Vec::with_capacity(parameters.len() + data.len() + 2 * HEADER);
+            message::message(&mut messages, b't', |out| out.extend_from_slice(parameters));
+            message::message(&mut messages, tag, |out| out.extend_from_slice(data));
+            statement.note_described(messages, self.now, schema);
+        }
+    }
+
+    /// `CommandComplete`, `EmptyQueryResponse` or `PortalSuspended`.
+    fn completed(
+        &mut self,
+        s: usize,
+        ended: Option<Note>,
+        (tag, data): (u8, &[u8]),
+        whose: For,
+        verdict: Verdict,
+    ) -> Verdict {
+        if let Some(Note::Begin) = ended {
+            self.servers[s].begin = Begin::No;
+            return Verdict::Swallow;
+        }
+        if matches!(ended, Some(Note::Inserted)) {
+            return Verdict::Swallow;
+        }
+        if whose == For::Own {
+            if data.starts_with(b"DISCARD ALL\0") {
+                self.servers[s].held.drops_all();
+            }
+            return Verdict::Swallow;
+        }
+        if tag != b'C' {
+            return verdict;
+        }
+        self.follow(s, ended.as_ref(), data);
+        let server = &mut self.servers[s];
+        server.meter.rows = server.meter.rows.saturating_add(rows_of(data));
+        let dropped = match &ended {
+            Some(Note::Execute { dropped, .. }) => dropped.is_some(),
+            None => matches!(server.protocol.front(), Some((_, Note::Query { dropped: Some(_), .. }))),
+            _ => false,
+        };
+        if !dropped && (data.starts_with(b"DISCARD ALL\0") || data.starts_with(b"DEALLOCATE ALL\0")) {
+            // One of several statements: nothing was sent behind it.
+            server.held.drops_all();
+            if let Some(c) = server.client {
+                self.clients[c].names.drop_all();
+            }
+        }
+        if let Some(Note::Execute { dropped: Some(dropped), .. }) = ended
+            && let Some(c) = self.servers[s].client
+        {
+            self.clients[c].replay.answered(dropped.names);
+        }
+        if verdict == Verdict::Forward && self.may_commit(s, data) { Verdict::Gated } else { verdict }
+    }
+
+    /// A statement of the client's has completed: what it has changed is followed.
+    fn follow(&mut self, s: usize, ended: Option<&Note>, tag: &[u8]) {
+        let server = &mut self.servers[s];
+        let params = server.client.map(|c| &self.clients[c].params);
+        let circumstances = params.map_or(Circumstances::default(), |params| Circumstances {
+            role: params.get("role").is_some(),
+            foreign: !params.is_utf8(),
+        });
+        let of = match (ended, server.protocol.front()) {
+            (Some(Note::Execute { changes: Some(changes), .. }), _) => Completed::Portal(changes),
+            (None, Some((_, Note::Query { changes: Some(changes), .. }))) => Completed::InQuery(changes),
+            _ => Completed::Other,
+        };
+        let pins = match server.tracker.completed(of, tag, circumstances) {
+            Followed::Yes => return,
+            Followed::NotParameters => sql::Pins::SET,
+            Followed::NotChannels => sql::Pins::LISTEN,
+        };
+        if let Some(c) = self.servers[s].client {
+            self.pin(c, s, pins);
+        }
+    }
+
+    fn asked_for_copy(&mut self, s: usize, ignored: Vec<Note>, verdict: Verdict) -> Verdict {
+        let server = &mut self.servers[s];
+        // What its end is counted under is that of the Sync to come.
+        if let Some(timing) = ignored.into_iter().filter_map(Note::into_timing).next() {
+            server.meter.timing = timing;
+        }
+        match server.client {
+            Some(c) => self.give_up_replay(c),
+            None if server.protocol.copies_in() => self.refuse_copy(s),
+            // The client had sent all of the data, and not the Sync behind it, which would commit.
+            None if server.protocol.is_in_unit() => return Verdict::Close,
+            None => {}
+        }
+        verdict
+    }
+
+    /// `ParameterStatus`, `NoticeResponse`, `NotificationResponse`.
+    fn aside(&mut self, s: usize, tag: u8, data: &[u8], whose: For, verdict: Verdict) -> Verdict {
+        let server = &mut self.servers[s];
+        match tag {
+            b'S' => {
+                let Some((name, value)) = payload::parameter_status(data) else {
+                    return Verdict::Broken("invalid ParameterStatus");
+                };
+                server.report(name, value);
+                if whose != For::Own {
+                    server.tracker.in_force.is_reported(name);
+                }
+                let told = verdict == Verdict::Forward || (server.own.owes_ready && server.client.is_some());
+                if told
+                    && name == b"standard_conforming_strings"
+                    && let Some(c) = server.client
+                {
+                    self.clients[c].odd_strings = value != b"on";
+                }
+                if told { Verdict::Forward } else { verdict }
+            }
+            b'A' if server.listener => {
+                self.notified(s, data);
+                verdict
+            }
+            // It may come ahead of the answer to a question of the proxy's own.
+            b'A' if !server.discard && self.hears_own(s, data) => Verdict::Notified,
+            b'A' => Verdict::Swallow,
+            _ => verdict,
+        }
+    }
+
+    // --- the end of a unit ---
+
+    fn ready_for_query(&mut self, s: usize, note: Note, unheard: bool) -> Verdict {
+        let server = &mut self.servers[s];
+        let idle = server.protocol.status() == Status::Idle;
+        server.work.may_begin &= !server.protocol.is_settled();
+        let unit = server.protocol.last_ended();
+        match note {
+            Note::Ahead => return Verdict::Swallow,
+            Note::Own if server.own.owes_ready && server.own.error.is_none() && server.client.is_some() => {
+                server.own.owes_ready = false;
+                return Verdict::Ready;
+            }
+            Note::Own => {
+                // What comes of it is seen in `unit_done`, too.
+                server.own.done = true;
+                return Verdict::SwallowReady;
+            }
+            _ => {}
+        }
+        if idle {
+            server.portals.end();
+        }
+        server.own.ahead = None;
+        let goes_back = server.tracker.goes_back();
+        self.settle_changes(s);
+        self.servers[s].tracker.in_force.unit_ended(unit, idle);
+        let note = if self.servers[s].meter.error.is_some() { self.query_failed(s, note) } else { note };
+        self.servers[s].meter.ended = note.into_timing();
+        self.count_end(s, !unheard);
+        if goes_back && self.goes_back(s) {
+            return Verdict::Swallow;
+        }
+        let server = &mut self.servers[s];
+        let not_begun = server.begin == Begin::Failed;
+        if not_begun {
+            server.begin = Begin::No;
+        }
+        match (unheard, not_begun) {
+            (true, _) => Verdict::SwallowReady,
+            (false, true) => Verdict::NotBegun,
+            (false, false) => Verdict::Ready,
+        }
+    }
+
+    /// The server is ready: what is committed of its parameters is the client's now.
+    fn settle_changes(&mut self, s: usize) {
+        let server = &mut self.servers[s];
+        let idle = server.protocol.status() == Status::Idle;
+        let mut changes = server.tracker.ready(idle);
+        if idle && server.protocol.is_quiet() {
+            server.tracker.is_quiet();
+        }
+        changes.retain(Change::is_about_parameters);
+        if changes.is_empty() {
+            return;
+        }
+        if idle && let Some(style) = server.reports("DateStyle") {
+            // It is set in parts: what came of that the server has just said.
+            let style = style.to_owned();
+            for change in &mut changes {
+                if let Change::Set(name, value) = change
+                    && name == "datestyle"
+                {
+                    *value = sql::Value::Text(style.clone());
+                }
+            }
+        }
+        if let Applied::These(params) = &server.params {
+            // The server's own reset goes back to what the connection began with.
+            server.params = Applied::These(self.params.intern(applied(params, &changes)));
+        }
+        let Some(c) = server.client else { return };
+        match changed(&self.clients[c].params, &self.clients[c].base, &changes) {
+            Some(params) => {
+                self.metrics.parameters_tracked.add(changes.len() as u64);
+                self.clients[c].params = self.params.intern(params);
+            }
+            None => {
+                // The client keeps this very session, which has them.
+                self.pin(c, s, sql::Pins::SET);
+                self.servers[s].params = Applied::These(self.clients[c].params.clone());
+            }
+        }
+    }
+
+    /// `ReadyForQuery` has been passed on, or swallowed.
+    fn unit_done(&mut self, s: usize) {
+        if std::mem::take(&mut self.servers[s].own.done) {
+            return self.own_query_done(s);
+        }
+        if !self.servers[s].lane.is_empty() {
+            return self.seat_done(s);
+        }
+        let server = &mut self.servers[s];
+        let Some(c) = server.client else {
+            if server.protocol.is_quiet() {
+                self.clean_up(s);
+            }
+            return;
+        };
+        if std::mem::take(&mut server.discard) {
+            return self.replay(c, s);
+        }
+        let idle = server.protocol.status() == Status::Idle;
+        if idle {
+            self.settle_schema(s);
+        }
+        let server = &mut self.servers[s];
+        let done = server.protocol.is_settled();
+        let failed = server.work.failed;
+        let wrote = server.work.wrote || server.work.may_have_written;
+        server.barrier &= !done;
+        if done {
+            // Nothing is in flight: nothing can be committing.
+            server.work.committing = false;
+        }
+        if idle && done {
+            let work = std::mem::replace(&mut server.work, Work { alters: None, ..Work::default() });
+            if !work.failed && !work.unpins.is_empty() {
+                self.unpin(c, work.unpins);
+            }
+        }
+        if !idle && done && self.pools[self.clients[c].pool].database.mode == PoolMode::Statement {
+            // In the middle of a text, a COMMIT AND CHAIN, a procedure: it has begun all the same.
+            return self.fatal(c, Sqlstate::FEATURE_NOT_SUPPORTED, NO_BLOCKS);
+        }
+        self.note_cost(c, s, failed);
+        let client = &mut self.clients[c];
+        client.again = Again::default();
+        if client.replay.forget(&mut self.buffers) {
+            client.output.release();
+        }
+        if idle && wrote && !self.is_replica(s) {
+            self.mark_write(c);
+        }
+        if idle && done && self.is_bound(c) && !self.servers[s].params.is(&self.clients[c].params) {
+            // It has reset its session: that is, to what it started with.
+            let params = self.clients[c].params.clone();
+            self.prepare_session(s, &params);
+        }
+        let client = &self.clients[c];
+        let forwarding = matches!(client.pass, Pass::Forward(_));
+        let open = client.unit.routed || self.servers[s].protocol.is_in_unit() || forwarding;
+        if idle && done && !open && !self.is_bound(c) && matches!(client.phase, Phase::Ready) {
+            self.release(s);
+        } else if self.draining && idle && done && !open && client.output.gates() == 0 {
+            self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, DRAINING);
+        } else if !client.input.is_empty() {
+            self.runnable.push_back(client.token);
+        }
+    }
+
+    /// What the unit has taken.
+    fn note_cost(&mut self, c: usize, s: usize, failed: bool) {
+        let client = &mut self.clients[c];
+        let elapsed = self.now.saturating_duration_since(client.since);
+        client.since = self.now;
+        let micros = elapsed.as_micros() as u64;
+        self.metrics.statement_micros.observe(micros);
+        let totals = &mut self.pools[client.pool].totals;
+        totals.queries += 1;
+        totals.query_micros += micros;
+        let meter = &mut self.servers[s].meter;
+        let (measured, answered) = (std::mem::take(&mut meter.measured), std::mem::take(&mut meter.answered));
+        if measured != 0 && !failed {
+            self.lanes.costs.note(measured, crate::core::lane::micros(elapsed), answered);
+        }
+    }
+
+    /// The unit that this server refused goes elsewhere.
+    fn replay(&mut self, c: usize, s: usize) {
+        self.release(s);
+        if self.clients.contains(c) {
+            self.send_again(c);
+        }
+    }
+
+    /// Puts the kept unit back in front of the client's input.
+    pub(in crate::core) fn send_again(&mut self, c: usize) {
+        let client = &mut self.clients[c];
+        if let Some((mut unit, begun)) = client.replay.take(&mut client.names) {
+            // The end of the unit may be there still: it waited for an answer to its beginning.
+            let rest = if client.unit.routed { client.unit.scanned.min(client.input.len()) } else { 0 };
+            unit.extend_from_slice(&client.input[rest..]);
+            self.buffers.give(std::mem::replace(&mut client.input, unit));
+            client.begun = begun;
+        }
+        client.unit.reset();
+        self.runnable.push_back(client.token);
+    }
+
+    // --- errors ---
+
+    /// An `ErrorResponse`.
+    fn failed(
+        &mut self,
+        s: usize,
+        data: &[u8],
+        failed: Option<Note>,
+        skipped: Vec<Note>,
+        whose: For,
+        verdict: Verdict,
+    ) -> Verdict {
+        if whose == For::Own {
+            return self.own_failed(s, data, failed, skipped);
+        }
+        let code = payload::sqlstate(data).unwrap_or(Sqlstate::INTERNAL_ERROR);
+        let server = &mut self.servers[s];
+        server.work.failed = true;
+        server.work.erred = true;
+        server.meter.error = Some(code);
+        server.tracker.has_failed();
+        if let Some(Note::Begin) = failed {
+            self.begin_failed(s, skipped);
+            return verdict;
+        }
+        // RevalidateCachedQuery: a statement that was prepared here before its table changed.
+        let outdated = code == Sqlstate::FEATURE_NOT_SUPPORTED
+            && payload::error_field(data, b'R') == Some(b"RevalidateCachedQuery");
+        let relied_on = outdated && self.statement_outdated(s, failed.as_ref());
+        let lacking = code == Sqlstate::INVALID_STATEMENT_NAME
+            && matches!(failed, Some(Note::Bind(Some(_)) | Note::Describe { .. } | Note::Check(_)));
+        let duplicate =
+            code == Sqlstate::DUPLICATE_STATEMENT && matches!(failed, Some(Note::ParseOwn(_) | Note::Parse { .. }));
+        let ahead = self.servers[s].own.ahead.take().filter(|_| lacking);
+        if (lacking && ahead.is_none()) || duplicate {
+            // What it has is not what it was thought to have.
+            self.servers[s].retire = true;
+        }
+        // In a lane a statement may be missing because another client's unit, which was to prepare it, has failed.
+        let server = &self.servers[s];
+        let shared = !server.lane.is_empty() && server.client.is_some_and(|c| self.clients[c].replay.is_some());
+        let instead = match &failed {
+            _ if ahead.is_some() => ahead,
+            Some(Note::Refused(why)) => Some(refused(*why)),
+            Some(Note::Missing(name)) if code == Sqlstate::INVALID_STATEMENT_NAME => Some(missing(data, name)),
+            Some(Note::Doomed(name)) if code == Sqlstate::DUPLICATE_STATEMENT => Some(taken(data, name)),
+            Some(_) => None,
+            None => match server.protocol.front() {
+                Some((_, Note::RefusedQuery { why, .. })) => Some(refused(*why)),
+                Some((_, Note::FailedQuery { error, .. })) => Some(error.clone()),
+                _ => None,
+            },
+        };
+        self.take_back(s, failed, skipped);
+        if shared && verdict == Verdict::Forward && (lacking || code == Sqlstate::DUPLICATE_STATEMENT) {
+            self.redo_alone(s);
+            return Verdict::Swallow;
+        }
+        let goes_elsewhere = if outdated { !relied_on } else { self.is_replica(s) && is_refusal(code) };
+        if verdict == Verdict::Forward && goes_elsewhere && instead.is_none() && self.discard_unit(s, code, outdated) {
+            return Verdict::Swallow;
+        }
+        match instead {
+            Some(message) if verdict == Verdict::Forward => Verdict::Instead(message),
+            _ => verdict,
+        }
+    }
+
+    /// The unit in flight goes to another server, if it may: what this one says of it is not heard.
+    fn discard_unit(&mut self, s: usize, code: Sqlstate, outdated: bool) -> bool {
+        let on_replica = self.is_replica(s);
+        let Some(c) = self.servers[s].client else { return false };
+        if self.clients[c].replay.is_none() || self.clients[c].again.attempts >= 3 || self.is_bound(c) {
+            return false;
+        }
+        let client = &mut self.clients[c];
+        client.output.retract(&mut self.buffers);
+        client.again.attempts += 1;
+        client.again.primary |= on_replica && !outdated;
+        // A conflict with recovery says nothing of the statement.
+        if !outdated && is_for_good(code) {
+            let replay = std::mem::take(&mut client.replay);
+            self.demote(c, replay.bytes());
+            self.clients[c].replay = replay;
+        }
+        self.metrics.replays_refused.add(1);
+        let server = &mut self.servers[s];
+        server.discard = true;
+        if server.protocol.is_in_unit() {
+            // The end of the unit, which was still to be sent, goes elsewhere with it: here it ends now.
+            server.ends_unit(Request::Sync, Note::Sync);
+            self.send(s, |out| message::empty(out, b'S'));
+        }
+        true
+    }
+
+    /// A statement has other columns than clients were told. True if this client was.
+    fn statement_outdated(&mut self, s: usize, failed: Option<&Note>) -> bool {
+        let (statement, asked) = match failed {
+            Some(Note::Bind(Some(statement)) | Note::Check(statement)) => (statement, None),
+            // Asked for just now: under this name the client has not been told yet.
+            Some(Note::Describe { statement, name, .. }) => (statement, Some(name)),
+            _ => return false,
+        };
+        statement.outdate();
+        // On this connection it stays as it is, under a name that nobody will ask for.
+        self.servers[s].held.loses(statement);
+        let Some(c) = self.servers[s].client else { return false };
+        let names = &mut self.clients[c].names;
+        if let Some(name) = asked {
+            names.set_told(name, false);
+        }
+        // Who was told of its columns must hear of this; anybody else gets a fresh one without noticing.
+        names.is_told_of(statement, None)
+    }
+
+    /// A statement of the proxy's own has failed.
+    fn own_failed(&mut self, s: usize, data: &[u8], failed: Option<Note>, skipped: Vec<Note>) -> Verdict {
+        let server = &mut self.servers[s];
+        match failed {
+            // A unit ahead of the client's: its Bind will fail, and then the client is told why.
+            Some(failed) => {
+                let mut message = Vec::new();
+                message::message(&mut message, b'E', |out| out.extend_from_slice(data));
+                server.own.ahead = Some(message.into());
+                for note in skipped.into_iter().chain([failed]) {
+                    if let Note::ParseAhead(statement) = note {
+                        server.held.loses(&statement);
+                    }
+                }
+            }
+            None => _ = server.own.error.get_or_insert_with(|| data.to_vec()),
+        }
+        Verdict::Swallow
+    }
+
+    /// BEGIN has failed, and with it what was sent behind it.
+    fn begin_failed(&mut self, s: usize, skipped: Vec<Note>) {
+        self.servers[s].begin = Begin::Failed;
+        // Behind a Query no Sync follows from the client.
+        let mut query: Option<Timing> = None;
+        for note in &skipped {
+            if note.ends_clients_unit() {
+                query = Some(Timing::none(self.now));
+            }
+        }
+        self.take_back(s, None, skipped);
+        if let Some(timing) = query {
+            self.servers[s].protocol.sent(Request::Sync, Note::Sync(timing));
+            self.send(s, |out| message::empty(out, b'S'));
+        }
+    }
+
+    /// What has failed, and what the server has skipped behind it, has not happened.
+    fn take_back(&mut self, s: usize, failed: Option<Note>, skipped: Vec<Note>) {
+        // The last is taken back first.
+        for note in skipped.into_iter().rev() {
+            self.was_skipped(s, note);
+        }
+        match failed {
+            // PostgreSQL drops the unnamed statement before it looks at the new text.
+            Some(Note::Parse { statement, sent_as, undo: crate::core::prepared::Undo::Unnamed(_) }) => {
+                self.not_parsed(s, &statement, sent_as);
+                if let Some(c) = self.servers[s].client {
+                    self.clients[c].names.unnamed_failed();
+                }
+            }
+            Some(note) => self.was_skipped(s, note),
+            None => {}
+        }
+    }
+
+    fn was_skipped(&mut self, s: usize, note: Note) {
+        let undo = match note {
+            Note::Parse { statement, sent_as, undo } => {
+                self.not_parsed(s, &statement, sent_as);
+                undo
+            }
+            Note::ParseOwn(statement) | Note::ParseAhead(statement) => {
+                self.servers[s].held.loses(&statement);
+                return;
+            }
+            Note::ParseUnnamed => return self.servers[s].held.set_unnamed(Unnamed::Unknown),
+            Note::Evict(id) => return self.servers[s].held.keeps(id),
+            Note::Answer { undo, .. } => undo,
+            Note::RefusedQuery { undo, .. } | Note::FailedQuery { undo, .. } => undo,
+            Note::Execute { dropped: Some(dropped), .. } => self.not_dropped(s, *dropped),
+            Note::Query { undo, dropped, .. } => {
+                if let Some(dropped) = dropped {
+                    let undo = self.not_dropped(s, *dropped);
+                    if let Some(c) = self.servers[s].client {
+                        self.clients[c].names.undo(undo);
+                    }
+                }
+                undo
+            }
+            Note::Execute { dropped: None, .. } | Note::Client | Note::Own | Note::Begin | Note::Ahead => return,
+            Note::Inserted => return,
+            Note::Doomed(_) | Note::CloseOwn | Note::Bind(_) | Note::Missing(_) | Note::Refused(_) => return,
+            Note::Describe { undo, .. } => undo,
+            Note::Check(_) | Note::Sync(_) => return,
+        };
+        if let Some(c) = self.servers[s].client {
+            self.clients[c].names.undo(undo);
+        }
+    }
+
+    /// The unit of this note has failed. If it is a Query that was to drop prepared statements, it has not.
+    fn query_failed(&mut self, s: usize, note: Note) -> Note {
+        let Note::Query { changes, undo, dropped: Some(dropped), timing } = note else { return note };
+        let names = self.not_dropped(s, *dropped);
+        if let Some(c) = self.servers[s].client {
+            // (The unnamed statement it has dropped all the same.)
+            self.clients[c].names.undo(names);
+        }
+        Note::Query { changes, undo, dropped: None, timing }
+    }
+
+    fn not_parsed(&mut self, s: usize, statement: &Arc<Statement>, sent_as: SentAs) {
+        let held = &mut self.servers[s].held;
+        match sent_as {
+            SentAs::Unnamed => held.set_unnamed(Unnamed::Unknown),
+            SentAs::Named => held.loses(statement),
+            // Of a name that was only tried there is nothing to keep.
+            SentAs::Tried => {}
+        }
+    }
+
+    fn not_dropped(&mut self, s: usize, dropped: Dropping) -> crate::core::prepared::Undo {
+        if let Some(held) = dropped.held {
+            self.servers[s].held.undo(held);
+        }
+        dropped.names
+    }
+
+    /// The connection is lost: what it owes to this client has not happened.
+    pub(in crate::core) fn undo_owed(&mut self, s: usize, c: usize) {
+        let owed = self.servers[s].protocol.abandon();
+        for note in owed.into_iter().rev() {
+            let undo = match note {
+                Note::Parse { undo, .. } | Note::Describe { undo, .. } | Note::Answer { undo, .. } => undo,
+                Note::RefusedQuery { undo, .. } | Note::FailedQuery { undo, .. } => undo,
+                Note::Execute { dropped: Some(dropped), .. } => dropped.names,
+                Note::Query { undo, dropped, timing, .. } => {
+                    self.span_lost(timing);
+                    if let Some(dropped) = dropped {
+                        self.clients[c].names.undo(dropped.names);
+                    }
+                    undo
+                }
+                Note::Sync(timing) => {
+                    self.span_lost(timing);
+                    continue;
+                }
+                _ => continue,
+            };
+            self.clients[c].names.undo(undo);
+        }
+    }
+}
+
+/// A message of a server is kept until so many bytes of it are there, or all.
+fn longest_kept(tag: u8) -> usize {
+    match tag {
+        // Rows, COPY data, a function's result: passed on as they come.
+        b'D' | b'd' | b'V' => 0,
+        // Compared with others.
+        b'T' | b't' => DESCRIPTION_MAX,
+        _ => SMALL_MAX,
+    }
+}
+
+/// The text of an error that ends the connection; None: it is another.
+fn fatal(data: &[u8]) -> Option<String> {
+    let severity = payload::error_field(data, b'V').or_else(|| payload::error_field(data, b'S'));
+    let text = || payload::error_field(data, b'M').map(String::from_utf8_lossy).unwrap_or_default().into_owned();
+    matches!(severity, Some(b"FATAL" | b"PANIC")).then(text)
+}
+
+fn refused(why: Refusal) -> Box<[u8]> {
+    let mut message = Vec::new();
+    why.write(&mut message);
+    message.into()
+}
+
+/// "prepared statement "?name" does not exist", as the client calls it.
+fn missing(data: &[u8], name: &[u8]) -> Box<[u8]> {
+    if name.is_empty() {
+        return with_text(data, |_| b"unnamed prepared statement does not exist".to_vec());
+    }
+    with_text(data, |text| replaced(text, &[b"?", name].concat(), name))
+}
+
+/// "prepared statement "kp12" already exists", as the client calls it.
+fn taken(data: &[u8], name: &[u8]) -> Box<[u8]> {
+    with_text(data, |text| {
+        let digits = |from: usize| text[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let at = text.windows(2).position(|two| two == b"kp");
+        match at {
+            Some(at) => [&text[..at], name, &text[at + 2 + digits(at + 2)..]].concat(),
+            None => text.to_vec(),
+        }
+    })
+}
+
+fn replaced(text: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
+    match text.windows(old.len()).position(|part| part == old) {
+        Some(at) => [&text[..at], new, &text[at + old.len()..]].concat(),
+        None => text.to_vec(),
+    }
+}
+
+/// An `ErrorResponse` with another text.
+fn with_text(data: &[u8], change: impl Fn(&[u8]) -> Vec<u8>) -> Box<[u8]> {
+    let mut out = Vec::new();
+    message::message(&mut out, b'E', |out| {
+        let mut rest = data;
+        while let Some((&kind, after)) = rest.split_first().filter(|(kind, _)| **kind != 0) {
+            let Some((value, after)) = payload::cstr(after) else { break };
+            out.push(kind);
+            if kind == b'M' {
+                out.extend_from_slice(&change(value));
+            } else {
+                out.extend_from_slice(value);
+            }
+            out.push(0);
+            rest = after;
+        }
+        out.push(0);
+    });
+    out.into()
+}
+
+/// What a replica answers to a statement that only the primary can run.
+fn is_for_good(code: Sqlstate) -> bool {
+    matches!(
+        code,
+        Sqlstate::READ_ONLY_TRANSACTION
+            | Sqlstate::FEATURE_NOT_SUPPORTED
+            | Sqlstate::NOT_IN_PREREQUISITE_STATE
+            // COPY of an unlogged table: a replica has no file of it.
+            | Sqlstate::UNDEFINED_FILE
+    )
+}
+
+/// What a replica answers to a statement that the primary may well answer otherwise.
+fn is_refusal(code: Sqlstate) -> bool {
+    let behind = [&b"42P01"[..], b"42703", b"42883", b"42704", b"3F000", b"42P02"];
+    is_for_good(code)
+        // A conflict with recovery.
+        || code == Sqlstate::SERIALIZATION_FAILURE
+        // A table, column, function, type or schema that it has not heard of yet.
+        || behind.contains(&&code.0[..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_a_statement_as_the_client_does() {
+        let error = |text: &[u8]| [b"SERROR\0VERROR\0C26000\0M", text, b"\0Rx\0\0"].concat();
+        let text = |message: Box<[u8]>| {
+            let text = payload::error_field(&message[HEADER..], b'M').map(<[u8]>::to_vec);
+            assert_eq!(payload::error_field(&message[HEADER..], b'R'), Some(&b"x"[..]));
+            String::from_utf8(text.unwrap_or_default()).unwrap_or_default()
+        };
+        let data = error(b"prepared statement \"?s1\" does not exist");
+        assert_eq!(text(missing(&data, b"s1")), "prepared statement \"s1\" does not exist");
+        let data = error(b"prepared statement \"?\" does not exist");
+        assert_eq!(text(missing(&data, b"")), "unnamed prepared statement does not exist");
+        let data = error(b"prepared statement \"kp123\" already exists");
+        assert_eq!(text(taken(&data, b"my name")), "prepared statement \"my name\" already exists");
+        let data = error(b"something else");
+        assert_eq!(text(taken(&data, b"s")), "something else");
+    }
+}

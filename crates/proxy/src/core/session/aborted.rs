@@ -1,0 +1,190 @@
+//! A transaction whose server is gone: as far as the client can see it is a failed transaction like any other, and ends with
+//! ROLLBACK. Nothing of it can have been committed: a loss with COMMIT in flight is reported otherwise (see `lost`).
+
+use sql::Control;
+use wire::frontend::Message;
+use wire::payload::Named;
+use wire::{Frame, Sqlstate, message};
+
+use super::client::{Aborted, Step};
+use super::login::error;
+use crate::core::{CLASSIFY_MAX, Core};
+
+/// What a statement does to the failed transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// It ends; the statement succeeds as ROLLBACK.
+    Ends,
+    /// It ends; but the client believes that it commits and has not been told.
+    EndsWithError,
+    /// It goes on failed; the client hears of it for the first time.
+    First,
+    /// It goes on failed.
+    Again,
+}
+
+fn turn(aborted: Aborted, control: Control) -> Turn {
+    match (control, aborted) {
+        // COMMIT of a failed transaction is answered ROLLBACK without an error, which many applications don't look at.
+        (Control::Commit, Aborted::Untold) => Turn::EndsWithError,
+        (Control::Commit | Control::Rollback, _) => Turn::Ends,
+        (_, Aborted::Untold) => Turn::First,
+        _ => Turn::Again,
+    }
+}
+
+/// What the client is told of the loss.
+pub(in crate::core) const LOST: &str =
+    "the transaction was rolled back: the connection to its server was lost; it can be run again";
+
+impl Core {
+    pub(super) fn aborted_message(&mut self, c: usize, bytes: &[u8], frame: Frame) -> Step {
+        let there = bytes.len() >= frame.total();
+        if !there && frame.payload > CLASSIFY_MAX && matches!(frame.tag, b'Q' | b'P' | b'B' | b'F') {
+            // Whatever it is, it is not a short ROLLBACK.
+            self.refuse_aborted(c, Control::None, matches!(frame.tag, b'Q' | b'F'));
+            return self.discard(c, frame);
+        }
+        let message = match Message::read(frame, bytes) {
+            Ok(Some(message)) if there => message,
+            Ok(_) => return Step::More,
+            Err(invalid) => {
+                self.violation(c, &invalid.to_string());
+                return Step::Gone;
+            }
+        };
+        match message {
+            Message::Query { text } => {
+                let control = self.classify(c, text).control;
+                self.clients[c].names.query();
+                self.refuse_aborted(c, control, true);
+            }
+            Message::Parse { name, text, types } => return self.aborted_parse(c, (name, text, types), frame),
+            Message::Bind { statement: name, .. } => {
+                let control =
+                    self.clients[c].names.get(name).map_or(Control::None, |statement| statement.class().control);
+                if turn(self.clients[c].aborted, control) == Turn::Ends {
+                    self.clients[c].ending = true;
+                    self.tell(c, |out| message::empty(out, b'2'));
+                } else {
+                    self.refuse_aborted(c, control, false);
+                }
+            }
+            Message::Describe(named) => {
+                // What ends the transaction takes and returns nothing.
+                let (of_statement, known) = match named {
+                    Named::Portal(_) => (false, self.clients[c].ending),
+                    Named::Statement(name) => {
+                        let control = self.clients[c].names.get(name).map(|statement| statement.class().control);
+                        (true, matches!(control, Some(Control::Commit | Control::Rollback)))
+                    }
+                };
+                if known {
+                    self.tell(c, |out| {
+                        if of_statement {
+                            message::message(out, b't', |out| out.extend([0, 0]));
+                        }
+                        message::empty(out, b'n');
+                    });
+                } else {
+                    self.refuse_aborted(c, Control::None, false);
+                }
+            }
+            Message::Close(named) => {
+                if let Named::Statement(name) = named {
+                    self.clients[c].names.close(name);
+                }
+                self.tell(c, |out| message::empty(out, b'3'));
+            }
+            // Any other portal went with the transaction.
+            Message::Execute { .. } if std::mem::take(&mut self.clients[c].ending) => {
+                self.clients[c].aborted = Aborted::No;
+                self.tell(c, |out| message::complete(out, "ROLLBACK"));
+            }
+            Message::Execute { .. } => self.refuse_aborted(c, Control::None, false),
+            Message::FunctionCall => self.refuse_aborted(c, Control::None, true),
+            Message::Sync => {
+                self.clients[c].ending = false;
+                self.ready(c);
+            }
+            Message::Flush => {}
+            // Outside of COPY a server ignores it; Terminate was looked at before.
+            Message::CopyData | Message::CopyDone | Message::CopyFail | Message::Terminate => {}
+        }
+        Step::Used(frame.total())
+    }
+
+    fn aborted_parse(&mut self, c: usize, (name, text, types): (&[u8], &[u8], &[u8]), frame: Frame) -> Step {
+        let class = self.classify(c, text);
+        if !matches!(class.control, Control::Commit | Control::Rollback) {
+            if name.is_empty() {
+                self.clients[c].names.unnamed_failed();
+            }
+            self.refuse_aborted(c, Control::None, false);
+            return Step::Used(frame.total());
+        }
+        if !name.is_empty() && self.clients[c].names.get(name).is_some() {
+            let text = format!("prepared statement {:?} already exists", String::from_utf8_lossy(name));
+            self.clients[c].aborted = Aborted::Told;
+            self.tell(c, |out| error(out, Sqlstate::DUPLICATE_STATEMENT, &text));
+            self.clients[c].skipping = true;
+            return Step::Used(frame.total());
+        }
+        let statement = self.statement_for(c, text, types, class);
+        if let Err(full) = self.clients[c].names.parse(name, statement) {
+            self.fatal(c, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &full.to_string());
+            return Step::Gone;
+        }
+        self.tell(c, |out| message::empty(out, b'1'));
+        Step::Used(frame.total())
+    }
+
+    /// Answers a statement, and with `ends_unit` the unit, in a failed transaction.
+    fn refuse_aborted(&mut self, c: usize, control: Control, ends_unit: bool) {
+        let turn = turn(self.clients[c].aborted, control);
+        let (code, text) = match turn {
+            Turn::Ends => (None, ""),
+            Turn::EndsWithError | Turn::First => (Some(Sqlstate::SERIALIZATION_FAILURE), LOST),
+            Turn::Again => (
+                Some(Sqlstate::IN_FAILED_TRANSACTION),
+                "current transaction is aborted, commands ignored until end of transaction block",
+            ),
+        };
+        self.clients[c].aborted = match turn {
+            Turn::Ends | Turn::EndsWithError => Aborted::No,
+            Turn::First | Turn::Again => Aborted::Told,
+        };
+        self.tell(c, |out| match code {
+            Some(code) => error(out, code, text),
+            None => message::complete(out, "ROLLBACK"),
+        });
+        if ends_unit {
+            self.ready(c);
+        } else if code.is_some() {
+            self.clients[c].ending = false;
+            self.clients[c].skipping = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns() {
+        let begin = Control::Begin { read_only: false };
+        let cases = [
+            (Aborted::Untold, Control::Commit, Turn::EndsWithError),
+            (Aborted::Untold, Control::Rollback, Turn::Ends),
+            (Aborted::Untold, Control::None, Turn::First),
+            (Aborted::Untold, begin, Turn::First),
+            (Aborted::Told, Control::Commit, Turn::Ends),
+            (Aborted::Told, Control::Rollback, Turn::Ends),
+            (Aborted::Told, Control::None, Turn::Again),
+        ];
+        for (aborted, control, expected) in cases {
+            assert_eq!(turn(aborted, control), expected, "{aborted:?} {control:?}");
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! Cancel requests.
+//!
+//! A client's key names its worker and slot; the secret is made from the connection's token and the process's own secret, so
+//! nothing is stored. A request goes to the server only while that server runs a statement of this very client, and
+//! the server is not given to another client before the request has had its effect.
+//!
+//! With several proxies side by side a request may reach another than the one that its client is connected to: the key says which, and
+//! the request is passed on to that one, once.
+
+use std::time::{Duration, Instant};
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+use subtle::ConstantTimeEq;
+use topology::{Address, NodeId};
+use wire::startup::V3_2;
+use wire::{Sqlstate, message};
+
+use super::client::Phase;
+use crate::core::memory::Output;
+use crate::core::memory::{Kind, Token};
+use crate::core::{Core, Effect, Mail, Secure, over};
+
+/// Longest time for a server to take a cancel request.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most cancel requests on their way to one server connection.
+const MOST_PER_SERVER: u8 = 4;
+
+/// A connection that carries one cancel request to a server.
+pub(in crate::core) struct Cancel {
+    pub token: Token,
+    pub output: Output,
+    phase: CancelPhase,
+    address: Address,
+    /// The node, and the server connection there that it is about; None: it goes to a peer.
+    to: Option<(NodeId, Token)>,
+    pid: u32,
+    secret: Vec<u8>,
+    /// Who asked: worker and connection there.
+    requester: Option<(usize, Token)>,
+    since: Instant,
+}
+
+/// How far such a connection has come.
+enum CancelPhase {
+    Connecting,
+    /// The server was asked for TLS.
+    Asking(Box<tls::Target>),
+    /// TLS begins.
+    Securing,
+    /// The request is on its way.
+    Sent,
+}
+
+/// A process id as clients are told it, from the highest bit on: 01, 8 bits of worker, 22 bits of slot, counted from 1. With several
+/// proxies side by side 5 of the slot's bits say which of them.
+///
+/// Positive as a signed number, as drivers expect. And above 2^22, the highest process id that Linux gives: so
+/// `pg_cancel_backend()` of what a driver takes for its backend's hits no stranger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::core) struct ClientPid(u32);
+
+const MARK: u32 = 1 << 30;
+const SLOT_BITS: u32 = 22;
+const PEER_SLOT_BITS: u32 = 17;
+
+impl ClientPid {
+    /// Of the client in slot `slot` of a worker; `peer` is 0 where there is one proxy.
+    fn new(worker: usize, slot: usize, peer: u8) -> ClientPid {
+        let slot = slot as u32 + 1;
+        let slot = match peer {
+            0 => slot & ((1 << SLOT_BITS) - 1),
+            peer => u32::from(peer & 0x1f) << PEER_SLOT_BITS | slot & ((1 << PEER_SLOT_BITS) - 1),
+        };
+        ClientPid(MARK | (worker as u32 & 0xff) << SLOT_BITS | slot)
+    }
+
+    /// As it came in a cancel request; None: it is none that a client was told.
+    pub(super) fn read(pid: u32) -> Option<ClientPid> {
+        (pid >> 30 == 1).then_some(ClientPid(pid))
+    }
+
+    /// Which worker has the client.
+    pub(super) fn worker(self) -> usize {
+        (self.0 >> SLOT_BITS & 0xff) as usize
+    }
+
+    /// Which of several proxies gave it.
+    fn peer(self) -> u8 {
+        (self.0 >> PEER_SLOT_BITS & 0x1f) as u8
+    }
+
+    /// The client's slot; None: nobody's.
+    fn slot(self, peers: bool) -> Option<usize> {
+        let bits = if peers { PEER_SLOT_BITS } else { SLOT_BITS };
+        (self.0 as usize & ((1 << bits) - 1)).checked_sub(1)
+    }
+}
+
+/// Ends the secret of a request that one peer passes on to another, which passes it on to nobody.
+const PASSED_ON: u8 = 0xff;
+
+/// The secret as it was given, and whether a peer has passed it on: then it is a byte longer than either length of key.
+pub(in crate::core) fn passed_on(secret: &[u8]) -> (&[u8], bool) {
+    match secret {
+        [secret @ .., _] if matches!(secret.len(), 4 | 32) => (secret, true),
+        _ => (secret, false),
+    }
+}
+
+impl Core {
+    /// What a client presents to have its statement cancelled.
+    pub(in crate::core) fn cancel_key(&self, c: usize, version: u32) -> (u32, Vec<u8>) {
+        let secret = self.cancel_secret(self.clients[c].token);
+        let length = if version >= V3_2 { 32 } else { 4 };
+        (self.client_pid(c), secret[..length].to_vec())
+    }
+
+    /// What a client is told that its server's process id is.
+    pub(in crate::core) fn client_pid(&self, c: usize) -> u32 {
+        ClientPid::new(self.id, c, self.settings.peer).0
+    }
+
+    fn cancel_secret(&self, token: Token) -> [u8; 32] {
+        // HMAC takes a key of any length: this cannot fail.
+        let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(&self.shared.secret) else { return [0; 32] };
+        mac.update(b"cancel");
+        mac.update(&(self.id as u64).to_be_bytes());
+        mac.update(&token.raw().to_be_bytes());
+        mac.finalize().into_bytes().into()
+    }
+
+    /// A request for one of this worker's clients.
+    pub(in crate::core) fn cancel(&mut self, pid: u32, secret: &[u8], from: usize, requester: Token) {
+        let slot = ClientPid::read(pid).and_then(|pid| pid.slot(self.settings.peer != 0));
+        // One that is never used.
+        let c = slot.unwrap_or(usize::MAX);
+        let known = self.clients.get(c).filter(|client| matches!(client.phase, Phase::Ready)).is_some_and(|client| {
+            let expected = self.cancel_secret(client.token);
+            // Either length of key is good, whichever protocol version the client speaks: both are 32 bits or more.
+            matches!(secret.len(), 4 | 32) && bool::from(secret.ct_eq(&expected[..secret.len()]))
+        });
+        if !known {
+            self.metrics.cancels_unknown.add(1);
+            return self.tell_requester(from, requester);
+        }
+        self.metrics.cancels.add(1);
+        if self.clients[c].waiting {
+            self.refuse_unit(c, Sqlstate::QUERY_CANCELED, "canceling statement due to user request");
+            return self.tell_requester(from, requester);
+        }
+        let shared = self.clients[c].at.lane();
+        let server = match shared {
+            // Of a lane's statements only the one that runs can be cancelled by the server; any other just does not happen.
+            Some(s) => self.cancel_in_lane(c, s).then_some(s),
+            None => self.clients[c].at.server().filter(|&s| self.servers[s].is_running()),
+        };
+        match server {
+            Some(s) if self.servers[s].cancels < MOST_PER_SERVER => self.send_cancel(s, Some((from, requester))),
+            _ => self.tell_requester(from, requester),
+        }
+    }
+
+    /// A request of whoever connected for it goes to the proxy that its key is of. False if that is this one.
+    pub(in crate::core) fn pass_on_cancel(&mut self, pid: u32, secret: &[u8], requester: Token) -> bool {
+        let Some(peer) = ClientPid::read(pid).map(ClientPid::peer) else { return false };
+        if self.settings.peer == 0 || peer == self.settings.peer {
+            return false;
+        }
+        let Some(address) = self.settings.peers.get(&peer).cloned() else {
+            self.metrics.cancels_unknown.add(1);
+            self.tell_requester(self.id, requester);
+            return true;
+        };
+        self.metrics.cancels_passed_on.add(1);
+        let secret = [secret, &[PASSED_ON]].concat();
+        self.connect_cancel(address, None, pid, secret, Some((self.id, requester)));
+        true
+    }
+
+    fn connect_cancel(
+        &mut self,
+        address: Address,
+        to: Option<(NodeId, Token)>,
+        pid: u32,
+        secret: Vec<u8>,
+        requester: Option<(usize, Token)>,
+    ) {
+        let token = self.token(Kind::Cancel, self.cancels.vacant_key());
+        self.cancels.insert(Cancel {
+            token,
+            output: Output::default(),
+            phase: CancelPhase::Connecting,
+            address: address.clone(),
+            to,
+            pid,
+            secret,
+            requester,
+            since: self.now,
+        });
+        self.effects.push(Effect::Connect { token, address });
+    }
+
+    /// Asks a server to stop what it runs on this connection.
+    pub(in crate::core) fn send_cancel(&mut self, s: usize, requester: Option<(usize, Token)>) {
+        let node = self.servers[s].node;
+        let Some(address) = self.address(node) else {
+            if let Some((worker, requester)) = requester {
+                self.tell_requester(worker, requester);
+            }
+            return;
+        };
+        let server = &mut self.servers[s];
+        server.cancels += 1;
+        let (to, pid, secret) = (Some((node, server.token)), server.key.0, server.key.1.clone());
+        self.connect_cancel(address, to, pid, secret, requester);
+    }
+
+    pub(in crate::core) fn address(&self, node: topology::NodeId) -> Option<Address> {
+        self.view.node(node).map(|node| node.address.clone())
+    }
+
+    pub(in crate::core) fn cancel_connected(&mut self, x: usize) {
+        let cancel = &self.cancels[x];
+        // A peer is asked as a client would: in clear, which a listener takes for cancel requests.
+        let Some((node, _)) = cancel.to else { return self.cancel_ready(x) };
+        match self.shared.topology.secure(node, &cancel.address) {
+            None => self.cancel_ready(x),
+            Some(target) => {
+                let cancel = &mut self.cancels[x];
+                cancel.phase = CancelPhase::Asking(Box::new(target));
+                message::ssl_request(cancel.output.append(&mut self.buffers));
+                self.dirty.push(cancel.token);
+            }
+        }
+    }
+
+    /// What a server says on such a connection: nothing but its answer to the request for TLS.
+    pub(in crate::core) fn cancel_received(&mut self, x: usize, bytes: &[u8]) {
+        let cancel = &mut self.cancels[x];
+        match &cancel.phase {
+            CancelPhase::Asking(target) if bytes == b"S" => {
+                let with = Secure::Connect((**target).clone());
+                cancel.phase = CancelPhase::Securing;
+                self.effects.push(Effect::Secure { token: cancel.token, with });
+            }
+            CancelPhase::Asking(target) if bytes == b"N" && target.connector.is_optional() => self.cancel_ready(x),
+            CancelPhase::Asking(_) => {
+                // The key is a secret: it does not go where the configuration does not let it.
+                tracing::warn!("a cancel request was not sent: the server did not agree to TLS");
+                self.cancel_done(x);
+            }
+            _ => {}
+        }
+    }
+
+    /// The request can be sent.
+    pub(in crate::core) fn cancel_ready(&mut self, x: usize) {
+        let cancel = &mut self.cancels[x];
+        if matches!(cancel.phase, CancelPhase::Sent) {
+            return;
+        }
+        cancel.phase = CancelPhase::Sent;
+        message::cancel(cancel.output.append(&mut self.buffers), cancel.pid, &cancel.secret);
+        self.dirty.push(cancel.token);
+    }
+
+    /// The server has closed the connection: by then the signal is sent. (Or it could not be reached.)
+    pub(in crate::core) fn cancel_done(&mut self, x: usize) {
+        let mut cancel = self.cancels.remove(x);
+        cancel.output.clear(&mut self.buffers);
+        self.effects.push(Effect::Close { token: cancel.token, last: Vec::new() });
+        if let Some((worker, requester)) = cancel.requester {
+            self.tell_requester(worker, requester);
+        }
+        if let Some((_, token)) = cancel.to
+            && self.is_server(token)
+        {
+            let s = token.index();
+            let server = &mut self.servers[s];
+            server.cancels -= 1;
+            if server.cancels == 0 && std::mem::take(&mut server.held_for_cancel) {
+                self.rest(s);
+            }
+        }
+    }
+
+    pub(in crate::core) fn expire_cancels(&mut self) {
+        let late: Vec<usize> = self
+            .cancels
+            .iter()
+            .filter(|(_, cancel)| over(cancel.since, CANCEL_TIMEOUT, self.now))
+            .map(|(x, _)| x)
+            .collect();
+        for x in late {
+            // The signal may still come: the connection it is about must not serve anyone else.
+            if let Some((_, server)) = self.cancels[x].to
+                && self.is_server(server)
+            {
+                self.servers[server.index()].retire = true;
+            }
+            self.cancel_done(x);
+        }
+    }
+
+    /// PostgreSQL closes a cancel connection when the signal is sent: clients rely on that.
+    fn tell_requester(&mut self, worker: usize, requester: Token) {
+        if worker == self.id {
+            if self.is_client(requester) {
+                self.close_client(requester.index());
+            }
+        } else {
+            self.effects.push(Effect::Post { to: worker, mail: Mail::Cancelled(requester) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_ids() {
+        for (worker, slot, peer) in
+            [(0, 0, 0), (255, 4_194_302, 0), (7, 42, 0), (0, 0, 1), (255, 131_070, 31), (7, 42, 5)]
+        {
+            let pid = ClientPid::new(worker, slot, peer);
+            assert!(pid.0 > 1 << 22 && pid.0 < 1 << 31, "{pid:?}");
+            assert_eq!(ClientPid::read(pid.0), Some(pid));
+            assert_eq!((pid.worker(), pid.slot(peer != 0)), (worker, Some(slot)));
+            assert!(peer == 0 || pid.peer() == peer);
+        }
+        for pid in [0, 1, 4_194_304, u32::MAX, 1 << 31] {
+            assert_eq!(ClientPid::read(pid), None, "{pid}");
+        }
+    }
+}

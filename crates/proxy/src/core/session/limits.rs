@@ -1,0 +1,262 @@
+//! How many clients there may be of what, and for how long each may be in which state.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use wire::Sqlstate;
+
+use super::client::{Aborted, Client, Phase};
+use crate::core::memory::Token;
+use crate::core::pool::PoolKey;
+use crate::core::server::Server;
+use crate::core::{Core, over};
+
+/// Time between two looks at all clients, where one of their states has a limit.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Clients of all workers, by what their number may be limited for. Touched when a client comes and when it goes.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Connections, logged in or not.
+    addresses: HashMap<IpAddr, usize>,
+    databases: HashMap<Arc<str>, usize>,
+    users: HashMap<Arc<str>, usize>,
+}
+
+/// A worker's clients that have not logged in, and when it has looked at the time limits of the others.
+#[derive(Debug)]
+pub(in crate::core) struct Doorkeeper {
+    /// Oldest first. Who has logged in meanwhile, or left, goes when it is at the front.
+    logins: VecDeque<(Instant, Token)>,
+    /// How many have not shown who they are.
+    unproved: usize,
+    /// When clients' time limits were last looked at.
+    looked: Instant,
+}
+
+impl Doorkeeper {
+    pub(in crate::core) fn new(now: Instant) -> Doorkeeper {
+        Doorkeeper { logins: VecDeque::new(), unproved: 0, looked: now }
+    }
+}
+
+impl Counts {
+    fn of(count: Option<&usize>) -> usize {
+        count.copied().unwrap_or(0)
+    }
+}
+
+fn less<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, usize>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
+    }
+}
+
+impl Core {
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.shared.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True if it has not shown who it is.
+    fn is_unproved(client: &Client) -> bool {
+        client.pool == usize::MAX && matches!(client.phase, Phase::Startup { .. } | Phase::Securing | Phase::Login(_))
+    }
+
+    /// A connection has come in. If there are too many that have not logged in, the one that has been at it for longest goes.
+    pub(in crate::core) fn count_in(&mut self, c: usize) {
+        let token = self.clients[c].token;
+        self.doorkeeper.logins.push_back((self.now, token));
+        self.doorkeeper.unproved += 1;
+        let most = (self.settings.max_logins / self.shared.workers).max(1);
+        if self.doorkeeper.unproved > most {
+            while let Some((_, token)) = self.doorkeeper.logins.pop_front() {
+                if token != self.clients[c].token
+                    && self.is_client(token)
+                    && Core::is_unproved(&self.clients[token.index()])
+                {
+                    let text = "too many connections are logging in (max_logins), and this one has taken the longest";
+                    self.fail_login(token.index(), Sqlstate::TOO_MANY_CONNECTIONS, text);
+                    break;
+                }
+            }
+        }
+        let Some(address) = self.clients[c].address else { return };
+        let count = {
+            let mut counts = self.counts();
+            let count = counts.addresses.entry(address).or_default();
+            *count += 1;
+            *count
+        };
+        let limit = self.settings.max_clients_per_address;
+        // Operators come from somewhere, too: who it is turns out later.
+        if limit > 0 && count > limit + self.settings.reserved_clients {
+            self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &too_many_of_address(limit));
+        }
+    }
+
+    /// Turns away who takes too long to log in.
+    pub(in crate::core) fn expire_logins(&mut self) {
+        while let Some(&(since, token)) = self.doorkeeper.logins.front() {
+            if !over(since, self.settings.login_timeout, self.now) {
+                break;
+            }
+            self.doorkeeper.logins.pop_front();
+            if self.is_client(token)
+                && !matches!(self.clients[token.index()].phase, Phase::Ready | Phase::Cancelling | Phase::Console(_))
+            {
+                let text = "login took longer than login_timeout";
+                self.fail_login(token.index(), Sqlstate::INVALID_AUTHORIZATION, text);
+            }
+        }
+    }
+
+    /// It goes, or has asked for a cancel, or has logged in.
+    pub(in crate::core) fn no_longer_logging_in(&mut self, c: usize) {
+        if Core::is_unproved(&self.clients[c]) {
+            self.doorkeeper.unproved -= 1;
+        }
+    }
+
+    /// A client that is being closed counts no more.
+    pub(in crate::core) fn count_out(&mut self, c: usize) {
+        self.no_longer_logging_in(c);
+        let client = &self.clients[c];
+        let key = self.pools.get(client.pool).map(|pool| pool.key.clone());
+        if key.is_some() || matches!(client.phase, Phase::Console(_)) {
+            self.shared.inside.fetch_sub(1, Ordering::Relaxed);
+        }
+        let address = client.address;
+        if address.is_none() && key.is_none() {
+            return;
+        }
+        let mut counts = self.counts();
+        if let Some(address) = address {
+            less(&mut counts.addresses, &address);
+        }
+        if let Some(key) = key {
+            less(&mut counts.databases, &key.database);
+            less(&mut counts.users, &key.user);
+        }
+    }
+
+    /// Why there is no room for one more client, before it is asked who it is: operators may come when applications have taken
+    /// every place.
+    pub(in crate::core) fn room_for(&self, c: usize, console: bool, database: &str, user: &str) -> Result<(), String> {
+        let reserved = if console { self.settings.reserved_clients } else { 0 };
+        if self.shared.inside.load(Ordering::Relaxed) >= self.settings.max_clients + reserved {
+            return Err(format!("too many clients already: max_clients is {}", self.settings.max_clients));
+        }
+        if console {
+            return Ok(());
+        }
+        let (of_database, of_user) = self.most(database, user);
+        let limit = self.settings.max_clients_per_address;
+        let counts = self.counts();
+        let address = self.clients[c].address;
+        if limit > 0 && address.is_some_and(|address| Counts::of(counts.addresses.get(&address)) > limit) {
+            return Err(too_many_of_address(limit));
+        }
+        if of_database.is_some_and(|most| Counts::of(counts.databases.get(database)) >= most) {
+            return Err(too_many_of("database", database, of_database));
+        }
+        if of_user.is_some_and(|most| Counts::of(counts.users.get(user)) >= most) {
+            return Err(too_many_of("user", user, of_user));
+        }
+        Ok(())
+    }
+
+    /// Counts a client that has shown who it is; an error if others have taken the last place meanwhile.
+    pub(in crate::core) fn enter(&mut self, c: usize, key: &PoolKey) -> Result<(), String> {
+        let (of_database, of_user) = self.most(&key.database, &key.user);
+        {
+            let mut counts = self.counts();
+            if of_database.is_some_and(|most| Counts::of(counts.databases.get(&key.database)) >= most) {
+                return Err(too_many_of("database", &key.database, of_database));
+            }
+            if of_user.is_some_and(|most| Counts::of(counts.users.get(&key.user)) >= most) {
+                return Err(too_many_of("user", &key.user, of_user));
+            }
+            if self.shared.inside.fetch_add(1, Ordering::Relaxed) >= self.settings.max_clients {
+                self.shared.inside.fetch_sub(1, Ordering::Relaxed);
+                return Err(format!("too many clients already: max_clients is {}", self.settings.max_clients));
+            }
+            *counts.databases.entry(key.database.clone()).or_default() += 1;
+            *counts.users.entry(key.user.clone()).or_default() += 1;
+        }
+        self.no_longer_logging_in(c);
+        Ok(())
+    }
+
+    /// Most clients of this database, and of this user.
+    fn most(&self, database: &str, user: &str) -> (Option<usize>, Option<usize>) {
+        let of_database = self.settings.database(database).and_then(|database| database.max_clients);
+        (of_database, self.settings.user(user).and_then(|user| user.max_clients))
+    }
+
+    /// Closes clients that have been in a state for longer than they may be.
+    pub(in crate::core) fn expire_clients(&mut self) {
+        let limits = self.settings.time_limits;
+        let none = limits.idle.is_none() && limits.idle_transaction.is_none() && limits.query.is_none();
+        if none || !over(self.doorkeeper.looked, LOOK, self.now) {
+            return;
+        }
+        self.doorkeeper.looked = self.now;
+        let late: Vec<_> = self
+            .clients
+            .iter()
+            .filter_map(|(c, client)| {
+                let (limit, code, text) = self.time_limit(c)?;
+                over(client.since, limit, self.now).then_some((client.token, code, text))
+            })
+            .collect();
+        for (token, code, text) in late {
+            if self.is_client(token) {
+                self.metrics.clients_timed_out.add(1);
+                let server = self.clients[token.index()].at.server().map(|s| self.servers[s].token);
+                self.fatal(token.index(), code, text);
+                // A write would run to its end, as it does when a client leaves by itself: here the limit is on the statement.
+                if let Some(server) = server.filter(|&server| self.is_server(server)) {
+                    let s = server.index();
+                    if self.servers[s].is_running() && self.servers[s].cancels == 0 {
+                        self.send_cancel(s, None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// How long a client may be in the state that it is in, counted from [`Client::since`], and what it is told then.
+    fn time_limit(&self, c: usize) -> Option<(Duration, Sqlstate, &'static str)> {
+        let (client, limits) = (&self.clients[c], self.settings.time_limits);
+        if !matches!(client.phase, Phase::Ready) || client.waiting {
+            return None;
+        }
+        let server = client.at.server().map(|s| &self.servers[s]);
+        let running = client.at.lane().is_some() || server.is_some_and(|server| !server.protocol.is_settled());
+        let in_transaction = server.is_some_and(Server::is_in_transaction);
+        if running {
+            let text = "terminating connection: the statement ran for longer than query_timeout";
+            limits.query.map(|limit| (limit, Sqlstate::QUERY_CANCELED, text))
+        } else if in_transaction || client.begun.is_some() || client.aborted != Aborted::No {
+            let text = "terminating connection: idle in a transaction for longer than idle_transaction_timeout";
+            limits.idle_transaction.map(|limit| (limit, Sqlstate::IDLE_IN_TRANSACTION_TIMEOUT, text))
+        } else {
+            let text = "terminating connection: idle for longer than client_idle_timeout";
+            limits.idle.map(|limit| (limit, Sqlstate::IDLE_SESSION_TIMEOUT, text))
+        }
+    }
+}
+
+fn too_many_of(what: &str, name: &str, limit: Option<usize>) -> String {
+    format!("too many clients of {what} {name:?} already: its max_clients is {}", limit.unwrap_or(0))
+}
+
+fn too_many_of_address(limit: usize) -> String {
+    format!("too many connections from this address already: max_clients_per_address is {limit}")
+}

@@ -1,0 +1,547 @@
+//! From accept to a client's first `ReadyForQuery`.
+//!
+//! ```text
+//!  Startup ──SSLRequest: S──▶ Securing ──handshake──▶ Startup ──login packet──▶ Login ──▶ Ready
+//!     └──first byte 0x16───────▲                         └──cancel request──▶ Cancelling
+//! ```
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, PoisonError};
+
+use wire::startup::{self, End, Startup, V3_0, V3_2};
+use wire::{Severity, Sqlstate, md5, message, payload, scram};
+
+use super::cancel::{ClientPid, passed_on};
+use super::client::{Mark, Phase, Step};
+use crate::accounts::Answer;
+use crate::config::Access;
+use crate::config::{AuthMethod, RouteTo};
+use crate::core::pool::{PoolKey, Want};
+use crate::core::{Core, Effect, Mail, SMALL_MAX, Secure};
+use crate::hba;
+use crate::settings::User;
+
+/// First byte of TLS: the record type of a handshake. A startup packet that begins with it would be longer than any is.
+const TLS_HANDSHAKE: u8 = 0x16;
+
+/// Users whose proof is remembered for the servers.
+const MOST_PASSED: usize = 10_000;
+
+/// What a login knows before it is done.
+pub(in crate::core) struct Login {
+    pub key: PoolKey,
+    /// 3.0 or 3.2.
+    pub version: u32,
+    /// Start-up parameters.
+    pub params: Vec<(String, String)>,
+    /// It is for the console, and what may be done there: decided when it began, by the settings that its proof is for.
+    pub console: Option<Access>,
+    pub exchange: Exchange,
+}
+
+/// How far the proof of identity is.
+pub(in crate::core) enum Exchange {
+    /// This proof is going to be asked for, once it is known what to compare it with.
+    Asked(AuthMethod),
+    /// `SASLInitialResponse` is awaited, from this user if there is one.
+    First(Box<scram::Server>, Option<Arc<User>>),
+    /// `SASLResponse` is awaited.
+    Last(Box<scram::Server>, Option<Arc<User>>),
+    /// `PasswordMessage` with the MD5 hash for this salt is awaited; without a user that has a verifier nothing fits.
+    Md5(Option<Arc<User>>, [u8; 4]),
+    /// Done; a server connection is awaited, to learn what to greet the client with.
+    Proved,
+}
+
+impl Core {
+    /// A packet before the first message.
+    pub(in crate::core) fn startup(&mut self, c: usize, bytes: &[u8]) -> Step {
+        let client = &self.clients[c];
+        if bytes.first() == Some(&TLS_HANDSHAKE) && client.identity.is_none() && client.has_not_asked() {
+            return self.begin_tls(c, true);
+        }
+        match startup::read(bytes) {
+            Ok(None) => Step::More,
+            Ok(Some((packet, used))) => match packet {
+                Startup::Ssl | Startup::Gss if self.clients[c].identity.is_some() => {
+                    self.violation(c, "unsupported frontend protocol: the connection is encrypted already");
+                    Step::Gone
+                }
+                Startup::Ssl if self.offers_tls(c) => {
+                    if bytes.len() > used {
+                        // Sent in clear, to be taken for a part of what is encrypted.
+                        self.violation(c, "received unencrypted data after SSL request");
+                        return Step::Gone;
+                    }
+                    self.tell(c, |out| out.push(b'S'));
+                    match self.begin_tls(c, false) {
+                        Step::Again => Step::Used(used),
+                        step => step,
+                    }
+                }
+                Startup::Ssl | Startup::Gss => {
+                    // Each may be asked for once.
+                    let client = &mut self.clients[c];
+                    let again = match &mut client.phase {
+                        Phase::Startup { refused } => {
+                            *refused += 1;
+                            *refused > 2
+                        }
+                        _ => true,
+                    };
+                    if again {
+                        self.violation(c, "unsupported frontend protocol: encryption was refused already");
+                        return Step::Gone;
+                    }
+                    self.tell(c, |out| out.push(b'N'));
+                    Step::Used(used)
+                }
+                Startup::Cancel { pid, secret } => {
+                    self.request_cancel(c, pid, secret);
+                    if self.clients.contains(c) { Step::Used(used) } else { Step::Gone }
+                }
+                Startup::Login { version, parameters } => {
+                    let token = self.clients[c].token;
+                    self.begin_login(c, version, parameters);
+                    if self.is_client(token) { Step::Used(used) } else { Step::Gone }
+                }
+            },
+            Err(error) => {
+                self.metrics.clients_refused.add(1);
+                self.violation(c, &error.to_string());
+                Step::Gone
+            }
+        }
+    }
+
+    /// Whether this client may begin TLS.
+    fn offers_tls(&self, c: usize) -> bool {
+        self.settings.tls.is_some() && !self.clients[c].local
+    }
+
+    /// Has the driver begin TLS with what comes next.
+    fn begin_tls(&mut self, c: usize, direct: bool) -> Step {
+        let acceptor = self.settings.tls.clone().filter(|_| self.offers_tls(c));
+        let Some(acceptor) = acceptor else {
+            // Nobody there could read an error of PostgreSQL's, but whoever looks at the wire can.
+            self.metrics.clients_refused.add(1);
+            self.violation(c, "the client began with TLS, which this address does not offer");
+            return Step::Gone;
+        };
+        let client = &mut self.clients[c];
+        client.phase = Phase::Securing;
+        self.effects.push(Effect::Secure { token: client.token, with: Secure::Accept { acceptor, direct } });
+        Step::Again
+    }
+
+    /// Why a client that comes as it does is turned away before it is asked who it is; None: it is not.
+    fn tls_refusal(&self, c: usize, user: &str) -> Option<String> {
+        let (client, tls) = (&self.clients[c], self.settings.tls.as_ref()?);
+        match &client.identity {
+            None if tls.mode == tls::ListenMode::Require && !client.local => {
+                Some("this address takes connections with TLS only: connect with sslmode=require or stronger".into())
+            }
+            Some(identity)
+                if tls.client_cert == tls::ClientCert::VerifyFull && identity.common_name.as_deref() != Some(user) =>
+            {
+                Some(certificate_refusal(identity, user))
+            }
+            _ => None,
+        }
+    }
+
+    fn begin_login(&mut self, c: usize, version: u32, parameters: &[u8]) {
+        let (mut user, mut database) = (None, None);
+        let mut settings = Vec::new();
+        let mut unknown: Vec<&[u8]> = Vec::new();
+        for parameter in startup::parameters(parameters) {
+            let (name, value) = match parameter {
+                Ok(pair) => pair,
+                Err(End::Whole | End::Broken) => break,
+            };
+            if name.starts_with(b"_pq_.") {
+                unknown.push(name);
+                continue;
+            }
+            let (Ok(name), Ok(value)) = (std::str::from_utf8(name), std::str::from_utf8(value)) else {
+                return self.fail_login(c, Sqlstate::PROTOCOL_VIOLATION, "a startup parameter is not UTF-8");
+            };
+            match name {
+                "user" => user = Some(value.to_owned()),
+                "database" => database = Some(value.to_owned()),
+                "replication" if ["", "false", "off", "no", "0"].contains(&value) => {}
+                "replication" => {
+                    let text = "replication connections cannot go through the proxy: connect to the server itself";
+                    return self.fail_login(c, Sqlstate::FEATURE_NOT_SUPPORTED, text);
+                }
+                "options" => match startup::options(value) {
+                    Ok(pairs) => settings.extend(pairs),
+                    Err(word) => {
+                        let text =
+                            format!("startup parameter options: {word:?} is not supported: expected -c name=value");
+                        return self.fail_login(c, Sqlstate::FEATURE_NOT_SUPPORTED, &text);
+                    }
+                },
+                _ => settings.push((name.to_owned(), value.to_owned())),
+            }
+        }
+        let Some(user) = user.filter(|user| !user.is_empty()) else {
+            return self.fail_login(
+                c,
+                Sqlstate::INVALID_AUTHORIZATION,
+                "no PostgreSQL user name in the startup packet",
+            );
+        };
+        let database = database.filter(|name| !name.is_empty()).unwrap_or_else(|| user.clone());
+        if version > V3_2 || !unknown.is_empty() {
+            self.tell(c, |out| message::negotiate_version(out, version.min(V3_2), &unknown));
+        }
+        let version = if version >= V3_2 { V3_2 } else { V3_0 };
+        if self.draining {
+            return self.fail_login(c, Sqlstate::CANNOT_CONNECT_NOW, "the proxy is shutting down");
+        }
+        let console = self.settings.is_console(&database);
+        if let Err(text) = self.room_for(c, console, &database, &user) {
+            return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
+        }
+        if let Some(text) = self.tls_refusal(c, &user) {
+            return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
+        }
+        let known = self.settings.account(&user, console).cloned().map(Arc::new);
+        let method = match self.method(c, &database, &user) {
+            Ok(method) => method.unwrap_or_else(|| known.as_ref().map_or(self.settings.auth, |user| user.auth)),
+            Err(text) => return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text),
+        };
+        let access = console.then(|| self.settings.access(&user));
+        let unproved = !console && self.settings.looks_up && known.as_ref().is_none_or(|known| !known.has_secret());
+        let key = PoolKey { database: database.into(), user: user.into() };
+        let login = Login { key, version, params: settings, console: access, exchange: Exchange::Asked(method) };
+        let name = login.key.user.clone();
+        self.clients[c].phase = Phase::Login(Box::new(login));
+        if !unproved || !matches!(method, AuthMethod::ScramSha256 | AuthMethod::Md5) {
+            return self.challenge(c, known);
+        }
+        match self.shared.accounts.get(&name, self.now) {
+            Some(found) => self.challenge(c, found),
+            None => self.effects.push(Effect::LookUp { client: self.clients[c].token, user: name }),
+        }
+    }
+
+    /// How the rules want a client to prove who it is; None: there are no rules. An error is why it is turned away.
+    fn method(&self, c: usize, database: &str, user: &str) -> Result<Option<AuthMethod>, String> {
+        let Some(rules) = &self.settings.hba else { return Ok(None) };
+        let client = &self.clients[c];
+        let identity = client.identity.as_deref();
+        // A Unix socket is known as one by its listener, not by the lack of an address.
+        let address = client.address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let address = (!client.local).then_some(address);
+        let attempt = hba::Attempt { address, tls: identity.is_some(), database, user };
+        let who = || {
+            let from = address.map_or("a Unix socket".to_owned(), |address| address.to_canonical().to_string());
+            let tls = if identity.is_some() { "with TLS" } else { "without TLS" };
+            format!("from {from}, user {user:?}, database {database:?}, {tls}")
+        };
+        let Some(rule) = rules.first(&attempt) else {
+            return Err(format!("no rule of proxy.hba lets in a client {}", who()));
+        };
+        let hba::Method::Auth(method) = rule.method else {
+            return Err(format!("a rule of proxy.hba rejects clients {}", who()));
+        };
+        let shown = identity.filter(|identity| identity.certificate);
+        match (rule.certificate, shown) {
+            (hba::Certificate::No, _) | (hba::Certificate::Any, Some(_)) => Ok(Some(method)),
+            (hba::Certificate::OfUser, Some(shown)) if shown.common_name.as_deref() == Some(user) => Ok(Some(method)),
+            (_, shown) => Err(certificate_refusal(shown.unwrap_or(&tls::Identity::default()), user)),
+        }
+    }
+
+    /// What a lookup has found for a client that waits for it.
+    pub(in crate::core) fn looked_up(&mut self, c: usize, answer: Answer) {
+        if !matches!(&self.clients[c].phase, Phase::Login(login) if matches!(login.exchange, Exchange::Asked(_))) {
+            return;
+        }
+        match answer {
+            Ok(found) => self.challenge(c, found),
+            // Why is in the log: it is none of a stranger's business.
+            Err(_) => self.fail_login(c, Sqlstate::CONNECTION_FAILURE, "the user could not be looked up: try again"),
+        }
+    }
+
+    /// Asks a client for its proof, or has it in without one. `known`: what there is to compare it with.
+    fn challenge(&mut self, c: usize, known: Option<Arc<User>>) {
+        let Phase::Login(login) = &self.clients[c].phase else { return };
+        let Exchange::Asked(method) = login.exchange else { return };
+        let (user, console) = (login.key.user.clone(), login.console.is_some());
+        let exchange = match method {
+            AuthMethod::Trust if self.settings.trusts(&user, console) => Exchange::Proved,
+            AuthMethod::Trust => {
+                let of = if console { "operators" } else { "users" };
+                let text = format!("role {user:?} is not among the proxy's {of}");
+                return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
+            }
+            AuthMethod::Cert => {
+                let identity = self.clients[c].identity.as_deref();
+                let is_user =
+                    |identity: &&tls::Identity| identity.certificate && identity.common_name.as_deref() == Some(&*user);
+                let known = known.is_some() || (!console && self.settings.looks_up);
+                if !known || identity.filter(is_user).is_none() {
+                    let text = certificate_refusal(identity.unwrap_or(&tls::Identity::default()), &user);
+                    return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
+                }
+                Exchange::Proved
+            }
+            // As PostgreSQL does, a user whose verifier is one of SCRAM is asked for SCRAM.
+            AuthMethod::Md5 if known.as_ref().is_none_or(|user| user.md5.is_some() || user.verifier.is_none()) => {
+                let salt = match md5::salt() {
+                    Ok(salt) => salt,
+                    Err(error) => return self.fail_login(c, Sqlstate::INTERNAL_ERROR, &error.to_string()),
+                };
+                self.tell(c, |out| message::authentication_md5(out, salt));
+                Exchange::Md5(known, salt)
+            }
+            AuthMethod::ScramSha256 | AuthMethod::Md5 => {
+                let server = match known.as_ref().and_then(|user| user.verifier.clone()) {
+                    Some(verifier) => scram::Server::new(verifier),
+                    // An unknown user's exchange looks the same, and fails at its end.
+                    None => scram::Server::mock(&user, &self.shared.secret),
+                };
+                let end_point = self.clients[c].identity.as_ref().and_then(|identity| identity.end_point.clone());
+                let server = server.offer_binding(end_point);
+                self.tell(c, |out| message::authentication_sasl(out, server.mechanisms()));
+                Exchange::First(Box::new(server), known)
+            }
+        };
+        let proved = matches!(exchange, Exchange::Proved);
+        if let Phase::Login(login) = &mut self.clients[c].phase {
+            login.exchange = exchange;
+        }
+        if proved {
+            self.proved(c);
+        }
+    }
+
+    /// A message while logging in.
+    pub(in crate::core) fn login_message(&mut self, c: usize, bytes: &[u8]) -> Step {
+        let frame = match self.frame(c, bytes) {
+            Ok(frame) => frame,
+            Err(step) => return step,
+        };
+        let Phase::Login(login) = &mut self.clients[c].phase else { return Step::Blocked };
+        if frame.tag == b'X' {
+            self.close_client(c);
+            return Step::Gone;
+        }
+        if matches!(login.exchange, Exchange::Proved | Exchange::Asked(_)) {
+            // Statements sent before the greeting wait for it; a proof that was not asked for yet, for being asked for.
+            return Step::Blocked;
+        }
+        if frame.tag != b'p' || frame.payload > SMALL_MAX {
+            self.violation(c, "expected a password message");
+            return Step::Gone;
+        }
+        let Some(data) = bytes.get(wire::HEADER..frame.total()) else { return Step::More };
+        let name = login.key.user.clone();
+        let console = login.console.is_some();
+        let mut passed = None;
+        let (answer, next) = match std::mem::replace(&mut login.exchange, Exchange::Proved) {
+            Exchange::First(mut server, user) => match payload::sasl_initial(data) {
+                Some((mechanism, first)) => {
+                    let answer = server.choose(mechanism).and_then(|()| server.first(first));
+                    (answer, Some(Exchange::Last(server, user)))
+                }
+                None => (Err(scram::Error::Malformed("SASLInitialResponse")), None),
+            },
+            Exchange::Md5(user, salt) => {
+                let verifier = user.as_ref().and_then(|user| user.md5.as_ref());
+                let right = match (payload::cstr(data), verifier) {
+                    (Some((answer, [])), Some(verifier)) => verifier.accepts(salt, answer),
+                    _ => false,
+                };
+                if right {
+                    let token = self.clients[c].token;
+                    if !console {
+                        self.remember(&name, user, None);
+                    }
+                    self.proved(c);
+                    return if self.is_client(token) { Step::Used(frame.total()) } else { Step::Gone };
+                }
+                (Err(scram::Error::WrongPassword), None)
+            }
+            Exchange::Last(mut server, user) => {
+                let answer = server.last(data);
+                if answer.is_ok() {
+                    passed = Some((user, server.into_keys()));
+                }
+                (answer, None)
+            }
+            Exchange::Proved | Exchange::Asked(_) => return Step::Blocked,
+        };
+        match (answer, next) {
+            (Ok(answer), Some(next)) => {
+                login.exchange = next;
+                self.tell(c, |out| message::authentication_sasl_continue(out, &answer));
+            }
+            (Ok(answer), None) => {
+                self.tell(c, |out| message::authentication_sasl_final(out, &answer));
+                let token = self.clients[c].token;
+                if let Some((user, keys)) = passed.filter(|_| !console) {
+                    self.remember(&name, user, keys);
+                }
+                self.proved(c);
+                if !self.is_client(token) {
+                    return Step::Gone;
+                }
+            }
+            (Err(scram::Error::WrongPassword), _) => {
+                self.shared.accounts.doubt(&name, self.now);
+                let text = format!("password authentication failed for user {name:?}");
+                self.fail_login(c, Sqlstate::INVALID_PASSWORD, &text);
+                return Step::Gone;
+            }
+            (Err(error), _) => {
+                self.fail_login(c, Sqlstate::PROTOCOL_VIOLATION, &error.to_string());
+                return Step::Gone;
+            }
+        }
+        Step::Used(frame.total())
+    }
+
+    /// A client has shown its proof: with what it takes to let it in the proxy can log in to the servers, if it is not told
+    /// how in the configuration.
+    fn remember(&self, name: &str, user: Option<Arc<User>>, keys: Option<scram::SaltedKeys>) {
+        let mut passed = self.shared.passed.lock().unwrap_or_else(PoisonError::into_inner);
+        if passed.len() >= MOST_PASSED && !passed.contains_key(name) {
+            return;
+        }
+        let known = passed.entry(name.to_owned()).or_default();
+        if let Some(keys) = keys {
+            known.keys = Some(Arc::new(keys));
+        }
+        if let Some(user) = user {
+            known.md5 = user.md5.clone();
+            known.password = user.password.clone();
+        }
+    }
+
+    /// The client is who it says.
+    fn proved(&mut self, c: usize) {
+        if let Some(identity) = &mut self.clients[c].identity {
+            // That it speaks TLS is remembered, its name no longer needed.
+            **identity = tls::Identity::default();
+        }
+        let Phase::Login(login) = &mut self.clients[c].phase else { return };
+        let key = login.key.clone();
+        if let Some(access) = login.console {
+            return self.enter_console(c, access);
+        }
+        let params = std::mem::take(&mut login.params);
+        let Some(database) = self.settings.database(&key.database) else {
+            let text = format!("database {:?} is not among the proxy's databases", key.database);
+            return self.fail_login(c, Sqlstate::INVALID_CATALOG_NAME, &text);
+        };
+        let route = database.route;
+        if let Err(text) = self.room_for_pool(&key) {
+            return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
+        }
+        if let Err(text) = self.enter(c, &key) {
+            return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
+        }
+        let pool = self.pool(&key);
+        self.pools[pool].clients += 1;
+        let params = self.params.intern(params);
+        let client = &mut self.clients[c];
+        client.again = super::client::Again::default();
+        client.pool = pool;
+        if client.route.is_none() && route != RouteTo::Auto {
+            client.route = Some(route);
+        }
+        let known = self.pools[pool].greetings.contains_key(&params);
+        client.base = params.clone();
+        client.params = params;
+        client.mark = Mark::Nothing;
+        if known {
+            self.greet(c);
+        } else {
+            self.acquire(c, Want::Any);
+        }
+    }
+
+    /// Completes a login: the pool knows what a server says to a client with these parameters.
+    pub(in crate::core) fn greet(&mut self, c: usize) {
+        let client = &self.clients[c];
+        let Phase::Login(login) = &client.phase else { return };
+        let version = login.version;
+        let Some(greeting) = self.pools[client.pool].greetings.get(&client.params).cloned() else { return };
+        // A standby's address says so, any other must look like a primary to drivers that ask for one.
+        let standby = client.route == Some(RouteTo::Replica);
+        let (pid, secret) = self.cancel_key(c, version);
+        self.tell(c, |out| {
+            message::authentication_ok(out);
+            for (name, value) in greeting.iter() {
+                if name != "in_hot_standby" {
+                    message::parameter_status(out, name, value);
+                } else {
+                    message::parameter_status(out, name, if standby { "on" } else { "off" });
+                }
+            }
+            message::backend_key(out, pid, &secret);
+            message::ready(out, message::Status::Idle);
+        });
+        let client = &mut self.clients[c];
+        // As the server has it, whoever set it: the client, the role, the database, the server's own configuration.
+        let strings = greeting.iter().find(|(name, _)| name == "standard_conforming_strings");
+        client.odd_strings = strings.is_some_and(|(_, value)| value != "on");
+        client.phase = Phase::Ready;
+        self.runnable.push_back(client.token);
+    }
+
+    /// Refuses a login.
+    pub(in crate::core) fn fail_login(&mut self, c: usize, code: Sqlstate, text: &str) {
+        self.metrics.clients_refused.add(1);
+        self.fatal(c, code, text);
+    }
+
+    /// Refuses a login with what the server said.
+    pub(in crate::core) fn fail_login_as(&mut self, c: usize, error: &[u8]) {
+        let code = payload::sqlstate(error).unwrap_or(Sqlstate::INTERNAL_ERROR);
+        let text = payload::error_field(error, b'M').map(String::from_utf8_lossy).unwrap_or_default().into_owned();
+        self.fail_login(c, code, &text);
+    }
+
+    /// A cancel request: passed to the worker that has the client it is meant for.
+    fn request_cancel(&mut self, c: usize, pid: u32, secret: &[u8]) {
+        let to = ClientPid::read(pid).map_or(usize::MAX, ClientPid::worker);
+        let client = &self.clients[c];
+        let requester = client.token;
+        self.no_longer_logging_in(c);
+        self.clients[c].phase = Phase::Cancelling;
+        let (secret, was_passed_on) = passed_on(secret);
+        if !was_passed_on && self.pass_on_cancel(pid, secret, requester) {
+            return;
+        }
+        if to == self.id {
+            self.cancel(pid, secret, self.id, requester);
+        } else if to < self.shared.workers {
+            let mail = Mail::Cancel { pid, secret: secret.to_vec(), from: self.id, requester };
+            self.effects.push(Effect::Post { to, mail });
+        } else {
+            self.metrics.cancels_unknown.add(1);
+            self.close_client(c);
+        }
+    }
+}
+
+/// Why a certificate, or none, is not good for a user.
+fn certificate_refusal(identity: &tls::Identity, user: &str) -> String {
+    match &identity.common_name {
+        _ if !identity.certificate => format!("user {user:?} must show a certificate (over TLS), and showed none"),
+        Some(name) if name == user => format!("role {user:?} is not among the proxy's users"),
+        Some(name) => format!("the certificate is {name:?}'s (CN), not user {user:?}'s"),
+        None => format!("the certificate has no single common name (CN), expected user {user:?}'s name"),
+    }
+}
+
+/// `ErrorResponse` of severity ERROR.
+pub(in crate::core) fn error(out: &mut Vec<u8>, code: Sqlstate, text: &str) {
+    message::error(out, Severity::Error, code, text, "");
+}

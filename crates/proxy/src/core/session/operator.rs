@@ -1,0 +1,335 @@
+//! Clients of the console database, what a worker tells it, and what operators have done to a worker.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
+
+use wire::{HEADER, Sqlstate, message, payload};
+
+use super::client::{Client, Operator, Phase, Step};
+use super::login::error;
+use crate::config::Access;
+use crate::console::{ClientReport, Look, Operation, PoolReport, Report, ServerReport};
+use crate::core::pool::Pool;
+use crate::core::server::{Server, ServerPhase};
+use crate::core::{Core, Effect, SMALL_MAX};
+
+/// What the console greets with: enough for drivers that look at it.
+const GREETING: &[(&str, &str)] = &[
+    ("server_version", concat!("15.0 (Kingpost ", env!("CARGO_PKG_VERSION"), ")")),
+    ("server_encoding", "UTF8"),
+    ("client_encoding", "UTF8"),
+    ("DateStyle", "ISO, MDY"),
+    ("IntervalStyle", "postgres"),
+    ("TimeZone", "GMT"),
+    ("integer_datetimes", "on"),
+    ("is_superuser", "off"),
+    ("in_hot_standby", "off"),
+    ("standard_conforming_strings", "on"),
+    ("application_name", ""),
+];
+
+/// What clients of a killed database are told.
+const KILLED: &str = "terminating connection due to an operator's command";
+
+/// Databases, as clients name them, whose pools give out nothing.
+#[derive(Debug, Default)]
+pub(in crate::core) struct Paused {
+    all: bool,
+    names: HashSet<String>,
+}
+
+impl Paused {
+    pub(in crate::core) fn has(&self, database: &str) -> bool {
+        self.all || self.names.contains(database)
+    }
+
+    fn add(&mut self, database: Option<&str>) {
+        match database {
+            Some(name) => {
+                self.names.insert(name.to_owned());
+            }
+            None => self.all = true,
+        }
+    }
+
+    fn remove(&mut self, database: Option<&str>) {
+        match database {
+            Some(name) => {
+                self.names.remove(name);
+            }
+            None => *self = Paused::default(),
+        }
+    }
+}
+
+fn is_of(pool: &Pool, database: Option<&str>) -> bool {
+    database.is_none_or(|name| *pool.key.database == *name)
+}
+
+impl Core {
+    // --- clients ---
+
+    /// The client is who it says, and came for the console.
+    pub(in crate::core) fn enter_console(&mut self, c: usize, access: Access) {
+        let Phase::Login(login) = &self.clients[c].phase else { return };
+        let (version, user) = (login.version, login.key.user.clone());
+        let (pid, secret) = self.cancel_key(c, version);
+        self.tell(c, |out| {
+            message::authentication_ok(out);
+            for (name, value) in GREETING {
+                message::parameter_status(out, name, value);
+            }
+            message::backend_key(out, pid, &secret);
+            message::ready(out, message::Status::Idle);
+        });
+        self.no_longer_logging_in(c);
+        self.shared.inside.fetch_add(1, Ordering::Relaxed);
+        let client = &mut self.clients[c];
+        client.phase = Phase::Console(Box::new(Operator { user, access, asked: false }));
+        self.runnable.push_back(client.token);
+    }
+
+    /// A message to the console: simple queries, one at a time.
+    pub(in crate::core) fn console_message(&mut self, c: usize, bytes: &[u8]) -> Step {
+        let frame = match self.frame(c, bytes) {
+            Ok(frame) => frame,
+            Err(step) => return step,
+        };
+        let client = &mut self.clients[c];
+        let token = client.token;
+        let Phase::Console(operator) = &mut client.phase else { return Step::Blocked };
+        if operator.asked && frame.tag != b'X' {
+            return Step::Blocked;
+        }
+        match frame.tag {
+            b'X' => {
+                self.close_client(c);
+                Step::Gone
+            }
+            b'Q' if frame.payload <= SMALL_MAX => {
+                let Some(data) = bytes.get(HEADER..frame.total()) else { return Step::More };
+                let text = payload::cstr(data).map(|(text, _)| String::from_utf8_lossy(text).into_owned());
+                let Some(text) = text else {
+                    self.violation(c, "a query without its end");
+                    return Step::Gone;
+                };
+                operator.asked = true;
+                let access = operator.access;
+                self.effects.push(Effect::Ask { client: token, text, access });
+                Step::Used(frame.total())
+            }
+            b'Q' => {
+                self.violation(c, "a command to the console of more than 64 kB");
+                Step::Gone
+            }
+            b'S' => {
+                client.skipping = false;
+                self.tell(c, |out| message::ready(out, message::Status::Idle));
+                Step::Used(frame.total())
+            }
+            _ => {
+                if !std::mem::replace(&mut client.skipping, true) {
+                    let text = "the console takes simple queries only: no parameters, no prepared statements";
+                    self.tell(c, |out| error(out, Sqlstate::FEATURE_NOT_SUPPORTED, text));
+                }
+                self.discard(c, frame)
+            }
+        }
+    }
+
+    /// What the console says to a client's command.
+    pub(in crate::core) fn console_answer(&mut self, c: usize, bytes: &[u8]) {
+        if let Phase::Console(operator) = &mut self.clients[c].phase {
+            operator.asked = false;
+            self.tell(c, |out| out.extend_from_slice(bytes));
+            self.runnable.push_back(self.clients[c].token);
+        }
+    }
+
+    // --- operations ---
+
+    pub(in crate::core) fn operate(&mut self, operation: &Operation) {
+        match operation {
+            Operation::Pause(database) => self.pause(database.as_deref()),
+            Operation::Resume(database) => {
+                self.paused.remove(database.as_deref());
+                for p in self.pools.ids() {
+                    self.pools[p].paused = self.paused.has(&self.pools[p].key.database);
+                    self.pump(p);
+                }
+            }
+            Operation::ResetStatements => self.observing.clear(),
+            Operation::Reconnect(database) => self.retire_servers(database.as_deref()),
+            Operation::Kill(database) => {
+                // Who comes after this waits for RESUME.
+                self.pause(database.as_deref());
+                let of =
+                    |client: &Client| self.pools.get(client.pool).is_some_and(|pool| is_of(pool, database.as_deref()));
+                let killed: Vec<_> =
+                    self.clients.iter().filter(|(_, client)| of(client)).map(|(_, client)| client.token).collect();
+                for token in killed {
+                    if self.is_client(token) {
+                        self.fatal(token.index(), Sqlstate::ADMIN_SHUTDOWN, KILLED);
+                    }
+                }
+            }
+            Operation::KillClient(token) => {
+                if self.is_client(*token) {
+                    self.fatal(token.index(), Sqlstate::ADMIN_SHUTDOWN, KILLED);
+                }
+            }
+        }
+    }
+
+    fn pause(&mut self, database: Option<&str>) {
+        self.paused.add(database);
+        for pool in self.pools.iter_mut() {
+            pool.paused = self.paused.has(&pool.key.database);
+        }
+        self.retire_servers(database);
+    }
+
+    /// Closes server connections as soon as nobody uses them.
+    fn retire_servers(&mut self, database: Option<&str>) {
+        let mut idle = Vec::new();
+        for (s, server) in &mut self.servers {
+            // What clients listen by is as good as theirs: it stays for as long as they do.
+            if is_of(&self.pools[server.pool], database) && !server.listener {
+                server.retire = true;
+                if server.is_idle() {
+                    idle.push(s);
+                }
+            }
+        }
+        for s in idle {
+            self.drop_server(s);
+        }
+    }
+
+    // --- reports ---
+
+    /// What the worker has at the moment.
+    pub fn report(&self, look: Look) -> Report {
+        let mut report = Report { worker: self.id, ..Report::default() };
+        report.pools = self.pools.iter().map(|(_, pool)| self.pool_report(pool)).collect();
+        // Where each pool's report is.
+        let places: HashMap<usize, usize> = self.pools.iter().enumerate().map(|(at, (p, _))| (p, at)).collect();
+        let place = |p: usize| places.get(&p).copied().unwrap_or(0);
+        for (_, client) in &self.clients {
+            match &client.phase {
+                Phase::Ready => {
+                    let pool = &mut report.pools[place(client.pool)];
+                    pool.clients += 1;
+                    if client.waiting {
+                        pool.waiting += 1;
+                        pool.oldest_wait = pool.oldest_wait.max(self.now.saturating_duration_since(client.since));
+                    }
+                    if let (Some(gate), Some(since)) = (&mut pool.gate, client.output.held_since()) {
+                        gate.held += 1;
+                        gate.longest = gate.longest.max(self.now.saturating_duration_since(since));
+                    }
+                }
+                Phase::Startup { .. } | Phase::Securing | Phase::Login(_) => report.logging_in += 1,
+                Phase::Console(_) | Phase::Cancelling => {}
+            }
+        }
+        for (_, server) in &self.servers {
+            if server.client.is_none() && matches!(server.phase, ServerPhase::Ready) && server.cancels > 0 {
+                report.pools[place(server.pool)].cancelling += 1;
+            }
+        }
+        if look.clients {
+            report.clients = self.clients.iter().map(|(_, client)| self.client_report(client)).collect();
+        }
+        if look.statements {
+            report.statements = self.observing.report();
+        }
+        if look.servers {
+            report.servers = self.servers.iter().map(|(_, server)| self.server_report(server)).collect();
+        }
+        report
+    }
+
+    fn pool_report(&self, pool: &Pool) -> PoolReport {
+        PoolReport {
+            database: pool.key.database.clone(),
+            user: pool.key.user.clone(),
+            mode: pool.database.mode,
+            paused: pool.paused,
+            clients: 0,
+            waiting: 0,
+            oldest_wait: std::time::Duration::ZERO,
+            busy: pool.nodes.iter().map(|node| node.busy).sum(),
+            idle: pool.nodes.iter().map(|node| node.idle.len()).sum(),
+            connecting: pool.nodes.iter().map(|node| node.connecting).sum(),
+            cancelling: 0,
+            gate: self.gate_report(pool),
+            totals: pool.totals,
+        }
+    }
+
+    fn client_report(&self, client: &Client) -> ClientReport {
+        let (user, database) = match (&client.phase, self.pools.get(client.pool)) {
+            (Phase::Console(operator), _) => (operator.user.clone(), crate::console::DATABASES[0].into()),
+            (Phase::Login(login), _) => (login.key.user.clone(), login.key.database.clone()),
+            (_, Some(pool)) => (pool.key.user.clone(), pool.key.database.clone()),
+            (_, None) => ("".into(), "".into()),
+        };
+        let server = client.at.either();
+        let running = server.is_some_and(|s| self.servers[s].client.is_some());
+        let state = match client.phase {
+            Phase::Startup { .. } | Phase::Securing | Phase::Login(_) => "login",
+            Phase::Cancelling => "active_cancel_req",
+            Phase::Console(_) => "console",
+            Phase::Ready if client.waiting => "waiting",
+            Phase::Ready if running => "active",
+            Phase::Ready => "idle",
+        };
+        ClientReport {
+            token: client.token,
+            user,
+            database,
+            state,
+            connected: self.born + std::time::Duration::from_secs(u64::from(client.connected)),
+            since: (client.waiting || running).then_some(client.since),
+            server: server.map(|s| self.servers[s].token),
+            application: client.params.get("application_name").cloned().unwrap_or_default(),
+            prepared: client.names.len(),
+            pins: client.pins,
+            tls: client.identity.is_some(),
+            address: None,
+            local: None,
+        }
+    }
+
+    fn server_report(&self, server: &Server) -> ServerReport {
+        let key = &self.pools[server.pool].key;
+        let state = match server.phase {
+            ServerPhase::Connecting | ServerPhase::Asking(_) | ServerPhase::Securing | ServerPhase::Login(_) => "login",
+            ServerPhase::Ready if server.listener => "listening",
+            ServerPhase::Ready if server.client.is_some() => "active",
+            ServerPhase::Ready if server.cancels > 0 => "being_canceled",
+            ServerPhase::Ready if server.retire => "closing",
+            ServerPhase::Ready => "idle",
+        };
+        let client = server.client.map(|c| &self.clients[c]);
+        ServerReport {
+            token: server.token,
+            user: key.user.clone(),
+            database: key.database.clone(),
+            node: server.node,
+            state,
+            retire: server.retire,
+            connected: server.opened,
+            since: client.map_or(server.idle_since, |client| client.since),
+            client: client.map(|client| client.token),
+            pid: server.key.0,
+            tls: server.identity.is_some(),
+            lane: server.lane.report(),
+            prepared: server.held.ids().collect(),
+            application: client.and_then(|c| c.params.get("application_name").cloned()).unwrap_or_default(),
+            address: None,
+            local: None,
+        }
+    }
+}

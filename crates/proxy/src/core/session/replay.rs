@@ -1,0 +1,130 @@
+//! A unit that may be sent again, to another server: its bytes, and how to take back what it has changed meanwhile.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use crate::core::memory::Buffers;
+use crate::core::prepared::{Names, Statement, Undo};
+
+/// Most spare boxes that a thread keeps.
+const MOST_SPARE: usize = 1024;
+
+/// A pointer, and no more while there is no such unit.
+#[derive(Debug, Default)]
+pub(in crate::core) struct Replay(Option<Box<Kept>>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    unit: Vec<u8>,
+    /// Of what has been answered already, oldest first.
+    undo: Vec<Undo>,
+    /// The BEGIN that was sent ahead of it.
+    begun: Option<Arc<Statement>>,
+}
+
+thread_local! {
+    /// Boxes that nobody uses: a client that is at work again and again allocates nothing.
+    #[expect(clippy::vec_box, reason = "it is the box that goes from one client to the next")]
+    static SPARE: RefCell<Vec<Box<Kept>>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Replay {
+    /// Keeps `unit` in place of what was kept.
+    pub(in crate::core) fn keep(&mut self, unit: &[u8], buffers: &mut Buffers) {
+        let kept = self.0.get_or_insert_with(|| SPARE.with_borrow_mut(Vec::pop).unwrap_or_default());
+        kept.unit.clear();
+        buffers.lend(&mut kept.unit).extend_from_slice(unit);
+    }
+
+    /// True if there is one.
+    pub(in crate::core) fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// True if there is none.
+    pub(in crate::core) fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// The unit; empty if there is none.
+    pub(in crate::core) fn bytes(&self) -> &[u8] {
+        self.0.as_ref().map_or(&[], |kept| &kept.unit)
+    }
+
+    /// Something of it was answered that has changed the client's names. Without a unit that may be sent again that is for good.
+    pub(in crate::core) fn answered(&mut self, undo: Undo) {
+        if let Some(kept) = &mut self.0
+            && undo.is_change()
+        {
+            kept.undo.push(undo);
+        }
+    }
+
+    /// A BEGIN that was put off has been sent ahead of it.
+    pub(in crate::core) fn begins(&mut self, begun: &Arc<Statement>) {
+        if let Some(kept) = &mut self.0 {
+            kept.begun = Some(begun.clone());
+        }
+    }
+
+    /// The unit, which is kept no more: it is sent again. What was answered of it has not happened: the names are as before, and the
+    /// BEGIN ahead of it is given back.
+    pub(in crate::core) fn take(&mut self, names: &mut Names) -> Option<(Vec<u8>, Option<Arc<Statement>>)> {
+        let mut kept = self.0.take()?;
+        for undo in kept.undo.drain(..).rev() {
+            names.undo(undo);
+        }
+        let (unit, begun) = (std::mem::take(&mut kept.unit), kept.begun.take());
+        give(kept);
+        Some((unit, begun))
+    }
+
+    /// It is not sent again. False: there was none.
+    pub(in crate::core) fn forget(&mut self, buffers: &mut Buffers) -> bool {
+        let Some(mut kept) = self.0.take() else { return false };
+        buffers.give(std::mem::take(&mut kept.unit));
+        kept.undo.clear();
+        kept.begun = None;
+        give(kept);
+        true
+    }
+}
+
+fn give(kept: Box<Kept>) {
+    SPARE.with_borrow_mut(|spare| {
+        if spare.len() < MOST_SPARE {
+            spare.push(kept);
+        }
+    });
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_again_has_not_happened() {
+        let (mut replay, mut names, mut buffers) = (Replay::default(), Names::default(), Buffers::default());
+        let statement = Arc::new(Statement::unknown());
+        names.parse(b"a", statement.clone()).unwrap();
+        replay.keep(b"unit", &mut buffers);
+        replay.begins(&statement);
+        let undo = names.close(b"a").unwrap();
+        replay.answered(undo);
+        let undo = names.parse(b"b", statement).unwrap();
+        replay.answered(undo);
+        let (unit, begun) = replay.take(&mut names).unwrap();
+        assert_eq!((&*unit, begun.is_some()), (&b"unit"[..], true));
+        assert!(names.get(b"a").is_some() && names.get(b"b").is_none() && replay.is_none());
+        // What is not sent again has.
+        replay.keep(b"unit", &mut buffers);
+        let undo = names.close(b"a").unwrap();
+        replay.answered(undo);
+        assert!(replay.forget(&mut buffers) && !replay.forget(&mut buffers));
+        assert!(names.get(b"a").is_none());
+        replay.keep(b"other", &mut buffers);
+        assert!(replay.take(&mut names).is_some_and(|(unit, begun)| unit == b"other" && begun.is_none()));
+        assert!(names.get(b"a").is_none(), "nothing is left of the unit before");
+    }
+}
