@@ -2,6 +2,7 @@
 //! subject. PostgreSQL itself is the oracle: the same talk is run directly and through the proxy, and must give the same answers.
 
 mod databases_and_users;
+mod settings;
 
 use std::panic::AssertUnwindSafe;
 
@@ -62,6 +63,8 @@ pub(crate) const ONE: Front = Front { pool: 1, route: "primary", unnamed: "parse
 pub(crate) const TWO: Front = Front { pool: 2, ..ONE };
 /// Reads on the replica.
 pub(crate) const REPLICA: Front = Front { route: "auto", ..TWO };
+/// As many as there are clients in any talk: the proxy may keep one for a client of whose texts it is not sure.
+pub(crate) const WIDE: Front = Front { pool: 8, ..ONE };
 /// Unnamed statements are shared, too.
 pub(crate) const UNNAMED: Front = Front { unnamed: "shared", ..ONE };
 
