@@ -2,6 +2,7 @@
 //! subject. PostgreSQL itself is the oracle: the same talk is run directly and through the proxy, and must give the same answers.
 
 mod databases_and_users;
+mod functions;
 mod names;
 mod settings;
 
