@@ -3,6 +3,7 @@
 
 mod databases_and_users;
 mod functions;
+mod limits;
 mod names;
 mod settings;
 
