@@ -16,6 +16,7 @@ mod faults;
 mod gate;
 mod harness;
 mod hostile;
+mod isolation;
 mod lanes;
 mod large;
 mod listen;

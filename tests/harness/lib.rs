@@ -21,6 +21,7 @@ mod failover;
 mod kingpost;
 mod metrics;
 mod node;
+pub mod oracle;
 mod port;
 mod process;
 /// The wire protocol by hand.

@@ -165,6 +165,17 @@ impl Node {
         self.admin().await.batch_execute(sql).await.unwrap_or_else(|e| panic!("{}: {sql}: {e:?}", self.name));
     }
 
+    /// Runs SQL as a superuser in another database than the tests' usual one.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub async fn execute_in(&self, database: &str, sql: &str) {
+        let mut config = self.admin_config();
+        config.dbname(database);
+        let admin = self.endpoint().connect_as(&config).await;
+        admin.batch_execute(sql).await.unwrap_or_else(|e| panic!("{}, {database}: {sql}: {e:?}", self.name));
+    }
+
     /// The single value, as text, of a query that a superuser runs.
     ///
     /// # Panics

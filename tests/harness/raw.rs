@@ -127,11 +127,27 @@ impl Raw {
     /// # Panics
     /// When that is refused.
     pub async fn login_with(port: u16, parameters: &[(&str, &str)]) -> Raw {
+        Raw::greeted(port, USER, DATABASE, parameters).await.0
+    }
+
+    /// The same as another user, or in another database.
+    ///
+    /// # Panics
+    /// When that is refused.
+    pub async fn login_as(port: u16, user: &str, database: &str) -> Raw {
+        Raw::greeted(port, user, database, &[]).await.0
+    }
+
+    /// The same with start-up parameters, and with the messages of the greeting (BackendKeyData, ParameterStatus) up to ReadyForQuery.
+    ///
+    /// # Panics
+    /// When that is refused.
+    pub async fn greeted(port: u16, user: &str, database: &str, parameters: &[(&str, &str)]) -> (Raw, Vec<Message>) {
         let mut raw = Raw::connect(port).await;
-        raw.send(&startup(3 << 16, &[&[("user", USER), ("database", DATABASE)], parameters].concat())).await;
+        raw.send(&startup(3 << 16, &[&[("user", user), ("database", database)], parameters].concat())).await;
         let messages = raw.until(b'Z').await;
         assert_eq!(messages[0].kind, b'R', "{messages:?}");
-        raw
+        (raw, messages)
     }
 
     /// Sends bytes; that the peer has closed is left to the next read to find out.

@@ -1,0 +1,261 @@
+//! One text means one thing in one database for one user: prepared statements of others are not it.
+
+use kingpost_tests::oracle::Talk;
+use kingpost_tests::raw::{bind, close, describe, execute, parse, query, sync};
+use kingpost_tests::{DATABASE, USER};
+
+use crate::common::name;
+use crate::isolation::{ONE, OTHER_DATABASE, OTHER_USER, REPLICA, TWO, UNNAMED, world};
+
+/// Prepares `text` as `name` and has it described; executes it, executes it once more with a description of the portal.
+async fn prepared(talk: &mut Talk, who: usize, name: &str, text: &str, values: &[&str]) {
+    talk.say(who, &[parse(name, text), describe(b'S', name), sync()]).await;
+    for _ in 0..2 {
+        talk.say(who, &[bind("", name, values), execute("", 0), sync()]).await;
+    }
+    talk.say(who, &[bind("", name, values), describe(b'P', ""), execute("", 0), sync()]).await;
+}
+
+/// Without a name, in one packet, as libpq's `PQexecParams` does.
+async fn unnamed(talk: &mut Talk, who: usize, text: &str, values: &[&str]) {
+    let all = [parse("", text), bind("", "", values), describe(b'P', ""), execute("", 0), sync()];
+    talk.say(who, &all).await;
+}
+
+/// What each of a few sessions does that are logged in as these users to these databases: all prepare one text under one name, one
+/// after the other, and use it in turn.
+async fn in_turn(talk: &mut Talk, pairs: &[(&str, &str)], text: &str, values: &[&str]) {
+    let mut sessions = Vec::new();
+    for (user, database) in pairs {
+        sessions.push(talk.login(user, database).await);
+    }
+    for round in 0..3 {
+        for &who in &sessions {
+            prepared(talk, who, &format!("s{round}"), text, values).await;
+            unnamed(talk, who, text, values).await;
+        }
+        for &who in &sessions {
+            talk.say(who, &[bind("", "s0", values), execute("", 0), sync()]).await;
+            talk.say(who, &[query("BEGIN"), bind("", "s0", values), execute("", 0), sync(), query("COMMIT")]).await;
+        }
+    }
+}
+
+/// A client of one database was told the columns of the other database's table of that name, and its statement then failed with
+/// "cached plan must not change result type".
+#[tokio::test]
+async fn a_table_of_one_name_in_two_databases() {
+    let (world, _logs) = world().await;
+    let table = name("t");
+    for (database, columns) in [
+        (DATABASE, "7 AS id, 'a title' AS title"),
+        (OTHER_DATABASE, "12.50::numeric(8, 2) AS price, now()::date - now()::date AS age, 'x'::char(3) AS kind"),
+    ] {
+        let sql = format!("CREATE TABLE {table} AS SELECT {columns}; GRANT ALL ON {table} TO PUBLIC");
+        world.cluster.primary().execute_in(database, &sql).await;
+    }
+    let pairs = [(USER, DATABASE), (USER, OTHER_DATABASE)];
+    let direct = world
+        .as_postgres(&[ONE, TWO, REPLICA, UNNAMED], async |talk| {
+            in_turn(talk, &pairs, &format!("SELECT * FROM {table}"), &[]).await;
+        })
+        .await;
+    assert_eq!(direct.errors(), [""; 0]);
+}
+
+/// A client was told the names of the columns of another user's table, which it may not read, and its statement then failed.
+#[tokio::test]
+async fn a_table_of_one_name_in_two_users_schemas() {
+    let (world, _logs) = world().await;
+    let table = name("t");
+    let admin = world.cluster.primary().admin().await;
+    for (user, columns) in [(USER, "1 AS id, 'hidden' AS secret_col"), (OTHER_USER, "'mine' AS note, 2::bigint AS n")] {
+        let sql = format!(
+            "CREATE SCHEMA IF NOT EXISTS {user} AUTHORIZATION {user};
+             CREATE TABLE {user}.{table} AS SELECT {columns}; ALTER TABLE {user}.{table} OWNER TO {user}"
+        );
+        admin.batch_execute(&sql).await.unwrap();
+    }
+    // By the default search_path, "$user", public.
+    let pairs = [(USER, DATABASE), (OTHER_USER, DATABASE)];
+    let direct = world
+        .as_postgres(&[ONE, TWO, REPLICA, UNNAMED], async |talk| {
+            in_turn(talk, &pairs, &format!("SELECT * FROM {table}"), &[]).await;
+        })
+        .await;
+    assert_eq!(direct.errors(), [""; 0]);
+}
+
+/// The same where the two schemas come from `ALTER ROLE … SET search_path`: no client has said anything.
+#[tokio::test]
+async fn a_table_of_one_name_in_the_schemas_that_roles_were_altered_to() {
+    let (world, _logs) = world().await;
+    let (table, left, right) = (name("t"), name("left"), name("right"));
+    let admin = world.cluster.primary().admin().await;
+    let layouts = [(&left, "1 AS id, 'left' AS t, 0.5::real AS r"), (&right, "'right' AS t, 2::bigint AS id")];
+    for (role, columns) in layouts {
+        let sql = format!(
+            "CREATE ROLE {role} LOGIN; CREATE SCHEMA s_{role} AUTHORIZATION {role};
+             CREATE TABLE s_{role}.{table} AS SELECT {columns}; GRANT ALL ON s_{role}.{table} TO {role};
+             ALTER ROLE {role} SET search_path = s_{role}"
+        );
+        admin.batch_execute(&sql).await.unwrap();
+    }
+    let pairs = [(&*left, DATABASE), (&*right, DATABASE)];
+    let direct = world
+        .as_postgres(&[ONE, TWO, REPLICA, UNNAMED], async |talk| {
+            in_turn(talk, &pairs, &format!("SELECT * FROM {table}"), &[]).await;
+        })
+        .await;
+    assert_eq!(direct.errors(), [""; 0]);
+}
+
+/// The statements of the drivers below, over a table with an enumerated type: its OID is another one in each database.
+const READS: [(&str, &[&str]); 3] = [
+    ("SELECT id, name, feeling FROM ITEMS WHERE id = $1", &["1"]),
+    ("SELECT * FROM ITEMS WHERE feeling = $1 ORDER BY id", &["fine"]),
+    (
+        "INSERT INTO ITEMS (id, name, feeling) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING RETURNING feeling",
+        &["1", "x", "low"],
+    ),
+];
+
+/// Runs what a driver does, in two sessions in each of two databases with the very same DDL, in turn.
+async fn same_ddl(stem: &str, driver: impl AsyncFn(&mut Talk, usize, usize, usize, &str, &[&str])) {
+    let (world, _logs) = world().await;
+    let table = name(stem);
+    for database in [DATABASE, OTHER_DATABASE] {
+        let sql = format!(
+            "CREATE TYPE {table}_mood AS ENUM ('low', 'fine');
+             CREATE TABLE {table} (id int PRIMARY KEY, name varchar(20), feeling {table}_mood);
+             INSERT INTO {table} VALUES (1, 'in {database}', 'fine'), (2, 'two', 'low');
+             GRANT ALL ON {table} TO PUBLIC"
+        );
+        world.cluster.primary().execute_in(database, &sql).await;
+    }
+    let direct = world
+        .as_postgres(&[ONE, TWO, REPLICA], async |talk| {
+            let mut sessions = Vec::new();
+            for database in [DATABASE, OTHER_DATABASE, DATABASE, OTHER_DATABASE] {
+                sessions.push(talk.login(USER, database).await);
+            }
+            for turn in 0..8 {
+                for &who in &sessions {
+                    for (n, (text, values)) in READS.iter().enumerate() {
+                        driver(talk, who, n, turn, &text.replace("ITEMS", &table), values).await;
+                    }
+                }
+            }
+        })
+        .await;
+    assert_eq!(direct.errors(), [""; 0]);
+}
+
+/// asyncpg's pattern: every query failed in one of two databases with the same DDL ("could not resolve query result and/or argument
+/// types").
+#[tokio::test]
+async fn two_databases_of_the_same_ddl_as_asyncpg() {
+    same_ddl("asyncpg", async |talk, who, n, turn, text, values| {
+        let name = format!("__asyncpg_stmt_{n}__");
+        if turn == 0 {
+            talk.say(who, &[parse(&name, text), describe(b'S', &name), sync()]).await;
+        }
+        talk.say(who, &[bind("", &name, values), execute("", 0), sync()]).await;
+    })
+    .await;
+}
+
+/// psycopg's pattern: it prepares a statement at its fifth time, and from then on each query failed in one of two databases.
+#[tokio::test]
+async fn two_databases_of_the_same_ddl_as_psycopg() {
+    same_ddl("psycopg", async |talk, who, n, turn, text, values| {
+        let name = if turn < 4 { String::new() } else { format!("_pg3_{n}") };
+        if turn == 4 {
+            talk.say(who, &[parse(&name, text), sync()]).await;
+        }
+        let parse = (turn < 4).then(|| parse("", text));
+        let rest = [bind("", &name, values), describe(b'P', ""), execute("", 0), sync()];
+        talk.say(who, &parse.into_iter().chain(rest).collect::<Vec<_>>()).await;
+    })
+    .await;
+}
+
+/// pgjdbc's pattern: without a name four times, with one from the fifth on, described once; then each query failed in one of two
+/// databases.
+#[tokio::test]
+async fn two_databases_of_the_same_ddl_as_pgjdbc() {
+    same_ddl("pgjdbc", async |talk, who, n, turn, text, values| {
+        let name = if turn < 4 { String::new() } else { format!("S_{n}") };
+        let mut messages = Vec::new();
+        if turn <= 4 {
+            messages.push(parse(&name, text));
+        }
+        messages.push(bind("", &name, values));
+        if turn <= 4 {
+            messages.push(describe(b'P', ""));
+        }
+        messages.extend([execute("", 0), sync()]);
+        talk.say(who, &messages).await;
+    })
+    .await;
+}
+
+/// A table was swapped for one of the same columns by two RENAMEs, past the proxy: clients on connections that had not described the
+/// statement got 0A000, which aborted their transactions. PostgreSQL goes on.
+#[tokio::test]
+async fn a_table_that_is_swapped_past_the_proxy() {
+    let (world, _logs) = world().await;
+    let table = name("swapped");
+    let primary = world.cluster.primary();
+    let layout = "(id int PRIMARY KEY, t varchar(20))";
+    let make = format!(
+        "DROP TABLE IF EXISTS {table}, {table}_old, {table}_new;
+         CREATE TABLE {table} {layout}; INSERT INTO {table} VALUES (1, 'before');
+         CREATE TABLE {table}_new {layout}; INSERT INTO {table}_new VALUES (1, 'after');
+         GRANT ALL ON {table}, {table}_new TO PUBLIC"
+    );
+    let swap = format!("ALTER TABLE {table} RENAME TO {table}_old; ALTER TABLE {table}_new RENAME TO {table}");
+    let text = format!("SELECT * FROM {table} WHERE id = $1");
+    let ask = [bind("", "s", &["1"]), execute("", 0), sync()];
+    let ask_for_columns = [bind("", "s", &["1"]), describe(b'P', ""), execute("", 0), sync()];
+    // The connection on which it was described.
+    let direct = world
+        .as_postgres(&[ONE, TWO], async |talk| {
+            primary.execute(&make).await;
+            let clients = [talk.login(USER, DATABASE).await, talk.login(USER, DATABASE).await];
+            for who in clients {
+                talk.say(who, &[parse("s", &text), describe(b'S', "s"), sync()]).await;
+                talk.say(who, &ask).await;
+            }
+            primary.execute(&swap).await;
+            for who in clients {
+                talk.query(who, "BEGIN").await;
+                talk.say(who, &ask).await;
+                talk.say(who, &ask_for_columns).await;
+                talk.query(who, "COMMIT").await;
+                // Prepared anew.
+                talk.say(who, &[parse("again", &text), describe(b'S', "again"), sync()]).await;
+                talk.say(who, &[bind("", "again", &["1"]), execute("", 0), close(b'S', "again"), sync()]).await;
+            }
+        })
+        .await;
+    assert_eq!(direct.errors(), [""; 0]);
+    // One that has never seen it: another client holds the one that has.
+    let direct = world
+        .as_postgres(&[TWO], async |talk| {
+            primary.execute(&make).await;
+            let (holder, who) = (talk.login(USER, DATABASE).await, talk.login(USER, DATABASE).await);
+            talk.say(who, &[parse("s", &text), describe(b'S', "s"), sync()]).await;
+            talk.say(who, &ask).await;
+            primary.execute(&swap).await;
+            talk.query(holder, "BEGIN").await;
+            talk.query(holder, "SELECT 1").await;
+            talk.query(who, "BEGIN").await;
+            talk.say(who, &ask).await;
+            talk.say(who, &ask_for_columns).await;
+            talk.query(who, "COMMIT").await;
+            talk.query(holder, "COMMIT").await;
+        })
+        .await;
+    assert_eq!(direct.errors(), [""; 0]);
+}

@@ -1,0 +1,193 @@
+//! What one client uses up is not taken from the others: places for databases and users, memory, prepared statements.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kingpost_tests::oracle::{Talk, values};
+use kingpost_tests::raw::{Message, Raw, bind, execute, parse, query, startup, sync};
+use kingpost_tests::{DATABASE, Kingpost, Subject, USER, subject, within};
+
+use crate::common::{name, only_kingpost};
+use crate::isolation::{ONE, OTHER_DATABASE, OTHER_USER, World, world};
+
+/// More than the proxy has places for pairs of a database and a user.
+const STRANGERS: usize = 1050;
+/// Logins at a time.
+const AT_A_TIME: usize = 15;
+
+/// Tries to log in, and gives the SQLSTATE of the refusal; none if it worked.
+async fn refusal(port: u16, user: &str, database: &str) -> Option<String> {
+    let mut raw = Raw::connect(port).await;
+    raw.send(&startup(3 << 16, &[("user", user), ("database", database)])).await;
+    while let Some(message) = raw.next().await {
+        match message.kind {
+            b'E' => return message.field(b'C'),
+            b'Z' => return None,
+            _ => {}
+        }
+    }
+    Some("closed without a word".into())
+}
+
+/// Has many strangers try to log in, who are all refused with `code`; then those that exist come, who were not there before.
+async fn strangers(world: &World, code: &str, stranger: impl Fn(usize) -> (String, String)) {
+    let kingpost = ONE.start(&world.cluster).await;
+    let port = kingpost.port();
+    let all = async {
+        for first in (0..STRANGERS).step_by(AT_A_TIME) {
+            let some = (first..STRANGERS.min(first + AT_A_TIME)).map(async |n| {
+                let (user, database) = stranger(n);
+                refusal(port, &user, &database).await
+            });
+            for refused in join_all(some).await {
+                assert_eq!(refused.as_deref(), Some(code), "stranger of {first} and after");
+            }
+        }
+    };
+    within("logins of strangers", Duration::from_secs(120), world.cluster.dir(), all).await;
+    for (user, database) in [
+        (USER, DATABASE),
+        (USER, OTHER_DATABASE),
+        (OTHER_USER, DATABASE),
+        (OTHER_USER, OTHER_DATABASE),
+        ("postgres", "postgres"),
+    ] {
+        let refused = refusal(port, user, database).await;
+        assert_eq!(refused, None, "{user} at {database}, after {STRANGERS} strangers");
+        let mut raw = Raw::login_as(port, user, database).await;
+        raw.send(&query("SELECT 7")).await;
+        assert_eq!(raw.kinds_until(b'Z').await, "TDCZ");
+    }
+}
+
+/// A thousand logins to databases that do not exist, and everybody who came to a database for the first time was refused with 53300 until
+/// the proxy was started again.
+#[tokio::test]
+async fn logins_to_databases_that_do_not_exist_take_nobodys_place() {
+    let (world, _logs) = world().await;
+    strangers(world, "3D000", |n| (USER.into(), format!("nosuch_{n}"))).await;
+}
+
+/// The same by users that do not exist, where the proxy itself asks for no proof.
+#[tokio::test]
+async fn logins_of_users_that_do_not_exist_take_nobodys_place() {
+    let (world, _logs) = world().await;
+    strangers(world, "28000", |n| (format!("nosuch_{n}"), DATABASE.into())).await;
+}
+
+/// Texts that come and go, in all, and the length of each in bytes: below `proxy.max_statement_bytes`.
+const TEXTS: usize = 150;
+const LONG: usize = 1_000_000;
+/// Resident memory may grow by so much for them, in KiB: what workers keep of texts that may come again, and not the half of all.
+const MOST_GROWTH: u64 = 64 << 10;
+
+/// Waits until the proxy's memory is no more than [`MOST_GROWTH`] above `before`.
+async fn wait_for_memory(world: &World, kingpost: &Kingpost, before: u64) {
+    let grown = || kingpost.process().rss_kib().saturating_sub(before);
+    let what = format!("memory to fall: it has grown by {} MiB for {TEXTS} texts of 1 MB that are gone", grown() >> 10);
+    world.cluster.wait(&what, async || (grown() <= MOST_GROWTH).then_some(())).await;
+}
+
+/// A role of which the server does not log each of the long texts, and a proxy with one server connection.
+async fn one_server(world: &World) -> (String, Kingpost) {
+    let role = name("quiet");
+    let sql = format!("CREATE ROLE {role} LOGIN; ALTER ROLE {role} SET log_min_error_statement = panic");
+    world.cluster.primary().execute(&sql).await;
+    // The server keeps few of the texts.
+    let tweaks = Kingpost::of(&world.cluster).set("proxy.pool.size", 1).set("proxy.pool.prepared_per_server", 4);
+    (role, tweaks.set("proxy.routing.route", "primary").start().await)
+}
+
+fn kinds(messages: &[Message]) -> String {
+    messages.iter().filter(|message| !b"SN".contains(&message.kind)).map(|message| char::from(message.kind)).collect()
+}
+
+/// One client sent many texts of 1 MB that are not even SQL: the proxy kept all of them, and kept them after the client had left.
+#[tokio::test]
+async fn texts_that_no_server_took_are_not_kept() {
+    let (world, _logs) = world().await;
+    if only_kingpost() {
+        return;
+    }
+    let (role, kingpost) = one_server(world).await;
+    let mut raw = Raw::login_as(kingpost.port(), &role, DATABASE).await;
+    raw.send(&query("SELECT 1")).await;
+    raw.until(b'Z').await;
+    let before = kingpost.process().rss_kib();
+    let padding = "x".repeat(LONG);
+    for n in 0..TEXTS {
+        raw.send(&[parse("", &format!("this is not sql {n} {padding}")), sync()].concat()).await;
+        let said = raw.until(b'Z').await;
+        assert_eq!((&*kinds(&said), said[0].field(b'C').as_deref()), ("EZ", Some("42601")), "{n}");
+    }
+    drop(raw);
+    wait_for_memory(world, &kingpost, before).await;
+}
+
+/// Clients with long named statements came and went, and the proxy's memory only grew.
+#[tokio::test]
+async fn texts_of_named_statements_go_with_their_client() {
+    let (world, _logs) = world().await;
+    if only_kingpost() {
+        return;
+    }
+    let (role, kingpost) = one_server(world).await;
+    let mut raw = Raw::login_as(kingpost.port(), &role, DATABASE).await;
+    raw.send(&query("SELECT 1")).await;
+    raw.until(b'Z').await;
+    let before = kingpost.process().rss_kib();
+    let padding = "x".repeat(LONG);
+    for client in 0..10 {
+        let mut raw = Raw::login_as(kingpost.port(), &role, DATABASE).await;
+        for n in 0..TEXTS / 10 {
+            let name = format!("s{n}");
+            let text = format!("SELECT {client} * 100 + {n} /* {padding} */");
+            raw.send(&[parse(&name, &text), bind("", &name, &[]), execute("", 0), sync()].concat()).await;
+            let said = raw.until(b'Z').await;
+            // A client may be refused more than so many bytes, and told so.
+            assert!(kinds(&said) == "12DCZ" || said[0].field(b'C').as_deref() == Some("54000"), "{}", kinds(&said));
+        }
+    }
+    wait_for_memory(world, &kingpost, before).await;
+}
+
+/// A hundred clients, each with its tenant set: every execution was parsed anew by the server, because no two clients shared a
+/// statement. A setting of that kind changes nothing about how a text is read.
+#[tokio::test]
+async fn tenants_share_prepared_statements() {
+    const CLIENTS: usize = 100;
+    const STATEMENTS: usize = 8;
+    let (world, _logs) = world().await;
+    let table = name("shared");
+    let sql = format!("CREATE TABLE {table} AS SELECT generate_series(1, 8) AS n; GRANT SELECT ON {table} TO PUBLIC");
+    world.cluster.primary().execute(&sql).await;
+    for (set, setting) in [
+        ("SET application_name = 'TENANT'", "application_name"),
+        ("SET app.tenant = 'TENANT'", "app.tenant"),
+        ("SELECT set_config('app.tenant', 'TENANT', false)", "app.tenant"),
+    ] {
+        let kingpost = ONE.start(&world.cluster).await;
+        let mut talk = Talk::new(kingpost.port());
+        let name = |n: usize| format!("s{n}");
+        for n in 0..CLIENTS {
+            let who = talk.login(USER, DATABASE).await;
+            talk.query(who, &set.replace("TENANT", &format!("t{n}"))).await;
+            for n in 0..STATEMENTS {
+                let text =
+                    format!("SELECT concat(n, ' ', current_setting('{setting}')) FROM {table} WHERE n = $1 + {n}");
+                talk.say(who, &[parse(&name(n), &text), sync()]).await;
+            }
+        }
+        for who in 0..CLIENTS {
+            for n in 0..STATEMENTS {
+                let said = talk.say(who, &[bind("", &name(n), &["1"]), execute("", 0), sync()]).await;
+                assert_eq!(values(&said), [format!("{} t{who}", n + 1)], "{set}: {said:?}");
+            }
+        }
+        assert_eq!(talk.errors(), [""; 0], "{set}");
+        if subject() == Subject::Kingpost {
+            let prepares = kingpost.metrics().await.sum("kingpost_prepares_total", &[]);
+            assert!(prepares <= 2.0 * STATEMENTS as f64, "{set}: {prepares} Parses for {STATEMENTS} statements");
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! PostgreSQL as the oracle: the same talk of a few clients with a server directly and through the proxy must give the same answers.
+//!
+//! A test writes the talk once, as a function of a [`Talk`]. The talk keeps what was answered, in a form in which two runs can be
+//! compared ([`Said`]), and [`Talk::first_difference`] says where two runs part.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::raw::{Message, Raw};
+
+/// Longest wait for one message; a server that says nothing for that long is [`Said::Nothing`]. Below the limit of [`Raw`], which panics.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// What a column is: the fields of a RowDescription that PostgreSQL compares itself before it says "cached plan must not change
+/// result type", and the format. Not the table and the column number in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Column {
+    /// Its name.
+    pub name: String,
+    /// OID of its type.
+    pub type_oid: u32,
+    /// Type modifier; -1 for none.
+    pub modifier: i32,
+    /// 0 for text, 1 for binary.
+    pub format: i16,
+}
+
+/// A message of a server, without what may differ between two runs (process ids, texts of errors). ParameterStatus and NoticeResponse,
+/// which may come at any time, are left out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Said {
+    /// RowDescription.
+    Columns(Vec<Column>),
+    /// ParameterDescription: OIDs of types.
+    Parameters(Vec<u32>),
+    /// DataRow, values as they came; none for NULL.
+    Row(Vec<Option<String>>),
+    /// CommandComplete: the tag.
+    Done(String),
+    /// ErrorResponse: the SQLSTATE.
+    Error(String),
+    /// ReadyForQuery: `I`, `T` or `E`.
+    Ready(char),
+    /// NotificationResponse.
+    Notified {
+        /// Whether the process id is the one that this session was told is its own.
+        own: bool,
+        /// The channel.
+        channel: String,
+        /// The payload.
+        payload: String,
+    },
+    /// Any other message: its type.
+    Other(char),
+    /// The connection was closed.
+    Closed,
+    /// Nothing came for as long as the talk waits.
+    Nothing,
+}
+
+/// Values of the first column of the rows; NULL is `NULL`.
+pub fn values(said: &[Said]) -> Vec<String> {
+    let rows = said.iter().filter_map(|said| match said {
+        Said::Row(row) => Some(row.first().cloned().flatten().unwrap_or_else(|| "NULL".into())),
+        _ => None,
+    });
+    rows.collect()
+}
+
+/// The SQLSTATE of the first error.
+pub fn error(said: &[Said]) -> Option<&str> {
+    said.iter().find_map(|said| match said {
+        Said::Error(code) => Some(code.as_str()),
+        _ => None,
+    })
+}
+
+/// Reads fields of a message's body, one behind the other.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let (head, rest) = self.0.split_first_chunk::<N>().expect("a whole field");
+        self.0 = rest;
+        *head
+    }
+
+    fn short(&mut self) -> i16 {
+        i16::from_be_bytes(self.take())
+    }
+
+    fn long(&mut self) -> i32 {
+        i32::from_be_bytes(self.take())
+    }
+
+    fn oid(&mut self) -> u32 {
+        u32::from_be_bytes(self.take())
+    }
+
+    fn text(&mut self) -> String {
+        let end = self.0.iter().position(|&b| b == 0).expect("a text that ends");
+        let text = String::from_utf8_lossy(&self.0[..end]).into_owned();
+        self.0 = &self.0[end + 1..];
+        text
+    }
+}
+
+impl Said {
+    /// Reads a message that came to a session of which the process id is `own`; none for what is left out.
+    ///
+    /// # Panics
+    /// When the message is malformed.
+    pub fn of(message: &Message, own: u32) -> Option<Said> {
+        let mut fields = Fields(&message.body);
+        Some(match message.kind {
+            b'S' | b'N' => return None,
+            b'T' => {
+                let column = |fields: &mut Fields<'_>| {
+                    let name = fields.text();
+                    let (_table, _number) = (fields.oid(), fields.short());
+                    let (type_oid, _size) = (fields.oid(), fields.short());
+                    Column { name, type_oid, modifier: fields.long(), format: fields.short() }
+                };
+                Said::Columns((0..fields.short()).map(|_| column(&mut fields)).collect())
+            }
+            b't' => Said::Parameters((0..fields.short()).map(|_| fields.oid()).collect()),
+            b'D' => {
+                let value = |fields: &mut Fields<'_>| {
+                    let length = usize::try_from(fields.long()).ok()?;
+                    let (value, rest) = fields.0.split_at(length);
+                    fields.0 = rest;
+                    Some(String::from_utf8_lossy(value).into_owned())
+                };
+                Said::Row((0..fields.short()).map(|_| value(&mut fields)).collect())
+            }
+            b'C' => Said::Done(fields.text()),
+            b'E' => Said::Error(message.field(b'C').expect("an error has an SQLSTATE")),
+            b'Z' => Said::Ready(char::from(fields.take::<1>()[0])),
+            b'A' => Said::Notified { own: fields.oid() == own, channel: fields.text(), payload: fields.text() },
+            kind => Said::Other(char::from(kind)),
+        })
+    }
+}
+
+/// A session of a talk.
+#[derive(Debug)]
+struct Session {
+    name: String,
+    raw: Raw,
+    pid: u32,
+}
+
+/// A turn of a talk: what was sent, for whoever reads a failure, and what came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Turn {
+    sent: String,
+    said: Vec<Said>,
+}
+
+/// A talk of a few sessions with one address. Only one of the sessions talks at a time, so that two runs of one talk are comparable.
+#[derive(Debug)]
+pub struct Talk {
+    port: u16,
+    sessions: Vec<Session>,
+    turns: Vec<Turn>,
+}
+
+impl Talk {
+    /// A talk with whatever listens on `port` of 127.0.0.1.
+    pub fn new(port: u16) -> Talk {
+        Talk { port, sessions: Vec::new(), turns: Vec::new() }
+    }
+
+    /// Logs in one more session and gives its number.
+    ///
+    /// # Panics
+    /// When the login is refused.
+    pub async fn login(&mut self, user: &str, database: &str) -> usize {
+        self.login_with(user, database, &[]).await
+    }
+
+    /// The same with start-up parameters.
+    ///
+    /// # Panics
+    /// When the login is refused.
+    pub async fn login_with(&mut self, user: &str, database: &str, parameters: &[(&str, &str)]) -> usize {
+        let (raw, greeting) = Raw::greeted(self.port, user, database, parameters).await;
+        let key = greeting.iter().find(|message| message.kind == b'K').expect("a key");
+        let pid = Fields(&key.body).oid();
+        self.sessions.push(Session { name: format!("#{} {user}@{database}", self.sessions.len()), raw, pid });
+        self.sessions.len() - 1
+    }
+
+    /// Ends a session politely. Its number is not given again.
+    pub async fn logout(&mut self, who: usize) {
+        self.sessions[who].raw.send(&crate::raw::message(b'X', &[])).await;
+    }
+
+    /// Has a session send messages in one packet, and waits for as many ReadyForQuery as there are Query and Sync among them.
+    ///
+    /// # Panics
+    /// When the answer does not come.
+    pub async fn say(&mut self, who: usize, messages: &[Vec<u8>]) -> Vec<Said> {
+        self.say_for(who, messages, ends_of(messages)).await
+    }
+
+    /// The same with a simple query.
+    ///
+    /// # Panics
+    /// When the answer does not come.
+    pub async fn query(&mut self, who: usize, text: &str) -> Vec<Said> {
+        self.say(who, &[crate::raw::query(text)]).await
+    }
+
+    /// The same for a number of ReadyForQuery that is not the number of Query and Sync, as with a Sync inside of COPY data.
+    ///
+    /// # Panics
+    /// When the answer does not come.
+    pub async fn say_for(&mut self, who: usize, messages: &[Vec<u8>], ends: usize) -> Vec<Said> {
+        let said = self.answers(who, messages, ends).await;
+        let sent = messages.iter().map(|message| shown(message)).collect::<Vec<_>>().join(" ");
+        self.turns.push(Turn { sent: format!("{}: {sent}", self.sessions[who].name), said: said.clone() });
+        assert!(said.last() != Some(&Said::Nothing), "no answer in {PATIENCE:?} to {sent}: {said:?}");
+        said
+    }
+
+    /// As [`Talk::say`], for what is another answer in each run, such as a time: the talk does not keep it.
+    pub async fn say_aside(&mut self, who: usize, messages: &[Vec<u8>]) -> Vec<Said> {
+        self.answers(who, messages, ends_of(messages)).await
+    }
+
+    async fn answers(&mut self, who: usize, messages: &[Vec<u8>], mut ends: usize) -> Vec<Said> {
+        let session = &mut self.sessions[who];
+        session.raw.send(&messages.concat()).await;
+        let mut said = Vec::new();
+        while ends > 0 {
+            let next = match tokio::time::timeout(PATIENCE, session.raw.next()).await {
+                Ok(Some(message)) => Said::of(&message, session.pid),
+                Ok(None) => Some(Said::Closed),
+                Err(_) => Some(Said::Nothing),
+            };
+            ends = match next {
+                Some(Said::Ready(_)) => ends - 1,
+                Some(Said::Closed | Said::Nothing) => 0,
+                _ => ends,
+            };
+            said.extend(next);
+        }
+        said
+    }
+
+    /// Keeps something else that has to be the same in both runs: what a table holds, say.
+    pub fn note(&mut self, what: &str, value: &str) {
+        self.turns.push(Turn { sent: what.into(), said: vec![Said::Row(vec![Some(value.into())])] });
+    }
+
+    /// SQLSTATEs of all errors so far.
+    pub fn errors(&self) -> Vec<&str> {
+        self.turns.iter().filter_map(|turn| error(&turn.said)).collect()
+    }
+
+    /// Where this run and `other` part, with the turns before it; none if they are the same.
+    pub fn first_difference(&self, other: &Talk) -> Option<String> {
+        let turns = self.turns.len().max(other.turns.len());
+        let at = (0..turns).find(|&at| self.turns.get(at) != other.turns.get(at))?;
+        let mut text = String::new();
+        for turn in &self.turns[at.saturating_sub(12)..at.min(self.turns.len())] {
+            let _ = writeln!(text, "   {}\n      {}", turn.sent, in_short(&turn.said));
+        }
+        let said = |turn: Option<&Turn>| turn.map_or("(the talk is over)".into(), |turn| in_short(&turn.said));
+        let sent = self.turns.get(at).or(other.turns.get(at)).map_or("", |turn| turn.sent.as_str());
+        let (here, there) = (said(self.turns.get(at)), said(other.turns.get(at)));
+        let _ = write!(text, "=> {sent}\n      {here}\n   != {there}");
+        Some(text)
+    }
+}
+
+/// How many ReadyForQuery messages have.
+fn ends_of(messages: &[Vec<u8>]) -> usize {
+    messages.iter().filter(|message| matches!(message.first(), Some(b'Q' | b'S'))).count()
+}
+
+const MOST_SHOWN: usize = 600;
+
+/// Messages as one line, cut off where it gets long.
+fn in_short(said: &[Said]) -> String {
+    let text = format!("{said:?}");
+    text.chars().take(MOST_SHOWN).collect()
+}
+
+/// A message that is sent, for whoever reads a failure: its type and the texts in it.
+fn shown(message: &[u8]) -> String {
+    let body = message.get(5..).unwrap_or_default();
+    let printable = |&&b: &&u8| b == b' ' || b.is_ascii_graphic();
+    let text: String = body.iter().filter(printable).take(MOST_SHOWN).map(|&b| char::from(b)).collect();
+    format!("{} {text}", char::from(message.first().copied().unwrap_or(b'?'))).trim_end().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw;
+
+    fn of(kind: u8, body: &[u8]) -> Option<Said> {
+        Said::of(&Message { kind, body: body.to_vec() }, 7)
+    }
+
+    #[test]
+    fn messages_are_read() {
+        let column = [b"a\0" as &[u8], &[0, 0, 0, 1, 0, 2, 0, 0, 0, 23, 0, 4, 255, 255, 255, 255, 0, 1]].concat();
+        let read = Column { name: "a".into(), type_oid: 23, modifier: -1, format: 1 };
+        assert_eq!(of(b'T', &[&[0, 1], &column[..]].concat()), Some(Said::Columns(vec![read])));
+        let row = [0, 2, 0, 0, 0, 1, b'x', 255, 255, 255, 255];
+        assert_eq!(of(b'D', &row), Some(Said::Row(vec![Some("x".into()), None])));
+        assert_eq!(of(b'Z', b"T"), Some(Said::Ready('T')));
+        assert_eq!(of(b'E', b"SERROR\0C42P01\0\0"), Some(Said::Error("42P01".into())));
+        assert_eq!(of(b'S', b"TimeZone\0UTC\0"), None);
+        let own = Said::Notified { own: true, channel: "c".into(), payload: "p".into() };
+        assert_eq!(of(b'A', b"\0\0\0\x07c\0p\0"), Some(own.clone()));
+        assert_ne!(of(b'A', b"\0\0\0\x08c\0p\0"), Some(own));
+    }
+
+    #[test]
+    fn two_runs_part_where_an_answer_differs() {
+        let talk = |last: &str| {
+            let mut talk = Talk::new(0);
+            talk.note("first", "1");
+            talk.note("second", last);
+            talk
+        };
+        assert_eq!(talk("2").first_difference(&talk("2")), None);
+        let difference = talk("2").first_difference(&talk("3")).expect("a difference");
+        assert!(difference.contains("=> second"), "{difference}");
+        let mut longer = talk("2");
+        longer.note("third", "3");
+        assert!(talk("2").first_difference(&longer).is_some_and(|difference| difference.contains("=> third")));
+        assert_eq!(shown(&raw::parse("s", "SELECT 1")), "P sSELECT 1");
+    }
+}
