@@ -8,7 +8,7 @@ use kingpost_tests::raw::{bind, close, execute, parse, sync};
 use kingpost_tests::{DATABASE, USER};
 
 use crate::common::name;
-use crate::isolation::{ONE, TWO, world};
+use crate::isolation::{ONE, PINNED, TWO, world};
 
 /// Runs a text as a simple query, without a name, or prepared; in a transaction of its own or in a block.
 async fn run(talk: &mut Talk, who: usize, way: usize, text: &str) {
@@ -118,14 +118,15 @@ async fn a_temporary_table_that_a_function_has_made() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// A function that takes an advisory lock: two clients on one connection both got it.
+/// A function that takes an advisory lock: two clients on one connection both got it. A client that is to keep it stays with its connection
+/// (`unknown_functions = "pin"`); by default the lock ends with the unit, as everything that such a function leaves.
 #[tokio::test]
 async fn an_advisory_lock_that_a_function_has_taken_is_one_clients() {
     let (world, _logs) = world().await;
     let take = name("take");
     world.cluster.primary().execute(&lock_function(&take)).await;
     let direct = world
-        .as_postgres(&[TWO], async |talk| {
+        .as_postgres(&[PINNED], async |talk| {
             // Another one for each run: the one of the run before may not be free yet.
             let key = kingpost_tests::unique();
             let (one, two) = (talk.login(USER, DATABASE).await, talk.login(USER, DATABASE).await);

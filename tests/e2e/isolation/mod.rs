@@ -60,10 +60,12 @@ pub(crate) struct Front {
     pub(crate) route: &'static str,
     /// `proxy.pool.unnamed`.
     pub(crate) unnamed: &'static str,
+    /// `proxy.pool.unknown_functions`.
+    pub(crate) functions: &'static str,
 }
 
 /// One server connection, on the primary: each statement meets what the one before it left.
-pub(crate) const ONE: Front = Front { pool: 1, route: "primary", unnamed: "parsed" };
+pub(crate) const ONE: Front = Front { pool: 1, route: "primary", unnamed: "parsed", functions: "reset" };
 /// Two of them: a client's next statement may meet a connection that does not know it.
 pub(crate) const TWO: Front = Front { pool: 2, ..ONE };
 /// Reads on the replica.
@@ -72,6 +74,8 @@ pub(crate) const REPLICA: Front = Front { route: "auto", ..TWO };
 pub(crate) const WIDE: Front = Front { pool: 8, ..ONE };
 /// Unnamed statements are shared, too.
 pub(crate) const UNNAMED: Front = Front { unnamed: "shared", ..ONE };
+/// Who calls a function that nobody knows keeps its connection.
+pub(crate) const PINNED: Front = Front { functions: "pin", ..TWO };
 
 impl Front {
     /// The proxy. One worker: its clients and server connections meet in the order in which the talk goes.
@@ -81,6 +85,7 @@ impl Front {
             .set("proxy.pool.size", self.pool)
             .set("proxy.routing.route", self.route)
             .set("proxy.pool.unnamed", self.unnamed)
+            .set("proxy.pool.unknown_functions", self.functions)
             .start()
             .await
     }

@@ -184,14 +184,16 @@ async fn who_listens_and_notifies_hears_itself() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The same to the message: PostgreSQL tells a session of its own notification before it says that it is ready.
+/// The same to the message, where the session begins to listen in the transaction that notifies: PostgreSQL tells a session of its own
+/// notification before it says that it is ready. Who listens already hears it shortly after, from the connection that listens for all.
 #[tokio::test]
 async fn who_listens_and_notifies_hears_itself_before_it_is_ready() {
     let (world, _logs) = world().await;
     let channel = name("own");
     let direct = world
         .as_postgres(&[TWO, WIDE], async |talk| {
-            for words in own_words(&channel) {
+            let listens_already = |words: &Vec<String>| words[0] == format!("LISTEN {channel}");
+            for words in own_words(&channel).into_iter().filter(|words| !listens_already(words)) {
                 let who = talk.login(USER, DATABASE).await;
                 for word in &words {
                     talk.query(who, word).await;

@@ -64,6 +64,7 @@ const OR_NEVER: Kind = Kind::Duration { zero: true };
 const ROUTE: Kind = Kind::Choice(&["primary", "replica", "auto"]);
 const UNNAMED: Kind = Kind::Choice(&["shared", "parsed"]);
 const LANES: Kind = Kind::Choice(&["auto", "off"]);
+const UNKNOWN_FUNCTIONS: Kind = Kind::Choice(&["trust", "reset", "pin"]);
 const POOL_MODE: Kind = Kind::Choice(&["transaction", "statement", "session"]);
 const CONSISTENCY: Kind = Kind::Choice(&["eventual", "session", "strong"]);
 const ON_DEGRADED: Kind = Kind::Choice(&["wait", "local"]);
@@ -176,6 +177,7 @@ const POOL: &[Key] = &[
     key("connect_timeout", POSITIVE),
     key("prepared_per_server", integer(1, 100_000)),
     key("defer_begin", Kind::Boolean),
+    key("unknown_functions", UNKNOWN_FUNCTIONS),
     key("unnamed", UNNAMED),
     key("lanes", LANES),
     key("lane_depth", integer(1, 256)),
@@ -214,6 +216,7 @@ const DATABASE: &[Key] = &[
     key("pool_size", POOL_SIZE),
     key("max_clients", integer(1, 1_000_000)),
     key("pool_mode", POOL_MODE),
+    key("unknown_functions", UNKNOWN_FUNCTIONS),
     key("lanes", LANES),
     key("consistency", CONSISTENCY),
     key("route", ROUTE),

@@ -80,7 +80,7 @@ pub enum Mail {
 
 /// What the driver is asked to do.
 pub enum Effect {
-    /// Connect a socket; then [`Core::connected`] or [`Core::closed`].
+    /// Connect a socket; then [`Core::connected`](super::Core::connected) or [`Core::closed`](super::Core::closed).
     Connect {
         /// For this connection.
         token: Token,

@@ -11,8 +11,8 @@
 //! tests and under a fuzzer. TLS is below it: the core decides when a connection begins with it ([`Effect::Secure`]) and
 //! what its peer's certificate is good for; what it is given and what it gives is plaintext.
 //!
-//! Some folders are types with private fields, which know nothing of a `Core`: [`prepared`], [`parameters`], [`server::protocol`],
-//! `lane::{fit, cost}`, `commit::fate`, `observe::{statistics, trace}`, [`memory`]. The others say what a `Core` does:
+//! Some folders are types with private fields, which know nothing of a `Core`: `prepared`, `parameters`, `server::protocol`,
+//! `lane::{fit, cost}`, `commit::fate`, `observe::{statistics, trace}`, `memory`. The others say what a `Core` does:
 //!
 //! - `session`: a client, from accept to its end: login, units, what goes to a server, what the proxy answers by itself.
 //! - `server`: a server connection: login, what its messages mean.

@@ -331,11 +331,9 @@ fn is_privileged(name: &str) -> bool {
     name.contains('.') || name.starts_with("wal_") || NAMES.contains(&name)
 }
 
+/// A SET. What was reset is not set anywhere else: there is no order to keep.
 fn is_privileged_change(change: &Change) -> bool {
-    match change {
-        Change::Set(name, _) | Change::Reset(name) => is_privileged(name),
-        _ => false,
-    }
+    matches!(change, Change::Set(name, _) if is_privileged(name))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use arc_swap::ArcSwapOption;
-use sql::{Changes, Class};
+use sql::{Access, Changes, Class};
 
 use super::columns::Columns;
 use super::scope::{SETTLED_AFTER, Scope};
@@ -113,9 +113,9 @@ impl Statement {
         &self.types
     }
 
-    /// What it is.
+    /// What it is. A read that a replica has refused writes, unseen: by a function behind a view, for example.
     pub(crate) fn class(&self) -> Class {
-        self.class
+        if self.is_demoted() { Class { access: Access::Write, ..self.class } } else { self.class }
     }
 
     /// Bytes that it takes, about.
@@ -153,12 +153,11 @@ impl Statement {
         self.outdated.store(true, Ordering::Relaxed);
     }
 
-    /// A replica refused it: it goes to the primary.
-    pub(crate) fn is_demoted(&self) -> bool {
+    fn is_demoted(&self) -> bool {
         self.demoted.load(Ordering::Relaxed)
     }
 
-    /// A replica has refused it.
+    /// A replica has refused it: it goes to the primary from now on.
     pub(crate) fn demote(&self) {
         self.demoted.store(true, Ordering::Relaxed);
     }

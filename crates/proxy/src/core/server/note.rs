@@ -32,9 +32,9 @@ pub(in crate::core) enum Note {
     ParseOwn(Arc<Statement>),
     /// A Parse of the proxy's own, of the client's unnamed statement: this server connection has another.
     ParseUnnamed,
-    /// A Close of the proxy's own, of the statement with this id: there are too many.
+    /// A Close of the proxy's own, of the statement with this id: there are too many, or it is nobody's any more.
     Evict(u64),
-    /// A Close of the proxy's own, of what was only tried or is nobody's any more.
+    /// A Close of the proxy's own, of what was only tried.
     CloseOwn,
 
     /// A client's Parse under this name, which it has given already: sent for the sake of the server's error.

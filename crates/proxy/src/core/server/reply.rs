@@ -487,7 +487,11 @@ impl Core {
             server.meter.timing = timing;
         }
         match server.client {
-            Some(c) => self.give_up_replay(c),
+            Some(c) => {
+                self.give_up_replay(c);
+                // What it sent behind the data may have waited: `BEGIN`, then `P B E S d c S` in one packet.
+                self.runnable.push_back(self.clients[c].token);
+            }
             None if server.protocol.copies_in() => self.refuse_copy(s),
             // The client had sent all of the data, and not the Sync behind it, which would commit.
             None if server.protocol.is_in_unit() => return Verdict::Close,

@@ -437,7 +437,7 @@ impl Core {
             // It is nobody else's: what the server has of it is of no more use.
             self.servers[s].held.loses(&statement);
             self.send(s, |out| message::close_statement(out, statement.name().as_bytes()));
-            self.servers[s].protocol.sent(Request::Close, Note::CloseOwn);
+            self.servers[s].protocol.sent(Request::Close, Note::Evict(statement.id()));
         }
         self.answer(c, s, Answer::Empty(b'3'), undo);
         Step::Used(frame.total())
@@ -574,9 +574,6 @@ impl Core {
         let own = self.shared.registry.private(place, statement.text(), statement.types(), statement.class());
         if let Some(columns) = statement.columns() {
             own.has_columns(columns);
-        }
-        if statement.is_demoted() {
-            own.demote();
         }
         self.clients[c].names.replace(name, own.clone());
         self.make_room(s);

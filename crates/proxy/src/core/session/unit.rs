@@ -37,8 +37,8 @@ enum Scan {
 
 impl Unit {
     /// Counts a statement in.
-    fn note(&mut self, class: Class, demoted: bool) {
-        let read = class.access == Access::Read && !demoted;
+    fn note(&mut self, class: Class) {
+        let read = class.access == Access::Read;
         let begin = matches!(class.control, Control::Begin { .. });
         // What follows it in the unit is in that transaction.
         let first = self.sole == Sole::Nothing;
@@ -301,7 +301,7 @@ impl Core {
         if class.local && first {
             unit.query = Some(class);
         } else {
-            unit.note(class, false);
+            unit.note(class);
             unit.query = first.then_some(class);
             unit.key = self.classifier.shape();
         }
@@ -318,7 +318,7 @@ impl Core {
         unit.describable = if described { hash(name) } else { 0 };
         unit.key = self.classifier.shape();
         let needs_server = unit.needs_server;
-        unit.note(class, statement.is_demoted());
+        unit.note(statement.class());
         // A Parse by itself only needs a server if none has ever taken this text.
         unit.needs_server = needs_server || !accepted;
     }
@@ -338,7 +338,7 @@ impl Core {
             unit.key = !known.as_ref().map_or(0, |statement| statement.id());
         }
         match known {
-            Some(statement) => unit.note(statement.class(), statement.is_demoted()),
+            Some(statement) => unit.note(statement.class()),
             // A name that nobody has given: a unit of its own may write.
             None if unit.scanned == 0 => unit.doubt(),
             None => {}
@@ -356,7 +356,7 @@ impl Core {
                 let statement = client.names.get(name);
                 let is_known = |statement: &&std::sync::Arc<_>| self.is_described(c, statement, schema);
                 let local = !name.is_empty() && statement.filter(is_known).is_some();
-                (statement.map(|s| (s.class(), s.is_demoted())), local)
+                (statement.map(|s| s.class()), local)
             }
             Named::Portal(_) => (None, false),
         };
@@ -364,9 +364,9 @@ impl Core {
         unit.single &= named == Named::Portal(b"") && unit.bound && !unit.executed;
         match known {
             None if local => {}
-            Some((class, demoted)) => {
+            Some(class) => {
                 let needs_server = unit.needs_server || !local;
-                unit.note(class, demoted);
+                unit.note(class);
                 unit.needs_server = needs_server;
             }
             None => unit.needs_server = true,
