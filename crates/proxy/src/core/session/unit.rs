@@ -288,8 +288,11 @@ impl Core {
                     Scan::More
                 }
             }
-            Message::CopyData | Message::CopyDone | Message::CopyFail | Message::Terminate => {
-                self.violation(c, &format!("unexpected message {:?}", char::from(frame.tag)));
+            // The data of a COPY in one packet with it: `P B E d c S`. What is not asked for a server ignores.
+            Message::CopyData | Message::CopyDone | Message::CopyFail => Scan::Long,
+            // In the middle of a unit, which then is not carried out.
+            Message::Terminate => {
+                self.close_client(c);
                 Scan::Gone
             }
         }
