@@ -1,0 +1,462 @@
+//! Runs a session in both worlds, step by step, and compares.
+
+use std::time::{Duration, Instant};
+
+use kingpost_tests::Kingpost;
+
+use crate::compare::{Compared, Mismatch, Oids, compare};
+use crate::config::{Config, Functions};
+use crate::reply::Reply;
+use crate::rules::{Allowed, Before, Scene};
+use crate::session::{Message, Packet, Session, Step, client_name};
+use crate::wire::Wire;
+use crate::world::{Proxy, Worlds};
+
+/// How long PostgreSQL's answer may take. A machine that is busy with other things takes a second for what usually takes a millisecond.
+const ANSWER: Duration = Duration::from_secs(8);
+
+/// How long the tester waits for what the proxy owes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    /// For an answer.
+    pub(crate) answer: Duration,
+    /// For notifications, and for locks of those who have left.
+    pub(crate) follows: Duration,
+}
+
+impl Patience {
+    /// For judging.
+    pub(crate) const LONG: Patience = Patience { answer: Duration::from_secs(6), follows: Duration::from_secs(4) };
+    /// For shrinking: who is wrong about it has a session that is longer than it need be.
+    pub(crate) const SHORT: Patience =
+        Patience { answer: Duration::from_millis(1500), follows: Duration::from_secs(1) };
+}
+
+/// What was said to one client in one step, in both worlds.
+#[derive(Debug, Clone)]
+pub(crate) struct Exchange {
+    /// What it was about, as the report prints it.
+    pub(crate) title: String,
+    pub(crate) direct: Vec<Reply>,
+    pub(crate) proxied: Vec<Reply>,
+}
+
+/// A difference that no rule covers.
+#[derive(Debug, Clone)]
+pub(crate) struct Difference {
+    /// What kind of difference: shrinking keeps it.
+    pub(crate) kind: String,
+    /// All that was said; the last is what differs.
+    pub(crate) exchanges: Vec<Exchange>,
+    /// How many replies of the last were alike.
+    pub(crate) at: usize,
+    /// The step in which it was seen.
+    pub(crate) step: usize,
+}
+
+/// What came of a session.
+#[derive(Debug, Clone)]
+pub(crate) enum Outcome {
+    /// Both worlds said the same, or a rule covers the difference.
+    Alike,
+    /// They did not.
+    Differs(Box<Difference>),
+    /// More clients held server connections than the pool has: nothing can be said.
+    Starved,
+    /// PostgreSQL itself did not answer as the tester expects, or could not be prepared: the session is no good.
+    Invalid(String),
+}
+
+/// Why a session ends before its last step.
+enum Stop {
+    Over,
+    Differs(Box<Difference>),
+    Starved,
+    Invalid(String),
+}
+
+impl<E: std::fmt::Debug> From<E> for Stop
+where
+    E: std::error::Error,
+{
+    fn from(error: E) -> Stop {
+        Stop::Invalid(format!("{error:?}"))
+    }
+}
+
+/// One client's connections.
+struct Pair {
+    direct: Wire,
+    proxied: Wire,
+}
+
+struct Run<'a> {
+    worlds: &'a Worlds,
+    session: &'a Session,
+    config: &'a Config,
+    allowed: &'a mut Allowed,
+    patience: Patience,
+    proxy: &'a Kingpost,
+    pairs: Vec<Option<Pair>>,
+    oids: Oids,
+    exchanges: Vec<Exchange>,
+    step: usize,
+    /// Somebody listens and somebody notifies.
+    notifies: bool,
+    /// Clients that call functions which leave something that may be lost.
+    excused: Vec<bool>,
+}
+
+/// Runs a session with a proxy of its own.
+pub(crate) async fn run(
+    worlds: &mut Worlds,
+    session: &Session,
+    config: &Config,
+    allowed: &mut Allowed,
+    patience: Patience,
+) -> Outcome {
+    let proxy: Proxy = match worlds.begin(session, config).await {
+        Ok(proxy) => proxy,
+        Err(error) => return Outcome::Invalid(format!("the worlds cannot be prepared: {error:?}")),
+    };
+    let has = |word: &str| session.texts().any(|text| text.to_ascii_lowercase().contains(word));
+    let mut run = Run {
+        worlds,
+        session,
+        config,
+        allowed,
+        patience,
+        proxy: &proxy.kingpost,
+        pairs: session.clients.iter().map(|_| None).collect(),
+        oids: Oids::default(),
+        exchanges: Vec::new(),
+        step: 0,
+        notifies: has("listen") && (has("notify") || has("tell(")),
+        excused: excused(session, config),
+    };
+    match run.all().await {
+        Ok(()) | Err(Stop::Over) => Outcome::Alike,
+        Err(Stop::Differs(difference)) => Outcome::Differs(difference),
+        Err(Stop::Starved) => Outcome::Starved,
+        Err(Stop::Invalid(reason)) => Outcome::Invalid(reason),
+    }
+}
+
+/// Texts that leave something in the session which none of their words says.
+const LEAVES: [&str; 4] = ["enter(", "scratch(", "take(", "do $$"];
+
+fn excused(session: &Session, config: &Config) -> Vec<bool> {
+    let mut excused = vec![false; session.clients.len()];
+    if config.functions == Functions::Lost {
+        for packet in session.steps.iter().flat_map(Step::packets) {
+            let leaves = |text: &str| LEAVES.iter().any(|call| text.contains(call));
+            excused[packet.client] |= packet.messages.iter().filter_map(Message::sql).any(leaves);
+        }
+    }
+    excused
+}
+
+impl Run<'_> {
+    async fn all(&mut self) -> Result<(), Stop> {
+        for (index, step) in self.session.steps.iter().enumerate() {
+            self.step = index;
+            match step {
+                Step::Send(packet) => self.send(std::slice::from_ref(packet)).await?,
+                Step::Together(packets) => self.send(packets).await?,
+                Step::Reconnect(client) => {
+                    self.leave(*client).await?;
+                    self.login(*client).await?;
+                }
+            }
+            self.notifications().await?;
+            if self.config.waits {
+                self.worlds.proxied.catch_up().await?;
+            }
+        }
+        self.step = self.session.steps.len();
+        self.end().await
+    }
+
+    async fn login(&mut self, client: usize) -> Result<(), Stop> {
+        let spec = &self.session.clients[client];
+        let port = if spec.past { self.worlds.proxied.port() } else { self.proxy.port() };
+        let (direct, proxied) =
+            tokio::join!(Wire::login(self.worlds.direct.port(), spec, ANSWER), Wire::login(port, spec, ANSWER));
+        let ((direct, one), (proxied, other)) = (direct?, proxied?);
+        self.pairs[client] = Some(Pair { direct, proxied });
+        self.compare(client, "(connects)".into(), one, other).await?;
+        self.parameters(client).await
+    }
+
+    /// Has clients send what they send, all at once, and takes their answers.
+    async fn send(&mut self, packets: &[Packet]) -> Result<(), Stop> {
+        for packet in packets {
+            let closed = |pair: &Pair| pair.direct.is_closed() && pair.proxied.is_closed();
+            if self.pairs[packet.client].as_ref().is_none_or(closed) {
+                self.login(packet.client).await?;
+            }
+        }
+        for packet in packets {
+            let Some(pair) = &mut self.pairs[packet.client] else { continue };
+            tokio::join!(pair.direct.send(&packet.messages), pair.proxied.send(&packet.messages));
+        }
+        for packet in packets {
+            let Some(pair) = &mut self.pairs[packet.client] else { continue };
+            let (direct, proxied) = tokio::join!(pair.direct.settle(ANSWER), pair.proxied.settle(self.patience.answer));
+            let ready = direct.iter().any(|reply| matches!(reply, Reply::Ready(_)));
+            let end = if self.step == self.session.steps.len() { "(at the end) " } else { "" };
+            self.compare(packet.client, format!("{end}{packet}"), direct, proxied).await?;
+            if ready {
+                self.parameters(packet.client).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn compare(
+        &mut self,
+        client: usize,
+        title: String,
+        direct: Vec<Reply>,
+        proxied: Vec<Reply>,
+    ) -> Result<(), Stop> {
+        if direct.contains(&Reply::Silence) {
+            return Err(Stop::Invalid(format!("no answer from PostgreSQL itself: {title}; came: {direct:?}")));
+        }
+        let compared = if self.excused[client] {
+            foreign(client, &direct, &proxied).map_or(Compared::Alike, |seen| Compared::Differ(Box::new(seen)))
+        } else {
+            let spec = &self.session.clients[client];
+            let before = self.before(client);
+            let mut scene = Scene { before, ..Scene::new(&mut self.oids, &spec.database, self.config) };
+            compare(&mut scene, self.allowed, &direct, &proxied)
+        };
+        // What is said apart from answers is worth a word only where it differs.
+        if compared != Compared::Alike || !title.starts_with('(') {
+            self.exchanges.push(Exchange { title, direct, proxied });
+        }
+        match compared {
+            Compared::Alike => Ok(()),
+            Compared::Over => Err(Stop::Over),
+            Compared::Differ(mismatch) => {
+                let refused = matches!(&mismatch.proxied, Some(Reply::Error(fields)) if fields.code() == "53300");
+                if refused && self.is_starved(client).await { Err(Stop::Starved) } else { Err(self.differs(&mismatch)) }
+            }
+        }
+    }
+
+    /// What of the steps so far, this one included, matters to rules.
+    fn before(&self, client: usize) -> Before {
+        let so_far = &self.session.steps[..self.session.steps.len().min(self.step + 1)];
+        let packets = || so_far.iter().flat_map(Step::packets);
+        let texts = |packet: &Packet| -> Vec<String> {
+            packet.messages.iter().filter_map(Message::sql).map(str::to_ascii_lowercase).collect()
+        };
+        let spec = &self.session.clients[client];
+        let says = |packet: &Packet, words: &[&str]| {
+            texts(packet).iter().any(|text| words.iter().any(|word| text.contains(word)))
+        };
+        let resets = !spec.parameters.is_empty()
+            && packets().any(|one| one.client == client && says(one, &["reset", "default", "discard all"]));
+        let open = self.pairs[client].as_ref().is_none_or(|pair| !pair.direct.is_idle());
+        let batch = so_far.last().map(Step::packets).unwrap_or_default().iter().any(|one| {
+            let units = one.messages.iter().filter(|message| message.sql().is_some()).count();
+            one.client == client
+                && (units > 1 || one.messages.iter().filter_map(Message::sql).any(|text| text.contains("; ")))
+        });
+        Before {
+            changed_past: packets().any(|one| {
+                self.session.clients[one.client].past && says(one, &["column", "create", "drop", "alter type"])
+            }),
+            resets_inside: resets && (open || batch),
+            has_placeholder: packets().any(|one| says(one, &["app.t", "enter"]))
+                || self.session.setup.iter().any(|setup| setup.sql.contains("app.t"))
+                || self
+                    .session
+                    .clients
+                    .iter()
+                    .flat_map(|spec| &spec.parameters)
+                    .any(|(_, value)| value.contains("app.t")),
+        }
+    }
+
+    fn differs(&mut self, mismatch: &Mismatch) -> Stop {
+        Stop::Differs(Box::new(Difference {
+            kind: mismatch.kind(),
+            exchanges: std::mem::take(&mut self.exchanges),
+            at: mismatch.at,
+            step: self.step,
+        }))
+    }
+
+    /// Whether the other clients of the pool may well hold all of its connections.
+    async fn is_starved(&self, client: usize) -> bool {
+        let pinned = self.proxy.metrics().await.sum("kingpost_clients_pinned", &[]) as usize;
+        let open = |pair: &Option<Pair>| pair.as_ref().is_some_and(|pair| !pair.direct.is_idle());
+        let others = self.pairs.iter().enumerate().filter(|(index, pair)| *index != client && open(pair)).count();
+        pinned + others >= self.session.pool
+    }
+
+    /// Compares what the client was told of its parameters.
+    async fn parameters(&mut self, client: usize) -> Result<(), Stop> {
+        let Some(pair) = &self.pairs[client] else { return Ok(()) };
+        if self.excused[client] {
+            return Ok(());
+        }
+        let mut names: Vec<&String> = pair.direct.parameters.keys().chain(pair.proxied.parameters.keys()).collect();
+        names.sort();
+        names.dedup();
+        let told = |wire: &Wire, name: &String| {
+            wire.parameters.get(name).map(|value| Reply::Parameter(name.clone(), value.clone()))
+        };
+        let pairs: Vec<(Option<Reply>, Option<Reply>)> =
+            names.into_iter().map(|name| (told(&pair.direct, name), told(&pair.proxied, name))).collect();
+        for (direct, proxied) in pairs.into_iter().filter(|(direct, proxied)| direct != proxied) {
+            let title = format!("({}: parameters as reported)", client_name(client));
+            self.compare(client, title, direct.into_iter().collect(), proxied.into_iter().collect()).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until everybody who is idle has heard in the proxy's world what it has heard in the direct one.
+    async fn notifications(&mut self) -> Result<(), Stop> {
+        if !self.notifies {
+            return Ok(());
+        }
+        for client in 0..self.pairs.len() {
+            let Some(pair) = &mut self.pairs[client] else { continue };
+            if !pair.direct.is_idle() || !pair.proxied.is_idle() {
+                continue;
+            }
+            // Whoever notified has been answered, so the signal is there; PostgreSQL looks at it before it says that it is ready.
+            pair.direct.send(&[Message::Sync]).await;
+            pair.direct.settle(ANSWER).await;
+            let expected = pair.direct.notifications.len();
+            let odd = pair.proxied.listen(self.patience.follows, |wire| wire.notifications.len() >= expected).await;
+            let (mut direct, mut proxied) =
+                (std::mem::take(&mut pair.direct.notifications), std::mem::take(&mut pair.proxied.notifications));
+            proxied.extend(odd);
+            if direct.is_empty() && proxied.is_empty() {
+                continue;
+            }
+            let processes: Vec<(u32, u32)> =
+                self.pairs.iter().map(|pair| pair.as_ref().map_or((0, 0), processes)).collect();
+            rename(&mut direct, &processes.iter().map(|pair| pair.0).collect::<Vec<_>>());
+            rename(&mut proxied, &processes.iter().map(|pair| pair.1).collect::<Vec<_>>());
+            self.compare(client, format!("({}: notifications)", client_name(client)), direct, proxied).await?;
+        }
+        Ok(())
+    }
+
+    /// A client says goodbye. What it has held is free before anybody else goes on.
+    async fn leave(&mut self, client: usize) -> Result<(), Stop> {
+        let Some(pair) = self.pairs[client].take() else { return Ok(()) };
+        let process = pair.direct.process;
+        tokio::join!(pair.direct.terminate(), pair.proxied.terminate());
+        if process != 0 {
+            self.worlds.direct.wait_gone(process).await?;
+        }
+        let end = Instant::now() + self.patience.follows;
+        loop {
+            let direct = self.worlds.direct.locks().await?;
+            let mut left = self.worlds.proxied.locks().await?;
+            left.retain(|lock| !direct.contains(lock));
+            if left.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                let as_row =
+                    |lines: Vec<String>| lines.into_iter().map(|line| Reply::Row(vec![Some(line.into())])).collect();
+                let title = format!("({} has left: locks of clients)", client_name(client));
+                self.exchanges.push(Exchange { title, direct: as_row(direct), proxied: as_row(left) });
+                return Err(self.differs_as("locks"));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn differs_as(&mut self, kind: &str) -> Stop {
+        let exchanges = std::mem::take(&mut self.exchanges);
+        Stop::Differs(Box::new(Difference { kind: kind.into(), exchanges, at: 0, step: self.step }))
+    }
+
+    /// Everybody leaves; then both databases hold the same.
+    async fn end(&mut self) -> Result<(), Stop> {
+        for client in 0..self.pairs.len() {
+            let Some(pair) = &self.pairs[client] else { continue };
+            if !pair.direct.is_closed() {
+                let mut messages = Vec::new();
+                if pair.direct.is_copying() {
+                    messages.push(Message::CopyFail("the end".into()));
+                }
+                messages.push(Message::Sync);
+                let packet = Packet { client, messages };
+                self.send(&[packet]).await?;
+            }
+            self.leave(client).await?;
+        }
+        let (direct, proxied) = tokio::join!(self.worlds.direct.dump(), self.worlds.proxied.dump());
+        let (direct, proxied) = (direct?, proxied?);
+        if direct == proxied {
+            return Ok(());
+        }
+        let only = |one: &[String], other: &[String]| -> Vec<Reply> {
+            let lines = one.iter().filter(|line| !other.contains(line)).cloned();
+            lines.map(|line| Reply::Row(vec![Some(line.into())])).collect()
+        };
+        let title = "(what the databases hold at the end, as far as it differs)".to_owned();
+        let (only_direct, only_proxied) = (only(&direct, &proxied), only(&proxied, &direct));
+        self.exchanges.push(Exchange { title, direct: only_direct, proxied: only_proxied });
+        Err(self.differs_as("databases"))
+    }
+}
+
+fn processes(pair: &Pair) -> (u32, u32) {
+    (pair.direct.process, pair.proxied.process)
+}
+
+/// Puts the place of the client in the place of its process id, counted from 1; 0: nobody's.
+fn rename(replies: &mut [Reply], processes: &[u32]) {
+    for reply in replies {
+        if let Reply::Notification { process, .. } = reply {
+            let place = processes.iter().position(|known| known == process);
+            *process = place.map_or(0, |place| place as u32 + 1);
+        }
+    }
+}
+
+/// What another client has left behind, in an answer to one whose own state may be lost: a value with another client's mark (`ta` is that of
+/// client `a`) that PostgreSQL did not show.
+fn foreign(client: usize, direct: &[Reply], proxied: &[Reply]) -> Option<Mismatch> {
+    let is_mark = |value: &[u8]| matches!(value, [b't', letter @ b'a'..=b'z'] if *letter != b'a' + client as u8);
+    let has_mark = |reply: &Reply| match reply {
+        Reply::Row(values) => values.iter().flatten().any(|value| is_mark(value)),
+        _ => false,
+    };
+    let at = proxied.iter().position(|reply| has_mark(reply) && !direct.contains(reply))?;
+    Some(Mismatch { at, direct: direct.get(at).cloned(), proxied: proxied.get(at).cloned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_of_another_client_is_found() {
+        let row = |value: &str| Reply::Row(vec![Some(value.into())]);
+        let found = |direct: &[Reply], proxied: &[Reply]| foreign(0, direct, proxied).is_some();
+        assert!(!found(&[row("ta")], &[row("")]), "lost");
+        assert!(!found(&[row("")], &[row("ta")]), "its own");
+        assert!(found(&[row("")], &[row("tb")]));
+        assert!(!found(&[row("tb")], &[row("tb")]), "what everybody sees");
+        assert!(!found(&[row("")], &[row("tbx")]), "no mark");
+    }
+
+    #[test]
+    fn processes_are_named_by_their_client() {
+        let notification = |process| Reply::Notification { process, channel: "c".into(), payload: String::new() };
+        let mut replies = vec![notification(7), notification(9)];
+        rename(&mut replies, &[5, 7]);
+        assert_eq!(replies, [notification(2), notification(0)]);
+    }
+}
