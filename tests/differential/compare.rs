@@ -82,9 +82,10 @@ fn same(scene: &mut Scene<'_>, direct: &Reply, proxied: &Reply) -> bool {
 
 /// Compares what was said to one client in one step.
 pub(crate) fn compare(scene: &mut Scene<'_>, allowed: &mut Allowed, direct: &[Reply], proxied: &[Reply]) -> Compared {
-    let longest = direct.len().max(proxied.len());
-    for at in 0..longest {
-        let (one, other) = (direct.get(at), proxied.get(at));
+    let (mut at, mut at_proxied) = (0, 0);
+    while at < direct.len() || at_proxied < proxied.len() {
+        let (one, other) = (direct.get(at), proxied.get(at_proxied));
+        (at, at_proxied) = (at + 1, at_proxied + 1);
         if let (Some(one), Some(other)) = (one, other)
             && same(scene, one, other)
         {
@@ -92,9 +93,10 @@ pub(crate) fn compare(scene: &mut Scene<'_>, allowed: &mut Allowed, direct: &[Re
         }
         match allowed.verdict(scene, one, other) {
             Some(Verdict::Same) => {}
+            Some(Verdict::Missing) => at_proxied -= 1,
             Some(Verdict::Over) => return Compared::Over,
             None => {
-                let mismatch = Mismatch { at, direct: one.cloned(), proxied: other.cloned() };
+                let mismatch = Mismatch { at: at - 1, direct: one.cloned(), proxied: other.cloned() };
                 return Compared::Differ(Box::new(mismatch));
             }
         }
@@ -118,7 +120,7 @@ mod tests {
     /// What comes of comparing these, with `oids` as known so far; `0` for alike, else where and what.
     fn compared(oids: &mut Oids, direct: &[Reply], proxied: &[Reply]) -> String {
         let mut scene = Scene::new(oids, "app", &CONFIGS[0]);
-        match compare(&mut scene, &mut Allowed::all(), direct, proxied) {
+        match compare(&mut scene, &mut Allowed::new(false), direct, proxied) {
             Compared::Alike => "alike".into(),
             Compared::Over => "over".into(),
             Compared::Differ(mismatch) => format!("{} {}", mismatch.at, mismatch.kind()),

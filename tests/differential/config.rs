@@ -36,6 +36,8 @@ pub(crate) struct Config {
     pub(crate) functions: Functions,
     /// Part of `make test`.
     pub(crate) usual: bool,
+    /// Counters of the proxy (`kingpost_…_total`) that grow when sessions do what the configuration is about.
+    pub(crate) proof: &'static [&'static str],
 }
 
 /// Servers that configurations need.
@@ -56,12 +58,27 @@ const PLAIN: Config = Config {
     session_mode: false,
     functions: Functions::None,
     usual: false,
+    proof: &[],
 };
 
 /// All of them.
 pub(crate) const CONFIGS: [Config; 13] = [
-    Config { name: "one", what: "one worker", settings: &[("proxy.workers", "1")], usual: true, ..PLAIN },
-    Config { name: "three", what: "three workers", settings: &[("proxy.workers", "3")], usual: true, ..PLAIN },
+    Config {
+        name: "one",
+        what: "one worker",
+        settings: &[("proxy.workers", "1")],
+        usual: true,
+        proof: &["begins_put_off", "parses_local", "describes_local", "parameters_tracked", "listens_shared"],
+        ..PLAIN
+    },
+    Config {
+        name: "three",
+        what: "three workers",
+        settings: &[("proxy.workers", "3")],
+        usual: true,
+        proof: &["begins_put_off", "parses_local"],
+        ..PLAIN
+    },
     Config {
         name: "session",
         what: "session mode",
@@ -74,6 +91,7 @@ pub(crate) const CONFIGS: [Config; 13] = [
         name: "unnamed",
         what: "statements without a name are shared",
         settings: &[("proxy.workers", "1"), ("proxy.pool.unnamed", "'shared'")],
+        proof: &["unnamed_shared"],
         ..PLAIN
     },
     Config {
@@ -91,6 +109,7 @@ pub(crate) const CONFIGS: [Config; 13] = [
             ("proxy.pool.lane_stall", "'1s'"),
             ("proxy.pool.unnamed", "'shared'"),
         ],
+        proof: &["lane_statements"],
         ..PLAIN
     },
     Config { name: "io_uring", what: "the io_uring driver", settings: &[("proxy.driver", "'io_uring'")], ..PLAIN },
@@ -99,6 +118,7 @@ pub(crate) const CONFIGS: [Config; 13] = [
         what: "commits wait for a relay",
         settings: &[("proxy.gate.commit_durability", "'relay'"), ("proxy.gate.degraded_after", "'1h'")],
         relay: true,
+        proof: &["gated"],
         ..PLAIN
     },
     Config {
@@ -107,6 +127,7 @@ pub(crate) const CONFIGS: [Config; 13] = [
         settings: &[("proxy.workers", "1"), ("proxy.routing.consistency", "'strong'")],
         replica: true,
         usual: true,
+        proof: &["strong_reads", "statements_replica"],
         ..PLAIN
     },
     Config {
@@ -115,6 +136,7 @@ pub(crate) const CONFIGS: [Config; 13] = [
         settings: &[("proxy.workers", "1")],
         replica: true,
         waits: true,
+        proof: &["statements_replica"],
         ..PLAIN
     },
     Config {
@@ -123,6 +145,7 @@ pub(crate) const CONFIGS: [Config; 13] = [
         settings: &[("proxy.workers", "1")],
         replica: true,
         late: true,
+        proof: &["statements_replica", "consistency_primary"],
         ..PLAIN
     },
     Config {

@@ -15,6 +15,7 @@
 #![allow(clippy::print_stdout, reason = "what it finds is printed")]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod before;
 mod compare;
 mod config;
 mod generator;
@@ -47,7 +48,7 @@ async fn main() -> ExitCode {
     };
     let found = match &options.command {
         Command::Help => {
-            print!("{USAGE}");
+            print!("{}", options::help());
             return ExitCode::SUCCESS;
         }
         Command::Rules => {

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::config::{CONFIGS, Config};
-use crate::generator::Features;
+use crate::generator::{FEATURES, Features};
 
-/// Printed for `--help`, and with an error.
+/// Printed with an error.
 pub(crate) const USAGE: &str = "\
 Runs random sessions through kingpost (KINGPOST_BIN) and directly against PostgreSQL, and compares each message.
 
@@ -16,12 +16,12 @@ Runs random sessions through kingpost (KINGPOST_BIN) and directly against Postgr
 
   --config NAME,…     configurations (all; `usual`: those of `make test`)
   --seed N            the first seed (by the clock)
-  --seeds N           how many seeds for each configuration (until the time is over)
+  --seeds N           how many seeds for each configuration (as many as the time allows)
   --seconds N         time for all configurations together (60)
   --without A,B       features that no session has
-  --only A,B          features that sessions may have
-  --keep-going        go on after a difference; each kind is shown once
-  --skip KIND         do not report this kind of difference (as printed); may be repeated
+  --only A,B          features that sessions have, all of them and no others
+  --keep-going        go on after a difference
+  --each N            of each kind so many are shown (1)
   --shrink-seconds N  longest time for making one session shorter (60)
   --no-shrink         print the session as it was made
   --strict            no difference is meant
@@ -54,13 +54,26 @@ pub(crate) struct Options {
     pub(crate) time: Duration,
     pub(crate) allowed: Features,
     pub(crate) keep_going: bool,
-    pub(crate) skip: Vec<String>,
+    /// Differences of one kind that are shown.
+    pub(crate) each: u64,
     /// Zero: sessions are printed as they were made.
     pub(crate) shrink: Duration,
     pub(crate) strict: bool,
     pub(crate) print: bool,
     /// What of this is needed to run one of its sessions again.
     pub(crate) given: String,
+}
+
+/// Printed for `--help`.
+pub(crate) fn help() -> String {
+    let mut out = format!("{USAGE}\nConfigurations:\n");
+    for config in &CONFIGS {
+        let usual = if config.usual { " (usual)" } else { "" };
+        out.push_str(&format!("  {:10} {}{usual}\n", config.name, config.what));
+    }
+    let features: Vec<&str> = FEATURES.iter().map(|(_, name, _)| *name).collect();
+    out.push_str(&format!("\nFeatures:\n  {}\n", features.join(" ")));
+    out
 }
 
 fn number(name: &str, value: &str) -> Result<u64, String> {
@@ -100,7 +113,7 @@ impl Options {
             time: Duration::from_secs(60),
             allowed: Features::ALL,
             keep_going: false,
-            skip: Vec::new(),
+            each: 1,
             shrink: Duration::from_secs(60),
             strict: false,
             print: false,
@@ -135,11 +148,11 @@ impl Options {
                 }
                 "--only" => {
                     let names = value()?;
-                    options.allowed = Features::of(&names)?;
+                    options.allowed = Features::of(&names)?.all();
                     options.given.push_str(&format!(" --only {names}"));
                 }
+                "--each" => options.each = number(&name, &value()?)?,
                 "--keep-going" => options.keep_going = true,
-                "--skip" => options.skip.push(value()?),
                 "--strict" => {
                     options.strict = true;
                     options.given.push_str(" --strict");

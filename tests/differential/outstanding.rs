@@ -114,6 +114,11 @@ impl Outstanding {
         }
     }
 
+    /// Whether messages wait for an answer.
+    pub(crate) fn has_queued(&self) -> bool {
+        self.current.is_some() || !self.queue.is_empty()
+    }
+
     /// Whether the server waits for CopyData.
     pub(crate) fn is_copying(&self) -> bool {
         self.copying

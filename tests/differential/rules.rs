@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::before::Before;
 use crate::compare::Oids;
 use crate::config::Config;
 use crate::reply::Reply;
@@ -23,6 +24,8 @@ pub(crate) struct Rule {
 pub(crate) enum Verdict {
     /// Nothing: the two replies count as the same.
     Same,
+    /// What PostgreSQL says has no counterpart.
+    Missing,
     /// The worlds are not alike any more: the session ends without a difference.
     Over,
 }
@@ -37,17 +40,6 @@ pub(crate) struct Scene<'a> {
     pub(crate) before: Before,
 }
 
-/// What of the session so far decides whether a difference is meant.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Before {
-    /// A client past the proxy has changed what columns there are.
-    pub(crate) changed_past: bool,
-    /// The client began with parameters of its own, has gone back to them in some text, and is in a transaction or in the middle of a batch.
-    pub(crate) resets_inside: bool,
-    /// Somebody has set a parameter of an extension's kind (`app.t`).
-    pub(crate) has_placeholder: bool,
-}
-
 /// Which rules hold, and how often each was needed.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Allowed {
@@ -58,7 +50,7 @@ pub(crate) struct Allowed {
 }
 
 /// The table.
-pub(crate) const RULES: [Rule; 8] = [
+pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "statement-name",
         what: "an error about a prepared statement names it `?name` (unknown) or `kp…`, also where PostgreSQL says `unnamed`",
@@ -99,10 +91,56 @@ pub(crate) const RULES: [Rule; 8] = [
     },
     Rule {
         name: "placeholder",
-        what: "a parameter with a dot in its name that another client has set before is empty, not unknown: `current_setting('app.t', true)` gives \
-               `''` instead of NULL, `SHOW` no error",
-        why: "PostgreSQL cannot forget such a parameter again; policies should say `nullif(current_setting('app.t', true), '')`",
+        what: "whether a parameter with a dot in its name that is not set now is empty or unknown: `current_setting('app.t', true)` may give `''` where \
+               it gives NULL directly, and the other way round; `SHOW` an error",
+        why: "once set in a session, PostgreSQL has it there as empty for ever, and statements meet other sessions; policies should say \
+              `nullif(current_setting('app.t', true), '')`",
         covers: placeholder,
+    },
+    Rule {
+        name: "prepared-anew",
+        what: "a prepared statement whose columns have changed works where PostgreSQL says 0A000, if the client was not told of its columns",
+        why: "it is prepared on a connection that has not seen it before the change",
+        covers: prepared_anew,
+    },
+    Rule {
+        name: "kept-unit",
+        what: "messages that no Sync or Flush has followed yet are not carried out, and lock nothing",
+        why: "what is executed as one is routed as one ([0004](decisions/0004-units-and-replay.md)); PostgreSQL keeps only the answers",
+        covers: kept_unit,
+    },
+    Rule {
+        name: "inserted-parse",
+        what: "where `Describe` waits in vain for a lock, 55P03 comes without the ParameterDescription before it",
+        why: "the proxy prepares the statement first on a connection that does not have it, and that waits for the same lock",
+        covers: inserted_parse,
+    },
+    Rule {
+        name: "parse-warning",
+        what: "a warning about how a text is written (22P06, nonstandard use of escapes) comes to the first that prepares it, and not to who has the same \
+               text after that",
+        why: "prepared statements are shared: the text is not read again",
+        covers: parse_warning,
+    },
+    Rule {
+        name: "replica-locks",
+        what: "a read-only transaction that runs on a replica keeps nobody waiting on the primary",
+        why: "its locks are the replica's; who wants them on the primary too says `BEGIN` without READ ONLY",
+        covers: replica_locks,
+    },
+    Rule {
+        name: "sequences",
+        what: "`currval` and `lastval` in a client's first statement that asks for them, outside of a transaction, may be another session's; \
+               `last_value` read on a replica is up to 32 ahead (not generated)",
+        why: "`nextval` keeps no connection; PostgreSQL logs sequences ahead",
+        covers: not_generated,
+    },
+    Rule {
+        name: "time",
+        what: "`now()` in a transaction is the time of its first statement, not of `BEGIN`; `'now'::timestamptz` in a text that somebody prepared before \
+               is the time of then (not generated)",
+        why: "`BEGIN` goes to a server with the statement after it ([0022](decisions/0022-deferred-begin.md)); prepared statements are shared",
+        covers: not_generated,
     },
     Rule {
         name: "application-name",
@@ -120,14 +158,9 @@ impl<'a> Scene<'a> {
 }
 
 impl Allowed {
-    /// All rules hold.
-    pub(crate) fn all() -> Allowed {
-        Allowed::default()
-    }
-
-    /// No rule holds.
-    pub(crate) fn none() -> Allowed {
-        Allowed { strict: true, used: BTreeMap::new() }
+    /// All rules hold; or none, if `strict`.
+    pub(crate) fn new(strict: bool) -> Allowed {
+        Allowed { strict, used: BTreeMap::new() }
     }
 
     /// What the first rule that covers this difference says.
@@ -208,16 +241,41 @@ fn placeholder(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply
     }
     match (direct?, proxied?) {
         (Reply::Row(direct), Reply::Row(proxied)) if direct.len() == proxied.len() => {
-            let same =
-                |(d, p): (&Option<Vec<u8>>, &Option<Vec<u8>>)| d == p || (d.is_none() && p.as_deref() == Some(b""));
+            let empty = |value: &Option<Vec<u8>>| value.as_ref().is_none_or(Vec::is_empty);
+            let same = |(d, p): (&Option<Vec<u8>>, &Option<Vec<u8>>)| d == p || (empty(d) && empty(p));
             direct.iter().zip(proxied).all(same).then_some(Verdict::Same)
         }
-        (Reply::Error(fields), _) => {
+        (Reply::Error(fields), _) | (_, Reply::Error(fields)) => {
             let unknown = fields.message().starts_with("unrecognized configuration parameter \"app.");
             unknown.then_some(Verdict::Over)
         }
         _ => None,
     }
+}
+
+fn prepared_anew(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let refused = matches!(direct, Some(Reply::Error(fields)) if fields.code() == "0A000");
+    (refused && matches!(proxied, Some(Reply::Plain(b'2')))).then_some(Verdict::Over)
+}
+
+fn kept_unit(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
+    let waited = matches!(direct, Some(Reply::Error(fields)) if fields.code() == "55P03");
+    (waited && scene.before.others_unfinished).then_some(Verdict::Over)
+}
+
+fn inserted_parse(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let waited = matches!(proxied, Some(Reply::Error(fields)) if fields.code() == "55P03");
+    (waited && matches!(direct, Some(Reply::Parameters(_)))).then_some(Verdict::Over)
+}
+
+fn parse_warning(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let warned = matches!(direct, Some(Reply::Notice(fields)) if fields.code() == "22P06");
+    (warned && matches!(proxied, Some(Reply::Plain(b'1')))).then_some(Verdict::Missing)
+}
+
+fn replica_locks(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
+    let waited = matches!(direct, Some(Reply::Error(fields)) if fields.code() == "55P03");
+    (scene.config.replica && scene.before.reads_elsewhere && waited).then_some(Verdict::Over)
 }
 
 fn application_name(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
@@ -237,7 +295,7 @@ fn application_name(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Repl
 /// The table as docs/conformance.md shows it.
 pub(crate) fn markdown() -> String {
     let mut out = String::from("| rule | what differs | why |\n|---|---|---|\n");
-    for rule in &RULES {
+    for rule in RULES {
         out.push_str(&format!("| `{}` | {} | {} |\n", rule.name, rule.what, rule.why));
     }
     out

@@ -1,13 +1,15 @@
 //! Runs a session in both worlds, step by step, and compares.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use kingpost_tests::Kingpost;
 
+use crate::before::Before;
 use crate::compare::{Compared, Mismatch, Oids, compare};
-use crate::config::{Config, Functions};
+use crate::config::{Config, Functions, Needs};
 use crate::reply::Reply;
-use crate::rules::{Allowed, Before, Scene};
+use crate::rules::{Allowed, Scene};
 use crate::session::{Message, Packet, Session, Step, client_name};
 use crate::wire::Wire;
 use crate::world::{Proxy, Worlds};
@@ -107,13 +109,51 @@ struct Run<'a> {
     excused: Vec<bool>,
 }
 
-/// Runs a session with a proxy of its own.
-pub(crate) async fn run(
+/// Both worlds, and what has been seen in them.
+#[derive(Debug)]
+pub(crate) struct Runner {
+    worlds: Worlds,
+    strict: bool,
+    /// How often each rule was needed.
+    pub(crate) used: BTreeMap<&'static str, u64>,
+    /// What the proxy says that it did, by configuration: counters of `Config::proof`.
+    pub(crate) did: BTreeMap<(&'static str, &'static str), u64>,
+}
+
+impl Runner {
+    /// Starts the servers that some configurations need. `strict`: no difference is meant.
+    pub(crate) async fn start(needs: Needs, strict: bool) -> Runner {
+        Runner { worlds: Worlds::start(needs).await, strict, used: BTreeMap::new(), did: BTreeMap::new() }
+    }
+
+    /// Runs a session with a proxy of its own, and takes down what was seen.
+    pub(crate) async fn judge(&mut self, session: &Session, config: &Config) -> Outcome {
+        let mut allowed = Allowed::new(self.strict);
+        let mut did = BTreeMap::new();
+        let outcome = run(&mut self.worlds, session, config, &mut allowed, Patience::LONG, &mut did).await;
+        for (rule, count) in allowed.used {
+            *self.used.entry(rule).or_default() += count;
+        }
+        for (counter, count) in did {
+            *self.did.entry((config.name, counter)).or_default() += count;
+        }
+        outcome
+    }
+
+    /// The same for a session that is being shrunk: with less patience, and nothing is taken down.
+    pub(crate) async fn attempt(&mut self, session: &Session, config: &Config) -> Outcome {
+        let mut allowed = Allowed::new(self.strict);
+        run(&mut self.worlds, session, config, &mut allowed, Patience::SHORT, &mut BTreeMap::new()).await
+    }
+}
+
+async fn run(
     worlds: &mut Worlds,
     session: &Session,
     config: &Config,
     allowed: &mut Allowed,
     patience: Patience,
+    did: &mut BTreeMap<&'static str, u64>,
 ) -> Outcome {
     let proxy: Proxy = match worlds.begin(session, config).await {
         Ok(proxy) => proxy,
@@ -134,7 +174,14 @@ pub(crate) async fn run(
         notifies: has("listen") && (has("notify") || has("tell(")),
         excused: excused(session, config),
     };
-    match run.all().await {
+    let ended = run.all().await;
+    if !config.proof.is_empty() && proxy.kingpost.process().exit_status().is_none() {
+        let metrics = proxy.kingpost.metrics().await;
+        for counter in config.proof {
+            did.insert(counter, metrics.sum(&format!("kingpost_{counter}_total"), &[]) as u64);
+        }
+    }
+    match ended {
         Ok(()) | Err(Stop::Over) => Outcome::Alike,
         Err(Stop::Differs(difference)) => Outcome::Differs(difference),
         Err(Stop::Starved) => Outcome::Starved,
@@ -170,7 +217,9 @@ impl Run<'_> {
             }
             self.notifications().await?;
             if self.config.waits {
-                self.worlds.proxied.catch_up().await?;
+                if !self.worlds.proxied.catch_up().await? {
+                    return Err(Stop::Invalid("somebody reads on the replica what is to change there".into()));
+                }
             }
         }
         self.step = self.session.steps.len();
@@ -247,37 +296,10 @@ impl Run<'_> {
 
     /// What of the steps so far, this one included, matters to rules.
     fn before(&self, client: usize) -> Before {
-        let so_far = &self.session.steps[..self.session.steps.len().min(self.step + 1)];
-        let packets = || so_far.iter().flat_map(Step::packets);
-        let texts = |packet: &Packet| -> Vec<String> {
-            packet.messages.iter().filter_map(Message::sql).map(str::to_ascii_lowercase).collect()
-        };
-        let spec = &self.session.clients[client];
-        let says = |packet: &Packet, words: &[&str]| {
-            texts(packet).iter().any(|text| words.iter().any(|word| text.contains(word)))
-        };
-        let resets = !spec.parameters.is_empty()
-            && packets().any(|one| one.client == client && says(one, &["reset", "default", "discard all"]));
         let open = self.pairs[client].as_ref().is_none_or(|pair| !pair.direct.is_idle());
-        let batch = so_far.last().map(Step::packets).unwrap_or_default().iter().any(|one| {
-            let units = one.messages.iter().filter(|message| message.sql().is_some()).count();
-            one.client == client
-                && (units > 1 || one.messages.iter().filter_map(Message::sql).any(|text| text.contains("; ")))
-        });
-        Before {
-            changed_past: packets().any(|one| {
-                self.session.clients[one.client].past && says(one, &["column", "create", "drop", "alter type"])
-            }),
-            resets_inside: resets && (open || batch),
-            has_placeholder: packets().any(|one| says(one, &["app.t", "enter"]))
-                || self.session.setup.iter().any(|setup| setup.sql.contains("app.t"))
-                || self
-                    .session
-                    .clients
-                    .iter()
-                    .flat_map(|spec| &spec.parameters)
-                    .any(|(_, value)| value.contains("app.t")),
-        }
+        let unfinished = |pair: &Option<Pair>| pair.as_ref().is_some_and(|pair| pair.direct.is_unfinished());
+        let others_unfinished = self.pairs.iter().enumerate().any(|(other, pair)| other != client && unfinished(pair));
+        Before { others_unfinished, ..Before::of(self.session, self.step, client, open) }
     }
 
     fn differs(&mut self, mismatch: &Mismatch) -> Stop {

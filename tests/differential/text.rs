@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! # One worker, clients that share one server connection.
-//! config one
+//! config one three
 //! pool 1
 //! setup app "alter role bob set datestyle = 'German'"
 //! client a alice app
@@ -26,8 +26,8 @@ use crate::session::{Client, Message, Packet, Session, Setup, Step, Target, clie
 /// A session as a file holds it: with the configuration that it was found with.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Script {
-    /// Name of the proxy's configuration; empty: any.
-    pub(crate) config: String,
+    /// Names of the proxy's configurations under which it is run.
+    pub(crate) configs: Vec<String>,
     /// Why the proxy differs here today, if that is known; empty: it does not differ.
     pub(crate) open: String,
     /// What is sent.
@@ -352,7 +352,11 @@ fn parse_line(line: &str, script: &mut Script, joined: bool) -> Result<bool, Str
     let together = line.takes('&');
     let session = &mut script.session;
     match line.word("a word")?.as_str() {
-        "config" => script.config = line.word("a configuration")?,
+        "config" => {
+            while !line.0.is_empty() {
+                script.configs.push(line.word("a configuration")?);
+            }
+        }
         "open" => script.open = line.word("a reason in quotes")?,
         "pool" => {
             let size = line.word("a number")?;
@@ -380,7 +384,7 @@ mod tests {
 
     const TEXT: &str = r#"
 # what it is about
-config one
+config one three
 open "finding 1"
 pool 2
 setup app "alter role bob set datestyle = 'German'"
@@ -401,7 +405,8 @@ a: reconnect
     #[test]
     fn what_is_written_is_what_was_read() {
         let script = parse(TEXT).unwrap();
-        assert_eq!((&*script.config, &*script.open, script.session.pool), ("one", "finding 1", 2));
+        assert_eq!((&*script.configs, &*script.open), (&["one".to_owned(), "three".to_owned()][..], "finding 1"));
+        assert_eq!(script.session.pool, 2);
         assert_eq!(script.session.steps.len(), 6);
         assert_eq!(parse(&script.session.to_string()).unwrap().session, script.session);
     }

@@ -164,6 +164,11 @@ impl Wire {
         self.status == b'I' && self.outstanding.is_empty() && !self.closed
     }
 
+    /// Whether messages were sent that the server need not have answered yet, for want of a Sync or Flush.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.outstanding.is_settled() && self.outstanding.has_queued()
+    }
+
     /// Whether the connection is closed, as far as is known.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed

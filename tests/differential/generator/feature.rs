@@ -131,35 +131,56 @@ features! {
 
 /// A set of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Features(u64);
+pub(crate) struct Features {
+    set: u64,
+    /// Those of which there is more than of the others.
+    themes: u64,
+    /// Asked for by name: each session has all of them that the configuration can do.
+    all: bool,
+}
 
 impl Features {
     /// All of them.
-    pub(crate) const ALL: Features = Features(u64::MAX);
+    pub(crate) const ALL: Features = Features { set: u64::MAX, themes: 0, all: false };
     /// None of them.
-    pub(crate) const NONE: Features = Features(0);
+    pub(crate) const NONE: Features = Features { set: 0, themes: 0, all: false };
 
     /// Whether it is among them.
     pub(crate) fn has(self, feature: Feature) -> bool {
-        self.0 & (1 << feature as u64) != 0
+        self.set & (1 << feature as u64) != 0
+    }
+
+    /// How often statements of a feature are chosen, beside others of the same weight: 0 if it is not among them.
+    pub(crate) fn weight(self, feature: Feature) -> usize {
+        match (self.has(feature), self.themes & (1 << feature as u64) != 0) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => 5,
+        }
+    }
+
+    /// Each session has all of these.
+    #[must_use]
+    pub(crate) fn all(self) -> Features {
+        Features { all: true, ..self }
     }
 
     /// With one more.
     #[must_use]
     pub(crate) fn with(self, feature: Feature) -> Features {
-        Features(self.0 | 1 << feature as u64)
+        Features { set: self.set | 1 << feature as u64, ..self }
     }
 
     /// With one less.
     #[must_use]
     pub(crate) fn without(self, feature: Feature) -> Features {
-        Features(self.0 & !(1 << feature as u64))
+        Features { set: self.set & !(1 << feature as u64), ..self }
     }
 
     /// Without those of another set.
     #[must_use]
     pub(crate) fn minus(self, other: Features) -> Features {
-        Features(self.0 & !other.0)
+        Features { set: self.set & !other.set, ..self }
     }
 
     /// From names, separated by commas.
@@ -182,9 +203,11 @@ impl Features {
         let mut set = Features::NONE;
         for &(feature, _, percent) in FEATURES {
             // Drawn in any case: what else is in a session should not depend on what is left out.
-            if rng.chance(percent) && allowed.has(feature) {
+            let drawn = rng.chance(percent) || allowed.all;
+            if drawn && allowed.has(feature) {
                 set = set.with(feature);
             }
+            set.themes |= u64::from(rng.chance(10)) << feature as u64;
         }
         let roads = [Feature::Simple, Feature::Unnamed, Feature::Named];
         if !roads.iter().any(|road| set.has(*road)) {
@@ -192,7 +215,7 @@ impl Features {
         }
         let mut out: Vec<Feature> = Vec::new();
         if config.late {
-            out.extend([Feature::Past, Feature::Reconnect, Feature::New, Feature::Together, Feature::Databases]);
+            out.extend([Feature::Past, Feature::Reconnect, Feature::Together, Feature::Databases]);
         }
         match config.functions {
             Functions::None => out.push(Feature::Functions),

@@ -5,11 +5,12 @@
 
 mod feature;
 mod roads;
+mod settings;
 mod vocabulary;
 
 use std::collections::VecDeque;
 
-pub(crate) use feature::Features;
+pub(crate) use feature::{FEATURES, Features};
 
 use crate::config::Config;
 use crate::rng::Rng;
@@ -74,6 +75,11 @@ impl Generator {
         for _ in 0..count {
             let user = if self.has(Feature::Users) { self.rng.pick(&USERS) } else { USERS[0] };
             let database = if self.has(Feature::Databases) && self.rng.chance(50) { "shop" } else { "app" };
+            // Those of one user and database share server connections: there should be some.
+            let (user, database) = match self.session.clients.last() {
+                Some(last) if self.rng.chance(45) => (&*last.user, &*last.database),
+                _ => (user, database),
+            };
             let client =
                 Client { user: user.into(), database: database.into(), past: false, parameters: self.parameters() };
             self.join(client);
@@ -224,10 +230,11 @@ impl Generator {
     }
 
     fn unit(&mut self, client: usize) -> Unit {
-        let reuse = self.rng.chance(12) && (self.has(Feature::Unnamed) || self.has(Feature::Named));
-        if reuse {
+        if self.rng.chance(12) && (self.has(Feature::Unnamed) || self.has(Feature::Named)) {
             let (rng, features) = (&mut self.rng, self.features);
-            return self.speakers[client].known.reuse(rng, features);
+            if let Some(unit) = self.speakers[client].known.reuse(rng, features) {
+                return unit;
+            }
         }
         let sql = self.choose(client);
         let (rng, features) = (&mut self.rng, self.features);
@@ -317,8 +324,9 @@ impl Generator {
     /// Changes past the proxy: the schema, mostly.
     fn plan_past(&mut self, client: usize) {
         let who = self.speaker(client);
-        let sql = if self.has(Feature::Swap) && self.rng.chance(40) {
-            vocabulary::swaps(&mut self.rng, self.features, who)
+        let swaps = self.has(Feature::Swap) && (self.rng.chance(40) || !self.has(Feature::Ddl));
+        let sql = if swaps {
+            Sql::of(vocabulary::SWAP, Effect::None)
         } else {
             vocabulary::ddl(&mut self.rng, self.features, who)
         };

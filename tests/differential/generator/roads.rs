@@ -178,47 +178,48 @@ impl Known {
         Unit { messages, simple: false, sure: false }
     }
 
-    /// A unit that uses what is there, or perhaps is not: names without a Parse, portals without a Bind.
-    pub(crate) fn reuse(&mut self, rng: &mut Rng, features: Features) -> Unit {
-        let statement = match rng.below(6) {
-            0 | 1 => String::new(),
-            2 if features.has(Feature::SqlPrepare) => "q1".into(),
-            _ => self
-                .statements
-                .get(rng.below(self.statements.len().max(1)))
-                .map_or("s1".into(), |(name, _)| name.clone()),
-        };
-        let sql = match statement.as_str() {
-            "q1" => None,
+    /// A unit that uses what is there without a Parse; or, in sessions with errors, names that perhaps are not there and portals without a
+    /// Bind. None: there is nothing.
+    pub(crate) fn reuse(&mut self, rng: &mut Rng, features: Features) -> Option<Unit> {
+        let errors = features.has(Feature::Errors);
+        let mut names: Vec<&str> = self.statements.iter().map(|(name, _)| name.as_str()).collect();
+        if self.unnamed.is_some() || errors {
+            names.extend(["", ""]);
+        }
+        if features.has(Feature::SqlPrepare) {
+            names.push("q1");
+        }
+        if errors {
+            names.push("s1");
+        }
+        let statement = names.get(rng.below(names.len().max(1)))?.to_string();
+        let known = match statement.as_str() {
             "" => self.unnamed.clone(),
             name => self.statements.iter().find(|(known, _)| known == name).map(|(_, sql)| sql.clone()),
         };
+        // What is sent behind a COPY that nobody expects would break the protocol.
+        let known = known.filter(|sql| sql.effect != Effect::CopyIn);
         let portal = if features.has(Feature::Portals) && rng.chance(50) { rng.pick(&PORTALS) } else { "" };
-        let messages = match rng.below(8) {
-            0 => vec![Message::Describe(Target::Statement, statement)],
-            1 => vec![Message::Close(Target::Statement, statement)],
-            2 => vec![Message::Execute { portal: portal.into(), rows: rng.below(3) as u32 }],
-            3 => vec![Message::Describe(Target::Portal, portal.into())],
-            4 => vec![Message::Close(Target::Portal, portal.into())],
-            _ => {
-                // What is sent behind a COPY that nobody expects would break the protocol.
-                let Some(sql) = sql.filter(|sql| sql.effect != Effect::CopyIn) else {
-                    let statement = if statement == "q1" { statement } else { "nosuch".into() };
-                    return Unit {
-                        messages: vec![
-                            named(portal, &statement, Vec::new(), false),
-                            Message::Execute { portal: portal.into(), rows: 0 },
-                        ],
-                        simple: false,
-                        sure: false,
-                    };
-                };
+        let choice = if errors { rng.below(9) } else { 6 };
+        let messages = match (choice, known) {
+            (0, _) => vec![Message::Describe(Target::Statement, statement)],
+            (1, _) => vec![Message::Close(Target::Statement, statement)],
+            (2, _) => vec![Message::Execute { portal: portal.into(), rows: rng.below(3) as u32 }],
+            (3, _) => vec![Message::Describe(Target::Portal, portal.into())],
+            (4, _) => vec![Message::Close(Target::Portal, portal.into())],
+            (_, Some(sql)) => {
                 let (messages, _) = Known::runs(rng, features, &statement, &sql);
                 self.ran(sql.effect, false);
                 messages
             }
+            (_, None) if statement == "q1" || errors => {
+                let statement = if statement == "q1" { statement } else { "nosuch".into() };
+                let portal = portal.to_owned();
+                vec![named(&portal, &statement, Vec::new(), false), Message::Execute { portal, rows: 0 }]
+            }
+            _ => return None,
         };
-        Unit { messages, simple: false, sure: false }
+        Some(Unit { messages, simple: false, sure: false })
     }
 }
 

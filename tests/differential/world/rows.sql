@@ -6,7 +6,7 @@ delete from cp; insert into cp values (1, 'one'), (2, 'two');
 delete from sw; insert into sw values (1, 'old');
 delete from sw_next; insert into sw_next values (1, 'new');
 delete from secret; insert into secret values ('hidden');
-delete from rls; insert into rls values ('', 0), ('t1', 1), ('t2', 2), ('ta', 11), ('tb', 12), ('tc', 13), ('td', 14);
+delete from rls; insert into rls values ('t1', 1), ('t2', 2), ('ta', 11), ('tb', 12), ('tc', 13), ('td', 14);
 delete from a.here; insert into a.here values ('in a');
 delete from b.here; insert into b.here values ('in b');
 delete from a.shape; insert into a.shape values (1);
