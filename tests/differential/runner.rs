@@ -216,10 +216,8 @@ impl Run<'_> {
                 }
             }
             self.notifications().await?;
-            if self.config.waits {
-                if !self.worlds.proxied.catch_up().await? {
-                    return Err(Stop::Invalid("somebody reads on the replica what is to change there".into()));
-                }
+            if self.config.waits && !self.worlds.proxied.catch_up().await? {
+                return Err(Stop::Invalid("somebody reads on the replica what is to change there".into()));
             }
         }
         self.step = self.session.steps.len();

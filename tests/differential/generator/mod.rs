@@ -196,10 +196,11 @@ impl Generator {
         if open && rng.chance(if failed { 50 } else { 18 }) {
             return vocabulary::end(rng, features);
         }
-        if open && rng.chance(if failed { 35 } else { 22 }) {
-            if let Some(sql) = vocabulary::inside(rng, features) {
-                return sql;
-            }
+        if open
+            && rng.chance(if failed { 35 } else { 22 })
+            && let Some(sql) = vocabulary::inside(rng, features)
+        {
+            return sql;
         }
         if !open && features.has(Feature::Transactions) && rng.chance(22) {
             return vocabulary::begin(rng, features);

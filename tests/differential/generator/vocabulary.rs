@@ -77,9 +77,11 @@ const READS: [&str; 12] = [
     "",
 ];
 
+type Source = fn(&mut Rng, Features, Speaker) -> Sql;
+
 /// A statement of some feature of the session.
 pub(crate) fn any(rng: &mut Rng, features: Features, who: Speaker) -> Sql {
-    let sources: [(usize, Feature, fn(&mut Rng, Features, Speaker) -> Sql); 28] = [
+    let sources: [(usize, Feature, Source); 28] = [
         (4, Feature::Writes, writes),
         (4, Feature::Errors, errors),
         (3, Feature::Set, sets),
@@ -109,7 +111,6 @@ pub(crate) fn any(rng: &mut Rng, features: Features, who: Speaker) -> Sql {
         (1, Feature::Large, large),
         (6, Feature::Wide, wide),
     ];
-    type Source = fn(&mut Rng, Features, Speaker) -> Sql;
     let mut choices: Vec<(usize, Source)> = vec![(6, reads), (3, bound)];
     choices.extend(sources.iter().map(|(weight, feature, source)| (weight * features.weight(*feature), *source)));
     let source = rng.weighted(&choices);
