@@ -231,7 +231,7 @@ async fn shrink(
     (shrinker.best().clone(), best)
 }
 
-/// Sessions from files: each must show no difference, or, if it is marked `open`, one. Gives whether that is so.
+/// Sessions from files: each must show no difference, or, if it is marked `open`, one with some of its configurations. Gives whether that is so.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -250,6 +250,7 @@ pub(crate) async fn replay(options: &Options, files: &[PathBuf]) -> Result<bool,
     let mut runner = Runner::start(needs, options.strict).await;
     let mut well = true;
     for (file, script, configs) in scripts {
+        let mut differed = false;
         for config in configs {
             let name = format!("{} ({})", file.display(), config.name);
             if !is_known(config) {
@@ -258,21 +259,24 @@ pub(crate) async fn replay(options: &Options, files: &[PathBuf]) -> Result<bool,
             }
             let (session, outcome) = judge(&mut runner, &script.session, config).await;
             match outcome {
-                Outcome::Alike if script.open.is_empty() => println!("{name}: ok"),
+                Outcome::Alike => println!("{name}: ok"),
                 Outcome::Differs(difference) if script.open.is_empty() => {
                     println!("{name}: {}", report(config.name, &session, &difference));
                     well = false;
                 }
-                Outcome::Differs(difference) => println!("{name}: open ({}): {}", script.open, difference.kind),
-                Outcome::Alike => {
-                    println!("{name}: no difference any more: take away the line `open` ({})", script.open);
-                    well = false;
+                Outcome::Differs(difference) => {
+                    println!("{name}: open ({}): {}", script.open, difference.kind);
+                    differed = true;
                 }
                 outcome => {
                     println!("{name}: {}", outcome_name(&outcome));
                     well = false;
                 }
             }
+        }
+        if !script.open.is_empty() && !differed {
+            println!("{}: no difference any more: take away the line `open` ({})", file.display(), script.open);
+            well = false;
         }
     }
     Ok(well)

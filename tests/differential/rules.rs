@@ -61,7 +61,39 @@ pub(crate) const RULES: &[Rule] = &[
         name: "sql-execute",
         what: "`EXECUTE name` does not find what was prepared by the protocol, and `PREPARE name` is not refused because of it (not generated)",
         why: "as above; `DEALLOCATE name` is the proxy's own and does find it",
-        covers: not_generated,
+        covers: elsewhere,
+    },
+    Rule {
+        name: "process-id",
+        what: "process ids and cancel keys (not compared)",
+        why: "a client is told one of the proxy's own, for its server connections change",
+        covers: elsewhere,
+    },
+    Rule {
+        name: "error-source",
+        what: "file, line and routine in errors (not compared)",
+        why: "the proxy's own errors have none",
+        covers: elsewhere,
+    },
+    Rule {
+        name: "parameter-status",
+        what: "when ParameterStatus comes (compared: what a client has been told by ReadyForQuery)",
+        why: "a server connection is brought to its client's parameters ahead of a statement",
+        covers: elsewhere,
+    },
+    Rule {
+        name: "notification-time",
+        what: "when a notification comes (compared: that it comes, between two transactions, and in which order), also one's own; none that has not come \
+               before `UNLISTEN`",
+        why: "one server connection listens for all clients of a pool ([0024](decisions/0024-listen.md))",
+        covers: elsewhere,
+    },
+    Rule {
+        name: "functions",
+        what: "what a function leaves in a session (`set_config`, temporary tables, locks) may be lost for its own client, with `unknown_functions` as \
+               it is by default (compared: nobody else ever sees it; with `pin`, and in session mode, all of it)",
+        why: "nothing in the statement says so",
+        covers: elsewhere,
     },
     Rule {
         name: "notification-process",
@@ -133,14 +165,14 @@ pub(crate) const RULES: &[Rule] = &[
         what: "`currval` and `lastval` in a client's first statement that asks for them, outside of a transaction, may be another session's; \
                `last_value` read on a replica is up to 32 ahead (not generated)",
         why: "`nextval` keeps no connection; PostgreSQL logs sequences ahead",
-        covers: not_generated,
+        covers: elsewhere,
     },
     Rule {
         name: "time",
         what: "`now()` in a transaction is the time of its first statement, not of `BEGIN`; `'now'::timestamptz` in a text that somebody prepared before \
                is the time of then (not generated)",
         why: "`BEGIN` goes to a server with the statement after it ([0022](decisions/0022-deferred-begin.md)); prepared statements are shared",
-        covers: not_generated,
+        covers: elsewhere,
     },
     Rule {
         name: "application-name",
@@ -200,7 +232,8 @@ fn statement_name(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>
     (is_own && said == expected && others(direct) == others(proxied)).then_some(Verdict::Same)
 }
 
-fn not_generated(_: &Scene<'_>, _: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
+/// Kept out before replies are compared, or not generated.
+fn elsewhere(_: &Scene<'_>, _: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
     None
 }
 
@@ -292,11 +325,107 @@ fn application_name(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Repl
     same.then_some(Verdict::Same)
 }
 
-/// The table as docs/conformance.md shows it.
+/// The table as docs/conformance.md has it; `differential rules` prints it.
 pub(crate) fn markdown() -> String {
     let mut out = String::from("| rule | what differs | why |\n|---|---|---|\n");
     for rule in RULES {
         out.push_str(&format!("| `{}` | {} | {} |\n", rule.name, rule.what, rule.why));
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::Oids;
+    use crate::config::CONFIGS;
+    use crate::reply::Fields;
+
+    #[test]
+    fn the_documentation_has_this_table() {
+        let documented = include_str!("../../docs/conformance.md");
+        assert!(documented.contains(&markdown()), "put the output of `differential rules` into docs/conformance.md");
+    }
+
+    fn error(code: &str, message: &str) -> Reply {
+        let field = |letter, text: &str| (letter, text.to_owned());
+        Reply::Error(Fields(vec![field(b'S', "ERROR"), field(b'V', "ERROR"), field(b'C', code), field(b'M', message)]))
+    }
+
+    fn row(value: Option<&str>) -> Reply {
+        Reply::Row(vec![Some("x".into()), value.map(Into::into)])
+    }
+
+    /// The rule that covers a difference, and its verdict.
+    fn covered(before: Before, config: &str, direct: Reply, proxied: Reply) -> String {
+        let mut oids = Oids::default();
+        let config = CONFIGS.iter().find(|known| known.name == config).unwrap();
+        let scene = Scene { before, ..Scene::new(&mut oids, "app", config) };
+        let mut allowed = Allowed::new(false);
+        match allowed.verdict(&scene, Some(&direct), Some(&proxied)) {
+            Some(verdict) => format!("{} {verdict:?}", allowed.used.keys().next().unwrap()),
+            None => String::new(),
+        }
+    }
+
+    #[test]
+    fn rules_are_narrow() {
+        let none = Before::default();
+        let unknown = |name: &str| error("26000", &format!("prepared statement \"{name}\" does not exist"));
+        let needs = |name: &str| {
+            error("08P01", &format!("bind message supplies 1 parameters, but prepared statement \"{name}\" requires 0"))
+        };
+        let past = Before { changed_past: true, ..none };
+        let placeholder = Before { has_placeholder: true, ..none };
+        let done = || Reply::Complete("SELECT 1".into());
+        let heard = |process| Reply::Notification { process, channel: "c".into(), payload: "p".into() };
+        let warning = Reply::Notice(Fields(vec![(b'C', "22P06".into())]));
+        let locked = || error("55P03", "canceling statement due to lock timeout");
+        let old_plan = || error("0A000", "cached plan must not change result type");
+        let table = [
+            (none, unknown("s1"), unknown("?s1"), "statement-name Same"),
+            (none, needs("s1"), needs("kp7"), "statement-name Same"),
+            (none, error("26000", "unnamed prepared statement does not exist"), unknown("?"), "statement-name Same"),
+            (none, unknown("s1"), unknown("s2"), ""),
+            (none, unknown("s1"), error("42P05", "prepared statement \"kp1\" does not exist"), ""),
+            (none, unknown("s1"), needs("kp1"), ""),
+            (none, done(), unknown("kp1"), ""),
+            (none, heard(2), heard(0), "notification-process Same"),
+            (none, heard(2), heard(1), ""),
+            (none, done(), old_plan(), ""),
+            (past, done(), old_plan(), "changed-past Over"),
+            (past, done(), error("42P01", "no table"), ""),
+            (past, row(None), row(Some("1")), ""),
+            (none, old_plan(), Reply::Plain(b'2'), "prepared-anew Over"),
+            (none, old_plan(), done(), ""),
+            (placeholder, row(None), row(Some("")), "placeholder Same"),
+            (placeholder, row(Some("")), row(None), "placeholder Same"),
+            (placeholder, row(None), row(Some("t1")), ""),
+            (none, row(None), row(Some("")), ""),
+            (none, warning.clone(), Reply::Plain(b'1'), "parse-warning Missing"),
+            (none, warning, done(), ""),
+            (none, Reply::Parameters(Vec::new()), locked(), "inserted-parse Over"),
+            (none, done(), locked(), ""),
+            (none, locked(), done(), ""),
+            (Before { others_unfinished: true, ..none }, locked(), done(), "kept-unit Over"),
+            (Before { reads_elsewhere: true, ..none }, locked(), done(), ""),
+            (Before { resets_inside: true, ..none }, row(Some("a")), row(Some("b")), "reset-inside Over"),
+            (none, row(Some("")), row(Some("kingpost")), ""),
+            (
+                none,
+                Reply::Row(vec![Some("".into())]),
+                Reply::Row(vec![Some("kingpost".into())]),
+                "application-name Same",
+            ),
+        ];
+        for (before, direct, proxied, expected) in table {
+            let what = format!("{direct} / {proxied}");
+            assert_eq!(covered(before, "one", direct, proxied), expected, "{what}");
+        }
+        let elsewhere = Before { reads_elsewhere: true, ..none };
+        assert_eq!(covered(elsewhere, "replica", locked(), done()), "replica-locks Over");
+        let ended = Reply::Error(Fields(vec![(b'V', "FATAL".into()), (b'C', "08P01".into())]));
+        assert_eq!(covered(none, "one", ended.clone(), done()), "lost-server Over");
+        assert_eq!(covered(none, "session", ended, done()), "");
+    }
 }

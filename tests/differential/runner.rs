@@ -10,12 +10,15 @@ use crate::compare::{Compared, Mismatch, Oids, compare};
 use crate::config::{Config, Functions, Needs};
 use crate::reply::Reply;
 use crate::rules::{Allowed, Scene};
-use crate::session::{Message, Packet, Session, Step, client_name};
+use crate::session::{Client, Message, Packet, Session, Step, client_name};
 use crate::wire::Wire;
 use crate::world::{Proxy, Worlds};
 
 /// How long PostgreSQL's answer may take. A machine that is busy with other things takes a second for what usually takes a millisecond.
 const ANSWER: Duration = Duration::from_secs(8);
+
+/// Channels on which sessions notify.
+const CHANNELS: [&str; 2] = ["ch1", "ch2"];
 
 /// How long the tester waits for what the proxy owes.
 #[derive(Debug, Clone, Copy)]
@@ -400,8 +403,42 @@ impl Run<'_> {
         Stop::Differs(Box::new(Difference { kind: kind.into(), exchanges, at: 0, step: self.step }))
     }
 
+    /// Makes sure that whatever somebody was still to hear has come: a client of each database and user begins to listen, and the last
+    /// notification of all comes to it by the way by which others have come before.
+    async fn last_notifications(&mut self) -> Result<(), Stop> {
+        if !self.notifies {
+            return Ok(());
+        }
+        let mut witnesses: Vec<(&Client, Wire, Wire)> = Vec::new();
+        for spec in self.session.clients.iter().filter(|spec| !spec.past) {
+            if witnesses.iter().any(|(known, ..)| (&known.user, &known.database) == (&spec.user, &spec.database)) {
+                continue;
+            }
+            let plain = Client { parameters: Vec::new(), ..spec.clone() };
+            let (direct, proxied) = tokio::join!(
+                Wire::login(self.worlds.direct.port(), &plain, ANSWER),
+                Wire::login(self.proxy.port(), &plain, self.patience.answer)
+            );
+            let ((mut direct, _), (mut proxied, _)) = (direct?, proxied?);
+            let listen = [Message::Query(CHANNELS.map(|channel| format!("listen {channel}")).join("; "))];
+            tokio::join!(direct.send(&listen), proxied.send(&listen));
+            tokio::join!(direct.settle(ANSWER), proxied.settle(self.patience.answer));
+            if proxied.status == b'I' {
+                witnesses.push((spec, direct, proxied));
+            }
+        }
+        let (direct, proxied) =
+            tokio::join!(self.worlds.direct.notify(&CHANNELS), self.worlds.proxied.notify(&CHANNELS));
+        direct.and(proxied)?;
+        for (_, _, proxied) in &mut witnesses {
+            proxied.listen(self.patience.follows, |wire| wire.notifications.len() >= CHANNELS.len()).await;
+        }
+        self.notifications().await
+    }
+
     /// Everybody leaves; then both databases hold the same.
     async fn end(&mut self) -> Result<(), Stop> {
+        self.last_notifications().await?;
         for client in 0..self.pairs.len() {
             let Some(pair) = &self.pairs[client] else { continue };
             if !pair.direct.is_closed() {

@@ -200,6 +200,16 @@ impl World {
         Ok(())
     }
 
+    /// Notifies on channels, in every database.
+    pub(crate) async fn notify(&self, channels: &[&str]) -> Result<(), tokio_postgres::Error> {
+        for admin in self.admins.values() {
+            for channel in channels {
+                admin.batch_execute(&format!("select pg_notify('{channel}', 'the end')")).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Locks that clients hold and others would notice, as lines.
     pub(crate) async fn locks(&self) -> Result<Vec<String>, tokio_postgres::Error> {
         let sql = format!(
