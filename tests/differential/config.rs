@@ -34,6 +34,8 @@ pub(crate) struct Config {
     pub(crate) session_mode: bool,
     /// What becomes of what functions leave.
     pub(crate) functions: Functions,
+    /// Clients often read at the same time.
+    pub(crate) crowded: bool,
     /// Part of `make test`.
     pub(crate) usual: bool,
     /// Counters of the proxy (`kingpost_…_total`) that grow when sessions do what the configuration is about.
@@ -57,6 +59,7 @@ const PLAIN: Config = Config {
     relay: false,
     session_mode: false,
     functions: Functions::None,
+    crowded: false,
     usual: false,
     proof: &[],
 };
@@ -109,6 +112,7 @@ pub(crate) const CONFIGS: [Config; 13] = [
             ("proxy.pool.lane_stall", "'1s'"),
             ("proxy.pool.unnamed", "'shared'"),
         ],
+        crowded: true,
         proof: &["lane_statements"],
         ..PLAIN
     },

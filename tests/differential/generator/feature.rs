@@ -209,6 +209,9 @@ impl Features {
             }
             set.themes |= u64::from(rng.chance(10)) << feature as u64;
         }
+        if config.crowded && allowed.has(Feature::Together) {
+            set = set.with(Feature::Together);
+        }
         let roads = [Feature::Simple, Feature::Unnamed, Feature::Named];
         if !roads.iter().any(|road| set.has(*road)) {
             set = set.with(*roads.iter().find(|road| allowed.has(**road)).unwrap_or(&Feature::Simple));

@@ -43,6 +43,7 @@ struct Generator {
     rng: Rng,
     features: Features,
     session_mode: bool,
+    crowded: bool,
     session: Session,
     speakers: Vec<Speakers>,
 }
@@ -55,6 +56,7 @@ pub(crate) fn session(seed: u64, config: &Config, allowed: Features) -> Session 
         rng,
         features,
         session_mode: config.session_mode,
+        crowded: config.crowded,
         session: Session::default(),
         speakers: Vec::new(),
     };
@@ -145,7 +147,7 @@ impl Generator {
                 self.newcomer();
             }
             let client = self.rng.below(self.speakers.len());
-            if self.has(Feature::Together) && self.rng.chance(12) {
+            if self.has(Feature::Together) && self.rng.chance(if self.crowded { 40 } else { 12 }) {
                 self.together();
                 continue;
             }

@@ -78,7 +78,8 @@ impl Known {
     /// Sends a statement by one of the roads that the session has.
     pub(crate) fn unit(&mut self, rng: &mut Rng, features: Features, sql: Sql) -> Unit {
         let has = |feature| features.has(feature);
-        let simple = usize::from(has(Feature::Simple) && (sql.values.is_empty() || rng.chance(5)));
+        let simple =
+            usize::from(has(Feature::Simple) && (sql.values.is_empty() || has(Feature::Errors) && rng.chance(5)));
         let roads = [
             (simple * 3, 'q'),
             (usize::from(has(Feature::Unnamed)) * 3, 'u'),
@@ -199,7 +200,12 @@ impl Known {
         };
         // What is sent behind a COPY that nobody expects would break the protocol.
         let known = known.filter(|sql| sql.effect != Effect::CopyIn);
-        let portal = if features.has(Feature::Portals) && rng.chance(50) { rng.pick(&PORTALS) } else { "" };
+        let portal = match rng.below(4) {
+            // A cursor of SQL's is a portal.
+            0 if errors && features.has(Feature::Cursors) => "c1",
+            1 | 2 if features.has(Feature::Portals) => rng.pick(&PORTALS),
+            _ => "",
+        };
         let choice = if errors { rng.below(9) } else { 6 };
         let messages = match (choice, known) {
             (0, _) => vec![Message::Describe(Target::Statement, statement)],
@@ -224,5 +230,5 @@ impl Known {
 }
 
 fn parse(name: &str, sql: &Sql) -> Message {
-    Message::Parse { name: name.into(), text: sql.text.clone(), types: Vec::new() }
+    Message::Parse { name: name.into(), text: sql.text.clone(), types: sql.types.clone() }
 }

@@ -84,9 +84,8 @@ pub(crate) fn set_configs(rng: &mut Rng, features: Features, _: Speaker) -> Sql 
     match rng.below(4) {
         0 => shows(rng, features),
         1 => Sql {
-            text: format!("select set_config('{name}', $1, {local})"),
             values: vec![vec![Some(value.into())]],
-            effect: Effect::None,
+            ..Sql::of(&format!("select set_config('{name}', $1, {local})"), Effect::None)
         },
         _ => Sql::of(&format!("select set_config('{name}', '{value}', {local})"), Effect::None),
     }

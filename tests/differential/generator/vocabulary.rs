@@ -33,6 +33,8 @@ pub(crate) struct Sql {
     pub(crate) text: String,
     /// What may be bound; one of these.
     pub(crate) values: Vec<Vec<Option<String>>>,
+    /// OIDs of the types that are said for them.
+    pub(crate) types: Vec<u32>,
     /// What it does.
     pub(crate) effect: Effect,
 }
@@ -40,7 +42,7 @@ pub(crate) struct Sql {
 impl Sql {
     /// A statement that binds nothing.
     pub(crate) fn of(text: &str, effect: Effect) -> Sql {
-        Sql { text: text.into(), values: Vec::new(), effect }
+        Sql { text: text.into(), values: Vec::new(), types: Vec::new(), effect }
     }
 }
 
@@ -54,15 +56,16 @@ pub(crate) struct Speaker {
 }
 
 /// Texts that bind something, and what: `|` between values, `,` between sets of them, `~` for NULL, `!` for what cannot be read.
-const BOUND: [(&str, &str); 5] = [
-    ("select $1::int + 1 as next", "1,2,~,!x"),
-    ("select w from t where id = $1", "1,2,9"),
-    ("select k, v from kv where k = $1 order by 1", "x,y,z"),
-    ("select $1 as given", "one,~"),
-    ("select g from generate_series(1, $1) g", "3,5"),
+/// And the OID of a type that may be said for `$1`: int4, text, varchar.
+const BOUND: [(&str, &str, u32); 5] = [
+    ("select $1::int + 1 as next", "1,2,~,!x", 23),
+    ("select w from t where id = $1", "1,2,9", 23),
+    ("select k, v from kv where k = $1 order by 1", "x,y,z", 25),
+    ("select $1 as given", "one,~", 1043),
+    ("select g from generate_series(1, $1) g", "3,5", 23),
 ];
 
-const READS: [&str; 12] = [
+const READS: [&str; 13] = [
     "select 1 as one",
     "select * from t order by 1",
     "select * from t order by 1",
@@ -74,6 +77,7 @@ const READS: [&str; 12] = [
     "select count(*) from log",
     "select g from generate_series(1, 5) g",
     "values (1, 'a'), (2, 'b')",
+    "explain (costs off) select * from t order by 1",
     "",
 ];
 
@@ -158,11 +162,12 @@ fn reads(rng: &mut Rng, _: Features, _: Speaker) -> Sql {
 }
 
 fn bound(rng: &mut Rng, features: Features, _: Speaker) -> Sql {
-    let (text, values) = BOUND[rng.below(BOUND.len())];
+    let (text, values, kind) = BOUND[rng.below(BOUND.len())];
     let fits = |value: &&str| features.has(Feature::Errors) || !value.starts_with('!');
     let value = |value: &str| (value != "~").then(|| value.trim_start_matches('!').to_owned());
     let values = values.split(',').filter(fits).map(|set| set.split('|').map(value).collect()).collect();
-    Sql { text: text.into(), values, effect: Effect::None }
+    let types = if rng.chance(25) { vec![kind] } else { Vec::new() };
+    Sql { values, types, ..Sql::of(text, Effect::None) }
 }
 
 fn writes(rng: &mut Rng, _: Features, who: Speaker) -> Sql {
@@ -176,11 +181,10 @@ fn writes(rng: &mut Rng, _: Features, who: Speaker) -> Sql {
         1 => Sql::of(&format!("update kv set v = v + 1 where k = '{key}' returning k, v"), Effect::None),
         2 => Sql::of(&format!("delete from kv where k = '{key}'"), Effect::None),
         3 => Sql {
-            text: "insert into kv values ($1, 5) on conflict (k) do update set v = excluded.v".into(),
             values: own,
-            effect: Effect::None,
+            ..Sql::of("insert into kv values ($1, 5) on conflict (k) do update set v = excluded.v", Effect::None)
         },
-        4 => Sql { text: "delete from kv where k = $1 returning v".into(), values: own, effect: Effect::None },
+        4 => Sql { values: own, ..Sql::of("delete from kv where k = $1 returning v", Effect::None) },
         _ => Sql::of("insert into log values (4)", Effect::None),
     }
 }
@@ -264,14 +268,15 @@ fn notifies(rng: &mut Rng, _: Features, who: Speaker) -> Sql {
         7 => Sql::of(&format!("select tell('ch1', 'told by {letter}')"), Effect::None),
         _ => {
             let values = vec![vec![Some(format!("bound by {letter}"))]];
-            Sql { text: "select pg_notify('ch2', $1)".into(), values, effect: Effect::None }
+            Sql { values, ..Sql::of("select pg_notify('ch2', $1)", Effect::None) }
         }
     }
 }
 
 /// Changes of the schema, by a client or past the proxy.
 pub(crate) fn ddl(rng: &mut Rng, _: Features, _: Speaker) -> Sql {
-    const TEXTS: [&str; 14] = [
+    const TEXTS: [&str; 15] = [
+        "vacuum log",
         "alter table sw add column if not exists z int default 7",
         "alter table sw drop column if exists z",
         "alter table m add column if not exists extra text",

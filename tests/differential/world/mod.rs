@@ -283,7 +283,7 @@ impl Worlds {
         }
         builder = builder
             .set("proxy.pool.size", session.pool as i64)
-            .set("proxy.pool.wait_timeout", "1s")
+            .set("proxy.pool.wait_timeout", "3s")
             .set("cluster.lag_limit", "1h");
         for (key, value) in config.settings() {
             builder = builder.set(&key, value);
