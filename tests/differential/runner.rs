@@ -177,7 +177,15 @@ async fn run(
         notifies: has("listen") && (has("notify") || has("tell(")),
         excused: excused(session, config),
     };
-    let ended = run.all().await;
+    let mut ended = run.all().await;
+    if let Some(line) = proxy.broken() {
+        if let Err(Stop::Differs(difference)) = ended {
+            run.exchanges = difference.exchanges;
+        }
+        let said = vec![Reply::Row(vec![Some(line.into())])];
+        run.exchanges.push(Exchange { title: "(the proxy's log)".into(), direct: Vec::new(), proxied: said });
+        ended = Err(run.differs_as("panic"));
+    }
     if !config.proof.is_empty() && proxy.kingpost.process().exit_status().is_none() {
         let metrics = proxy.kingpost.metrics().await;
         for counter in config.proof {
@@ -232,7 +240,12 @@ impl Run<'_> {
         let port = if spec.past { self.worlds.proxied.port() } else { self.proxy.port() };
         let (direct, proxied) =
             tokio::join!(Wire::login(self.worlds.direct.port(), spec, ANSWER), Wire::login(port, spec, ANSWER));
-        let ((direct, one), (proxied, other)) = (direct?, proxied?);
+        let (direct, one) = direct?;
+        let Ok((proxied, other)) = proxied else {
+            let title = format!("({} connects)", client_name(client));
+            self.exchanges.push(Exchange { title, direct: one, proxied: vec![Reply::Closed] });
+            return Err(self.differs_as("no connection"));
+        };
         self.pairs[client] = Some(Pair { direct, proxied });
         self.compare(client, "(connects)".into(), one, other).await?;
         self.parameters(client).await

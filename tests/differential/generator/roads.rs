@@ -35,7 +35,19 @@ pub(crate) struct Unit {
     pub(crate) sure: bool,
 }
 
-fn named(portal: &str, statement: &str, values: Vec<Option<String>>, binary: bool) -> Message {
+/// How a statement gets to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Road {
+    Simple,
+    Unnamed,
+    Named,
+}
+
+fn parse(name: &str, sql: &Sql) -> Message {
+    Message::Parse { name: name.into(), text: sql.text.clone(), types: sql.types.clone() }
+}
+
+fn bind(portal: &str, statement: &str, values: Vec<Option<String>>, binary: bool) -> Message {
     Message::Bind { portal: portal.into(), statement: statement.into(), values, binary }
 }
 
@@ -57,13 +69,15 @@ impl Known {
 
     /// Sends COPY FROM STDIN, with nothing behind it that a server in COPY would not take.
     pub(crate) fn copy(&mut self, rng: &mut Rng, features: Features, sql: Sql) -> Unit {
-        let road = [Feature::Simple, Feature::Unnamed, Feature::Named].map(|road| usize::from(features.has(road)));
-        let name = match rng.weighted(&[(road[0], 0), (road[1], 1), (road[2], 2)]) {
-            0 => return Unit { messages: vec![Message::Query(sql.text)], simple: true, sure: true },
-            1 => "",
-            _ => rng.pick(&STATEMENTS),
+        let open = |feature| usize::from(features.has(feature));
+        let (simple, unnamed, prepared) = (open(Feature::Simple), open(Feature::Unnamed), open(Feature::Named));
+        let roads = [(simple, Road::Simple), (unnamed, Road::Unnamed), (prepared, Road::Named)];
+        let name = match rng.weighted(&roads) {
+            Road::Simple => return Unit { messages: vec![Message::Query(sql.text)], simple: true, sure: true },
+            Road::Unnamed => "",
+            Road::Named => rng.pick(&STATEMENTS),
         };
-        let mut messages = vec![parse(name, &sql), named("", name, Vec::new(), false)];
+        let mut messages = vec![parse(name, &sql), bind("", name, Vec::new(), false)];
         messages.push(Message::Execute { portal: String::new(), rows: 0 });
         if name.is_empty() {
             self.unnamed = Some(sql);
@@ -78,24 +92,23 @@ impl Known {
     /// Sends a statement by one of the roads that the session has.
     pub(crate) fn unit(&mut self, rng: &mut Rng, features: Features, sql: Sql) -> Unit {
         let has = |feature| features.has(feature);
-        let simple =
-            usize::from(has(Feature::Simple) && (sql.values.is_empty() || has(Feature::Errors) && rng.chance(5)));
-        let roads = [
-            (simple * 3, 'q'),
-            (usize::from(has(Feature::Unnamed)) * 3, 'u'),
-            (usize::from(has(Feature::Named)) * 3, 'n'),
-        ];
-        let road = if roads.iter().all(|(weight, _)| *weight == 0) { 'u' } else { rng.weighted(&roads) };
+        // A simple query binds nothing.
+        let simple = has(Feature::Simple) && (sql.values.is_empty() || has(Feature::Errors) && rng.chance(5));
+        let roads =
+            [(simple, Road::Simple), (has(Feature::Unnamed), Road::Unnamed), (has(Feature::Named), Road::Named)];
+        let open: Vec<(usize, Road)> = roads.iter().filter(|(open, _)| *open).map(|(_, road)| (3, *road)).collect();
+        let road = if open.is_empty() { Road::Unnamed } else { rng.weighted(&open) };
         let effect = sql.effect;
         let unit = match road {
-            'q' => Unit { messages: vec![Message::Query(sql.text)], simple: true, sure: true },
-            'u' => self.unnamed(rng, features, sql),
-            _ => self.prepared(rng, features, sql),
+            Road::Simple => Unit { messages: vec![Message::Query(sql.text)], simple: true, sure: true },
+            Road::Unnamed => self.unnamed(rng, features, sql),
+            Road::Named => self.prepared(rng, features, sql),
         };
         self.ran(effect, unit.sure);
         unit
     }
 
+    /// What is bound; and whether that is as many values as there should be.
     fn values(rng: &mut Rng, features: Features, sql: &Sql) -> (Vec<Option<String>>, bool) {
         let mut broken = false;
         let mut values =
@@ -110,13 +123,13 @@ impl Known {
         (values, broken)
     }
 
-    /// Bind and Execute, with what may be around them.
+    /// Bind and Execute, with what may be around them; and whether they should succeed.
     fn runs(rng: &mut Rng, features: Features, statement: &str, sql: &Sql) -> (Vec<Message>, bool) {
         let has = |feature| features.has(feature);
         let portal = if has(Feature::Portals) && rng.chance(40) { rng.pick(&PORTALS) } else { "" };
         let (values, broken) = Known::values(rng, features, sql);
         let binary = has(Feature::Binary) && rng.chance(30);
-        let mut messages = vec![named(portal, statement, values, binary)];
+        let mut messages = vec![bind(portal, statement, values, binary)];
         if has(Feature::Describe) && rng.chance(35) {
             messages.push(Message::Describe(Target::Portal, portal.into()));
         }
@@ -221,14 +234,10 @@ impl Known {
             (_, None) if statement == "q1" || errors => {
                 let statement = if statement == "q1" { statement } else { "nosuch".into() };
                 let portal = portal.to_owned();
-                vec![named(&portal, &statement, Vec::new(), false), Message::Execute { portal, rows: 0 }]
+                vec![bind(&portal, &statement, Vec::new(), false), Message::Execute { portal, rows: 0 }]
             }
             _ => return None,
         };
         Some(Unit { messages, simple: false, sure: false })
     }
-}
-
-fn parse(name: &str, sql: &Sql) -> Message {
-    Message::Parse { name: name.into(), text: sql.text.clone(), types: sql.types.clone() }
 }

@@ -59,7 +59,18 @@ pub(crate) struct Worlds {
 #[derive(Debug)]
 pub(crate) struct Proxy {
     pub(crate) kingpost: Kingpost,
+    /// Its log and its configuration.
     files: [PathBuf; 2],
+}
+
+impl Proxy {
+    /// What its log says of a panic, or that the process has ended by itself.
+    pub(crate) fn broken(&self) -> Option<String> {
+        let log = String::from_utf8_lossy(&std::fs::read(&self.files[0]).unwrap_or_default()).into_owned();
+        let panic = log.lines().find(|line| line.contains("panicked at")).map(str::to_owned);
+        let ended = self.kingpost.process().exit_status().map(|status| format!("the proxy has ended: {status}"));
+        panic.or(ended)
+    }
 }
 
 impl Drop for Proxy {
