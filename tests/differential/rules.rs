@@ -143,7 +143,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "inserted-parse",
-        what: "where `Describe` waits in vain for a lock, 55P03 comes without the ParameterDescription before it",
+        what: "where `Describe` or `Bind` waits in vain for a lock, 55P03 comes without the ParameterDescription before it, or with a position in the text",
         why: "the proxy prepares the statement first on a connection that does not have it, and that waits for the same lock",
         covers: inserted_parse,
     },
@@ -297,8 +297,12 @@ fn kept_unit(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Op
 }
 
 fn inserted_parse(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
-    let waited = matches!(proxied, Some(Reply::Error(fields)) if fields.code() == "55P03");
-    (waited && matches!(direct, Some(Reply::Parameters(_)))).then_some(Verdict::Over)
+    let waited = |reply: Option<&Reply>| matches!(reply, Some(Reply::Error(fields)) if fields.code() == "55P03");
+    match direct {
+        _ if !waited(proxied) => None,
+        Some(Reply::Parameters(_)) => Some(Verdict::Over),
+        direct => waited(direct).then_some(Verdict::Same),
+    }
 }
 
 fn parse_warning(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
@@ -406,6 +410,8 @@ mod tests {
             (none, warning, done(), ""),
             (none, Reply::Parameters(Vec::new()), locked(), "inserted-parse Over"),
             (none, done(), locked(), ""),
+            (none, locked(), error("55P03", "canceling statement due to lock timeout at 5"), "inserted-parse Same"),
+            (none, locked(), error("55006", "canceling statement due to lock timeout"), ""),
             (none, locked(), done(), ""),
             (Before { others_unfinished: true, ..none }, locked(), done(), "kept-unit Over"),
             (Before { reads_elsewhere: true, ..none }, locked(), done(), ""),
