@@ -84,6 +84,18 @@ console-test: ## The web console in a headless Chromium, with screenshots in tar
 	KINGPOST_TESTS_BROWSER=1 PICTURES=$(CURDIR)/target/console KINGPOST_BIN=$(CURDIR)/target/debug/kingpost \
 		cargo test --locked -p kingpost-tests --test e2e -- web::
 
+# How long random sessions are compared, in seconds, all configurations together; and further flags: SEED=7, ARGS="--without errors".
+SECONDS ?= 600
+SEED ?=
+
+.PHONY: differential
+differential: ## Random sessions of several clients through Kingpost and directly, compared message by message, for SECONDS
+	@scripts/setup test
+	cargo build --locked -p kingpost
+	cargo build --locked -p kingpost-tests --bin differential
+	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost target/debug/differential replay tests/differential/sessions/*.session
+	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost target/debug/differential --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 .PHONY: fuzz
 fuzz: ## Fuzz each parser for FUZZ_SECONDS (says what to install if cargo-fuzz or a nightly toolchain is missing)
 	@scripts/setup build

@@ -1,0 +1,97 @@
+//! What of a session so far decides whether a difference is meant.
+
+use crate::session::{Message, Packet, Session, Step};
+
+/// What has happened up to and with a step, as far as rules ask for it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Before {
+    /// A client past the proxy has changed what columns there are.
+    pub(crate) changed_past: bool,
+    /// The client began with parameters of its own, has gone back to them in some text, and is in a transaction or in the middle of a batch.
+    pub(crate) resets_inside: bool,
+    /// Somebody has begun a transaction READ ONLY.
+    pub(crate) reads_elsewhere: bool,
+    /// Another client has sent messages that no Sync or Flush has followed.
+    pub(crate) others_unfinished: bool,
+    /// Somebody has set a parameter of an extension's kind (`app.t`).
+    pub(crate) has_placeholder: bool,
+}
+
+fn says(packet: &Packet, words: &[&str]) -> bool {
+    packet.messages.iter().filter_map(Message::sql).any(|text| {
+        let text = text.to_ascii_lowercase();
+        words.iter().any(|word| text.contains(word))
+    })
+}
+
+/// More than one statement in one packet.
+fn is_batch(packet: &Packet) -> bool {
+    let texts: Vec<&str> = packet.messages.iter().filter_map(Message::sql).collect();
+    texts.len() > 1 || texts.iter().any(|text| text.contains("; "))
+}
+
+impl Before {
+    /// For what `client` is told in step `step`. `open`: it is in a transaction, or what it has sent is not over.
+    pub(crate) fn of(session: &Session, step: usize, client: usize, open: bool) -> Before {
+        let so_far = &session.steps[..session.steps.len().min(step + 1)];
+        let packets = || so_far.iter().flat_map(Step::packets);
+        let own = || packets().filter(|packet| packet.client == client);
+        let resets = own().any(|packet| says(packet, &["reset", "default", "discard all"]));
+        let last = so_far.last().map(Step::packets).unwrap_or_default();
+        let batch = last.iter().any(|packet| packet.client == client && is_batch(packet));
+        let past = |packet: &&Packet| session.clients[packet.client].past;
+        Before {
+            changed_past: packets()
+                .filter(past)
+                .any(|packet| says(packet, &["column", "create", "drop", "alter type"])),
+            resets_inside: !session.clients[client].parameters.is_empty() && resets && (open || batch),
+            reads_elsewhere: packets().any(|packet| says(packet, &["read only"])),
+            others_unfinished: false,
+            has_placeholder: packets().any(|packet| says(packet, &["app.t", "enter"]))
+                || session.setup.iter().any(|setup| setup.sql.contains("app.t"))
+                || session.clients.iter().flat_map(|spec| &spec.parameters).any(|(_, value)| value.contains("app.t")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::parse;
+
+    /// `c`, `r`, `e`, `p` for what holds for client `a` in the last step.
+    fn before(text: &str, open: bool) -> String {
+        let session = parse(text).unwrap().session;
+        let before = Before::of(&session, session.steps.len() - 1, 0, open);
+        let flags = [
+            (before.changed_past, 'c'),
+            (before.resets_inside, 'r'),
+            (before.reads_elsewhere, 'e'),
+            (before.has_placeholder, 'p'),
+        ];
+        flags.iter().filter(|(holds, _)| *holds).map(|(_, letter)| *letter).collect()
+    }
+
+    #[test]
+    fn what_matters_is_seen() {
+        const PLAIN: &str = "client a x y\nclient b x y past\n";
+        const BEGINS: &str = "client a x y TimeZone=\"UTC\"\nclient b x y past\n";
+        for (clients, steps, open, expected) in [
+            (PLAIN, "a: Q \"select 1\"", true, ""),
+            (PLAIN, "b: Q \"alter table t add COLUMN x int\"\na: S", false, "c"),
+            (PLAIN, "a: Q \"alter table t add column x int\"\na: S", false, ""),
+            // Tables that change places keep their columns.
+            (PLAIN, "b: Q \"alter table t rename to u; alter table v rename to t\"\na: S", false, ""),
+            (PLAIN, "a: Q \"reset all\"", true, ""),
+            (BEGINS, "a: Q \"reset all\"", false, ""),
+            (BEGINS, "a: Q \"reset all\"", true, "r"),
+            (BEGINS, "a: Q \"select 1; reset all\"", false, "r"),
+            (BEGINS, "a: P '' \"reset all\" ; S ; P '' \"select 1\" ; S", false, "r"),
+            (BEGINS, "b: Q \"reset all\"\na: S", true, ""),
+            (PLAIN, "a: Q \"begin read only\"", true, "e"),
+            (PLAIN, "b: Q \"set app.t = 'x'\"\na: S", false, "p"),
+        ] {
+            assert_eq!(before(&format!("{clients}{steps}"), open), expected, "{steps}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Differential tests of the proxy: random sessions of several clients, through the real binary and directly against PostgreSQL, compared
+//! message by message. PostgreSQL is the oracle.
+//!
+//! ```text
+//! seed ─▶ generator ─▶ Session ─▶ runner ┬─▶ Wire ─▶ PostgreSQL              ─┐
+//!                          ▲             └─▶ Wire ─▶ kingpost ─▶ PostgreSQL ─┴─▶ compare (rules) ─▶ Difference
+//!                          └────────────────────── shrink ◀───────────────────────────────────────────┘
+//! ```
+//!
+//! A step is what one client sends in one write, and all that it must be answered; steps go one after the other, in an order that the seed has
+//! chosen, so what clients do to one another is the same in both worlds. Each session has a proxy process of its own and finds the databases as
+//! every other does: so a seed gives the same session, and most often the same outcome, again.
+//!
+//! `differential --help` says how it is used; `tests/README.md` how to read what it prints.
+#![allow(clippy::print_stdout, reason = "what it finds is printed")]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod before;
+mod compare;
+mod config;
+mod generator;
+mod hunt;
+mod options;
+mod outstanding;
+mod reply;
+mod report;
+mod rng;
+mod rules;
+mod runner;
+mod session;
+mod shrink;
+mod text;
+mod wire;
+mod world;
+
+use std::process::ExitCode;
+
+use options::{Command, Options, USAGE};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let options = match Options::parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("differential: {error}\n\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    let found = match &options.command {
+        Command::Help => {
+            print!("{}", options::help());
+            return ExitCode::SUCCESS;
+        }
+        Command::Rules => {
+            print!("{}", rules::markdown());
+            return ExitCode::SUCCESS;
+        }
+        Command::Run => hunt::run(&options).await,
+        Command::Replay(files) => hunt::replay(&options, files).await,
+    };
+    match found {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("differential: {error}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! Every difference from a direct connection that is meant: one table, for the comparer and for docs/conformance.md.
+
+use std::collections::BTreeMap;
+
+use crate::before::Before;
+use crate::compare::Oids;
+use crate::config::Config;
+use crate::reply::Reply;
+
+/// A difference that is meant.
+pub(crate) struct Rule {
+    /// By which it is counted, and switched off (`--strict`).
+    pub(crate) name: &'static str,
+    /// What differs, as the documentation says it.
+    pub(crate) what: &'static str,
+    /// Why that is meant.
+    pub(crate) why: &'static str,
+    /// Whether it is this difference, and what follows; the replies are never both None.
+    covers: fn(&Scene<'_>, Option<&Reply>, Option<&Reply>) -> Option<Verdict>,
+}
+
+/// What follows from a difference that is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Nothing: the two replies count as the same.
+    Same,
+    /// What PostgreSQL says has no counterpart.
+    Missing,
+    /// The worlds are not alike any more: the session ends without a difference.
+    Over,
+}
+
+/// Where two replies were seen.
+pub(crate) struct Scene<'a> {
+    pub(crate) oids: &'a mut Oids,
+    /// The client's database.
+    pub(crate) database: &'a str,
+    pub(crate) config: &'a Config,
+    /// What has happened before.
+    pub(crate) before: Before,
+}
+
+/// Which rules hold, and how often each was needed.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Allowed {
+    /// None of the rules holds.
+    strict: bool,
+    /// By name.
+    pub(crate) used: BTreeMap<&'static str, u64>,
+}
+
+/// The table.
+pub(crate) const RULES: &[Rule] = &[
+    Rule {
+        name: "statement-name",
+        what: "an error about a prepared statement names it `?name` (unknown) or `kp…`, also where PostgreSQL says `unnamed`",
+        why: "servers know prepared statements by names of the proxy's own; SQLSTATE and the rest are the same",
+        covers: statement_name,
+    },
+    Rule {
+        name: "sql-execute",
+        what: "`EXECUTE name` does not find what was prepared by the protocol, and `PREPARE name` is not refused because of it (not generated)",
+        why: "as above; `DEALLOCATE name` is the proxy's own and does find it",
+        covers: elsewhere,
+    },
+    Rule {
+        name: "process-id",
+        what: "process ids and cancel keys (not compared)",
+        why: "a client is told one of the proxy's own, for its server connections change",
+        covers: elsewhere,
+    },
+    Rule {
+        name: "error-source",
+        what: "file, line and routine in errors (not compared)",
+        why: "the proxy's own errors have none",
+        covers: elsewhere,
+    },
+    Rule {
+        name: "parameter-status",
+        what: "when ParameterStatus comes (compared: what a client has been told by ReadyForQuery)",
+        why: "a server connection is brought to its client's parameters ahead of a statement",
+        covers: elsewhere,
+    },
+    Rule {
+        name: "notification-time",
+        what: "when a notification comes (compared: that it comes, between two transactions, and in which order), also one's own; none that has not come \
+               before `UNLISTEN`",
+        why: "one server connection listens for all clients of a pool ([0024](decisions/0024-listen.md))",
+        covers: elsewhere,
+    },
+    Rule {
+        name: "functions",
+        what: "what a function leaves in a session (`set_config`, temporary tables, locks) may be lost for its own client, with `unknown_functions` as \
+               it is by default (compared: nobody else ever sees it; with `pin`, and in session mode, all of it)",
+        why: "nothing in the statement says so",
+        covers: elsewhere,
+    },
+    Rule {
+        name: "notification-process",
+        what: "a notification may have the server's process id instead of the sender's",
+        why: "who has sent it is not known where connections have changed hands; never another client's",
+        covers: notification_process,
+    },
+    Rule {
+        name: "lost-server",
+        what: "a client whose server connection ends is not closed but hears 40003, or nothing (a breach of the protocol during COPY, say)",
+        why: "it has done nothing wrong; in session mode it is closed, as directly",
+        covers: lost_server,
+    },
+    Rule {
+        name: "reset-inside",
+        what: "after `RESET` or `SET … TO DEFAULT` of something that a client began with (start-up parameters), it has the server's default for the \
+               rest of the transaction, text or batch",
+        why: "a server connection goes back to what itself began with; the client's own comes back at the end ([0014](decisions/0014-what-a-session-keeps.md))",
+        covers: reset_inside,
+    },
+    Rule {
+        name: "changed-past",
+        what: "after a change of columns that the proxy has not seen (made past it), a statement that somebody prepared before may be described, or \
+               accepted, as it was, and then fail with 0A000, for some seconds",
+        why: "prepared statements are shared; a table that takes another's place with the same columns is no such change",
+        covers: changed_past,
+    },
+    Rule {
+        name: "placeholder",
+        what: "whether a parameter with a dot in its name that is not set now is empty or unknown: `current_setting('app.t', true)` may give `''` where \
+               it gives NULL directly, and the other way round; `SHOW` an error",
+        why: "once set in a session, PostgreSQL has it there as empty for ever, and statements meet other sessions; policies should say \
+              `nullif(current_setting('app.t', true), '')`",
+        covers: placeholder,
+    },
+    Rule {
+        name: "prepared-anew",
+        what: "a prepared statement whose columns have changed works where PostgreSQL says 0A000, if the client was not told of its columns",
+        why: "it is prepared on a connection that has not seen it before the change",
+        covers: prepared_anew,
+    },
+    Rule {
+        name: "kept-unit",
+        what: "messages that no Sync or Flush has followed yet are not carried out, and lock nothing",
+        why: "what is executed as one is routed as one ([0004](decisions/0004-units-and-replay.md)); PostgreSQL keeps only the answers",
+        covers: kept_unit,
+    },
+    Rule {
+        name: "inserted-parse",
+        what: "where `Describe` or `Bind` waits in vain for a lock, 55P03 comes without the ParameterDescription before it, or with a position in the text",
+        why: "the proxy prepares the statement first on a connection that does not have it, and that waits for the same lock",
+        covers: inserted_parse,
+    },
+    Rule {
+        name: "parse-warning",
+        what: "a warning about how a text is written (22P06, nonstandard use of escapes) comes to the first that prepares it, and not to who has the same \
+               text after that",
+        why: "prepared statements are shared: the text is not read again",
+        covers: parse_warning,
+    },
+    Rule {
+        name: "replica-locks",
+        what: "a read-only transaction that runs on a replica keeps nobody waiting on the primary",
+        why: "its locks are the replica's; who wants them on the primary too says `BEGIN` without READ ONLY",
+        covers: replica_locks,
+    },
+    Rule {
+        name: "sequences",
+        what: "`currval` and `lastval` in a client's first statement that asks for them, outside of a transaction, may be another session's; \
+               `last_value` read on a replica is up to 32 ahead (not generated)",
+        why: "`nextval` keeps no connection; PostgreSQL logs sequences ahead",
+        covers: elsewhere,
+    },
+    Rule {
+        name: "time",
+        what: "`now()` in a transaction is the time of its first statement, not of `BEGIN`; `'now'::timestamptz` in a text that somebody prepared before \
+               is the time of then (not generated)",
+        why: "`BEGIN` goes to a server with the statement after it ([0022](decisions/0022-deferred-begin.md)); prepared statements are shared",
+        covers: elsewhere,
+    },
+    Rule {
+        name: "application-name",
+        what: "a client that names no `application_name` sees `kingpost`",
+        why: "administrators see in `pg_stat_activity` where a connection comes from",
+        covers: application_name,
+    },
+];
+
+impl<'a> Scene<'a> {
+    /// For a client of this database.
+    pub(crate) fn new(oids: &'a mut Oids, database: &'a str, config: &'a Config) -> Scene<'a> {
+        Scene { oids, database, config, before: Before::default() }
+    }
+}
+
+impl Allowed {
+    /// All rules hold; or none, if `strict`.
+    pub(crate) fn new(strict: bool) -> Allowed {
+        Allowed { strict, used: BTreeMap::new() }
+    }
+
+    /// What the first rule that covers this difference says.
+    pub(crate) fn verdict(
+        &mut self,
+        scene: &Scene<'_>,
+        direct: Option<&Reply>,
+        proxied: Option<&Reply>,
+    ) -> Option<Verdict> {
+        if self.strict {
+            return None;
+        }
+        let found = RULES.iter().find_map(|rule| Some((rule.name, (rule.covers)(scene, direct, proxied)?)));
+        let (name, verdict) = found?;
+        *self.used.entry(name).or_default() += 1;
+        Some(verdict)
+    }
+}
+
+/// An error's text with `?` for the name of a prepared statement, and whether that name was one of the proxy's or marked by it.
+fn without_statement(message: &str) -> Option<(String, bool)> {
+    const BEFORE: &str = "prepared statement \"";
+    if message.starts_with("unnamed prepared statement") {
+        return Some((message.replace("unnamed prepared statement", "prepared statement ?"), false));
+    }
+    let (before, rest) = message.split_once(BEFORE)?;
+    let (name, after) = rest.split_once('"')?;
+    Some((format!("{before}prepared statement ?{after}"), name.starts_with('?') || name.starts_with("kp")))
+}
+
+fn statement_name(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let (Some(Reply::Error(direct)), Some(Reply::Error(proxied))) = (direct, proxied) else { return None };
+    let others =
+        |fields: &crate::reply::Fields| fields.0.iter().filter(|(code, _)| *code != b'M').cloned().collect::<Vec<_>>();
+    let (expected, _) = without_statement(direct.message())?;
+    let (said, is_own) = without_statement(proxied.message())?;
+    (is_own && said == expected && others(direct) == others(proxied)).then_some(Verdict::Same)
+}
+
+/// Kept out before replies are compared, or not generated.
+fn elsewhere(_: &Scene<'_>, _: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
+    None
+}
+
+/// Each notification's process is the place of its client, counted from 1; 0: nobody's that is known.
+fn notification_process(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let (Reply::Notification { channel, payload, .. }, Reply::Notification { process: 0, channel: c, payload: p }) =
+        (direct?, proxied?)
+    else {
+        return None;
+    };
+    (channel == c && payload == p).then_some(Verdict::Same)
+}
+
+/// The server itself has ended the connection.
+fn lost_server(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
+    let Some(Reply::Error(fields)) = direct else { return None };
+    let ended = fields.get(b'V') == "FATAL" && fields.code() == "08P01";
+    (ended && !scene.config.session_mode).then_some(Verdict::Over)
+}
+
+fn reset_inside(scene: &Scene<'_>, _: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
+    scene.before.resets_inside.then_some(Verdict::Over)
+}
+
+fn changed_past(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let covered = match (direct?, proxied?) {
+        (Reply::Error(_), Reply::Plain(b'1')) => true,
+        (_, Reply::Error(fields)) => fields.code() == "0A000",
+        (Reply::Columns(_), Reply::Columns(_)) => true,
+        _ => false,
+    };
+    (scene.before.changed_past && covered).then_some(Verdict::Over)
+}
+
+fn placeholder(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    if !scene.before.has_placeholder {
+        return None;
+    }
+    match (direct?, proxied?) {
+        (Reply::Row(direct), Reply::Row(proxied)) if direct.len() == proxied.len() => {
+            let empty = |value: &Option<Vec<u8>>| value.as_ref().is_none_or(Vec::is_empty);
+            let same = |(d, p): (&Option<Vec<u8>>, &Option<Vec<u8>>)| d == p || (empty(d) && empty(p));
+            direct.iter().zip(proxied).all(same).then_some(Verdict::Same)
+        }
+        (Reply::Error(fields), _) | (_, Reply::Error(fields)) => {
+            let unknown = fields.message().starts_with("unrecognized configuration parameter \"app.");
+            unknown.then_some(Verdict::Over)
+        }
+        _ => None,
+    }
+}
+
+fn prepared_anew(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let refused = matches!(direct, Some(Reply::Error(fields)) if fields.code() == "0A000");
+    (refused && matches!(proxied, Some(Reply::Plain(b'2')))).then_some(Verdict::Over)
+}
+
+fn kept_unit(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
+    let waited = matches!(direct, Some(Reply::Error(fields)) if fields.code() == "55P03");
+    (waited && scene.before.others_unfinished).then_some(Verdict::Over)
+}
+
+fn inserted_parse(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let waited = |reply: Option<&Reply>| matches!(reply, Some(Reply::Error(fields)) if fields.code() == "55P03");
+    match direct {
+        _ if !waited(proxied) => None,
+        Some(Reply::Parameters(_)) => Some(Verdict::Over),
+        direct => waited(direct).then_some(Verdict::Same),
+    }
+}
+
+fn parse_warning(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let warned = matches!(direct, Some(Reply::Notice(fields)) if fields.code() == "22P06");
+    (warned && matches!(proxied, Some(Reply::Plain(b'1')))).then_some(Verdict::Missing)
+}
+
+fn replica_locks(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
+    let waited = matches!(direct, Some(Reply::Error(fields)) if fields.code() == "55P03");
+    (scene.config.replica && scene.before.reads_elsewhere && waited).then_some(Verdict::Over)
+}
+
+fn application_name(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let same = match (direct?, proxied?) {
+        (Reply::Parameter(one, direct), Reply::Parameter(_, proxied)) => {
+            one == "application_name" && direct.is_empty() && proxied == "kingpost"
+        }
+        (Reply::Row(direct), Reply::Row(proxied)) => {
+            let is = |row: &[Option<Vec<u8>>], value: &str| row == [Some(value.as_bytes().to_vec())];
+            is(direct, "") && is(proxied, "kingpost")
+        }
+        _ => false,
+    };
+    same.then_some(Verdict::Same)
+}
+
+/// The table as docs/conformance.md has it; `differential rules` prints it.
+pub(crate) fn markdown() -> String {
+    let mut out = String::from("| rule | what differs | why |\n|---|---|---|\n");
+    for rule in RULES {
+        out.push_str(&format!("| `{}` | {} | {} |\n", rule.name, rule.what, rule.why));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::Oids;
+    use crate::config::CONFIGS;
+    use crate::reply::Fields;
+
+    #[test]
+    fn the_documentation_has_this_table() {
+        let documented = include_str!("../../docs/conformance.md");
+        assert!(documented.contains(&markdown()), "put the output of `differential rules` into docs/conformance.md");
+    }
+
+    fn error(code: &str, message: &str) -> Reply {
+        let field = |letter, text: &str| (letter, text.to_owned());
+        Reply::Error(Fields(vec![field(b'S', "ERROR"), field(b'V', "ERROR"), field(b'C', code), field(b'M', message)]))
+    }
+
+    fn row(value: Option<&str>) -> Reply {
+        Reply::Row(vec![Some("x".into()), value.map(Into::into)])
+    }
+
+    /// The rule that covers a difference, and its verdict.
+    fn covered(before: Before, config: &str, direct: Reply, proxied: Reply) -> String {
+        let mut oids = Oids::default();
+        let config = CONFIGS.iter().find(|known| known.name == config).unwrap();
+        let scene = Scene { before, ..Scene::new(&mut oids, "app", config) };
+        let mut allowed = Allowed::new(false);
+        match allowed.verdict(&scene, Some(&direct), Some(&proxied)) {
+            Some(verdict) => format!("{} {verdict:?}", allowed.used.keys().next().unwrap()),
+            None => String::new(),
+        }
+    }
+
+    #[test]
+    fn rules_are_narrow() {
+        let none = Before::default();
+        let unknown = |name: &str| error("26000", &format!("prepared statement \"{name}\" does not exist"));
+        let needs = |name: &str| {
+            error("08P01", &format!("bind message supplies 1 parameters, but prepared statement \"{name}\" requires 0"))
+        };
+        let past = Before { changed_past: true, ..none };
+        let placeholder = Before { has_placeholder: true, ..none };
+        let done = || Reply::Complete("SELECT 1".into());
+        let heard = |process| Reply::Notification { process, channel: "c".into(), payload: "p".into() };
+        let warning = Reply::Notice(Fields(vec![(b'C', "22P06".into())]));
+        let locked = || error("55P03", "canceling statement due to lock timeout");
+        let old_plan = || error("0A000", "cached plan must not change result type");
+        let table = [
+            (none, unknown("s1"), unknown("?s1"), "statement-name Same"),
+            (none, needs("s1"), needs("kp7"), "statement-name Same"),
+            (none, error("26000", "unnamed prepared statement does not exist"), unknown("?"), "statement-name Same"),
+            (none, unknown("s1"), unknown("s2"), ""),
+            (none, unknown("s1"), error("42P05", "prepared statement \"kp1\" does not exist"), ""),
+            (none, unknown("s1"), needs("kp1"), ""),
+            (none, done(), unknown("kp1"), ""),
+            (none, heard(2), heard(0), "notification-process Same"),
+            (none, heard(2), heard(1), ""),
+            (none, done(), old_plan(), ""),
+            (past, done(), old_plan(), "changed-past Over"),
+            (past, done(), error("42P01", "no table"), ""),
+            (past, row(None), row(Some("1")), ""),
+            (none, old_plan(), Reply::Plain(b'2'), "prepared-anew Over"),
+            (none, old_plan(), done(), ""),
+            (placeholder, row(None), row(Some("")), "placeholder Same"),
+            (placeholder, row(Some("")), row(None), "placeholder Same"),
+            (placeholder, row(None), row(Some("t1")), ""),
+            (none, row(None), row(Some("")), ""),
+            (none, warning.clone(), Reply::Plain(b'1'), "parse-warning Missing"),
+            (none, warning, done(), ""),
+            (none, Reply::Parameters(Vec::new()), locked(), "inserted-parse Over"),
+            (none, done(), locked(), ""),
+            (none, locked(), error("55P03", "canceling statement due to lock timeout at 5"), "inserted-parse Same"),
+            (none, locked(), error("55006", "canceling statement due to lock timeout"), ""),
+            (none, locked(), done(), ""),
+            (Before { others_unfinished: true, ..none }, locked(), done(), "kept-unit Over"),
+            (Before { reads_elsewhere: true, ..none }, locked(), done(), ""),
+            (Before { resets_inside: true, ..none }, row(Some("a")), row(Some("b")), "reset-inside Over"),
+            (none, row(Some("")), row(Some("kingpost")), ""),
+            (
+                none,
+                Reply::Row(vec![Some("".into())]),
+                Reply::Row(vec![Some("kingpost".into())]),
+                "application-name Same",
+            ),
+        ];
+        for (before, direct, proxied, expected) in table {
+            let what = format!("{direct} / {proxied}");
+            assert_eq!(covered(before, "one", direct, proxied), expected, "{what}");
+        }
+        let elsewhere = Before { reads_elsewhere: true, ..none };
+        assert_eq!(covered(elsewhere, "replica", locked(), done()), "replica-locks Over");
+        let ended = Reply::Error(Fields(vec![(b'V', "FATAL".into()), (b'C', "08P01".into())]));
+        assert_eq!(covered(none, "one", ended.clone(), done()), "lost-server Over");
+        assert_eq!(covered(none, "session", ended, done()), "");
+    }
+}

@@ -1,0 +1,538 @@
+//! Runs a session in both worlds, step by step, and compares.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use kingpost_tests::Kingpost;
+
+use crate::before::Before;
+use crate::compare::{Compared, Mismatch, Oids, compare};
+use crate::config::{Config, Functions, Needs};
+use crate::reply::Reply;
+use crate::rules::{Allowed, Scene};
+use crate::session::{Client, Message, Packet, Session, Step, client_name};
+use crate::wire::Wire;
+use crate::world::{Proxy, Worlds};
+
+/// How long PostgreSQL's answer may take. A machine that is busy with other things takes a second for what usually takes a millisecond.
+const ANSWER: Duration = Duration::from_secs(8);
+
+/// Channels on which sessions notify.
+const CHANNELS: [&str; 2] = ["ch1", "ch2"];
+
+/// How long locks that may be others' are given to go away.
+const OTHERS: Duration = Duration::from_millis(300);
+
+/// How long the tester waits for what the proxy owes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    /// For an answer.
+    pub(crate) answer: Duration,
+    /// For notifications, and for locks of those who have left.
+    pub(crate) follows: Duration,
+}
+
+impl Patience {
+    /// For judging.
+    pub(crate) const LONG: Patience = Patience { answer: Duration::from_secs(6), follows: Duration::from_secs(4) };
+    /// For shrinking: who is wrong about it has a session that is longer than it need be.
+    pub(crate) const SHORT: Patience =
+        Patience { answer: Duration::from_millis(1500), follows: Duration::from_secs(1) };
+}
+
+/// What was said to one client in one step, in both worlds.
+#[derive(Debug, Clone)]
+pub(crate) struct Exchange {
+    /// What it was about, as the report prints it.
+    pub(crate) title: String,
+    pub(crate) direct: Vec<Reply>,
+    pub(crate) proxied: Vec<Reply>,
+}
+
+/// A difference that no rule covers.
+#[derive(Debug, Clone)]
+pub(crate) struct Difference {
+    /// What kind of difference: shrinking keeps it.
+    pub(crate) kind: String,
+    /// All that was said; the last is what differs.
+    pub(crate) exchanges: Vec<Exchange>,
+    /// How many replies of the last were alike.
+    pub(crate) at: usize,
+    /// The step in which it was seen.
+    pub(crate) step: usize,
+}
+
+/// What came of a session.
+#[derive(Debug, Clone)]
+pub(crate) enum Outcome {
+    /// Both worlds said the same, or a rule covers the difference.
+    Alike,
+    /// They did not.
+    Differs(Box<Difference>),
+    /// More clients held server connections than the pool has: nothing can be said.
+    Starved,
+    /// PostgreSQL itself did not answer as the tester expects, or could not be prepared: the session is no good.
+    Invalid(String),
+}
+
+/// Why a session ends before its last step.
+enum Stop {
+    Over,
+    Differs(Box<Difference>),
+    Starved,
+    Invalid(String),
+}
+
+impl<E: std::fmt::Debug> From<E> for Stop
+where
+    E: std::error::Error,
+{
+    fn from(error: E) -> Stop {
+        Stop::Invalid(format!("{error:?}"))
+    }
+}
+
+/// One client's connections.
+struct Pair {
+    direct: Wire,
+    proxied: Wire,
+}
+
+struct Run<'a> {
+    worlds: &'a Worlds,
+    session: &'a Session,
+    config: &'a Config,
+    allowed: &'a mut Allowed,
+    patience: Patience,
+    proxy: &'a Kingpost,
+    pairs: Vec<Option<Pair>>,
+    oids: Oids,
+    exchanges: Vec<Exchange>,
+    step: usize,
+    /// Somebody listens and somebody notifies.
+    notifies: bool,
+    /// Clients that call functions which leave something that may be lost.
+    excused: Vec<bool>,
+}
+
+/// Both worlds, and what has been seen in them.
+#[derive(Debug)]
+pub(crate) struct Runner {
+    worlds: Worlds,
+    strict: bool,
+    /// How often each rule was needed.
+    pub(crate) used: BTreeMap<&'static str, u64>,
+    /// What the proxy says that it did, by configuration: counters of `Config::proof`.
+    pub(crate) did: BTreeMap<(&'static str, &'static str), u64>,
+}
+
+impl Runner {
+    /// Starts the servers that some configurations need. `strict`: no difference is meant.
+    pub(crate) async fn start(needs: Needs, strict: bool) -> Runner {
+        Runner { worlds: Worlds::start(needs).await, strict, used: BTreeMap::new(), did: BTreeMap::new() }
+    }
+
+    /// Runs a session with a proxy of its own, and takes down what was seen.
+    pub(crate) async fn judge(&mut self, session: &Session, config: &Config) -> Outcome {
+        let mut allowed = Allowed::new(self.strict);
+        let mut did = BTreeMap::new();
+        let outcome = run(&mut self.worlds, session, config, &mut allowed, Patience::LONG, &mut did).await;
+        for (rule, count) in allowed.used {
+            *self.used.entry(rule).or_default() += count;
+        }
+        for (counter, count) in did {
+            *self.did.entry((config.name, counter)).or_default() += count;
+        }
+        outcome
+    }
+
+    /// The same for a session that is being shrunk: with less patience, and nothing is taken down.
+    pub(crate) async fn attempt(&mut self, session: &Session, config: &Config) -> Outcome {
+        let mut allowed = Allowed::new(self.strict);
+        run(&mut self.worlds, session, config, &mut allowed, Patience::SHORT, &mut BTreeMap::new()).await
+    }
+}
+
+async fn run(
+    worlds: &mut Worlds,
+    session: &Session,
+    config: &Config,
+    allowed: &mut Allowed,
+    patience: Patience,
+    did: &mut BTreeMap<&'static str, u64>,
+) -> Outcome {
+    let proxy: Proxy = match worlds.begin(session, config).await {
+        Ok(proxy) => proxy,
+        Err(error) => return Outcome::Invalid(format!("the worlds cannot be prepared: {error:?}")),
+    };
+    let has = |word: &str| session.texts().any(|text| text.to_ascii_lowercase().contains(word));
+    let mut run = Run {
+        worlds,
+        session,
+        config,
+        allowed,
+        patience,
+        proxy: &proxy.kingpost,
+        pairs: session.clients.iter().map(|_| None).collect(),
+        oids: Oids::default(),
+        exchanges: Vec::new(),
+        step: 0,
+        notifies: has("listen") && (has("notify") || has("tell(")),
+        excused: excused(session, config),
+    };
+    let mut ended = run.all().await;
+    if let Some(line) = proxy.broken() {
+        if let Err(Stop::Differs(difference)) = ended {
+            run.exchanges = difference.exchanges;
+        }
+        let said = vec![Reply::Row(vec![Some(line.into())])];
+        run.exchanges.push(Exchange { title: "(the proxy's log)".into(), direct: Vec::new(), proxied: said });
+        ended = Err(run.differs_as("panic"));
+    }
+    if !config.proof.is_empty() && proxy.kingpost.process().exit_status().is_none() {
+        let metrics = proxy.kingpost.metrics().await;
+        for counter in config.proof {
+            did.insert(counter, metrics.sum(&format!("kingpost_{counter}_total"), &[]) as u64);
+        }
+    }
+    match ended {
+        Ok(()) | Err(Stop::Over) => Outcome::Alike,
+        Err(Stop::Differs(difference)) => Outcome::Differs(difference),
+        Err(Stop::Starved) => Outcome::Starved,
+        Err(Stop::Invalid(reason)) => Outcome::Invalid(reason),
+    }
+}
+
+/// Texts that leave something in the session which none of their words says.
+const LEAVES: [&str; 4] = ["enter(", "scratch(", "take(", "do $$"];
+
+fn excused(session: &Session, config: &Config) -> Vec<bool> {
+    let mut excused = vec![false; session.clients.len()];
+    if config.functions == Functions::Lost {
+        for packet in session.steps.iter().flat_map(Step::packets) {
+            let leaves = |text: &str| LEAVES.iter().any(|call| text.contains(call));
+            excused[packet.client] |= packet.messages.iter().filter_map(Message::sql).any(leaves);
+        }
+    }
+    excused
+}
+
+impl Run<'_> {
+    async fn all(&mut self) -> Result<(), Stop> {
+        for (index, step) in self.session.steps.iter().enumerate() {
+            self.step = index;
+            match step {
+                Step::Send(packet) => self.send(std::slice::from_ref(packet)).await?,
+                Step::Together(packets) => self.send(packets).await?,
+                Step::Reconnect(client) => {
+                    self.leave(*client).await?;
+                    self.login(*client).await?;
+                }
+            }
+            self.notifications().await?;
+            if self.config.waits && !self.worlds.proxied.catch_up().await? {
+                return Err(Stop::Invalid("somebody reads on the replica what is to change there".into()));
+            }
+        }
+        self.step = self.session.steps.len();
+        self.end().await
+    }
+
+    async fn login(&mut self, client: usize) -> Result<(), Stop> {
+        let spec = &self.session.clients[client];
+        let port = if spec.past { self.worlds.proxied.port() } else { self.proxy.port() };
+        let (direct, proxied) =
+            tokio::join!(Wire::login(self.worlds.direct.port(), spec, ANSWER), Wire::login(port, spec, ANSWER));
+        let (direct, one) = direct?;
+        let Ok((proxied, other)) = proxied else {
+            let title = format!("({} connects)", client_name(client));
+            self.exchanges.push(Exchange { title, direct: one, proxied: vec![Reply::Closed] });
+            return Err(self.differs_as("no connection"));
+        };
+        self.pairs[client] = Some(Pair { direct, proxied });
+        self.compare(client, "(connects)".into(), one, other).await?;
+        self.parameters(client).await
+    }
+
+    /// Has clients send what they send, all at once, and takes their answers.
+    async fn send(&mut self, packets: &[Packet]) -> Result<(), Stop> {
+        for packet in packets {
+            let closed = |pair: &Pair| pair.direct.is_closed() && pair.proxied.is_closed();
+            if self.pairs[packet.client].as_ref().is_none_or(closed) {
+                self.login(packet.client).await?;
+            }
+        }
+        for packet in packets {
+            let Some(pair) = &mut self.pairs[packet.client] else { continue };
+            tokio::join!(pair.direct.send(&packet.messages), pair.proxied.send(&packet.messages));
+        }
+        for packet in packets {
+            let Some(pair) = &mut self.pairs[packet.client] else { continue };
+            let (direct, proxied) = tokio::join!(pair.direct.settle(ANSWER), pair.proxied.settle(self.patience.answer));
+            let ready = direct.iter().any(|reply| matches!(reply, Reply::Ready(_)));
+            let end = if self.step == self.session.steps.len() { "(at the end) " } else { "" };
+            self.compare(packet.client, format!("{end}{packet}"), direct, proxied).await?;
+            if ready {
+                self.parameters(packet.client).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn compare(
+        &mut self,
+        client: usize,
+        title: String,
+        direct: Vec<Reply>,
+        proxied: Vec<Reply>,
+    ) -> Result<(), Stop> {
+        if direct.contains(&Reply::Silence) {
+            return Err(Stop::Invalid(format!("no answer from PostgreSQL itself: {title}; came: {direct:?}")));
+        }
+        let compared = if self.excused[client] {
+            foreign(client, &direct, &proxied).map_or(Compared::Alike, |seen| Compared::Differ(Box::new(seen)))
+        } else {
+            let spec = &self.session.clients[client];
+            let before = self.before(client);
+            let mut scene = Scene { before, ..Scene::new(&mut self.oids, &spec.database, self.config) };
+            compare(&mut scene, self.allowed, &direct, &proxied)
+        };
+        // What is said apart from answers is worth a word only where it differs.
+        if compared != Compared::Alike || !title.starts_with('(') {
+            self.exchanges.push(Exchange { title, direct, proxied });
+        }
+        match compared {
+            Compared::Alike => Ok(()),
+            Compared::Over => Err(Stop::Over),
+            Compared::Differ(mismatch) => {
+                let refused = matches!(&mismatch.proxied, Some(Reply::Error(fields)) if fields.code() == "53300");
+                if refused && self.is_starved(client).await { Err(Stop::Starved) } else { Err(self.differs(&mismatch)) }
+            }
+        }
+    }
+
+    /// What of the steps so far, this one included, matters to rules.
+    fn before(&self, client: usize) -> Before {
+        let open = self.pairs[client].as_ref().is_none_or(|pair| !pair.direct.is_idle());
+        let unfinished = |pair: &Option<Pair>| pair.as_ref().is_some_and(|pair| pair.direct.is_unfinished());
+        let others_unfinished = self.pairs.iter().enumerate().any(|(other, pair)| other != client && unfinished(pair));
+        Before { others_unfinished, ..Before::of(self.session, self.step, client, open) }
+    }
+
+    fn differs(&mut self, mismatch: &Mismatch) -> Stop {
+        Stop::Differs(Box::new(Difference {
+            kind: mismatch.kind(),
+            exchanges: std::mem::take(&mut self.exchanges),
+            at: mismatch.at,
+            step: self.step,
+        }))
+    }
+
+    /// Whether the other clients of the pool may well hold all of its connections.
+    async fn is_starved(&self, client: usize) -> bool {
+        let pinned = self.proxy.metrics().await.sum("kingpost_clients_pinned", &[]) as usize;
+        let open = |pair: &Option<Pair>| pair.as_ref().is_some_and(|pair| !pair.direct.is_idle());
+        let others = self.pairs.iter().enumerate().filter(|(index, pair)| *index != client && open(pair)).count();
+        pinned + others >= self.session.pool
+    }
+
+    /// Compares what the client was told of its parameters.
+    async fn parameters(&mut self, client: usize) -> Result<(), Stop> {
+        let Some(pair) = &self.pairs[client] else { return Ok(()) };
+        if self.excused[client] {
+            return Ok(());
+        }
+        let mut names: Vec<&String> = pair.direct.parameters.keys().chain(pair.proxied.parameters.keys()).collect();
+        names.sort();
+        names.dedup();
+        let told = |wire: &Wire, name: &String| {
+            wire.parameters.get(name).map(|value| Reply::Parameter(name.clone(), value.clone()))
+        };
+        let pairs: Vec<(Option<Reply>, Option<Reply>)> =
+            names.into_iter().map(|name| (told(&pair.direct, name), told(&pair.proxied, name))).collect();
+        for (direct, proxied) in pairs.into_iter().filter(|(direct, proxied)| direct != proxied) {
+            let title = format!("({}: parameters as reported)", client_name(client));
+            self.compare(client, title, direct.into_iter().collect(), proxied.into_iter().collect()).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until everybody who is idle has heard in the proxy's world what it has heard in the direct one.
+    async fn notifications(&mut self) -> Result<(), Stop> {
+        if !self.notifies {
+            return Ok(());
+        }
+        for client in 0..self.pairs.len() {
+            let Some(pair) = &mut self.pairs[client] else { continue };
+            if !pair.direct.is_idle() || !pair.proxied.is_idle() {
+                continue;
+            }
+            // Whoever notified has been answered, so the signal is there; PostgreSQL looks at it before it says that it is ready.
+            pair.direct.send(&[Message::Sync]).await;
+            pair.direct.settle(ANSWER).await;
+            let expected = pair.direct.notifications.len();
+            let odd = pair.proxied.listen(self.patience.follows, |wire| wire.notifications.len() >= expected).await;
+            let (mut direct, mut proxied) =
+                (std::mem::take(&mut pair.direct.notifications), std::mem::take(&mut pair.proxied.notifications));
+            proxied.extend(odd);
+            if direct.is_empty() && proxied.is_empty() {
+                continue;
+            }
+            let processes: Vec<(u32, u32)> =
+                self.pairs.iter().map(|pair| pair.as_ref().map_or((0, 0), processes)).collect();
+            rename(&mut direct, &processes.iter().map(|pair| pair.0).collect::<Vec<_>>());
+            rename(&mut proxied, &processes.iter().map(|pair| pair.1).collect::<Vec<_>>());
+            self.compare(client, format!("({}: notifications)", client_name(client)), direct, proxied).await?;
+        }
+        Ok(())
+    }
+
+    /// A client says goodbye. What it has held is free before anybody else goes on.
+    async fn leave(&mut self, client: usize) -> Result<(), Stop> {
+        let Some(pair) = self.pairs[client].take() else { return Ok(()) };
+        let process = pair.direct.process;
+        tokio::join!(pair.direct.terminate(), pair.proxied.terminate());
+        if process != 0 {
+            self.worlds.direct.wait_gone(process).await?;
+        }
+        // What others hold in the middle of something may differ: statements are prepared elsewhere, units are kept.
+        let idle = |pair: &Pair| pair.direct.is_idle() && pair.proxied.is_idle();
+        let alone = self.pairs.iter().flatten().all(idle);
+        let end = Instant::now() + if alone { self.patience.follows } else { OTHERS };
+        loop {
+            let direct = self.worlds.direct.locks().await?;
+            let mut left = self.worlds.proxied.locks().await?;
+            left.retain(|lock| !direct.contains(lock));
+            if left.is_empty() || (!alone && Instant::now() > end) {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                let as_row =
+                    |lines: Vec<String>| lines.into_iter().map(|line| Reply::Row(vec![Some(line.into())])).collect();
+                let title = format!("({} has left: locks of clients)", client_name(client));
+                self.exchanges.push(Exchange { title, direct: as_row(direct), proxied: as_row(left) });
+                return Err(self.differs_as("locks"));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn differs_as(&mut self, kind: &str) -> Stop {
+        let exchanges = std::mem::take(&mut self.exchanges);
+        Stop::Differs(Box::new(Difference { kind: kind.into(), exchanges, at: 0, step: self.step }))
+    }
+
+    /// Makes sure that whatever somebody was still to hear has come: a client of each database and user begins to listen, and the last
+    /// notification of all comes to it by the way by which others have come before.
+    async fn last_notifications(&mut self) -> Result<(), Stop> {
+        if !self.notifies {
+            return Ok(());
+        }
+        let mut witnesses: Vec<(&Client, Wire, Wire)> = Vec::new();
+        for spec in self.session.clients.iter().filter(|spec| !spec.past) {
+            if witnesses.iter().any(|(known, ..)| (&known.user, &known.database) == (&spec.user, &spec.database)) {
+                continue;
+            }
+            let plain = Client { parameters: Vec::new(), ..spec.clone() };
+            let (direct, proxied) = tokio::join!(
+                Wire::login(self.worlds.direct.port(), &plain, ANSWER),
+                Wire::login(self.proxy.port(), &plain, self.patience.answer)
+            );
+            let ((mut direct, _), (mut proxied, _)) = (direct?, proxied?);
+            let listen = [Message::Query(CHANNELS.map(|channel| format!("listen {channel}")).join("; "))];
+            tokio::join!(direct.send(&listen), proxied.send(&listen));
+            tokio::join!(direct.settle(ANSWER), proxied.settle(self.patience.answer));
+            if proxied.status == b'I' {
+                witnesses.push((spec, direct, proxied));
+            }
+        }
+        let (direct, proxied) =
+            tokio::join!(self.worlds.direct.notify(&CHANNELS), self.worlds.proxied.notify(&CHANNELS));
+        direct.and(proxied)?;
+        for (_, _, proxied) in &mut witnesses {
+            proxied.listen(self.patience.follows, |wire| wire.notifications.len() >= CHANNELS.len()).await;
+        }
+        self.notifications().await
+    }
+
+    /// Everybody leaves; then both databases hold the same.
+    async fn end(&mut self) -> Result<(), Stop> {
+        self.last_notifications().await?;
+        for client in 0..self.pairs.len() {
+            let Some(pair) = &self.pairs[client] else { continue };
+            if !pair.direct.is_closed() {
+                let mut messages = Vec::new();
+                if pair.direct.is_copying() {
+                    messages.push(Message::CopyFail("the end".into()));
+                }
+                messages.push(Message::Sync);
+                let packet = Packet { client, messages };
+                self.send(&[packet]).await?;
+            }
+            self.leave(client).await?;
+        }
+        let (direct, proxied) = tokio::join!(self.worlds.direct.dump(), self.worlds.proxied.dump());
+        let (direct, proxied) = (direct?, proxied?);
+        if direct == proxied {
+            return Ok(());
+        }
+        let only = |one: &[String], other: &[String]| -> Vec<Reply> {
+            let lines = one.iter().filter(|line| !other.contains(line)).cloned();
+            lines.map(|line| Reply::Row(vec![Some(line.into())])).collect()
+        };
+        let title = "(what the databases hold at the end, as far as it differs)".to_owned();
+        let (only_direct, only_proxied) = (only(&direct, &proxied), only(&proxied, &direct));
+        self.exchanges.push(Exchange { title, direct: only_direct, proxied: only_proxied });
+        Err(self.differs_as("databases"))
+    }
+}
+
+fn processes(pair: &Pair) -> (u32, u32) {
+    (pair.direct.process, pair.proxied.process)
+}
+
+/// Puts the place of the client in the place of its process id, counted from 1; 0: nobody's.
+fn rename(replies: &mut [Reply], processes: &[u32]) {
+    for reply in replies {
+        if let Reply::Notification { process, .. } = reply {
+            let place = processes.iter().position(|known| known == process);
+            *process = place.map_or(0, |place| place as u32 + 1);
+        }
+    }
+}
+
+/// What another client has left behind, in an answer to one whose own state may be lost: a value with another client's mark (`ta` is that of
+/// client `a`) that PostgreSQL did not show.
+fn foreign(client: usize, direct: &[Reply], proxied: &[Reply]) -> Option<Mismatch> {
+    let is_mark = |value: &[u8]| matches!(value, [b't', letter @ b'a'..=b'z'] if *letter != b'a' + client as u8);
+    let has_mark = |reply: &Reply| match reply {
+        Reply::Row(values) => values.iter().flatten().any(|value| is_mark(value)),
+        _ => false,
+    };
+    let at = proxied.iter().position(|reply| has_mark(reply) && !direct.contains(reply))?;
+    Some(Mismatch { at, direct: direct.get(at).cloned(), proxied: proxied.get(at).cloned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_of_another_client_is_found() {
+        let row = |value: &str| Reply::Row(vec![Some(value.into())]);
+        let found = |direct: &[Reply], proxied: &[Reply]| foreign(0, direct, proxied).is_some();
+        assert!(!found(&[row("ta")], &[row("")]), "lost");
+        assert!(!found(&[row("")], &[row("ta")]), "its own");
+        assert!(found(&[row("")], &[row("tb")]));
+        assert!(!found(&[row("tb")], &[row("tb")]), "what everybody sees");
+        assert!(!found(&[row("")], &[row("tbx")]), "no mark");
+    }
+
+    #[test]
+    fn processes_are_named_by_their_client() {
+        let notification = |process| Reply::Notification { process, channel: "c".into(), payload: String::new() };
+        let mut replies = vec![notification(7), notification(9)];
+        rename(&mut replies, &[5, 7]);
+        assert_eq!(replies, [notification(2), notification(0)]);
+    }
+}

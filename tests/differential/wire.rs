@@ -1,0 +1,182 @@
+//! One connection of a session's client, to a server or to the proxy.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::time::{Duration, Instant};
+
+use kingpost_tests::raw;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::outstanding::Outstanding;
+use crate::reply::Reply;
+use crate::session::{Client, Message};
+
+/// A message that claims to be longer is not read.
+const LONGEST: usize = 64 << 20;
+
+/// A connection that has logged in, or was refused.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+    outstanding: Outstanding,
+    /// Parameters as the server has reported them.
+    pub(crate) parameters: BTreeMap<String, String>,
+    /// The process id of BackendKeyData; 0: none was told.
+    pub(crate) process: u32,
+    /// Status in the last ReadyForQuery; 0: there was none.
+    pub(crate) status: u8,
+    /// Notifications that have come, apart from the answers.
+    pub(crate) notifications: Vec<Reply>,
+    closed: bool,
+}
+
+impl Wire {
+    /// Connects and logs in; gives what the server said up to its first ReadyForQuery, or up to the end.
+    ///
+    /// # Errors
+    /// When the port does not accept.
+    pub(crate) async fn login(port: u16, client: &Client, limit: Duration) -> io::Result<(Wire, Vec<Reply>)> {
+        let stream = TcpStream::connect(("127.0.0.1", port)).await?;
+        stream.set_nodelay(true)?;
+        let mut wire = Wire {
+            stream,
+            buffer: Vec::new(),
+            outstanding: Outstanding::default(),
+            parameters: BTreeMap::new(),
+            process: 0,
+            status: 0,
+            notifications: Vec::new(),
+            closed: false,
+        };
+        let mut parameters = vec![("user", &*client.user), ("database", &*client.database)];
+        parameters.extend(client.parameters.iter().map(|(name, value)| (&**name, &**value)));
+        let _ = wire.stream.write_all(&raw::startup(3 << 16, &parameters)).await;
+        // A login is answered as a Sync is: anything, then ReadyForQuery.
+        wire.outstanding.sent(&Message::Sync);
+        let replies = wire.settle(limit).await;
+        Ok((wire, replies))
+    }
+
+    /// Sends messages in one write. That the peer has closed is found by the next read.
+    pub(crate) async fn send(&mut self, messages: &[Message]) {
+        let mut bytes = Vec::new();
+        for message in messages {
+            message.encode(&mut bytes);
+            self.outstanding.sent(message);
+        }
+        // A peer that does not read is found by its silence.
+        let _ = timeout(Duration::from_secs(5), self.stream.write_all(&bytes)).await;
+    }
+
+    /// Reads until nothing more is owed. The last reply is [`Reply::Closed`] or [`Reply::Silence`] (none for as long as `limit`) when it does not
+    /// come to that. ParameterStatus and notifications are kept apart.
+    pub(crate) async fn settle(&mut self, limit: Duration) -> Vec<Reply> {
+        let mut replies = Vec::new();
+        while !self.closed && !self.outstanding.is_settled() {
+            match self.read(limit).await {
+                Ok(Some(reply)) => {
+                    let ends = matches!(reply, Reply::Closed);
+                    self.note(reply, &mut replies);
+                    if ends {
+                        break;
+                    }
+                }
+                Ok(None) | Err(_) => {
+                    replies.push(Reply::Silence);
+                    break;
+                }
+            }
+        }
+        replies
+    }
+
+    /// Reads what comes by itself until `enough` says so, or nothing has come by the end of `limit`. Gives what was not a notification or
+    /// ParameterStatus: there should be none.
+    pub(crate) async fn listen(&mut self, limit: Duration, enough: impl Fn(&Wire) -> bool) -> Vec<Reply> {
+        let mut replies = Vec::new();
+        let end = Instant::now() + limit;
+        while !self.closed && !enough(self) {
+            match self.read(end.saturating_duration_since(Instant::now())).await {
+                Ok(Some(reply)) => self.note(reply, &mut replies),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        replies
+    }
+
+    fn note(&mut self, reply: Reply, replies: &mut Vec<Reply>) {
+        match reply {
+            Reply::Parameter(name, value) => {
+                self.parameters.insert(name, value);
+            }
+            Reply::Notification { .. } => self.notifications.push(reply),
+            Reply::Key(process) => self.process = process,
+            Reply::Ready(status) => {
+                self.status = status;
+                replies.push(reply);
+            }
+            reply => replies.push(reply),
+        }
+    }
+
+    /// The next message; None: nothing came.
+    async fn read(&mut self, limit: Duration) -> io::Result<Option<Reply>> {
+        let end = Instant::now() + limit;
+        loop {
+            if let Some(reply) = self.next_buffered()? {
+                return Ok(Some(reply));
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            match timeout(left, self.stream.read_buf(&mut self.buffer)).await {
+                Err(_) => return Ok(None),
+                Ok(Ok(0)) | Ok(Err(_)) => {
+                    self.closed = true;
+                    return Ok(Some(Reply::Closed));
+                }
+                Ok(Ok(_)) => {}
+            }
+        }
+    }
+
+    fn next_buffered(&mut self) -> io::Result<Option<Reply>> {
+        let Some(head) = self.buffer.get(..5) else { return Ok(None) };
+        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        if !(4..LONGEST).contains(&length) {
+            return Err(io::Error::other(format!("a message of length {length}")));
+        }
+        let Some(body) = self.buffer.get(5..=length) else { return Ok(None) };
+        let (kind, reply) = (self.buffer[0], Reply::decode(self.buffer[0], body));
+        self.buffer.drain(..=length);
+        self.outstanding.received(kind);
+        Ok(Some(reply))
+    }
+
+    /// Whether the server waits for CopyData.
+    pub(crate) fn is_copying(&self) -> bool {
+        self.outstanding.is_copying()
+    }
+
+    /// Whether the server has nothing of this client to do, in no transaction.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.status == b'I' && self.outstanding.is_empty() && !self.closed
+    }
+
+    /// Whether messages were sent that the server need not have answered yet, for want of a Sync or Flush.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.outstanding.is_settled() && self.outstanding.has_queued()
+    }
+
+    /// Whether the connection is closed, as far as is known.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Says goodbye.
+    pub(crate) async fn terminate(mut self) {
+        let _ = self.stream.write_all(&raw::message(b'X', &[])).await;
+        let _ = self.stream.shutdown().await;
+    }
+}

@@ -1,0 +1,320 @@
+//! The two worlds in which a session runs: PostgreSQL by itself, and PostgreSQL behind the proxy. Both begin each session alike.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use kingpost_tests::{Cluster, Kingpost, KingpostBuilder, Relay, SOON};
+use tokio_postgres::{Client, SimpleQueryMessage};
+use toml::{Table, Value};
+
+use crate::config::{Config, Needs};
+use crate::session::Session;
+
+/// Databases that clients connect to.
+pub(crate) const DATABASES: [&str; 2] = ["app", "shop"];
+/// Users that clients log in as.
+pub(crate) const USERS: [&str; 3] = ["alice", "bob", "carol"];
+/// Who changes things past the proxy.
+pub(crate) const PAST_USER: &str = "boss";
+
+const ROLES: &str = include_str!("roles.sql");
+const ONCE: &str = include_str!("once.sql");
+const FULL: &str = include_str!("full.sql");
+const FULL_APP: &str = include_str!("full_app.sql");
+const FULL_SHOP: &str = include_str!("full_shop.sql");
+const ROWS: &str = include_str!("rows.sql");
+const ROWS_APP: &str = include_str!("rows_app.sql");
+const ROWS_SHOP: &str = include_str!("rows_shop.sql");
+
+/// How often a condition is looked at.
+const POLL: Duration = Duration::from_millis(2);
+/// A replica that has not replayed a step for so long is kept from it.
+const REPLAY: Duration = Duration::from_secs(2);
+/// After so many sessions the catalogs are vacuumed: each session's DDL leaves dead rows in them.
+const VACUUM_AFTER: u32 = 300;
+/// What is no client's, and what clients' are.
+const CLIENTS: &str = "backend_type = 'client backend' and usename <> 'postgres'";
+
+/// One primary with connections that prepare it and look into it.
+#[derive(Debug)]
+pub(crate) struct World {
+    cluster: Cluster,
+    admins: BTreeMap<&'static str, Client>,
+    replica: Option<Client>,
+    /// The last session may have changed more than rows.
+    dirty: bool,
+    sessions: u32,
+}
+
+/// Both worlds.
+#[derive(Debug)]
+pub(crate) struct Worlds {
+    pub(crate) direct: World,
+    pub(crate) proxied: World,
+    relay: Option<Relay>,
+}
+
+/// A running proxy; its files are removed with it.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    pub(crate) kingpost: Kingpost,
+    /// Its log and its configuration.
+    files: [PathBuf; 2],
+}
+
+impl Proxy {
+    /// What its log says of a panic, or that the process has ended by itself.
+    pub(crate) fn broken(&self) -> Option<String> {
+        let log = String::from_utf8_lossy(&std::fs::read(&self.files[0]).unwrap_or_default()).into_owned();
+        let panic = log.lines().find(|line| line.contains("panicked at")).map(str::to_owned);
+        let ended = self.kingpost.process().exit_status().map(|status| format!("the proxy has ended: {status}"));
+        panic.or(ended)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        for file in &self.files {
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+/// Whether a session may leave more behind than changed rows.
+fn is_dirty(session: &Session) -> bool {
+    const WORDS: [&str; 10] =
+        ["create", "alter", "drop", "rename", "grant", "revoke", "truncate", "security", "comment on", "scratch"];
+    !session.setup.is_empty()
+        || session.texts().any(|text| {
+            let text = text.to_ascii_lowercase();
+            WORDS.iter().any(|word| text.contains(word))
+        })
+}
+
+/// The first column of each row.
+async fn column(client: &Client, sql: &str) -> Result<Vec<String>, tokio_postgres::Error> {
+    let messages = client.simple_query(sql).await?;
+    let values = messages.iter().filter_map(|message| match message {
+        SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or("").to_owned()),
+        _ => None,
+    });
+    Ok(values.collect())
+}
+
+async fn value(client: &Client, sql: &str) -> Result<String, tokio_postgres::Error> {
+    Ok(column(client, sql).await?.pop().unwrap_or_default())
+}
+
+impl World {
+    async fn start(replicas: usize) -> World {
+        let builder = Cluster::builder().replicas(replicas);
+        // Who would block is refused, and soon. One at a time there are no deadlocks.
+        let builder = builder.setting("lock_timeout", "150ms").setting("max_prepared_transactions", "10");
+        let cluster = builder.setting("autovacuum", "off").setting("log_min_messages", "panic").start().await;
+        let mut admins = BTreeMap::new();
+        cluster.primary().execute(ROLES.split("create database").next().unwrap_or_default()).await;
+        cluster.primary().execute("create database shop").await;
+        cluster.primary().execute("grant all on database app, shop to public").await;
+        for database in DATABASES {
+            let mut config = cluster.primary().admin_config();
+            let admin = cluster.primary().endpoint().connect_as(config.dbname(database)).await;
+            admin.batch_execute(ONCE).await.unwrap_or_else(|e| panic!("prepare {database}: {e:?}"));
+            admins.insert(database, admin);
+        }
+        let replica = match cluster.replicas() {
+            [] => None,
+            [first, ..] => Some(first.admin().await),
+        };
+        World { cluster, admins, replica, dirty: true, sessions: 0 }
+    }
+
+    /// Port of the primary.
+    pub(crate) fn port(&self) -> u16 {
+        self.cluster.primary().port()
+    }
+
+    fn admin(&self, database: &str) -> &Client {
+        self.admins.get(database).unwrap_or_else(|| &self.admins[DATABASES[0]])
+    }
+
+    /// Ends whatever clients are left, and brings everything to where each session begins.
+    async fn reset(&mut self, session: &Session) -> Result<(), tokio_postgres::Error> {
+        let admin = self.admin(DATABASES[0]);
+        let end = Instant::now() + SOON;
+        let kill = format!("select pg_terminate_backend(pid) from pg_stat_activity where {CLIENTS}");
+        while !column(admin, &kill).await?.is_empty() && Instant::now() < end {
+            tokio::time::sleep(POLL).await;
+        }
+        if self.dirty {
+            let mut roles = String::from("drop database if exists fresh; ");
+            for name in USERS {
+                roles.push_str(&format!("alter role {name} reset all; "));
+            }
+            for database in DATABASES {
+                roles.push_str(&format!("alter database {database} reset all; "));
+            }
+            // CREATE and DROP DATABASE must be texts of their own.
+            for statement in roles.split("; ").filter(|statement| !statement.is_empty()) {
+                admin.batch_execute(statement).await?;
+            }
+        }
+        for database in DATABASES {
+            let admin = self.admin(database);
+            let (full, rows) = if database == "app" { (FULL_APP, ROWS_APP) } else { (FULL_SHOP, ROWS_SHOP) };
+            let sql = if self.dirty { format!("{FULL}\n{full}\n{ROWS}\n{rows}") } else { format!("{ROWS}\n{rows}") };
+            admin.batch_execute(&sql).await?;
+        }
+        if self.dirty {
+            self.admin(DATABASES[0]).batch_execute("drop role if exists dora").await?;
+        }
+        self.sessions += 1;
+        if self.sessions.is_multiple_of(VACUUM_AFTER) {
+            for admin in self.admins.values() {
+                admin.batch_execute("vacuum").await?;
+            }
+        }
+        for setup in &session.setup {
+            self.admin(&setup.database).batch_execute(&setup.sql).await?;
+        }
+        self.dirty = is_dirty(session);
+        while !self.catch_up().await? {
+            assert!(Instant::now() < end, "the replica does not replay");
+        }
+        Ok(())
+    }
+
+    /// Waits until the replica has replayed all commits so far, and gives whether it has: who reads there may keep it from that.
+    pub(crate) async fn catch_up(&self) -> Result<bool, tokio_postgres::Error> {
+        let Some(replica) = &self.replica else { return Ok(true) };
+        let flushed = value(self.admin(DATABASES[0]), "select pg_current_wal_flush_lsn()").await?;
+        let sql = format!("select coalesce(pg_last_wal_replay_lsn() >= '{flushed}', false)");
+        let end = Instant::now() + REPLAY;
+        while value(replica, &sql).await? != "t" {
+            if Instant::now() > end {
+                return Ok(false);
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(true)
+    }
+
+    /// Has the replica replay nothing any more, or go on.
+    async fn hold_replica(&self, hold: bool) -> Result<(), tokio_postgres::Error> {
+        let Some(replica) = &self.replica else { return Ok(()) };
+        let (act, state) = if hold { ("pause", "paused") } else { ("resume", "not paused") };
+        replica.batch_execute(&format!("select pg_wal_replay_{act}()")).await?;
+        let end = Instant::now() + SOON;
+        while value(replica, "select pg_get_wal_replay_pause_state()").await? != state && Instant::now() < end {
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    /// Notifies on channels, in every database.
+    pub(crate) async fn notify(&self, channels: &[&str]) -> Result<(), tokio_postgres::Error> {
+        for admin in self.admins.values() {
+            for channel in channels {
+                admin.batch_execute(&format!("select pg_notify('{channel}', 'the end')")).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Locks that clients hold and others would notice, as lines.
+    pub(crate) async fn locks(&self) -> Result<Vec<String>, tokio_postgres::Error> {
+        let sql = format!(
+            "select format('%s %s %s %s', l.locktype, d.datname, mode, \
+                case l.locktype when 'advisory' then l.objid::text else (select relname from pg_class c where c.oid = l.relation) end) \
+             from pg_locks l join pg_stat_activity a using (pid) left join pg_database d on d.oid = l.database \
+             where {CLIENTS} and (locktype = 'advisory' or (locktype = 'relation' and mode <> 'AccessShareLock')) order by 1"
+        );
+        column(self.admin(DATABASES[0]), &sql).await
+    }
+
+    /// Waits until the server has no process of this id.
+    pub(crate) async fn wait_gone(&self, process: u32) -> Result<(), tokio_postgres::Error> {
+        let sql = format!("select count(*) from pg_stat_activity where pid = {process}");
+        let end = Instant::now() + SOON;
+        while value(self.admin(DATABASES[0]), &sql).await? != "0" && Instant::now() < end {
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    /// Everything that a session may have changed, as lines.
+    pub(crate) async fn dump(&self) -> Result<Vec<String>, tokio_postgres::Error> {
+        let mut lines = Vec::new();
+        for database in DATABASES {
+            lines.push(format!("database {database}"));
+            lines.extend(column(self.admin(database), "select * from world.dump()").await?);
+        }
+        Ok(lines)
+    }
+}
+
+impl Worlds {
+    /// Starts the servers that some configurations need together.
+    pub(crate) async fn start(needs: Needs) -> Worlds {
+        let (direct, proxied) = tokio::join!(World::start(0), World::start(usize::from(needs.replica)));
+        let mut relay = None;
+        if needs.relay {
+            let mut one = Relay::of(&proxied.cluster, proxied.port());
+            one.start().await;
+            relay = Some(one);
+        }
+        Worlds { direct, proxied, relay }
+    }
+
+    /// Prepares both worlds for a session, and starts the proxy.
+    ///
+    /// # Errors
+    /// When a server refuses what prepares a session.
+    pub(crate) async fn begin(&mut self, session: &Session, config: &Config) -> Result<Proxy, tokio_postgres::Error> {
+        self.proxied.hold_replica(false).await?;
+        let (direct, proxied) = tokio::join!(self.direct.reset(session), self.proxied.reset(session));
+        direct.and(proxied)?;
+        let proxy = self.proxy(session, config).await;
+        self.proxied.hold_replica(config.late).await?;
+        Ok(proxy)
+    }
+
+    async fn proxy(&self, session: &Session, config: &Config) -> Proxy {
+        let mut builder: KingpostBuilder<'_> = Kingpost::of(&self.proxied.cluster);
+        if !config.replica {
+            let node = self.proxied.cluster.primary();
+            let address = format!("127.0.0.1:{}", node.port());
+            let node = Table::from_iter([("name".into(), node.name().into()), ("address".into(), address.into())]);
+            builder = builder.set("cluster.nodes", vec![Value::Table(node)]);
+        }
+        if let (true, Some(relay)) = (config.relay, &self.relay) {
+            let address = format!("127.0.0.1:{}", relay.port());
+            let relay = Table::from_iter([("name".into(), "r1".into()), ("address".into(), address.into())]);
+            builder = builder.add("cluster.relays", relay);
+        }
+        builder = builder
+            .set("proxy.pool.size", session.pool as i64)
+            .set("proxy.pool.wait_timeout", "3s")
+            .set("cluster.lag_limit", "1h");
+        for (key, value) in config.settings() {
+            builder = builder.set(&key, value);
+        }
+        let kingpost = builder.start().await;
+        let config = kingpost.config_path().to_owned();
+        let files = [config.with_extension("log"), config];
+        Proxy { kingpost, files }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_changes_more_than_rows_is_known() {
+        let of = |text: &str| crate::text::parse(&format!("client a x y\na: Q \"{text}\"")).unwrap().session;
+        assert!(!is_dirty(&of("update kv set v = 1")));
+        assert!(is_dirty(&of("ALTER TABLE t ADD z int")));
+        assert!(is_dirty(&of("select 1; drop table t")));
+    }
+}
