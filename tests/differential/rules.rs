@@ -136,6 +136,12 @@ pub(crate) const RULES: &[Rule] = &[
         covers: prepared_anew,
     },
     Rule {
+        name: "described-failed",
+        what: "in a failed transaction `Describe` of a statement that returns no rows may say 25P02",
+        why: "PostgreSQL describes it even then, but a server connection that does not have the statement cannot be given it",
+        covers: described_failed,
+    },
+    Rule {
         name: "kept-unit",
         what: "messages that no Sync or Flush has followed yet are not carried out, and lock nothing",
         why: "what is executed as one is routed as one ([0004](decisions/0004-units-and-replay.md)); PostgreSQL keeps only the answers",
@@ -169,9 +175,8 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "time",
-        what: "`now()` in a transaction is the time of its first statement, not of `BEGIN`; `'now'::timestamptz` in a text that somebody prepared before \
-               is the time of then (not generated)",
-        why: "`BEGIN` goes to a server with the statement after it ([0022](decisions/0022-deferred-begin.md)); prepared statements are shared",
+        what: "`now()` in a transaction is the time of its first statement, not of `BEGIN` (not generated)",
+        why: "`BEGIN` goes to a server with the statement after it ([0022](decisions/0022-deferred-begin.md))",
         covers: elsewhere,
     },
     Rule {
@@ -289,6 +294,11 @@ fn placeholder(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply
 fn prepared_anew(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let refused = matches!(direct, Some(Reply::Error(fields)) if fields.code() == "0A000");
     (refused && matches!(proxied, Some(Reply::Plain(b'2')))).then_some(Verdict::Over)
+}
+
+fn described_failed(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let refused = matches!(proxied, Some(Reply::Error(fields)) if fields.code() == "25P02");
+    (refused && matches!(direct, Some(Reply::Parameters(_)))).then_some(Verdict::Over)
 }
 
 fn kept_unit(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {

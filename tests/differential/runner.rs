@@ -185,8 +185,9 @@ async fn run(
         if let Err(Stop::Differs(difference)) = ended {
             run.exchanges = difference.exchanges;
         }
+        let title = format!("(the proxy's log) {line}");
         let said = vec![Reply::Row(vec![Some(line.into())])];
-        run.exchanges.push(Exchange { title: "(the proxy's log)".into(), direct: Vec::new(), proxied: said });
+        run.exchanges.push(Exchange { title, direct: Vec::new(), proxied: said });
         ended = Err(run.differs_as("panic"));
     }
     if !config.proof.is_empty() && proxy.kingpost.process().exit_status().is_none() {

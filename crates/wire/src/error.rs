@@ -51,6 +51,10 @@ sqlstates! {
     IDLE_IN_TRANSACTION_TIMEOUT = b"25P03";
     /// invalid_sql_statement_name
     INVALID_STATEMENT_NAME = b"26000";
+    /// invalid_cursor_name
+    INVALID_CURSOR_NAME = b"34000";
+    /// object_not_in_prerequisite_state
+    OBJECT_NOT_IN_PREREQUISITE_STATE = b"55000";
     /// invalid_authorization_specification
     INVALID_AUTHORIZATION = b"28000";
     /// invalid_password

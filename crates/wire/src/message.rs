@@ -300,6 +300,14 @@ pub fn close_statement(out: &mut Vec<u8>, name: &[u8]) {
     });
 }
 
+/// `Close` of a portal.
+pub fn close_portal(out: &mut Vec<u8>, name: &[u8]) {
+    message(out, b'C', |out| {
+        out.push(b'P');
+        cstr(out, name);
+    });
+}
+
 /// `Describe` of a prepared statement.
 pub fn describe_statement(out: &mut Vec<u8>, name: &[u8]) {
     message(out, b'D', |out| {

@@ -18,6 +18,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sql::{Class, Flags};
 use topology::{Durable, MOST_RELAYS, Role, Topology};
 use watermark::{Lsn, Ticket, Waiters};
 use wire::message::Status;
@@ -443,9 +444,15 @@ impl Core {
 
     /// A text that may change `synchronous_commit` for the commits that follow it. (A function that does so for its own
     /// transaction is not seen: as with PostgreSQL's own synchronous replication, that transaction's commit is not waited for.)
-    pub(in crate::core) fn note_unflushed(&mut self, c: usize, text: &[u8]) {
+    pub(in crate::core) fn note_unflushed(&mut self, c: usize, text: &[u8], class: Class) {
         let gated = self.pools.get(self.clients[c].pool).is_some_and(|pool| pool.gate.relays > 0);
-        if gated && (mentions(text, b"synchronous_commit") || mentions(text, b"set_config")) {
+        if !gated || self.clients[c].unflushed {
+            return;
+        }
+        // `set_config('app.tenant', …)` is none; `set_config($1, …)` may be one.
+        let may_set =
+            || class.flags.has(Flags::UNKNOWN) || self.classifier.changes(text).is_none_or(|changes| changes.doubt);
+        if mentions(text, b"synchronous_commit") || (mentions(text, b"set_config") && may_set()) {
             self.clients[c].unflushed = true;
         }
     }

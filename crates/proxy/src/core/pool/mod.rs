@@ -209,32 +209,21 @@ impl Core {
         Ok(())
     }
 
-    /// A client leaves, if it has shown who it is.
+    /// A client leaves its pool, if it has shown who it is.
     pub(in crate::core) fn leaves_pool(&mut self, c: usize) {
         let p = self.clients[c].pool;
         let Some(pool) = self.pools.get_mut(p) else { return };
         pool.clients -= 1;
         pool.note_use(self.now);
-        if pool.is_unused() && !pool.known {
-            // Nobody has ever got in: there may be no such database.
-            self.forget_waiters(p, c);
-            self.pools.remove(p);
-        }
     }
 
-    /// Nobody who is gone is in the queues of a pool that is about to be forgotten.
-    fn forget_waiters(&mut self, p: usize, c: usize) {
-        debug_assert!(
-            self.pools[p].writers.iter().chain(&self.pools[p].readers).all(|waiter| waiter.client.index() == c)
-        );
-        self.pools[p].writers.clear();
-        self.pools[p].readers.clear();
-    }
-
-    /// Forgets pools that have not been used for long.
+    /// Forgets pools that have not been used for long, and those of databases and users that no server has accepted: there may be none.
+    ///
+    /// In the middle of a turn a pool stays, though its last client has left: who has caused that may go on to use it.
     pub(in crate::core) fn forget_pools(&mut self) {
         let old = |pool: &Pool| {
-            pool.is_unused() && pool.unused_since.is_some_and(|since| over(since, FORGOTTEN_AFTER, self.now))
+            let long = || pool.unused_since.is_some_and(|since| over(since, FORGOTTEN_AFTER, self.now));
+            pool.is_unused() && (!pool.known || long())
         };
         let old: Vec<usize> = self.pools.iter().filter(|(_, pool)| old(pool)).map(|(p, _)| p).collect();
         for p in old {

@@ -31,7 +31,7 @@ use super::prepared::Held;
 use super::token::Token;
 
 pub(in crate::core) use note::{Answer, Dropping, Note, Refusal, SentAs};
-pub(in crate::core) use portal::Portals;
+pub(in crate::core) use portal::{Portals, Run};
 pub(in crate::core) use protocol::{Protocol, Request};
 
 /// A connection to a server.

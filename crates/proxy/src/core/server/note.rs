@@ -43,6 +43,8 @@ pub(in crate::core) enum Note {
     Bind(Option<Arc<Statement>>),
     /// A client's Bind or Describe of a statement of this name, which it has not prepared: sent for the sake of the server's error.
     Missing(Box<[u8]>),
+    /// A client's Execute of a portal that the proxy has carried out already: sent for the sake of an error.
+    Finished(Box<[u8]>),
     /// A Bind that no server can take, for the sake of its error: the client is told this instead.
     Refused(Refusal),
     /// A client's Describe of a statement, under which name it calls it, and what the schema was.
@@ -149,6 +151,7 @@ impl protocol::Note for Note {
             Note::Client | Note::Own | Note::Begin | Note::Evict(_) | Note::CloseOwn => false,
             Note::Bind(_)
             | Note::Missing(_)
+            | Note::Finished(_)
             | Note::Refused(_)
             | Note::Describe { .. }
             | Note::Check(_)

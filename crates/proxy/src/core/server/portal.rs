@@ -23,8 +23,21 @@ pub(in crate::core) struct Portal {
     pub statement: Option<Arc<Statement>>,
     /// What the client calls that statement; empty: nothing.
     pub called: Vec<u8>,
-    /// What running it changes, with bound values filled in; None: nothing, or nothing is known.
+    /// What running it changes, with bound values filled in; None: nothing, nothing is known, or it has been run.
+    changes: Option<Arc<Changes>>,
+    /// An Execute of it was sent, or answered.
+    has_run: bool,
+}
+
+/// What an Execute runs.
+#[derive(Debug, Default)]
+pub(in crate::core) struct Run {
+    /// Its statement; None: nothing is known of it.
+    pub statement: Option<Arc<Statement>>,
+    /// What that changes, if it has not changed it before.
     pub changes: Option<Arc<Changes>>,
+    /// The portal has been run before.
+    pub again: bool,
 }
 
 impl Portals {
@@ -52,6 +65,7 @@ impl Portals {
         };
         portal.statement = statement;
         portal.changes = changes;
+        portal.has_run = false;
         portal.called.clear();
         portal.called.extend_from_slice(called);
         true
@@ -63,6 +77,20 @@ impl Portals {
             return Some(&self.unnamed);
         }
         self.named.iter().find(|(known, _)| **known == *name).map(|(_, portal)| portal)
+    }
+
+    /// A portal is run: its statement, and what that changes. A portal that is suspended by a row limit (`E '' 1`) and run again has changed
+    /// that already.
+    pub(in crate::core) fn run(&mut self, name: &[u8]) -> Run {
+        let portal = match name {
+            b"" => Some(&mut self.unnamed),
+            name => self.named.iter_mut().find(|(known, _)| **known == *name).map(|(_, portal)| portal),
+        };
+        portal.map_or_else(Run::default, |portal| Run {
+            statement: portal.statement.clone(),
+            changes: portal.changes.take(),
+            again: std::mem::replace(&mut portal.has_run, true),
+        })
     }
 
     /// The transaction is over.
@@ -86,6 +114,9 @@ mod tests {
         assert!(portals.bind(b"p", None, b"t", changes()));
         assert!(portals.get(b"p").is_some_and(|portal| portal.called == b"t" && portal.changes.is_some()));
         assert!(portals.get(b"").is_some_and(|portal| portal.called == b"s") && portals.get(b"q").is_none());
+        let (first, second) = (portals.run(b"p"), portals.run(b"p"));
+        assert!(first.changes.is_some() && second.changes.is_none(), "it changes that once");
+        assert!(!first.again && second.again);
         for n in 0..MOST - 1 {
             assert!(portals.bind(n.to_string().as_bytes(), None, b"", None));
         }

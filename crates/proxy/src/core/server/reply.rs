@@ -431,6 +431,10 @@ impl Core {
             }
             return Verdict::Swallow;
         }
+        if tag == b's' {
+            // `select set_config(…)` with a row limit: what it sets, it has set.
+            self.follow(s, ended.as_ref(), b"");
+        }
         if tag != b'C' {
             return verdict;
         }
@@ -770,6 +774,7 @@ impl Core {
             Some(Note::Refused(why)) => Some(refused(*why)),
             Some(Note::Missing(name)) if code == Sqlstate::INVALID_STATEMENT_NAME => Some(missing(data, name)),
             Some(Note::Doomed(name)) if code == Sqlstate::DUPLICATE_STATEMENT => Some(taken(data, name)),
+            Some(Note::Finished(portal)) => Some(cannot_be_run(portal)),
             Some(_) => None,
             None => match server.protocol.front() {
                 Some((_, Note::RefusedQuery { why, .. })) => Some(refused(*why)),
@@ -922,7 +927,8 @@ impl Core {
             }
             Note::Execute { dropped: None, .. } | Note::Client | Note::Own | Note::Begin | Note::Ahead => return,
             Note::Inserted => return,
-            Note::Doomed(_) | Note::CloseOwn | Note::Bind(_) | Note::Missing(_) | Note::Refused(_) => return,
+            Note::Doomed(_) | Note::CloseOwn | Note::Bind(_) | Note::Missing(_) => return,
+            Note::Refused(_) | Note::Finished(_) => return,
             Note::Describe { undo, .. } => undo,
             Note::Check(_) | Note::Sync(_) => return,
         };
@@ -1006,6 +1012,14 @@ fn fatal(data: &[u8]) -> Option<String> {
 fn refused(why: Refusal) -> Box<[u8]> {
     let mut message = Vec::new();
     why.write(&mut message);
+    message.into()
+}
+
+/// As PostgreSQL says it of a portal that has been run to its end.
+fn cannot_be_run(portal: &[u8]) -> Box<[u8]> {
+    let text = format!("portal \"{}\" cannot be run", String::from_utf8_lossy(portal));
+    let mut message = Vec::new();
+    message::error(&mut message, wire::Severity::Error, Sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE, &text, "");
     message.into()
 }
 

@@ -60,6 +60,7 @@ impl Core {
                 self.refuse_aborted(c, control, true);
             }
             Message::Parse { name, text, types } => return self.aborted_parse(c, (name, text, types), frame),
+            Message::Bind { statement: name, .. } if self.is_missing(c, name) => self.refuse_missing(c, name),
             Message::Bind { statement: name, .. } => {
                 let control =
                     self.clients[c].names.get(name).map_or(Control::None, |statement| statement.class().control);
@@ -70,6 +71,8 @@ impl Core {
                     self.refuse_aborted(c, control, false);
                 }
             }
+            Message::Describe(Named::Statement(name)) if self.is_missing(c, name) => self.refuse_missing(c, name),
+            Message::Describe(Named::Portal(portal)) if self.has_no_portal(c) => self.refuse_portal(c, portal),
             Message::Describe(named) => {
                 // What ends the transaction takes and returns nothing.
                 let (of_statement, known) = match named {
@@ -101,6 +104,7 @@ impl Core {
                 self.clients[c].aborted = Aborted::No;
                 self.tell(c, |out| message::complete(out, "ROLLBACK"));
             }
+            Message::Execute { portal, .. } if self.has_no_portal(c) => self.refuse_portal(c, portal),
             Message::Execute { .. } => self.refuse_aborted(c, Control::None, false),
             Message::FunctionCall => self.refuse_aborted(c, Control::None, true),
             Message::Sync => {
@@ -112,6 +116,37 @@ impl Core {
             Message::CopyData | Message::CopyDone | Message::CopyFail | Message::Terminate => {}
         }
         Step::Used(frame.total())
+    }
+
+    /// PostgreSQL looks for the statement first, and for whether the transaction has failed after that.
+    fn is_missing(&self, c: usize, name: &[u8]) -> bool {
+        let client = &self.clients[c];
+        client.aborted == Aborted::Told && client.names.get(name).is_none()
+    }
+
+    fn refuse_missing(&mut self, c: usize, name: &[u8]) {
+        let text = match name {
+            b"" => "unnamed prepared statement does not exist".to_owned(),
+            name => format!("prepared statement \"{}\" does not exist", String::from_utf8_lossy(name)),
+        };
+        self.refuse_with(c, Sqlstate::INVALID_STATEMENT_NAME, &text);
+    }
+
+    /// All portals went with the transaction, but for that of a ROLLBACK which is about to be run.
+    fn has_no_portal(&self, c: usize) -> bool {
+        let client = &self.clients[c];
+        client.aborted == Aborted::Told && !client.ending
+    }
+
+    fn refuse_portal(&mut self, c: usize, portal: &[u8]) {
+        let text = format!("portal \"{}\" does not exist", String::from_utf8_lossy(portal));
+        self.refuse_with(c, Sqlstate::INVALID_CURSOR_NAME, &text);
+    }
+
+    /// An error in a unit, which is skipped from here on.
+    fn refuse_with(&mut self, c: usize, code: Sqlstate, text: &str) {
+        self.tell(c, |out| error(out, code, text));
+        (self.clients[c].ending, self.clients[c].skipping) = (false, true);
     }
 
     fn aborted_parse(&mut self, c: usize, (name, text, types): (&[u8], &[u8], &[u8]), frame: Frame) -> Step {
@@ -126,8 +161,7 @@ impl Core {
         if !name.is_empty() && self.clients[c].names.get(name).is_some() {
             let text = format!("prepared statement {:?} already exists", String::from_utf8_lossy(name));
             self.clients[c].aborted = Aborted::Told;
-            self.tell(c, |out| error(out, Sqlstate::DUPLICATE_STATEMENT, &text));
-            self.clients[c].skipping = true;
+            self.refuse_with(c, Sqlstate::DUPLICATE_STATEMENT, &text);
             return Step::Used(frame.total());
         }
         let statement = self.statement_for(c, text, types, class);

@@ -80,6 +80,7 @@ impl Core {
                 let answer = tag(text).unwrap_or("BEGIN");
                 let client = &mut self.clients[c];
                 client.begun = Some(statement);
+                client.begin_leaves_portal = false;
                 client.names.query();
                 self.tell(c, |out| message::complete(out, answer));
                 self.end_begin(c);
@@ -95,6 +96,7 @@ impl Core {
                 if let Some(statement) = self.clients[c].names.get(name).cloned() {
                     let begin = self.statement_for(c, statement.text(), NO_TYPES, statement.class());
                     self.clients[c].begun = Some(begin);
+                    self.clients[c].begin_leaves_portal = true;
                 }
                 self.tell(c, |out| message::empty(out, b'2'));
             }
@@ -143,6 +145,7 @@ impl Core {
     pub(super) fn begin(&mut self, c: usize, s: usize) {
         let client = &mut self.clients[c];
         let Some(statement) = client.begun.take() else { return };
+        let closes = !client.begin_leaves_portal;
         client.replay.begins(&statement);
         self.prepare(s, &statement);
         let server = &mut self.servers[s];
@@ -155,6 +158,10 @@ impl Core {
             message::bind(out, b"", statement.name().as_bytes());
             message::execute(out, b"");
         });
+        if closes {
+            self.send(s, |out| message::close_portal(out, b""));
+            self.servers[s].protocol.sent(Request::Close, Note::Begin);
+        }
     }
 
     /// True if the unit that `bytes` begin with needs no server, and can't end in an error that would end its transaction.

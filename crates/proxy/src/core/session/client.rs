@@ -57,6 +57,8 @@ pub(crate) struct Client {
     pub names: Names,
     /// A transaction that only the proxy knows of: the statement that begins it goes to a server with the next unit.
     pub begun: Option<Arc<Statement>>,
+    /// That BEGIN came by Bind and Execute, which leave a portal; a Query leaves none.
+    pub begin_leaves_portal: bool,
     /// A failed transaction that only the proxy knows of.
     pub aborted: Aborted,
     /// In a failed transaction, a statement that ends it is bound.
@@ -370,6 +372,7 @@ impl Client {
             mark: Mark::Nothing,
             names: Names::default(),
             begun: None,
+            begin_leaves_portal: false,
             aborted: Aborted::No,
             ending: false,
             pins: Pins::NONE,

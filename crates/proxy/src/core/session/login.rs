@@ -175,7 +175,8 @@ impl Core {
                     return self.fail_login(c, Sqlstate::FEATURE_NOT_SUPPORTED, text);
                 }
                 "options" => match startup::options(value) {
-                    Ok(pairs) => settings.extend(pairs),
+                    // The other parameters are stronger, wherever they stand.
+                    Ok(pairs) => drop(settings.splice(0..0, pairs)),
                     Err(word) => {
                         let text =
                             format!("startup parameter options: {word:?} is not supported: expected -c name=value");

@@ -13,7 +13,7 @@ use super::login::error;
 use crate::core::Core;
 use crate::core::parameters::{Reads, filled};
 use crate::core::prepared::{Full, Reading, Scope, Statement, StatementName, Undo, Unnamed};
-use crate::core::server::{Answer, Dropping, Note, Refusal, Request, SentAs};
+use crate::core::server::{Answer, Dropping, Note, Refusal, Request, Run, SentAs};
 
 /// What a client's session may have of its own that changes how its texts are read, and that nobody can tell by name and value.
 const OWN_READING: Pins = Pins(Pins::SET.0 | Pins::ROLE.0 | Pins::TEMP.0 | Pins::LOAD.0 | Pins::FUNCTION.0);
@@ -340,11 +340,16 @@ impl Core {
     }
 
     pub(super) fn forward_execute(&mut self, c: usize, s: usize, portal: &[u8], bytes: &[u8], frame: Frame) -> Step {
-        let known = self.servers[s].portals.get(portal);
-        let (statement, changes) = known.map_or((None, None), |p| (p.statement.clone(), p.changes.clone()));
+        let Run { statement, changes, again } = self.servers[s].portals.run(portal);
         let mut dropped = None;
         if let Some(statement) = &statement {
             let class = statement.class();
+            if class.local && again && self.servers[s].protocol.status() != Status::Failed {
+                // The proxy has carried it out: the server would do so now.
+                self.send(s, |out| message::execute(out, NOBODYS));
+                self.servers[s].protocol.sent(Request::Execute, Note::Finished(portal.into()));
+                return Step::Used(frame.total());
+            }
             if class.local
                 && let Some(done) = self.execute_local(c, s, statement)
             {

@@ -475,7 +475,7 @@ impl Core {
         }
         let class = self.classifier.classify(text);
         if class.access == Access::Write {
-            self.note_unflushed(c, text);
+            self.note_unflushed(c, text, class);
         }
         class
     }
