@@ -13,6 +13,8 @@ pub(crate) struct Before {
     pub(crate) reads_elsewhere: bool,
     /// Another client has sent messages that no Sync or Flush has followed.
     pub(crate) others_unfinished: bool,
+    /// The client has sent DEALLOCATE in a Query right behind messages of the extended protocol, without a Sync in between.
+    pub(crate) deallocates_inside: bool,
     /// Somebody has set a parameter of an extension's kind (`app.t`).
     pub(crate) has_placeholder: bool,
 }
@@ -47,6 +49,14 @@ impl Before {
             resets_inside: !session.clients[client].parameters.is_empty() && resets && (open || batch),
             reads_elsewhere: packets().any(|packet| says(packet, &["read only"])),
             others_unfinished: false,
+            deallocates_inside: {
+                let messages: Vec<&Message> = own().flat_map(|packet| &packet.messages).collect();
+                messages.windows(2).any(|two| {
+                    let query =
+                        matches!(two[1], Message::Query(text) if text.to_ascii_lowercase().contains("deallocate"));
+                    query && !matches!(two[0], Message::Sync | Message::Query(_))
+                })
+            },
             has_placeholder: packets().any(|packet| says(packet, &["app.t", "enter"]))
                 || session.setup.iter().any(|setup| setup.sql.contains("app.t"))
                 || session.clients.iter().flat_map(|spec| &spec.parameters).any(|(_, value)| value.contains("app.t")),
@@ -59,7 +69,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// `c`, `r`, `e`, `p` for what holds for client `a` in the last step.
+    /// `c`, `r`, `e`, `p`, `d` for what holds for client `a` in the last step.
     fn before(text: &str, open: bool) -> String {
         let session = parse(text).unwrap().session;
         let before = Before::of(&session, session.steps.len() - 1, 0, open);
@@ -68,6 +78,7 @@ mod tests {
             (before.resets_inside, 'r'),
             (before.reads_elsewhere, 'e'),
             (before.has_placeholder, 'p'),
+            (before.deallocates_inside, 'd'),
         ];
         flags.iter().filter(|(holds, _)| *holds).map(|(_, letter)| *letter).collect()
     }
@@ -90,6 +101,9 @@ mod tests {
             (BEGINS, "b: Q \"reset all\"\na: S", true, ""),
             (PLAIN, "a: Q \"begin read only\"", true, "e"),
             (PLAIN, "b: Q \"set app.t = 'x'\"\na: S", false, "p"),
+            (PLAIN, "a: P s \"select 1\"\na: Q \"deallocate s\"", false, "d"),
+            (PLAIN, "a: P s \"select 1\" ; S\na: Q \"deallocate s\"", false, ""),
+            (PLAIN, "b: P s \"select 1\"\na: Q \"deallocate s\"", false, ""),
         ] {
             assert_eq!(before(&format!("{clients}{steps}"), open), expected, "{steps}");
         }

@@ -142,6 +142,13 @@ pub(crate) const RULES: &[Rule] = &[
         covers: described_failed,
     },
     Rule {
+        name: "deallocate-inside",
+        what: "`DEALLOCATE name` in a Query right behind messages of the extended protocol without a Sync in between (`P s …; Q \"deallocate s\"`) \
+               does not find what was prepared by the protocol: 26000",
+        why: "in the middle of a unit a Query is the server's, which knows the statement by another name",
+        covers: deallocate_inside,
+    },
+    Rule {
         name: "kept-unit",
         what: "messages that no Sync or Flush has followed yet are not carried out, and lock nothing",
         why: "what is executed as one is routed as one ([0004](decisions/0004-units-and-replay.md)); PostgreSQL keeps only the answers",
@@ -299,6 +306,12 @@ fn prepared_anew(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>)
 fn described_failed(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let refused = matches!(proxied, Some(Reply::Error(fields)) if fields.code() == "25P02");
     (refused && matches!(direct, Some(Reply::Parameters(_)))).then_some(Verdict::Over)
+}
+
+fn deallocate_inside(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let unknown = matches!(proxied, Some(Reply::Error(fields)) if fields.code() == "26000");
+    let done = matches!(direct, Some(Reply::Complete(tag)) if tag == "DEALLOCATE");
+    (unknown && done && scene.before.deallocates_inside).then_some(Verdict::Over)
 }
 
 fn kept_unit(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
