@@ -231,6 +231,11 @@ impl Log {
     /// # Errors
     /// [`LogError`]: the directory is another cluster's, is in use, is damaged, or the operating system refuses.
     pub fn open(options: LogOptions) -> Result<(Writer, Arc<Log>), LogError> {
+        Log::open_within(options, MAX_UNFLUSHED)
+    }
+
+    /// As [`Log::open`], where at most `unflushed` bytes had been written and not flushed.
+    fn open_within(options: LogOptions, unflushed: u64) -> Result<(Writer, Arc<Log>), LogError> {
         let LogOptions { dir, identity, start, spares } = options;
         let spares = spares.clamp(1, MAX_SPARES);
         let is_new = !dir.exists();
@@ -242,7 +247,7 @@ impl Log {
         let locked = take_lock(&dir)?;
         let state = claim(&dir, identity)?;
         let mut listing = recover::list(&dir, &identity)?;
-        let recovered = recover::recover(&dir, &identity, start, &listing, spares)?;
+        let recovered = recover::recover(&dir, &identity, start, &listing, spares, unflushed)?;
         let report = recovered.report;
         tracing::info!(
             dir = %dir.display(), timeline = report.timeline.0, end = %report.end, walked_from = %report.walked_from,

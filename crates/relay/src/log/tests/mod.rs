@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod append;
+mod cut_off;
+pub(super) mod disk;
 mod faults;
 mod kill;
 mod reading;
