@@ -38,6 +38,7 @@ mod retention;
 mod segment;
 mod state;
 mod wal;
+mod whole;
 mod writer;
 
 #[cfg(test)]
@@ -45,7 +46,6 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -69,6 +69,7 @@ use ahead::Ahead;
 use crossing::Crossing;
 use files::failed;
 use state::State;
+use whole::Walked;
 
 /// How much may be written and not flushed. An append that would go beyond waits for the disk. Recovery relies on it.
 pub const MAX_UNFLUSHED: u64 = 64 << 20;
@@ -201,6 +202,8 @@ pub struct Log {
     told: ArcSwapOption<Told>,
     /// The last segment starts that were looked at for a record that crosses them.
     crossings: Mutex<[(Lsn, Option<Crossing>); 2]>,
+    /// How far whole records have been walked.
+    walked: Mutex<Option<Walked>>,
     #[cfg(test)]
     faults: tests::Faults,
 }
@@ -280,6 +283,7 @@ impl Log {
             metrics: LogMetrics::default(),
             told: ArcSwapOption::empty(),
             crossings: Mutex::default(),
+            walked: Mutex::default(),
             #[cfg(test)]
             faults: tests::Faults::default(),
             dir,
@@ -405,41 +409,6 @@ impl Log {
         raised.write(&self.dir)?;
         *state = raised;
         Ok(())
-    }
-
-    /// End of the last whole record of what is durable: a standby that has received everything has replayed up to here. Reads
-    /// the last segment.
-    ///
-    /// # Errors
-    /// [`LogError::Io`].
-    pub fn whole_records(&self) -> Result<Lsn, LogError> {
-        let (size, tail) = (self.identity.segment_size, self.tail());
-        let (end, oldest) = (tail.flushed.get(), self.held().oldest);
-        let history = self.parsed_history(tail.timeline);
-        let mut from = size.start_of(Lsn(end.0.saturating_sub(1))).max(oldest);
-        loop {
-            let mut walker = Walker::new(self.identity, tail.timeline, from);
-            let mut page = [0; PAGE_BYTES];
-            while walker.at() < end {
-                let at = walker.at();
-                let has = |segment: Segment| lock(&self.held).contains_key(&segment);
-                let Some(segment) = recover::locate(&history, size.number(at), &self.identity, has) else { break };
-                let Some(file) = self.file(segment)? else { break };
-                let held = usize::try_from(end.0 - at.0).unwrap_or(PAGE_BYTES).min(PAGE_BYTES);
-                page[held..].fill(0);
-                let path = self.path(segment);
-                file.read_exact_at(&mut page[..held], size.offset(at)).map_err(failed("read", &path))?;
-                if walker.page(&page).is_err() {
-                    break;
-                }
-            }
-            match walker.end() {
-                Some(whole) => return Ok(whole.min(end)),
-                // The record that ends here began in an earlier segment.
-                None if from > oldest => from = Lsn(from.0.saturating_sub(size.bytes())).max(oldest),
-                None => return Ok(from),
-            }
-        }
     }
 
     /// A reader that begins at `at` on `timeline`, which may have ended.

@@ -12,6 +12,7 @@ mod recovery;
 mod synthetic;
 mod timelines;
 mod walking;
+mod whole;
 
 use std::io;
 use std::path::Path;
