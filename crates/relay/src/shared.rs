@@ -1,7 +1,6 @@
 //! What the parts of one relay share.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
@@ -10,20 +9,23 @@ use tokio::sync::watch;
 use watermark::Lsn;
 
 use crate::downstream::Places;
-use crate::log::Log;
+use crate::log::{Directory, Log};
+use crate::promise::PromiseFile;
 use crate::settings::Settings;
-use crate::state::State;
+use crate::slots::Slots;
 use crate::upstream::Control;
 
-pub(crate) use crate::state::Greeting;
+pub(crate) use crate::slots::Greeting;
 
 /// Everything that more than one thread of a relay looks at.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) dir: PathBuf,
+    /// Until the relay is stopped.
+    directory: Mutex<Option<Directory>>,
     pub(crate) settings: RwLock<Arc<Settings>>,
     pub(crate) control: Control,
-    pub(crate) state: State,
+    pub(crate) promise: PromiseFile,
+    pub(crate) slots: Slots,
     pub(crate) metrics: Metrics,
     pub(crate) places: Places,
     /// Held while an operator's order is carried out: one after the other.
@@ -117,15 +119,22 @@ impl Feedback {
 }
 
 impl Shared {
-    pub(crate) fn new(dir: PathBuf, settings: Settings, control: Control, state: State) -> Shared {
+    pub(crate) fn new(
+        directory: Directory,
+        settings: Settings,
+        control: Control,
+        promise: PromiseFile,
+        slots: Slots,
+    ) -> Shared {
         let mut secret = [0; 32];
         // Without random bytes SCRAM itself will refuse; the mock's salt need not be good.
         let _ = getrandom::fill(&mut secret);
         Shared {
-            dir,
+            directory: Mutex::new(Some(directory)),
             settings: RwLock::new(Arc::new(settings)),
             control,
-            state,
+            promise,
+            slots,
             metrics: Metrics::default(),
             places: Places::default(),
             orders: Mutex::new(()),
@@ -140,6 +149,16 @@ impl Shared {
             downstreams: Mutex::default(),
             next_downstream: AtomicU32::new(1),
         }
+    }
+
+    /// The log's directory; None once the relay was stopped.
+    pub(crate) fn directory(&self) -> Option<Directory> {
+        self.directory.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Another relay may have the directory, as soon as the log is closed too.
+    pub(crate) fn leave_directory(&self) {
+        *self.directory.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     pub(crate) fn settings(&self) -> Arc<Settings> {
@@ -206,7 +225,7 @@ impl Shared {
     /// The oldest position that a downstream or a slot needs; None if there is neither.
     pub(crate) fn needed(&self) -> Option<Lsn> {
         let streaming = self.downstreams().iter().map(|progress| progress.needs()).min();
-        [streaming, self.state.oldest()].into_iter().flatten().min()
+        [streaming, self.slots.oldest()].into_iter().flatten().min()
     }
 }
 

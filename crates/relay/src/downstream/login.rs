@@ -52,7 +52,7 @@ pub(super) async fn log_in(connection: &mut Connection, shared: &Shared) -> Resu
     connection.user.clone_from(&asked.user);
     connection.application_name = asked.application_name.chars().take(MAX_NAME).collect();
     authenticate(connection, shared, &asked.user).await?;
-    let (Some(greeting), Some(_)) = (shared.state.greeting(), shared.log()) else {
+    let (Some(greeting), Some(_)) = (shared.slots.greeting(), shared.log()) else {
         let text = "the relay has not reached its upstream yet";
         return Err(connection.fatal(Sqlstate::CANNOT_CONNECT_NOW, text).await);
     };

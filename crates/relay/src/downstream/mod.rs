@@ -121,7 +121,7 @@ async fn connection(stream: TcpStream, peer: String, shared: Arc<Shared>) {
         "a downstream has logged in"
     );
     let end = command::serve(&mut connection, &shared).await;
-    shared.state.release(id, true);
+    shared.slots.release(id, true);
     match end {
         Ok(()) | Err(Gone::Closed | Gone::Stopping) => info!(peer = connection.peer, id, "a downstream has left"),
         Err(error) => warn!(peer = connection.peer, id, %error, "a downstream was lost"),

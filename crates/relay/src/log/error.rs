@@ -132,14 +132,6 @@ pub enum LogError {
         /// The timeline.
         timeline: Timeline,
     },
-    /// A lower term than the one that is on disk.
-    #[error("term {given} is not above {held}, which this log has promised to")]
-    Term {
-        /// On disk.
-        held: u64,
-        /// Asked for.
-        given: u64,
-    },
 }
 
 /// Why the log works no more in this process. What had been reported as flushed is safe.

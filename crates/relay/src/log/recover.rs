@@ -494,8 +494,8 @@ fn read_first_page(dir: &Path, segment: Segment, identity: &Identity) -> Result<
 /// # Errors
 /// [`LogError`] if it cannot be read, or holds segments and no state file.
 pub fn identify(dir: &Path) -> Result<Option<Identity>, LogError> {
-    if let Some(state) = super::state::State::read(dir)? {
-        return Ok(Some(state.identity));
+    if let Some(content) = super::identity::read(dir)? {
+        return Ok(Some(content.identity));
     }
     match any_segment(dir) {
         Ok(Some(example)) => Err(LogError::NotALog { dir: dir.into(), example, state: STATE_FILE }),

@@ -13,15 +13,14 @@ use super::files::{self, failed};
 use super::segment::PAGE;
 use super::wal::{PAGE_BYTES, Walker};
 use super::{
-    AppendError, History, Log, LogError, LogFailure, MAX_UNFLUSHED, ReadError, Segment, SwitchError, Tail, Timeline,
-    Unflushed, lock, recover,
+    AppendError, Directory, History, Log, LogError, LogFailure, MAX_UNFLUSHED, ReadError, Segment, SwitchError, Tail,
+    Timeline, Unflushed, lock, recover,
 };
 
 /// Held bytes are compared in pieces of this size.
 const COMPARE: usize = 64 << 10;
 
-/// The one that appends. When it is dropped, what is written is flushed, the log's threads end, and the directory is free for
-/// another process.
+/// The one that appends. When it is dropped, what is written is flushed, and the log's threads end.
 #[derive(Debug)]
 pub struct Writer {
     log: Arc<Log>,
@@ -34,11 +33,16 @@ pub struct Writer {
     /// Flusher, preallocator.
     threads: Option<[JoinHandle<()>; 2]>,
     /// Held to the end.
-    _directory: File,
+    _directory: Directory,
 }
 
 impl Writer {
-    pub(super) fn start(log: Arc<Log>, tail: Arc<Tail>, current: Segment, directory: File) -> Result<Writer, LogError> {
+    pub(super) fn start(
+        log: Arc<Log>,
+        tail: Arc<Tail>,
+        current: Segment,
+        directory: Directory,
+    ) -> Result<Writer, LogError> {
         let position = tail.begin;
         let mut writer = Writer {
             log: log.clone(),

@@ -1,7 +1,7 @@
 //! Receiving from the upstream: one thread that reads and appends, one that acknowledges.
 //!
 //! ```text
-//!  follow: connect ─▶ who are you? ─▶ slot, histories ─▶ start where the log ends ─▶ receive ─▶ its timeline ended ─┐
+//!  attempt: connect ─▶ who are you? ─▶ slot, histories ─▶ start where the log ends ─▶ receive ─▶ its timeline ended ─┐
 //!     ▲                                                        ▲───────────── switch ◀───────────────────────────────┘
 //!     └── back off; an alarm waits longer, and for a reload ◀── anything failed
 //! ```
@@ -26,7 +26,7 @@ use crate::channel::Channel;
 use crate::config::UpstreamConfig;
 use crate::error::UpstreamError;
 use crate::log::{AppendError, Log, LogOptions, SegmentSize, Start, Timeline, Writer};
-use crate::operate::Standing;
+use crate::orders::Standing;
 use crate::shared::{Greeting, Shared};
 use acknowledge::Acknowledger;
 use session::{Login, Session, Started};
@@ -205,7 +205,7 @@ pub(crate) fn run(shared: &Arc<Shared>, mut writer: Option<Writer>) {
             shared.control.pause(generation, ALARM_PAUSE);
             continue;
         }
-        let failed = Follow { shared, config: &config, generation }.follow(&mut writer, &mut back_off);
+        let failed = Attempt { shared, config: &config, generation }.run(&mut writer, &mut back_off);
         shared.control.received();
         shared.metrics.disconnects.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         if shared.control.interrupted(generation) {
@@ -240,15 +240,15 @@ fn jittered(length: Duration) -> Duration {
     length / 2 + length * share / 510
 }
 
-/// One connection's work.
-struct Follow<'a> {
+/// One connection's work, from connecting to its end.
+struct Attempt<'a> {
     shared: &'a Arc<Shared>,
     config: &'a UpstreamConfig,
     generation: u64,
 }
 
-impl Follow<'_> {
-    fn follow(&self, writer: &mut Option<Writer>, back_off: &mut Duration) -> UpstreamError {
+impl Attempt<'_> {
+    fn run(&self, writer: &mut Option<Writer>, back_off: &mut Duration) -> UpstreamError {
         match self.connection(writer, back_off) {
             Ok(never) => match never {},
             Err(error) => error,
@@ -286,10 +286,10 @@ impl Follow<'_> {
             });
         }
         // After the connection was made known: a fence that comes later interrupts it.
-        if let Some(fence) = self.shared.state.fence()
-            && remote.timeline <= fence.timeline
-        {
-            return Err(UpstreamError::Fenced { term: log.term(), fenced: fence.timeline, found: remote.timeline });
+        let promise = self.shared.promise.now();
+        if remote.timeline <= promise.fenced_up_to() {
+            let (term, fenced) = (promise.term(), promise.fenced_up_to());
+            return Err(UpstreamError::Fenced { term, fenced, found: remote.timeline });
         }
         self.greet(&mut session)?;
         self.ensure_slot(&mut session)?;
@@ -314,8 +314,8 @@ impl Follow<'_> {
         let start = Start { timeline: Timeline(remote.timeline), at };
         info!(system = remote.system, timeline = remote.timeline, %at, "a new log begins");
         let identity = crate::log::Identity { system_id: remote.system, segment_size };
-        let dir = self.shared.dir.clone();
-        let (writer, log) = Log::open(LogOptions { dir, identity, start: Some(start), spares: SPARES })?;
+        let directory = self.shared.directory().ok_or(UpstreamError::Interrupted)?;
+        let (writer, log) = Log::open(LogOptions { directory, identity, start: Some(start), spares: SPARES })?;
         self.shared.set_log(log);
         Ok(writer)
     }
@@ -326,7 +326,7 @@ impl Follow<'_> {
             server_version: session.server_version().to_owned(),
             data_directory_mode: show(session, "data_directory_mode")?,
         };
-        self.shared.state.greet(greeting).map_err(|error| UpstreamError::State(Box::new(error)))?;
+        self.shared.slots.greet(greeting).map_err(|error| UpstreamError::State(Box::new(error)))?;
         if show(session, "synchronous_commit")? == "remote_apply" {
             warn!(
                 "synchronous_commit is remote_apply on the upstream: a relay applies nothing, so that commits wait for ever \

@@ -89,7 +89,7 @@ fn a_directory_has_one_writer_and_one_cluster() {
     assert_eq!(identify(dir.path()).unwrap(), None);
     assert_eq!(identify(&dir.path().join("nothing")).unwrap(), None);
     let (writer, log) = open(dir.path()).unwrap();
-    assert!(matches!(open(dir.path()), Err(LogError::Locked { .. })));
+    assert!(matches!(Directory::open(dir.path()), Err(LogError::Locked { .. })));
     assert_eq!(identify(dir.path()).unwrap(), Some(identity()));
     drop(writer);
     let (writer, _) = open(dir.path()).expect("free again, although somebody still reads");
@@ -123,19 +123,6 @@ fn a_new_log_needs_a_place_to_begin() {
             matches!(error, LogError::BadStart { .. })
         });
     }
-}
-
-#[test]
-fn terms_only_rise_and_survive() {
-    let dir = tempfile::tempdir().unwrap();
-    let (writer, log) = open(dir.path()).unwrap();
-    assert_eq!(log.term(), 0);
-    log.raise_term(3).unwrap();
-    for low in [0, 2, 3] {
-        assert!(matches!(log.raise_term(low), Err(LogError::Term { held: 3, .. })));
-    }
-    drop(writer);
-    assert_eq!(open(dir.path()).unwrap().1.term(), 3);
 }
 
 /// Waits for the preallocator to have nothing to do.

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use watermark::Lsn;
 
-use super::{Identity, Log, LogError, LogOptions, SegmentSize, Start, Timeline, Writer};
+use super::{Directory, Identity, Log, LogError, LogOptions, SegmentSize, Start, Timeline, Writer};
 use synthetic::Wal;
 
 /// What goes wrong when a test wants it to.
@@ -57,7 +57,7 @@ fn identity() -> Identity {
 
 fn options(dir: &Path) -> LogOptions {
     let start = Some(Start { timeline: Timeline(1), at: BEGIN });
-    LogOptions { dir: dir.into(), identity: identity(), start, spares: 2 }
+    LogOptions { directory: Directory::open(dir).unwrap(), identity: identity(), start, spares: 2 }
 }
 
 fn open(dir: &Path) -> Result<(Writer, Arc<Log>), LogError> {

@@ -1,11 +1,11 @@
-//! The small file beside the log: what downstreams are greeted with, and their slots.
+//! Slots of downstreams, and what downstreams are greeted with: in memory, and in a small file beside the log.
 //!
-//! Positions of slots are written now and then: an old one only keeps more WAL than needed.
+//! Positions of slots are written now and then: an old one only keeps more WAL than needed. What must not be lost is elsewhere (`promise`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -14,11 +14,12 @@ use wire::Sqlstate;
 use wire::replication::{is_slot_name, position, read_position};
 
 use crate::error::StartError;
+use crate::promise::{Choice, Promise};
 
 const FILE: &str = "kingpost-relay.json";
-/// What is written while there is no fence: earlier versions read it.
+/// What is written.
 const FORMAT: u32 = 1;
-/// Written while there is a fence: an earlier version, which knows none, must not go on with the directory.
+/// What an earlier version wrote while there was a fence, which this file had then.
 const FENCED_FORMAT: u32 = 2;
 /// Most slots.
 const MOST_SLOTS: usize = 1000;
@@ -34,26 +35,23 @@ pub(crate) struct Greeting {
     pub(crate) data_directory_mode: String,
 }
 
-/// What was promised to an operator at a failover: nothing more is taken on this timeline or an older one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Fence {
-    /// The last timeline that ends here.
-    pub(crate) timeline: u32,
-    /// Which node is to go on from it, and the term in which that was chosen.
-    pub(crate) chosen: Option<(u64, String)>,
+/// The fence as an earlier version wrote it.
+#[derive(Debug, Deserialize)]
+struct EarlierFence {
+    timeline: u32,
+    chosen: Option<(u64, String)>,
 }
 
-/// An upstream that an operator has named instead of the configured one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Follow {
-    /// What the configuration said then; once it says something else, that counts.
+/// An upstream that an operator had named, as an earlier version wrote it.
+#[derive(Debug, Deserialize)]
+struct EarlierFollow {
     configured: String,
     address: String,
 }
 
-/// Slots, greeting and fence, in memory and on disk.
+/// Slots and greeting, in memory and on the disk.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct Slots {
     path: PathBuf,
     inner: Mutex<Inner>,
 }
@@ -62,8 +60,6 @@ pub(crate) struct State {
 struct Inner {
     greeting: Option<Greeting>,
     slots: BTreeMap<String, Slot>,
-    fence: Option<Fence>,
-    follow: Option<Follow>,
     /// Something is not on disk yet.
     dirty: bool,
 }
@@ -77,16 +73,16 @@ struct Slot {
     user: Option<u32>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct OnDisk {
     format: u32,
     greeting: Option<Greeting>,
     /// By name: `X/X` and timeline.
     slots: BTreeMap<String, Option<(String, u32)>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    fence: Option<Fence>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    follow: Option<Follow>,
+    #[serde(default, skip_serializing)]
+    fence: Option<EarlierFence>,
+    #[serde(default, skip_serializing)]
+    follow: Option<EarlierFollow>,
 }
 
 /// Why something about a slot was refused: as PostgreSQL says it.
@@ -108,38 +104,53 @@ pub(crate) struct SlotView {
     pub(crate) active: bool,
 }
 
-impl State {
+/// Reads the file of a directory, if there is one.
+fn read(path: &Path) -> Result<Option<OnDisk>, StartError> {
+    let fail = |source| StartError::File { tried: "read", path: path.into(), source };
+    match fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(fail(error)),
+        Ok(metadata) if metadata.len() > MAX_FILE => {
+            return Err(fail(std::io::Error::other(format!("longer than {MAX_FILE} bytes"))));
+        }
+        Ok(_) => {}
+    }
+    let text = fs::read(path).map_err(fail)?;
+    let disk: OnDisk = serde_json::from_slice(&text).map_err(|error| fail(error.into()))?;
+    if ![FORMAT, FENCED_FORMAT].contains(&disk.format) {
+        let text = format!("format {}, expected {FORMAT} or {FENCED_FORMAT}", disk.format);
+        return Err(fail(std::io::Error::other(text)));
+    }
+    Ok(Some(disk))
+}
+
+/// What an earlier version had promised, and kept in two files: the term beside the log, the rest here. None: there is nothing of that
+/// kind, or it was taken over.
+///
+/// # Errors
+/// A file cannot be read or believed.
+pub(crate) fn earlier_promise(dir: &Path) -> Result<Option<Promise>, StartError> {
+    let failed = |source| StartError::Log { dir: dir.into(), source };
+    let Some(term) = crate::log::earlier_term(dir).map_err(failed)? else { return Ok(None) };
+    let disk = read(&dir.join(FILE))?;
+    let (fence, follow) = disk.map_or((None, None), |disk| (disk.fence, disk.follow));
+    let choice = |(term, node)| Choice { term, node };
+    let fence = fence.map(|fence| (fence.timeline, fence.chosen.map(choice)));
+    Ok(Some(Promise::earlier(term, fence, follow.map(|follow| (follow.configured, follow.address)))))
+}
+
+impl Slots {
     /// Reads the file of a directory, if there is one.
-    pub(crate) fn open(dir: &std::path::Path) -> Result<State, StartError> {
+    pub(crate) fn open(dir: &Path) -> Result<Slots, StartError> {
         let path = dir.join(FILE);
-        let fail = |source| StartError::File { tried: "read", path: path.clone(), source };
-        let inner = match fs::metadata(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Inner::default(),
-            Err(error) => return Err(fail(error)),
-            Ok(metadata) if metadata.len() > MAX_FILE => {
-                return Err(fail(std::io::Error::other(format!("longer than {MAX_FILE} bytes"))));
-            }
-            Ok(_) => {
-                let text = fs::read(&path).map_err(fail)?;
-                let disk: OnDisk = serde_json::from_slice(&text).map_err(|error| fail(error.into()))?;
-                if ![FORMAT, FENCED_FORMAT].contains(&disk.format) {
-                    let text = format!("format {}, expected {FORMAT} or {FENCED_FORMAT}", disk.format);
-                    return Err(fail(std::io::Error::other(text)));
-                }
-                let slots = disk.slots.into_iter().map(|(name, restart)| {
-                    let restart = restart.and_then(|(at, timeline)| Some((Lsn(read_position(&at)?), timeline)));
-                    (name, Slot { restart, ..Slot::default() })
-                });
-                Inner {
-                    greeting: disk.greeting,
-                    slots: slots.take(MOST_SLOTS).collect(),
-                    fence: disk.fence,
-                    follow: disk.follow,
-                    dirty: false,
-                }
-            }
-        };
-        Ok(State { path, inner: Mutex::new(inner) })
+        let inner = read(&path)?.map_or_else(Inner::default, |disk| {
+            let slots = disk.slots.into_iter().map(|(name, restart)| {
+                let restart = restart.and_then(|(at, timeline)| Some((Lsn(read_position(&at)?), timeline)));
+                (name, Slot { restart, ..Slot::default() })
+            });
+            Inner { greeting: disk.greeting, slots: slots.take(MOST_SLOTS).collect(), dirty: false }
+        });
+        Ok(Slots { path, inner: Mutex::new(inner) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -158,34 +169,6 @@ impl State {
         }
         inner.greeting = Some(greeting);
         self.write(&mut inner)
-    }
-
-    /// The fence, if there is one.
-    pub(crate) fn fence(&self) -> Option<Fence> {
-        self.lock().fence.clone()
-    }
-
-    /// Puts up, changes or takes away the fence; durable when it returns. After an error the old one holds.
-    pub(crate) fn set_fence(&self, fence: Option<Fence>) -> Result<(), StartError> {
-        let mut inner = self.lock();
-        let old = std::mem::replace(&mut inner.fence, fence);
-        self.write(&mut inner).inspect_err(|_| inner.fence = old)
-    }
-
-    /// Follows `address` as long as the configuration says `configured`; durable when it returns.
-    pub(crate) fn set_follow(&self, configured: &str, address: &str) -> Result<(), StartError> {
-        let mut inner = self.lock();
-        let follow = Follow { configured: configured.into(), address: address.into() };
-        let old = inner.follow.replace(follow);
-        self.write(&mut inner).inspect_err(|_| inner.follow = old)
-    }
-
-    /// Whom to follow when this is configured.
-    pub(crate) fn upstream_for(&self, configured: &str) -> String {
-        match &self.lock().follow {
-            Some(follow) if follow.configured == configured => follow.address.clone(),
-            _ => configured.into(),
-        }
     }
 
     /// Makes a slot. `restart` is where it starts, if WAL is to be kept from now on. A temporary one belongs to connection `user`.
@@ -298,11 +281,11 @@ impl State {
         let kept = inner.slots.iter().filter(|(_, slot)| !slot.temporary);
         let slots = kept.map(|(name, slot)| (name.clone(), slot.restart.map(|(at, tli)| (position(at.0), tli))));
         let disk = OnDisk {
-            format: if inner.fence.is_some() { FENCED_FORMAT } else { FORMAT },
+            format: FORMAT,
             greeting: inner.greeting.clone(),
             slots: slots.collect(),
-            fence: inner.fence.clone(),
-            follow: inner.follow.clone(),
+            fence: None,
+            follow: None,
         };
         let text = serde_json::to_vec_pretty(&disk).unwrap_or_default();
         let new = self.path.with_extension("new");
@@ -330,7 +313,7 @@ mod tests {
     #[test]
     fn slots_survive_and_temporary_ones_do_not() {
         let dir = tempfile::tempdir().unwrap();
-        let state = State::open(dir.path()).unwrap();
+        let state = Slots::open(dir.path()).unwrap();
         let greeting = Greeting { server_version: "15.8".into(), data_directory_mode: "0700".into() };
         state.greet(greeting.clone()).unwrap();
         state.create("a", false, None, 1).unwrap();
@@ -341,19 +324,19 @@ mod tests {
         assert_eq!(state.oldest(), Some(Lsn(0x300_0000)));
         state.advance("a", Lsn(0x500_0000), 3);
         state.save().unwrap();
-        let again = State::open(dir.path()).unwrap();
+        let again = Slots::open(dir.path()).unwrap();
         assert_eq!(again.greeting(), Some(greeting));
         assert_eq!(again.restart("a"), Some(Some((Lsn(0x500_0000), 3))));
         assert_eq!(again.restart("b"), Some(Some((Lsn(0x300_0000), 2))));
         assert_eq!(again.restart("t"), None);
         again.drop_slot("b", 9).unwrap();
-        assert_eq!(State::open(dir.path()).unwrap().slots().len(), 1);
+        assert_eq!(Slots::open(dir.path()).unwrap().slots().len(), 1);
     }
 
     #[test]
     fn refusals() {
         let dir = tempfile::tempdir().unwrap();
-        let state = State::open(dir.path()).unwrap();
+        let state = Slots::open(dir.path()).unwrap();
         state.create("a", false, None, 1).unwrap();
         state.acquire("a", 7).unwrap();
         for (got, code, text) in [
@@ -370,9 +353,32 @@ mod tests {
     }
 
     #[test]
+    fn what_an_earlier_version_promised_is_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(earlier_promise(dir.path()).unwrap(), None);
+        let lines = "kingpost-log 1\nsystem-id 7\nsegment-size 16777216\nterm 3\n";
+        let state = format!("{lines}crc32c {:08x}\n", crc32c::crc32c(lines.as_bytes()));
+        std::fs::write(dir.path().join(crate::log::STATE_FILE), state).unwrap();
+        assert_eq!(earlier_promise(dir.path()).unwrap(), Some(Promise::earlier(3, None, None)));
+        let json = r#"{"format": 2, "greeting": null, "slots": {"a": ["0/3000000", 2]},
+            "fence": {"timeline": 2, "chosen": [3, "n1"]}, "follow": {"configured": "a:1", "address": "b:1"}}"#;
+        std::fs::write(dir.path().join(FILE), json).unwrap();
+        let choice = Choice { term: 3, node: "n1".into() };
+        let expected = Promise::earlier(3, Some((2, Some(choice))), Some(("a:1".into(), "b:1".into())));
+        assert_eq!(earlier_promise(dir.path()).unwrap(), Some(expected));
+        crate::log::take_over(dir.path()).unwrap();
+        assert_eq!(earlier_promise(dir.path()).unwrap(), None);
+        let slots = Slots::open(dir.path()).unwrap();
+        assert_eq!(slots.restart("a"), Some(Some((Lsn(0x300_0000), 2))));
+        slots.create("b", false, None, 1).unwrap();
+        let text = std::fs::read_to_string(dir.path().join(FILE)).unwrap();
+        assert!(!text.contains("fence") && !text.contains("follow") && text.contains("\"format\": 1"), "{text}");
+    }
+
+    #[test]
     fn a_broken_file_is_an_error_with_its_name() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(FILE), "{").unwrap();
-        assert!(State::open(dir.path()).unwrap_err().to_string().contains(FILE));
+        assert!(Slots::open(dir.path()).unwrap_err().to_string().contains(FILE));
     }
 }

@@ -12,9 +12,9 @@ use watermark::{Lsn, Parker, Waited};
 use wire::replication::{Order, Rows, position, read_position};
 
 use crate::error::StartError;
-use crate::log::LogError;
+use crate::log::{Log, LogError};
+use crate::promise::{Choice, NotPromised, Promise, PromiseError};
 use crate::shared::Shared;
-use crate::state::Fence;
 
 /// Longest time for what is under way to end, and for the disk to have it.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -50,35 +50,9 @@ pub enum OrderError {
     /// There is no log yet.
     #[error("the relay has not reached its upstream yet: it holds nothing")]
     Empty,
-    /// Somebody else has a higher term, or this one was promised to already.
-    #[error("term {given} is too low: the relay has promised to term {held}; another failover may be under way")]
-    Term {
-        /// Promised to.
-        held: u64,
-        /// Of the order.
-        given: u64,
-    },
-    /// The timeline that is to end is not the last one.
-    #[error("the relay is on timeline {own} already, so that timeline {given} has ended before")]
-    Timeline {
-        /// Of the log.
-        own: u32,
-        /// Of the order.
-        given: u32,
-    },
-    /// Nothing was fenced, or another timeline.
-    #[error("the relay is not fenced: a node is chosen only to go on from where a fence was put up")]
-    NotFenced,
-    /// A node was chosen: it may be the primary already.
-    #[error(
-        "node {node:?} was chosen in term {term} to go on from here: it may be the primary already, so the fence stays"
-    )]
-    Chosen {
-        /// In which term.
-        term: u64,
-        /// The node.
-        node: String,
-    },
+    /// It must not be promised.
+    #[error("{0}")]
+    Promise(#[from] PromiseError),
     /// What is under way does not end.
     #[error("the fence is up, but {what} within {} s: ask again", LIMIT.as_secs())]
     Slow {
@@ -96,64 +70,41 @@ pub enum OrderError {
     Failed(String),
 }
 
-/// Carries out one order; they come one after the other. Blocking.
-pub(crate) fn operate(shared: &Shared, order: &Order) -> Result<Standing, OrderError> {
-    let _one = shared.orders.lock().unwrap_or_else(PoisonError::into_inner);
+/// Carries out one order; those that change something come one after the other. Blocking.
+pub(crate) fn carry_out(shared: &Shared, order: &Order) -> Result<Standing, OrderError> {
     let log = shared.log().ok_or(OrderError::Empty)?;
-    let held = log.term();
-    let exactly = |given: u64| if given == held { Ok(()) } else { Err(OrderError::Term { held, given }) };
+    if *order == Order::Look {
+        // Not behind an order that waits for the disk.
+        return look(shared, &log);
+    }
+    let _one = shared.orders.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = log.tail().timeline.0;
     match order {
         Order::Look => {}
-        Order::Fence { term, timeline } => fence(shared, *term, *timeline)?,
+        Order::Fence { term, timeline } => fence(shared, &log, *term, *timeline)?,
         Order::Choose { term, node } => {
-            exactly(*term)?;
-            let fence = shared.state.fence().filter(|fence| fence.timeline >= log.tail().timeline.0);
-            let fence = fence.ok_or(OrderError::NotFenced)?;
-            shared.state.set_fence(Some(Fence { chosen: Some((*term, node.clone())), ..fence }))?;
+            shared.promise.change(|promise| promise.choose(*term, node, own))?;
             info!(term, node, "this node is to be the primary");
         }
         Order::Follow { term, address } => {
-            exactly(*term)?;
             let configured = shared.control.configured();
-            // Who follows whatever primary the cluster has will be told by it.
-            if !configured.is_empty() {
-                shared.state.set_follow(&configured, address)?;
-            }
+            shared.promise.change(|promise| promise.follow(*term, &configured, address))?;
             info!(term, upstream = address, "following another upstream, as an operator says");
             shared.control.follow(|config| config.address.clone_from(address));
         }
         Order::Release { term } => {
-            if *term <= held {
-                return Err(OrderError::Term { held, given: *term });
-            }
-            let standing = shared.state.fence().filter(|fence| fence.timeline >= log.tail().timeline.0);
-            if let Some(Fence { chosen: Some((term, node)), .. }) = standing {
-                return Err(OrderError::Chosen { term, node });
-            }
-            log.raise_term(*term)?;
-            shared.state.set_fence(None)?;
+            shared.promise.change(|promise| promise.release(*term, own))?;
             info!(term, "the fence is taken away");
             shared.control.interrupt(LIMIT);
         }
     }
-    look(shared)
+    look(shared, &log)
 }
 
 /// Ends a timeline here: what `flushed` is afterwards stays the end of it, and nobody was told of more.
-fn fence(shared: &Shared, term: u64, timeline: u32) -> Result<(), OrderError> {
-    let log = shared.log().ok_or(OrderError::Empty)?;
-    let held = log.term();
-    if term <= held {
-        return Err(OrderError::Term { held, given: term });
-    }
+fn fence(shared: &Shared, log: &Log, term: u64, timeline: u32) -> Result<(), OrderError> {
     let own = log.tail().timeline.0;
-    if timeline < own {
-        return Err(OrderError::Timeline { own, given: timeline });
-    }
-    let chosen = shared.state.fence().filter(|fence| fence.timeline == timeline).and_then(|fence| fence.chosen);
-    // The fence before the promise: a crash in between leaves the log safe, and the term free.
-    shared.state.set_fence(Some(Fence { timeline, chosen }))?;
-    log.raise_term(term)?;
+    shared.promise.change(|promise| promise.fence(term, timeline, own))?;
     info!(term, timeline, "fenced: nothing more is taken on this timeline");
     if !shared.control.interrupt(LIMIT) {
         return Err(OrderError::Slow { what: "receiving has not ended" });
@@ -174,23 +125,32 @@ fn fence(shared: &Shared, term: u64, timeline: u32) -> Result<(), OrderError> {
     Ok(())
 }
 
-fn look(shared: &Shared) -> Result<Standing, OrderError> {
-    let log = shared.log().ok_or(OrderError::Empty)?;
+fn look(shared: &Shared, log: &Log) -> Result<Standing, OrderError> {
     let tail = log.tail();
-    let fence = shared.state.fence().filter(|fence| fence.timeline >= tail.timeline.0);
+    let promise: Promise = shared.promise.now();
+    let fence = promise.standing(tail.timeline.0);
     let flushed = tail.flushed.get();
     Ok(Standing {
         system: log.identity().system_id,
-        term: log.term(),
+        term: promise.term(),
         timeline: tail.timeline.0,
         flushed,
         whole: log.whole_records()?.min(flushed),
-        fenced: fence.as_ref().map(|fence| fence.timeline),
-        chosen: fence.and_then(|fence| fence.chosen),
+        fenced: fence.map(|(timeline, _)| timeline),
+        chosen: fence.and_then(|(_, chosen)| chosen).map(|Choice { term, node }| (*term, node.clone())),
         upstream: shared.control.address(),
         state: shared.upstream().state,
         named: !shared.control.configured().is_empty(),
     })
+}
+
+impl From<NotPromised> for OrderError {
+    fn from(error: NotPromised) -> OrderError {
+        match error {
+            NotPromised::Refused(refused) => OrderError::Promise(refused),
+            NotPromised::File(error) => OrderError::State(error),
+        }
+    }
 }
 
 // === impl Standing ===
