@@ -36,6 +36,7 @@ mod registry_source;
 mod relay;
 mod relay_failover;
 mod relay_life;
+mod relay_orders;
 mod relay_recovery;
 mod relay_tls;
 mod routing;

@@ -2,7 +2,8 @@
 //!
 //! The relays together decide who goes on from the end of a timeline, as acceptors of Paxos do: a *fence* is the promise to
 //! one term (nothing older is listened to, and nothing more is taken of the timeline that ends), *choose* is what that term
-//! wants. Whoever comes later, with a higher term, is told what was chosen, and goes on with that.
+//! wants. Whoever comes later, with a higher term, is told what was chosen, and goes on with that, or, of a node that cannot be promoted any
+//! more, *withdraws* it.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -85,6 +86,10 @@ pub(crate) fn carry_out(shared: &Shared, order: &Order) -> Result<Standing, Orde
         Order::Choose { term, node } => {
             shared.promise.change(|promise| promise.choose(*term, node, own))?;
             info!(term, node, "this node is to be the primary");
+        }
+        Order::Withdraw { term, node } => {
+            shared.promise.change(|promise| promise.withdraw(*term, node, own))?;
+            info!(term, node, "this node is not to be the primary after all");
         }
         Order::Follow { term, address } => {
             let configured = shared.control.configured();

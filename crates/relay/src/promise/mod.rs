@@ -138,6 +138,23 @@ impl Promise {
         Ok(Promise { fence: Some(Fence { timeline, chosen }), ..self.clone() })
     }
 
+    /// The term's holder gives up the choice of `node`: it goes on from nowhere, and the fence stays. A choice that is gone already is no
+    /// error, so that the order can be given again.
+    ///
+    /// A relay cannot see whether the node was promoted, or still can be. Who gives the order must know that it cannot: the node answers as
+    /// a standby, and whoever chose it holds no term any more by which it would still promote it.
+    pub(crate) fn withdraw(&self, term: u64, node: &str, own: u32) -> Result<Promise, PromiseError> {
+        self.must_be_the_term(term)?;
+        let (timeline, chosen) = self.standing(own).ok_or(PromiseError::NotFenced)?;
+        match chosen {
+            Some(choice) if choice.node != node => {
+                let Choice { term, node: held } = choice.clone();
+                Err(PromiseError::OtherChosen { term, node: held, given: node.into() })
+            }
+            _ => Ok(Promise { fence: Some(Fence { timeline, chosen: None }), ..self.clone() }),
+        }
+    }
+
     /// A higher term takes the fence away: the failover is called off. Not once a node was chosen.
     pub(crate) fn release(&self, term: u64, own: u32) -> Result<Promise, PromiseError> {
         self.must_be_higher(term)?;
@@ -235,6 +252,32 @@ mod tests {
         // The end of the next timeline is decided anew.
         assert_eq!(chosen.fence(5, 3, 3).unwrap().standing(3), Some((3, None)));
         assert_eq!(chosen.release(5, 3).unwrap().term(), 5, "what was chosen for an older timeline is in nobody's way");
+    }
+
+    #[test]
+    fn a_choice_is_withdrawn_by_the_terms_holder_only() {
+        let chosen = Promise::default().fence(3, 2, 2).unwrap().choose(3, "n1", 2).unwrap();
+        let later = chosen.fence(5, 2, 2).unwrap();
+        for (refused, why) in [
+            (Promise::default().withdraw(1, "n1", 2), term(0, 1)),
+            (Promise::default().withdraw(0, "n1", 2), PromiseError::NotFenced),
+            (chosen.withdraw(2, "n1", 2), term(3, 2)),
+            (chosen.withdraw(4, "n1", 2), term(3, 4)),
+            (chosen.withdraw(3, "n1", 3), PromiseError::NotFenced),
+            (later.withdraw(3, "n1", 2), term(5, 3)),
+            (later.withdraw(5, "n2", 2), PromiseError::OtherChosen { term: 3, node: "n1".into(), given: "n2".into() }),
+        ] {
+            assert_eq!(refused, Err(why));
+        }
+        for from in [chosen, later] {
+            let term = from.term();
+            let none = from.withdraw(term, "n1", 2).unwrap();
+            assert_eq!((none.term(), none.standing(2)), (term, Some((2, None))), "the fence and the term stay");
+            assert_eq!(none.withdraw(term, "n1", 2).as_ref(), Ok(&none), "again");
+            assert_eq!(none.withdraw(term, "n9", 2).as_ref(), Ok(&none), "nothing is chosen");
+            assert_eq!(none.release(term + 1, 2).unwrap().standing(2), None, "now the failover can be called off");
+            assert!(none.choose(term, "n2", 2).is_ok());
+        }
     }
 
     #[test]
