@@ -1,8 +1,9 @@
 //! Orders to a relay, one by one, as `kingpost failover` gives them; and what is left of them after `kill -9`.
 
 use std::process::Command;
+use std::time::Duration;
 
-use kingpost_tests::{Cluster, Relay, ShowLogs, pg_bin};
+use kingpost_tests::{Cluster, Failover, Relay, SOON, ShowLogs, SlowDisk, pg_bin};
 
 /// What a relay answers to an order: the columns of its standing, or its error.
 pub(crate) fn order(relay: &Relay, order: &str) -> Result<Standing, String> {
@@ -64,4 +65,35 @@ async fn a_choice_can_be_withdrawn() {
     order(&relay, "KINGPOST WITHDRAW TERM 4 NODE \"n1\"").expect("it may be said again");
     order(&relay, "KINGPOST RELEASE TERM 5").unwrap();
     relay.wait_receiving().await;
+}
+
+/// A disk that takes seconds for a flush: the fence is carried out, and said to be.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_disk_does_not_make_a_fence_fail() {
+    let Some(disk) = SlowDisk::new() else {
+        eprintln!("skipped: there is no C compiler here");
+        return;
+    };
+    let cluster = Cluster::builder().replicas(1).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let (primary, replica) = (cluster.primary(), cluster.replica(0));
+    let mut relay = Relay::of(&cluster, primary.port()).environment(disk.environment());
+    relay.start().await;
+    replica.follow_port(relay.port());
+    primary.execute("CREATE TABLE t (n int)").await;
+    replica.wait_caught_up(primary).await;
+    disk.set(Duration::from_secs(4));
+    primary.execute("INSERT INTO t SELECT generate_series(1, 100000)").await;
+    primary.kill9().await;
+    cluster.wait("the relay to notice", async || (relay.http("/readyz").await?.0 != 200).then_some(())).await;
+    let failover = Failover::of(&cluster, &[&relay]);
+    let (process, log) = failover.start(&["failover"]);
+    let said = || std::fs::read_to_string(&log).unwrap_or_default();
+    let ended = || process.exit_status().is_some();
+    cluster.wait("a word of the fence", async || (said().contains("fenced") || ended()).then_some(())).await;
+    assert!(said().contains(&format!("fenced {}", relay.name())), "{}", said());
+    // The rest of it is not what this is about.
+    disk.set(Duration::ZERO);
+    assert!(process.wait_exit(SOON).await.success(), "{}", said());
+    assert!(said().contains("promoted n1"), "{}", said());
 }

@@ -25,6 +25,7 @@ pub struct Relay {
     metrics_port: Port,
     config_path: PathBuf,
     config: Table,
+    environment: Vec<(String, String)>,
     process: Option<Process>,
     _files: Files,
 }
@@ -60,7 +61,19 @@ impl Relay {
         }
         let config_path = cluster.dir().join(format!("{name}.toml"));
         let logs = cluster.dir().to_owned();
-        Relay { name, dir, logs, port, metrics_port, config_path, config, process: None, _files: Files(parent) }
+        let environment = Vec::new();
+        Relay {
+            name,
+            dir,
+            logs,
+            port,
+            metrics_port,
+            config_path,
+            config,
+            environment,
+            process: None,
+            _files: Files(parent),
+        }
     }
 
     /// A relay that follows whichever of the cluster's nodes is the primary, and reaches node `index` of them at
@@ -94,6 +107,13 @@ impl Relay {
     #[must_use]
     pub fn set(mut self, path: &str, value: impl Into<Value>) -> Relay {
         set(&mut self.config, path, value.into());
+        self
+    }
+
+    /// Adds to the environment of the process; takes effect at the next start.
+    #[must_use]
+    pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Relay {
+        self.environment.extend(variables);
         self
     }
 
@@ -138,6 +158,7 @@ impl Relay {
         self.write_config();
         let mut relay = command(&kingpost_bin(), RunAs::Server, "KILL");
         relay.args(["relay", "--config"]).arg(&self.config_path);
+        relay.envs(self.environment.iter().map(|(name, value)| (name, value)));
         let log = self.config_path.with_extension("log");
         self.process = Some(Process::start(&self.name, relay, &log));
     }

@@ -1,5 +1,6 @@
 //! What goes wrong with a relay.
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,11 +44,40 @@ pub enum StartError {
     Thread(io::Error),
 }
 
-/// Why receiving from the upstream ended.
-#[derive(Debug, thiserror::Error)]
-pub enum UpstreamError {
+/// Whom a replication connection is with, as errors name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Peer {
+    /// What a relay receives from: a server, or another relay.
+    Upstream,
+    /// A relay, by its configured name.
+    Relay(String),
+    /// A server, by its configured name.
+    Server(String),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Peer::Upstream => f.write_str("the upstream"),
+            Peer::Relay(name) => write!(f, "relay {name}"),
+            Peer::Server(name) => write!(f, "server {name}"),
+        }
+    }
+}
+
+/// A replication connection failed. The text names whom it was with.
+#[derive(Debug)]
+pub struct SessionError {
+    /// Whom it was with.
+    pub peer: Peer,
+    /// What went wrong.
+    pub cause: Cause,
+}
+
+/// What went wrong with a replication connection.
+#[derive(Debug)]
+pub enum Cause {
     /// There is no connection.
-    #[error("cannot connect to the upstream at {address}: {source}")]
     Connect {
         /// Where.
         address: String,
@@ -55,19 +85,21 @@ pub enum UpstreamError {
         source: io::Error,
     },
     /// The connection broke.
-    #[error("the connection to the upstream broke: {0}")]
-    Io(#[from] io::Error),
-    /// The upstream closed the connection.
-    #[error("the upstream closed the connection")]
+    Io(io::Error),
+    /// The peer closed the connection.
     Closed,
-    /// The upstream is being shut down, and has everything it wrote acknowledged.
-    #[error("the upstream is shutting down")]
+    /// The peer is being shut down, and has everything it wrote acknowledged.
     ShuttingDown,
-    /// Nothing came.
-    #[error("the upstream said nothing for {} s", .0.as_secs())]
+    /// Nothing came for so long.
     Silent(Duration),
-    /// The upstream answered with an error.
-    #[error("the upstream refused {doing}: {text} (SQLSTATE {code})")]
+    /// No answer came to an order of an operator within so long: it may be carried out all the same.
+    NoAnswer {
+        /// The order's first words: `KINGPOST FENCE`.
+        order: String,
+        /// How long was waited.
+        limit: Duration,
+    },
+    /// The peer answered with an error.
     Refused {
         /// What was asked.
         doing: String,
@@ -76,31 +108,117 @@ pub enum UpstreamError {
         /// Its message and detail.
         text: String,
     },
-    /// The upstream asks for a password, and none is configured.
-    #[error("the upstream asks for a password of user {user:?}: give relay.upstream.password or password_file")]
+    /// The peer asks for a password, and none is configured.
     NoPassword {
         /// Whose.
         user: String,
     },
-    /// The upstream asks for something that is not spoken here.
-    #[error(
-        "the upstream asks for an authentication method that the relay does not speak: expected trust, password or \
-         scram-sha-256"
-    )]
+    /// The peer asks for something that is not spoken here.
     Method,
-    /// The upstream has no TLS, and is to have it.
-    #[error("the upstream does not offer TLS, and relay.upstream.tls.mode wants it")]
+    /// The peer has no TLS, and is to have it.
     NoTls,
     /// TLS failed.
-    #[error("{0}")]
     Tls(tls::LinkError),
+    /// SCRAM failed.
+    Scram(wire::scram::Error),
+    /// The peer does not speak the protocol.
+    Protocol(String),
+}
+
+impl From<io::Error> for Cause {
+    fn from(error: io::Error) -> Cause {
+        Cause::Io(error)
+    }
+}
+
+impl From<wire::scram::Error> for Cause {
+    fn from(error: wire::scram::Error) -> Cause {
+        Cause::Scram(error)
+    }
+}
+
+impl fmt::Display for SessionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let peer = &self.peer;
+        // The keys of a configuration that say how to reach it.
+        let section = if *peer == Peer::Upstream { "relay.upstream." } else { "its " };
+        match &self.cause {
+            Cause::Connect { address, source } => write!(f, "cannot connect to {peer} at {address}: {source}"),
+            Cause::Io(source) => write!(f, "the connection to {peer} broke: {source}"),
+            Cause::Closed => write!(f, "{peer} closed the connection"),
+            Cause::ShuttingDown => write!(f, "{peer} is shutting down"),
+            Cause::Silent(limit) => write!(f, "{peer} said nothing for {} s", limit.as_secs_f32()),
+            Cause::NoAnswer { order, limit } => write!(
+                f,
+                "{peer} did not answer to {order} within {} s; it may still carry it out: ask again",
+                limit.as_secs_f32()
+            ),
+            Cause::Refused { doing, code, text } => write!(f, "{peer} refused {doing}: {text} (SQLSTATE {code})"),
+            Cause::NoPassword { user } => {
+                write!(f, "{peer} asks for a password of user {user:?}: give {section}password or password_file")
+            }
+            Cause::Method => write!(
+                f,
+                "{peer} asks for an authentication method that is not spoken here: expected trust, password or scram-sha-256"
+            ),
+            Cause::NoTls => write!(f, "{peer} does not offer TLS, and {section}tls.mode wants it"),
+            Cause::Tls(error) => write!(f, "TLS with {peer}: {error}"),
+            Cause::Scram(error) => write!(f, "logging in to {peer} failed: {error}"),
+            Cause::Protocol(what) => write!(f, "{peer} does not speak the replication protocol: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for SessionError {}
+
+impl SessionError {
+    /// Names a read that took longer than the socket's time-out: nothing came for `limit`.
+    pub(crate) fn silent(self, limit: Duration) -> SessionError {
+        match self.cause {
+            Cause::Io(error) if is_timeout(&error) => SessionError { cause: Cause::Silent(limit), ..self },
+            _ => self,
+        }
+    }
+
+    /// The same of an answer to an order.
+    pub(crate) fn unanswered(self, order: &str, limit: Duration) -> SessionError {
+        match self.cause {
+            Cause::Io(error) if is_timeout(&error) => {
+                SessionError { cause: Cause::NoAnswer { order: order.into(), limit }, ..self }
+            }
+            _ => self,
+        }
+    }
+
+    /// The peer's own words, if it refused what was asked.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&str> {
+        match &self.cause {
+            Cause::Refused { text, .. } => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The `SQLSTATE` of a refusal.
+    #[must_use]
+    pub fn sqlstate(&self) -> Option<&str> {
+        match &self.cause {
+            Cause::Refused { code, .. } => Some(code),
+            _ => None,
+        }
+    }
+}
+
+/// Why receiving from the upstream ended.
+#[derive(Debug, thiserror::Error)]
+pub enum UpstreamError {
+    /// The connection.
+    #[error(transparent)]
+    Session(#[from] SessionError),
     /// The files for TLS cannot be used.
     #[error("[relay.upstream.tls] {0}")]
     TlsFiles(#[from] tls::Error),
-    /// SCRAM failed.
-    #[error("logging in to the upstream failed: {0}")]
-    Scram(#[from] wire::scram::Error),
-    /// It does not speak the protocol.
+    /// It does not say what a relay must know of it.
     #[error("the upstream does not speak the replication protocol: {0}")]
     Protocol(String),
     /// It is another cluster's.
@@ -144,6 +262,9 @@ pub enum UpstreamError {
     /// The log has failed for good.
     #[error("the log failed: {0}")]
     Failed(LogFailure),
+    /// A thread cannot be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
     /// The relay is being stopped, or was pointed elsewhere.
     #[error("interrupted")]
     Interrupted,
@@ -156,28 +277,59 @@ impl UpstreamError {
         match self {
             UpstreamError::OtherSystem { .. } | UpstreamError::Failed(_) | UpstreamError::Switch(_) => true,
             UpstreamError::Append(error) => !matches!(error, AppendError::Full { .. }),
-            UpstreamError::Refused { text, .. } => is_other_history(text) || text.contains("has already been removed"),
-            UpstreamError::Connect { .. }
-            | UpstreamError::Io(_)
-            | UpstreamError::Closed
-            | UpstreamError::ShuttingDown
-            | UpstreamError::Fenced { .. }
-            | UpstreamError::Silent(_)
-            | UpstreamError::NoPassword { .. }
-            | UpstreamError::Method
-            | UpstreamError::NoTls
-            | UpstreamError::Tls(_)
-            | UpstreamError::TlsFiles(_)
-            | UpstreamError::Scram(_)
+            UpstreamError::Session(error) => {
+                error.refusal().is_some_and(|text| is_other_history(text) || text.contains("has already been removed"))
+            }
+            UpstreamError::TlsFiles(_)
             | UpstreamError::Protocol(_)
+            | UpstreamError::Fenced { .. }
             | UpstreamError::Log(_)
             | UpstreamError::State(_)
+            | UpstreamError::Thread(_)
             | UpstreamError::Interrupted => false,
         }
     }
 }
 
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
 /// Servers give these errors no code of their own, so that the text is all there is to tell by.
 fn is_other_history(text: &str) -> bool {
     text.contains("is not in this server's history")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_whom_it_is_about() {
+        let say = |peer: &Peer, cause| SessionError { peer: peer.clone(), cause }.to_string();
+        let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+        let relay = Peer::Relay("r1".into());
+        for (text, expected) in [
+            (
+                say(&relay, Cause::Connect { address: "a:1".into(), source: refused() }),
+                "cannot connect to relay r1 at a:1: connection refused",
+            ),
+            (say(&Peer::Upstream, Cause::Closed), "the upstream closed the connection"),
+            (
+                say(&Peer::Server("db1".into()), Cause::Silent(Duration::from_millis(1500))),
+                "server db1 said nothing for 1.5 s",
+            ),
+            (
+                say(&relay, Cause::NoAnswer { order: "KINGPOST FENCE".into(), limit: Duration::from_secs(25) }),
+                "relay r1 did not answer to KINGPOST FENCE within 25 s; it may still carry it out: ask again",
+            ),
+            (
+                say(&Peer::Upstream, Cause::NoTls),
+                "the upstream does not offer TLS, and relay.upstream.tls.mode wants it",
+            ),
+            (say(&relay, Cause::NoTls), "relay r1 does not offer TLS, and its tls.mode wants it"),
+        ] {
+            assert_eq!(text, expected);
+        }
+    }
 }

@@ -18,6 +18,7 @@
 //! - A slow downstream costs nobody else anything: it is fed from files, and falls behind on disk.
 //! - In every state of a connection there is a limit on time and on bytes.
 
+mod ask;
 mod channel;
 pub mod config;
 mod downstream;
@@ -26,6 +27,7 @@ pub mod log;
 mod orders;
 mod promise;
 mod relay;
+mod session;
 mod settings;
 mod shared;
 mod slots;
@@ -33,10 +35,10 @@ mod socket;
 mod status;
 mod upstream;
 
-pub use error::{StartError, UpstreamError};
+pub use ask::{Probe, RelayAccess, order, probe};
+pub use error::{Cause, Peer, SessionError, StartError, UpstreamError};
 pub use orders::{OrderError, Standing};
 pub use promise::PromiseError;
 pub use relay::Relay;
 pub use status::{DownstreamStatus, LogStatus, SlotStatus, Status};
-pub use upstream::{Probe, order, probe};
 pub use wire::replication::Order;

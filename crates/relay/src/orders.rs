@@ -5,7 +5,7 @@
 //! wants. Whoever comes later, with a higher term, is told what was chosen, and goes on with that, or, of a node that cannot be promoted any
 //! more, *withdraws* it.
 
-use std::sync::PoisonError;
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tracing::info;
@@ -17,8 +17,9 @@ use crate::log::{Log, LogError};
 use crate::promise::{Choice, NotPromised, Promise, PromiseError};
 use crate::shared::Shared;
 
-/// Longest time for what is under way to end, and for the disk to have it.
-const LIMIT: Duration = Duration::from_secs(20);
+/// Longest time for an order: until it is its turn, for what is under way to end, and for the disk to have it. A flush that is under
+/// way is waited for beyond that.
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 /// How a relay stands, as an operator needs to know it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,8 +55,11 @@ pub enum OrderError {
     /// It must not be promised.
     #[error("{0}")]
     Promise(#[from] PromiseError),
+    /// Another order takes its time.
+    #[error("another order was not done within {} s: ask again", LIMIT.as_secs())]
+    Busy,
     /// What is under way does not end.
-    #[error("the fence is up, but {what} within {} s: ask again", LIMIT.as_secs())]
+    #[error("the fence is up and stays, but {what} within {} s: ask again", LIMIT.as_secs())]
     Slow {
         /// What did not happen.
         what: &'static str,
@@ -71,6 +75,39 @@ pub enum OrderError {
     Failed(String),
 }
 
+/// Orders that change something are carried out one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    taken: Mutex<bool>,
+    free: Condvar,
+}
+
+/// Given back when dropped.
+struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    /// None: it was not free until `end`.
+    fn take(&self, end: Instant) -> Option<Turn<'_>> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        while *taken {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            taken = self.free.wait_timeout(taken, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *taken = true;
+        Some(Turn(self))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        self.0.free.notify_one();
+    }
+}
+
 /// Carries out one order; those that change something come one after the other. Blocking.
 pub(crate) fn carry_out(shared: &Shared, order: &Order) -> Result<Standing, OrderError> {
     let log = shared.log().ok_or(OrderError::Empty)?;
@@ -78,11 +115,12 @@ pub(crate) fn carry_out(shared: &Shared, order: &Order) -> Result<Standing, Orde
         // Not behind an order that waits for the disk.
         return look(shared, &log);
     }
-    let _one = shared.orders.lock().unwrap_or_else(PoisonError::into_inner);
+    let end = Instant::now() + LIMIT;
+    let _turn = shared.orders.take(end).ok_or(OrderError::Busy)?;
     let own = log.tail().timeline.0;
     match order {
         Order::Look => {}
-        Order::Fence { term, timeline } => fence(shared, &log, *term, *timeline)?,
+        Order::Fence { term, timeline } => fence(shared, &log, *term, *timeline, end)?,
         Order::Choose { term, node } => {
             shared.promise.change(|promise| promise.choose(*term, node, own))?;
             info!(term, node, "this node is to be the primary");
@@ -100,24 +138,24 @@ pub(crate) fn carry_out(shared: &Shared, order: &Order) -> Result<Standing, Orde
         Order::Release { term } => {
             shared.promise.change(|promise| promise.release(*term, own))?;
             info!(term, "the fence is taken away");
-            shared.control.interrupt(LIMIT);
+            shared.control.interrupt(end);
         }
     }
     look(shared, &log)
 }
 
 /// Ends a timeline here: what `flushed` is afterwards stays the end of it, and nobody was told of more.
-fn fence(shared: &Shared, log: &Log, term: u64, timeline: u32) -> Result<(), OrderError> {
+fn fence(shared: &Shared, log: &Log, term: u64, timeline: u32, end: Instant) -> Result<(), OrderError> {
     let own = log.tail().timeline.0;
     shared.promise.change(|promise| promise.fence(term, timeline, own))?;
     info!(term, timeline, "fenced: nothing more is taken on this timeline");
-    if !shared.control.interrupt(LIMIT) {
+    if !shared.control.interrupt(end) {
         return Err(OrderError::Slow { what: "receiving has not ended" });
     }
     // What was received last must be durable: it is what the new primary will be held against.
     let tail = log.tail();
     let mut parker = Parker::new(std::sync::Arc::clone(&tail.flushed));
-    match parker.wait(tail.written.get(), Some(Instant::now() + LIMIT)) {
+    match parker.wait(tail.written.get(), Some(end)) {
         Waited::Reached(_) => {}
         Waited::Unparked | Waited::TimedOut if tail.flushed.get() >= tail.written.get() => {}
         Waited::Unparked | Waited::TimedOut => {
@@ -210,6 +248,16 @@ impl Standing {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_after_the_other() {
+        let turns = Turns::default();
+        let now = Instant::now();
+        let first = turns.take(now);
+        assert!(first.is_some() && turns.take(now).is_none());
+        drop(first);
+        assert!(turns.take(now).is_some());
+    }
 
     #[test]
     fn what_is_written_is_read() {

@@ -10,6 +10,7 @@ use watermark::Lsn;
 
 use crate::downstream::Places;
 use crate::log::{Directory, Log};
+use crate::orders::Turns;
 use crate::promise::PromiseFile;
 use crate::settings::Settings;
 use crate::slots::Slots;
@@ -29,7 +30,7 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     pub(crate) places: Places,
     /// Held while an operator's order is carried out: one after the other.
-    pub(crate) orders: Mutex<()>,
+    pub(crate) orders: Turns,
     /// True once everything is to end.
     pub(crate) stopping: watch::Sender<bool>,
     /// Random, so that unknown users look like known ones.
@@ -137,7 +138,7 @@ impl Shared {
             slots,
             metrics: Metrics::default(),
             places: Places::default(),
-            orders: Mutex::new(()),
+            orders: Turns::default(),
             stopping: watch::Sender::new(false),
             secret,
             log: OnceLock::new(),

@@ -52,7 +52,8 @@ impl Acknowledger {
         // Of its own: it waits for no number, only to be unparked.
         let parker = Parker::new(Arc::<Watermark>::default());
         let unparker = parker.unparker();
-        let reports = Reports { socket: socket.another()?, sent: Lsn(0), last: Instant::now(), open: true };
+        let another = socket.another().map_err(UpstreamError::Thread)?;
+        let reports = Reports { socket: another, sent: Lsn(0), last: Instant::now(), open: true };
         let reporter = Arc::new(Reporter {
             shared: Arc::clone(shared),
             log: shared.log().ok_or(UpstreamError::Interrupted)?,
@@ -68,7 +69,7 @@ impl Acknowledger {
             std::thread::Builder::new()
                 .name("relay-ack".into())
                 .spawn(move || reporter.run(parker))
-                .map_err(UpstreamError::Io)?
+                .map_err(UpstreamError::Thread)?
         };
         let flushed = Arc::clone(&reporter);
         reporter.log.tell_of_flushes(Some(Box::new(move || flushed.flushed())));

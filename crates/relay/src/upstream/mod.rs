@@ -11,7 +11,6 @@
 //! very upstream; nothing is cut off because an upstream says so.
 
 mod acknowledge;
-mod session;
 
 pub(crate) use acknowledge::now_micros;
 
@@ -20,16 +19,16 @@ use std::time::{Duration, Instant};
 
 use tracing::{error, info, warn};
 use watermark::Lsn;
-use wire::replication::{Identity as Remote, Order, TimelineEnd, is_slot_name, position};
+use wire::replication::{Identity as Remote, TimelineEnd, is_slot_name, position};
 
+use crate::ask::{history, identify, show};
 use crate::channel::Channel;
 use crate::config::UpstreamConfig;
-use crate::error::UpstreamError;
+use crate::error::{Cause, Peer, SessionError, UpstreamError};
 use crate::log::{AppendError, Log, LogOptions, SegmentSize, Start, Timeline, Writer};
-use crate::orders::Standing;
+use crate::session::{Login, Session, Started};
 use crate::shared::{Greeting, Shared};
 use acknowledge::Acknowledger;
-use session::{Login, Session, Started};
 
 /// First and longest pause before connecting again.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -104,9 +103,8 @@ impl Control {
     }
 
     /// Ends what is received now, and returns once nothing of it is under way any more; a new connection is made after. False: it
-    /// has not ended within the time.
-    pub(crate) fn interrupt(&self, limit: Duration) -> bool {
-        let end = Instant::now() + limit;
+    /// has not ended until `end`.
+    pub(crate) fn interrupt(&self, end: Instant) -> bool {
         let mut state = self.lock();
         state.generation += 1;
         if let Some(socket) = state.socket.take() {
@@ -223,7 +221,9 @@ pub(crate) fn run(shared: &Arc<Shared>, mut writer: Option<Writer>) {
             ALARM_PAUSE
         } else {
             match failed {
-                UpstreamError::ShuttingDown => info!(upstream = config.address, "the upstream is shutting down"),
+                UpstreamError::Session(SessionError { cause: Cause::ShuttingDown, .. }) => {
+                    info!(upstream = config.address, "the upstream is shutting down")
+                }
                 error => warn!(upstream = config.address, %error, again_in = ?back_off, "not receiving"),
             }
             jittered(back_off)
@@ -263,6 +263,8 @@ impl Attempt<'_> {
         let config = self.config;
         let password = password(config)?;
         let login = Login {
+            peer: Peer::Upstream,
+            address: &config.address,
             user: &config.user,
             password: password.as_deref(),
             application_name: &config.application_name,
@@ -270,7 +272,7 @@ impl Attempt<'_> {
         };
         self.shared.upstream_is("connecting", false);
         let known = |socket| self.shared.control.connecting(self.generation, socket);
-        let mut session = Session::open(&config.address, &login, known)?;
+        let mut session = Session::open(&login, known)?;
         self.shared.control.hold(self.generation, session.socket()?)?;
         let remote = identify(&mut session)?;
         let writer = match writer {
@@ -349,8 +351,8 @@ impl Attempt<'_> {
                 Ok(())
             }
             // duplicate_object: as it should be, but for the first time.
-            Err(UpstreamError::Refused { code, .. }) if code == "42710" => Ok(()),
-            Err(error) => Err(error),
+            Err(error) if error.sqlstate() == Some("42710") => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -361,10 +363,10 @@ impl Attempt<'_> {
             if log.history(Timeline(timeline)).is_none() {
                 match history(session, timeline) {
                     Ok(content) => log.store_history(Timeline(timeline), &content)?,
-                    Err(error @ UpstreamError::Refused { .. }) => {
+                    Err(error) if error.refusal().is_some() => {
                         warn!(timeline, %error, "a timeline's history is not to be had");
                     }
-                    Err(error) => return Err(error),
+                    Err(error) => return Err(error.into()),
                 }
             }
         }
@@ -411,10 +413,7 @@ impl Attempt<'_> {
         // Bytes taken since somebody was told to flush.
         let mut gathered = 0;
         loop {
-            let (heard, start) = session.receive(&mut wal).map_err(|error| match error {
-                UpstreamError::Io(error) if is_timeout(&error) => UpstreamError::Silent(self.config.timeout),
-                error => error,
-            })?;
+            let (heard, start) = session.receive(&mut wal).map_err(|error| error.silent(self.config.timeout))?;
             if let Some(failure) = log.failure() {
                 return Err(UpstreamError::Failed(failure.clone()));
             }
@@ -492,29 +491,6 @@ fn password(config: &UpstreamConfig) -> Result<Option<String>, UpstreamError> {
     }
 }
 
-fn is_timeout(error: &std::io::Error) -> bool {
-    matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
-}
-
-fn identify(session: &mut Session) -> Result<Remote, UpstreamError> {
-    let rows = session.ask("IDENTIFY_SYSTEM")?;
-    rows.first().and_then(|row| row.identity()).ok_or_else(|| UpstreamError::Protocol("IDENTIFY_SYSTEM".into()))
-}
-
-fn show(session: &mut Session, name: &str) -> Result<String, UpstreamError> {
-    let rows = session.ask(&format!("SHOW {name}"))?;
-    rows.first()
-        .and_then(|row| row.text(0))
-        .map(str::to_owned)
-        .ok_or_else(|| UpstreamError::Protocol(format!("SHOW {name} gave nothing")))
-}
-
-fn history(session: &mut Session, timeline: u32) -> Result<Vec<u8>, UpstreamError> {
-    let mut rows = session.ask(&format!("TIMELINE_HISTORY {timeline}"))?;
-    let content = rows.first_mut().and_then(|row| row.0.get_mut(1)).and_then(Option::take);
-    content.ok_or_else(|| UpstreamError::Protocol(format!("TIMELINE_HISTORY {timeline} gave nothing")))
-}
-
 /// `16MB`, `1GB`: as a setting of unit byte is shown.
 pub(crate) fn parse_size(text: &str) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -544,57 +520,6 @@ pub(crate) fn validate(config: &UpstreamConfig) -> Result<(), String> {
         return Err("relay.upstream: give at most one of password and password_file".into());
     }
     Ok(())
-}
-
-/// Has a relay carry out an operator's order; what it says of itself afterwards. Blocking; some seconds at most, and longer for
-/// a fence while its disk is slow.
-///
-/// # Errors
-/// It cannot be reached, or refuses, or is no relay.
-pub fn order(
-    address: &str,
-    user: &str,
-    password: Option<&str>,
-    connector: Option<Arc<tls::Connector>>,
-    order: &Order,
-) -> Result<Standing, UpstreamError> {
-    let login = Login { user, password, application_name: "kingpost failover", connector };
-    let mut session = Session::open(address, &login, |_| Ok(()))?;
-    let rows = session.ask(&order.text())?;
-    let standing = rows.first().and_then(Standing::read);
-    standing.ok_or_else(|| UpstreamError::Protocol(format!("the answer to {} is none", order.text())))
-}
-
-/// What a relay says of itself to whoever asks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Probe {
-    /// Identifier of the cluster.
-    pub system: u64,
-    /// Timeline it is on.
-    pub timeline: u32,
-    /// End of what it serves.
-    pub position: Lsn,
-    /// How many stream from it.
-    pub downstreams: u64,
-    /// `streaming`, or what stands between it and its upstream.
-    pub upstream: String,
-}
-
-/// Asks a relay over its own protocol. Blocking; a few seconds at most.
-///
-/// # Errors
-/// It cannot be reached, or refuses, or is no relay.
-pub fn probe(address: &str, user: &str, password: Option<&str>) -> Result<Probe, UpstreamError> {
-    let login = Login { user, password, application_name: "kingpost status", connector: None };
-    let mut session = Session::open(address, &login, |_| Ok(()))?;
-    let remote = identify(&mut session)?;
-    Ok(Probe {
-        system: remote.system,
-        timeline: remote.timeline,
-        position: Lsn(remote.position),
-        downstreams: show(&mut session, "kingpost.downstreams")?.parse().unwrap_or(0),
-        upstream: show(&mut session, "kingpost.upstream")?,
-    })
 }
 
 #[cfg(test)]
