@@ -39,7 +39,7 @@ impl RelayAccess<'_> {
     }
 }
 
-/// Has a relay carry out an operator's order; what it says of itself afterwards. Blocking. The relay gives itself [`orders::LIMIT`] for an
+/// Has a relay carry out an operator's order; what it says of itself afterwards. Blocking. The relay gives itself 20 s for an
 /// order, and is waited for a little longer, so that it says itself what it could not do in time.
 ///
 /// # Errors

@@ -54,6 +54,8 @@ struct EarlierFollow {
 pub(crate) struct Slots {
     path: PathBuf,
     inner: Mutex<Inner>,
+    /// Held by who writes the file, and taken before `inner`. Whoever only looks does not wait for the disk.
+    writing: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -150,7 +152,7 @@ impl Slots {
             });
             Inner { greeting: disk.greeting, slots: slots.take(MOST_SLOTS).collect(), dirty: false }
         });
-        Ok(Slots { path, inner: Mutex::new(inner) })
+        Ok(Slots { path, inner: Mutex::new(inner), writing: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -163,12 +165,14 @@ impl Slots {
 
     /// Takes over what the upstream says.
     pub(crate) fn greet(&self, greeting: Greeting) -> Result<(), StartError> {
-        let mut inner = self.lock();
-        if inner.greeting.as_ref() == Some(&greeting) {
-            return Ok(());
+        {
+            let mut inner = self.lock();
+            if inner.greeting.as_ref() == Some(&greeting) {
+                return Ok(());
+            }
+            inner.greeting = Some(greeting);
         }
-        inner.greeting = Some(greeting);
-        self.write(&mut inner)
+        self.write()
     }
 
     /// Makes a slot. `restart` is where it starts, if WAL is to be kept from now on. A temporary one belongs to connection `user`.
@@ -193,11 +197,12 @@ impl Slots {
             return refused(Sqlstate::CONFIGURATION_LIMIT_EXCEEDED, "all replication slots are in use".into());
         }
         inner.slots.insert(name.into(), Slot { restart, temporary, user: temporary.then_some(user) });
+        drop(inner);
         if temporary {
             return Ok(());
         }
-        self.write(&mut inner).or_else(|error| {
-            inner.slots.remove(name);
+        self.write().or_else(|error| {
+            self.lock().slots.remove(name);
             refused(Sqlstate(*b"58030"), error.to_string())
         })
     }
@@ -207,7 +212,8 @@ impl Slots {
         let mut inner = self.lock();
         self.usable(&inner, name, user)?;
         inner.slots.remove(name);
-        self.write(&mut inner).or_else(|error| refused(Sqlstate(*b"58030"), error.to_string()))
+        drop(inner);
+        self.write().or_else(|error| refused(Sqlstate(*b"58030"), error.to_string()))
     }
 
     fn usable(&self, inner: &Inner, name: &str, user: u32) -> Result<(), SlotError> {
@@ -273,21 +279,18 @@ impl Slots {
 
     /// Writes positions that have moved.
     pub(crate) fn save(&self) -> Result<(), StartError> {
-        let mut inner = self.lock();
-        if inner.dirty { self.write(&mut inner) } else { Ok(()) }
+        let dirty = self.lock().dirty;
+        if dirty { self.write() } else { Ok(()) }
     }
 
-    fn write(&self, inner: &mut Inner) -> Result<(), StartError> {
-        let kept = inner.slots.iter().filter(|(_, slot)| !slot.temporary);
-        let slots = kept.map(|(name, slot)| (name.clone(), slot.restart.map(|(at, tli)| (position(at.0), tli))));
-        let disk = OnDisk {
-            format: FORMAT,
-            greeting: inner.greeting.clone(),
-            slots: slots.collect(),
-            fence: None,
-            follow: None,
+    /// Writes what there is now; durable when it returns. Blocks as long as the disk takes.
+    fn write(&self) -> Result<(), StartError> {
+        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = {
+            let mut inner = self.lock();
+            inner.dirty = false;
+            inner.render()
         };
-        let text = serde_json::to_vec_pretty(&disk).unwrap_or_default();
         let new = self.path.with_extension("new");
         let write = || -> std::io::Result<()> {
             let mut file = File::create(&new)?;
@@ -299,9 +302,26 @@ impl Slots {
                 None => Ok(()),
             }
         };
-        write().map_err(|source| StartError::File { tried: "write", path: self.path.clone(), source })?;
-        inner.dirty = false;
-        Ok(())
+        write().map_err(|source| {
+            self.lock().dirty = true;
+            StartError::File { tried: "write", path: self.path.clone(), source }
+        })
+    }
+}
+
+impl Inner {
+    /// The file's text.
+    fn render(&self) -> Vec<u8> {
+        let kept = self.slots.iter().filter(|(_, slot)| !slot.temporary);
+        let slots = kept.map(|(name, slot)| (name.clone(), slot.restart.map(|(at, tli)| (position(at.0), tli))));
+        let disk = OnDisk {
+            format: FORMAT,
+            greeting: self.greeting.clone(),
+            slots: slots.collect(),
+            fence: None,
+            follow: None,
+        };
+        serde_json::to_vec_pretty(&disk).unwrap_or_default()
     }
 }
 
@@ -331,6 +351,22 @@ mod tests {
         assert_eq!(again.restart("t"), None);
         again.drop_slot("b", 9).unwrap();
         assert_eq!(Slots::open(dir.path()).unwrap().slots().len(), 1);
+    }
+
+    /// Streams report to their slots, and logins look at the greeting, also while a slow disk takes the file.
+    #[test]
+    fn nobody_waits_for_the_file_but_who_writes_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let slots = Slots::open(dir.path()).unwrap();
+        slots.create("a", false, None, 1).unwrap();
+        let writing = slots.writing.lock().unwrap();
+        slots.acquire("a", 1).unwrap();
+        slots.advance("a", Lsn(0x500_0000), 1);
+        slots.release(1, true);
+        assert_eq!((slots.greeting(), slots.oldest()), (None, Some(Lsn(0x500_0000))));
+        drop(writing);
+        slots.save().unwrap();
+        assert_eq!(Slots::open(dir.path()).unwrap().oldest(), Some(Lsn(0x500_0000)));
     }
 
     #[test]
