@@ -8,7 +8,7 @@ use wire::replication::{Identity as Remote, Order};
 
 use crate::error::{Cause, Peer, SessionError};
 use crate::orders::{self, Standing};
-use crate::session::{Login, Session};
+use crate::session::{Login, STEP, Session};
 
 /// How to reach a relay.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +34,7 @@ impl RelayAccess<'_> {
             password: self.password,
             application_name,
             connector: self.connector.cloned(),
+            host_timeout: STEP,
         };
         Session::open(&login, |_| Ok(()))
     }

@@ -21,7 +21,7 @@ const MAX_ANSWER: usize = 4 << 20;
 /// Longest time to connect, during which nobody can be told to follow another: a host that is gone answers nothing.
 const CONNECT: Duration = Duration::from_secs(3);
 /// Longest time for any one step of a login or a command.
-const STEP: Duration = Duration::from_secs(10);
+pub(crate) const STEP: Duration = Duration::from_secs(10);
 
 /// Whom to talk to, and with what to log in.
 pub(crate) struct Login<'a> {
@@ -34,6 +34,8 @@ pub(crate) struct Login<'a> {
     pub(crate) application_name: &'a str,
     /// None: without TLS.
     pub(crate) connector: Option<Arc<tls::Connector>>,
+    /// A host that acknowledges nothing for this long is gone.
+    pub(crate) host_timeout: Duration,
 }
 
 /// A connection that is logged in.
@@ -79,6 +81,7 @@ impl Session {
         let address = login.address;
         let connect = |source| failed(Cause::Connect { address: address.into(), source });
         let socket = Socket::connect(address, CONNECT).map_err(connect)?;
+        socket.notice_a_dead_host(login.host_timeout).map_err(connect)?;
         socket.set_timeouts(STEP, STEP).map_err(connect)?;
         known(Channel::plain(socket.try_clone().map_err(connect)?))?;
         let target = match &login.connector {
@@ -227,7 +230,8 @@ impl Session {
         }
     }
 
-    /// Reads from the stream, once, as much as there is, and gives the WAL of it as one piece: where it starts, and the bytes.
+    /// Reads from the stream, once, as much as there is, and gives the WAL of it as one piece: where it starts, and the bytes. There may be
+    /// nothing whole in it yet: that the upstream lives is known all the same.
     pub(crate) fn receive(&mut self, wal: &mut Vec<u8>) -> Result<(Heard, Option<u64>), SessionError> {
         self.receive_once(wal).map_err(|cause| self.failed(cause))
     }
@@ -237,7 +241,13 @@ impl Session {
         let (mut heard, mut start) = (Heard::default(), None);
         let mut progress = false;
         // What came with the answer to the command is looked at before anything is waited for.
-        while !progress {
+        for read in [false, true] {
+            if progress {
+                break;
+            }
+            if read {
+                self.fill()?;
+            }
             while let Some((event, used)) = self
                 .stream
                 .next(&self.buffer[self.unread.clone()])
@@ -266,9 +276,6 @@ impl Session {
                     Event::Message { tag: b'C', .. } => return Err(Cause::ShuttingDown),
                     Event::Message { .. } => {}
                 }
-            }
-            if !progress {
-                self.fill()?;
             }
         }
         Ok((heard, start))

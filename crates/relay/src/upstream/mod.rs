@@ -11,6 +11,7 @@
 //! very upstream; nothing is cut off because an upstream says so.
 
 mod acknowledge;
+mod silence;
 
 pub(crate) use acknowledge::now_micros;
 
@@ -269,6 +270,7 @@ impl Attempt<'_> {
             password: password.as_deref(),
             application_name: &config.application_name,
             connector: tls::Connector::new(&config.tls)?.map(Arc::new),
+            host_timeout: config.timeout,
         };
         self.shared.upstream_is("connecting", false);
         let known = |socket| self.shared.control.connecting(self.generation, socket);
@@ -413,6 +415,7 @@ impl Attempt<'_> {
         // Bytes taken since somebody was told to flush.
         let mut gathered = 0;
         loop {
+            acknowledger.waits();
             let (heard, start) = session.receive(&mut wal).map_err(|error| error.silent(self.config.timeout))?;
             if let Some(failure) = log.failure() {
                 return Err(UpstreamError::Failed(failure.clone()));
