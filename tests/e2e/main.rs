@@ -35,6 +35,7 @@ mod registry_safety;
 mod registry_source;
 mod relay;
 mod relay_failover;
+mod relay_full;
 mod relay_heartbeat;
 mod relay_life;
 mod relay_orders;

@@ -6,11 +6,11 @@ use std::process::Command;
 use kingpost_tests::{Cluster, Relay, ShowLogs};
 
 /// A small file system in memory; gone when dropped.
-struct Small(PathBuf);
+pub(crate) struct Small(PathBuf);
 
 impl Small {
     /// None: not allowed here.
-    fn mount(at: &Path, megabytes: u32) -> Option<Small> {
+    pub(crate) fn mount(at: &Path, megabytes: u32) -> Option<Small> {
         let options = format!("size={megabytes}m,mode=0777");
         let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).output().ok()?;
         mount.status.success().then(|| Small(at.to_owned()))

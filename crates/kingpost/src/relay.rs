@@ -303,6 +303,8 @@ fn describe_log(log: &LogStatus, exposition: &mut Exposition) {
         position.sample(&[("position", name)], at.0);
     }
     exposition.gauge("relay_held_bytes", "Bytes of segments held.", log.bytes);
+    let help = "1 while what a switch of timelines needs is kept back, so that it needs no room on the disk.";
+    exposition.gauge("relay_reserve", help, log.reserve);
 }
 
 fn describe_downstreams(status: &Status, exposition: &mut Exposition) {

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use crate::config::{AuthMethod, RelayConfig};
 use crate::downstream;
 use crate::error::StartError;
-use crate::log::{self, Directory, Log, LogError, LogFailure, LogMetrics, LogOptions, Retention, Writer};
+use crate::log::{self, Directory, Log, LogError, LogFailure, LogMetrics, LogOptions, Writer};
 use crate::promise::{Promise, PromiseFile};
 use crate::settings::Settings;
 use crate::shared::Shared;
@@ -247,17 +247,21 @@ async fn maintain(shared: Arc<Shared>) {
                 warn!(%error, "positions of slots were not saved");
             }
             let Some(log) = shared.log() else { return };
-            let settings = shared.settings();
-            let retention = Retention {
-                downstream: shared.needed(),
-                archived: None,
-                keep_bytes: settings.keep_bytes,
-                max_bytes: Some(settings.max_bytes),
-            };
-            match log.retain(&retention) {
+            let short = log.is_short_of_room();
+            match shared.retain(&log, short) {
                 Ok(removed) if removed.segments.is_empty() => {}
+                Ok(removed) if short => {
+                    let segments = removed.segments.len();
+                    warn!(
+                        segments,
+                        "the disk is full: gave up old segments that nobody needs, whatever keep_bytes says"
+                    );
+                }
                 Ok(removed) => info!(segments = removed.segments.len(), "removed old segments"),
                 Err(error) => warn!(%error, "cannot remove old segments"),
+            }
+            if short || !log.has_reserve() {
+                log.prepare();
             }
         });
         if done.await.is_err() {

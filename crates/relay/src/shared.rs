@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use watermark::Lsn;
 
 use crate::downstream::Places;
-use crate::log::{Directory, Log};
+use crate::log::{Directory, Log, LogError, Removed, Retention};
 use crate::orders::Turns;
 use crate::promise::PromiseFile;
 use crate::settings::Settings;
@@ -221,6 +221,17 @@ impl Shared {
         let each = self.downstreams();
         let each = each.iter().map(|progress| *progress.feedback.lock().unwrap_or_else(PoisonError::into_inner));
         each.fold(Feedback::default(), Feedback::and)
+    }
+
+    /// Removes WAL that nobody needs. `all`: also what is only kept for whoever was away for a moment (`keep_bytes`).
+    pub(crate) fn retain(&self, log: &Log, all: bool) -> Result<Removed, LogError> {
+        let settings = self.settings();
+        log.retain(&Retention {
+            downstream: self.needed(),
+            archived: None,
+            keep_bytes: if all { 0 } else { settings.keep_bytes },
+            max_bytes: Some(settings.max_bytes),
+        })
     }
 
     /// The oldest position that a downstream or a slot needs; None if there is neither.

@@ -55,6 +55,8 @@ pub struct LogStatus {
     pub segments: u64,
     /// Bytes of them.
     pub bytes: u64,
+    /// Whether a switch of timelines needs no room on the disk.
+    pub reserve: bool,
     /// Why nothing is written any more.
     pub failure: Option<String>,
 }
@@ -111,6 +113,7 @@ impl Status {
                 acknowledged,
                 segments: held.segments as u64,
                 bytes: held.bytes,
+                reserve: log.has_reserve(),
                 failure: log.failure().map(|failure| failure.to_string()),
             }
         });

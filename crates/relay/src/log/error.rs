@@ -134,6 +134,14 @@ pub enum LogError {
     },
 }
 
+impl LogError {
+    /// Whether room is missing: a state that ends without anybody touching the log.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(self, LogError::Io { source, .. } if super::files::is_full(source))
+    }
+}
+
 /// Why the log works no more in this process. What had been reported as flushed is safe.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(

@@ -36,6 +36,7 @@ mod identity;
 mod metrics;
 mod reader;
 mod recover;
+mod reserve;
 mod retention;
 mod segment;
 mod wal;
@@ -48,7 +49,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -155,7 +156,7 @@ impl Tail {
 pub struct Held {
     /// Segments, with those of timelines that have ended.
     pub segments: usize,
-    /// Their bytes, and those of the files made ahead of time.
+    /// Their bytes, and those of the files made ahead of time and in reserve.
     pub bytes: u64,
     /// Start of the oldest segment from which on none is missing.
     pub oldest: Lsn,
@@ -202,6 +203,10 @@ pub struct Log {
     crossings: Mutex<[(Lsn, Option<Crossing>); 2]>,
     /// How far whole records have been walked.
     walked: Mutex<Option<Walked>>,
+    /// The last attempt to make a file found no room.
+    short: AtomicBool,
+    /// The thread that makes files ahead of time.
+    preallocator: OnceLock<std::thread::Thread>,
     #[cfg(test)]
     faults: tests::Faults,
 }
@@ -275,6 +280,8 @@ impl Log {
             told: ArcSwapOption::empty(),
             crossings: Mutex::default(),
             walked: Mutex::default(),
+            short: AtomicBool::new(false),
+            preallocator: OnceLock::new(),
             #[cfg(test)]
             faults: tests::Faults::default(),
             dir,
@@ -332,6 +339,20 @@ impl Log {
         self.told.store(tell.map(|tell| Arc::new(Told(tell))));
     }
 
+    /// Whether the disk had no room the last time that a file was to be made ahead of time. Who is told so may give up WAL that nobody
+    /// needs, before receiving has to wait.
+    #[must_use]
+    pub fn is_short_of_room(&self) -> bool {
+        self.short.load(Ordering::Relaxed)
+    }
+
+    /// Has what is missing made ahead of time, if there is room by now. Does not wait.
+    pub fn prepare(&self) {
+        if let Some(thread) = self.preallocator.get() {
+            thread.unpark();
+        }
+    }
+
     /// Counters.
     #[must_use]
     pub fn metrics(&self) -> &LogMetrics {
@@ -352,7 +373,8 @@ impl Log {
             }
             oldest = oldest.min(number);
         }
-        let bytes = (held.len() + ahead) as u64 * size.bytes();
+        let reserve = usize::from(self.has_reserve());
+        let bytes = (held.len() + ahead + reserve) as u64 * size.bytes();
         Held { segments: held.len(), bytes, oldest: size.start(oldest) }
     }
 
@@ -376,7 +398,7 @@ impl Log {
             Some(_) => return Err(LogError::OtherHistory { timeline }),
             None => {}
         }
-        files::write_durably(&path, content)?;
+        self.write_history(&path, content)?;
         histories.insert(timeline, content.into());
         Ok(())
     }
@@ -412,7 +434,7 @@ impl Log {
         };
         let mut removed = Removed::default();
         for (segment, unread) in old {
-            let recycled = unread && self.recycle(segment)?;
+            let recycled = unread && (self.recycle(segment)? || self.reserve_from(segment)?);
             if recycled {
                 removed.recycled += 1;
                 self.metrics.segments_recycled.fetch_add(1, Ordering::Relaxed);

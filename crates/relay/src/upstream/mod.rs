@@ -330,7 +330,10 @@ impl Attempt<'_> {
             server_version: session.server_version().to_owned(),
             data_directory_mode: show(session, "data_directory_mode")?,
         };
-        self.shared.slots.greet(greeting).map_err(|error| UpstreamError::State(Box::new(error)))?;
+        if let Err(error) = self.shared.slots.greet(greeting) {
+            // With a full disk that is no reason to receive nothing: it is asked again each time.
+            warn!(%error, "what downstreams are greeted with is not saved");
+        }
         if show(session, "synchronous_commit")? == "remote_apply" {
             warn!(
                 "synchronous_commit is remote_apply on the upstream: a relay applies nothing, so that commits wait for ever \
@@ -422,7 +425,7 @@ impl Attempt<'_> {
             }
             acknowledger.heard(heard.end);
             if let Some(at) = start {
-                self.append(writer, Lsn(at), &wal)?;
+                self.append(writer, log, Lsn(at), &wal)?;
                 acknowledger.received(Lsn(at + wal.len() as u64), wal.len());
                 gathered += wal.len();
             }
@@ -443,14 +446,18 @@ impl Attempt<'_> {
         }
     }
 
-    /// Appends; waits for room when the disk is full. What is durable stays acknowledged meanwhile.
-    fn append(&self, writer: &mut Writer, at: Lsn, wal: &[u8]) -> Result<(), UpstreamError> {
+    /// Appends. When the disk is full it first gives up WAL that nobody needs, and then waits for room. What is durable stays acknowledged
+    /// meanwhile.
+    fn append(&self, writer: &mut Writer, log: &Log, at: Lsn, wal: &[u8]) -> Result<(), UpstreamError> {
         let mut told = false;
         loop {
             match writer.take(at, wal) {
                 Err(error @ AppendError::Full { .. }) => {
                     // What there was room for.
                     writer.flush_behind();
+                    if self.made_room(log) {
+                        continue;
+                    }
                     if !told {
                         told = true;
                         error!(%error, "the disk is full: receiving waits");
@@ -467,6 +474,22 @@ impl Attempt<'_> {
                     }
                     return Ok(result?);
                 }
+            }
+        }
+    }
+
+    /// Whether there was WAL that nobody needs, and is gone now.
+    fn made_room(&self, log: &Log) -> bool {
+        match self.shared.retain(log, true) {
+            Ok(removed) if removed.segments.is_empty() => false,
+            Ok(removed) => {
+                let segments = removed.segments.len();
+                warn!(segments, "the disk is full: gave up old segments that nobody needs, whatever keep_bytes says");
+                true
+            }
+            Err(error) => {
+                warn!(%error, "the disk is full, and old segments cannot be removed");
+                false
             }
         }
     }

@@ -90,6 +90,17 @@ fn feed(writer: &mut Writer, wal: &Wal, to: Lsn) {
     }
 }
 
+/// Waits for the preallocator to have nothing to do: two files ahead, and what is kept in reserve.
+fn settled(log: &Log) {
+    for _ in 0..10_000 {
+        if super::lock(&log.ahead).len() >= 2 && log.has_reserve() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    panic!("no segments were made ahead of time");
+}
+
 /// What the files of timeline 1 hold from BEGIN on.
 fn held_bytes(dir: &Path, timeline: u32, from: Lsn, to: Lsn) -> Vec<u8> {
     let size = identity().segment_size;
