@@ -34,6 +34,7 @@ mod registry_probes;
 mod registry_safety;
 mod registry_source;
 mod relay;
+mod relay_amnesia;
 mod relay_failover;
 mod relay_full;
 mod relay_heartbeat;

@@ -5,6 +5,8 @@ use std::process::Command;
 
 use kingpost_tests::{Cluster, Relay, ShowLogs};
 
+use crate::relay_orders::order;
+
 /// A small file system in memory; gone when dropped.
 pub(crate) struct Small(PathBuf);
 
@@ -30,11 +32,13 @@ async fn a_full_disk_stops_nothing_for_good() {
     let primary = cluster.primary();
     let mut relay = Relay::of(&cluster, primary.port());
     let place = relay.dir().parent().unwrap().to_owned();
-    let Some(small) = Small::mount(&place, 96) else {
+    let Some(small) = Small::mount(&place, 128) else {
         eprintln!("skipped: no file system can be mounted here");
         return;
     };
     relay.start().await;
+    // A standby that is away needs all of it: nothing can be given up.
+    order(&relay, "CREATE_REPLICATION_SLOT away PHYSICAL RESERVE_WAL").unwrap();
     primary.execute(&format!("ALTER SYSTEM SET synchronous_standby_names = '{}'", relay.name())).await;
     primary.execute("SELECT pg_reload_conf()").await;
     primary.wait_value("SELECT sync_state FROM pg_stat_replication", "sync").await;

@@ -26,6 +26,7 @@ pub struct Relay {
     config_path: PathBuf,
     config: Table,
     environment: Vec<(String, String)>,
+    is_new: bool,
     process: Option<Process>,
     _files: Files,
 }
@@ -71,6 +72,7 @@ impl Relay {
             config_path,
             config,
             environment,
+            is_new: false,
             process: None,
             _files: Files(parent),
         }
@@ -117,6 +119,32 @@ impl Relay {
         self
     }
 
+    /// Lists these relays in its configuration, for it to ask; takes effect at the next start.
+    pub fn knows(&mut self, others: &[(&str, u16)]) {
+        let relays = others.iter().map(|(name, port)| {
+            let mut table = Table::new();
+            table.insert("name".into(), (*name).into());
+            table.insert("address".into(), format!("127.0.0.1:{port}").into());
+            table.insert("user".into(), "postgres".into());
+            Value::Table(table)
+        });
+        set(&mut self.config, "cluster.relays", relays.collect::<Vec<_>>().into());
+    }
+
+    /// Has it started with `--new` from now on, or no longer.
+    pub fn is_new(&mut self, is_new: bool) {
+        self.is_new = is_new;
+    }
+
+    /// Its directory is lost.
+    ///
+    /// # Panics
+    /// When it runs, or the directory cannot be removed.
+    pub fn lose_directory(&mut self) {
+        assert!(self.process.as_ref().is_none_or(|process| process.exit_status().is_some()), "it runs");
+        std::fs::remove_dir_all(&self.dir).expect("remove the relay's directory");
+    }
+
     /// Name, as `synchronous_standby_names` has it.
     pub fn name(&self) -> &str {
         &self.name
@@ -158,6 +186,7 @@ impl Relay {
         self.write_config();
         let mut relay = command(&kingpost_bin(), RunAs::Server, "KILL");
         relay.args(["relay", "--config"]).arg(&self.config_path);
+        relay.args(self.is_new.then_some("--new"));
         relay.envs(self.environment.iter().map(|(name, value)| (name, value)));
         let log = self.config_path.with_extension("log");
         self.process = Some(Process::start(&self.name, relay, &log));

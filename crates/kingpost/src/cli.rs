@@ -109,6 +109,12 @@ pub(crate) struct RelayArgs {
     /// Configuration file
     #[arg(long, short, env = "KINGPOST_CONFIG", value_name = "FILE", required = true)]
     pub(crate) config: Option<PathBuf>,
+    /// This relay has never run before, or the others that could tell what it promised are gone for good
+    ///
+    /// For a relay whose directory is empty and that cannot find out by itself whether it is new. Not for a unit file: a relay that loses its
+    /// directory must ask what it promised before it acknowledges anything.
+    #[arg(long)]
+    pub(crate) new: bool,
     #[command(subcommand)]
     pub(crate) command: Option<RelayCommand>,
 }

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use ::relay::config::RelayConfig;
 use ::relay::log::{FLUSH_BUCKETS_US, FetchError, fetch};
-use ::relay::{DownstreamStatus, LogStatus, Relay, StartError, Status};
+use ::relay::{DownstreamStatus, LogStatus, OtherRelay, Relay, StartError, Status, Surroundings};
 use tokio::signal::unix::SignalKind;
-use topology::Topology;
+use topology::{ClusterConfig, Topology};
 use watermark::Lsn;
 
 use crate::admin::{Admin, Source};
@@ -35,7 +35,7 @@ pub(crate) fn command(args: &RelayArgs, log: &LogFlags) -> Result<(), Failure> {
             logging::start(&log.over(&config.log), None)?;
             warn(&warnings);
             let runtime = control_runtime()?;
-            let result = runtime.block_on(serve(path, config));
+            let result = runtime.block_on(serve(path, config, args.new));
             runtime.shutdown_timeout(Duration::from_secs(1));
             result
         }
@@ -66,19 +66,20 @@ impl Relaying {
     ///
     /// # Errors
     /// The log cannot be opened, an address is taken, or nothing says what to follow.
-    pub(crate) fn start(config: &Config, runtime: &tokio::runtime::Handle) -> Result<Relaying, Failure> {
+    pub(crate) fn start(config: &Config, is_new: bool, runtime: &tokio::runtime::Handle) -> Result<Relaying, Failure> {
         let topology = match config.relay.upstream.address.as_str() {
             "" if config.cluster.nodes.is_empty() => {
                 return Err(Failure::config("cannot start the relay: nothing says what to follow")
                     .advise("give relay.upstream.address, or [[cluster.nodes]] whose primary it is to follow"));
             }
             "" => Some(
-                Topology::start(config.cluster.clone(), runtime)
+                Topology::start(watched(config), runtime)
                     .map_err(|error| Failure::environment(format!("cannot start watching the cluster: {error}")))?,
             ),
             _ => None,
         };
-        let relay = Relay::start(&config.relay, runtime).map_err(|error| failure_of(&error))?;
+        let relay = Relay::start(&config.relay, surroundings(config)?, is_new, runtime);
+        let relay = relay.map_err(|error| failure_of(&error))?;
         let named = AtomicBool::new(topology.is_none());
         Ok(Relaying { relay, topology: RwLock::new(topology), named })
     }
@@ -130,11 +131,11 @@ impl Relaying {
         let topology = self.topology.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let (Some(topology), true) = (topology, config.relay.upstream.address.is_empty()) {
             topology
-                .reload(config.cluster.clone())
+                .reload(watched(config))
                 .map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))?;
         }
         self.relay
-            .reload(&config.relay)
+            .reload(&config.relay, surroundings(config)?)
             .map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))?;
         self.named.store(!config.relay.upstream.address.is_empty(), Ordering::Release);
         Ok(())
@@ -146,6 +147,66 @@ impl Relaying {
         if let Some(topology) = self.topology.write().unwrap_or_else(PoisonError::into_inner).take() {
             topology.shutdown();
         }
+    }
+}
+
+/// The cluster as a relay watches it: servers only. What other relays have made durable is for proxies.
+fn watched(config: &Config) -> ClusterConfig {
+    ClusterConfig { relays: Vec::new(), ..config.cluster.clone() }
+}
+
+/// Whom the relay may ask: the servers, and the relays that the configuration lists for proxies or for failovers.
+fn surroundings(config: &Config) -> Result<Surroundings, Failure> {
+    let (cluster, failover) = (&config.cluster, &config.failover);
+    let connector = |tls: &tls::ConnectConfig, section: &str| -> Result<Option<Arc<tls::Connector>>, Failure> {
+        let made = tls::Connector::new(tls).map_err(|error| Failure::config(format!("[{section}] {error}")))?;
+        Ok(made.map(Arc::new))
+    };
+    let secured = connector(&cluster.tls, "cluster.tls")?;
+    let mut relays: Vec<OtherRelay> = cluster
+        .relays
+        .iter()
+        .map(|relay| OtherRelay {
+            name: relay.name.clone(),
+            address: relay.address.clone(),
+            user: relay.user.clone().unwrap_or_else(|| cluster.user.clone()),
+            password: match &relay.user {
+                None => relay.password.clone().or_else(|| cluster.password.clone()),
+                Some(_) => relay.password.clone(),
+            },
+            connector: secured.clone().filter(|_| relay.tls),
+        })
+        .collect();
+    let secured = connector(&failover.tls, "failover.tls")?;
+    for relay in &failover.relays {
+        if relays.iter().any(|known| known.address == relay.address) {
+            continue;
+        }
+        relays.push(OtherRelay {
+            name: relay.name.clone(),
+            address: relay.address.clone(),
+            user: relay.user.clone(),
+            password: secret(relay.password.as_ref(), relay.password_file.as_deref())?,
+            connector: secured.clone(),
+        });
+    }
+    Ok(Surroundings {
+        servers: cluster.nodes.iter().map(|node| (node.name.clone(), node.address.clone())).collect(),
+        relays,
+        // Said for failovers; where they are not configured nobody has said it.
+        acknowledgements: (!failover.relays.is_empty()).then_some(failover.acknowledgements),
+        promotion: failover.step_timeout,
+    })
+}
+
+fn secret(password: Option<&String>, file: Option<&Path>) -> Result<Option<String>, Failure> {
+    match (password, file) {
+        (Some(password), _) => Ok(Some(password.clone())),
+        (None, Some(path)) => {
+            let text = std::fs::read_to_string(path).map_err(|error| Failure::path("read", path, &error))?;
+            Ok(Some(text.lines().next().unwrap_or_default().to_owned()))
+        }
+        (None, None) => Ok(None),
     }
 }
 
@@ -169,11 +230,11 @@ impl Source for Relaying {
     }
 }
 
-async fn serve(path: &Path, mut config: Config) -> Result<(), Failure> {
+async fn serve(path: &Path, mut config: Config, is_new: bool) -> Result<(), Failure> {
     // Signals first: a reload that comes while starting must not kill the process.
     let mut hangup = listen_for(SignalKind::hangup())?;
     let mut stop = StopSignals::new()?;
-    let relaying = Arc::new(Relaying::start(&config, &tokio::runtime::Handle::current())?);
+    let relaying = Arc::new(Relaying::start(&config, is_new, &tokio::runtime::Handle::current())?);
     let admin = match config.metrics.listen.as_str() {
         "" => None,
         address => Some(Admin::start(address, None, Arc::clone(&relaying)).await?),

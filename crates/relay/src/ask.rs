@@ -7,6 +7,7 @@ use watermark::Lsn;
 use wire::replication::{Identity as Remote, Order};
 
 use crate::error::{Cause, Peer, SessionError};
+use crate::memory::Recollection;
 use crate::orders::{self, Standing};
 use crate::session::{Login, STEP, Session};
 
@@ -27,6 +28,10 @@ pub struct RelayAccess<'a> {
 
 impl RelayAccess<'_> {
     fn open(&self, application_name: &str) -> Result<Session, SessionError> {
+        self.open_within(application_name, STEP)
+    }
+
+    fn open_within(&self, application_name: &str, step: Duration) -> Result<Session, SessionError> {
         let login = Login {
             peer: Peer::Relay(self.name.into()),
             address: self.address,
@@ -35,6 +40,7 @@ impl RelayAccess<'_> {
             application_name,
             connector: self.connector.cloned(),
             host_timeout: STEP,
+            step,
         };
         Session::open(&login, |_| Ok(()))
     }
@@ -88,6 +94,14 @@ pub fn probe(relay: &RelayAccess<'_>) -> Result<Probe, SessionError> {
         downstreams: show(&mut session, "kingpost.downstreams")?.parse().unwrap_or(0),
         upstream: show(&mut session, "kingpost.upstream")?,
     })
+}
+
+/// What a relay remembers of its promises. Blocking; each step for so long.
+pub(crate) fn recall(relay: &RelayAccess<'_>, step: Duration) -> Result<Recollection, SessionError> {
+    let mut session = relay.open_within("kingpost relay", step)?;
+    let rows = session.ask("KINGPOST PROMISE")?;
+    let told = rows.first().and_then(Recollection::read);
+    told.ok_or_else(|| session.failed(Cause::Protocol("the answer to KINGPOST PROMISE is none".into())))
 }
 
 pub(crate) fn identify(session: &mut Session) -> Result<Remote, SessionError> {

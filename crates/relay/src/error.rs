@@ -234,6 +234,9 @@ pub enum UpstreamError {
         /// The log's directory.
         dir: String,
     },
+    /// What this relay has promised is not known, and cannot be found out yet.
+    #[error("{0}")]
+    NoMemory(String),
     /// The log was fenced off from its timeline.
     #[error(
         "fenced: for term {term} nothing more is taken on timeline {fenced}, and the upstream is on timeline {found}; it is not \
@@ -275,7 +278,10 @@ impl UpstreamError {
     #[must_use]
     pub fn is_alarm(&self) -> bool {
         match self {
-            UpstreamError::OtherSystem { .. } | UpstreamError::Failed(_) | UpstreamError::Switch(_) => true,
+            UpstreamError::OtherSystem { .. }
+            | UpstreamError::Failed(_)
+            | UpstreamError::Switch(_)
+            | UpstreamError::NoMemory(_) => true,
             UpstreamError::Append(error) => !matches!(error, AppendError::Full { .. }),
             UpstreamError::Session(error) => {
                 error.refusal().is_some_and(|text| is_other_history(text) || text.contains("has already been removed"))

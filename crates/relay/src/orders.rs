@@ -55,6 +55,12 @@ pub enum OrderError {
     /// It must not be promised.
     #[error("{0}")]
     Promise(#[from] PromiseError),
+    /// The relay has lost its memory, and has not learnt yet what it promised.
+    #[error("the relay cannot promise anything yet: {state}")]
+    NoMemory {
+        /// Why: what stands between it and its upstream.
+        state: String,
+    },
     /// Another order takes its time.
     #[error("another order was not done within {} s: ask again", LIMIT.as_secs())]
     Busy,
@@ -110,6 +116,9 @@ impl Drop for Turn<'_> {
 
 /// Carries out one order; those that change something come one after the other. Blocking.
 pub(crate) fn carry_out(shared: &Shared, order: &Order) -> Result<Standing, OrderError> {
+    if !shared.promise.exists() {
+        return Err(OrderError::NoMemory { state: shared.upstream().state });
+    }
     let log = shared.log().ok_or(OrderError::Empty)?;
     if *order == Order::Look {
         // Not behind an order that waits for the disk.
@@ -147,7 +156,8 @@ pub(crate) fn carry_out(shared: &Shared, order: &Order) -> Result<Standing, Orde
 /// Ends a timeline here: what `flushed` is afterwards stays the end of it, and nobody was told of more.
 fn fence(shared: &Shared, log: &Log, term: u64, timeline: u32, end: Instant) -> Result<(), OrderError> {
     let own = log.tail().timeline.0;
-    shared.promise.change(|promise| promise.fence(term, timeline, own))?;
+    let flushed = log.tail().flushed.get();
+    shared.promise.change(|promise| promise.fence(term, timeline, own, flushed))?;
     info!(term, timeline, "fenced: nothing more is taken on this timeline");
     if !shared.control.interrupt(end) {
         return Err(OrderError::Slow { what: "receiving has not ended" });
@@ -192,6 +202,7 @@ impl From<NotPromised> for OrderError {
         match error {
             NotPromised::Refused(refused) => OrderError::Promise(refused),
             NotPromised::File(error) => OrderError::State(error),
+            NotPromised::NoMemory => OrderError::NoMemory { state: error.to_string() },
         }
     }
 }

@@ -13,11 +13,12 @@ use crate::config::{AuthMethod, RelayConfig};
 use crate::downstream;
 use crate::error::StartError;
 use crate::log::{self, Directory, Log, LogError, LogFailure, LogMetrics, LogOptions, Writer};
-use crate::promise::{Promise, PromiseFile};
+use crate::promise::PromiseFile;
 use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::slots::{self, SlotError, Slots};
 use crate::status::Status;
+use crate::surroundings::Surroundings;
 use crate::upstream::{self, Control, SPARES};
 
 /// Time between two looks at what can be removed.
@@ -38,9 +39,17 @@ impl Relay {
     /// Opens the log, if the directory has one, listens, and begins to follow the upstream. Downstreams are tasks of
     /// `runtime`.
     ///
+    /// A relay whose directory is empty acknowledges nothing until it has learnt from its `surroundings` what it may have promised before, or
+    /// that it is new. `is_new`: an operator says that those who answer are all there is to ask.
+    ///
     /// # Errors
     /// See [`StartError`].
-    pub fn start(config: &RelayConfig, runtime: &Handle) -> Result<Relay, StartError> {
+    pub fn start(
+        config: &RelayConfig,
+        surroundings: Surroundings,
+        is_new: bool,
+        runtime: &Handle,
+    ) -> Result<Relay, StartError> {
         let settings = Settings::new(config)?;
         let listeners = bind(&config.listen)?;
         let addresses = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
@@ -53,7 +62,7 @@ impl Relay {
         let mut upstream = config.upstream.clone();
         upstream.address = promise.now().upstream_for(&upstream.address).into();
         let control = Control::new(upstream, &config.upstream.address);
-        let shared = Arc::new(Shared::new(directory, settings, control, promise, slots));
+        let shared = Arc::new(Shared::new(directory, settings, control, promise, slots, surroundings, is_new));
         let writer = opened.map(|(writer, log)| {
             shared.set_log(log);
             writer
@@ -145,7 +154,7 @@ impl Relay {
     ///
     /// # Errors
     /// The new configuration cannot be used; the old one stays.
-    pub fn reload(&self, config: &RelayConfig) -> Result<(), StartError> {
+    pub fn reload(&self, config: &RelayConfig, surroundings: Surroundings) -> Result<(), StartError> {
         if config.auth == AuthMethod::Trust
             && let Some(address) = self.addresses.iter().find(|address| !address.ip().is_loopback())
         {
@@ -162,6 +171,7 @@ impl Relay {
             "" => self.shared.control.address(),
             configured => self.shared.promise.now().upstream_for(configured).into(),
         };
+        self.shared.surround(surroundings);
         self.shared.control.set_configured(&config.upstream.address);
         self.shared.control.follow(|current| *current = upstream);
         Ok(())
@@ -203,9 +213,6 @@ fn promised(directory: &Directory) -> Result<PromiseFile, StartError> {
         file.make(earlier)?;
         log::take_over(dir).map_err(|source| StartError::Log { dir: dir.into(), source })?;
         info!(dir = %dir.display(), term = file.term(), "took over what an earlier version had promised");
-    }
-    if !file.exists() {
-        file.make(Promise::default())?;
     }
     Ok(file)
 }
@@ -299,7 +306,7 @@ mod tests {
         assert_eq!(log::identify(path).unwrap().map(|identity| identity.system_id), Some(7));
         // And is not taken over again.
         let file = promised(&directory).unwrap();
-        file.change(|old| old.fence(4, 2, 2)).unwrap();
+        file.change(|old| old.fence(4, 2, 2, watermark::Lsn(0))).unwrap();
         assert_eq!(promised(&directory).unwrap().term(), 4);
         // Killed between the two steps of taking over, and an earlier version went on: it is the one to believe.
         earlier(path, 9, 3);

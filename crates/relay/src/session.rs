@@ -20,10 +20,11 @@ const READ: usize = 1 << 20;
 const MAX_ANSWER: usize = 4 << 20;
 /// Longest time to connect, during which nobody can be told to follow another: a host that is gone answers nothing.
 const CONNECT: Duration = Duration::from_secs(3);
-/// Longest time for any one step of a login or a command.
+/// Longest time for any one step of a login or a command, where nothing else is said.
 pub(crate) const STEP: Duration = Duration::from_secs(10);
 
 /// Whom to talk to, and with what to log in.
+#[derive(Clone)]
 pub(crate) struct Login<'a> {
     /// As errors name it.
     pub(crate) peer: Peer,
@@ -36,6 +37,8 @@ pub(crate) struct Login<'a> {
     pub(crate) connector: Option<Arc<tls::Connector>>,
     /// A host that acknowledges nothing for this long is gone.
     pub(crate) host_timeout: Duration,
+    /// Longest time for any one step of the login or a command.
+    pub(crate) step: Duration,
 }
 
 /// A connection that is logged in.
@@ -82,7 +85,7 @@ impl Session {
         let connect = |source| failed(Cause::Connect { address: address.into(), source });
         let socket = Socket::connect(address, CONNECT).map_err(connect)?;
         socket.notice_a_dead_host(login.host_timeout).map_err(connect)?;
-        socket.set_timeouts(STEP, STEP).map_err(connect)?;
+        socket.set_timeouts(login.step, login.step).map_err(connect)?;
         known(Channel::plain(socket.try_clone().map_err(connect)?))?;
         let target = match &login.connector {
             // As with servers: a Unix socket has no TLS.

@@ -10,10 +10,12 @@ use watermark::Lsn;
 
 use crate::downstream::Places;
 use crate::log::{Directory, Log, LogError, Removed, Retention};
+use crate::memory::Recollection;
 use crate::orders::Turns;
 use crate::promise::PromiseFile;
 use crate::settings::Settings;
 use crate::slots::Slots;
+use crate::surroundings::Surroundings;
 use crate::upstream::Control;
 
 pub(crate) use crate::slots::Greeting;
@@ -26,6 +28,13 @@ pub(crate) struct Shared {
     pub(crate) settings: RwLock<Arc<Settings>>,
     pub(crate) control: Control,
     pub(crate) promise: PromiseFile,
+    surroundings: RwLock<Arc<Surroundings>>,
+    /// An operator says that this relay runs for the first time.
+    pub(crate) is_new: bool,
+    /// Of this process, at random: other relays are asked, and this one may be among them.
+    pub(crate) instance: u64,
+    /// Since when all servers have been seen on the upstream's timeline or an older one, by a relay that has lost its memory.
+    pub(crate) seen_unpromoted: Mutex<Option<Instant>>,
     pub(crate) slots: Slots,
     pub(crate) metrics: Metrics,
     pub(crate) places: Places,
@@ -126,15 +135,23 @@ impl Shared {
         control: Control,
         promise: PromiseFile,
         slots: Slots,
+        surroundings: Surroundings,
+        is_new: bool,
     ) -> Shared {
         let mut secret = [0; 32];
         // Without random bytes SCRAM itself will refuse; the mock's salt need not be good.
         let _ = getrandom::fill(&mut secret);
+        let mut instance = [0; 8];
+        let _ = getrandom::fill(&mut instance);
         Shared {
             directory: Mutex::new(Some(directory)),
             settings: RwLock::new(Arc::new(settings)),
             control,
             promise,
+            surroundings: RwLock::new(Arc::new(surroundings)),
+            is_new,
+            instance: u64::from_ne_bytes(instance),
+            seen_unpromoted: Mutex::new(None),
             slots,
             metrics: Metrics::default(),
             places: Places::default(),
@@ -164,6 +181,25 @@ impl Shared {
 
     pub(crate) fn settings(&self) -> Arc<Settings> {
         Arc::clone(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn surroundings(&self) -> Arc<Surroundings> {
+        Arc::clone(&self.surroundings.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn surround(&self, surroundings: Surroundings) {
+        *self.surroundings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(surroundings);
+    }
+
+    /// What it remembers of its promises, for other relays.
+    pub(crate) fn recollection(&self) -> Recollection {
+        let log = self.log();
+        Recollection {
+            instance: self.instance,
+            system: log.as_ref().map(|log| log.identity().system_id),
+            timeline: log.as_ref().map_or(0, |log| log.tail().timeline.0),
+            memory: self.promise.exists().then(|| self.promise.now().memory()),
+        }
     }
 
     /// Returns once everything is to end.

@@ -81,26 +81,23 @@ async fn run(
     shared: &Arc<Shared>,
     command: Result<Command, CommandError>,
 ) -> Result<(), Gone> {
-    let Some(log) = shared.log() else { return Err(Gone::Stopping) };
     let mut out = Vec::new();
-    let result = match command {
-        Ok(Command::Start { slot, at, timeline }) => {
-            match Stream::begin(connection, shared, &log, slot, Lsn(at), timeline.map(Timeline)) {
-                Ok(stream) => {
-                    stream.run(connection).await?;
-                    Ok(())
-                }
-                Err(refusal) => Err(refusal),
-            }
-        }
-        Ok(Command::Operate(order)) => answer_order(&mut out, connection, shared, order).await,
-        Ok(Command::WatchFlushed) => {
-            watch::run(connection, shared, &log).await?;
+    let result = match (command, shared.log()) {
+        (Ok(Command::Operate(order)), _) => answer_order(&mut out, connection, shared, order).await,
+        (Ok(Command::Promise), _) => {
+            let columns = shared.recollection().columns();
+            let columns: Vec<(&str, &str)> = columns.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            message::text_row(&mut out, &columns);
+            message::complete(&mut out, "KINGPOST");
             Ok(())
         }
-        Ok(command) => answer(&mut out, connection.id, shared, &log, command),
-        Err(error @ CommandError::Sql) => Err(Refusal::new(Sqlstate::FEATURE_NOT_SUPPORTED, error.to_string())),
-        Err(error) => Err(Refusal::new(Sqlstate::SYNTAX_ERROR, error.to_string())),
+        (Ok(command), Some(log)) => replicate(&mut out, connection, shared, &log, command).await?,
+        (Ok(_), None) => Err(Refusal::new(
+            Sqlstate::CANNOT_CONNECT_NOW,
+            "the relay has not reached its upstream yet: it holds nothing",
+        )),
+        (Err(error @ CommandError::Sql), _) => Err(Refusal::new(Sqlstate::FEATURE_NOT_SUPPORTED, error.to_string())),
+        (Err(error), _) => Err(Refusal::new(Sqlstate::SYNTAX_ERROR, error.to_string())),
     };
     if let Err(refusal) = result {
         out.clear();
@@ -109,6 +106,32 @@ async fn run(
     shared.slots.release(connection.id, false);
     message::ready(&mut out, Status::Idle);
     connection.send(&out).await
+}
+
+/// What a server could be asked as well, and `WATCH_FLUSHED`.
+async fn replicate(
+    out: &mut Vec<u8>,
+    connection: &mut Connection,
+    shared: &Arc<Shared>,
+    log: &Arc<Log>,
+    command: Command,
+) -> Result<Result<(), Refusal>, Gone> {
+    Ok(match command {
+        Command::Start { slot, at, timeline } => {
+            match Stream::begin(connection, shared, log, slot, Lsn(at), timeline.map(Timeline)) {
+                Ok(stream) => {
+                    stream.run(connection).await?;
+                    Ok(())
+                }
+                Err(refusal) => Err(refusal),
+            }
+        }
+        Command::WatchFlushed => {
+            watch::run(connection, shared, log).await?;
+            Ok(())
+        }
+        command => answer(out, connection.id, shared, log, command),
+    })
 }
 
 /// What an operator wants, off the runtime: it waits for the disk.
@@ -211,7 +234,7 @@ fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: 
             ));
         }
         // Dealt with by the caller.
-        Command::Start { .. } | Command::Operate(_) | Command::WatchFlushed => {
+        Command::Start { .. } | Command::Operate(_) | Command::Promise | Command::WatchFlushed => {
             return Err(Refusal::new(Sqlstate::INTERNAL_ERROR, "not a simple command"));
         }
     };

@@ -14,10 +14,11 @@
 //! fenced 2
 //! chosen 3 "n1"
 //! follow "db1:5432" "db2:5432"
+//! anew 2 0/5000000
 //! crc32c 1b2c3d4e
 //! ```
 //!
-//! `fenced`, `chosen` and `follow` are there only if there is something to say; names are JSON strings; the checksum is over the lines before
+//! `fenced`, `chosen`, `follow` and `anew` are there only if there is something to say; names are JSON strings; the checksum is over the lines before
 //! it. Of the blocks whose checksum is right the one with the higher sequence number counts.
 //!
 //! *What must hold*: a promise is on the disk before anybody is told of it. A write that is cut off leaves the other block as it was, so that
@@ -32,7 +33,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{Choice, Fence, Promise, PromiseError, Redirect};
+use watermark::Lsn;
+use wire::replication::{position, read_position};
+
+use super::{Choice, Fence, Owed, Promise, PromiseError, Redirect};
 use crate::error::StartError;
 
 /// Its name.
@@ -63,6 +67,9 @@ pub(crate) enum NotPromised {
     /// It must not be.
     #[error("{0}")]
     Refused(#[from] PromiseError),
+    /// What was promised before is not known: there is no file.
+    #[error("this relay does not know what it has promised: its directory is new or was lost")]
+    NoMemory,
     /// The disk does not take it. What was promised before holds. The disk may have taken it all the same: then it holds after a restart.
     #[error("{0}")]
     File(StartError),
@@ -156,8 +163,9 @@ impl PromiseFile {
         change: impl FnOnce(&Promise) -> Result<Promise, PromiseError>,
     ) -> Result<(), NotPromised> {
         let mut inner = self.lock();
+        let Some(file) = &inner.file else { return Err(NotPromised::NoMemory) };
         let promise = change(&inner.promise)?;
-        if promise == inner.promise && inner.file.is_some() {
+        if promise == inner.promise {
             return Ok(());
         }
         let sequence = inner.sequence + 1;
@@ -167,10 +175,7 @@ impl PromiseFile {
         }
         let mut block = [0; BLOCK];
         block[..text.len()].copy_from_slice(text.as_bytes());
-        let write = match &inner.file {
-            Some(file) => file.write_all_at(&block, offset(sequence)).and_then(|()| file.sync_data()),
-            None => Err(io::ErrorKind::NotFound.into()),
-        };
+        let write = file.write_all_at(&block, offset(sequence)).and_then(|()| file.sync_data());
         write.map_err(|source| {
             NotPromised::File(StartError::File { tried: "write", path: self.path.clone(), source })
         })?;
@@ -221,6 +226,9 @@ fn render(sequence: u64, promise: &Promise) -> String {
     }
     if let Some(Redirect { configured, address }) = &promise.redirect {
         let _ = writeln!(text, "follow {} {}", quoted(configured), quoted(address));
+    }
+    if let Some(Owed { timeline, to }) = &promise.owed {
+        let _ = writeln!(text, "anew {timeline} {}", position(to.0));
     }
     let crc = crc32c::crc32c(text.as_bytes());
     let _ = writeln!(text, "crc32c {crc:08x}");
@@ -273,6 +281,11 @@ fn parse(block: &[u8]) -> Result<(u64, Promise), String> {
         let mut name = || names.next().and_then(Result::ok).ok_or_else(|| wrong("follow"));
         promise.redirect = Some(Redirect { configured: name()?, address: name()? });
     }
+    if let Some(line) = lines.optional("anew") {
+        let (timeline, to) = line.split_once(' ').ok_or_else(|| wrong("anew"))?;
+        let timeline = timeline.parse().map_err(|_| wrong("anew"))?;
+        promise.owed = Some(Owed { timeline, to: Lsn(read_position(to).ok_or_else(|| wrong("anew"))?) });
+    }
     // One way to write it: what is otherwise the same, but not written so, was not written by us.
     if render(sequence, &promise) != text {
         return Err("its checksum does not fit its lines".into());
@@ -293,6 +306,7 @@ mod tests {
             term: 7,
             fence: Some(Fence { timeline: 2, chosen: Some(Choice { term: 3, node: "n \"1\"\n".into() }) }),
             redirect: Some(Redirect { configured: "db1:5432".into(), address: "/run/a b".into() }),
+            owed: Some(Owed { timeline: 1, to: Lsn(0x500_0000) }),
         }
     }
 
@@ -308,12 +322,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = PromiseFile::open(dir.path()).unwrap();
         assert!(!file.exists());
-        assert!(matches!(file.change(|old| old.fence(1, 1, 1)), Err(NotPromised::File(_))), "there is no file yet");
+        assert!(
+            matches!(file.change(|old| old.fence(1, 1, 1, Lsn(0))), Err(NotPromised::NoMemory)),
+            "there is no file yet"
+        );
         assert_eq!(file.term(), 0);
         file.make(Promise::default()).unwrap();
         for term in 1..6 {
-            file.change(|old| old.fence(term, 1, 1)).unwrap();
-            assert!(matches!(file.change(|old| old.fence(term, 1, 1)), Err(NotPromised::Refused(_))));
+            file.change(|old| old.fence(term, 1, 1, Lsn(0))).unwrap();
+            assert!(matches!(file.change(|old| old.fence(term, 1, 1, Lsn(0))), Err(NotPromised::Refused(_))));
             let again = PromiseFile::open(dir.path()).unwrap();
             assert_eq!((again.term(), again.now()), (term, file.now()));
         }
@@ -321,7 +338,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing beside it");
         file.make(full()).unwrap();
         assert_eq!(PromiseFile::open(dir.path()).unwrap().now(), full());
-        file.change(|old| old.fence(8, 2, 2)).unwrap();
+        file.change(|old| old.fence(8, 2, 2, Lsn(0))).unwrap();
         assert_eq!(PromiseFile::open(dir.path()).unwrap().term(), 8);
     }
 
@@ -330,11 +347,13 @@ mod tests {
     fn the_format() {
         let fence = Some(Fence { timeline: 2, chosen: Some(Choice { term: 3, node: "n1".into() }) });
         let redirect = Some(Redirect { configured: "db1:5432".into(), address: "db2:5432".into() });
-        let text = render(7, &Promise { term: 3, fence, redirect });
+        let owed = Some(Owed { timeline: 2, to: Lsn(0x500_0000) });
+        let text = render(7, &Promise { term: 3, fence, redirect, owed });
         let (lines, crc) = text.split_at(text.rfind("crc32c").unwrap());
         assert_eq!(
             lines,
-            "kingpost-promise 1\nsequence 7\nterm 3\nfenced 2\nchosen 3 \"n1\"\nfollow \"db1:5432\" \"db2:5432\"\n"
+            "kingpost-promise 1\nsequence 7\nterm 3\nfenced 2\nchosen 3 \"n1\"\nfollow \"db1:5432\" \"db2:5432\"\n\
+             anew 2 0/5000000\n"
         );
         assert_eq!(crc, format!("crc32c {:08x}\n", crc32c::crc32c(lines.as_bytes())));
     }
@@ -344,7 +363,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = PromiseFile::open(dir.path()).unwrap();
         file.make(Promise::default()).unwrap();
-        file.change(|old| old.fence(1, 1, 1)).unwrap();
+        file.change(|old| old.fence(1, 1, 1, Lsn(0))).unwrap();
         let long = "\u{1}".repeat(1000);
         let refused = file.change(|old| old.choose(1, &long, 1));
         assert!(matches!(refused, Err(NotPromised::Refused(PromiseError::TooLong { room: BLOCK, .. }))), "{refused:?}");
@@ -370,7 +389,7 @@ mod tests {
             sequence in 1_u64..1000, sectors in 0_usize..=8, garbage in prop::collection::vec(any::<u8>(), 0..BLOCK),
         ) {
             let old = full();
-            let new = old.fence(8, 2, 2).unwrap();
+            let new = old.fence(8, 2, 2, Lsn(0)).unwrap();
             let mut blocks = [[0; BLOCK]; 2];
             blocks[(sequence % 2) as usize] = block(sequence, &old);
             // What the other one held before.
@@ -386,13 +405,14 @@ mod tests {
         #[test]
         fn round_trip(
             sequence: u64, term: u64, timeline: u32, chosen in prop::option::of((any::<u64>(), ".{0,60}")),
-            fenced: bool, redirect in prop::option::of((".{0,60}", ".{0,60}")),
+            fenced: bool, redirect in prop::option::of((".{0,60}", ".{0,60}")), owed in prop::option::of(any::<(u32, u64)>()),
         ) {
             let chosen = chosen.map(|(term, node)| Choice { term, node });
             let promise = Promise {
                 term,
                 fence: fenced.then_some(Fence { timeline, chosen }),
                 redirect: redirect.map(|(configured, address)| Redirect { configured, address }),
+                owed: owed.map(|(timeline, to)| Owed { timeline, to: Lsn(to) }),
             };
             prop_assert_eq!(parse(&block(sequence, &promise)), Ok((sequence, promise)));
         }

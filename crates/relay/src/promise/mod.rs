@@ -7,6 +7,9 @@
 
 mod file;
 
+use watermark::Lsn;
+
+use crate::memory::Memory;
 pub(crate) use file::{NotPromised, PromiseFile};
 
 /// What a relay has promised.
@@ -15,6 +18,15 @@ pub(crate) struct Promise {
     term: u64,
     fence: Option<Fence>,
     redirect: Option<Redirect>,
+    owed: Option<Owed>,
+}
+
+/// What the relay may have acknowledged in an earlier life, and lacks since: it was begun anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Owed {
+    timeline: u32,
+    /// As far as its upstream was then: nobody can have acknowledged more.
+    to: Lsn,
 }
 
 /// Nothing more is taken on a timeline and older ones.
@@ -59,6 +71,17 @@ pub enum PromiseError {
         own: u32,
         /// Of the order.
         given: u32,
+    },
+    /// The relay was begun anew, and may have acknowledged more before than it has now: it must not be counted as one that has it.
+    #[error(
+        "the relay was begun anew and has WAL up to {flushed} only: before, it may have acknowledged everything up to {to}. Ask again when \
+         it has come so far"
+    )]
+    Incomplete {
+        /// What it has.
+        flushed: Lsn,
+        /// What it may have acknowledged.
+        to: Lsn,
     },
     /// There is no fence, or only one that a newer timeline has passed.
     #[error("the relay is not fenced: a node is chosen only to go on from where a fence was put up")]
@@ -119,15 +142,19 @@ impl Promise {
     }
 
     /// To a higher term: nothing more is taken on `timeline` and older ones. What was chosen to go on from the end of the same timeline
-    /// stays. `own` is the timeline that the log is on.
-    pub(crate) fn fence(&self, term: u64, timeline: u32, own: u32) -> Result<Promise, PromiseError> {
+    /// stays. `own` is the timeline that the log is on, durable up to `flushed`.
+    pub(crate) fn fence(&self, term: u64, timeline: u32, own: u32, flushed: Lsn) -> Result<Promise, PromiseError> {
         self.must_be_higher(term)?;
         if timeline < own {
             return Err(PromiseError::Timeline { own, given: timeline });
         }
+        // On a newer timeline it has what the one had who was promoted.
+        if let Some(Owed { to, .. }) = self.owed.filter(|owed| owed.timeline == own && flushed < owed.to) {
+            return Err(PromiseError::Incomplete { flushed, to });
+        }
         let same = self.fence.as_ref().filter(|fence| fence.timeline == timeline);
         let chosen = same.and_then(|fence| fence.chosen.clone());
-        Ok(Promise { term, fence: Some(Fence { timeline, chosen }), redirect: self.redirect.clone() })
+        Ok(Promise { term, fence: Some(Fence { timeline, chosen }), ..self.clone() })
     }
 
     /// The term's holder chooses `node` to go on from the end of the fenced timeline.
@@ -161,7 +188,7 @@ impl Promise {
         if let Some((_, Some(Choice { term, node }))) = self.standing(own) {
             return Err(PromiseError::Chosen { term: *term, node: node.clone() });
         }
-        Ok(Promise { term, fence: None, redirect: self.redirect.clone() })
+        Ok(Promise { term, fence: None, ..self.clone() })
     }
 
     /// The term's holder has the relay follow `address` as long as the configuration says `configured`.
@@ -173,6 +200,23 @@ impl Promise {
         }
         let redirect = Some(Redirect { configured: configured.into(), address: address.into() });
         Ok(Promise { redirect, ..self.clone() })
+    }
+
+    /// The log begins anew on `timeline`, and the upstream is at `to`.
+    pub(crate) fn begun_anew(&self, timeline: u32, to: Lsn) -> Promise {
+        Promise { owed: Some(Owed { timeline, to }), ..self.clone() }
+    }
+
+    /// What others remember. `fenced` 0: nothing was fenced.
+    pub(crate) fn learnt(term: u64, fenced: u32, chosen: Option<Choice>) -> Promise {
+        let fence = (fenced > 0).then_some(Fence { timeline: fenced, chosen });
+        Promise { term, fence, ..Promise::default() }
+    }
+
+    /// What another relay takes over that has lost its memory.
+    pub(crate) fn memory(&self) -> Memory {
+        let chosen = self.fence.as_ref().and_then(|fence| fence.chosen.clone());
+        Memory { term: self.term, fenced: self.fenced_up_to(), chosen }
     }
 
     fn must_be_higher(&self, term: u64) -> Result<(), PromiseError> {
@@ -193,6 +237,7 @@ impl Promise {
             term,
             fence: fence.map(|(timeline, chosen)| Fence { timeline, chosen }),
             redirect: redirect.map(|(configured, address)| Redirect { configured, address }),
+            owed: None,
         }
     }
 }
@@ -213,8 +258,8 @@ mod tests {
         let none = Promise::default();
         assert_eq!((none.term(), none.fenced_up_to(), none.standing(2)), (0, 0, None));
         for (refused, why) in [
-            (none.fence(0, 2, 2), term(0, 0)),
-            (none.fence(1, 1, 2), PromiseError::Timeline { own: 2, given: 1 }),
+            (none.fence(0, 2, 2, Lsn(0)), term(0, 0)),
+            (none.fence(1, 1, 2, Lsn(0)), PromiseError::Timeline { own: 2, given: 1 }),
             (none.choose(0, "n1", 2), PromiseError::NotFenced),
             (none.choose(1, "n1", 2), term(0, 1)),
             (none.release(0, 2), term(0, 0)),
@@ -222,12 +267,12 @@ mod tests {
         ] {
             assert_eq!(refused, Err(why));
         }
-        let fenced = none.fence(3, 2, 2).unwrap();
+        let fenced = none.fence(3, 2, 2, Lsn(0)).unwrap();
         assert_eq!((fenced.term(), fenced.fenced_up_to(), fenced.standing(2)), (3, 2, Some((2, None))));
         assert_eq!(fenced.standing(3), None, "a newer timeline has passed it");
         for (refused, why) in [
-            (fenced.fence(3, 2, 2), term(3, 3)),
-            (fenced.fence(2, 2, 2), term(3, 2)),
+            (fenced.fence(3, 2, 2, Lsn(0)), term(3, 3)),
+            (fenced.fence(2, 2, 2, Lsn(0)), term(3, 2)),
             (fenced.choose(2, "n1", 2), term(3, 2)),
             (fenced.choose(4, "n1", 2), term(3, 4)),
             (fenced.choose(3, "n1", 3), PromiseError::NotFenced),
@@ -243,21 +288,21 @@ mod tests {
         assert_eq!(chosen.choose(3, "n1", 2).as_ref(), Ok(&chosen), "again");
         assert_eq!(chosen.release(4, 2), Err(PromiseError::Chosen { term: 3, node: "n1".into() }));
         // A later term is told, and goes on with it, or chooses another one.
-        let later = chosen.fence(5, 2, 2).unwrap();
+        let later = chosen.fence(5, 2, 2, Lsn(0)).unwrap();
         assert_eq!(later.standing(2), Some((2, Some(&choice))));
         assert_eq!(
             later.choose(5, "n2", 2).unwrap().standing(2),
             Some((2, Some(&Choice { term: 5, node: "n2".into() })))
         );
         // The end of the next timeline is decided anew.
-        assert_eq!(chosen.fence(5, 3, 3).unwrap().standing(3), Some((3, None)));
+        assert_eq!(chosen.fence(5, 3, 3, Lsn(0)).unwrap().standing(3), Some((3, None)));
         assert_eq!(chosen.release(5, 3).unwrap().term(), 5, "what was chosen for an older timeline is in nobody's way");
     }
 
     #[test]
     fn a_choice_is_withdrawn_by_the_terms_holder_only() {
-        let chosen = Promise::default().fence(3, 2, 2).unwrap().choose(3, "n1", 2).unwrap();
-        let later = chosen.fence(5, 2, 2).unwrap();
+        let chosen = Promise::default().fence(3, 2, 2, Lsn(0)).unwrap().choose(3, "n1", 2).unwrap();
+        let later = chosen.fence(5, 2, 2, Lsn(0)).unwrap();
         for (refused, why) in [
             (Promise::default().withdraw(1, "n1", 2), term(0, 1)),
             (Promise::default().withdraw(0, "n1", 2), PromiseError::NotFenced),
@@ -281,14 +326,25 @@ mod tests {
     }
 
     #[test]
+    fn a_relay_that_was_begun_anew_does_not_stand_for_what_it_lacks() {
+        let anew = Promise::learnt(3, 1, None).begun_anew(2, Lsn(500));
+        let incomplete = PromiseError::Incomplete { flushed: Lsn(499), to: Lsn(500) };
+        assert_eq!(anew.fence(4, 2, 2, Lsn(499)), Err(incomplete));
+        assert_eq!(anew.fence(3, 2, 2, Lsn(499)), Err(term(3, 3)), "the term counts first");
+        assert_eq!(anew.fence(4, 2, 2, Lsn(500)).unwrap().standing(2), Some((2, None)));
+        assert!(anew.fence(4, 3, 3, Lsn(0)).is_ok(), "it has followed a promotion since");
+        assert!(anew.release(4, 2).unwrap().fence(5, 2, 2, Lsn(499)).is_err(), "other orders change nothing about it");
+    }
+
+    #[test]
     fn whom_to_follow() {
         let none = Promise::default();
         assert_eq!(none.upstream_for("a:1"), "a:1");
-        let led = none.fence(1, 1, 1).unwrap().follow(1, "a:1", "b:1").unwrap();
+        let led = none.fence(1, 1, 1, Lsn(0)).unwrap().follow(1, "a:1", "b:1").unwrap();
         assert_eq!((led.upstream_for("a:1"), led.upstream_for("c:1"), led.upstream_for("")), ("b:1", "c:1", ""));
         assert_eq!(led.follow(1, "", "c:1").as_ref(), Ok(&led), "nothing is configured, and nothing kept");
         // Other orders do not change it.
-        let later = led.fence(2, 1, 1).unwrap().choose(2, "n1", 1).unwrap();
+        let later = led.fence(2, 1, 1, Lsn(0)).unwrap().choose(2, "n1", 1).unwrap();
         assert_eq!(later.upstream_for("a:1"), "b:1");
         assert_eq!(led.release(2, 1).unwrap().upstream_for("a:1"), "b:1");
     }

@@ -11,6 +11,7 @@
 //! very upstream; nothing is cut off because an upstream says so.
 
 mod acknowledge;
+mod remember;
 mod silence;
 
 pub(crate) use acknowledge::now_micros;
@@ -27,7 +28,7 @@ use crate::channel::Channel;
 use crate::config::UpstreamConfig;
 use crate::error::{Cause, Peer, SessionError, UpstreamError};
 use crate::log::{AppendError, Log, LogOptions, SegmentSize, Start, Timeline, Writer};
-use crate::session::{Login, Session, Started};
+use crate::session::{Login, STEP, Session, Started};
 use crate::shared::{Greeting, Shared};
 use acknowledge::Acknowledger;
 
@@ -191,6 +192,7 @@ impl Control {
 /// The receiving thread: until [`Control::stop`], or until the log has failed.
 pub(crate) fn run(shared: &Arc<Shared>, mut writer: Option<Writer>) {
     let mut back_off = BACK_OFF.0;
+    let mut said = String::new();
     loop {
         let (config, generation) = {
             let state = shared.control.lock();
@@ -217,7 +219,15 @@ pub(crate) fn run(shared: &Arc<Shared>, mut writer: Option<Writer>) {
             error!(error = %failed, "the log has failed, nothing is received any more");
             return;
         }
-        let pause = if alarm {
+        let pause = if let UpstreamError::NoMemory(_) = failed {
+            // Others may begin to answer at any time: it is tried again soon, and said once.
+            let text = failed.to_string();
+            if said != text {
+                error!(upstream = config.address, error = text, "nothing is received");
+                said = text;
+            }
+            jittered(BACK_OFF.1)
+        } else if alarm {
             error!(upstream = config.address, error = %failed, "the upstream cannot be followed; nothing was cut off");
             ALARM_PAUSE
         } else {
@@ -239,6 +249,16 @@ fn jittered(length: Duration) -> Duration {
     let mut byte = [0; 1];
     let share = getrandom::fill(&mut byte).map_or(255, |()| u32::from(byte[0]));
     length / 2 + length * share / 510
+}
+
+/// The relay's slot on the upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Slot {
+    /// It was not there, and is now.
+    Made,
+    Existed,
+    /// None is configured.
+    None,
 }
 
 /// One connection's work, from connecting to its end.
@@ -271,30 +291,34 @@ impl Attempt<'_> {
             application_name: &config.application_name,
             connector: tls::Connector::new(&config.tls)?.map(Arc::new),
             host_timeout: config.timeout,
+            step: STEP,
         };
         self.shared.upstream_is("connecting", false);
         let known = |socket| self.shared.control.connecting(self.generation, socket);
         let mut session = Session::open(&login, known)?;
         self.shared.control.hold(self.generation, session.socket()?)?;
         let remote = identify(&mut session)?;
-        let writer = match writer {
-            Some(writer) => writer,
-            None => writer.insert(self.first_open(&mut session, remote)?),
-        };
-        let log = self.shared.log().ok_or(UpstreamError::Interrupted)?;
-        if log.identity().system_id != remote.system {
+        if let Some(log) = self.shared.log()
+            && log.identity().system_id != remote.system
+        {
             return Err(UpstreamError::OtherSystem {
                 expected: log.identity().system_id,
                 found: remote.system,
                 dir: log.dir().display().to_string(),
             });
         }
+        self.remember(&mut session, &login, remote)?;
         // After the connection was made known: a fence that comes later interrupts it.
         let promise = self.shared.promise.now();
         if remote.timeline <= promise.fenced_up_to() {
             let (term, fenced) = (promise.term(), promise.fenced_up_to());
             return Err(UpstreamError::Fenced { term, fenced, found: remote.timeline });
         }
+        let writer = match writer {
+            Some(writer) => writer,
+            None => writer.insert(self.first_open(&mut session, remote)?),
+        };
+        let log = self.shared.log().ok_or(UpstreamError::Interrupted)?;
         self.greet(&mut session)?;
         self.ensure_slot(&mut session)?;
         self.fetch_histories(&mut session, &log, remote.timeline)?;
@@ -319,6 +343,9 @@ impl Attempt<'_> {
         info!(system = remote.system, timeline = remote.timeline, %at, "a new log begins");
         let identity = crate::log::Identity { system_id: remote.system, segment_size };
         let directory = self.shared.directory().ok_or(UpstreamError::Interrupted)?;
+        // What this relay had in an earlier life it lacks now.
+        let anew = self.shared.promise.change(|promise| Ok(promise.begun_anew(remote.timeline, Lsn(remote.position))));
+        anew.map_err(|error| UpstreamError::NoMemory(error.to_string()))?;
         let (writer, log) = Log::open(LogOptions { directory, identity, start: Some(start), spares: SPARES })?;
         self.shared.set_log(log);
         Ok(writer)
@@ -343,21 +370,22 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    fn ensure_slot(&self, session: &mut Session) -> Result<(), UpstreamError> {
+    /// Makes the slot, if it is not there.
+    fn ensure_slot(&self, session: &mut Session) -> Result<Slot, SessionError> {
         let slot = &self.config.slot;
         if slot.is_empty() {
-            return Ok(());
+            return Ok(Slot::None);
         }
         let options =
             if crate::shared::major(session.server_version()) >= 15 { "(RESERVE_WAL)" } else { "RESERVE_WAL" };
         match session.ask(&format!("CREATE_REPLICATION_SLOT \"{slot}\" PHYSICAL {options}")) {
             Ok(_) => {
                 info!(slot, "made a replication slot on the upstream");
-                Ok(())
+                Ok(Slot::Made)
             }
             // duplicate_object: as it should be, but for the first time.
-            Err(error) if error.sqlstate() == Some("42710") => Ok(()),
-            Err(error) => Err(error.into()),
+            Err(error) if error.sqlstate() == Some("42710") => Ok(Slot::Existed),
+            Err(error) => Err(error),
         }
     }
 

@@ -49,6 +49,8 @@ pub enum Command {
     },
     /// A relay's own: what operators do with it at a failover. No PostgreSQL server knows it.
     Operate(Order),
+    /// `KINGPOST PROMISE`, of relays only: what the relay remembers of failovers. For another relay that has lost its memory.
+    Promise,
     /// `WATCH_FLUSHED`, of relays only: tell how far the log is durable, now and whenever that moves. See
     /// [`Flushed`](super::Flushed).
     WatchFlushed,
@@ -218,6 +220,7 @@ impl Command {
                 let timeline = if rest.keyword("TIMELINE") { Some(rest.timeline()?) } else { None };
                 Command::Start { slot, at, timeline }
             }
+            "KINGPOST" if rest.keyword("PROMISE") => Command::Promise,
             "KINGPOST" => Command::Operate(rest.order()?),
             other => return Ok(Command::Other(other)),
         };
@@ -368,7 +371,7 @@ impl Rest<'_> {
         if self.keyword("RELEASE") {
             return Ok(Order::Release { term: self.term()? });
         }
-        self.error("expected LOOK, FENCE, CHOOSE, WITHDRAW, FOLLOW or RELEASE")
+        self.error("expected LOOK, PROMISE, FENCE, CHOOSE, WITHDRAW, FOLLOW or RELEASE")
     }
 
     fn term(&mut self) -> Result<u64, CommandError> {

@@ -84,8 +84,10 @@ fn orders_are_read_as_they_are_written() {
     ] {
         assert_eq!(Command::parse(&order.text()), Ok(Command::Operate(order)));
     }
+    assert_eq!(Command::parse("kingpost promise;"), Ok(Command::Promise));
     for text in [
         "KINGPOST",
+        "KINGPOST PROMISE ME",
         "KINGPOST FENCE TERM 0 TIMELINE 1",
         "KINGPOST FENCE TERM 1",
         "KINGPOST CHOOSE TERM 1 NODE a",
