@@ -37,6 +37,7 @@ mod relay;
 mod relay_amnesia;
 mod relay_failover;
 mod relay_full;
+mod relay_gap;
 mod relay_heartbeat;
 mod relay_life;
 mod relay_orders;

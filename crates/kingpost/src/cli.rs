@@ -126,6 +126,22 @@ pub(crate) enum RelayCommand {
     /// Exits with 1 and says nothing if the relay does not hold it: a server in recovery asks for the next segment all the time.
     #[command(after_help = EXIT_CODES)]
     Fetch(FetchArgs),
+    /// Gives up the write-ahead log that a relay holds; it keeps what it has promised, and its slots
+    ///
+    /// The way back for a relay that has a gap no other relay can fill, or that has more than a primary that is to stay. The relay must not run; at
+    /// its next start it begins with what its upstream writes then. What only this relay held is lost.
+    #[command(after_help = EXIT_CODES)]
+    Reset(ResetArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ResetArgs {
+    /// Directory of the relay's log
+    #[arg(long, env = "KINGPOST_RELAY_DIR", default_value = "/var/lib/kingpost/relay", value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Removes the files; without it they are moved to a directory below
+    #[arg(long)]
+    pub(crate) remove: bool,
 }
 
 #[derive(Debug, Args)]

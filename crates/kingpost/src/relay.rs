@@ -14,14 +14,14 @@ use topology::{ClusterConfig, Topology};
 use watermark::Lsn;
 
 use crate::admin::{Admin, Source};
-use crate::cli::{FetchArgs, RelayArgs, RelayCommand};
+use crate::cli::{FetchArgs, RelayArgs, RelayCommand, ResetArgs};
 use crate::config::{self, Config, LogFlags};
 use crate::console::{Scene, Shown, Watched};
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
-use crate::logging;
 use crate::run::primary_of;
 use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
+use crate::{logging, out};
 
 /// How often the topology is asked who is primary, and the log whether it works.
 const WATCH: Duration = Duration::from_millis(500);
@@ -30,6 +30,7 @@ const WATCH: Duration = Duration::from_millis(500);
 pub(crate) fn command(args: &RelayArgs, log: &LogFlags) -> Result<(), Failure> {
     match (&args.command, &args.config) {
         (Some(RelayCommand::Fetch(args)), _) => fetch_file(args),
+        (Some(RelayCommand::Reset(args)), _) => reset(args),
         (None, Some(path)) => {
             let (config, warnings) = config::load(path)?.accept(path)?;
             logging::start(&log.over(&config.log), None)?;
@@ -50,6 +51,24 @@ fn fetch_file(args: &FetchArgs) -> Result<(), Failure> {
         Err(FetchError::NotHeld { .. }) => std::process::exit(1),
         Err(error) => Err(Failure::environment(format!("cannot fetch {}: {error}", args.name))),
     }
+}
+
+fn reset(args: &ResetArgs) -> Result<(), Failure> {
+    let given_up = ::relay::reset(&args.dir, args.remove).map_err(|error| Failure::environment(error.to_string()))?;
+    let held = match given_up.segments.as_slice() {
+        [] => "no segment".to_owned(),
+        [only] => only.clone(),
+        [first, .., last] => format!("{} segments, {first} to {last}", given_up.segments.len()),
+    };
+    match &given_up.moved_to {
+        Some(to) => out::line(format_args!("given up: {held}; they are in {}", to.display())),
+        None => out::line(format_args!("given up and removed: {held}")),
+    }
+    match given_up.term {
+        Some(term) => out::line(format_args!("kept: slots, and what was promised up to term {term}")),
+        None => out::line("kept: slots. What was promised is not known; the relay asks the others when it is started"),
+    }
+    Ok(())
 }
 
 /// A running relay, and what it follows.

@@ -234,6 +234,21 @@ pub enum UpstreamError {
         /// The log's directory.
         dir: String,
     },
+    /// WAL that comes next here is gone there, and nobody else has it.
+    #[error(
+        "{error}: this relay lacks WAL that the upstream has no longer{}. It is tried again. If nobody has it, `kingpost relay reset` gives up \
+         what the relay holds, and it begins anew",
+        list(tried)
+    )]
+    Gap {
+        /// What the upstream said.
+        error: Box<UpstreamError>,
+        /// Other relays, and why they were of no use.
+        tried: Vec<String>,
+    },
+    /// Everything was received that another relay had.
+    #[error("caught up")]
+    CaughtUp,
     /// What this relay has promised is not known, and cannot be found out yet.
     #[error("{0}")]
     NoMemory(String),
@@ -274,6 +289,26 @@ pub enum UpstreamError {
 }
 
 impl UpstreamError {
+    /// Whether the upstream has no longer what comes next here.
+    #[must_use]
+    pub fn is_gap(&self) -> bool {
+        let error = match self {
+            UpstreamError::Gap { .. } => return true,
+            UpstreamError::Session(error) => error,
+            _ => return false,
+        };
+        error.sqlstate() == Some("58P01")
+            || error.refusal().is_some_and(|text| text.contains("has already been removed"))
+    }
+
+    /// Whether the upstream gave up this relay's slot: PostgreSQL 18 refuses to stream with such a slot; earlier versions only miss WAL.
+    #[must_use]
+    pub fn is_lost_slot(&self) -> bool {
+        let UpstreamError::Session(error) = self else { return false };
+        error.sqlstate() == Some("55000")
+            && error.refusal().is_some_and(|text| text.contains("can no longer access replication slot"))
+    }
+
     /// Whether trying again cannot help before somebody has looked: nothing is received, nothing is cut off.
     #[must_use]
     pub fn is_alarm(&self) -> bool {
@@ -281,12 +316,12 @@ impl UpstreamError {
             UpstreamError::OtherSystem { .. }
             | UpstreamError::Failed(_)
             | UpstreamError::Switch(_)
+            | UpstreamError::Gap { .. }
             | UpstreamError::NoMemory(_) => true,
             UpstreamError::Append(error) => !matches!(error, AppendError::Full { .. }),
-            UpstreamError::Session(error) => {
-                error.refusal().is_some_and(|text| is_other_history(text) || text.contains("has already been removed"))
-            }
-            UpstreamError::TlsFiles(_)
+            UpstreamError::Session(error) => self.is_gap() || error.refusal().is_some_and(is_other_history),
+            UpstreamError::CaughtUp
+            | UpstreamError::TlsFiles(_)
             | UpstreamError::Protocol(_)
             | UpstreamError::Fenced { .. }
             | UpstreamError::Log(_)
@@ -295,6 +330,13 @@ impl UpstreamError {
             | UpstreamError::Interrupted => false,
         }
     }
+}
+
+fn list(tried: &[String]) -> String {
+    if tried.is_empty() {
+        return ", and no other relay is listed to have it from ([[cluster.relays]])".into();
+    }
+    format!(", and no other relay has it: {}", tried.join("; "))
 }
 
 fn is_timeout(error: &io::Error) -> bool {
@@ -336,6 +378,30 @@ mod tests {
             (say(&relay, Cause::NoTls), "relay r1 does not offer TLS, and its tls.mode wants it"),
         ] {
             assert_eq!(text, expected);
+        }
+    }
+
+    #[test]
+    fn what_a_refusal_means() {
+        for (code, text, gap, lost, alarm) in [
+            ("58P01", "requested WAL segment 000000010000000000000002 has already been removed", true, false, true),
+            ("XX000", "requested WAL segment 000000010000000000000002 has already been removed", true, false, true),
+            ("55000", "can no longer access replication slot \"kingpost_relay\"", false, true, false),
+            ("55000", "something else", false, false, false),
+            (
+                "XX000",
+                "requested starting point 0/5000000 on timeline 1 is not in this server's history",
+                false,
+                false,
+                true,
+            ),
+            ("57P01", "terminating connection due to administrator command", false, false, false),
+        ] {
+            let cause = Cause::Refused { doing: "streaming".into(), code: code.into(), text: text.into() };
+            let error = UpstreamError::Session(SessionError { peer: Peer::Upstream, cause });
+            assert_eq!((error.is_gap(), error.is_lost_slot(), error.is_alarm()), (gap, lost, alarm), "{text}");
+            let gap = UpstreamError::Gap { error: Box::new(error), tried: Vec::new() };
+            assert!(gap.is_gap() && gap.is_alarm());
         }
     }
 }

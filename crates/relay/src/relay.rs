@@ -14,6 +14,7 @@ use crate::downstream;
 use crate::error::StartError;
 use crate::log::{self, Directory, Log, LogError, LogFailure, LogMetrics, LogOptions, Writer};
 use crate::promise::PromiseFile;
+use crate::reset;
 use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::slots::{self, SlotError, Slots};
@@ -57,6 +58,7 @@ impl Relay {
         // Its lock is what keeps two relays out of one directory.
         let directory = Directory::open(&config.dir).map_err(failed)?;
         let promise = promised(&directory)?;
+        reset::resume(&directory, &promise)?;
         let opened = open(&directory).map_err(failed)?;
         let slots = Slots::open(directory.path())?;
         let mut upstream = config.upstream.clone();
@@ -205,7 +207,7 @@ impl Drop for Relay {
 }
 
 /// What the directory says was promised. Takes over what an earlier version kept in two files.
-fn promised(directory: &Directory) -> Result<PromiseFile, StartError> {
+pub(crate) fn promised(directory: &Directory) -> Result<PromiseFile, StartError> {
     let dir = directory.path();
     let file = PromiseFile::open(dir)?;
     // In this order: until the earlier term is gone, the earlier files are the truth, also for an earlier version of the program.

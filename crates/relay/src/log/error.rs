@@ -213,7 +213,8 @@ pub enum SwitchError {
     /// Whole records are held after the point where the new timeline leaves: they would be lost.
     #[error(
         "timeline {to} leaves timeline {from} at {at}, but WAL up to {held_end} is held: the new primary has not got all that \
-         this log made durable. Stopped, nothing was cut off"
+         this log made durable. Stopped, nothing was cut off. If the new primary is to stay without it, `kingpost relay reset` gives up what \
+         the relay holds"
     )]
     Diverged {
         /// The timeline that is held.

@@ -83,6 +83,12 @@ impl Writer {
         self.tail.clone()
     }
 
+    /// Where the next byte goes.
+    #[must_use]
+    pub fn position(&self) -> (Timeline, Lsn) {
+        (self.tail.timeline, self.position)
+    }
+
     /// Where to have the upstream begin: the start of the segment being written, so that what is held of it is compared; or of
     /// an earlier one, in which a record began that is not whole. Another upstream may have left the timeline at that record.
     #[must_use]

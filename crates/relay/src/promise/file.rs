@@ -15,10 +15,11 @@
 //! chosen 3 "n1"
 //! follow "db1:5432" "db2:5432"
 //! anew 2 0/5000000
+//! giving-up yes
 //! crc32c 1b2c3d4e
 //! ```
 //!
-//! `fenced`, `chosen`, `follow` and `anew` are there only if there is something to say; names are JSON strings; the checksum is over the lines before
+//! `fenced`, `chosen`, `follow`, `anew` and `giving-up` are there only if there is something to say; names are JSON strings; the checksum is over the lines before
 //! it. Of the blocks whose checksum is right the one with the higher sequence number counts.
 //!
 //! *What must hold*: a promise is on the disk before anybody is told of it. A write that is cut off leaves the other block as it was, so that
@@ -230,6 +231,9 @@ fn render(sequence: u64, promise: &Promise) -> String {
     if let Some(Owed { timeline, to }) = &promise.owed {
         let _ = writeln!(text, "anew {timeline} {}", position(to.0));
     }
+    if promise.giving_up {
+        text.push_str("giving-up yes\n");
+    }
     let crc = crc32c::crc32c(text.as_bytes());
     let _ = writeln!(text, "crc32c {crc:08x}");
     text
@@ -286,6 +290,7 @@ fn parse(block: &[u8]) -> Result<(u64, Promise), String> {
         let timeline = timeline.parse().map_err(|_| wrong("anew"))?;
         promise.owed = Some(Owed { timeline, to: Lsn(read_position(to).ok_or_else(|| wrong("anew"))?) });
     }
+    promise.giving_up = lines.optional("giving-up").is_some();
     // One way to write it: what is otherwise the same, but not written so, was not written by us.
     if render(sequence, &promise) != text {
         return Err("its checksum does not fit its lines".into());
@@ -307,6 +312,7 @@ mod tests {
             fence: Some(Fence { timeline: 2, chosen: Some(Choice { term: 3, node: "n \"1\"\n".into() }) }),
             redirect: Some(Redirect { configured: "db1:5432".into(), address: "/run/a b".into() }),
             owed: Some(Owed { timeline: 1, to: Lsn(0x500_0000) }),
+            giving_up: true,
         }
     }
 
@@ -348,12 +354,12 @@ mod tests {
         let fence = Some(Fence { timeline: 2, chosen: Some(Choice { term: 3, node: "n1".into() }) });
         let redirect = Some(Redirect { configured: "db1:5432".into(), address: "db2:5432".into() });
         let owed = Some(Owed { timeline: 2, to: Lsn(0x500_0000) });
-        let text = render(7, &Promise { term: 3, fence, redirect, owed });
+        let text = render(7, &Promise { term: 3, fence, redirect, owed, giving_up: true });
         let (lines, crc) = text.split_at(text.rfind("crc32c").unwrap());
         assert_eq!(
             lines,
             "kingpost-promise 1\nsequence 7\nterm 3\nfenced 2\nchosen 3 \"n1\"\nfollow \"db1:5432\" \"db2:5432\"\n\
-             anew 2 0/5000000\n"
+             anew 2 0/5000000\ngiving-up yes\n"
         );
         assert_eq!(crc, format!("crc32c {:08x}\n", crc32c::crc32c(lines.as_bytes())));
     }
@@ -406,6 +412,7 @@ mod tests {
         fn round_trip(
             sequence: u64, term: u64, timeline: u32, chosen in prop::option::of((any::<u64>(), ".{0,60}")),
             fenced: bool, redirect in prop::option::of((".{0,60}", ".{0,60}")), owed in prop::option::of(any::<(u32, u64)>()),
+            giving_up: bool,
         ) {
             let chosen = chosen.map(|(term, node)| Choice { term, node });
             let promise = Promise {
@@ -413,6 +420,7 @@ mod tests {
                 fence: fenced.then_some(Fence { timeline, chosen }),
                 redirect: redirect.map(|(configured, address)| Redirect { configured, address }),
                 owed: owed.map(|(timeline, to)| Owed { timeline, to: Lsn(to) }),
+                giving_up,
             };
             prop_assert_eq!(parse(&block(sequence, &promise)), Ok((sequence, promise)));
         }

@@ -19,6 +19,7 @@ pub(crate) struct Promise {
     fence: Option<Fence>,
     redirect: Option<Redirect>,
     owed: Option<Owed>,
+    giving_up: bool,
 }
 
 /// What the relay may have acknowledged in an earlier life, and lacks since: it was begun anew.
@@ -207,6 +208,16 @@ impl Promise {
         Promise { owed: Some(Owed { timeline, to }), ..self.clone() }
     }
 
+    /// The log is being given up, or has been.
+    pub(crate) fn giving_up(&self, giving_up: bool) -> Promise {
+        Promise { giving_up, ..self.clone() }
+    }
+
+    /// Whether the log is being given up: what the directory holds of it may be a part.
+    pub(crate) fn is_giving_up(&self) -> bool {
+        self.giving_up
+    }
+
     /// What others remember. `fenced` 0: nothing was fenced.
     pub(crate) fn learnt(term: u64, fenced: u32, chosen: Option<Choice>) -> Promise {
         let fence = (fenced > 0).then_some(Fence { timeline: fenced, chosen });
@@ -238,6 +249,7 @@ impl Promise {
             fence: fence.map(|(timeline, chosen)| Fence { timeline, chosen }),
             redirect: redirect.map(|(configured, address)| Redirect { configured, address }),
             owed: None,
+            giving_up: false,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! to the socket has a limit in time, and blocks only if the upstream has not read thousands of reports; then it sends nothing
 //! either that could be flushed.
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,12 +49,16 @@ pub(super) struct Acknowledger {
 }
 
 impl Acknowledger {
+    /// `state`: what the relay says of itself while the stream goes on. `confirms`: whether what is reported counts for those who wait until
+    /// the log is durable here.
     pub(super) fn start(
         shared: &Arc<Shared>,
         config: &UpstreamConfig,
         socket: Channel,
         tail: Arc<Tail>,
         from: Lsn,
+        state: Cow<'static, str>,
+        confirms: bool,
     ) -> Result<Acknowledger, UpstreamError> {
         tail.confirmed.reset(Lsn(0));
         let told = Told { received: AtomicU64::new(from.0), waits_since: AtomicU64::new(BUSY), ..Told::default() };
@@ -69,6 +74,8 @@ impl Acknowledger {
             tail,
             reports: Mutex::new(reports),
             born: Instant::now(),
+            state,
+            confirms,
             interval: config.status_interval,
             patience: config.heartbeat.min(config.timeout / 2),
         });
@@ -146,6 +153,8 @@ struct Reporter {
     tail: Arc<Tail>,
     reports: Mutex<Reports>,
     born: Instant,
+    state: Cow<'static, str>,
+    confirms: bool,
     interval: Duration,
     /// Silence after which the upstream is asked whether it is there; and how long it has to answer.
     patience: Duration,
@@ -233,7 +242,7 @@ impl Reporter {
 
     fn heard_again(&self) {
         if self.told.unheard.swap(false, Ordering::Relaxed) {
-            self.shared.upstream_is("streaming", false);
+            self.shared.upstream_is(&self.state, false);
         }
     }
 
@@ -258,7 +267,7 @@ impl Reporter {
             return false;
         }
         (reports.sent, reports.last) = (durable, Instant::now());
-        if durable > Lsn(0) {
+        if durable > Lsn(0) && self.confirms {
             self.tail.acknowledged.publish(durable);
             self.tail.confirmed.publish(durable);
         }

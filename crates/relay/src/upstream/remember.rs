@@ -7,7 +7,7 @@ use tracing::{info, warn};
 use watermark::Lsn;
 use wire::replication::Identity as Remote;
 
-use super::{Attempt, Slot};
+use super::attempt::{Attempt, Slot};
 use crate::error::UpstreamError;
 use crate::memory::{Conclusion, conclude, gather};
 use crate::promise::Promise;
