@@ -36,6 +36,7 @@ mod registry_source;
 mod relay;
 mod relay_amnesia;
 mod relay_failover;
+mod relay_fetch;
 mod relay_full;
 mod relay_gap;
 mod relay_heartbeat;

@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use ::relay::config::RelayConfig;
 use ::relay::log::{FLUSH_BUCKETS_US, FetchError, fetch};
-use ::relay::{DownstreamStatus, LogStatus, OtherRelay, Relay, StartError, Status, Surroundings};
+use ::relay::{
+    DownstreamStatus, FetchFromError, LogStatus, OtherRelay, Relay, RelayAccess, StartError, Status, Surroundings,
+    fetch_from,
+};
 use tokio::signal::unix::SignalKind;
 use topology::{ClusterConfig, Topology};
 use watermark::Lsn;
@@ -45,12 +48,48 @@ pub(crate) fn command(args: &RelayArgs, log: &LogFlags) -> Result<(), Failure> {
 }
 
 fn fetch_file(args: &FetchArgs) -> Result<(), Failure> {
+    if !args.from.is_empty() {
+        return fetch_over_the_network(args);
+    }
     match fetch(&args.dir, &args.name, &args.target) {
         Ok(()) => Ok(()),
         // What a server in recovery asks all the time: its log need not be full of it.
         Err(FetchError::NotHeld { .. }) => std::process::exit(1),
         Err(error) => Err(Failure::environment(format!("cannot fetch {}: {error}", args.name))),
     }
+}
+
+/// From the first of the relays that has the file. One that does not answer is an error only if no other has it.
+fn fetch_over_the_network(args: &FetchArgs) -> Result<(), Failure> {
+    let password = secret(None, args.password_file.as_deref())?;
+    let tls = tls::ConnectConfig {
+        mode: args.tls,
+        ca_file: args.ca_file.clone(),
+        cert_file: args.cert_file.clone(),
+        key_file: args.key_file.clone(),
+        ..tls::ConnectConfig::default()
+    };
+    let connector = tls::Connector::new(&tls).map_err(|error| Failure::config(format!("--tls: {error}")))?;
+    let connector = connector.map(Arc::new);
+    let mut failed = Vec::new();
+    for address in &args.from {
+        let relay = RelayAccess {
+            name: address,
+            address,
+            user: &args.user,
+            password: password.as_deref(),
+            connector: connector.as_ref(),
+        };
+        match fetch_from(&relay, &args.name, &args.target) {
+            Ok(()) => return Ok(()),
+            Err(FetchFromError::NotHeld { .. }) => {}
+            Err(error) => failed.push(error.to_string()),
+        }
+    }
+    if failed.is_empty() {
+        std::process::exit(1);
+    }
+    Err(Failure::environment(format!("cannot fetch {}: {}", args.name, failed.join("; "))))
 }
 
 fn reset(args: &ResetArgs) -> Result<(), Failure> {

@@ -27,7 +27,7 @@ pub struct RelayAccess<'a> {
 }
 
 impl RelayAccess<'_> {
-    fn open(&self, application_name: &str) -> Result<Session, SessionError> {
+    pub(crate) fn open(&self, application_name: &str) -> Result<Session, SessionError> {
         self.open_within(application_name, STEP)
     }
 

@@ -143,6 +143,9 @@ impl fmt::Display for SessionError {
         // The keys of a configuration that say how to reach it.
         let section = if *peer == Peer::Upstream { "relay.upstream." } else { "its " };
         match &self.cause {
+            Cause::Connect { address, source } if matches!(peer, Peer::Relay(name) if name == address) => {
+                write!(f, "cannot connect to {peer}: {source}")
+            }
             Cause::Connect { address, source } => write!(f, "cannot connect to {peer} at {address}: {source}"),
             Cause::Io(source) => write!(f, "the connection to {peer} broke: {source}"),
             Cause::Closed => write!(f, "{peer} closed the connection"),
@@ -197,6 +200,17 @@ impl SessionError {
             Cause::Refused { text, .. } => Some(text),
             _ => None,
         }
+    }
+
+    /// Whether the peer has no longer the WAL that was asked for.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.sqlstate() == Some("58P01") || self.refusal().is_some_and(|text| text.contains("has already been removed"))
+    }
+
+    /// Whether what was asked for is on a timeline, or behind the end of one, that is not in the peer's history.
+    pub(crate) fn is_other_history(&self) -> bool {
+        // Servers give these errors no code of their own, so that the text is all there is to tell by.
+        self.refusal().is_some_and(|text| text.contains("is not in this server's history"))
     }
 
     /// The `SQLSTATE` of a refusal.
@@ -292,13 +306,11 @@ impl UpstreamError {
     /// Whether the upstream has no longer what comes next here.
     #[must_use]
     pub fn is_gap(&self) -> bool {
-        let error = match self {
-            UpstreamError::Gap { .. } => return true,
-            UpstreamError::Session(error) => error,
-            _ => return false,
-        };
-        error.sqlstate() == Some("58P01")
-            || error.refusal().is_some_and(|text| text.contains("has already been removed"))
+        match self {
+            UpstreamError::Gap { .. } => true,
+            UpstreamError::Session(error) => error.is_removed(),
+            _ => false,
+        }
     }
 
     /// Whether the upstream gave up this relay's slot: PostgreSQL 18 refuses to stream with such a slot; earlier versions only miss WAL.
@@ -319,7 +331,7 @@ impl UpstreamError {
             | UpstreamError::Gap { .. }
             | UpstreamError::NoMemory(_) => true,
             UpstreamError::Append(error) => !matches!(error, AppendError::Full { .. }),
-            UpstreamError::Session(error) => self.is_gap() || error.refusal().is_some_and(is_other_history),
+            UpstreamError::Session(error) => error.is_removed() || error.is_other_history(),
             UpstreamError::CaughtUp
             | UpstreamError::TlsFiles(_)
             | UpstreamError::Protocol(_)
@@ -341,11 +353,6 @@ fn list(tried: &[String]) -> String {
 
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
-}
-
-/// Servers give these errors no code of their own, so that the text is all there is to tell by.
-fn is_other_history(text: &str) -> bool {
-    text.contains("is not in this server's history")
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ mod channel;
 pub mod config;
 mod downstream;
 mod error;
+mod fetch;
 pub mod log;
 mod memory;
 mod orders;
@@ -40,6 +41,7 @@ mod upstream;
 
 pub use ask::{Probe, RelayAccess, order, probe};
 pub use error::{Cause, Peer, SessionError, StartError, UpstreamError};
+pub use fetch::{FetchFromError, fetch_from};
 pub use orders::{OrderError, Standing};
 pub use promise::PromiseError;
 pub use relay::Relay;

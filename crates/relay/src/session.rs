@@ -300,6 +300,14 @@ impl Session {
         end.map_err(|cause| self.failed(cause))
     }
 
+    /// Ends a copy and the connection in good order. Nothing is waited for.
+    pub(crate) fn leave(mut self) {
+        let _ = self.send(|out| {
+            message::empty(out, b'c');
+            message::empty(out, b'X');
+        });
+    }
+
     /// Sets how long a read and a write may wait from now on.
     pub(crate) fn set_patience(&self, read: Duration, write: Duration) -> Result<(), SessionError> {
         self.socket.set_timeouts(read, write).map_err(|error| self.failed(error.into()))
