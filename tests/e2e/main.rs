@@ -43,6 +43,7 @@ mod relay_heartbeat;
 mod relay_life;
 mod relay_orders;
 mod relay_recovery;
+mod relay_slots;
 mod relay_tls;
 mod routing;
 mod sql;

@@ -24,6 +24,8 @@ use crate::upstream::{self, Control, SPARES};
 
 /// Time between two looks at what can be removed.
 const RETENTION: Duration = Duration::from_secs(5);
+/// How often other servers are asked for slots that were left there.
+const CLEAN_UP: Duration = Duration::from_secs(10);
 /// Longest time for downstream tasks to say good-bye.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -82,6 +84,7 @@ impl Relay {
             runtime.spawn(downstream::serve(listener, Arc::clone(&relay.shared)));
         }
         runtime.spawn(maintain(Arc::clone(&relay.shared)));
+        runtime.spawn(clean_up(Arc::clone(&relay.shared)));
         Ok(relay)
     }
 
@@ -275,6 +278,20 @@ async fn maintain(shared: Arc<Shared>) {
         });
         if done.await.is_err() {
             warn!("looking for segments to remove panicked");
+        }
+    }
+}
+
+/// Drops the slots that the relay has left at other servers. Apart from [`maintain`], for a server may take seconds not to answer.
+async fn clean_up(shared: Arc<Shared>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(CLEAN_UP) => {}
+            () = shared.stopped() => return,
+        }
+        let shared = Arc::clone(&shared);
+        if tokio::task::spawn_blocking(move || upstream::drop_left_slots(&shared)).await.is_err() {
+            warn!("dropping slots that were left behind panicked");
         }
     }
 }

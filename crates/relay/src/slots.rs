@@ -23,6 +23,8 @@ const FORMAT: u32 = 1;
 const FENCED_FORMAT: u32 = 2;
 /// Most slots.
 const MOST_SLOTS: usize = 1000;
+/// Most servers at which the relay has, or has left, a slot. The one that was followed first is forgotten.
+const MOST_UPSTREAMS: usize = 32;
 /// Longest file that is read, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
@@ -62,6 +64,8 @@ pub(crate) struct Slots {
 struct Inner {
     greeting: Option<Greeting>,
     slots: BTreeMap<String, Slot>,
+    /// Servers at which the relay itself has a slot: address and slot, the newest last.
+    upstreams: Vec<(String, String)>,
     /// Something is not on disk yet.
     dirty: bool,
 }
@@ -81,6 +85,9 @@ struct OnDisk {
     greeting: Option<Greeting>,
     /// By name: `X/X` and timeline.
     slots: BTreeMap<String, Option<(String, u32)>>,
+    /// Servers at which the relay itself has a slot: address and slot.
+    #[serde(default)]
+    upstreams: Vec<(String, String)>,
     #[serde(default, skip_serializing)]
     fence: Option<EarlierFence>,
     #[serde(default, skip_serializing)]
@@ -150,7 +157,8 @@ impl Slots {
                 let restart = restart.and_then(|(at, timeline)| Some((Lsn(read_position(&at)?), timeline)));
                 (name, Slot { restart, ..Slot::default() })
             });
-            Inner { greeting: disk.greeting, slots: slots.take(MOST_SLOTS).collect(), dirty: false }
+            let upstreams = disk.upstreams.into_iter().take(MOST_UPSTREAMS).collect();
+            Inner { greeting: disk.greeting, slots: slots.take(MOST_SLOTS).collect(), upstreams, dirty: false }
         });
         Ok(Slots { path, inner: Mutex::new(inner), writing: Mutex::default() })
     }
@@ -172,6 +180,40 @@ impl Slots {
             }
             inner.greeting = Some(greeting);
         }
+        self.write()
+    }
+
+    /// The relay itself has this slot at that server.
+    ///
+    /// # Errors
+    /// It is not saved, and tried again with the next change.
+    pub(crate) fn has_slot_at(&self, address: &str, slot: &str) -> Result<(), StartError> {
+        {
+            let mut inner = self.lock();
+            if inner.upstreams.iter().any(|known| known.0 == address && known.1 == slot) {
+                return Ok(());
+            }
+            if inner.upstreams.len() >= MOST_UPSTREAMS {
+                inner.upstreams.remove(0);
+            }
+            inner.upstreams.push((address.into(), slot.into()));
+        }
+        self.write()
+    }
+
+    /// The slots that the relay has at other servers than the one that it follows, or under another name.
+    pub(crate) fn left(&self, address: &str, slot: &str) -> Vec<(String, String)> {
+        let mut left = self.lock().upstreams.clone();
+        left.retain(|known| known.0 != address || known.1 != slot);
+        left
+    }
+
+    /// The relay has no longer that slot at that server.
+    ///
+    /// # Errors
+    /// As [`Slots::has_slot_at`].
+    pub(crate) fn gone(&self, address: &str, slot: &str) -> Result<(), StartError> {
+        self.lock().upstreams.retain(|known| known.0 != address || known.1 != slot);
         self.write()
     }
 
@@ -318,6 +360,7 @@ impl Inner {
             format: FORMAT,
             greeting: self.greeting.clone(),
             slots: slots.collect(),
+            upstreams: self.upstreams.clone(),
             fence: None,
             follow: None,
         };
@@ -367,6 +410,27 @@ mod tests {
         drop(writing);
         slots.save().unwrap();
         assert_eq!(Slots::open(dir.path()).unwrap().oldest(), Some(Lsn(0x500_0000)));
+    }
+
+    #[test]
+    fn slots_that_were_left_at_servers_survive() {
+        let dir = tempfile::tempdir().unwrap();
+        let slots = Slots::open(dir.path()).unwrap();
+        for address in ["a:1", "b:1", "a:1"] {
+            slots.has_slot_at(address, "r").unwrap();
+        }
+        let again = Slots::open(dir.path()).unwrap();
+        let pair = |address: &str| (address.to_owned(), "r".to_owned());
+        assert_eq!(again.left("b:1", "r"), [pair("a:1")]);
+        assert_eq!(again.left("b:1", "other"), [pair("a:1"), pair("b:1")]);
+        again.gone("a:1", "other").unwrap();
+        again.gone("a:1", "r").unwrap();
+        assert_eq!(Slots::open(dir.path()).unwrap().left("c:1", "r"), [pair("b:1")]);
+        for number in 0..100 {
+            again.has_slot_at(&format!("c:{number}"), "r").unwrap();
+        }
+        let left = again.left("", "");
+        assert_eq!((left.len(), left.last()), (MOST_UPSTREAMS, Some(&pair("c:99"))));
     }
 
     #[test]

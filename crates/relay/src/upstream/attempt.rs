@@ -110,7 +110,11 @@ impl Attempt<'_> {
         let until = match self.source {
             Source::Upstream => {
                 self.greet(&mut session)?;
-                self.ensure_slot(&mut session)?;
+                if self.ensure_slot(&mut session)? != Slot::None
+                    && let Err(error) = self.shared.slots.has_slot_at(&self.config.address, &self.config.slot)
+                {
+                    warn!(%error, "that the relay has a slot at its upstream is not saved");
+                }
                 None
             }
             Source::Relay(_) => Some((Timeline(remote.timeline), Lsn(remote.position))),

@@ -15,11 +15,13 @@ mod acknowledge;
 mod attempt;
 mod catch_up;
 mod control;
+mod left;
 mod remember;
 mod silence;
 
 pub(crate) use acknowledge::now_micros;
 pub(crate) use control::Control;
+pub(crate) use left::drop_left_slots;
 
 use std::sync::Arc;
 use std::time::Duration;
