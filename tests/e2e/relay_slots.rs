@@ -54,3 +54,29 @@ async fn a_former_primary_that_still_is_one_keeps_it() {
     cluster.wait("the relay to look", async || relay.log().contains(stays).then_some(())).await;
     assert_eq!(former.query(SLOTS).await, format!("another {}", relay.name()));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_primary_keeps_for_a_relay_that_is_away_is_seen_elsewhere() {
+    let cluster = Cluster::builder().replicas(1).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let primary = cluster.primary();
+    let ports: Vec<u16> = cluster.nodes().iter().map(Node::port).collect();
+    let mut here = Relay::watching(&cluster, &ports);
+    let mut away = Relay::of(&cluster, primary.port());
+    here.start().await;
+    away.start().await;
+    let held = async |node: &Node| here.metrics().await.sum("kingpost_node_slots_held_bytes", &[("node", node.name())]);
+    away.kill9().await;
+    primary.execute("CREATE TABLE t AS SELECT n, repeat('x', 1000) FROM generate_series(1, 20000) n").await;
+    let sql = format!(
+        "SELECT pg_current_wal_lsn() - restart_lsn FROM pg_replication_slots WHERE slot_name = '{}'",
+        away.name()
+    );
+    let least: f64 = primary.query(&sql).await.parse().unwrap();
+    assert!(least > 20e6, "{least}");
+    cluster.wait("the metric to say so", async || (held(primary).await >= least).then_some(())).await;
+    assert_eq!(held(cluster.replica(0)).await, 0.0, "the replica has no slot");
+    // Back again, it needs nothing of that.
+    away.start().await;
+    cluster.wait("the metric to fall", async || (held(primary).await < least / 2.0).then_some(())).await;
+}

@@ -22,7 +22,7 @@ use crate::config::{self, Config, LogFlags};
 use crate::console::{Scene, Shown, Watched};
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
-use crate::run::primary_of;
+use crate::run::{describe_view, primary_of};
 use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
 use crate::{logging, out};
 
@@ -272,6 +272,9 @@ impl Source for Relaying {
     fn metrics(&self) -> String {
         let mut exposition = Exposition::of_this_build();
         describe(&self.relay, &mut exposition);
+        if let Some(topology) = self.topology() {
+            describe_view(&topology.view(), &mut exposition);
+        }
         exposition.render()
     }
 
