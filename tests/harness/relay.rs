@@ -94,12 +94,9 @@ impl Relay {
             Value::Table(table)
         };
         set(&mut relay.config, "cluster.nodes", nodes.map(node).collect::<Vec<_>>().into());
-        for (path, value) in [
-            ("cluster.user", "postgres"),
-            ("cluster.probe_interval", "100ms"),
-            ("cluster.probe_timeout", "1s"),
-            ("proxy.auth", "trust"),
-        ] {
+        for (path, value) in
+            [("cluster.user", "postgres"), ("cluster.probe_interval", "100ms"), ("cluster.probe_timeout", "1s")]
+        {
             set(&mut relay.config, path, value.into());
         }
         relay
