@@ -48,6 +48,12 @@ async fn alarm(cluster: &Cluster, relay: &Relay) -> String {
         .await
 }
 
+/// Exit code and output of `kingpost relay reset`.
+fn reset(relay: &Relay) -> (Option<i32>, String) {
+    let output = Command::new(kingpost_bin()).args(["relay", "reset", "--dir"]).arg(relay.dir()).output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gap_is_filled_by_another_relay() {
     let cluster = forgetful(false).await;
@@ -112,10 +118,6 @@ async fn a_gap_that_nobody_can_fill_ends_with_a_reset() {
     assert!(text.contains("has already been removed") && text.contains("kingpost relay reset"), "{text}");
     assert_eq!(primary.query(&restart).await, "t", "the slot keeps what is written from now on");
 
-    let reset = |relay: &Relay| {
-        let output = Command::new(kingpost_bin()).args(["relay", "reset", "--dir"]).arg(relay.dir()).output().unwrap();
-        (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
-    };
     let (code, text) = reset(&relay);
     assert!(code == Some(4) && text.contains("in use by another process"), "{text}");
     relay.stop().await;
@@ -133,4 +135,46 @@ async fn a_gap_that_nobody_can_fill_ends_with_a_reset() {
     let aside = std::fs::read_dir(relay.dir()).unwrap().flatten();
     let aside = aside.filter(|entry| entry.file_name().to_string_lossy().starts_with("given-up-"));
     assert!(aside.map(|entry| entry.path().join("000000010000000000000001")).any(|segment| segment.exists()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_than_a_primary_that_is_to_stay_ends_with_a_reset() {
+    let cluster = Cluster::builder().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let primary = cluster.primary();
+    let mut relay = Relay::of(&cluster, primary.port());
+    relay.start().await;
+    let behind = cluster.standby("behind", relay.port());
+    behind.start().await;
+    primary.execute("CREATE TABLE t (n int)").await;
+    behind.wait_caught_up(primary).await;
+    behind.stop().await;
+    primary.execute("INSERT INTO t VALUES (1)").await;
+    wait_durable(&relay, primary).await;
+    primary.kill9().await;
+    relay.stop().await;
+    // Somebody promotes it by hand, without what the relay has, and means it.
+    behind.start().await;
+    behind.promote().await;
+    behind.execute("INSERT INTO t VALUES (2)").await;
+    let mut relay = relay.set("relay.upstream.address", format!("127.0.0.1:{}", behind.port()));
+    relay.launch();
+    let text = alarm(&cluster, &relay).await;
+    assert!(text.contains("has not got all that") && text.contains("kingpost relay reset"), "{text}");
+    relay.stop().await;
+    let (code, text) = reset(&relay);
+    assert_eq!(code, Some(0), "{text}");
+    relay.start().await;
+    wait_durable(&relay, &behind).await;
+    let standby = cluster.standby("late", behind.port());
+    standby.start().await;
+    standby.wait_value("SELECT string_agg(n::text, ' ') FROM t", "2").await;
+    standby.follow_port(relay.port());
+    let from_the_relay = format!(
+        "SELECT count(*) FROM pg_stat_wal_receiver WHERE status = 'streaming' AND received_tli = 2 AND sender_port = {}",
+        relay.port()
+    );
+    standby.wait_value(&from_the_relay, "1").await;
+    behind.execute("INSERT INTO t VALUES (3)").await;
+    standby.wait_value("SELECT string_agg(n::text, ' ' ORDER BY n) FROM t", "2 3").await;
 }
