@@ -91,8 +91,8 @@ pub enum LogError {
     /// WAL that was known to be durable is not readable any more.
     #[error(
         "{}: the WAL in {segment} is valid up to {valid_to} only, and everything before {durable_to} had been made durable: \
-         the file was damaged. Nothing was changed. Take the segment from the primary or an archive; \
-         or move the directory away, which gives up what only this log holds",
+         the file was damaged. Nothing was changed. Put the segment there from another relay (`kingpost relay fetch --from`), the primary or an \
+         archive; or give up what this log holds: `kingpost relay reset`",
         dir.display()
     )]
     Damaged {
