@@ -116,6 +116,16 @@ async fn a_gap_that_nobody_can_fill_ends_with_a_reset() {
     relay.launch();
     let text = alarm(&cluster, &relay).await;
     assert!(text.contains("has already been removed") && text.contains("kingpost relay reset"), "{text}");
+    // The alarm stands while it is tried again.
+    let tries = async || relay.metrics().await.sum("kingpost_relay_upstream_disconnects_total", &[]);
+    let before = tries().await;
+    let again = async || {
+        assert_eq!(relay.metrics().await.sum("kingpost_relay_alarm", &[]), 1.0);
+        let (status, text) = relay.http("/readyz").await?;
+        assert!(status == 503 && text.contains("kingpost relay reset"), "{text}");
+        (tries().await > before).then_some(())
+    };
+    cluster.wait("another try", again).await;
     assert_eq!(primary.query(&restart).await, "t", "the slot keeps what is written from now on");
 
     let (code, text) = reset(&relay);

@@ -225,6 +225,13 @@ impl Shared {
         }
     }
 
+    /// The upstream is tried, or tried again. An alarm and its reason stand until something has come of that: whoever looks now and then must see them.
+    pub(crate) fn upstream_is_tried(&self, state: &str) {
+        if !self.upstream().alarm {
+            self.upstream_is(state, false);
+        }
+    }
+
     pub(crate) fn upstream(&self) -> UpstreamState {
         self.upstream.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -187,7 +187,8 @@ impl Reporter {
     fn run(&self, mut parker: Parker<Lsn>) {
         let (mut asked_at, mut look_at) = (None, self.born);
         let mut feedback = None;
-        if !self.report(&mut self.reports(), false) {
+        // An upstream that has nothing to send is to say so: only then the relay says that it streams.
+        if !self.report(&mut self.reports(), true) {
             return;
         }
         while !self.told.stop.load(Ordering::Acquire) {

@@ -79,7 +79,7 @@ impl Attempt<'_> {
             Source::Relay(relay) => relay.password.clone(),
         };
         let login = self.login(password.as_deref())?;
-        self.shared.upstream_is(&self.state("connecting"), false);
+        self.shared.upstream_is_tried(&self.state("connecting"));
         let known = |socket| self.shared.control.connecting(self.generation, socket);
         let mut session = Session::open(&login, known)?;
         self.shared.control.hold(self.generation, session.socket()?)?;
@@ -293,19 +293,24 @@ impl Attempt<'_> {
             return Ok(Some(end));
         }
         let state = self.state("streaming");
-        info!(upstream = self.config.address, timeline = timeline.0, %from, "{state}");
-        self.shared.upstream_is(&state, false);
-        *back_off = FIRST_PAUSE;
         let confirms = matches!(self.source, Source::Upstream);
         let (socket, tail) = (session.socket()?, writer.tail());
-        let acknowledger = Acknowledger::start(self.shared, self.config, socket, tail, from, state, confirms)?;
-        let result = self.receive(session, writer, log, until, &acknowledger);
+        let started = Acknowledger::start(self.shared, self.config, socket, tail, from, state.clone(), confirms);
+        let acknowledger = started?;
+        let begun = || {
+            // Not before: a server says that it streams, and then that it has not got what it was asked for; or sends another history.
+            info!(upstream = self.config.address, timeline = timeline.0, %from, "{state}");
+            self.shared.upstream_is(&state, false);
+            *back_off = FIRST_PAUSE;
+        };
+        let result = self.receive(session, writer, log, until, &acknowledger, begun);
         // Whatever ended it: what was taken is flushed.
         writer.flush_behind();
         acknowledger.stop();
         result.map(|()| None)
     }
 
+    /// `begun` is told once the upstream has sent something that is taken.
     fn receive(
         &self,
         session: &mut Session,
@@ -313,7 +318,9 @@ impl Attempt<'_> {
         log: &Log,
         until: Option<(Timeline, Lsn)>,
         acknowledger: &Acknowledger,
+        begun: impl FnOnce(),
     ) -> Result<(), UpstreamError> {
+        let mut begun = Some(begun);
         let mut wal = Vec::with_capacity(1 << 20);
         // Bytes taken since somebody was told to flush.
         let mut gathered = 0;
@@ -332,6 +339,11 @@ impl Attempt<'_> {
                 self.append(writer, log, Lsn(at), &wal)?;
                 acknowledger.received(Lsn(at + wal.len() as u64), wal.len());
                 gathered += wal.len();
+            }
+            if (heard.end > 0 || start.is_some())
+                && let Some(begun) = begun.take()
+            {
+                begun();
             }
             if heard.reply {
                 acknowledger.ask();
