@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use kingpost_tests::{Cluster, Failover, Relay, SOON, ShowLogs, SlowDisk, pg_bin};
 
+use crate::relay::wait_durable;
+
 /// What a relay answers to an order: the columns of its standing, or its error.
 pub(crate) fn order(relay: &Relay, order: &str) -> Result<Standing, String> {
     let mut psql = Command::new(pg_bin().join("psql"));
@@ -43,6 +45,8 @@ async fn a_choice_can_be_withdrawn() {
     let _logs = ShowLogs(cluster.dir());
     let mut relay = Relay::of(&cluster, cluster.primary().port());
     relay.start().await;
+    // A relay that has just begun refuses a fence until it has what its upstream had then.
+    wait_durable(&relay, cluster.primary()).await;
     order(&relay, "KINGPOST FENCE TERM 3 TIMELINE 1").unwrap();
     order(&relay, "KINGPOST CHOOSE TERM 3 NODE \"n1\"").unwrap();
     order(&relay, "KINGPOST FENCE TERM 4 TIMELINE 1").unwrap();
