@@ -153,6 +153,13 @@ fn check_says_what_is_wrong() {
     // The proxy refuses the same, before it listens.
     let refused = Kingpost::run(&["proxy", "--config", dir.join("kingpost.toml").to_str().unwrap()]);
     assert!(!refused.status.success());
+    // A relay's file needs no [proxy], also where it lists the nodes; a proxy does.
+    let (code, said) =
+        check("[relay]\nauth = \"trust\"\n\n[[cluster.nodes]]\nname = \"a\"\naddress = \"127.0.0.1:5432\"\n");
+    assert!(code == Some(0) && said.contains("good, a relay"), "{said}");
+    let refused = Kingpost::run(&["proxy", "--config", dir.join("kingpost.toml").to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("says nothing of a proxy"), "{said}");
 }
 
 /// Status line and body of a GET with a header.

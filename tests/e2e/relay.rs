@@ -28,7 +28,7 @@ async fn write(primary: &Node, megabytes: u32) {
 }
 
 /// Waits until the relay has made durable what the primary has written so far.
-async fn wait_durable(relay: &Relay, primary: &Node) -> u64 {
+pub(crate) async fn wait_durable(relay: &Relay, primary: &Node) -> u64 {
     let sql = "SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint";
     let target: u64 = primary.query(sql).await.parse().unwrap();
     let logs = relay.endpoint().logs;
@@ -50,7 +50,7 @@ fn segments(dir: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// Compares what two directories hold of timeline 1 before `end`; the number of segments in both.
-fn same_before(ours: &Path, theirs: &Path, end: u64) -> usize {
+pub(crate) fn same_before(ours: &Path, theirs: &Path, end: u64) -> usize {
     let (ours, theirs) = (segments(ours), segments(theirs));
     let mut compared = 0;
     for (name, bytes) in &ours {

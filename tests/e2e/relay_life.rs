@@ -5,12 +5,14 @@ use std::process::Command;
 
 use kingpost_tests::{Cluster, Relay, ShowLogs};
 
+use crate::relay_orders::order;
+
 /// A small file system in memory; gone when dropped.
-struct Small(PathBuf);
+pub(crate) struct Small(PathBuf);
 
 impl Small {
     /// None: not allowed here.
-    fn mount(at: &Path, megabytes: u32) -> Option<Small> {
+    pub(crate) fn mount(at: &Path, megabytes: u32) -> Option<Small> {
         let options = format!("size={megabytes}m,mode=0777");
         let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).output().ok()?;
         mount.status.success().then(|| Small(at.to_owned()))
@@ -30,11 +32,13 @@ async fn a_full_disk_stops_nothing_for_good() {
     let primary = cluster.primary();
     let mut relay = Relay::of(&cluster, primary.port());
     let place = relay.dir().parent().unwrap().to_owned();
-    let Some(small) = Small::mount(&place, 96) else {
+    let Some(small) = Small::mount(&place, 128) else {
         eprintln!("skipped: no file system can be mounted here");
         return;
     };
     relay.start().await;
+    // A standby that is away needs all of it: nothing can be given up.
+    order(&relay, "CREATE_REPLICATION_SLOT away PHYSICAL RESERVE_WAL").unwrap();
     primary.execute(&format!("ALTER SYSTEM SET synchronous_standby_names = '{}'", relay.name())).await;
     primary.execute("SELECT pg_reload_conf()").await;
     primary.wait_value("SELECT sync_state FROM pg_stat_replication", "sync").await;

@@ -43,6 +43,8 @@ async fn wal_crosses_the_network_encrypted() {
         .set("relay.upstream.user", "rep")
         .set("relay.upstream.password", "correct horse")
         .set("relay.upstream.slot", "");
+    // Without a slot nothing tells that it has not run before.
+    second.is_new(true);
     second.start().await;
     let standby = cluster.standby("s1", second.port());
     standby.start().await;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kingpost_tests::{Cluster, ShowLogs, new_dir, pg_bin};
-use relay::log::{Identity, Log, LogOptions, PAGE, Segment, SegmentSize, Start, Timeline};
+use relay::log::{Directory, Identity, Log, LogOptions, PAGE, Segment, SegmentSize, Start, Timeline};
 use watermark::Lsn;
 
 /// A server's WAL from a segment's start to its last record.
@@ -109,7 +109,7 @@ enum Damage {
 
 fn options(wal: &RealWal, dir: &Path, begin: Lsn) -> LogOptions {
     let start = Some(Start { timeline: Timeline(1), at: begin });
-    LogOptions { dir: dir.into(), identity: wal.identity, start, spares: 1 }
+    LogOptions { directory: Directory::open(dir).unwrap(), identity: wal.identity, start, spares: 1 }
 }
 
 /// Checks that the log ends where `pg_waldump` says, and goes on from there to all that the server wrote.

@@ -29,6 +29,7 @@ pub mod raw;
 mod registry;
 mod relay;
 mod run;
+mod slow_disk;
 mod template;
 mod wait;
 
@@ -44,5 +45,6 @@ pub use process::{Process, RunAs, command, signal};
 pub use registry::{Answer, RegistryNode};
 pub use relay::Relay;
 pub use run::{new_dir, run_dir, unique};
+pub use slow_disk::SlowDisk;
 pub use template::pg_bin;
 pub use wait::{SOON, ShowLogs, tails, wait_until, within};

@@ -25,6 +25,8 @@ pub struct Relay {
     metrics_port: Port,
     config_path: PathBuf,
     config: Table,
+    environment: Vec<(String, String)>,
+    is_new: bool,
     process: Option<Process>,
     _files: Files,
 }
@@ -60,7 +62,20 @@ impl Relay {
         }
         let config_path = cluster.dir().join(format!("{name}.toml"));
         let logs = cluster.dir().to_owned();
-        Relay { name, dir, logs, port, metrics_port, config_path, config, process: None, _files: Files(parent) }
+        let environment = Vec::new();
+        Relay {
+            name,
+            dir,
+            logs,
+            port,
+            metrics_port,
+            config_path,
+            config,
+            environment,
+            is_new: false,
+            process: None,
+            _files: Files(parent),
+        }
     }
 
     /// A relay that follows whichever of the cluster's nodes is the primary, and reaches node `index` of them at
@@ -79,12 +94,9 @@ impl Relay {
             Value::Table(table)
         };
         set(&mut relay.config, "cluster.nodes", nodes.map(node).collect::<Vec<_>>().into());
-        for (path, value) in [
-            ("cluster.user", "postgres"),
-            ("cluster.probe_interval", "100ms"),
-            ("cluster.probe_timeout", "1s"),
-            ("proxy.auth", "trust"),
-        ] {
+        for (path, value) in
+            [("cluster.user", "postgres"), ("cluster.probe_interval", "100ms"), ("cluster.probe_timeout", "1s")]
+        {
             set(&mut relay.config, path, value.into());
         }
         relay
@@ -95,6 +107,39 @@ impl Relay {
     pub fn set(mut self, path: &str, value: impl Into<Value>) -> Relay {
         set(&mut self.config, path, value.into());
         self
+    }
+
+    /// Adds to the environment of the process; takes effect at the next start.
+    #[must_use]
+    pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Relay {
+        self.environment.extend(variables);
+        self
+    }
+
+    /// Lists these relays in its configuration, for it to ask; takes effect at the next start.
+    pub fn knows(&mut self, others: &[(&str, u16)]) {
+        let relays = others.iter().map(|(name, port)| {
+            let mut table = Table::new();
+            table.insert("name".into(), (*name).into());
+            table.insert("address".into(), format!("127.0.0.1:{port}").into());
+            table.insert("user".into(), "postgres".into());
+            Value::Table(table)
+        });
+        set(&mut self.config, "cluster.relays", relays.collect::<Vec<_>>().into());
+    }
+
+    /// Has it started with `--new` from now on, or no longer.
+    pub fn is_new(&mut self, is_new: bool) {
+        self.is_new = is_new;
+    }
+
+    /// Its directory is lost.
+    ///
+    /// # Panics
+    /// When it runs, or the directory cannot be removed.
+    pub fn lose_directory(&mut self) {
+        assert!(self.process.as_ref().is_none_or(|process| process.exit_status().is_some()), "it runs");
+        std::fs::remove_dir_all(&self.dir).expect("remove the relay's directory");
     }
 
     /// Name, as `synchronous_standby_names` has it.
@@ -138,6 +183,8 @@ impl Relay {
         self.write_config();
         let mut relay = command(&kingpost_bin(), RunAs::Server, "KILL");
         relay.args(["relay", "--config"]).arg(&self.config_path);
+        relay.args(self.is_new.then_some("--new"));
+        relay.envs(self.environment.iter().map(|(name, value)| (name, value)));
         let log = self.config_path.with_extension("log");
         self.process = Some(Process::start(&self.name, relay, &log));
     }

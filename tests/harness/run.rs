@@ -24,6 +24,9 @@ for file in "$1"/*/*/postmaster.pid; do
     while kill -0 "$pid" && [ $n -lt 100 ]; do sleep 0.05; n=$((n + 1)); done
     kill -KILL "$pid"
 done
+while read -r _ mounted _; do
+    case "$mounted" in "$1"/*) umount -l "$mounted" ;; esac
+done < /proc/mounts
 rm -rf "$1"
 "#;
 

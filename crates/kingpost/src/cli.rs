@@ -109,17 +109,39 @@ pub(crate) struct RelayArgs {
     /// Configuration file
     #[arg(long, short, env = "KINGPOST_CONFIG", value_name = "FILE", required = true)]
     pub(crate) config: Option<PathBuf>,
+    /// This relay has never run before, or the others that could tell what it promised are gone for good
+    ///
+    /// For a relay whose directory is empty and that cannot find out by itself whether it is new. Not for a unit file: a relay that loses its
+    /// directory must ask what it promised before it acknowledges anything.
+    #[arg(long)]
+    pub(crate) new: bool,
     #[command(subcommand)]
     pub(crate) command: Option<RelayCommand>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RelayCommand {
-    /// Copies a segment or a history file out of a relay's directory: restore_command = 'kingpost relay fetch %f %p'
+    /// Gets a segment or a history file from relays, or out of a relay's directory: restore_command = 'kingpost relay fetch %f %p --from relay:6442'
     ///
-    /// Exits with 1 and says nothing if the relay does not hold it: a server in recovery asks for the next segment all the time.
+    /// Exits with 1 and says nothing if no relay holds it: a server in recovery asks for the next segment all the time.
     #[command(after_help = EXIT_CODES)]
     Fetch(FetchArgs),
+    /// Gives up the write-ahead log that a relay holds; it keeps what it has promised, and its slots
+    ///
+    /// The way back for a relay that has a gap no other relay can fill, or that has more than a primary that is to stay. The relay must not run; at
+    /// its next start it begins with what its upstream writes then. What only this relay held is lost.
+    #[command(after_help = EXIT_CODES)]
+    Reset(ResetArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ResetArgs {
+    /// Directory of the relay's log
+    #[arg(long, env = "KINGPOST_RELAY_DIR", default_value = "/var/lib/kingpost/relay", value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Removes the files; without it they are moved to a directory below
+    #[arg(long)]
+    pub(crate) remove: bool,
 }
 
 #[derive(Debug, Args)]
@@ -128,9 +150,39 @@ pub(crate) struct FetchArgs {
     pub(crate) name: String,
     /// Where to put it (%p)
     pub(crate) target: PathBuf,
-    /// Directory of the relay's log
+    /// Directory of the relay's log, on this host
     #[arg(long, env = "KINGPOST_RELAY_DIR", default_value = "/var/lib/kingpost/relay", value_name = "DIR")]
     pub(crate) dir: PathBuf,
+    /// A relay to ask, host:port, instead of --dir; may be given several times: the first that has the file gives it
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) from: Vec<String>,
+    /// User of [[relay.users]] there
+    #[arg(long, default_value = "postgres", value_name = "NAME", requires = "from")]
+    pub(crate) user: String,
+    /// File with the user's password in its first line
+    #[arg(long, value_name = "FILE", requires = "from")]
+    pub(crate) password_file: Option<PathBuf>,
+    /// TLS with the relays, as libpq's sslmode: disable, prefer, require, verify-ca or verify-full
+    #[arg(long, default_value = "disable", value_name = "MODE", requires = "from", value_parser = tls_mode)]
+    pub(crate) tls: tls::ConnectMode,
+    /// PEM: CAs that the relays' certificates are verified with
+    #[arg(long, value_name = "FILE", requires = "from")]
+    pub(crate) ca_file: Option<PathBuf>,
+    /// PEM: certificate shown to the relays
+    #[arg(long, value_name = "FILE", requires_all = ["from", "key_file"])]
+    pub(crate) cert_file: Option<PathBuf>,
+    /// PEM: the certificate's key
+    #[arg(long, value_name = "FILE", requires_all = ["from", "cert_file"])]
+    pub(crate) key_file: Option<PathBuf>,
+}
+
+/// By the names that the configuration has for them.
+fn tls_mode(text: &str) -> Result<tls::ConnectMode, String> {
+    use serde::Deserialize;
+    use serde::de::IntoDeserializer;
+    use serde::de::value::{Error, StrDeserializer};
+    let name: StrDeserializer<'_, Error> = text.into_deserializer();
+    tls::ConnectMode::deserialize(name).map_err(|error| error.to_string())
 }
 
 #[derive(Debug, Args)]

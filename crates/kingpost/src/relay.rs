@@ -8,20 +8,23 @@ use std::time::Duration;
 
 use ::relay::config::RelayConfig;
 use ::relay::log::{FLUSH_BUCKETS_US, FetchError, fetch};
-use ::relay::{DownstreamStatus, LogStatus, Relay, StartError, Status};
+use ::relay::{
+    DownstreamStatus, FetchFromError, LogStatus, OtherRelay, Relay, RelayAccess, StartError, Status, Surroundings,
+    fetch_from,
+};
 use tokio::signal::unix::SignalKind;
-use topology::Topology;
+use topology::{ClusterConfig, Topology};
 use watermark::Lsn;
 
 use crate::admin::{Admin, Source};
-use crate::cli::{FetchArgs, RelayArgs, RelayCommand};
+use crate::cli::{FetchArgs, RelayArgs, RelayCommand, ResetArgs};
 use crate::config::{self, Config, LogFlags};
 use crate::console::{Scene, Shown, Watched};
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
-use crate::logging;
-use crate::run::primary_of;
+use crate::run::{describe_view, primary_of};
 use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
+use crate::{logging, out};
 
 /// How often the topology is asked who is primary, and the log whether it works.
 const WATCH: Duration = Duration::from_millis(500);
@@ -30,12 +33,13 @@ const WATCH: Duration = Duration::from_millis(500);
 pub(crate) fn command(args: &RelayArgs, log: &LogFlags) -> Result<(), Failure> {
     match (&args.command, &args.config) {
         (Some(RelayCommand::Fetch(args)), _) => fetch_file(args),
+        (Some(RelayCommand::Reset(args)), _) => reset(args),
         (None, Some(path)) => {
             let (config, warnings) = config::load(path)?.accept(path)?;
             logging::start(&log.over(&config.log), None)?;
             warn(&warnings);
             let runtime = control_runtime()?;
-            let result = runtime.block_on(serve(path, config));
+            let result = runtime.block_on(serve(path, config, args.new));
             runtime.shutdown_timeout(Duration::from_secs(1));
             result
         }
@@ -44,12 +48,66 @@ pub(crate) fn command(args: &RelayArgs, log: &LogFlags) -> Result<(), Failure> {
 }
 
 fn fetch_file(args: &FetchArgs) -> Result<(), Failure> {
+    if !args.from.is_empty() {
+        return fetch_over_the_network(args);
+    }
     match fetch(&args.dir, &args.name, &args.target) {
         Ok(()) => Ok(()),
         // What a server in recovery asks all the time: its log need not be full of it.
         Err(FetchError::NotHeld { .. }) => std::process::exit(1),
         Err(error) => Err(Failure::environment(format!("cannot fetch {}: {error}", args.name))),
     }
+}
+
+/// From the first of the relays that has the file. One that does not answer is an error only if no other has it.
+fn fetch_over_the_network(args: &FetchArgs) -> Result<(), Failure> {
+    let password = secret(None, args.password_file.as_deref())?;
+    let tls = tls::ConnectConfig {
+        mode: args.tls,
+        ca_file: args.ca_file.clone(),
+        cert_file: args.cert_file.clone(),
+        key_file: args.key_file.clone(),
+        ..tls::ConnectConfig::default()
+    };
+    let connector = tls::Connector::new(&tls).map_err(|error| Failure::config(format!("--tls: {error}")))?;
+    let connector = connector.map(Arc::new);
+    let mut failed = Vec::new();
+    for address in &args.from {
+        let relay = RelayAccess {
+            name: address,
+            address,
+            user: &args.user,
+            password: password.as_deref(),
+            connector: connector.as_ref(),
+        };
+        match fetch_from(&relay, &args.name, &args.target) {
+            Ok(()) => return Ok(()),
+            Err(FetchFromError::NotHeld { .. }) => {}
+            Err(error) => failed.push(error.to_string()),
+        }
+    }
+    if failed.is_empty() {
+        std::process::exit(1);
+    }
+    Err(Failure::environment(format!("cannot fetch {}: {}", args.name, failed.join("; "))))
+}
+
+fn reset(args: &ResetArgs) -> Result<(), Failure> {
+    let given_up = ::relay::reset(&args.dir, args.remove).map_err(|error| Failure::environment(error.to_string()))?;
+    let held = match given_up.segments.as_slice() {
+        [] => "no segment".to_owned(),
+        [only] => only.clone(),
+        [first, .., last] => format!("{} segments, {first} to {last}", given_up.segments.len()),
+    };
+    match &given_up.moved_to {
+        Some(to) => out::line(format_args!("given up: {held}; they are in {}", to.display())),
+        None => out::line(format_args!("given up and removed: {held}")),
+    }
+    match given_up.term {
+        Some(term) => out::line(format_args!("kept: slots, and what was promised up to term {term}")),
+        None => out::line("kept: slots. What was promised is not known; the relay asks the others when it is started"),
+    }
+    Ok(())
 }
 
 /// A running relay, and what it follows.
@@ -66,19 +124,20 @@ impl Relaying {
     ///
     /// # Errors
     /// The log cannot be opened, an address is taken, or nothing says what to follow.
-    pub(crate) fn start(config: &Config, runtime: &tokio::runtime::Handle) -> Result<Relaying, Failure> {
+    pub(crate) fn start(config: &Config, is_new: bool, runtime: &tokio::runtime::Handle) -> Result<Relaying, Failure> {
         let topology = match config.relay.upstream.address.as_str() {
             "" if config.cluster.nodes.is_empty() => {
                 return Err(Failure::config("cannot start the relay: nothing says what to follow")
                     .advise("give relay.upstream.address, or [[cluster.nodes]] whose primary it is to follow"));
             }
             "" => Some(
-                Topology::start(config.cluster.clone(), runtime)
+                Topology::start(watched(config), runtime)
                     .map_err(|error| Failure::environment(format!("cannot start watching the cluster: {error}")))?,
             ),
             _ => None,
         };
-        let relay = Relay::start(&config.relay, runtime).map_err(|error| failure_of(&error))?;
+        let relay = Relay::start(&config.relay, surroundings(config)?, is_new, runtime);
+        let relay = relay.map_err(|error| failure_of(&error))?;
         let named = AtomicBool::new(topology.is_none());
         Ok(Relaying { relay, topology: RwLock::new(topology), named })
     }
@@ -130,11 +189,11 @@ impl Relaying {
         let topology = self.topology.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let (Some(topology), true) = (topology, config.relay.upstream.address.is_empty()) {
             topology
-                .reload(config.cluster.clone())
+                .reload(watched(config))
                 .map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))?;
         }
         self.relay
-            .reload(&config.relay)
+            .reload(&config.relay, surroundings(config)?)
             .map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))?;
         self.named.store(!config.relay.upstream.address.is_empty(), Ordering::Release);
         Ok(())
@@ -149,10 +208,73 @@ impl Relaying {
     }
 }
 
+/// The cluster as a relay watches it: servers only. What other relays have made durable is for proxies.
+fn watched(config: &Config) -> ClusterConfig {
+    ClusterConfig { relays: Vec::new(), ..config.cluster.clone() }
+}
+
+/// Whom the relay may ask: the servers, and the relays that the configuration lists for proxies or for failovers.
+fn surroundings(config: &Config) -> Result<Surroundings, Failure> {
+    let (cluster, failover) = (&config.cluster, &config.failover);
+    let connector = |tls: &tls::ConnectConfig, section: &str| -> Result<Option<Arc<tls::Connector>>, Failure> {
+        let made = tls::Connector::new(tls).map_err(|error| Failure::config(format!("[{section}] {error}")))?;
+        Ok(made.map(Arc::new))
+    };
+    let secured = connector(&cluster.tls, "cluster.tls")?;
+    let mut relays: Vec<OtherRelay> = cluster
+        .relays
+        .iter()
+        .map(|relay| OtherRelay {
+            name: relay.name.clone(),
+            address: relay.address.clone(),
+            user: relay.user.clone().unwrap_or_else(|| cluster.user.clone()),
+            password: match &relay.user {
+                None => relay.password.clone().or_else(|| cluster.password.clone()),
+                Some(_) => relay.password.clone(),
+            },
+            connector: secured.clone().filter(|_| relay.tls),
+        })
+        .collect();
+    let secured = connector(&failover.tls, "failover.tls")?;
+    for relay in &failover.relays {
+        if relays.iter().any(|known| known.address == relay.address) {
+            continue;
+        }
+        relays.push(OtherRelay {
+            name: relay.name.clone(),
+            address: relay.address.clone(),
+            user: relay.user.clone(),
+            password: secret(relay.password.as_ref(), relay.password_file.as_deref())?,
+            connector: secured.clone(),
+        });
+    }
+    Ok(Surroundings {
+        servers: cluster.nodes.iter().map(|node| (node.name.clone(), node.address.clone())).collect(),
+        relays,
+        // Said for failovers; where they are not configured nobody has said it.
+        acknowledgements: (!failover.relays.is_empty()).then_some(failover.acknowledgements),
+        promotion: failover.step_timeout,
+    })
+}
+
+fn secret(password: Option<&String>, file: Option<&Path>) -> Result<Option<String>, Failure> {
+    match (password, file) {
+        (Some(password), _) => Ok(Some(password.clone())),
+        (None, Some(path)) => {
+            let text = std::fs::read_to_string(path).map_err(|error| Failure::path("read", path, &error))?;
+            Ok(Some(text.lines().next().unwrap_or_default().to_owned()))
+        }
+        (None, None) => Ok(None),
+    }
+}
+
 impl Source for Relaying {
     fn metrics(&self) -> String {
         let mut exposition = Exposition::of_this_build();
         describe(&self.relay, &mut exposition);
+        if let Some(topology) = self.topology() {
+            describe_view(&topology.view(), &mut exposition);
+        }
         exposition.render()
     }
 
@@ -169,11 +291,11 @@ impl Source for Relaying {
     }
 }
 
-async fn serve(path: &Path, mut config: Config) -> Result<(), Failure> {
+async fn serve(path: &Path, mut config: Config, is_new: bool) -> Result<(), Failure> {
     // Signals first: a reload that comes while starting must not kill the process.
     let mut hangup = listen_for(SignalKind::hangup())?;
     let mut stop = StopSignals::new()?;
-    let relaying = Arc::new(Relaying::start(&config, &tokio::runtime::Handle::current())?);
+    let relaying = Arc::new(Relaying::start(&config, is_new, &tokio::runtime::Handle::current())?);
     let admin = match config.metrics.listen.as_str() {
         "" => None,
         address => Some(Admin::start(address, None, Arc::clone(&relaying)).await?),
@@ -303,6 +425,8 @@ fn describe_log(log: &LogStatus, exposition: &mut Exposition) {
         position.sample(&[("position", name)], at.0);
     }
     exposition.gauge("relay_held_bytes", "Bytes of segments held.", log.bytes);
+    let help = "1 while what a switch of timelines needs is kept back, so that it needs no room on the disk.";
+    exposition.gauge("relay_reserve", help, log.reserve);
 }
 
 fn describe_downstreams(status: &Status, exposition: &mut Exposition) {

@@ -321,7 +321,7 @@ fn describe_proxy(snapshot: &Snapshot, exposition: &mut Exposition) {
 }
 
 /// The cluster's metrics.
-fn describe_view(view: &View, exposition: &mut Exposition) {
+pub(crate) fn describe_view(view: &View, exposition: &mut Exposition) {
     exposition.gauge("topology_epoch", "Grows with each change of the cluster's picture.", view.epoch);
     exposition.gauge("topology_timeline", "Timeline of the current or last primary.", view.term.timeline);
     exposition.gauge("topology_primary_known", "1 while there is a primary.", view.primary.is_some());
@@ -349,6 +349,8 @@ fn describe_view(view: &View, exposition: &mut Exposition) {
     each("node_lag_bytes", "Bytes a replica's replay is behind, by the last probe.", &|node| {
         node.node.lag_bytes.load(Ordering::Relaxed) as f64
     });
+    let help = "Bytes of WAL that a node keeps for the replication slot that is furthest behind.";
+    each("node_slots_held_bytes", help, &|node| node.node.slots_held.load(Ordering::Relaxed) as f64);
 }
 
 /// The relays that the proxy hears.

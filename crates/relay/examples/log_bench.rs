@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use relay::log::{Identity, Log, LogOptions, SegmentSize, Start, Timeline, Writer};
+use relay::log::{Directory, Identity, Log, LogOptions, SegmentSize, Start, Timeline, Writer};
 use watermark::Lsn;
 
 const SEGMENT: u64 = 16 << 20;
@@ -161,6 +161,7 @@ fn cpu(own: bool) -> f64 {
 fn open(dir: &Path) -> (Writer, std::sync::Arc<Log>) {
     let identity = Identity { system_id: 1, segment_size: SegmentSize::DEFAULT };
     let start = Some(Start { timeline: Timeline(1), at: BEGIN });
-    let (writer, log) = Log::open(LogOptions { dir: dir.into(), identity, start, spares: 2 }).unwrap();
+    let (writer, log) =
+        Log::open(LogOptions { directory: Directory::open(dir).unwrap(), identity, start, spares: 2 }).unwrap();
     (writer, log)
 }

@@ -1,4 +1,4 @@
-//! A socket to an upstream, in clear or with TLS. Blocking; one thread reads while another writes, each with its own handle.
+//! A socket to an upstream or a relay, in clear or with TLS. Blocking; one thread reads while another writes, each with its own handle.
 
 use std::io::{self, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tls::{Event, LONGEST_PART, Link};
 
-use crate::error::UpstreamError;
+use crate::error::Cause;
 use crate::socket::Socket;
 
 /// Ciphertext read at once, in bytes.
@@ -47,10 +47,7 @@ impl Channel {
     }
 
     /// Asks the server for TLS, and begins it. `target` None: in clear. Gives the hash of the server's certificate, too.
-    pub(crate) fn begin(
-        mut raw: Socket,
-        target: Option<&tls::Target>,
-    ) -> Result<(Channel, Option<Vec<u8>>), UpstreamError> {
+    pub(crate) fn begin(mut raw: Socket, target: Option<&tls::Target>) -> Result<(Channel, Option<Vec<u8>>), Cause> {
         let Some(target) = target else { return Ok((Channel::plain(raw), None)) };
         let mut request = Vec::new();
         wire::message::ssl_request(&mut request);
@@ -61,10 +58,10 @@ impl Channel {
         match answer[0] {
             b'S' => {}
             b'N' if target.connector.is_optional() => return Ok((Channel::plain(raw), None)),
-            b'N' => return Err(UpstreamError::NoTls),
-            other => return Err(UpstreamError::Protocol(format!("the answer {:?} to SSLRequest", char::from(other)))),
+            b'N' => return Err(Cause::NoTls),
+            other => return Err(Cause::Protocol(format!("the answer {:?} to SSLRequest", char::from(other)))),
         }
-        let link = Link::connect(target).map_err(UpstreamError::Tls)?;
+        let link = Link::connect(target).map_err(Cause::Tls)?;
         let sealed = Sealed {
             link,
             plain: Vec::new(),
@@ -80,13 +77,13 @@ impl Channel {
         while !secure.lock().link.is_open() {
             let count = raw.read(&mut buffer)?;
             if count == 0 {
-                return Err(UpstreamError::Closed);
+                return Err(Cause::Closed);
             }
             let mut sealed = secure.lock();
             let taken = sealed.take(&buffer[..count], &mut end_point);
             // Also after an error: it says to the server why.
             let flushed = sealed.flush(&mut raw);
-            taken.map_err(UpstreamError::Tls)?;
+            taken.map_err(Cause::Tls)?;
             flushed?;
         }
         Ok((Channel { raw, secure: Some(secure) }, end_point))

@@ -82,7 +82,11 @@ pub struct UpstreamConfig {
     /// Longest time between two reports of how far the log is.
     #[serde(with = "humantime_serde")]
     pub status_interval: Duration,
-    /// An upstream that has said nothing for this long is lost.
+    /// An upstream that has said nothing for this long is asked whether it is there. If it does not answer within the same time
+    /// again, the relay says that it does not hear it, and keeps the connection.
+    #[serde(with = "humantime_serde")]
+    pub heartbeat: Duration,
+    /// The connection to an upstream that has said nothing for this long is given up.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
 }
@@ -98,7 +102,8 @@ impl Default for UpstreamConfig {
             slot: "kingpost_relay".into(),
             application_name: "kingpost_relay".into(),
             status_interval: Duration::from_secs(10),
-            timeout: Duration::from_secs(60),
+            heartbeat: Duration::from_secs(2),
+            timeout: Duration::from_secs(20),
         }
     }
 }

@@ -18,23 +18,34 @@
 //! - A slow downstream costs nobody else anything: it is fed from files, and falls behind on disk.
 //! - In every state of a connection there is a limit on time and on bytes.
 
+mod ask;
 mod channel;
 pub mod config;
 mod downstream;
 mod error;
+mod fetch;
 pub mod log;
-mod operate;
+mod memory;
+mod orders;
+mod promise;
 mod relay;
+mod reset;
+mod session;
 mod settings;
 mod shared;
+mod slots;
 mod socket;
-mod state;
 mod status;
+mod surroundings;
 mod upstream;
 
-pub use error::{StartError, UpstreamError};
-pub use operate::{OrderError, Standing};
+pub use ask::{Probe, RelayAccess, order, probe};
+pub use error::{Cause, Peer, SessionError, StartError, UpstreamError};
+pub use fetch::{FetchFromError, fetch_from};
+pub use orders::{OrderError, Standing};
+pub use promise::PromiseError;
 pub use relay::Relay;
+pub use reset::{GivenUp, reset};
 pub use status::{DownstreamStatus, LogStatus, SlotStatus, Status};
-pub use upstream::{Probe, order, probe};
+pub use surroundings::{OtherRelay, Surroundings};
 pub use wire::replication::Order;

@@ -12,17 +12,20 @@ use tracing::{info, warn};
 use crate::config::{AuthMethod, RelayConfig};
 use crate::downstream;
 use crate::error::StartError;
-use crate::log::{self, Log, LogError, LogFailure, LogMetrics, LogOptions, Retention, Writer};
-use crate::operate::{self, OrderError, Standing};
+use crate::log::{self, Directory, Log, LogError, LogFailure, LogMetrics, LogOptions, Writer};
+use crate::promise::PromiseFile;
+use crate::reset;
 use crate::settings::Settings;
 use crate::shared::Shared;
-use crate::state::{SlotError, State};
+use crate::slots::{self, SlotError, Slots};
 use crate::status::Status;
+use crate::surroundings::Surroundings;
 use crate::upstream::{self, Control, SPARES};
-use wire::replication::Order;
 
 /// Time between two looks at what can be removed.
 const RETENTION: Duration = Duration::from_secs(5);
+/// How often other servers are asked for slots that were left there.
+const CLEAN_UP: Duration = Duration::from_secs(10);
 /// Longest time for downstream tasks to say good-bye.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -39,25 +42,31 @@ impl Relay {
     /// Opens the log, if the directory has one, listens, and begins to follow the upstream. Downstreams are tasks of
     /// `runtime`.
     ///
+    /// A relay whose directory is empty acknowledges nothing until it has learnt from its `surroundings` what it may have promised before, or
+    /// that it is new. `is_new`: an operator says that those who answer are all there is to ask.
+    ///
     /// # Errors
     /// See [`StartError`].
-    pub fn start(config: &RelayConfig, runtime: &Handle) -> Result<Relay, StartError> {
+    pub fn start(
+        config: &RelayConfig,
+        surroundings: Surroundings,
+        is_new: bool,
+        runtime: &Handle,
+    ) -> Result<Relay, StartError> {
         let settings = Settings::new(config)?;
-        let dir = &config.dir;
-        std::fs::create_dir_all(dir).map_err(|source| StartError::File {
-            tried: "create",
-            path: dir.clone(),
-            source,
-        })?;
         let listeners = bind(&config.listen)?;
         let addresses = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
-        let opened = open(config)?;
-        // After the log: its lock is what keeps two relays out of one directory.
-        let state = State::open(dir)?;
+        let failed = |source| StartError::Log { dir: config.dir.clone(), source };
+        // Its lock is what keeps two relays out of one directory.
+        let directory = Directory::open(&config.dir).map_err(failed)?;
+        let promise = promised(&directory)?;
+        reset::resume(&directory, &promise)?;
+        let opened = open(&directory).map_err(failed)?;
+        let slots = Slots::open(directory.path())?;
         let mut upstream = config.upstream.clone();
-        upstream.address = state.upstream_for(&upstream.address);
+        upstream.address = promise.now().upstream_for(&upstream.address).into();
         let control = Control::new(upstream, &config.upstream.address);
-        let shared = Arc::new(Shared::new(dir.clone(), settings, control, state));
+        let shared = Arc::new(Shared::new(directory, settings, control, promise, slots, surroundings, is_new));
         let writer = opened.map(|(writer, log)| {
             shared.set_log(log);
             writer
@@ -75,6 +84,7 @@ impl Relay {
             runtime.spawn(downstream::serve(listener, Arc::clone(&relay.shared)));
         }
         runtime.spawn(maintain(Arc::clone(&relay.shared)));
+        runtime.spawn(clean_up(Arc::clone(&relay.shared)));
         Ok(relay)
     }
 
@@ -125,14 +135,6 @@ impl Relay {
         self.shared.control.follow(|config| config.address = address.into());
     }
 
-    /// Carries out an operator's order. Blocks, for a fence as long as the disk takes and some seconds more at most.
-    ///
-    /// # Errors
-    /// See [`OrderError`].
-    pub fn operate(&self, order: &Order) -> Result<Standing, OrderError> {
-        operate::operate(&self.shared, order)
-    }
-
     /// Has exactly these slots, apart from those in use: WAL is kept for each from where the log is now, or from where its
     /// user was.
     ///
@@ -140,15 +142,15 @@ impl Relay {
     /// A name is no slot's, or the file beside the log cannot be written.
     pub fn set_slots(&self, names: &[String]) -> Result<(), StartError> {
         let failed = |error: SlotError| StartError::Config(error.text);
-        let state = &self.shared.state;
-        let old = state.slots();
+        let slots = &self.shared.slots;
+        let old = slots.slots();
         for slot in old.iter().filter(|slot| !slot.active && !names.contains(&slot.name)) {
-            state.drop_slot(&slot.name, 0).map_err(failed)?;
+            slots.drop_slot(&slot.name, 0).map_err(failed)?;
         }
         let log = self.shared.log();
         let now = log.map(|log| log.tail()).map(|tail| (tail.flushed.get(), tail.timeline.0));
         for name in names.iter().filter(|name| !old.iter().any(|slot| slot.name == **name)) {
-            state.create(name, false, now, 0).map_err(failed)?;
+            slots.create(name, false, now, 0).map_err(failed)?;
         }
         Ok(())
     }
@@ -157,7 +159,7 @@ impl Relay {
     ///
     /// # Errors
     /// The new configuration cannot be used; the old one stays.
-    pub fn reload(&self, config: &RelayConfig) -> Result<(), StartError> {
+    pub fn reload(&self, config: &RelayConfig, surroundings: Surroundings) -> Result<(), StartError> {
         if config.auth == AuthMethod::Trust
             && let Some(address) = self.addresses.iter().find(|address| !address.ip().is_loopback())
         {
@@ -170,10 +172,11 @@ impl Relay {
         *self.shared.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
         let mut upstream = config.upstream.clone();
         upstream.address = match upstream.address.as_str() {
-            // Whoever knows better says so: see `follow`.
+            // None is configured: whoever watches the cluster names it, by `follow`.
             "" => self.shared.control.address(),
-            configured => self.shared.state.upstream_for(configured),
+            configured => self.shared.promise.now().upstream_for(configured).into(),
         };
+        self.shared.surround(surroundings);
         self.shared.control.set_configured(&config.upstream.address);
         self.shared.control.follow(|current| *current = upstream);
         Ok(())
@@ -192,9 +195,10 @@ impl Relay {
             // Nothing tells when the last task has gone, and nothing depends on it.
             std::thread::sleep(Duration::from_millis(5));
         }
-        if let Err(error) = self.shared.state.save() {
+        if let Err(error) = self.shared.slots.save() {
             warn!(%error, "positions of slots were not saved");
         }
+        self.shared.leave_directory();
     }
 }
 
@@ -205,14 +209,26 @@ impl Drop for Relay {
     }
 }
 
+/// What the directory says was promised. Takes over what an earlier version kept in two files.
+pub(crate) fn promised(directory: &Directory) -> Result<PromiseFile, StartError> {
+    let dir = directory.path();
+    let file = PromiseFile::open(dir)?;
+    // In this order: until the earlier term is gone, the earlier files are the truth, also for an earlier version of the program.
+    if let Some(earlier) = slots::earlier_promise(dir)? {
+        file.make(earlier)?;
+        log::take_over(dir).map_err(|source| StartError::Log { dir: dir.into(), source })?;
+        info!(dir = %dir.display(), term = file.term(), "took over what an earlier version had promised");
+    }
+    Ok(file)
+}
+
 /// None: the directory holds nothing yet, and where to begin must come from the upstream.
-fn open(config: &RelayConfig) -> Result<Option<(Writer, Arc<Log>)>, StartError> {
-    let failed = |source| StartError::Log { dir: config.dir.clone(), source };
-    let Some(identity) = log::identify(&config.dir).map_err(failed)? else { return Ok(None) };
-    match Log::open(LogOptions { dir: config.dir.clone(), identity, start: None, spares: SPARES }) {
+fn open(directory: &Directory) -> Result<Option<(Writer, Arc<Log>)>, LogError> {
+    let Some(identity) = log::identify(directory.path())? else { return Ok(None) };
+    match Log::open(LogOptions { directory: directory.clone(), identity, start: None, spares: SPARES }) {
         Ok(opened) => Ok(Some(opened)),
         Err(LogError::Empty { .. }) => Ok(None),
-        Err(error) => Err(failed(error)),
+        Err(error) => Err(error),
     }
 }
 
@@ -239,25 +255,81 @@ async fn maintain(shared: Arc<Shared>) {
         }
         let shared = Arc::clone(&shared);
         let done = tokio::task::spawn_blocking(move || {
-            if let Err(error) = shared.state.save() {
+            if let Err(error) = shared.slots.save() {
                 warn!(%error, "positions of slots were not saved");
             }
             let Some(log) = shared.log() else { return };
-            let settings = shared.settings();
-            let retention = Retention {
-                downstream: shared.needed(),
-                archived: None,
-                keep_bytes: settings.keep_bytes,
-                max_bytes: Some(settings.max_bytes),
-            };
-            match log.retain(&retention) {
+            let short = log.is_short_of_room();
+            match shared.retain(&log, short) {
                 Ok(removed) if removed.segments.is_empty() => {}
+                Ok(removed) if short => {
+                    let segments = removed.segments.len();
+                    warn!(
+                        segments,
+                        "the disk is full: gave up old segments that nobody needs, whatever keep_bytes says"
+                    );
+                }
                 Ok(removed) => info!(segments = removed.segments.len(), "removed old segments"),
                 Err(error) => warn!(%error, "cannot remove old segments"),
+            }
+            if short || !log.has_reserve() {
+                log.prepare();
             }
         });
         if done.await.is_err() {
             warn!("looking for segments to remove panicked");
         }
+    }
+}
+
+/// Drops the slots that the relay has left at other servers. Apart from [`maintain`], for a server may take seconds not to answer.
+async fn clean_up(shared: Arc<Shared>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(CLEAN_UP) => {}
+            () = shared.stopped() => return,
+        }
+        let shared = Arc::clone(&shared);
+        if tokio::task::spawn_blocking(move || upstream::drop_left_slots(&shared)).await.is_err() {
+            warn!("dropping slots that were left behind panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// As an earlier version leaves it: the term beside the log, the rest with the slots.
+    fn earlier(dir: &std::path::Path, term: u64, timeline: u32) {
+        let lines = format!("kingpost-log 1\nsystem-id 7\nsegment-size 16777216\nterm {term}\n");
+        let state = format!("{lines}crc32c {:08x}\n", crc32c::crc32c(lines.as_bytes()));
+        std::fs::write(dir.join(log::STATE_FILE), state).unwrap();
+        let json = format!(
+            r#"{{"format": 2, "greeting": null, "slots": {{}}, "fence": {{"timeline": {timeline}, "chosen": [{term}, "n1"]}}}}"#
+        );
+        std::fs::write(dir.join("kingpost-relay.json"), json).unwrap();
+    }
+
+    #[test]
+    fn what_an_earlier_version_promised_holds() {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path();
+        earlier(path, 3, 2);
+        let directory = Directory::open(path).unwrap();
+        let promise = promised(&directory).unwrap().now();
+        assert_eq!((promise.term(), promise.fenced_up_to()), (3, 2));
+        assert!(matches!(promise.standing(2), Some((2, Some(choice))) if choice.node == "n1"));
+        assert_eq!(log::identify(path).unwrap().map(|identity| identity.system_id), Some(7));
+        // And is not taken over again.
+        let file = promised(&directory).unwrap();
+        file.change(|old| old.fence(4, 2, 2, watermark::Lsn(0))).unwrap();
+        assert_eq!(promised(&directory).unwrap().term(), 4);
+        // Killed between the two steps of taking over, and an earlier version went on: it is the one to believe.
+        earlier(path, 9, 3);
+        let promise = promised(&directory).unwrap().now();
+        assert_eq!((promise.term(), promise.fenced_up_to()), (9, 3));
     }
 }

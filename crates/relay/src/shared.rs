@@ -1,7 +1,6 @@
 //! What the parts of one relay share.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
@@ -10,24 +9,37 @@ use tokio::sync::watch;
 use watermark::Lsn;
 
 use crate::downstream::Places;
-use crate::log::Log;
+use crate::log::{Directory, Log, LogError, Removed, Retention};
+use crate::memory::Recollection;
+use crate::orders::Turns;
+use crate::promise::PromiseFile;
 use crate::settings::Settings;
-use crate::state::State;
+use crate::slots::Slots;
+use crate::surroundings::Surroundings;
 use crate::upstream::Control;
 
-pub(crate) use crate::state::Greeting;
+pub(crate) use crate::slots::Greeting;
 
 /// Everything that more than one thread of a relay looks at.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) dir: PathBuf,
+    /// Until the relay is stopped.
+    directory: Mutex<Option<Directory>>,
     pub(crate) settings: RwLock<Arc<Settings>>,
     pub(crate) control: Control,
-    pub(crate) state: State,
+    pub(crate) promise: PromiseFile,
+    surroundings: RwLock<Arc<Surroundings>>,
+    /// An operator says that this relay runs for the first time.
+    pub(crate) is_new: bool,
+    /// Of this process, at random: other relays are asked, and this one may be among them.
+    pub(crate) instance: u64,
+    /// Since when all servers have been seen on the upstream's timeline or an older one, by a relay that has lost its memory.
+    pub(crate) seen_unpromoted: Mutex<Option<Instant>>,
+    pub(crate) slots: Slots,
     pub(crate) metrics: Metrics,
     pub(crate) places: Places,
     /// Held while an operator's order is carried out: one after the other.
-    pub(crate) orders: Mutex<()>,
+    pub(crate) orders: Turns,
     /// True once everything is to end.
     pub(crate) stopping: watch::Sender<bool>,
     /// Random, so that unknown users look like known ones.
@@ -117,18 +129,33 @@ impl Feedback {
 }
 
 impl Shared {
-    pub(crate) fn new(dir: PathBuf, settings: Settings, control: Control, state: State) -> Shared {
+    pub(crate) fn new(
+        directory: Directory,
+        settings: Settings,
+        control: Control,
+        promise: PromiseFile,
+        slots: Slots,
+        surroundings: Surroundings,
+        is_new: bool,
+    ) -> Shared {
         let mut secret = [0; 32];
         // Without random bytes SCRAM itself will refuse; the mock's salt need not be good.
         let _ = getrandom::fill(&mut secret);
+        let mut instance = [0; 8];
+        let _ = getrandom::fill(&mut instance);
         Shared {
-            dir,
+            directory: Mutex::new(Some(directory)),
             settings: RwLock::new(Arc::new(settings)),
             control,
-            state,
+            promise,
+            surroundings: RwLock::new(Arc::new(surroundings)),
+            is_new,
+            instance: u64::from_ne_bytes(instance),
+            seen_unpromoted: Mutex::new(None),
+            slots,
             metrics: Metrics::default(),
             places: Places::default(),
-            orders: Mutex::new(()),
+            orders: Turns::default(),
             stopping: watch::Sender::new(false),
             secret,
             log: OnceLock::new(),
@@ -142,8 +169,37 @@ impl Shared {
         }
     }
 
+    /// The log's directory; None once the relay was stopped.
+    pub(crate) fn directory(&self) -> Option<Directory> {
+        self.directory.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Another relay may have the directory, as soon as the log is closed too.
+    pub(crate) fn leave_directory(&self) {
+        *self.directory.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     pub(crate) fn settings(&self) -> Arc<Settings> {
         Arc::clone(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn surroundings(&self) -> Arc<Surroundings> {
+        Arc::clone(&self.surroundings.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn surround(&self, surroundings: Surroundings) {
+        *self.surroundings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(surroundings);
+    }
+
+    /// What it remembers of its promises, for other relays.
+    pub(crate) fn recollection(&self) -> Recollection {
+        let log = self.log();
+        Recollection {
+            instance: self.instance,
+            system: log.as_ref().map(|log| log.identity().system_id),
+            timeline: log.as_ref().map_or(0, |log| log.tail().timeline.0),
+            memory: self.promise.exists().then(|| self.promise.now().memory()),
+        }
     }
 
     /// Returns once everything is to end.
@@ -166,6 +222,13 @@ impl Shared {
         let mut upstream = self.upstream.lock().unwrap_or_else(PoisonError::into_inner);
         if upstream.state != state || upstream.alarm != alarm {
             *upstream = UpstreamState { state: state.into(), alarm, since: Instant::now() };
+        }
+    }
+
+    /// The upstream is tried, or tried again. An alarm and its reason stand until something has come of that: whoever looks now and then must see them.
+    pub(crate) fn upstream_is_tried(&self, state: &str) {
+        if !self.upstream().alarm {
+            self.upstream_is(state, false);
         }
     }
 
@@ -203,10 +266,21 @@ impl Shared {
         each.fold(Feedback::default(), Feedback::and)
     }
 
+    /// Removes WAL that nobody needs. `all`: also what is only kept for whoever was away for a moment (`keep_bytes`).
+    pub(crate) fn retain(&self, log: &Log, all: bool) -> Result<Removed, LogError> {
+        let settings = self.settings();
+        log.retain(&Retention {
+            downstream: self.needed(),
+            archived: None,
+            keep_bytes: if all { 0 } else { settings.keep_bytes },
+            max_bytes: Some(settings.max_bytes),
+        })
+    }
+
     /// The oldest position that a downstream or a slot needs; None if there is neither.
     pub(crate) fn needed(&self) -> Option<Lsn> {
         let streaming = self.downstreams().iter().map(|progress| progress.needs()).min();
-        [streaming, self.state.oldest()].into_iter().flatten().min()
+        [streaming, self.slots.oldest()].into_iter().flatten().min()
     }
 }
 

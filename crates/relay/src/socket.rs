@@ -2,11 +2,12 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt;
 
 /// A connection. Reading and writing may go on in two threads at once, each with its own clone.
 #[derive(Debug)]
@@ -33,6 +34,14 @@ impl Socket {
             }
         }
         Err(last)
+    }
+
+    /// See [`notice_a_dead_host`].
+    pub(crate) fn notice_a_dead_host(&self, limit: Duration) -> io::Result<()> {
+        match self {
+            Socket::Tcp(stream) => notice_a_dead_host(stream.as_fd(), limit),
+            Socket::Unix(_) => Ok(()),
+        }
     }
 
     pub(crate) fn try_clone(&self) -> io::Result<Socket> {
@@ -76,6 +85,22 @@ impl Socket {
     }
 }
 
+/// Has the kernel end a TCP connection whose other host is gone without a word: a host that acknowledges nothing that was sent to it for
+/// `limit`, or, while nothing is sent, answers no probe. At least a second, at most a day.
+///
+/// # Errors
+/// The kernel refuses.
+pub(crate) fn notice_a_dead_host(socket: BorrowedFd<'_>, limit: Duration) -> io::Result<()> {
+    let limit = limit.clamp(Duration::from_secs(1), Duration::from_secs(86_400));
+    // A quarter of the time without a word, then three probes in the rest.
+    let part = (limit / 4).max(Duration::from_secs(1));
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, part)?;
+    sockopt::set_tcp_keepintvl(socket, part)?;
+    sockopt::set_tcp_keepcnt(socket, 3)?;
+    Ok(sockopt::set_tcp_user_timeout(socket, u32::try_from(limit.as_millis()).unwrap_or(u32::MAX))?)
+}
+
 impl Read for Socket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
@@ -95,5 +120,28 @@ impl Write for Socket {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn the_kernel_watches_the_other_host() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        for (limit, timeout, idle) in [(20_000, 20_000, 5), (10, 1000, 1), (u64::MAX, 86_400_000, 21_600)] {
+            let socket = Socket::connect(&address, Duration::from_secs(5)).unwrap();
+            let Socket::Tcp(stream) = &socket else { panic!("a TCP socket") };
+            socket.notice_a_dead_host(Duration::from_millis(limit)).unwrap();
+            let fd = stream.as_fd();
+            assert!(sockopt::socket_keepalive(fd).unwrap());
+            assert_eq!(sockopt::tcp_user_timeout(fd).unwrap(), timeout);
+            assert_eq!(sockopt::tcp_keepidle(fd).unwrap(), Duration::from_secs(idle));
+            assert_eq!(sockopt::tcp_keepcnt(fd).unwrap(), 3);
+        }
     }
 }

@@ -55,6 +55,8 @@ pub struct LogStatus {
     pub segments: u64,
     /// Bytes of them.
     pub bytes: u64,
+    /// Whether a switch of timelines needs no room on the disk.
+    pub reserve: bool,
     /// Why nothing is written any more.
     pub failure: Option<String>,
 }
@@ -97,20 +99,21 @@ impl Status {
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let metrics = &shared.metrics;
         let log = shared.log().map(|log| {
-            let (tail, held) = (log.tail(), log.held());
+            let (tail, held, promise) = (log.tail(), log.held(), shared.promise.now());
             // Read upwards, so that what is shown keeps its order.
             let (acknowledged, flushed, written) = (tail.acknowledged.get(), tail.flushed.get(), tail.written.get());
             LogStatus {
                 system_id: log.identity().system_id,
                 timeline: tail.timeline.0,
-                term: log.term(),
-                fenced: shared.state.fence().is_some_and(|fence| fence.timeline >= tail.timeline.0),
+                term: promise.term(),
+                fenced: promise.standing(tail.timeline.0).is_some(),
                 oldest: held.oldest,
                 written,
                 flushed,
                 acknowledged,
                 segments: held.segments as u64,
                 bytes: held.bytes,
+                reserve: log.has_reserve(),
                 failure: log.failure().map(|failure| failure.to_string()),
             }
         });
@@ -124,7 +127,7 @@ impl Status {
             flushed: Lsn(load(&progress.flushed)),
             applied: Lsn(load(&progress.applied)),
         });
-        let slots = shared.state.slots().into_iter().map(|slot| SlotStatus {
+        let slots = shared.slots.slots().into_iter().map(|slot| SlotStatus {
             name: slot.name,
             restart: slot.restart,
             active: slot.active,

@@ -207,6 +207,9 @@ impl Coordinator {
             member.node.said.position.store(lsn.0, Ordering::Relaxed);
             member.node.said.timeline.store(facts.timeline, Ordering::Relaxed);
         }
+        if let Some(bytes) = message.slots_held {
+            member.node.slots_held.store(bytes, Ordering::Relaxed);
+        }
         let failure = match &message.report {
             Report::Up(_) => Some(None),
             Report::Down { error, .. } => Some(Some(error.clone())),

@@ -50,7 +50,9 @@ const ASK: &str = "\
                (SELECT min_recovery_end_timeline FROM pg_control_recovery()), \
                (SELECT timeline_id FROM pg_control_checkpoint())) END, \
            CASE WHEN standby THEN \
-               extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8 END \
+               extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8 END, \
+           (SELECT max(CASE WHEN standby THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END - restart_lsn)::float8 \
+            FROM pg_replication_slots) \
     FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
 
 /// How far a standby is, without the control file, which takes longer to read than all else. As above, the timeline is read after the
@@ -87,6 +89,8 @@ pub(crate) struct Message {
     pub(crate) generation: u64,
     pub(crate) report: Report,
     pub(crate) address: Option<Address>,
+    /// Bytes of WAL that the node keeps for the slot that is furthest behind; None: it did not say this time.
+    pub(crate) slots_held: Option<u64>,
 }
 
 pub(crate) struct Prober {
@@ -246,6 +250,8 @@ struct Watched {
     /// Highest timeline seen: a server's timeline does not go back, what it says of it may be missing for a while.
     timeline: u32,
     fresh: bool,
+    /// Of the last whole answer: bytes that it keeps for the slot that is furthest behind.
+    slots_held: u64,
 }
 
 impl Watched {
@@ -262,7 +268,7 @@ impl Watched {
             );
         }
         let ask = session.client.prepare(ASK).await?;
-        Ok(Watched { session, ask, ask_quickly: None, system, timeline: 0, fresh: true })
+        Ok(Watched { session, ask, ask_quickly: None, system, timeline: 0, fresh: true, slots_held: 0 })
     }
 
     /// Only how far a standby is: nothing if that cannot be told without looking at everything, and `ask` is to be used. It is for
@@ -290,6 +296,7 @@ impl Watched {
         } else {
             (parse_timeline(row.try_get(2)?)?, Position::Primary { lsn })
         };
+        self.slots_held = row.try_get::<_, Option<f64>>(5)?.unwrap_or(0.0).max(0.0) as u64;
         self.timeline = self.timeline.max(timeline);
         let fresh = std::mem::replace(&mut self.fresh, false);
         Ok(Facts { system: self.system, timeline: self.timeline, fresh, position })
@@ -373,11 +380,12 @@ impl Prober {
                     (Report::Down { error: error.to_string(), suspected }, None)
                 }
             };
-            if !self.send(report, address).await {
+            let slots_held = session.as_ref().map(|watched| watched.slots_held);
+            if !self.send(report, address, slots_held).await {
                 return;
             }
             let Some(next) = self.pause(&mut session, failures, standby, &mut awaited).await else {
-                if !self.send(Report::Lost, None).await {
+                if !self.send(Report::Lost, None, None).await {
                     return;
                 }
                 quickly = false;
@@ -387,8 +395,8 @@ impl Prober {
         }
     }
 
-    async fn send(&self, report: Report, address: Option<Address>) -> bool {
-        let message = Message { node: self.node, generation: self.generation, report, address };
+    async fn send(&self, report: Report, address: Option<Address>, slots_held: Option<u64>) -> bool {
+        let message = Message { node: self.node, generation: self.generation, report, address, slots_held };
         self.reports.send(message).await.is_ok()
     }
 

@@ -61,6 +61,8 @@ pub struct Node {
     pub lag_ms: AtomicU64,
     /// Bytes a replica's replay is behind the primary, by the last probe.
     pub lag_bytes: AtomicU64,
+    /// Bytes of WAL that it keeps for the replication slot that is furthest behind, by the last probe that reached it.
+    pub slots_held: AtomicU64,
     /// What it said at the last probe that reached it: for people. 0 before the first.
     pub said: Said,
 }
@@ -84,6 +86,7 @@ impl Node {
             replayed: Watermark::new(Lsn(0)),
             lag_ms: AtomicU64::new(0),
             lag_bytes: AtomicU64::new(0),
+            slots_held: AtomicU64::new(0),
             said: Said::default(),
         }
     }

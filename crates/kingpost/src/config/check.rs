@@ -108,6 +108,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
     let mut findings = Findings(Vec::new());
     // A relay's file, or a registry's, need not say anything of a proxy.
     let proxy = !config.is_relay_only() && !config.is_registry_only();
+    let lists_nodes = !config.cluster.nodes.is_empty() || !config.cluster.from.urls.is_empty();
     if proxy {
         check_cluster(config, &mut findings);
         check_listen(&config.proxy, &mut findings);
@@ -120,6 +121,9 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         operation::check(&config.proxy, &mut findings);
         check_gate(config, &mut findings);
         check_tls(config, &mut findings);
+    } else if lists_nodes {
+        check_cluster(config, &mut findings);
+        check_tls(config, &mut findings);
     }
     relay::check(&config.relay, stat, &mut findings);
     failover::check(config, stat, &mut findings);
@@ -127,7 +131,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
     check_console(config, &mut findings);
     check_metrics(config, &mut findings);
     // Anything the topology refuses that was not found above.
-    if proxy
+    if (proxy || lists_nodes)
         && !findings.0.iter().any(|finding| finding.path.starts_with("cluster"))
         // Of a registry's list nothing is known yet.
         && config.cluster.from.urls.is_empty()

@@ -54,12 +54,12 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Whether it says something of a relay and nothing of a proxy: then nothing need be said of one.
+    /// Whether it says something of a relay and nothing of a proxy: then nothing need be said of one. A relay's file may list the cluster's nodes and
+    /// the other relays, for the relay to follow and to ask.
     pub(crate) fn is_relay_only(&self) -> bool {
+        let no_nodes = self.cluster.nodes.is_empty() && self.cluster.from.urls.is_empty();
         self.relay != RelayConfig::default()
-            && self.cluster.nodes.is_empty()
-            && self.cluster.from.urls.is_empty()
-            && self.proxy.users.is_empty()
+            && (self.proxy == ProxyConfig::default() || no_nodes && self.proxy.users.is_empty())
     }
 
     /// Whether it says something of a registry and nothing of a proxy: then nothing need be said of one.

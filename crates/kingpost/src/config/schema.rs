@@ -309,6 +309,7 @@ const UPSTREAM: &[Key] = &[
     key("slot", Kind::Text),
     key("application_name", Kind::Text),
     key("status_interval", POSITIVE),
+    key("heartbeat", POSITIVE),
     key("timeout", POSITIVE),
 ];
 

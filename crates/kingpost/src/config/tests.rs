@@ -196,6 +196,15 @@ fn golden_messages() {
         ),
         // A relay's own file, and all that can be wrong with it.
         ("[relay]\nauth = \"trust\"\n[relay.upstream]\naddress = \"db:5432\"\n", &[]),
+        // It follows the primary of these nodes, and needs no [proxy] for that.
+        ("[relay]\nauth = \"trust\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n", &[]),
+        (
+            "[relay]\nauth = \"trust\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"db\"\n[cluster.tls]\nmode = \"verify-ca\"\n",
+            &[
+                "k.toml:5:11: cluster.nodes[0].address: found \"db\" without a port, expected host:port, [v6]:port, or the absolute path of a Unix socket",
+                "k.toml:6:1: cluster.tls.ca_file: ca_file is missing: servers' certificates are verified with it (the system's CAs are in /etc/ssl/certs/ca-certificates.crt)",
+            ],
+        ),
         (
             "[relay]\nauth = \"trust\"\nlisten = [\"0.0.0.0:6442\", \"/run/r\"]\nmax_bytes = 100000000\n\
              [relay.upstream]\naddress = \"db\"\nslot = \"A-b\"\npassword = \"x\"\npassword_file = \"/good\"\n",

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::relay::{Order, Standing, UpstreamError};
+use ::relay::{Order, RelayAccess, Standing};
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, SimpleQueryMessage};
 use topology::{ClusterConfig, NodeConfig};
@@ -152,14 +152,18 @@ impl Parts {
         let limit = if order == Order::Look { LOOK } else { ORDER };
         let connector = self.connector.clone();
         let work = tokio::task::spawn_blocking(move || {
-            ::relay::order(&part.address, &part.user, password.as_deref(), connector, &order)
+            let relay = RelayAccess {
+                name: &part.name,
+                address: &part.address,
+                user: &part.user,
+                password: password.as_deref(),
+                connector: connector.as_ref(),
+            };
+            ::relay::order(&relay, &order)
         });
         match tokio::time::timeout(limit, work).await {
-            Ok(Ok(result)) => result.map_err(|error| match error {
-                // What was asked is known to whoever asked.
-                UpstreamError::Refused { text, .. } => text,
-                other => other.to_string(),
-            }),
+            // What was asked is known to whoever asked.
+            Ok(Ok(result)) => result.map_err(|error| error.refusal().map_or_else(|| error.to_string(), str::to_owned)),
             Ok(Err(_)) => Err("asking it panicked".into()),
             Err(_) => Err(format!("no answer within {limit:?}")),
         }

@@ -153,7 +153,8 @@ impl Cluster {
         followers.truncate(wanted.saturating_sub(1));
         let slots: Vec<String> = followers.iter().map(|(server, _)| server.slot()).collect();
         if relay {
-            self.set_slots(&[relay::SLOT.into()]).await?;
+            // The relay makes its own: by that it is known to be new.
+            self.drop_slots(&[relay::SLOT.into()]).await?;
             step("starting the relay between it and the replicas");
             let log = self.directory.relay();
             let relay = LocalRelay::start(&log, self.servers[0].port, &self.launcher.stop, step).await?;
@@ -228,24 +229,30 @@ impl Cluster {
 
     /// Makes the primary keep WAL for these slots, and for no other one of ours.
     async fn set_slots(&self, slots: &[String]) -> Result<(), Failure> {
-        let port = self.servers[0].port;
-        let list = slots.iter().map(|slot| format!("'{slot}'")).collect::<Vec<_>>().join(", ");
-        let mut statements = vec![format!(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
-             WHERE starts_with(slot_name, 'kingpost_') AND NOT active AND slot_name <> ALL (ARRAY[{list}]::text[])"
-        )];
-        statements.extend(slots.iter().map(|slot| {
-            format!(
+        self.drop_slots(slots).await?;
+        for slot in slots {
+            self.set_up_slots(&format!(
                 "SELECT pg_create_physical_replication_slot('{slot}', true) \
                  WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '{slot}')"
-            )
-        }));
-        for statement in statements {
-            postgres::query(port, &statement)
-                .await
-                .map_err(|error| Failure::runtime(format!("cannot set up replication slots: {error}")))?;
+            ))
+            .await?;
         }
         Ok(())
+    }
+
+    /// Has the primary keep WAL for no slot of ours but these, as far as they are there.
+    async fn drop_slots(&self, but: &[String]) -> Result<(), Failure> {
+        let list = but.iter().map(|slot| format!("'{slot}'")).collect::<Vec<_>>().join(", ");
+        self.set_up_slots(&format!(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+             WHERE starts_with(slot_name, 'kingpost_') AND NOT active AND slot_name <> ALL (ARRAY[{list}]::text[])"
+        ))
+        .await
+    }
+
+    async fn set_up_slots(&self, statement: &str) -> Result<(), Failure> {
+        let done = postgres::query(self.servers[0].port, statement).await;
+        done.map(drop).map_err(|error| Failure::runtime(format!("cannot set up replication slots: {error}")))
     }
 
     /// Whether a replica streams from the relay or the primary, within a time. An end of the replica or a signal ends the wait.

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use ::relay::Relay;
 use ::relay::config::{AuthMethod, RelayConfig, UpstreamConfig};
+use ::relay::{Relay, Surroundings};
 
 use super::postgres::SUPERUSER;
 use super::status::{NodeStatus, relay_status};
@@ -87,7 +87,8 @@ impl LocalRelay {
             },
             ..RelayConfig::default()
         };
-        let relay = Relay::start(&config, &tokio::runtime::Handle::current())
+        // New, whatever it is: the servers and this directory are all there is of a local cluster, and the servers decide.
+        let relay = Relay::start(&config, Surroundings::default(), true, &tokio::runtime::Handle::current())
             .map_err(|error| crate::relay::failure_of(&error))?;
         let address = *relay.addresses().first().ok_or_else(|| Failure::runtime("the relay does not listen"))?;
         let relay = LocalRelay { relay: Arc::new(relay), address };

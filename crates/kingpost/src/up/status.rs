@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
+use ::relay::RelayAccess;
 use serde::Serialize;
 
 use super::postgres::{SUPERUSER, parse_lsn, query_at};
@@ -124,7 +125,11 @@ async fn ask(name: String, port: u16) -> NodeStatus {
 pub(super) async fn observe_relay(address: Option<&str>) -> Option<NodeStatus> {
     let address = address?.to_owned();
     let mut status = relay_status(address.clone());
-    let asked = tokio::task::spawn_blocking(move || ::relay::probe(&address, SUPERUSER, None));
+    let asked = tokio::task::spawn_blocking(move || {
+        // The only one of the cluster: its address is its name.
+        let (name, address) = (address.as_str(), address.as_str());
+        ::relay::probe(&RelayAccess { name, address, user: SUPERUSER, password: None, connector: None })
+    });
     match tokio::time::timeout(LIMIT, asked).await {
         Ok(Ok(Ok(probe))) => {
             status.role = "relay";

@@ -12,9 +12,9 @@ use wire::{Severity, Sqlstate, message};
 use super::stream::Stream;
 use super::{Connection, Gone, watch};
 use crate::log::{Log, Serve, Timeline};
-use crate::operate;
+use crate::orders;
 use crate::shared::{Shared, major};
-use crate::state::SlotError;
+use crate::slots::SlotError;
 
 /// Longest silence between two commands. A standby that waits for something to replay is silent; it connects again.
 const IDLE: Duration = Duration::from_secs(600);
@@ -81,11 +81,44 @@ async fn run(
     shared: &Arc<Shared>,
     command: Result<Command, CommandError>,
 ) -> Result<(), Gone> {
-    let Some(log) = shared.log() else { return Err(Gone::Stopping) };
     let mut out = Vec::new();
-    let result = match command {
-        Ok(Command::Start { slot, at, timeline }) => {
-            match Stream::begin(connection, shared, &log, slot, Lsn(at), timeline.map(Timeline)) {
+    let result = match (command, shared.log()) {
+        (Ok(Command::Operate(order)), _) => answer_order(&mut out, connection, shared, order).await,
+        (Ok(Command::Promise), _) => {
+            let columns = shared.recollection().columns();
+            let columns: Vec<(&str, &str)> = columns.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            message::text_row(&mut out, &columns);
+            message::complete(&mut out, "KINGPOST");
+            Ok(())
+        }
+        (Ok(command), Some(log)) => replicate(&mut out, connection, shared, &log, command).await?,
+        (Ok(_), None) => Err(Refusal::new(
+            Sqlstate::CANNOT_CONNECT_NOW,
+            "the relay has not reached its upstream yet: it holds nothing",
+        )),
+        (Err(error @ CommandError::Sql), _) => Err(Refusal::new(Sqlstate::FEATURE_NOT_SUPPORTED, error.to_string())),
+        (Err(error), _) => Err(Refusal::new(Sqlstate::SYNTAX_ERROR, error.to_string())),
+    };
+    if let Err(refusal) = result {
+        out.clear();
+        refusal.write(&mut out);
+    }
+    shared.slots.release(connection.id, false);
+    message::ready(&mut out, Status::Idle);
+    connection.send(&out).await
+}
+
+/// What a server could be asked as well, and `WATCH_FLUSHED`.
+async fn replicate(
+    out: &mut Vec<u8>,
+    connection: &mut Connection,
+    shared: &Arc<Shared>,
+    log: &Arc<Log>,
+    command: Command,
+) -> Result<Result<(), Refusal>, Gone> {
+    Ok(match command {
+        Command::Start { slot, at, timeline } => {
+            match Stream::begin(connection, shared, log, slot, Lsn(at), timeline.map(Timeline)) {
                 Ok(stream) => {
                     stream.run(connection).await?;
                     Ok(())
@@ -93,26 +126,16 @@ async fn run(
                 Err(refusal) => Err(refusal),
             }
         }
-        Ok(Command::Operate(order)) => operate(&mut out, connection, shared, order).await,
-        Ok(Command::WatchFlushed) => {
-            watch::run(connection, shared, &log).await?;
+        Command::WatchFlushed => {
+            watch::run(connection, shared, log).await?;
             Ok(())
         }
-        Ok(command) => answer(&mut out, connection.id, shared, &log, command),
-        Err(error @ CommandError::Sql) => Err(Refusal::new(Sqlstate::FEATURE_NOT_SUPPORTED, error.to_string())),
-        Err(error) => Err(Refusal::new(Sqlstate::SYNTAX_ERROR, error.to_string())),
-    };
-    if let Err(refusal) = result {
-        out.clear();
-        refusal.write(&mut out);
-    }
-    shared.state.release(connection.id, false);
-    message::ready(&mut out, Status::Idle);
-    connection.send(&out).await
+        command => answer(out, connection.id, shared, log, command),
+    })
 }
 
 /// What an operator wants, off the runtime: it waits for the disk.
-async fn operate(
+async fn answer_order(
     out: &mut Vec<u8>,
     connection: &Connection,
     shared: &Arc<Shared>,
@@ -125,7 +148,7 @@ async fn operate(
         return Err(Refusal { hint, ..Refusal::new(Sqlstate(*b"42501"), text) });
     }
     let shared = Arc::clone(shared);
-    let done = tokio::task::spawn_blocking(move || operate::operate(&shared, &order)).await;
+    let done = tokio::task::spawn_blocking(move || orders::carry_out(&shared, &order)).await;
     let standing = match done {
         Ok(Ok(standing)) => standing,
         Ok(Err(error)) => return Err(Refusal::new(Sqlstate(*b"55000"), error.to_string())),
@@ -140,7 +163,7 @@ async fn operate(
 
 /// All commands but orders and those that begin a copy.
 fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: Command) -> Result<(), Refusal> {
-    let greeting = shared.state.greeting();
+    let greeting = shared.slots.greeting();
     let version = greeting.as_ref().map(|greeting| greeting.server_version.as_str()).unwrap_or_default();
     let tag = match command {
         Command::IdentifySystem => {
@@ -179,17 +202,17 @@ fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: 
         }
         Command::CreateSlot { name, temporary, reserve } => {
             let restart = reserve.then(|| (served(shared, log), log.tail().timeline.0));
-            shared.state.create(&name, temporary, restart, id)?;
+            shared.slots.create(&name, temporary, restart, id)?;
             replication::slot_created(out, &name);
             "CREATE_REPLICATION_SLOT"
         }
         Command::ReadSlot(name) => {
-            let slot = shared.state.restart(&name);
+            let slot = shared.slots.restart(&name);
             replication::slot_read(out, slot.map(|restart| restart.map(|(at, timeline)| (at.0, timeline))));
             "READ_REPLICATION_SLOT"
         }
         Command::DropSlot { name, wait: _ } => {
-            shared.state.drop_slot(&name, id)?;
+            shared.slots.drop_slot(&name, id)?;
             "DROP_REPLICATION_SLOT"
         }
         Command::Other("BASE_BACKUP") => {
@@ -211,7 +234,7 @@ fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: 
             ));
         }
         // Dealt with by the caller.
-        Command::Start { .. } | Command::Operate(_) | Command::WatchFlushed => {
+        Command::Start { .. } | Command::Operate(_) | Command::Promise | Command::WatchFlushed => {
             return Err(Refusal::new(Sqlstate::INTERNAL_ERROR, "not a simple command"));
         }
     };

@@ -52,13 +52,11 @@ pub(super) async fn log_in(connection: &mut Connection, shared: &Shared) -> Resu
     connection.user.clone_from(&asked.user);
     connection.application_name = asked.application_name.chars().take(MAX_NAME).collect();
     authenticate(connection, shared, &asked.user).await?;
-    let (Some(greeting), Some(_)) = (shared.state.greeting(), shared.log()) else {
-        let text = "the relay has not reached its upstream yet";
-        return Err(connection.fatal(Sqlstate::CANNOT_CONNECT_NOW, text).await);
-    };
+    // A relay that has not reached its upstream yet can be asked what it promised, and no more.
+    let version = shared.slots.greeting().map(|greeting| greeting.server_version).unwrap_or_default();
     message::authentication_ok(&mut out);
     for (name, value) in [
-        ("server_version", greeting.server_version.as_str()),
+        ("server_version", version.as_str()),
         ("server_encoding", "UTF8"),
         ("client_encoding", "UTF8"),
         ("application_name", &connection.application_name),

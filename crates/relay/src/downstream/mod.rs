@@ -26,6 +26,7 @@ use tracing::{debug, info, warn};
 use wire::{Frame, HEADER, Severity, Sqlstate, message};
 
 use crate::shared::Shared;
+use crate::socket::notice_a_dead_host;
 use transport::Transport;
 
 /// Longest message of a downstream, in bytes.
@@ -98,6 +99,10 @@ async fn connection(stream: TcpStream, peer: String, shared: Arc<Shared>) {
         identity: None,
     };
     let settings = shared.settings();
+    let watched = notice_a_dead_host(connection.stream.as_fd(), settings.downstream_timeout);
+    if let Err(error) = watched {
+        debug!(peer = connection.peer, %error, "the kernel does not watch a downstream's host");
+    }
     let Some(_place) = shared.places.take(settings.max_downstreams) else {
         shared.metrics.refused.fetch_add(1, Ordering::Relaxed);
         let text = format!("sorry, too many clients already: max_downstreams is {}", settings.max_downstreams);
@@ -121,7 +126,7 @@ async fn connection(stream: TcpStream, peer: String, shared: Arc<Shared>) {
         "a downstream has logged in"
     );
     let end = command::serve(&mut connection, &shared).await;
-    shared.state.release(id, true);
+    shared.slots.release(id, true);
     match end {
         Ok(()) | Err(Gone::Closed | Gone::Stopping) => info!(peer = connection.peer, id, "a downstream has left"),
         Err(error) => warn!(peer = connection.peer, id, %error, "a downstream was lost"),

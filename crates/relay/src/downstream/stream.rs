@@ -78,7 +78,7 @@ impl Stream {
         timeline: Option<Timeline>,
     ) -> Result<Stream, Refusal> {
         if let Some(slot) = &slot {
-            shared.state.acquire(slot, connection.id)?;
+            shared.slots.acquire(slot, connection.id)?;
         }
         let timeline = timeline.unwrap_or_else(|| log.tail().timeline);
         let mut reader = log.reader(timeline, at)?;
@@ -263,7 +263,7 @@ impl Stream {
                 self.progress.flushed.store(flush, Ordering::Relaxed);
                 self.progress.applied.store(apply, Ordering::Relaxed);
                 if let Some(slot) = &self.progress.slot {
-                    self.shared.state.advance(slot, Lsn(flush), self.progress.timeline.load(Ordering::Relaxed));
+                    self.shared.slots.advance(slot, Lsn(flush), self.progress.timeline.load(Ordering::Relaxed));
                 }
                 // A client that asks without end gets one answer a socketful.
                 if reply && self.control.is_empty() {

@@ -1,7 +1,7 @@
 //! A downstream's socket, in clear or with TLS. What was encrypted and not sent is bounded by one piece.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::SendFlags;
 use tls::{Acceptor, Event, Identity, LONGEST_PART, Link};
@@ -29,6 +29,10 @@ struct Secure {
 impl Transport {
     pub(super) fn new(stream: TcpStream) -> Transport {
         Transport { stream, secure: None }
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 
     pub(super) fn is_secure(&self) -> bool {

@@ -29,7 +29,12 @@ pub(super) async fn run(connection: &mut Connection, shared: &Shared, log: &Arc<
         let changes = log.changes().get();
         let tail = log.tail();
         let at = tail.confirmed.get();
-        let now = Flushed { system: log.identity().system_id, term: log.term(), timeline: tail.timeline.0, at: at.0 };
+        let now = Flushed {
+            system: log.identity().system_id,
+            term: shared.promise.term(),
+            timeline: tail.timeline.0,
+            at: at.0,
+        };
         if told != Some(now) || Instant::now() >= due {
             now.write(&mut out);
             connection.send(&out).await?;

@@ -2,7 +2,7 @@
 //! one that makes a file grow.
 //!
 //! The files have their final names, durably, so that beginning a segment is taking one out of a map. Old segments become
-//! new ones by a change of name.
+//! new ones by a change of name. When all are there, what is kept in reserve is seen to.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -142,11 +142,18 @@ impl Log {
                     })
                 })
             };
-            match made {
+            let made = match made {
                 Some(Ok(())) => continue,
-                // Not fatal: the writer tries again itself when it needs the file.
-                Some(Err(error)) => tracing::warn!(%error, "no segment could be made ahead of time"),
-                None => {}
+                Some(Err(error)) => Err(error),
+                None => self.keep_reserve(),
+            };
+            // Not fatal: the writer tries again itself when it needs the file.
+            match made {
+                Ok(()) => self.short.store(false, Ordering::Relaxed),
+                Err(error) => {
+                    self.short.store(error.is_full(), Ordering::Relaxed);
+                    tracing::warn!(%error, "no segment could be made ahead of time");
+                }
             }
             std::thread::park();
         }

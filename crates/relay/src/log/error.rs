@@ -91,8 +91,8 @@ pub enum LogError {
     /// WAL that was known to be durable is not readable any more.
     #[error(
         "{}: the WAL in {segment} is valid up to {valid_to} only, and everything before {durable_to} had been made durable: \
-         the file was damaged. Nothing was changed. Take the segment from the primary or an archive; \
-         or move the directory away, which gives up what only this log holds",
+         the file was damaged. Nothing was changed. Put the segment there from another relay (`kingpost relay fetch --from`), the primary or an \
+         archive; or give up what this log holds: `kingpost relay reset`",
         dir.display()
     )]
     Damaged {
@@ -132,14 +132,14 @@ pub enum LogError {
         /// The timeline.
         timeline: Timeline,
     },
-    /// A lower term than the one that is on disk.
-    #[error("term {given} is not above {held}, which this log has promised to")]
-    Term {
-        /// On disk.
-        held: u64,
-        /// Asked for.
-        given: u64,
-    },
+}
+
+impl LogError {
+    /// Whether room is missing: a state that ends without anybody touching the log.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(self, LogError::Io { source, .. } if super::files::is_full(source))
+    }
 }
 
 /// Why the log works no more in this process. What had been reported as flushed is safe.
@@ -213,7 +213,8 @@ pub enum SwitchError {
     /// Whole records are held after the point where the new timeline leaves: they would be lost.
     #[error(
         "timeline {to} leaves timeline {from} at {at}, but WAL up to {held_end} is held: the new primary has not got all that \
-         this log made durable. Stopped, nothing was cut off"
+         this log made durable. Stopped, nothing was cut off. If the new primary is to stay without it, `kingpost relay reset` gives up what \
+         the relay holds"
     )]
     Diverged {
         /// The timeline that is held.

@@ -5,7 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::files::{self, failed};
+use super::files::failed;
+use super::new_file::NewFile;
 use super::wal::{PAGE_BYTES, is_page};
 use super::{FetchError, Identity, LogError, Segment, Timeline, identify};
 
@@ -34,25 +35,15 @@ pub fn fetch(dir: &Path, name: &str, target: &Path) -> Result<(), FetchError> {
         // Made ahead of time: nothing in it yet.
         return Err(not_held());
     }
-    let unfinished = files::unfinished(target);
-    let copied = copy(&mut file, &unfinished, &source).and_then(|same| {
-        if same {
-            fs::rename(&unfinished, target).map_err(failed("rename", &unfinished))?;
-        }
-        Ok(same)
-    });
-    match copied {
-        Ok(true) => Ok(()),
-        // While it was copied it became another segment.
-        Ok(false) => {
-            let _ = fs::remove_file(&unfinished);
-            Err(not_held())
-        }
-        Err(error) => {
-            let _ = fs::remove_file(&unfinished);
-            Err(error.into())
-        }
+    let mut copy = NewFile::create(target)?;
+    copy.copy(&mut file)?;
+    copy.sync()?;
+    // After the copy: so nothing is in it that a crash could take from the log.
+    file.sync_data().map_err(failed("flush", &source))?;
+    if !has_still_that_name(&file, &source)? {
+        return Err(not_held());
     }
+    Ok(copy.complete()?)
 }
 
 /// Whether the segment has been begun.
@@ -67,12 +58,7 @@ fn has_wal(file: &fs::File, segment: Segment, identity: &Identity) -> io::Result
 }
 
 /// False if the name has gone to another file meanwhile: a file is renamed before it is written over.
-fn copy(file: &mut fs::File, to: &Path, source: &Path) -> Result<bool, LogError> {
-    let mut copy = files::create(to).map_err(failed("make", to))?;
-    io::copy(file, &mut copy).map_err(failed("write", to))?;
-    copy.sync_all().map_err(failed("flush", to))?;
-    // After the copy: so nothing is in it that a crash could take from the log.
-    file.sync_data().map_err(failed("flush", source))?;
+fn has_still_that_name(file: &fs::File, source: &Path) -> Result<bool, LogError> {
     let held = file.metadata().map_err(failed("look at", source))?;
     match fs::metadata(source) {
         Ok(named) => Ok(named.ino() == held.ino() && named.dev() == held.dev()),

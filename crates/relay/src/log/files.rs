@@ -1,17 +1,22 @@
 //! Files, durably: what a crash may leave behind, and in which order.
+//!
+//! Recovery changes files only through the functions of this module, one function a step that a crash can separate from the next.
+//! Tests stop it after each of the steps (`tests::disk`), with and without what no flush has reached.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::LogError;
+#[cfg(test)]
+use super::tests::disk;
 
 /// Ending of files that are not complete. What has it at a start is removed.
 pub(super) const UNFINISHED: &str = ".unfinished";
 
-/// Zeroes are written in pieces of this size.
-const ZEROES: usize = 1 << 20;
+/// Zeroes are written in pieces of this size. Tests stop between two of them.
+const ZEROES: usize = if cfg!(test) { 256 << 10 } else { 1 << 20 };
 
 pub(super) fn failed(tried: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogError {
     let path = path.to_owned();
@@ -23,29 +28,68 @@ pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
+/// Writes all of `bytes` at `at`.
+pub(super) fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+    #[cfg(test)]
+    disk::write(file, bytes.len(), at)?;
+    file.write_all_at(bytes, at)
+}
+
+/// Makes a file's bytes durable.
+pub(super) fn sync(file: &File) -> io::Result<()> {
+    #[cfg(test)]
+    disk::sync(file)?;
+    file.sync_all()
+}
+
 /// Makes the names in `dir` durable.
 pub(super) fn sync_dir(dir: &Path) -> Result<(), LogError> {
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync directory", dir))
+    let sync = || -> io::Result<()> {
+        #[cfg(test)]
+        disk::sync_dir()?;
+        File::open(dir)?.sync_all()
+    };
+    sync().map_err(failed("sync directory", dir))
 }
 
 /// Gives `content` the name `path`, so that after a crash there is either what was there before, or all of it.
 pub(super) fn write_durably(path: &Path, content: &[u8]) -> Result<(), LogError> {
     let unfinished = unfinished(path);
-    let written = create(&unfinished).and_then(|mut file| {
-        file.write_all(content)?;
-        file.sync_all()
+    let written = create(&unfinished).and_then(|file| {
+        write_at(&file, content, 0)?;
+        sync(&file)
     });
     if let Err(error) = written {
-        let _ = std::fs::remove_file(&unfinished);
+        let _ = remove(&unfinished);
         return Err(failed("write", &unfinished)(error));
     }
     rename_durably(&unfinished, path)
 }
 
+/// Renames. A file that had the name `to` is gone.
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    #[cfg(test)]
+    disk::rename(from, to)?;
+    std::fs::rename(from, to)
+}
+
 /// Renames, and makes that durable.
 pub(super) fn rename_durably(from: &Path, to: &Path) -> Result<(), LogError> {
-    std::fs::rename(from, to).map_err(failed("rename", from))?;
+    rename(from, to).map_err(failed("rename", from))?;
     to.parent().map_or(Ok(()), sync_dir)
+}
+
+/// Removes a file.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    #[cfg(test)]
+    disk::remove(path)?;
+    std::fs::remove_file(path)
+}
+
+/// Removes a file, and makes that durable.
+pub(super) fn remove_durably(path: &Path) -> Result<(), LogError> {
+    remove(path).map_err(failed("remove", path))?;
+    path.parent().map_or(Ok(()), sync_dir)
 }
 
 /// The name that a file has until it is complete.
@@ -57,6 +101,8 @@ pub(super) fn unfinished(path: &Path) -> PathBuf {
 
 /// A new, empty file, for reading and writing; readable by its owner and group, as PostgreSQL's with group access.
 pub(super) fn create(path: &Path) -> io::Result<File> {
+    #[cfg(test)]
+    disk::create(path)?;
     OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o640).open(path)
 }
 
@@ -71,8 +117,20 @@ pub(super) fn zero_fill(file: &File, from: u64, to: u64) -> io::Result<()> {
     let mut at = from;
     while at < to {
         let here = zeroes.len().min((to - at) as usize);
-        file.write_all_at(&zeroes[..here], at)?;
+        write_at(file, &zeroes[..here], at)?;
         at += here as u64;
+    }
+    Ok(())
+}
+
+/// Writes zeroes from `from` up to `to`, the last ones first: whoever reads from `from` on after a crash in the middle finds what was
+/// there, up to a point, and zeroes behind it.
+pub(super) fn zero_fill_from_the_end(file: &File, from: u64, to: u64) -> io::Result<()> {
+    let mut at = to;
+    while at > from {
+        let begin = at.saturating_sub(ZEROES as u64).max(from);
+        zero_fill(file, begin, at)?;
+        at = begin;
     }
     Ok(())
 }

@@ -28,6 +28,8 @@ pub struct LogMetrics {
     pub segments_recycled: AtomicU64,
     /// Old segments removed.
     pub segments_removed: AtomicU64,
+    /// Pages read to find the end of the last whole record, for whoever asks how the relay stands.
+    pub walked_pages: AtomicU64,
 }
 
 /// A histogram of durations.

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The files are PostgreSQL's own, by name and content, so that `pg_waldump`, `restore_command` and `pg_archivecleanup` read
-//! them. Beside them: a lock file, and one small file that says whose WAL it is (`state`). There is no file of positions:
+//! them. Beside them: a lock file, and one small file that says whose WAL it is (`identity`). There is no file of positions:
 //! they are found in the WAL itself (`recover`).
 //!
 //! # Invariants
@@ -26,18 +26,23 @@
 
 mod ahead;
 mod crossing;
+mod directory;
 mod error;
 mod fetch;
 mod files;
 mod flusher;
+mod give_up;
 mod history;
+mod identity;
 mod metrics;
+mod new_file;
 mod reader;
 mod recover;
+mod reserve;
 mod retention;
 mod segment;
-mod state;
 mod wal;
+mod whole;
 mod writer;
 
 #[cfg(test)]
@@ -45,35 +50,35 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use watermark::{Lsn, Unparker, Watermark};
 
+pub use directory::{Directory, LOCK_FILE};
 pub use error::{AppendError, FetchError, LogError, LogFailure, ReadError, SwitchError};
 pub use fetch::fetch;
+pub use give_up::give_up;
 pub use history::{History, HistoryError, MAX_HISTORY_BYTES};
+pub use identity::{STATE_FILE, earlier_term, take_over};
 pub use metrics::{FLUSH_BUCKETS_US, FlushTimes, LogMetrics};
+pub use new_file::NewFile;
 pub use reader::{Chunk, Next, Reader, Serve};
 pub use recover::{Recovery, identify};
 pub use retention::Retention;
 pub use segment::{PAGE, Segment, SegmentSize, Timeline};
-pub use state::STATE_FILE;
 pub use wal::{PAGE_BYTES, Stop, Walker};
 pub use writer::Writer;
 
 use ahead::Ahead;
 use crossing::Crossing;
 use files::failed;
-use state::State;
+use whole::Walked;
 
 /// How much may be written and not flushed. An append that would go beyond waits for the disk. Recovery relies on it.
 pub const MAX_UNFLUSHED: u64 = 64 << 20;
-/// Name of the file whose lock says that a process has the directory.
-pub const LOCK_FILE: &str = "kingpost-log.lock";
 /// Segments made ahead of time, at most.
 pub const MAX_SPARES: usize = 8;
 
@@ -98,8 +103,8 @@ pub struct Start {
 /// How to open a log.
 #[derive(Debug, Clone)]
 pub struct LogOptions {
-    /// Its directory; made if it is not there.
-    pub dir: PathBuf,
+    /// Where it is.
+    pub directory: Directory,
     /// Whose WAL it is. Must be what the directory says, if it says something.
     pub identity: Identity,
     /// Used only if no WAL is held.
@@ -155,7 +160,7 @@ impl Tail {
 pub struct Held {
     /// Segments, with those of timelines that have ended.
     pub segments: usize,
-    /// Their bytes, and those of the files made ahead of time.
+    /// Their bytes, and those of the files made ahead of time and in reserve.
     pub bytes: u64,
     /// Start of the oldest segment from which on none is missing.
     pub oldest: Lsn,
@@ -195,12 +200,17 @@ pub struct Log {
     last_flush_us: AtomicU64,
     ahead: Mutex<Ahead>,
     histories: Mutex<BTreeMap<Timeline, Arc<[u8]>>>,
-    state: Mutex<State>,
     metrics: LogMetrics,
     /// Called by who flushes, after each flush.
     told: ArcSwapOption<Told>,
     /// The last segment starts that were looked at for a record that crosses them.
     crossings: Mutex<[(Lsn, Option<Crossing>); 2]>,
+    /// How far whole records have been walked.
+    walked: Mutex<Option<Walked>>,
+    /// The last attempt to make a file found no room.
+    short: AtomicBool,
+    /// The thread that makes files ahead of time.
+    preallocator: OnceLock<std::thread::Thread>,
     #[cfg(test)]
     faults: tests::Faults,
 }
@@ -225,24 +235,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Log {
-    /// Opens the log: takes the directory's lock, finds the end of WAL, makes it durable, and starts the flusher's and the
+    /// Opens the log: finds the end of WAL, makes it durable, and starts the flusher's and the
     /// preallocator's threads, which end with the [`Writer`].
     ///
     /// # Errors
-    /// [`LogError`]: the directory is another cluster's, is in use, is damaged, or the operating system refuses.
+    /// [`LogError`]: the directory is another cluster's, is damaged, or the operating system refuses.
     pub fn open(options: LogOptions) -> Result<(Writer, Arc<Log>), LogError> {
-        let LogOptions { dir, identity, start, spares } = options;
+        Log::open_within(options, MAX_UNFLUSHED)
+    }
+
+    /// As [`Log::open`], where at most `unflushed` bytes had been written and not flushed.
+    fn open_within(options: LogOptions, unflushed: u64) -> Result<(Writer, Arc<Log>), LogError> {
+        let LogOptions { directory, identity, start, spares } = options;
         let spares = spares.clamp(1, MAX_SPARES);
-        let is_new = !dir.exists();
-        fs::create_dir_all(&dir).map_err(failed("create directory", &dir))?;
-        if is_new && let Some(parent) = fs::canonicalize(&dir).map_err(failed("find", &dir))?.parent() {
-            // What is acknowledged must not be lost with the directory's own name.
-            files::sync_dir(parent)?;
-        }
-        let locked = take_lock(&dir)?;
-        let state = claim(&dir, identity)?;
+        let dir = directory.path().to_owned();
+        claim(&dir, identity)?;
         let mut listing = recover::list(&dir, &identity)?;
-        let recovered = recover::recover(&dir, &identity, start, &listing, spares)?;
+        let recovered = recover::recover(&dir, &identity, start, &listing, spares, unflushed)?;
         let report = recovered.report;
         tracing::info!(
             dir = %dir.display(), timeline = report.timeline.0, end = %report.end, walked_from = %report.walked_from,
@@ -271,16 +280,18 @@ impl Log {
             last_flush_us: AtomicU64::new(0),
             ahead: Mutex::new(Ahead::new(tail.timeline, next, spares, recovered.ahead)),
             histories: Mutex::new(std::mem::take(&mut listing.histories)),
-            state: Mutex::new(state),
             metrics: LogMetrics::default(),
             told: ArcSwapOption::empty(),
             crossings: Mutex::default(),
+            walked: Mutex::default(),
+            short: AtomicBool::new(false),
+            preallocator: OnceLock::new(),
             #[cfg(test)]
             faults: tests::Faults::default(),
             dir,
             identity,
         });
-        let writer = Writer::start(log.clone(), tail, current, locked)?;
+        let writer = Writer::start(log.clone(), tail, current, directory)?;
         Ok((writer, log))
     }
 
@@ -332,6 +343,20 @@ impl Log {
         self.told.store(tell.map(|tell| Arc::new(Told(tell))));
     }
 
+    /// Whether the disk had no room the last time that a file was to be made ahead of time. Who is told so may give up WAL that nobody
+    /// needs, before receiving has to wait.
+    #[must_use]
+    pub fn is_short_of_room(&self) -> bool {
+        self.short.load(Ordering::Relaxed)
+    }
+
+    /// Has what is missing made ahead of time, if there is room by now. Does not wait.
+    pub fn prepare(&self) {
+        if let Some(thread) = self.preallocator.get() {
+            thread.unpark();
+        }
+    }
+
     /// Counters.
     #[must_use]
     pub fn metrics(&self) -> &LogMetrics {
@@ -352,7 +377,8 @@ impl Log {
             }
             oldest = oldest.min(number);
         }
-        let bytes = (held.len() + ahead) as u64 * size.bytes();
+        let reserve = usize::from(self.has_reserve());
+        let bytes = (held.len() + ahead + reserve) as u64 * size.bytes();
         Held { segments: held.len(), bytes, oldest: size.start(oldest) }
     }
 
@@ -376,65 +402,9 @@ impl Log {
             Some(_) => return Err(LogError::OtherHistory { timeline }),
             None => {}
         }
-        files::write_durably(&path, content)?;
+        self.write_history(&path, content)?;
         histories.insert(timeline, content.into());
         Ok(())
-    }
-
-    /// The highest term that was promised to.
-    #[must_use]
-    pub fn term(&self) -> u64 {
-        lock(&self.state).term
-    }
-
-    /// Promises to a higher term; durable before it returns.
-    ///
-    /// # Errors
-    /// [`LogError::Term`] if it is not higher; [`LogError::Io`] if it cannot be written, and then the old one holds.
-    pub fn raise_term(&self, term: u64) -> Result<(), LogError> {
-        let mut state = lock(&self.state);
-        if term <= state.term {
-            return Err(LogError::Term { held: state.term, given: term });
-        }
-        let raised = State { term, ..*state };
-        raised.write(&self.dir)?;
-        *state = raised;
-        Ok(())
-    }
-
-    /// End of the last whole record of what is durable: a standby that has received everything has replayed up to here. Reads
-    /// the last segment.
-    ///
-    /// # Errors
-    /// [`LogError::Io`].
-    pub fn whole_records(&self) -> Result<Lsn, LogError> {
-        let (size, tail) = (self.identity.segment_size, self.tail());
-        let (end, oldest) = (tail.flushed.get(), self.held().oldest);
-        let history = self.parsed_history(tail.timeline);
-        let mut from = size.start_of(Lsn(end.0.saturating_sub(1))).max(oldest);
-        loop {
-            let mut walker = Walker::new(self.identity, tail.timeline, from);
-            let mut page = [0; PAGE_BYTES];
-            while walker.at() < end {
-                let at = walker.at();
-                let has = |segment: Segment| lock(&self.held).contains_key(&segment);
-                let Some(segment) = recover::locate(&history, size.number(at), &self.identity, has) else { break };
-                let Some(file) = self.file(segment)? else { break };
-                let held = usize::try_from(end.0 - at.0).unwrap_or(PAGE_BYTES).min(PAGE_BYTES);
-                page[held..].fill(0);
-                let path = self.path(segment);
-                file.read_exact_at(&mut page[..held], size.offset(at)).map_err(failed("read", &path))?;
-                if walker.page(&page).is_err() {
-                    break;
-                }
-            }
-            match walker.end() {
-                Some(whole) => return Ok(whole.min(end)),
-                // The record that ends here began in an earlier segment.
-                None if from > oldest => from = Lsn(from.0.saturating_sub(size.bytes())).max(oldest),
-                None => return Ok(from),
-            }
-        }
     }
 
     /// A reader that begins at `at` on `timeline`, which may have ended.
@@ -468,7 +438,7 @@ impl Log {
         };
         let mut removed = Removed::default();
         for (segment, unread) in old {
-            let recycled = unread && self.recycle(segment)?;
+            let recycled = unread && (self.recycle(segment)? || self.reserve_from(segment)?);
             if recycled {
                 removed.recycled += 1;
                 self.metrics.segments_recycled.fetch_add(1, Ordering::Relaxed);
@@ -544,28 +514,15 @@ impl Log {
     }
 }
 
-fn take_lock(dir: &Path) -> Result<File, LogError> {
-    let path = dir.join(LOCK_FILE);
-    let file =
-        fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(failed("open", &path))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => Err(LogError::Locked { dir: dir.into() }),
-        Err(fs::TryLockError::Error(error)) => Err(failed("lock", &path)(error)),
-    }
-}
-
 /// Compares the directory's identity with the expected one; gives it to an empty directory.
-fn claim(dir: &Path, identity: Identity) -> Result<State, LogError> {
-    let Some(state) = State::read(dir)? else {
+fn claim(dir: &Path, identity: Identity) -> Result<(), LogError> {
+    let Some(content) = identity::read(dir)? else {
         if let Some(example) = recover::any_segment(dir)? {
             return Err(LogError::NotALog { dir: dir.into(), example, state: STATE_FILE });
         }
-        let state = State { identity, term: 0 };
-        state.write(dir)?;
-        return Ok(state);
+        return identity::write(dir, identity);
     };
-    let held = state.identity;
+    let held = content.identity;
     if held.system_id != identity.system_id {
         return Err(LogError::OtherCluster { dir: dir.into(), held: held.system_id, given: identity.system_id });
     }
@@ -573,5 +530,5 @@ fn claim(dir: &Path, identity: Identity) -> Result<State, LogError> {
         let (held, given) = (held.segment_size.bytes(), identity.segment_size.bytes());
         return Err(LogError::OtherSegmentSize { dir: dir.into(), held, given });
     }
-    Ok(state)
+    Ok(())
 }

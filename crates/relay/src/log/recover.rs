@@ -1,8 +1,13 @@
 //! What a directory holds: the positions come from the WAL itself.
 //!
 //! The walk begins so far before the last segment that everything which might not have been flushed lies in it
-//! ([`MAX_UNFLUSHED`]), and follows page headers and checksums to the end of the last whole record. What is behind that is
+//! ([`MAX_UNFLUSHED`](super::MAX_UNFLUSHED)), and follows page headers and checksums to the end of the last whole record. What is behind that is
 //! the rest of a write that a crash cut off, or what a recycled file held before: it is replaced by zeroes.
+//!
+//! *What must hold*: recovery may be cut off after any step, by `kill -9` or a power cut, and the next one comes to the same end. The walk
+//! begins below the highest file that has WAL, so files are cleared **from the highest down**: a file that is still there never has a
+//! cleared one below it. A file loses its name before its bytes: no file with a segment's name is ever half cleared, but the one that
+//! is written on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -17,7 +22,7 @@ use super::files::{self, failed};
 use super::history::MAX_HISTORY_BYTES;
 use super::segment::PAGE;
 use super::wal::{PAGE_BYTES, Stop, Walker, is_page};
-use super::{History, Identity, LogError, MAX_SPARES, MAX_UNFLUSHED, STATE_FILE, Segment, Start, Timeline};
+use super::{History, Identity, LogError, MAX_SPARES, STATE_FILE, Segment, Start, Timeline};
 
 /// Files are read in pieces of this size.
 const PIECE: usize = 128 * PAGE_BYTES;
@@ -39,8 +44,8 @@ pub struct Recovery {
     pub stop: Option<Stop>,
     /// Whether there was anything behind the end that had to go.
     pub discarded: bool,
-    /// Copies of segments from which more had to go than the rest of one write: a power failure, or a damaged disk. The
-    /// upstream sends it again; if there is no upstream any more, this is what is left.
+    /// Segments, or copies of them, from which more had to go than the rest of one write: a power failure, or a damaged disk. The
+    /// upstream sends it again; if there is no upstream any more, this is what is left. The lowest first.
     pub set_aside: Vec<String>,
 }
 
@@ -66,7 +71,7 @@ pub(super) fn list(dir: &Path, identity: &Identity) -> Result<Listing, LogError>
         let path = entry.map_err(failed("list", dir))?.path();
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
         if name.ends_with(files::UNFINISHED) {
-            fs::remove_file(&path).map_err(failed("remove", &path))?;
+            files::remove(&path).map_err(failed("remove", &path))?;
         } else if let Some(segment) = Segment::of_name(name, identity.segment_size) {
             listing.segments.insert(segment);
         } else if let Some(timeline) = Timeline::of_history_name(name) {
@@ -115,13 +120,15 @@ pub(super) fn locate(
     Some(Segment { number, timeline }).filter(|segment| has(*segment))
 }
 
-/// Finds the end of WAL, makes everything before it durable and everything behind it zero.
+/// Finds the end of WAL, makes everything before it durable and everything behind it zero. At most `unflushed` bytes had been written and
+/// not flushed: [`MAX_UNFLUSHED`](super::MAX_UNFLUSHED).
 pub(super) fn recover(
     dir: &Path,
     identity: &Identity,
     start: Option<Start>,
     listing: &Listing,
     spares: usize,
+    unflushed: u64,
 ) -> Result<Recovered, LogError> {
     let size = identity.segment_size;
     let Some(timeline) = listing.segments.iter().map(|segment| segment.timeline).max() else {
@@ -154,7 +161,7 @@ pub(super) fn recover(
         oldest -= 1;
     }
     // No more than this is ever written ahead of the flushes: what is before was durable.
-    let durable_to = Lsn(size.start(last).0.saturating_sub(MAX_UNFLUSHED)).max(size.start(oldest));
+    let durable_to = Lsn(size.start(last).0.saturating_sub(unflushed)).max(size.start(oldest));
     let mut from = size.number(durable_to);
     let mut walk = walk(identity, timeline, from, last, &find, &open)?;
     if walk.walker.end().is_none() && from > oldest {
@@ -196,38 +203,34 @@ pub(super) fn recover(
             let here = buffer.len().min((to - at) as usize);
             let offset = at - size.start(segment.number).0;
             file.read_exact_at(&mut buffer[..here], offset).map_err(failed("read", &path))?;
-            file.write_all_at(&buffer[..here], offset).map_err(failed("write", &path))?;
+            files::write_at(file, &buffer[..here], offset).map_err(failed("write", &path))?;
             at += here as u64;
         }
-        file.sync_data().map_err(failed("flush", &path))?;
+        files::sync(file).map_err(failed("flush", &path))?;
     }
     let current = size.number(end);
-    let mut discarded = false;
-    let mut set_aside = Vec::new();
-    let mut held: BTreeSet<Segment> =
-        listing.segments.iter().copied().filter(|s| s.number < current || s.timeline < timeline).collect();
+    let held = |segment: &Segment| {
+        let written_on = segment.number == current && size.offset(end) > 0;
+        segment.number < current || segment.timeline < timeline || written_on
+    };
+    let held: BTreeSet<Segment> = listing.segments.iter().copied().filter(held).collect();
+    let mut clearing = Clearing { dir, identity, end, stopped, discarded: false, set_aside: Vec::new() };
     let mut ahead = BTreeMap::new();
-    for segment in listing.segments.iter().copied().filter(|s| s.number >= current && s.timeline == timeline) {
-        let file = open(segment)?;
-        let path = dir.join(segment.name(size));
-        let keep = if segment.number == current { size.offset(end) } else { 0 };
-        if !files::is_zero(&file, keep, size.bytes()).map_err(failed("read", &path))? {
-            discarded = true;
-            if has_pages_after(&file, identity, segment, stopped).map_err(failed("read", &path))? {
-                set_aside.push(keep_a_copy(&path, end)?);
-            }
-            // Whoever finds these bytes again might take them for WAL that follows.
-            files::zero_fill(&file, keep, size.bytes()).map_err(failed("write", &path))?;
-            file.sync_all().map_err(failed("flush", &path))?;
-        }
-        if segment.number == current && keep > 0 {
-            held.insert(segment);
+    let behind = |segment: &&Segment| segment.number >= current && segment.timeline == timeline;
+    // The highest first: see above.
+    for segment in listing.segments.iter().rev().filter(behind).copied() {
+        if held.contains(&segment) {
+            clearing.behind_the_end(segment, &open(segment)?)?;
         } else if segment.number <= current.saturating_add(spares as u64) {
-            ahead.insert(segment.number, Arc::new(file));
+            if let Some(file) = clearing.all_of(segment, open(segment)?)? {
+                ahead.insert(segment.number, Arc::new(file));
+            }
         } else {
-            fs::remove_file(&path).map_err(failed("remove", &path))?;
+            clearing.remove(segment, &open(segment)?)?;
         }
     }
+    let Clearing { discarded, mut set_aside, .. } = clearing;
+    set_aside.reverse();
     let report = Recovery {
         timeline,
         walked_from: size.start(from),
@@ -257,16 +260,121 @@ fn has_pages_after(file: &File, identity: &Identity, segment: Segment, stopped: 
     Ok(false)
 }
 
-/// Copies a segment that WAL behind `end` is about to be cleared from; returns the copy's name.
-fn keep_a_copy(path: &Path, end: Lsn) -> Result<String, LogError> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".after-{:X}-{:X}", end.0 >> 32, end.0 as u32));
-    let copy = path.with_file_name(&name);
-    let unfinished = files::unfinished(&copy);
-    fs::copy(path, &unfinished).map_err(failed("copy", path))?;
-    files::open(&unfinished)?.sync_all().map_err(failed("flush", &unfinished))?;
-    files::rename_durably(&unfinished, &copy)?;
-    Ok(name.to_string_lossy().into_owned())
+/// Clears what is behind the end of WAL, one segment after the other.
+struct Clearing<'a> {
+    dir: &'a Path,
+    identity: &'a Identity,
+    /// Of WAL.
+    end: Lsn,
+    /// Start of the page in which the walk stopped.
+    stopped: Lsn,
+    discarded: bool,
+    /// Names.
+    set_aside: Vec<String>,
+}
+
+impl Clearing<'_> {
+    fn path(&self, segment: Segment) -> std::path::PathBuf {
+        self.dir.join(segment.name(self.identity.segment_size))
+    }
+
+    /// Whether there is nothing but zeroes from offset `from` on.
+    fn is_clear(&self, segment: Segment, file: &File, from: u64) -> Result<bool, LogError> {
+        files::is_zero(file, from, self.identity.segment_size.bytes()).map_err(failed("read", &self.path(segment)))
+    }
+
+    /// Whether the segment has WAL that cannot be reached any more.
+    fn is_out_of_reach(&self, segment: Segment, file: &File) -> Result<bool, LogError> {
+        has_pages_after(file, self.identity, segment, self.stopped).map_err(failed("read", &self.path(segment)))
+    }
+
+    /// The segment that is written on: clears what is behind the end.
+    fn behind_the_end(&mut self, segment: Segment, file: &File) -> Result<(), LogError> {
+        let (size, path) = (self.identity.segment_size, self.path(segment));
+        let keep = size.offset(self.end);
+        if self.is_clear(segment, file, keep)? {
+            return Ok(());
+        }
+        self.discarded = true;
+        if self.is_out_of_reach(segment, file)? {
+            let copy = self.name_aside(segment);
+            let unfinished = files::unfinished(&copy);
+            copy_whole(file, &unfinished, size.bytes()).map_err(failed("copy", &path))?;
+            files::rename_durably(&unfinished, &copy)?;
+            self.note_aside(&copy);
+        }
+        // Whoever finds these bytes again might take them for WAL that follows.
+        files::zero_fill_from_the_end(file, keep, size.bytes()).map_err(failed("write", &path))?;
+        files::sync(file).map_err(failed("flush", &path))
+    }
+
+    /// A segment behind the end whose file is used again; None if it was set aside.
+    fn all_of(&mut self, segment: Segment, file: File) -> Result<Option<File>, LogError> {
+        let (size, path) = (self.identity.segment_size, self.path(segment));
+        if self.is_clear(segment, &file, 0)? {
+            return Ok(Some(file));
+        }
+        self.discarded = true;
+        if self.is_out_of_reach(segment, &file)? {
+            self.put_aside(segment)?;
+            return Ok(None);
+        }
+        // Under another name while it is cleared. After a crash it is removed as what is not complete.
+        let unfinished = files::unfinished(&path);
+        files::rename_durably(&path, &unfinished)?;
+        files::zero_fill(&file, 0, size.bytes()).map_err(failed("write", &unfinished))?;
+        files::sync(&file).map_err(failed("flush", &unfinished))?;
+        files::rename_durably(&unfinished, &path)?;
+        Ok(Some(file))
+    }
+
+    /// A segment behind the end whose file is not needed.
+    fn remove(&mut self, segment: Segment, file: &File) -> Result<(), LogError> {
+        self.discarded |= !self.is_clear(segment, file, 0)?;
+        if self.is_out_of_reach(segment, file)? {
+            return self.put_aside(segment);
+        }
+        files::remove_durably(&self.path(segment))
+    }
+
+    /// Gives the whole file a name that is no segment's.
+    fn put_aside(&mut self, segment: Segment) -> Result<(), LogError> {
+        let aside = self.name_aside(segment);
+        files::rename_durably(&self.path(segment), &aside)?;
+        self.note_aside(&aside);
+        Ok(())
+    }
+
+    /// A name that nothing has: what an earlier recovery kept, perhaps one that was cut off, is not written over.
+    fn name_aside(&self, segment: Segment) -> std::path::PathBuf {
+        let (high, low) = (self.end.0 >> 32, self.end.0 as u32);
+        let name = format!("{}.after-{high:X}-{low:X}", segment.name(self.identity.segment_size));
+        let mut path = self.dir.join(&name);
+        let mut number = 2_u64;
+        while path.exists() {
+            path = self.dir.join(format!("{name}.{number}"));
+            number += 1;
+        }
+        path
+    }
+
+    fn note_aside(&mut self, path: &Path) {
+        self.set_aside.push(path.file_name().unwrap_or_default().to_string_lossy().into_owned());
+    }
+}
+
+/// Copies the `length` bytes of a file to a new one at `to`, durably but for its name.
+fn copy_whole(file: &File, to: &Path, length: u64) -> io::Result<()> {
+    let copy = files::create(to)?;
+    let mut buffer = vec![0; PIECE];
+    let mut at = 0;
+    while at < length {
+        let here = buffer.len().min((length - at) as usize);
+        file.read_exact_at(&mut buffer[..here], at)?;
+        files::write_at(&copy, &buffer[..here], at)?;
+        at += here as u64;
+    }
+    files::sync(&copy)
 }
 
 struct Walk {
@@ -355,11 +463,9 @@ fn nothing_written(
         });
     }
     let recovered = fresh(dir, identity, start)?;
-    for segment in &listing.segments {
-        let path = dir.join(segment.name(size));
-        fs::remove_file(&path).map_err(failed("remove", &path))?;
+    for segment in listing.segments.iter().rev() {
+        files::remove_durably(&dir.join(segment.name(size)))?;
     }
-    files::sync_dir(dir)?;
     Ok(recovered)
 }
 
@@ -388,8 +494,8 @@ fn read_first_page(dir: &Path, segment: Segment, identity: &Identity) -> Result<
 /// # Errors
 /// [`LogError`] if it cannot be read, or holds segments and no state file.
 pub fn identify(dir: &Path) -> Result<Option<Identity>, LogError> {
-    if let Some(state) = super::state::State::read(dir)? {
-        return Ok(Some(state.identity));
+    if let Some(content) = super::identity::read(dir)? {
+        return Ok(Some(content.identity));
     }
     match any_segment(dir) {
         Ok(Some(example)) => Err(LogError::NotALog { dir: dir.into(), example, state: STATE_FILE }),

@@ -82,7 +82,7 @@ pub struct Walker {
     timeline: Timeline,
     /// Start of the next page.
     at: Lsn,
-    state: State,
+    place: Place,
     /// Of the last page.
     page_timeline: u32,
     last: Option<Lsn>,
@@ -90,8 +90,9 @@ pub struct Walker {
     records: u64,
 }
 
+/// Where in the WAL the walk is.
 #[derive(Debug, Clone)]
-enum State {
+enum Place {
     /// At the first page: it may begin with the rest of a record whose start is not seen.
     Start,
     /// In the rest of that record: so many bytes are to come.
@@ -122,7 +123,7 @@ impl Walker {
             identity,
             timeline,
             at: start,
-            state: State::Start,
+            place: Place::Start,
             page_timeline: 0,
             last: None,
             end: None,
@@ -153,8 +154,8 @@ impl Walker {
     /// looked at.
     #[must_use]
     pub fn padding(&self) -> Option<Lsn> {
-        match self.state {
-            State::Padding(from) => Some(from),
+        match self.place {
+            Place::Padding(from) => Some(from),
             _ => None,
         }
     }
@@ -172,32 +173,32 @@ impl Walker {
     pub fn page(&mut self, page: &[u8; PAGE_BYTES]) -> Result<(), Stop> {
         let at = self.at;
         self.at = Lsn(at.0.saturating_add(PAGE));
-        if matches!(self.state, State::Padding(_)) {
+        if matches!(self.place, Place::Padding(_)) {
             if self.identity.segment_size.offset(at) != 0 {
                 return Ok(());
             }
-            self.state = State::Between;
+            self.place = Place::Between;
         }
         let mut offset = self.header(at, page)?;
         while offset < PAGE_BYTES {
-            match &mut self.state {
-                State::Start => self.state = State::Between,
-                State::Padding(_) => return Ok(()),
-                State::Skip(remaining) => {
+            match &mut self.place {
+                Place::Start => self.place = Place::Between,
+                Place::Padding(_) => return Ok(()),
+                Place::Skip(remaining) => {
                     let here = (*remaining as usize).min(PAGE_BYTES - offset);
                     *remaining -= here as u32;
                     offset += here;
                     if *remaining == 0 {
                         offset = offset.next_multiple_of(8);
-                        self.state = State::Between;
+                        self.place = Place::Between;
                     }
                 }
-                State::Between => {
+                Place::Between => {
                     let total = record_length(page, offset).ok_or_else(|| Stop::Length(u32_at(page, offset)))?;
                     let start = Lsn(at.0 + offset as u64);
-                    self.state = State::Record(Record { start, total, got: 0, header: [0; RECORD_HEADER], crc: 0 });
+                    self.place = Place::Record(Record { start, total, got: 0, header: [0; RECORD_HEADER], crc: 0 });
                 }
-                State::Record(record) => {
+                Place::Record(record) => {
                     let here = ((record.total - record.got) as usize).min(PAGE_BYTES - offset);
                     record.take(&page[offset..offset + here], self.last)?;
                     offset += here;
@@ -210,10 +211,10 @@ impl Walker {
                         let size = self.identity.segment_size;
                         if switch && size.offset(end) != 0 {
                             self.end = Some(Lsn(size.start_of(end).0 + size.bytes()));
-                            self.state = State::Padding(end);
+                            self.place = Place::Padding(end);
                         } else {
                             self.end = Some(end);
-                            self.state = State::Between;
+                            self.place = Place::Between;
                         }
                     }
                 }
@@ -231,21 +232,21 @@ impl Walker {
         }
         self.page_timeline = header.timeline;
         let continues = header.continues();
-        let remaining = match &self.state {
-            State::Skip(remaining) => Some(*remaining),
-            State::Record(record) => Some(record.total - record.got),
-            State::Start | State::Between | State::Padding(_) => None,
+        let remaining = match &self.place {
+            Place::Skip(remaining) => Some(*remaining),
+            Place::Record(record) => Some(record.total - record.got),
+            Place::Start | Place::Between | Place::Padding(_) => None,
         };
         match remaining {
             // A server that crashed in the middle of a record goes on after what it had sent of it already.
-            Some(_) if header.flags & OVERWRITES_CONTINUATION != 0 => self.state = State::Between,
+            Some(_) if header.flags & OVERWRITES_CONTINUATION != 0 => self.place = Place::Between,
             Some(remaining) if continues && remaining == header.remaining => {}
             Some(_) => return Err(Stop::Continuation),
-            None if continues && matches!(self.state, State::Start) => {
+            None if continues && matches!(self.place, Place::Start) => {
                 if !(1..=MAX_RECORD).contains(&header.remaining) {
                     return Err(Stop::Continuation);
                 }
-                self.state = State::Skip(header.remaining);
+                self.place = Place::Skip(header.remaining);
             }
             None if continues => return Err(Stop::Continuation),
             None => {}

@@ -13,15 +13,14 @@ use super::files::{self, failed};
 use super::segment::PAGE;
 use super::wal::{PAGE_BYTES, Walker};
 use super::{
-    AppendError, History, Log, LogError, LogFailure, MAX_UNFLUSHED, ReadError, Segment, SwitchError, Tail, Timeline,
-    Unflushed, lock, recover,
+    AppendError, Directory, History, Log, LogError, LogFailure, MAX_UNFLUSHED, ReadError, Segment, SwitchError, Tail,
+    Timeline, Unflushed, lock, recover,
 };
 
 /// Held bytes are compared in pieces of this size.
 const COMPARE: usize = 64 << 10;
 
-/// The one that appends. When it is dropped, what is written is flushed, the log's threads end, and the directory is free for
-/// another process.
+/// The one that appends. When it is dropped, what is written is flushed, and the log's threads end.
 #[derive(Debug)]
 pub struct Writer {
     log: Arc<Log>,
@@ -34,11 +33,16 @@ pub struct Writer {
     /// Flusher, preallocator.
     threads: Option<[JoinHandle<()>; 2]>,
     /// Held to the end.
-    _directory: File,
+    _directory: Directory,
 }
 
 impl Writer {
-    pub(super) fn start(log: Arc<Log>, tail: Arc<Tail>, current: Segment, directory: File) -> Result<Writer, LogError> {
+    pub(super) fn start(
+        log: Arc<Log>,
+        tail: Arc<Tail>,
+        current: Segment,
+        directory: Directory,
+    ) -> Result<Writer, LogError> {
         let position = tail.begin;
         let mut writer = Writer {
             log: log.clone(),
@@ -60,7 +64,10 @@ impl Writer {
         };
         let flusher = spawn("wal-flush", Log::flush_on)?;
         match spawn("wal-ahead", Log::preallocate) {
-            Ok(preallocator) => writer.threads = Some([flusher, preallocator]),
+            Ok(preallocator) => {
+                let _ = log.preallocator.set(preallocator.thread().clone());
+                writer.threads = Some([flusher, preallocator]);
+            }
             Err(error) => {
                 writer.stop.store(true, Release);
                 flusher.thread().unpark();
@@ -74,6 +81,12 @@ impl Writer {
     #[must_use]
     pub fn tail(&self) -> Arc<Tail> {
         self.tail.clone()
+    }
+
+    /// Where the next byte goes.
+    #[must_use]
+    pub fn position(&self) -> (Timeline, Lsn) {
+        (self.tail.timeline, self.position)
     }
 
     /// Where to have the upstream begin: the start of the segment being written, so that what is held of it is compared; or of
@@ -209,28 +222,38 @@ impl Writer {
         }
         let path = self.log.path(segment);
         let unfinished = files::unfinished(&path);
-        let copy = || -> Result<File, LogError> {
+        let fill = |file: &File| -> Result<(), LogError> {
             let failed = |tried| failed(tried, &unfinished);
-            let file = files::create(&unfinished).map_err(failed("make"))?;
-            #[cfg(test)]
-            self.log.faults.room().map_err(failed("make"))?;
             let mut buffer = vec![0; COMPARE];
             let mut offset = 0;
             while offset < keep {
                 let here = buffer.len().min(usize::try_from(keep - offset).unwrap_or(COMPARE));
                 self.read_held(Lsn(size.start_of(at).0 + offset), &mut buffer[..here])?;
-                file.write_all_at(&buffer[..here], offset).map_err(failed("write"))?;
+                files::write_at(file, &buffer[..here], offset).map_err(failed("write"))?;
                 offset += here as u64;
             }
-            files::zero_fill(&file, keep, size.bytes()).map_err(failed("write"))?;
-            file.sync_all().map_err(failed("flush"))?;
-            files::rename_durably(&unfinished, &path)?;
+            files::zero_fill(file, keep, size.bytes()).map_err(failed("write"))?;
+            files::sync(file).map_err(failed("flush"))
+        };
+        let fresh = || -> Result<File, LogError> {
+            let file = files::create(&unfinished).map_err(failed("make", &unfinished))?;
+            #[cfg(test)]
+            self.log.faults.room().map_err(failed("make", &unfinished))?;
+            fill(&file)?;
             Ok(file)
         };
-        match copy() {
+        let reserved = |full: LogError| -> Result<File, LogError> {
+            // Half a file has taken the last of the room.
+            let _ = files::remove(&unfinished);
+            let file = self.log.take_reserve(&unfinished)?.ok_or(full)?;
+            fill(&file)?;
+            Ok(file)
+        };
+        let made = fresh().or_else(|error| if error.is_full() { reserved(error) } else { Err(error) });
+        match made.and_then(|file| files::rename_durably(&unfinished, &path).map(|()| file)) {
             Ok(file) => Ok(Some(Arc::new(file))),
             Err(error) => {
-                let _ = std::fs::remove_file(&unfinished);
+                let _ = files::remove(&unfinished);
                 Err(error.into())
             }
         }

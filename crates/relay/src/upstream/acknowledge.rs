@@ -4,6 +4,7 @@
 //! to the socket has a limit in time, and blocks only if the upstream has not read thousands of reports; then it sends nothing
 //! either that could be flushed.
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +15,7 @@ use tracing::warn;
 use watermark::{Lsn, Parker, Unparker, Watermark};
 use wire::replication;
 
+use super::silence::{Silence, judge};
 use crate::channel::Channel;
 use crate::config::UpstreamConfig;
 use crate::error::UpstreamError;
@@ -27,9 +29,16 @@ struct Told {
     received: AtomicU64,
     asked: AtomicBool,
     stop: AtomicBool,
-    /// When something was last heard, in milliseconds after [`Reporter::born`]; to notice silence.
-    heard: AtomicU64,
+    /// Since when the receiver waits for the upstream, in microseconds after [`Reporter::born`]; [`BUSY`] while it does something else.
+    waits_since: AtomicU64,
+    /// The relay says of the upstream that it does not answer.
+    unheard: AtomicBool,
 }
+
+/// Of [`Told::waits_since`].
+const BUSY: u64 = u64::MAX;
+/// What the relay says of an upstream that does not answer.
+const UNHEARD: &str = "the upstream does not answer";
 
 /// What acknowledges one stream: the flusher after each flush, and a thread for what has another reason.
 pub(super) struct Acknowledger {
@@ -40,19 +49,24 @@ pub(super) struct Acknowledger {
 }
 
 impl Acknowledger {
+    /// `state`: what the relay says of itself while the stream goes on. `confirms`: whether what is reported counts for those who wait until
+    /// the log is durable here.
     pub(super) fn start(
         shared: &Arc<Shared>,
         config: &UpstreamConfig,
         socket: Channel,
         tail: Arc<Tail>,
         from: Lsn,
+        state: Cow<'static, str>,
+        confirms: bool,
     ) -> Result<Acknowledger, UpstreamError> {
         tail.confirmed.reset(Lsn(0));
-        let told = Told { received: AtomicU64::new(from.0), ..Told::default() };
+        let told = Told { received: AtomicU64::new(from.0), waits_since: AtomicU64::new(BUSY), ..Told::default() };
         // Of its own: it waits for no number, only to be unparked.
         let parker = Parker::new(Arc::<Watermark>::default());
         let unparker = parker.unparker();
-        let reports = Reports { socket: socket.another()?, sent: Lsn(0), last: Instant::now(), open: true };
+        let another = socket.another().map_err(UpstreamError::Thread)?;
+        let reports = Reports { socket: another, sent: Lsn(0), last: Instant::now(), open: true };
         let reporter = Arc::new(Reporter {
             shared: Arc::clone(shared),
             log: shared.log().ok_or(UpstreamError::Interrupted)?,
@@ -60,15 +74,17 @@ impl Acknowledger {
             tail,
             reports: Mutex::new(reports),
             born: Instant::now(),
+            state,
+            confirms,
             interval: config.status_interval,
-            patience: config.timeout / 2,
+            patience: config.heartbeat.min(config.timeout / 2),
         });
         let thread = {
             let reporter = Arc::clone(&reporter);
             std::thread::Builder::new()
                 .name("relay-ack".into())
                 .spawn(move || reporter.run(parker))
-                .map_err(UpstreamError::Io)?
+                .map_err(UpstreamError::Thread)?
         };
         let flushed = Arc::clone(&reporter);
         reporter.log.tell_of_flushes(Some(Box::new(move || flushed.flushed())));
@@ -77,11 +93,22 @@ impl Acknowledger {
         Ok(Acknowledger { reporter, unparker, socket, thread })
     }
 
-    /// The upstream's log ends at `end` (0: it did not say).
+    /// The receiver begins to wait for the upstream.
+    pub(super) fn waits(&self) {
+        let now = u64::try_from(self.reporter.born.elapsed().as_micros()).unwrap_or(BUSY - 1);
+        self.reporter.told.waits_since.store(now, Ordering::Relaxed);
+    }
+
+    /// Something came. The upstream's log ends at `end` (0: it did not say).
     pub(super) fn heard(&self, end: u64) {
-        let now = u64::try_from(self.reporter.born.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.reporter.told.heard.store(now, Ordering::Relaxed);
-        self.reporter.shared.metrics.upstream_end.fetch_max(end, Ordering::Relaxed);
+        let Reporter { shared, told, .. } = &*self.reporter;
+        told.waits_since.store(BUSY, Ordering::Relaxed);
+        shared.metrics.upstream_end.fetch_max(end, Ordering::Relaxed);
+        // With the one in `silent`: either this sees what was said of the upstream, or the other thread that something came.
+        fence(Ordering::SeqCst);
+        if told.unheard.load(Ordering::Relaxed) {
+            self.reporter.heard_again();
+        }
     }
 
     /// Everything before `end` was received from this upstream.
@@ -126,8 +153,10 @@ struct Reporter {
     tail: Arc<Tail>,
     reports: Mutex<Reports>,
     born: Instant,
+    state: Cow<'static, str>,
+    confirms: bool,
     interval: Duration,
-    /// Silence after which the upstream is asked whether it is there.
+    /// Silence after which the upstream is asked whether it is there; and how long it has to answer.
     patience: Duration,
 }
 
@@ -153,28 +182,33 @@ impl Reporter {
         }
     }
 
-    /// Reports what flushes do not: at once when asked, in the interval, what was sent again and had been flushed before.
+    /// Reports what flushes do not: at once when asked, in the interval, what was sent again and had been flushed before. Asks an upstream
+    /// that is silent, and says so if it does not answer.
     fn run(&self, mut parker: Parker<Lsn>) {
-        let mut pinged = self.born;
+        let (mut asked_at, mut look_at) = (None, self.born);
         let mut feedback = None;
-        if !self.report(&mut self.reports(), false) {
+        // An upstream that has nothing to send is to say so: only then the relay says that it streams.
+        if !self.report(&mut self.reports(), true) {
             return;
         }
         while !self.told.stop.load(Ordering::Acquire) {
             let last = self.reports().last;
-            let next = (last + self.interval).min(self.heard().max(pinged) + self.patience);
-            parker.wait(Lsn(1), Some(next));
+            parker.wait(Lsn(1), Some((last + self.interval).min(look_at)));
             let now = Instant::now();
-            let silent = now.saturating_duration_since(self.heard().max(pinged)) >= self.patience;
             let asked = self.told.asked.swap(false, Ordering::AcqRel);
             let mut reports = self.reports();
+            let silence = judge(now, self.silent_since(&reports), asked_at, self.patience);
             let due = now.saturating_duration_since(reports.last) >= self.interval;
-            if asked || due || silent || self.durable() > reports.sent {
-                if !self.report(&mut reports, silent) {
-                    return;
-                }
-                if silent {
-                    pinged = now;
+            let ask = silence == Silence::Ask;
+            if (asked || due || ask || self.durable() > reports.sent) && !self.report(&mut reports, ask) {
+                return;
+            }
+            match silence {
+                Silence::Wait(until) => look_at = until,
+                Silence::Ask => (asked_at, look_at) = (Some(now), now + self.patience),
+                Silence::Unheard(until) => {
+                    look_at = until;
+                    self.unheard();
                 }
             }
             let wanted = self.shared.feedback();
@@ -189,8 +223,28 @@ impl Reporter {
         }
     }
 
-    fn heard(&self) -> Instant {
-        self.born + Duration::from_millis(self.told.heard.load(Ordering::Relaxed))
+    /// Since when the receiver has waited in vain; None: it does something else, or there is something to be read.
+    fn silent_since(&self, reports: &Reports) -> Option<Instant> {
+        let since = self.told.waits_since.load(Ordering::Relaxed);
+        (since != BUSY && !reports.socket.is_readable()).then(|| self.born + Duration::from_micros(since))
+    }
+
+    /// The upstream was asked, and did not answer: whoever asks is told. The connection stays: it may only be slow.
+    fn unheard(&self) {
+        if self.told.unheard.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.shared.upstream_is(UNHEARD, false);
+        fence(Ordering::SeqCst);
+        if self.told.waits_since.load(Ordering::Relaxed) == BUSY {
+            self.heard_again();
+        }
+    }
+
+    fn heard_again(&self) {
+        if self.told.unheard.swap(false, Ordering::Relaxed) {
+            self.shared.upstream_is(&self.state, false);
+        }
     }
 
     /// What is durable here and known to be this upstream's; a little less while a record that crosses into another segment is
@@ -214,7 +268,7 @@ impl Reporter {
             return false;
         }
         (reports.sent, reports.last) = (durable, Instant::now());
-        if durable > Lsn(0) {
+        if durable > Lsn(0) && self.confirms {
             self.tail.acknowledged.publish(durable);
             self.tail.confirmed.publish(durable);
         }

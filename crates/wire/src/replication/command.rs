@@ -49,6 +49,8 @@ pub enum Command {
     },
     /// A relay's own: what operators do with it at a failover. No PostgreSQL server knows it.
     Operate(Order),
+    /// `KINGPOST PROMISE`, of relays only: what the relay remembers of failovers. For another relay that has lost its memory.
+    Promise,
     /// `WATCH_FLUSHED`, of relays only: tell how far the log is durable, now and whenever that moves. See
     /// [`Flushed`](super::Flushed).
     WatchFlushed,
@@ -75,6 +77,15 @@ pub enum Order {
         /// Its configured name.
         node: String,
     },
+    /// `WITHDRAW TERM n NODE "name"`: this node is not to be the primary after all; the fence stays. Only who holds the term may say so, and
+    /// only of a node that cannot be promoted any more by whoever chose it. Nothing happens if no node is chosen; another node's choice
+    /// is an error.
+    Withdraw {
+        /// The one that was promised to.
+        term: u64,
+        /// The name that was chosen.
+        node: String,
+    },
     /// `FOLLOW TERM n ADDRESS "host:port"`: receive from there.
     Follow {
         /// The one that was promised to.
@@ -98,6 +109,7 @@ impl Order {
             Order::Look => "KINGPOST LOOK".into(),
             Order::Fence { term, timeline } => format!("KINGPOST FENCE TERM {term} TIMELINE {timeline}"),
             Order::Choose { term, node } => format!("KINGPOST CHOOSE TERM {term} NODE {}", quoted(node)),
+            Order::Withdraw { term, node } => format!("KINGPOST WITHDRAW TERM {term} NODE {}", quoted(node)),
             Order::Follow { term, address } => format!("KINGPOST FOLLOW TERM {term} ADDRESS {}", quoted(address)),
             Order::Release { term } => format!("KINGPOST RELEASE TERM {term}"),
         }
@@ -208,6 +220,7 @@ impl Command {
                 let timeline = if rest.keyword("TIMELINE") { Some(rest.timeline()?) } else { None };
                 Command::Start { slot, at, timeline }
             }
+            "KINGPOST" if rest.keyword("PROMISE") => Command::Promise,
             "KINGPOST" => Command::Operate(rest.order()?),
             other => return Ok(Command::Other(other)),
         };
@@ -341,6 +354,13 @@ impl Rest<'_> {
             }
             return Ok(Order::Choose { term, node: self.quoted()? });
         }
+        if self.keyword("WITHDRAW") {
+            let term = self.term()?;
+            if !self.keyword("NODE") {
+                return self.error("expected NODE after the term");
+            }
+            return Ok(Order::Withdraw { term, node: self.quoted()? });
+        }
         if self.keyword("FOLLOW") {
             let term = self.term()?;
             if !self.keyword("ADDRESS") {
@@ -351,7 +371,7 @@ impl Rest<'_> {
         if self.keyword("RELEASE") {
             return Ok(Order::Release { term: self.term()? });
         }
-        self.error("expected LOOK, FENCE, CHOOSE, FOLLOW or RELEASE")
+        self.error("expected LOOK, PROMISE, FENCE, CHOOSE, WITHDRAW, FOLLOW or RELEASE")
     }
 
     fn term(&mut self) -> Result<u64, CommandError> {

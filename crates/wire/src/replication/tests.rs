@@ -78,17 +78,22 @@ fn orders_are_read_as_they_are_written() {
         Order::Look,
         Order::Fence { term: 7, timeline: 3 },
         Order::Choose { term: u64::MAX, node: "db \"1\"; --".into() },
+        Order::Withdraw { term: 9, node: "withdraw \"\"".into() },
         Order::Follow { term: 1, address: "[::1]:5432".into() },
         Order::Release { term: 2 },
     ] {
         assert_eq!(Command::parse(&order.text()), Ok(Command::Operate(order)));
     }
+    assert_eq!(Command::parse("kingpost promise;"), Ok(Command::Promise));
     for text in [
         "KINGPOST",
+        "KINGPOST PROMISE ME",
         "KINGPOST FENCE TERM 0 TIMELINE 1",
         "KINGPOST FENCE TERM 1",
         "KINGPOST CHOOSE TERM 1 NODE a",
         "KINGPOST CHOOSE TERM 1 NODE \"\"",
+        "KINGPOST WITHDRAW NODE \"a\"",
+        "KINGPOST WITHDRAW TERM 1",
         "KINGPOST FOLLOW TERM x ADDRESS \"a\"",
         "KINGPOST LOOK AGAIN",
     ] {

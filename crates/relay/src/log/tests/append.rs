@@ -33,21 +33,24 @@ fn who_flushes() {
     log.tell_of_flushes(Some(Box::new(move || told.send(std::thread::current().id()).unwrap())));
     let here = std::thread::current().id();
     let mut at = BEGIN;
-    for slow in [false, true] {
-        let end = Lsn(at.0 + 5000);
+    let mut flush = |slow: bool| {
+        let end = Lsn(at.0 + 500);
         writer.take(at, wal.range(at, end)).unwrap();
         assert_eq!(log.tail().flushed.get(), at, "nobody was asked to");
         log.last_flush_us.store(if slow { 10_000 } else { 100 }, Ordering::Relaxed);
         writer.flush_here();
-        assert_eq!(by_whom.recv().unwrap() == here, !slow);
+        let by_whom = by_whom.recv().unwrap();
         assert_eq!(log.tail().flushed.get(), end);
         at = end;
+        by_whom == here
+    };
+    // The flusher may just be looking whether there is something to do. Not each time.
+    assert!((0..1000).any(|_| flush(false)));
+    for _ in 0..10 {
+        assert!(!flush(true), "the disk was slow the last time");
     }
     // It was quick this time.
-    log.last_flush_us.store(100, Ordering::Relaxed);
-    writer.take(at, wal.range(at, Lsn(at.0 + 10))).unwrap();
-    writer.flush_here();
-    assert_eq!(by_whom.recv().unwrap(), here);
+    assert!((0..1000).any(|_| flush(false)));
     log.tell_of_flushes(None);
 }
 
@@ -89,7 +92,7 @@ fn a_directory_has_one_writer_and_one_cluster() {
     assert_eq!(identify(dir.path()).unwrap(), None);
     assert_eq!(identify(&dir.path().join("nothing")).unwrap(), None);
     let (writer, log) = open(dir.path()).unwrap();
-    assert!(matches!(open(dir.path()), Err(LogError::Locked { .. })));
+    assert!(matches!(Directory::open(dir.path()), Err(LogError::Locked { .. })));
     assert_eq!(identify(dir.path()).unwrap(), Some(identity()));
     drop(writer);
     let (writer, _) = open(dir.path()).expect("free again, although somebody still reads");
@@ -123,31 +126,6 @@ fn a_new_log_needs_a_place_to_begin() {
             matches!(error, LogError::BadStart { .. })
         });
     }
-}
-
-#[test]
-fn terms_only_rise_and_survive() {
-    let dir = tempfile::tempdir().unwrap();
-    let (writer, log) = open(dir.path()).unwrap();
-    assert_eq!(log.term(), 0);
-    log.raise_term(3).unwrap();
-    for low in [0, 2, 3] {
-        assert!(matches!(log.raise_term(low), Err(LogError::Term { held: 3, .. })));
-    }
-    drop(writer);
-    assert_eq!(open(dir.path()).unwrap().1.term(), 3);
-}
-
-/// Waits for the preallocator to have nothing to do.
-fn settled(log: &Log) {
-    for _ in 0..10_000 {
-        if super::super::lock(&log.ahead).len() >= 2 {
-            return;
-        }
-        std::thread::yield_now();
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
-    panic!("no segments were made ahead of time");
 }
 
 #[test]

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod append;
+mod cut_off;
+pub(super) mod disk;
 mod faults;
 mod kill;
 mod reading;
@@ -10,6 +12,7 @@ mod recovery;
 mod synthetic;
 mod timelines;
 mod walking;
+mod whole;
 
 use std::io;
 use std::path::Path;
@@ -18,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use watermark::Lsn;
 
-use super::{Identity, Log, LogError, LogOptions, SegmentSize, Start, Timeline, Writer};
+use super::{Directory, Identity, Log, LogError, LogOptions, SegmentSize, Start, Timeline, Writer};
 use synthetic::Wal;
 
 /// What goes wrong when a test wants it to.
@@ -54,7 +57,7 @@ fn identity() -> Identity {
 
 fn options(dir: &Path) -> LogOptions {
     let start = Some(Start { timeline: Timeline(1), at: BEGIN });
-    LogOptions { dir: dir.into(), identity: identity(), start, spares: 2 }
+    LogOptions { directory: Directory::open(dir).unwrap(), identity: identity(), start, spares: 2 }
 }
 
 fn open(dir: &Path) -> Result<(Writer, Arc<Log>), LogError> {
@@ -85,6 +88,17 @@ fn feed(writer: &mut Writer, wal: &Wal, to: Lsn) {
         at = end;
         piece = (piece * 3) % 100_003;
     }
+}
+
+/// Waits for the preallocator to have nothing to do: two files ahead, and what is kept in reserve.
+fn settled(log: &Log) {
+    for _ in 0..10_000 {
+        if super::lock(&log.ahead).len() >= 2 && log.has_reserve() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    panic!("no segments were made ahead of time");
 }
 
 /// What the files of timeline 1 hold from BEGIN on.

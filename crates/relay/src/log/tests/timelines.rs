@@ -197,12 +197,50 @@ fn a_switch_that_would_lose_or_skip_wal_is_refused() {
 }
 
 #[test]
-fn a_switch_without_room_can_be_made_later() {
+fn a_switch_needs_no_room() {
+    let wal = some_wal();
+    for at in forks(&wal) {
+        let mut wal = wal.clone();
+        wal.switch();
+        let dir = tempfile::tempdir().unwrap();
+        let (mut writer, log) = log_up_to(dir.path(), &wal, at);
+        settled(&log);
+        log.faults.no_room.store(true, Ordering::SeqCst);
+        writer.switch_timeline(Timeline(2), at, &history(1, at)).unwrap();
+        let new = forked(&wal, at);
+        let in_this_segment = Lsn(new.at().0.min(at.0 + 50_000));
+        feed(&mut writer, &new, in_this_segment);
+        writer.flush().unwrap();
+        assert!(!log.has_reserve());
+        // Room again: it is made again, and serves the next switch.
+        log.faults.no_room.store(false, Ordering::SeqCst);
+        log.prepare();
+        settled(&log);
+        feed(&mut writer, &new, new.at());
+        writer.flush().unwrap();
+        check_both_timelines(&log, &wal, &new, at);
+        log.faults.no_room.store(true, Ordering::SeqCst);
+        let second = format!("1\t{at}\tx\n2\t{}\ty\n", new.at()).into_bytes();
+        let end = new.at();
+        writer.switch_timeline(Timeline(3), end, &second).unwrap();
+        drop((writer, log));
+        let (writer, log) = open(dir.path()).unwrap();
+        assert_eq!((log.recovery().timeline, log.recovery().end), (Timeline(3), end));
+        drop(writer);
+    }
+}
+
+#[test]
+fn a_switch_without_room_and_reserve_can_be_made_later() {
     let wal = some_wal();
     let [at, _] = forks(&wal);
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, log) = log_up_to(dir.path(), &wal, at);
+    settled(&log);
     log.faults.no_room.store(true, Ordering::SeqCst);
+    for file in ["kingpost-log.reserve", "kingpost-log.reserve-history"] {
+        fs::remove_file(dir.path().join(file)).unwrap();
+    }
     assert!(matches!(writer.switch_timeline(Timeline(2), at, &history(1, at)), Err(SwitchError::Log(_))));
     assert_eq!(log.tail().timeline, Timeline(1));
     log.faults.no_room.store(false, Ordering::SeqCst);
@@ -211,4 +249,19 @@ fn a_switch_without_room_can_be_made_later() {
     feed(&mut writer, &new, new.at());
     writer.flush().unwrap();
     check_both_timelines(&log, &wal, &new, at);
+}
+
+/// An old segment becomes what is kept in reserve, where nothing can be made.
+#[test]
+fn an_old_segment_becomes_the_reserve() {
+    let dir = tempfile::tempdir().unwrap();
+    let wal = wal((0..900).map(|_| 9000));
+    let (mut writer, log) = open(dir.path()).unwrap();
+    feed(&mut writer, &wal, wal.at());
+    writer.flush().unwrap();
+    settled(&log);
+    log.faults.no_room.store(true, Ordering::SeqCst);
+    fs::remove_file(dir.path().join("kingpost-log.reserve")).unwrap();
+    log.retain(&super::super::Retention::default()).unwrap();
+    assert!(log.has_reserve());
 }

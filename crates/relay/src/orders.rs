@@ -2,9 +2,10 @@
 //!
 //! The relays together decide who goes on from the end of a timeline, as acceptors of Paxos do: a *fence* is the promise to
 //! one term (nothing older is listened to, and nothing more is taken of the timeline that ends), *choose* is what that term
-//! wants. Whoever comes later, with a higher term, is told what was chosen, and goes on with that.
+//! wants. Whoever comes later, with a higher term, is told what was chosen, and goes on with that, or, of a node that cannot be promoted any
+//! more, *withdraws* it.
 
-use std::sync::PoisonError;
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tracing::info;
@@ -12,12 +13,13 @@ use watermark::{Lsn, Parker, Waited};
 use wire::replication::{Order, Rows, position, read_position};
 
 use crate::error::StartError;
-use crate::log::LogError;
+use crate::log::{Log, LogError};
+use crate::promise::{Choice, NotPromised, Promise, PromiseError};
 use crate::shared::Shared;
-use crate::state::Fence;
 
-/// Longest time for what is under way to end, and for the disk to have it.
-const LIMIT: Duration = Duration::from_secs(20);
+/// Longest time for an order: until it is its turn, for what is under way to end, and for the disk to have it. A flush that is under
+/// way is waited for beyond that.
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 /// How a relay stands, as an operator needs to know it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,37 +52,20 @@ pub enum OrderError {
     /// There is no log yet.
     #[error("the relay has not reached its upstream yet: it holds nothing")]
     Empty,
-    /// Somebody else has a higher term, or this one was promised to already.
-    #[error("term {given} is too low: the relay has promised to term {held}; another failover may be under way")]
-    Term {
-        /// Promised to.
-        held: u64,
-        /// Of the order.
-        given: u64,
+    /// It must not be promised.
+    #[error("{0}")]
+    Promise(#[from] PromiseError),
+    /// The relay has lost its memory, and has not learnt yet what it promised.
+    #[error("the relay cannot promise anything yet: {state}")]
+    NoMemory {
+        /// Why: what stands between it and its upstream.
+        state: String,
     },
-    /// The timeline that is to end is not the last one.
-    #[error("the relay is on timeline {own} already, so that timeline {given} has ended before")]
-    Timeline {
-        /// Of the log.
-        own: u32,
-        /// Of the order.
-        given: u32,
-    },
-    /// Nothing was fenced, or another timeline.
-    #[error("the relay is not fenced: a node is chosen only to go on from where a fence was put up")]
-    NotFenced,
-    /// A node was chosen: it may be the primary already.
-    #[error(
-        "node {node:?} was chosen in term {term} to go on from here: it may be the primary already, so the fence stays"
-    )]
-    Chosen {
-        /// In which term.
-        term: u64,
-        /// The node.
-        node: String,
-    },
+    /// Another order takes its time.
+    #[error("another order was not done within {} s: ask again", LIMIT.as_secs())]
+    Busy,
     /// What is under way does not end.
-    #[error("the fence is up, but {what} within {} s: ask again", LIMIT.as_secs())]
+    #[error("the fence is up and stays, but {what} within {} s: ask again", LIMIT.as_secs())]
     Slow {
         /// What did not happen.
         what: &'static str,
@@ -96,72 +81,91 @@ pub enum OrderError {
     Failed(String),
 }
 
-/// Carries out one order; they come one after the other. Blocking.
-pub(crate) fn operate(shared: &Shared, order: &Order) -> Result<Standing, OrderError> {
-    let _one = shared.orders.lock().unwrap_or_else(PoisonError::into_inner);
+/// Orders that change something are carried out one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    taken: Mutex<bool>,
+    free: Condvar,
+}
+
+/// Given back when dropped.
+struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    /// None: it was not free until `end`.
+    fn take(&self, end: Instant) -> Option<Turn<'_>> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        while *taken {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            taken = self.free.wait_timeout(taken, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *taken = true;
+        Some(Turn(self))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        self.0.free.notify_one();
+    }
+}
+
+/// Carries out one order; those that change something come one after the other. Blocking.
+pub(crate) fn carry_out(shared: &Shared, order: &Order) -> Result<Standing, OrderError> {
+    if !shared.promise.exists() {
+        return Err(OrderError::NoMemory { state: shared.upstream().state });
+    }
     let log = shared.log().ok_or(OrderError::Empty)?;
-    let held = log.term();
-    let exactly = |given: u64| if given == held { Ok(()) } else { Err(OrderError::Term { held, given }) };
+    if *order == Order::Look {
+        // Not behind an order that waits for the disk.
+        return look(shared, &log);
+    }
+    let end = Instant::now() + LIMIT;
+    let _turn = shared.orders.take(end).ok_or(OrderError::Busy)?;
+    let own = log.tail().timeline.0;
     match order {
         Order::Look => {}
-        Order::Fence { term, timeline } => fence(shared, *term, *timeline)?,
+        Order::Fence { term, timeline } => fence(shared, &log, *term, *timeline, end)?,
         Order::Choose { term, node } => {
-            exactly(*term)?;
-            let fence = shared.state.fence().filter(|fence| fence.timeline >= log.tail().timeline.0);
-            let fence = fence.ok_or(OrderError::NotFenced)?;
-            shared.state.set_fence(Some(Fence { chosen: Some((*term, node.clone())), ..fence }))?;
+            shared.promise.change(|promise| promise.choose(*term, node, own))?;
             info!(term, node, "this node is to be the primary");
         }
+        Order::Withdraw { term, node } => {
+            shared.promise.change(|promise| promise.withdraw(*term, node, own))?;
+            info!(term, node, "this node is not to be the primary after all");
+        }
         Order::Follow { term, address } => {
-            exactly(*term)?;
             let configured = shared.control.configured();
-            // Who follows whatever primary the cluster has will be told by it.
-            if !configured.is_empty() {
-                shared.state.set_follow(&configured, address)?;
-            }
+            shared.promise.change(|promise| promise.follow(*term, &configured, address))?;
             info!(term, upstream = address, "following another upstream, as an operator says");
             shared.control.follow(|config| config.address.clone_from(address));
         }
         Order::Release { term } => {
-            if *term <= held {
-                return Err(OrderError::Term { held, given: *term });
-            }
-            let standing = shared.state.fence().filter(|fence| fence.timeline >= log.tail().timeline.0);
-            if let Some(Fence { chosen: Some((term, node)), .. }) = standing {
-                return Err(OrderError::Chosen { term, node });
-            }
-            log.raise_term(*term)?;
-            shared.state.set_fence(None)?;
+            shared.promise.change(|promise| promise.release(*term, own))?;
             info!(term, "the fence is taken away");
-            shared.control.interrupt(LIMIT);
+            shared.control.interrupt(end);
         }
     }
-    look(shared)
+    look(shared, &log)
 }
 
 /// Ends a timeline here: what `flushed` is afterwards stays the end of it, and nobody was told of more.
-fn fence(shared: &Shared, term: u64, timeline: u32) -> Result<(), OrderError> {
-    let log = shared.log().ok_or(OrderError::Empty)?;
-    let held = log.term();
-    if term <= held {
-        return Err(OrderError::Term { held, given: term });
-    }
+fn fence(shared: &Shared, log: &Log, term: u64, timeline: u32, end: Instant) -> Result<(), OrderError> {
     let own = log.tail().timeline.0;
-    if timeline < own {
-        return Err(OrderError::Timeline { own, given: timeline });
-    }
-    let chosen = shared.state.fence().filter(|fence| fence.timeline == timeline).and_then(|fence| fence.chosen);
-    // The fence before the promise: a crash in between leaves the log safe, and the term free.
-    shared.state.set_fence(Some(Fence { timeline, chosen }))?;
-    log.raise_term(term)?;
+    let flushed = log.tail().flushed.get();
+    shared.promise.change(|promise| promise.fence(term, timeline, own, flushed))?;
     info!(term, timeline, "fenced: nothing more is taken on this timeline");
-    if !shared.control.interrupt(LIMIT) {
+    if !shared.control.interrupt(end) {
         return Err(OrderError::Slow { what: "receiving has not ended" });
     }
     // What was received last must be durable: it is what the new primary will be held against.
     let tail = log.tail();
     let mut parker = Parker::new(std::sync::Arc::clone(&tail.flushed));
-    match parker.wait(tail.written.get(), Some(Instant::now() + LIMIT)) {
+    match parker.wait(tail.written.get(), Some(end)) {
         Waited::Reached(_) => {}
         Waited::Unparked | Waited::TimedOut if tail.flushed.get() >= tail.written.get() => {}
         Waited::Unparked | Waited::TimedOut => {
@@ -174,23 +178,33 @@ fn fence(shared: &Shared, term: u64, timeline: u32) -> Result<(), OrderError> {
     Ok(())
 }
 
-fn look(shared: &Shared) -> Result<Standing, OrderError> {
-    let log = shared.log().ok_or(OrderError::Empty)?;
+fn look(shared: &Shared, log: &Log) -> Result<Standing, OrderError> {
     let tail = log.tail();
-    let fence = shared.state.fence().filter(|fence| fence.timeline >= tail.timeline.0);
+    let promise: Promise = shared.promise.now();
+    let fence = promise.standing(tail.timeline.0);
     let flushed = tail.flushed.get();
     Ok(Standing {
         system: log.identity().system_id,
-        term: log.term(),
+        term: promise.term(),
         timeline: tail.timeline.0,
         flushed,
         whole: log.whole_records()?.min(flushed),
-        fenced: fence.as_ref().map(|fence| fence.timeline),
-        chosen: fence.and_then(|fence| fence.chosen),
+        fenced: fence.map(|(timeline, _)| timeline),
+        chosen: fence.and_then(|(_, chosen)| chosen).map(|Choice { term, node }| (*term, node.clone())),
         upstream: shared.control.address(),
         state: shared.upstream().state,
         named: !shared.control.configured().is_empty(),
     })
+}
+
+impl From<NotPromised> for OrderError {
+    fn from(error: NotPromised) -> OrderError {
+        match error {
+            NotPromised::Refused(refused) => OrderError::Promise(refused),
+            NotPromised::File(error) => OrderError::State(error),
+            NotPromised::NoMemory => OrderError::NoMemory { state: error.to_string() },
+        }
+    }
 }
 
 // === impl Standing ===
@@ -245,6 +259,16 @@ impl Standing {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_after_the_other() {
+        let turns = Turns::default();
+        let now = Instant::now();
+        let first = turns.take(now);
+        assert!(first.is_some() && turns.take(now).is_none());
+        drop(first);
+        assert!(turns.take(now).is_some());
+    }
 
     #[test]
     fn what_is_written_is_read() {

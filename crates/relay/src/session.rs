@@ -1,5 +1,5 @@
-//! A replication connection to a server: logging in, asking, streaming. Blocking; every wait is bounded by the socket's
-//! time-outs.
+//! A replication connection to a server or a relay: logging in, asking, streaming. Blocking; every wait is bounded by the
+//! socket's time-outs.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use wire::scram::{Client as Scram, Credential, MECHANISM, MECHANISM_PLUS};
 use wire::{Frame, HEADER, message};
 
 use crate::channel::Channel;
-use crate::error::UpstreamError;
+use crate::error::{Cause, Peer, SessionError};
 use crate::socket::Socket;
 
 /// Bytes read at most at once.
@@ -20,20 +20,30 @@ const READ: usize = 1 << 20;
 const MAX_ANSWER: usize = 4 << 20;
 /// Longest time to connect, during which nobody can be told to follow another: a host that is gone answers nothing.
 const CONNECT: Duration = Duration::from_secs(3);
-/// Longest time for any one step of a login or a command.
-const STEP: Duration = Duration::from_secs(10);
+/// Longest time for any one step of a login or a command, where nothing else is said.
+pub(crate) const STEP: Duration = Duration::from_secs(10);
 
-/// With what to log in.
+/// Whom to talk to, and with what to log in.
+#[derive(Clone)]
 pub(crate) struct Login<'a> {
+    /// As errors name it.
+    pub(crate) peer: Peer,
+    /// `host:port`, or the path of a Unix socket.
+    pub(crate) address: &'a str,
     pub(crate) user: &'a str,
     pub(crate) password: Option<&'a str>,
     pub(crate) application_name: &'a str,
     /// None: without TLS.
     pub(crate) connector: Option<Arc<tls::Connector>>,
+    /// A host that acknowledges nothing for this long is gone.
+    pub(crate) host_timeout: Duration,
+    /// Longest time for any one step of the login or a command.
+    pub(crate) step: Duration,
 }
 
 /// A connection that is logged in.
 pub(crate) struct Session {
+    peer: Peer,
     socket: Channel,
     /// Hash of the server's certificate, for channel binding.
     end_point: Option<Vec<u8>>,
@@ -66,29 +76,30 @@ pub(crate) struct Heard {
 
 impl Session {
     /// Connects and logs in. `known` gets a handle before anything is waited for, to end it by.
-    pub(crate) fn open(
-        address: &str,
+    pub(crate) fn open<E: From<SessionError>>(
         login: &Login<'_>,
-        known: impl FnOnce(Channel) -> Result<(), UpstreamError>,
-    ) -> Result<Session, UpstreamError> {
-        let connect = |source| UpstreamError::Connect { address: address.into(), source };
+        known: impl FnOnce(Channel) -> Result<(), E>,
+    ) -> Result<Session, E> {
+        let failed = |cause| SessionError { peer: login.peer.clone(), cause };
+        let address = login.address;
+        let connect = |source| failed(Cause::Connect { address: address.into(), source });
         let socket = Socket::connect(address, CONNECT).map_err(connect)?;
-        socket.set_timeouts(STEP, STEP).map_err(connect)?;
+        socket.notice_a_dead_host(login.host_timeout).map_err(connect)?;
+        socket.set_timeouts(login.step, login.step).map_err(connect)?;
         known(Channel::plain(socket.try_clone().map_err(connect)?))?;
-        let target =
-            match &login.connector {
-                // As with servers: a Unix socket has no TLS.
-                Some(connector) if !address.starts_with('/') => {
-                    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
-                    let named = tls::Target::new(Arc::clone(connector), host);
-                    Some(named.ok_or_else(|| {
-                        UpstreamError::Protocol(format!("{host:?} is no name that a certificate has"))
-                    })?)
-                }
-                _ => None,
-            };
-        let (socket, end_point) = Channel::begin(socket, target.as_ref())?;
+        let target = match &login.connector {
+            // As with servers: a Unix socket has no TLS.
+            Some(connector) if !address.starts_with('/') => {
+                let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+                let named = tls::Target::new(Arc::clone(connector), host);
+                let unnamed = || failed(Cause::Protocol(format!("{host:?} is no name that a certificate has")));
+                Some(named.ok_or_else(unnamed)?)
+            }
+            _ => None,
+        };
+        let (socket, end_point) = Channel::begin(socket, target.as_ref()).map_err(failed)?;
         let mut session = Session {
+            peer: login.peer.clone(),
             socket,
             end_point,
             buffer: vec![0; 64 << 10],
@@ -96,8 +107,13 @@ impl Session {
             stream: WalStream::default(),
             server_version: String::new(),
         };
-        session.log_in(login)?;
+        session.log_in(login).map_err(failed)?;
         Ok(session)
+    }
+
+    /// An error of this connection.
+    pub(crate) fn failed(&self, cause: Cause) -> SessionError {
+        SessionError { peer: self.peer.clone(), cause }
     }
 
     /// As the server reported it: `15.8 (Debian …)`.
@@ -106,11 +122,11 @@ impl Session {
     }
 
     /// A second handle of the connection: to write by, or to end it by.
-    pub(crate) fn socket(&self) -> Result<Channel, UpstreamError> {
-        Ok(self.socket.another()?)
+    pub(crate) fn socket(&self) -> Result<Channel, SessionError> {
+        self.socket.another().map_err(|error| self.failed(error.into()))
     }
 
-    fn log_in(&mut self, login: &Login<'_>) -> Result<(), UpstreamError> {
+    fn log_in(&mut self, login: &Login<'_>) -> Result<(), Cause> {
         self.send(|out| {
             message::startup(
                 out,
@@ -150,7 +166,7 @@ impl Session {
                         scram.as_mut().ok_or_else(|| protocol("SASL out of order"))?.verify(proof)?;
                     }
                     Authentication::Sasl(_) | Authentication::Md5(_) | Authentication::Other(_) => {
-                        return Err(UpstreamError::Method);
+                        return Err(Cause::Method);
                     }
                 },
                 b'S' => {
@@ -165,13 +181,13 @@ impl Session {
     }
 
     /// Runs a command; the rows that it gave.
-    pub(crate) fn ask(&mut self, command: &str) -> Result<Vec<Rows>, UpstreamError> {
-        self.send(|out| message::query(out, command))?;
-        self.rows(command)
+    pub(crate) fn ask(&mut self, command: &str) -> Result<Vec<Rows>, SessionError> {
+        let sent = self.send(|out| message::query(out, command));
+        sent.and_then(|()| self.rows(command)).map_err(|cause| self.failed(cause))
     }
 
     /// The rows up to `ReadyForQuery`.
-    fn rows(&mut self, command: &str) -> Result<Vec<Rows>, UpstreamError> {
+    fn rows(&mut self, command: &str) -> Result<Vec<Rows>, Cause> {
         let (mut rows, mut refused) = (Vec::new(), None);
         loop {
             match self.reply()? {
@@ -187,7 +203,11 @@ impl Session {
     }
 
     /// Runs `START_REPLICATION`.
-    pub(crate) fn start(&mut self, command: &str) -> Result<Started, UpstreamError> {
+    pub(crate) fn start(&mut self, command: &str) -> Result<Started, SessionError> {
+        self.start_streaming(command).map_err(|cause| self.failed(cause))
+    }
+
+    fn start_streaming(&mut self, command: &str) -> Result<Started, Cause> {
         self.send(|out| message::query(out, command))?;
         let mut end = None;
         loop {
@@ -213,17 +233,28 @@ impl Session {
         }
     }
 
-    /// Reads from the stream, once, as much as there is, and gives the WAL of it as one piece: where it starts, and the bytes.
-    pub(crate) fn receive(&mut self, wal: &mut Vec<u8>) -> Result<(Heard, Option<u64>), UpstreamError> {
+    /// Reads from the stream, once, as much as there is, and gives the WAL of it as one piece: where it starts, and the bytes. There may be
+    /// nothing whole in it yet: that the upstream lives is known all the same.
+    pub(crate) fn receive(&mut self, wal: &mut Vec<u8>) -> Result<(Heard, Option<u64>), SessionError> {
+        self.receive_once(wal).map_err(|cause| self.failed(cause))
+    }
+
+    fn receive_once(&mut self, wal: &mut Vec<u8>) -> Result<(Heard, Option<u64>), Cause> {
         wal.clear();
         let (mut heard, mut start) = (Heard::default(), None);
         let mut progress = false;
         // What came with the answer to the command is looked at before anything is waited for.
-        while !progress {
+        for read in [false, true] {
+            if progress {
+                break;
+            }
+            if read {
+                self.fill()?;
+            }
             while let Some((event, used)) = self
                 .stream
                 .next(&self.buffer[self.unread.clone()])
-                .map_err(|error| UpstreamError::Protocol(error.to_string()))?
+                .map_err(|error| Cause::Protocol(error.to_string()))?
             {
                 progress = true;
                 self.unread.start += used;
@@ -245,12 +276,9 @@ impl Session {
                     }
                     Event::Message { tag: b'E', payload } => return Err(refusal("streaming", payload)),
                     // CommandComplete in the middle of a copy: the server stops.
-                    Event::Message { tag: b'C', .. } => return Err(UpstreamError::ShuttingDown),
+                    Event::Message { tag: b'C', .. } => return Err(Cause::ShuttingDown),
                     Event::Message { .. } => {}
                 }
-            }
-            if !progress {
-                self.fill()?;
             }
         }
         Ok((heard, start))
@@ -262,32 +290,42 @@ impl Session {
     }
 
     /// After the server's end of a copy: ends it from this side too, and reads which timeline comes next.
-    pub(crate) fn finish_timeline(&mut self) -> Result<TimelineEnd, UpstreamError> {
-        self.send(|out| message::empty(out, b'c'))?;
-        let rows = self.rows("the end of a timeline")?;
-        rows.first()
-            .and_then(Rows::timeline_end)
-            .ok_or_else(|| protocol("the stream ended without naming the next timeline"))
+    pub(crate) fn finish_timeline(&mut self) -> Result<TimelineEnd, SessionError> {
+        let sent = self.send(|out| message::empty(out, b'c'));
+        let rows = sent.and_then(|()| self.rows("the end of a timeline"));
+        let end = rows.and_then(|rows| {
+            let end = rows.first().and_then(Rows::timeline_end);
+            end.ok_or_else(|| protocol("the stream ended without naming the next timeline"))
+        });
+        end.map_err(|cause| self.failed(cause))
     }
 
-    /// Sets how long a read of the stream may wait.
-    pub(crate) fn set_patience(&self, read: Duration, write: Duration) -> Result<(), UpstreamError> {
-        Ok(self.socket.set_timeouts(read, write)?)
+    /// Ends a copy and the connection in good order. Nothing is waited for.
+    pub(crate) fn leave(mut self) {
+        let _ = self.send(|out| {
+            message::empty(out, b'c');
+            message::empty(out, b'X');
+        });
     }
 
-    fn until_ready(&mut self) -> Result<(), UpstreamError> {
+    /// Sets how long a read and a write may wait from now on.
+    pub(crate) fn set_patience(&self, read: Duration, write: Duration) -> Result<(), SessionError> {
+        self.socket.set_timeouts(read, write).map_err(|error| self.failed(error.into()))
+    }
+
+    fn until_ready(&mut self) -> Result<(), Cause> {
         while self.reply()?.0 != b'Z' {}
         Ok(())
     }
 
-    fn send(&mut self, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), UpstreamError> {
+    fn send(&mut self, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), Cause> {
         let mut out = Vec::new();
         fill(&mut out);
         Ok(self.socket.write_all(&out)?)
     }
 
     /// The next message; an error of the server ends the wait.
-    fn message(&mut self, doing: &str) -> Result<(u8, Vec<u8>), UpstreamError> {
+    fn message(&mut self, doing: &str) -> Result<(u8, Vec<u8>), Cause> {
         match self.reply()? {
             (b'E', data) => Err(refusal(doing, &data)),
             other => Ok(other),
@@ -295,10 +333,10 @@ impl Session {
     }
 
     /// The next message, whatever it is.
-    fn reply(&mut self) -> Result<(u8, Vec<u8>), UpstreamError> {
+    fn reply(&mut self) -> Result<(u8, Vec<u8>), Cause> {
         loop {
             let bytes = &self.buffer[self.unread.clone()];
-            if let Some(frame) = Frame::read(bytes).map_err(|error| UpstreamError::Protocol(error.to_string()))? {
+            if let Some(frame) = Frame::read(bytes).map_err(|error| Cause::Protocol(error.to_string()))? {
                 if frame.payload > MAX_ANSWER {
                     return Err(protocol("an answer of more than 4 MiB"));
                 }
@@ -316,7 +354,7 @@ impl Session {
     }
 
     /// Reads once, behind what is unread.
-    fn fill(&mut self) -> Result<(), UpstreamError> {
+    fn fill(&mut self) -> Result<(), Cause> {
         if self.unread.start > 0 {
             self.buffer.copy_within(self.unread.clone(), 0);
             self.unread = 0..self.unread.len();
@@ -327,32 +365,32 @@ impl Session {
         }
         loop {
             match self.socket.read(&mut self.buffer[self.unread.end..]) {
-                Ok(0) => return Err(UpstreamError::Closed),
+                Ok(0) => return Err(Cause::Closed),
                 Ok(n) => {
                     self.unread.end += n;
                     return Ok(());
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(UpstreamError::Io(error)),
+                Err(error) => return Err(Cause::Io(error)),
             }
         }
     }
 }
 
-fn protocol(what: &str) -> UpstreamError {
-    UpstreamError::Protocol(format!("unexpected {what}"))
+fn protocol(what: &str) -> Cause {
+    Cause::Protocol(format!("unexpected {what}"))
 }
 
-fn password<'a>(login: &Login<'a>) -> Result<&'a str, UpstreamError> {
-    login.password.ok_or_else(|| UpstreamError::NoPassword { user: login.user.into() })
+fn password<'a>(login: &Login<'a>) -> Result<&'a str, Cause> {
+    login.password.ok_or_else(|| Cause::NoPassword { user: login.user.into() })
 }
 
 /// An `ErrorResponse` as an error.
-fn refusal(doing: &str, data: &[u8]) -> UpstreamError {
+fn refusal(doing: &str, data: &[u8]) -> Cause {
     let field = |kind| payload::error_field(data, kind).map(String::from_utf8_lossy).unwrap_or_default().into_owned();
     let (mut text, detail) = (field(b'M'), field(b'D'));
     if !detail.is_empty() {
         text = format!("{text} ({detail})");
     }
-    UpstreamError::Refused { doing: doing.into(), code: field(b'C'), text }
+    Cause::Refused { doing: doing.into(), code: field(b'C'), text }
 }

@@ -1,0 +1,174 @@
+//! Questions to a server or a relay, and orders to a relay, over a replication connection of their own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use watermark::Lsn;
+use wire::replication::{Identity as Remote, Order};
+
+use crate::error::{Cause, Peer, SessionError};
+use crate::memory::Recollection;
+use crate::orders::{self, Standing};
+use crate::session::{Login, STEP, Session};
+
+/// How to reach a relay.
+#[derive(Debug, Clone, Copy)]
+pub struct RelayAccess<'a> {
+    /// Its configured name, for errors.
+    pub name: &'a str,
+    /// `host:port`, or the path of a Unix socket.
+    pub address: &'a str,
+    /// One of its users; for orders an operator.
+    pub user: &'a str,
+    /// Its password.
+    pub password: Option<&'a str>,
+    /// None: without TLS.
+    pub connector: Option<&'a Arc<tls::Connector>>,
+}
+
+impl RelayAccess<'_> {
+    pub(crate) fn open(&self, application_name: &str) -> Result<Session, SessionError> {
+        self.open_within(application_name, STEP)
+    }
+
+    fn open_within(&self, application_name: &str, step: Duration) -> Result<Session, SessionError> {
+        let login = Login {
+            peer: Peer::Relay(self.name.into()),
+            address: self.address,
+            user: self.user,
+            password: self.password,
+            application_name,
+            connector: self.connector.cloned(),
+            host_timeout: STEP,
+            step,
+        };
+        Session::open(&login, |_| Ok(()))
+    }
+}
+
+/// Has a relay carry out an operator's order; what it says of itself afterwards. Blocking. The relay gives itself 20 s for an
+/// order, and is waited for a little longer, so that it says itself what it could not do in time.
+///
+/// # Errors
+/// It cannot be reached, refuses, or is no relay. [`Cause::NoAnswer`]: the order may be carried out all the same.
+pub fn order(relay: &RelayAccess<'_>, order: &Order) -> Result<Standing, SessionError> {
+    order_within(relay, order, orders::LIMIT + Duration::from_secs(5))
+}
+
+fn order_within(relay: &RelayAccess<'_>, order: &Order, limit: Duration) -> Result<Standing, SessionError> {
+    let mut session = relay.open("kingpost failover")?;
+    session.set_patience(limit, limit)?;
+    let text = order.text();
+    let words: Vec<&str> = text.split(' ').take(2).collect();
+    let rows = session.ask(&text).map_err(|error| error.unanswered(&words.join(" "), limit))?;
+    let standing = rows.first().and_then(Standing::read);
+    standing.ok_or_else(|| session.failed(Cause::Protocol(format!("the answer to {text} is none"))))
+}
+
+/// What a relay says of itself to whoever asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Probe {
+    /// Identifier of the cluster.
+    pub system: u64,
+    /// Timeline it is on.
+    pub timeline: u32,
+    /// End of what it serves.
+    pub position: Lsn,
+    /// How many stream from it.
+    pub downstreams: u64,
+    /// `streaming`, or what stands between it and its upstream.
+    pub upstream: String,
+}
+
+/// Asks a relay over its own protocol. Blocking; a few seconds at most.
+///
+/// # Errors
+/// It cannot be reached, or refuses, or is no relay.
+pub fn probe(relay: &RelayAccess<'_>) -> Result<Probe, SessionError> {
+    let mut session = relay.open("kingpost status")?;
+    let remote = identify(&mut session)?;
+    Ok(Probe {
+        system: remote.system,
+        timeline: remote.timeline,
+        position: Lsn(remote.position),
+        downstreams: show(&mut session, "kingpost.downstreams")?.parse().unwrap_or(0),
+        upstream: show(&mut session, "kingpost.upstream")?,
+    })
+}
+
+/// What a relay remembers of its promises. Blocking; each step for so long.
+pub(crate) fn recall(relay: &RelayAccess<'_>, step: Duration) -> Result<Recollection, SessionError> {
+    let mut session = relay.open_within("kingpost relay", step)?;
+    let rows = session.ask("KINGPOST PROMISE")?;
+    let told = rows.first().and_then(Recollection::read);
+    told.ok_or_else(|| session.failed(Cause::Protocol("the answer to KINGPOST PROMISE is none".into())))
+}
+
+pub(crate) fn identify(session: &mut Session) -> Result<Remote, SessionError> {
+    let rows = session.ask("IDENTIFY_SYSTEM")?;
+    let identity = rows.first().and_then(|row| row.identity());
+    identity.ok_or_else(|| session.failed(Cause::Protocol("IDENTIFY_SYSTEM".into())))
+}
+
+pub(crate) fn show(session: &mut Session, name: &str) -> Result<String, SessionError> {
+    let rows = session.ask(&format!("SHOW {name}"))?;
+    let value = rows.first().and_then(|row| row.text(0)).map(str::to_owned);
+    value.ok_or_else(|| session.failed(Cause::Protocol(format!("SHOW {name} gave nothing"))))
+}
+
+pub(crate) fn history(session: &mut Session, timeline: u32) -> Result<Vec<u8>, SessionError> {
+    let mut rows = session.ask(&format!("TIMELINE_HISTORY {timeline}"))?;
+    let content = rows.first_mut().and_then(|row| row.0.get_mut(1)).and_then(Option::take);
+    content.ok_or_else(|| session.failed(Cause::Protocol(format!("TIMELINE_HISTORY {timeline} gave nothing"))))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A relay whose disk takes for ever: it lets anybody in, and answers nothing more.
+    fn mute() -> (String, std::thread::JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let thread = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            let mut buffer = [0; 4096];
+            assert!(socket.read(&mut buffer).unwrap() > 0);
+            let mut out = Vec::new();
+            wire::message::authentication_ok(&mut out);
+            wire::message::ready(&mut out, wire::message::Status::Idle);
+            socket.write_all(&out).unwrap();
+            // Until it is left.
+            while socket.read(&mut buffer).is_ok_and(|n| n > 0) {}
+        });
+        (address, thread)
+    }
+
+    #[test]
+    fn an_order_without_an_answer_may_still_be_carried_out() {
+        let (address, thread) = mute();
+        let relay = RelayAccess { name: "r1", address: &address, user: "u", password: None, connector: None };
+        let fence = Order::Fence { term: 1, timeline: 1 };
+        let error = order_within(&relay, &fence, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "relay r1 did not answer to KINGPOST FENCE within 0.05 s; it may still carry it out: ask again"
+        );
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_relay_that_is_not_there_is_named() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        drop(listener);
+        let relay = RelayAccess { name: "r1", address: &address, user: "u", password: None, connector: None };
+        let error = order(&relay, &Order::Look).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("cannot connect to relay r1 at {address}: ")), "{error}");
+    }
+}

@@ -1,0 +1,114 @@
+//! Where the last whole record ends of what is durable: a standby that has received everything has replayed up to there.
+//!
+//! Somebody may ask each second (`kingpost watch` does). So the walk goes on where it stopped the last time: WAL is read once, and a log that
+//! has not moved costs one page.
+
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
+
+use watermark::Lsn;
+
+use super::files::failed;
+use super::segment::PAGE;
+use super::wal::{PAGE_BYTES, Walker};
+use super::{History, Log, LogError, Segment, Timeline, lock, recover};
+
+/// A walk that has taken all pages before [`Walker::at`], each of them whole and durable, and has found the end of a record.
+#[derive(Debug)]
+pub(super) struct Walked {
+    timeline: Timeline,
+    walker: Walker,
+}
+
+/// What a walk came to.
+enum Found {
+    /// The last whole record ends here. With the walk, if it can go on.
+    End(Lsn, Option<Walked>),
+    /// No record ends in what was walked.
+    Nothing,
+}
+
+impl Log {
+    /// End of the last whole record of what is durable. Reads what has become durable since the last call, or the last segment if that
+    /// is less; more only while one record is longer than that.
+    ///
+    /// # Errors
+    /// [`LogError::Io`].
+    pub fn whole_records(&self) -> Result<Lsn, LogError> {
+        let (size, tail) = (self.identity.segment_size, self.tail());
+        let (timeline, end, oldest) = (tail.timeline, tail.flushed.get(), self.held().oldest);
+        let history = self.parsed_history(timeline);
+        let mut walked = lock(&self.walked);
+        let mut last = walked.take().filter(|last| last.timeline == timeline && last.walker.at() <= end);
+        let from = size.start_of(Lsn(end.0.saturating_sub(1))).max(oldest);
+        let found = match last.take_if(|last| end.0 - last.walker.at().0 <= size.bytes()) {
+            Some(last) => self.walk_on(last, &history, end)?,
+            None => self.walk_on(self.walk_from(timeline, from), &history, end)?,
+        };
+        let found = match (found, last) {
+            // The record that ends here began in an earlier segment: the long way.
+            (Found::Nothing, Some(last)) => self.walk_on(last, &history, end)?,
+            (found, _) => found,
+        };
+        if let Found::End(whole, last) = found {
+            *walked = last;
+            return Ok(whole);
+        }
+        // Each time twice as far back: so all of it is read twice at most.
+        let (mut from, mut step) = (from, size.bytes());
+        while from > oldest {
+            from = Lsn(from.0.saturating_sub(step)).max(oldest);
+            step = step.saturating_mul(2);
+            if let Found::End(whole, last) = self.walk_on(self.walk_from(timeline, from), &history, end)? {
+                *walked = last;
+                return Ok(whole);
+            }
+        }
+        Ok(from)
+    }
+
+    fn walk_from(&self, timeline: Timeline, from: Lsn) -> Walked {
+        Walked { timeline, walker: Walker::new(self.identity, timeline, from) }
+    }
+
+    /// Takes all pages before `end`.
+    fn walk_on(&self, mut walked: Walked, history: &History, end: Lsn) -> Result<Found, LogError> {
+        let size = self.identity.segment_size;
+        let has = |segment: Segment| lock(&self.held).contains_key(&segment);
+        let mut page = [0; PAGE_BYTES];
+        let mut held = None;
+        let mut on = true;
+        let mut whole = walked.walker.end();
+        while on && walked.walker.at() < end {
+            let at = walked.walker.at();
+            let number = size.number(at);
+            if held.as_ref().is_none_or(|(held, _): &(Segment, _)| held.number != number) {
+                let Some(segment) = recover::locate(history, number, &self.identity, has) else { break };
+                let Some(file) = self.file(segment)? else { break };
+                held = Some((segment, file));
+            }
+            let Some((segment, file)) = &held else { break };
+            let length = usize::try_from(end.0 - at.0).unwrap_or(PAGE_BYTES).min(PAGE_BYTES);
+            page[length..].fill(0);
+            let read = file.read_exact_at(&mut page[..length], size.offset(at));
+            read.map_err(failed("read", &self.path(*segment)))?;
+            self.metrics.walked_pages.fetch_add(1, Ordering::Relaxed);
+            if length < PAGE_BYTES {
+                // It will be taken again when there is more of it.
+                let mut last = walked.walker.clone();
+                let _ = last.page(&page);
+                whole = last.end();
+                break;
+            }
+            on = walked.walker.page(&page).is_ok();
+            whole = walked.walker.end();
+        }
+        Ok(match whole {
+            // The padding behind a switch of segments counts only as far as it is held.
+            Some(whole) => Found::End(whole.min(end), on.then_some(walked)),
+            None => Found::Nothing,
+        })
+    }
+}
+
+const _: () = assert!(PAGE as usize == PAGE_BYTES);

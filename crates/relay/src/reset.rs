@@ -1,0 +1,175 @@
+//! `kingpost relay reset`: a relay gives up the WAL that it holds, and keeps what it has promised and its slots. The way back for one that has a
+//! gap, or more than a primary that is to stay.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::error::StartError;
+use crate::log::{self, Directory};
+use crate::promise::{NotPromised, PromiseFile};
+
+/// What was given up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GivenUp {
+    /// Names of the segments, sorted; also of those that were made ahead of time.
+    pub segments: Vec<String>,
+    /// Where they are now; None: removed.
+    pub moved_to: Option<PathBuf>,
+    /// The term that the relay has promised to, and still does. None: it does not know what it promised.
+    pub term: Option<u64>,
+}
+
+/// Gives up the WAL in `dir`; the relay must not run. It begins anew with what its upstream writes when it is started. Cut off in the middle, it
+/// is finished at the next start.
+///
+/// # Errors
+/// [`StartError`]: the directory is in use, is none of a relay, or a file cannot be written.
+pub fn reset(dir: &Path, remove: bool) -> Result<GivenUp, StartError> {
+    let failed = |source| StartError::Log { dir: dir.into(), source };
+    if log::identify(dir).map_err(failed)?.is_none() {
+        return Err(StartError::Config(format!("{} holds no WAL of a relay", dir.display())));
+    }
+    let directory = Directory::open(dir).map_err(failed)?;
+    // What an earlier version promised must not be given up with the rest.
+    let promise = crate::relay::promised(&directory)?;
+    match promise.change(|promise| Ok(promise.giving_up(true))) {
+        Ok(()) | Err(NotPromised::NoMemory) => {}
+        Err(error) => return Err(not_written(error)),
+    }
+    let moved_to = if remove { None } else { Some(aside(dir)) };
+    let segments = finish(&directory, &promise, moved_to.as_deref())?;
+    Ok(GivenUp { segments, moved_to, term: promise.exists().then(|| promise.term()) })
+}
+
+/// Finishes what [`reset`] began, if it was cut off. The WAL that is left is moved aside.
+pub(crate) fn resume(directory: &Directory, promise: &PromiseFile) -> Result<(), StartError> {
+    if promise.now().is_giving_up() {
+        let to = aside(directory.path());
+        let segments = finish(directory, promise, Some(&to))?;
+        tracing::warn!(segments = segments.len(), to = %to.display(), "finished giving up the log: a reset had been cut off");
+    }
+    Ok(())
+}
+
+fn finish(directory: &Directory, promise: &PromiseFile, to: Option<&Path>) -> Result<Vec<String>, StartError> {
+    let dir = directory.path();
+    let failed = |source| StartError::Log { dir: dir.into(), source };
+    let segments = match log::identify(dir).map_err(failed)? {
+        Some(identity) => log::give_up(directory, identity.segment_size, to).map_err(failed)?,
+        None => Vec::new(),
+    };
+    match promise.change(|promise| Ok(promise.giving_up(false))) {
+        Ok(()) | Err(NotPromised::NoMemory) => Ok(segments),
+        Err(error) => Err(not_written(error)),
+    }
+}
+
+fn not_written(error: NotPromised) -> StartError {
+    match error {
+        NotPromised::File(error) => error,
+        other => StartError::Config(other.to_string()),
+    }
+}
+
+/// A directory that is not there.
+fn aside(dir: &Path) -> PathBuf {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    (now..).map(|number| dir.join(format!("given-up-{number}"))).find(|path| !path.exists()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use watermark::Lsn;
+
+    use super::*;
+    use crate::log::{Identity, Log, LogError, LogOptions, SegmentSize, Start, Timeline};
+    use crate::promise::Promise;
+    use crate::slots::Slots;
+
+    const IDENTITY: Identity = Identity { system_id: 42, segment_size: SegmentSize::DEFAULT };
+
+    /// A relay's directory with something in it, closed.
+    fn directory() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = Directory::open(dir.path()).unwrap();
+        let promise = PromiseFile::open(dir.path()).unwrap();
+        promise.make(Promise::learnt(5, 1, None)).unwrap();
+        Slots::open(dir.path()).unwrap().create("a", false, Some((Lsn(0x500_0000), 2)), 1).unwrap();
+        let start = Some(Start { timeline: Timeline(2), at: Lsn(0x500_0000) });
+        let (mut writer, log) = Log::open(LogOptions { directory, identity: IDENTITY, start, spares: 1 }).unwrap();
+        log.store_history(Timeline(2), b"1\t0/4000000\tx\n").unwrap();
+        writer.append(Lsn(0x500_0000), &[7; 9000]).unwrap();
+        writer.flush().unwrap();
+        drop(writer);
+        dir
+    }
+
+    fn files(dir: &Path) -> Vec<String> {
+        let names = std::fs::read_dir(dir).unwrap().flatten().map(|entry| entry.file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.filter(|name| !name.starts_with("given-up-")).collect();
+        names.sort();
+        names
+    }
+
+    fn begins_anew(dir: &Path) {
+        assert_eq!(
+            files(dir),
+            ["kingpost-log.lock", "kingpost-log.state", "kingpost-relay.json", "kingpost-relay.promise"]
+        );
+        let promise = PromiseFile::open(dir).unwrap().now();
+        assert_eq!((promise.term(), promise.fenced_up_to(), promise.is_giving_up()), (5, 1, false));
+        assert!(Slots::open(dir).unwrap().restart("a").is_some());
+        let directory = Directory::open(dir).unwrap();
+        let opened = Log::open(LogOptions { directory, identity: IDENTITY, start: None, spares: 1 });
+        assert!(matches!(opened.map(|_| ()), Err(LogError::Empty { .. })));
+    }
+
+    #[test]
+    fn gives_up_wal_and_nothing_else() {
+        for remove in [false, true] {
+            let dir = directory();
+            let given_up = reset(dir.path(), remove).unwrap();
+            assert!(given_up.segments.contains(&"000000020000000000000005".to_owned()), "{given_up:?}");
+            assert_eq!((given_up.term, given_up.moved_to.is_none()), (Some(5), remove));
+            if let Some(to) = given_up.moved_to {
+                assert!(files(&to).contains(&"00000002.history".to_owned()));
+                let kept = std::fs::read(to.join("000000020000000000000005")).unwrap();
+                assert!(kept[..9000].iter().all(|byte| *byte == 7));
+            }
+            begins_anew(dir.path());
+        }
+    }
+
+    /// Killed after the promise to give up, and after any of the files.
+    #[test]
+    fn cut_off_it_is_finished_at_the_next_start() {
+        let whole = files(directory().path()).len();
+        for moved in 0..whole {
+            let dir = directory();
+            let promise = PromiseFile::open(dir.path()).unwrap();
+            promise.change(|old| Ok(old.giving_up(true))).unwrap();
+            let gone: Vec<String> =
+                files(dir.path()).into_iter().filter(|name| !name.starts_with("kingpost")).collect();
+            for name in gone.iter().take(moved) {
+                std::fs::remove_file(dir.path().join(name)).unwrap();
+            }
+            let directory = Directory::open(dir.path()).unwrap();
+            resume(&directory, &PromiseFile::open(dir.path()).unwrap()).unwrap();
+            drop(directory);
+            begins_anew(dir.path());
+        }
+    }
+
+    #[test]
+    fn refuses_what_is_in_use_or_no_relays() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(reset(dir.path(), false).unwrap_err().to_string().contains("holds no WAL"));
+        let dir = directory();
+        let taken = Directory::open(dir.path()).unwrap();
+        assert!(reset(dir.path(), false).unwrap_err().to_string().contains("in use by another process"));
+        drop(taken);
+        assert!(files(dir.path()).len() > 4, "nothing was touched");
+    }
+}

@@ -1,0 +1,484 @@
+//! Slots of downstreams, and what downstreams are greeted with: in memory, and in a small file beside the log.
+//!
+//! Positions of slots are written now and then: an old one only keeps more WAL than needed. What must not be lost is elsewhere (`promise`).
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use watermark::Lsn;
+use wire::Sqlstate;
+use wire::replication::{is_slot_name, position, read_position};
+
+use crate::error::StartError;
+use crate::promise::{Choice, Promise};
+
+const FILE: &str = "kingpost-relay.json";
+/// What is written.
+const FORMAT: u32 = 1;
+/// What an earlier version wrote while there was a fence, which this file had then.
+const FENCED_FORMAT: u32 = 2;
+/// Most slots.
+const MOST_SLOTS: usize = 1000;
+/// Most servers at which the relay has, or has left, a slot. The one that was followed first is forgotten.
+const MOST_UPSTREAMS: usize = 32;
+/// Longest file that is read, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+
+/// What the upstream says of itself and downstreams hear in its place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Greeting {
+    /// `server_version`.
+    pub(crate) server_version: String,
+    /// `data_directory_mode`.
+    pub(crate) data_directory_mode: String,
+}
+
+/// The fence as an earlier version wrote it.
+#[derive(Debug, Deserialize)]
+struct EarlierFence {
+    timeline: u32,
+    chosen: Option<(u64, String)>,
+}
+
+/// An upstream that an operator had named, as an earlier version wrote it.
+#[derive(Debug, Deserialize)]
+struct EarlierFollow {
+    configured: String,
+    address: String,
+}
+
+/// Slots and greeting, in memory and on the disk.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    path: PathBuf,
+    inner: Mutex<Inner>,
+    /// Held by who writes the file, and taken before `inner`. Whoever only looks does not wait for the disk.
+    writing: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    greeting: Option<Greeting>,
+    slots: BTreeMap<String, Slot>,
+    /// Servers at which the relay itself has a slot: address and slot, the newest last.
+    upstreams: Vec<(String, String)>,
+    /// Something is not on disk yet.
+    dirty: bool,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Slot {
+    /// The oldest position that its user needs, and its timeline; None before the first use.
+    restart: Option<(Lsn, u32)>,
+    temporary: bool,
+    /// The connection that uses it.
+    user: Option<u32>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct OnDisk {
+    format: u32,
+    greeting: Option<Greeting>,
+    /// By name: `X/X` and timeline.
+    slots: BTreeMap<String, Option<(String, u32)>>,
+    /// Servers at which the relay itself has a slot: address and slot.
+    #[serde(default)]
+    upstreams: Vec<(String, String)>,
+    #[serde(default, skip_serializing)]
+    fence: Option<EarlierFence>,
+    #[serde(default, skip_serializing)]
+    follow: Option<EarlierFollow>,
+}
+
+/// Why something about a slot was refused: as PostgreSQL says it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SlotError {
+    pub(crate) code: Sqlstate,
+    pub(crate) text: String,
+}
+
+fn refused<T>(code: Sqlstate, text: String) -> Result<T, SlotError> {
+    Err(SlotError { code, text })
+}
+
+/// A slot as others see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SlotView {
+    pub(crate) name: String,
+    pub(crate) restart: Option<Lsn>,
+    pub(crate) active: bool,
+}
+
+/// Reads the file of a directory, if there is one.
+fn read(path: &Path) -> Result<Option<OnDisk>, StartError> {
+    let fail = |source| StartError::File { tried: "read", path: path.into(), source };
+    match fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(fail(error)),
+        Ok(metadata) if metadata.len() > MAX_FILE => {
+            return Err(fail(std::io::Error::other(format!("longer than {MAX_FILE} bytes"))));
+        }
+        Ok(_) => {}
+    }
+    let text = fs::read(path).map_err(fail)?;
+    let disk: OnDisk = serde_json::from_slice(&text).map_err(|error| fail(error.into()))?;
+    if ![FORMAT, FENCED_FORMAT].contains(&disk.format) {
+        let text = format!("format {}, expected {FORMAT} or {FENCED_FORMAT}", disk.format);
+        return Err(fail(std::io::Error::other(text)));
+    }
+    Ok(Some(disk))
+}
+
+/// What an earlier version had promised, and kept in two files: the term beside the log, the rest here. None: there is nothing of that
+/// kind, or it was taken over.
+///
+/// # Errors
+/// A file cannot be read or believed.
+pub(crate) fn earlier_promise(dir: &Path) -> Result<Option<Promise>, StartError> {
+    let failed = |source| StartError::Log { dir: dir.into(), source };
+    let Some(term) = crate::log::earlier_term(dir).map_err(failed)? else { return Ok(None) };
+    let disk = read(&dir.join(FILE))?;
+    let (fence, follow) = disk.map_or((None, None), |disk| (disk.fence, disk.follow));
+    let choice = |(term, node)| Choice { term, node };
+    let fence = fence.map(|fence| (fence.timeline, fence.chosen.map(choice)));
+    Ok(Some(Promise::earlier(term, fence, follow.map(|follow| (follow.configured, follow.address)))))
+}
+
+impl Slots {
+    /// Reads the file of a directory, if there is one.
+    pub(crate) fn open(dir: &Path) -> Result<Slots, StartError> {
+        let path = dir.join(FILE);
+        let inner = read(&path)?.map_or_else(Inner::default, |disk| {
+            let slots = disk.slots.into_iter().map(|(name, restart)| {
+                let restart = restart.and_then(|(at, timeline)| Some((Lsn(read_position(&at)?), timeline)));
+                (name, Slot { restart, ..Slot::default() })
+            });
+            let upstreams = disk.upstreams.into_iter().take(MOST_UPSTREAMS).collect();
+            Inner { greeting: disk.greeting, slots: slots.take(MOST_SLOTS).collect(), upstreams, dirty: false }
+        });
+        Ok(Slots { path, inner: Mutex::new(inner), writing: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn greeting(&self) -> Option<Greeting> {
+        self.lock().greeting.clone()
+    }
+
+    /// Takes over what the upstream says.
+    pub(crate) fn greet(&self, greeting: Greeting) -> Result<(), StartError> {
+        {
+            let mut inner = self.lock();
+            if inner.greeting.as_ref() == Some(&greeting) {
+                return Ok(());
+            }
+            inner.greeting = Some(greeting);
+        }
+        self.write()
+    }
+
+    /// The relay itself has this slot at that server.
+    ///
+    /// # Errors
+    /// It is not saved, and tried again with the next change.
+    pub(crate) fn has_slot_at(&self, address: &str, slot: &str) -> Result<(), StartError> {
+        {
+            let mut inner = self.lock();
+            if inner.upstreams.iter().any(|known| known.0 == address && known.1 == slot) {
+                return Ok(());
+            }
+            if inner.upstreams.len() >= MOST_UPSTREAMS {
+                inner.upstreams.remove(0);
+            }
+            inner.upstreams.push((address.into(), slot.into()));
+        }
+        self.write()
+    }
+
+    /// The slots that the relay has at other servers than the one that it follows, or under another name.
+    pub(crate) fn left(&self, address: &str, slot: &str) -> Vec<(String, String)> {
+        let mut left = self.lock().upstreams.clone();
+        left.retain(|known| known.0 != address || known.1 != slot);
+        left
+    }
+
+    /// The relay has no longer that slot at that server.
+    ///
+    /// # Errors
+    /// As [`Slots::has_slot_at`].
+    pub(crate) fn gone(&self, address: &str, slot: &str) -> Result<(), StartError> {
+        self.lock().upstreams.retain(|known| known.0 != address || known.1 != slot);
+        self.write()
+    }
+
+    /// Makes a slot. `restart` is where it starts, if WAL is to be kept from now on. A temporary one belongs to connection `user`.
+    pub(crate) fn create(
+        &self,
+        name: &str,
+        temporary: bool,
+        restart: Option<(Lsn, u32)>,
+        user: u32,
+    ) -> Result<(), SlotError> {
+        if !is_slot_name(name) {
+            return refused(
+                Sqlstate(*b"42602"),
+                format!("replication slot name \"{name}\" is not valid: expected 1 to 63 of a-z, 0-9 and _"),
+            );
+        }
+        let mut inner = self.lock();
+        if inner.slots.contains_key(name) {
+            return refused(Sqlstate::DUPLICATE_OBJECT, format!("replication slot \"{name}\" already exists"));
+        }
+        if inner.slots.len() >= MOST_SLOTS {
+            return refused(Sqlstate::CONFIGURATION_LIMIT_EXCEEDED, "all replication slots are in use".into());
+        }
+        inner.slots.insert(name.into(), Slot { restart, temporary, user: temporary.then_some(user) });
+        drop(inner);
+        if temporary {
+            return Ok(());
+        }
+        self.write().or_else(|error| {
+            self.lock().slots.remove(name);
+            refused(Sqlstate(*b"58030"), error.to_string())
+        })
+    }
+
+    /// Removes a slot that nobody else uses.
+    pub(crate) fn drop_slot(&self, name: &str, user: u32) -> Result<(), SlotError> {
+        let mut inner = self.lock();
+        self.usable(&inner, name, user)?;
+        inner.slots.remove(name);
+        drop(inner);
+        self.write().or_else(|error| refused(Sqlstate(*b"58030"), error.to_string()))
+    }
+
+    fn usable(&self, inner: &Inner, name: &str, user: u32) -> Result<(), SlotError> {
+        match inner.slots.get(name) {
+            None => refused(Sqlstate::UNDEFINED_OBJECT, format!("replication slot \"{name}\" does not exist")),
+            Some(Slot { user: Some(other), .. }) if *other != user => {
+                refused(Sqlstate::OBJECT_IN_USE, format!("replication slot \"{name}\" is active for PID {other}"))
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Takes a slot for a connection.
+    pub(crate) fn acquire(&self, name: &str, user: u32) -> Result<(), SlotError> {
+        let mut inner = self.lock();
+        self.usable(&inner, name, user)?;
+        if let Some(slot) = inner.slots.get_mut(name) {
+            slot.user = Some(user);
+        }
+        Ok(())
+    }
+
+    /// Gives back what a connection has taken; its temporary slots end, if it does.
+    pub(crate) fn release(&self, user: u32, ended: bool) {
+        let mut inner = self.lock();
+        inner.slots.retain(|_, slot| !(ended && slot.temporary && slot.user == Some(user)));
+        for slot in inner.slots.values_mut().filter(|slot| slot.user == Some(user) && !slot.temporary) {
+            slot.user = None;
+        }
+    }
+
+    /// The user of a slot needs nothing before `at` any more.
+    pub(crate) fn advance(&self, name: &str, at: Lsn, timeline: u32) {
+        let mut inner = self.lock();
+        let mut moved = false;
+        if let Some(slot) = inner.slots.get_mut(name) {
+            moved = slot.restart != Some((at, timeline)) && at > Lsn(0);
+            if moved {
+                slot.restart = Some((at, timeline));
+            }
+        }
+        inner.dirty |= moved;
+    }
+
+    /// None: there is no such slot. Some(None): it was never used.
+    pub(crate) fn restart(&self, name: &str) -> Option<Option<(Lsn, u32)>> {
+        self.lock().slots.get(name).map(|slot| slot.restart)
+    }
+
+    /// The oldest position that any slot needs.
+    pub(crate) fn oldest(&self) -> Option<Lsn> {
+        self.lock().slots.values().filter_map(|slot| slot.restart).map(|(at, _)| at).min()
+    }
+
+    pub(crate) fn slots(&self) -> Vec<SlotView> {
+        let view = |(name, slot): (&String, &Slot)| SlotView {
+            name: name.clone(),
+            restart: slot.restart.map(|(at, _)| at),
+            active: slot.user.is_some(),
+        };
+        self.lock().slots.iter().map(view).collect()
+    }
+
+    /// Writes positions that have moved.
+    pub(crate) fn save(&self) -> Result<(), StartError> {
+        let dirty = self.lock().dirty;
+        if dirty { self.write() } else { Ok(()) }
+    }
+
+    /// Writes what there is now; durable when it returns. Blocks as long as the disk takes.
+    fn write(&self) -> Result<(), StartError> {
+        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = {
+            let mut inner = self.lock();
+            inner.dirty = false;
+            inner.render()
+        };
+        let new = self.path.with_extension("new");
+        let write = || -> std::io::Result<()> {
+            let mut file = File::create(&new)?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+            fs::rename(&new, &self.path)?;
+            match self.path.parent() {
+                Some(dir) => File::open(dir)?.sync_all(),
+                None => Ok(()),
+            }
+        };
+        write().map_err(|source| {
+            self.lock().dirty = true;
+            StartError::File { tried: "write", path: self.path.clone(), source }
+        })
+    }
+}
+
+impl Inner {
+    /// The file's text.
+    fn render(&self) -> Vec<u8> {
+        let kept = self.slots.iter().filter(|(_, slot)| !slot.temporary);
+        let slots = kept.map(|(name, slot)| (name.clone(), slot.restart.map(|(at, tli)| (position(at.0), tli))));
+        let disk = OnDisk {
+            format: FORMAT,
+            greeting: self.greeting.clone(),
+            slots: slots.collect(),
+            upstreams: self.upstreams.clone(),
+            fence: None,
+            follow: None,
+        };
+        serde_json::to_vec_pretty(&disk).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn slots_survive_and_temporary_ones_do_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = Slots::open(dir.path()).unwrap();
+        let greeting = Greeting { server_version: "15.8".into(), data_directory_mode: "0700".into() };
+        state.greet(greeting.clone()).unwrap();
+        state.create("a", false, None, 1).unwrap();
+        state.create("b", false, Some((Lsn(0x300_0000), 2)), 1).unwrap();
+        state.create("t", true, Some((Lsn(0x100_0000), 2)), 1).unwrap();
+        assert_eq!(state.oldest(), Some(Lsn(0x100_0000)));
+        state.release(1, true);
+        assert_eq!(state.oldest(), Some(Lsn(0x300_0000)));
+        state.advance("a", Lsn(0x500_0000), 3);
+        state.save().unwrap();
+        let again = Slots::open(dir.path()).unwrap();
+        assert_eq!(again.greeting(), Some(greeting));
+        assert_eq!(again.restart("a"), Some(Some((Lsn(0x500_0000), 3))));
+        assert_eq!(again.restart("b"), Some(Some((Lsn(0x300_0000), 2))));
+        assert_eq!(again.restart("t"), None);
+        again.drop_slot("b", 9).unwrap();
+        assert_eq!(Slots::open(dir.path()).unwrap().slots().len(), 1);
+    }
+
+    /// Streams report to their slots, and logins look at the greeting, also while a slow disk takes the file.
+    #[test]
+    fn nobody_waits_for_the_file_but_who_writes_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let slots = Slots::open(dir.path()).unwrap();
+        slots.create("a", false, None, 1).unwrap();
+        let writing = slots.writing.lock().unwrap();
+        slots.acquire("a", 1).unwrap();
+        slots.advance("a", Lsn(0x500_0000), 1);
+        slots.release(1, true);
+        assert_eq!((slots.greeting(), slots.oldest()), (None, Some(Lsn(0x500_0000))));
+        drop(writing);
+        slots.save().unwrap();
+        assert_eq!(Slots::open(dir.path()).unwrap().oldest(), Some(Lsn(0x500_0000)));
+    }
+
+    #[test]
+    fn slots_that_were_left_at_servers_survive() {
+        let dir = tempfile::tempdir().unwrap();
+        let slots = Slots::open(dir.path()).unwrap();
+        for address in ["a:1", "b:1", "a:1"] {
+            slots.has_slot_at(address, "r").unwrap();
+        }
+        let again = Slots::open(dir.path()).unwrap();
+        let pair = |address: &str| (address.to_owned(), "r".to_owned());
+        assert_eq!(again.left("b:1", "r"), [pair("a:1")]);
+        assert_eq!(again.left("b:1", "other"), [pair("a:1"), pair("b:1")]);
+        again.gone("a:1", "other").unwrap();
+        again.gone("a:1", "r").unwrap();
+        assert_eq!(Slots::open(dir.path()).unwrap().left("c:1", "r"), [pair("b:1")]);
+        for number in 0..100 {
+            again.has_slot_at(&format!("c:{number}"), "r").unwrap();
+        }
+        let left = again.left("", "");
+        assert_eq!((left.len(), left.last()), (MOST_UPSTREAMS, Some(&pair("c:99"))));
+    }
+
+    #[test]
+    fn refusals() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = Slots::open(dir.path()).unwrap();
+        state.create("a", false, None, 1).unwrap();
+        state.acquire("a", 7).unwrap();
+        for (got, code, text) in [
+            (state.create("a", false, None, 1), Sqlstate::DUPLICATE_OBJECT, "replication slot \"a\" already exists"),
+            (state.acquire("b", 1), Sqlstate::UNDEFINED_OBJECT, "replication slot \"b\" does not exist"),
+            (state.acquire("a", 8), Sqlstate::OBJECT_IN_USE, "replication slot \"a\" is active for PID 7"),
+            (state.drop_slot("a", 8), Sqlstate::OBJECT_IN_USE, "replication slot \"a\" is active for PID 7"),
+        ] {
+            assert_eq!(got, Err(SlotError { code, text: text.into() }));
+        }
+        assert!(state.create("A", false, None, 1).is_err());
+        state.release(7, true);
+        state.acquire("a", 8).unwrap();
+    }
+
+    #[test]
+    fn what_an_earlier_version_promised_is_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(earlier_promise(dir.path()).unwrap(), None);
+        let lines = "kingpost-log 1\nsystem-id 7\nsegment-size 16777216\nterm 3\n";
+        let state = format!("{lines}crc32c {:08x}\n", crc32c::crc32c(lines.as_bytes()));
+        std::fs::write(dir.path().join(crate::log::STATE_FILE), state).unwrap();
+        assert_eq!(earlier_promise(dir.path()).unwrap(), Some(Promise::earlier(3, None, None)));
+        let json = r#"{"format": 2, "greeting": null, "slots": {"a": ["0/3000000", 2]},
+            "fence": {"timeline": 2, "chosen": [3, "n1"]}, "follow": {"configured": "a:1", "address": "b:1"}}"#;
+        std::fs::write(dir.path().join(FILE), json).unwrap();
+        let choice = Choice { term: 3, node: "n1".into() };
+        let expected = Promise::earlier(3, Some((2, Some(choice))), Some(("a:1".into(), "b:1".into())));
+        assert_eq!(earlier_promise(dir.path()).unwrap(), Some(expected));
+        crate::log::take_over(dir.path()).unwrap();
+        assert_eq!(earlier_promise(dir.path()).unwrap(), None);
+        let slots = Slots::open(dir.path()).unwrap();
+        assert_eq!(slots.restart("a"), Some(Some((Lsn(0x300_0000), 2))));
+        slots.create("b", false, None, 1).unwrap();
+        let text = std::fs::read_to_string(dir.path().join(FILE)).unwrap();
+        assert!(!text.contains("fence") && !text.contains("follow") && text.contains("\"format\": 1"), "{text}");
+    }
+
+    #[test]
+    fn a_broken_file_is_an_error_with_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(FILE), "{").unwrap();
+        assert!(Slots::open(dir.path()).unwrap_err().to_string().contains(FILE));
+    }
+}

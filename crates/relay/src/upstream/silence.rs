@@ -1,0 +1,58 @@
+//! What it means that an upstream says nothing. A decision over moments, without a clock.
+//!
+//! A server that has nothing to send says nothing for half a minute, so it is asked. What counts as silence is only the time in which the
+//! receiver did wait for the upstream, and nothing was there to be read: a slow disk here, or a busy machine, is no silence there.
+
+use std::time::{Duration, Instant};
+
+/// What to do now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Silence {
+    /// Nothing; look again then.
+    Wait(Instant),
+    /// Ask whether it is there.
+    Ask,
+    /// It was asked, and did not answer: it is not heard any more. Look again then.
+    Unheard(Instant),
+}
+
+/// `since`: the receiver has waited since then, and nothing came; None: it has something to do. `asked`: when the upstream was asked the last
+/// time. It has `patience` to say something, and as long again to answer.
+pub(super) fn judge(now: Instant, since: Option<Instant>, asked: Option<Instant>, patience: Duration) -> Silence {
+    let Some(since) = since else { return Silence::Wait(now + patience) };
+    if now < since + patience {
+        return Silence::Wait(since + patience);
+    }
+    match asked.filter(|asked| *asked >= since) {
+        None => Silence::Ask,
+        Some(asked) if now < asked + patience => Silence::Wait(asked + patience),
+        Some(_) => Silence::Unheard(now + patience),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let patience = Duration::from_millis(2000);
+        for (now, since, asked, expected, why) in [
+            (5000, None, None, Silence::Wait(at(7000)), "something is being written to the disk"),
+            (9000, None, Some(1000), Silence::Wait(at(11_000)), "the same, and an answer may lie in the socket"),
+            (1999, Some(0), None, Silence::Wait(at(2000)), "not silent for long"),
+            (2000, Some(0), None, Silence::Ask, "silent for so long"),
+            (9000, Some(0), None, Silence::Ask, "this process stood still, and has not asked"),
+            (3999, Some(0), Some(2000), Silence::Wait(at(4000)), "it was asked, and has time to answer"),
+            (4000, Some(0), Some(2000), Silence::Unheard(at(6000)), "it did not answer"),
+            (4000, Some(3000), Some(2000), Silence::Wait(at(5000)), "it did answer"),
+            (5000, Some(3000), Some(2000), Silence::Ask, "and said nothing more since"),
+            (2500, Some(500), Some(500), Silence::Unheard(at(4500)), "asked at the same moment"),
+        ] {
+            let asked = asked.map(at);
+            assert_eq!(judge(at(now), since.map(at), asked, patience), expected, "{why}");
+        }
+    }
+}
