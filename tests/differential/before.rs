@@ -11,6 +11,8 @@ pub(crate) struct Before {
     pub(crate) resets_inside: bool,
     /// Somebody has begun a transaction READ ONLY.
     pub(crate) reads_elsewhere: bool,
+    /// The client has ended a transaction with AND CHAIN.
+    pub(crate) chains: bool,
     /// Another client has sent messages that no Sync or Flush has followed.
     pub(crate) others_unfinished: bool,
     /// The client has sent DEALLOCATE in a Query right behind messages of the extended protocol, without a Sync in between.
@@ -48,6 +50,7 @@ impl Before {
                 .any(|packet| says(packet, &["column", "create", "drop", "alter type"])),
             resets_inside: !session.clients[client].parameters.is_empty() && resets && (open || batch),
             reads_elsewhere: packets().any(|packet| says(packet, &["read only"])),
+            chains: own().any(|packet| says(packet, &["and chain"])),
             others_unfinished: false,
             deallocates_inside: {
                 let messages: Vec<&Message> = own().flat_map(|packet| &packet.messages).collect();

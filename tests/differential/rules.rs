@@ -174,6 +174,13 @@ pub(crate) const RULES: &[Rule] = &[
         covers: replica_locks,
     },
     Rule {
+        name: "replica-words",
+        what: "on a replica 25006 says \"during recovery\" where the primary says \"in a read-only transaction\"; and a transaction that goes on there by \
+               `AND CHAIN` after a failure is one that may not write",
+        why: "they are PostgreSQL's own words there; who may have to write says `BEGIN` without READ ONLY",
+        covers: replica_words,
+    },
+    Rule {
         name: "sequences",
         what: "`currval` and `lastval` in a client's first statement that asks for them, outside of a transaction, may be another session's; \
                `last_value` read on a replica is up to 32 ahead (not generated)",
@@ -247,6 +254,15 @@ fn statement_name(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>
 /// Kept out before replies are compared, or not generated.
 fn elsewhere(_: &Scene<'_>, _: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
     None
+}
+
+fn replica_words(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let refused = |reply: Option<&Reply>| matches!(reply, Some(Reply::Error(fields)) if fields.code() == "25006");
+    match () {
+        () if !scene.before.reads_elsewhere || !refused(proxied) => None,
+        () if refused(direct) => Some(Verdict::Same),
+        () => scene.before.chains.then_some(Verdict::Over),
+    }
 }
 
 /// Each notification's process is the place of its client, counted from 1; 0: nobody's that is known.

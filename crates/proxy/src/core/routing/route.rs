@@ -9,7 +9,7 @@ use super::strong::Reach;
 use crate::config::{Consistency, PoolMode, RouteTo};
 use crate::core::Core;
 use crate::core::pool::Want;
-use crate::core::session::{Mark, Unit, begins_read_only};
+use crate::core::session::{Mark, Sole, Unit, begins_read_only};
 
 /// What the session, the listener and the database say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +64,12 @@ pub(in crate::core) fn want(unit: &Unit, session: Session) -> Want {
         RouteTo::Primary => Want::Primary,
         // A unit that was too long to be kept could not be sent to the primary after a replica's refusal.
         RouteTo::Replica if unit.whole => Want::Read,
-        RouteTo::Auto if unit.whole && (unit.read || unit.begin_read_only) => Want::Read,
+        RouteTo::Auto if unit.whole && unit.read => Want::Read,
+        // `P begin B E P B E S`: as with a BEGIN that was put off, what comes first in the transaction decides. Of a BEGIN that has to be sent by
+        // itself nothing is known: the next may be `txid_current()` or LOCK TABLE.
+        RouteTo::Auto if unit.whole && unit.begin_read_only && unit.writes_nothing && unit.sole != Sole::Begin => {
+            Want::Read
+        }
         RouteTo::Auto if unit.whole && unit.writes_nothing && session.begun != Begun::No => Want::Read,
         RouteTo::Replica | RouteTo::Auto => Want::Primary,
     }
@@ -282,7 +287,10 @@ mod tests {
             (read, auto, Want::Read),
             (write, auto, Want::Primary),
             (Unit { whole: false, ..read }, auto, Want::Primary),
-            (Unit { begin_read_only: true, ..write }, auto, Want::Read),
+            (Unit { begin_read_only: true, ..write }, auto, Want::Primary),
+            (Unit { begin_read_only: true, sole: Sole::Other, ..set }, auto, Want::Read),
+            (Unit { begin_read_only: true, sole: Sole::Begin, ..set }, auto, Want::Primary),
+            (Unit { begin_read_only: true, sole: Sole::Begin, ..hinted(set, Hint::Replica) }, auto, Want::Read),
             (hinted(read, Hint::Primary), auto, Want::Primary),
             (hinted(write, Hint::Replica), auto, Want::Read),
             (Unit { whole: false, ..hinted(write, Hint::Replica) }, auto, Want::Primary),
@@ -310,7 +318,7 @@ mod tests {
             (write, begun(Begun::ReadOnly(Some(Hint::Replica))), Want::Read),
             (read, Session { strong: true, ..read_only }, Want::Primary),
             (read, strong, Want::Read),
-            (Unit { begin_read_only: true, ..write }, strong, Want::Primary),
+            (Unit { begin_read_only: true, sole: Sole::Other, ..set }, strong, Want::Primary),
             (write, Session { route: RouteTo::Replica, ..strong }, Want::Primary),
             (read, Session { route: RouteTo::Replica, ..strong }, Want::Read),
         ];

@@ -43,13 +43,14 @@ impl Unit {
         // What follows it in the unit is in that transaction.
         let first = self.sole == Sole::Nothing;
         self.begins |= begin;
-        self.begin_read_only |= first && class.control == Control::Begin { read_only: true };
         self.locks |= class.flags.has(Flags::LOCKS);
         self.read &= read;
         let session = class.flags.has(Flags::SESSION) && !class.flags.has(Flags::LISTENS);
         let transaction = matches!(class.control, Control::Commit | Control::Rollback)
             || (class.flags.has(Flags::SAVEPOINT) && !class.flags.has(Flags::MULTI));
-        self.writes_nothing &= read || session || transaction;
+        let begins_to_read = class.control == Control::Begin { read_only: true };
+        self.begin_read_only |= first && begins_to_read;
+        self.writes_nothing &= read || session || transaction || begins_to_read;
         self.repeatable &= read || begin;
         self.hint = self.hint.or(class.hint);
         self.needs_server = true;
