@@ -8,44 +8,13 @@ use kingpost_tests::{Cluster, Failover, Kingpost, Relay, SOON, ShowLogs, wait_un
 use tokio::sync::Mutex;
 
 use crate::common::{only_kingpost, value};
+use crate::fleet::Fleet;
 
-/// A primary and two standbys, with a relay in between that commits wait for.
-struct Fleet {
-    cluster: Cluster,
-    relay: Relay,
-}
-
-impl Fleet {
-    /// `named`: the relay's configuration says whom to follow.
-    async fn start(named: bool) -> Fleet {
-        let cluster = Cluster::builder().replicas(2).start().await;
-        let primary = cluster.primary();
-        let mut relay = match named {
-            true => Relay::of(&cluster, primary.port()),
-            false => {
-                let ports: Vec<u16> = cluster.nodes().iter().map(kingpost_tests::Node::port).collect();
-                Relay::watching(&cluster, &ports)
-            }
-        };
-        relay.start().await;
-        for replica in cluster.replicas() {
-            replica.follow_port(relay.port());
-        }
-        for node in cluster.nodes() {
-            node.execute(&format!("ALTER SYSTEM SET synchronous_standby_names = '{}'", relay.name()).clone()).await;
-            node.execute("SELECT pg_reload_conf()").await;
-        }
-        primary.wait_value("SELECT string_agg(sync_state, ',') FROM pg_stat_replication", "sync").await;
-        primary.execute("CREATE TABLE acked (n bigint); GRANT ALL ON acked TO PUBLIC").await;
-        for replica in cluster.replicas() {
-            replica.wait_caught_up(primary).await;
-        }
-        Fleet { cluster, relay }
-    }
-
-    fn failover(&self) -> Failover {
-        Failover::of(&self.cluster, &[&self.relay])
-    }
+/// A primary and two standbys, with a relay in between that commits wait for. `named`: the relay's configuration says whom to
+/// follow.
+async fn fleet(named: bool) -> Fleet {
+    let builder = Fleet::builder().acknowledgements(1);
+    if named { builder.named().start().await } else { builder.start().await }
 }
 
 /// Clients of a proxy that insert numbers, each once.
@@ -109,7 +78,7 @@ async fn failover_loses_nothing_that_was_acknowledged() {
     if only_kingpost() {
         return;
     }
-    let mut fleet = Fleet::start(true).await;
+    let mut fleet = fleet(true).await;
     let (cluster, failover) = (&fleet.cluster, fleet.failover());
     let _logs = ShowLogs(cluster.dir());
     let [old, n1, n2] = cluster.nodes() else { panic!("three nodes") };
@@ -135,8 +104,8 @@ async fn failover_loses_nothing_that_was_acknowledged() {
     let text = failover.fail(&["failover"]).await;
     assert!(text.contains("n2 is the primary and answers"), "{text}");
     // The relay was told whom to follow, and remembers it.
-    fleet.relay.kill9().await;
-    fleet.relay.start().await;
+    fleet.relays[0].kill9().await;
+    fleet.relays[0].start().await;
     writers.more(&fleet.cluster, 100).await;
     assert_eq!(n1.query("SELECT received_tli FROM pg_stat_wal_receiver").await, "2");
     assert_eq!(n2.query("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'").await, "1");
@@ -148,7 +117,7 @@ async fn a_switchover_is_not_noticed() {
     if only_kingpost() {
         return;
     }
-    let fleet = Fleet::start(false).await;
+    let fleet = fleet(false).await;
     let cluster = &fleet.cluster;
     let _logs = ShowLogs(cluster.dir());
     let [n0, n1, _] = cluster.nodes() else { panic!("three nodes") };
@@ -164,15 +133,15 @@ async fn a_switchover_is_not_noticed() {
     stopping.succeed(&["switchover", "--to", "n1"]).await;
     writers.more(cluster, 50).await;
     assert!(!n0.is_running());
-    n0.demote(fleet.relay.port());
+    n0.demote(fleet.relays[0].port());
     n0.start().await;
     n0.wait_value("SELECT received_tli FROM pg_stat_wal_receiver", "2").await;
 
-    // Without one: the old primary is made read-only and stays.
+    // Without one: the old primary is locked and stays.
     let text = failover.succeed(&["switchover", "--to", "n0"]).await;
-    assert!(text.contains("n1 is read-only"), "{text}");
+    assert!(text.contains("n1 is locked"), "{text}");
     writers.more(cluster, 50).await;
-    assert_eq!(n1.query("SHOW default_transaction_read_only").await, "on");
+    assert_eq!(n1.query_past_lock("SHOW default_transaction_read_only").await, "on");
     assert_eq!(n0.query("SELECT pg_is_in_recovery()").await, "f");
     let errors = writers.check(&kingpost, cluster).await;
     assert!(errors.is_empty(), "clients saw {} errors: {errors:?}", errors.len());
@@ -183,7 +152,7 @@ async fn a_switchover_that_fails_leaves_the_primary() {
     if only_kingpost() {
         return;
     }
-    let fleet = Fleet::start(false).await;
+    let fleet = fleet(false).await;
     let cluster = &fleet.cluster;
     let _logs = ShowLogs(cluster.dir());
     let [n0, n1, _] = cluster.nodes() else { panic!("three nodes") };
@@ -209,7 +178,8 @@ async fn a_switchover_that_fails_leaves_the_primary() {
     assert!(text.contains("promoted n1"), "{text}");
     client.batch_execute("INSERT INTO acked VALUES (4)").await.unwrap();
     assert_eq!(value(&client, "SELECT count(*) FROM acked").await, "4");
-    assert_eq!(n0.query("SELECT count(*) FROM acked").await, "3", "the old primary has no more than was acknowledged");
+    let rows = n0.query_past_lock("SELECT count(*) FROM acked").await;
+    assert_eq!(rows, "3", "the old primary has no more than was acknowledged");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -217,7 +187,7 @@ async fn whoever_goes_on_takes_what_was_chosen() {
     if only_kingpost() {
         return;
     }
-    let fleet = Fleet::start(false).await;
+    let fleet = fleet(false).await;
     let (cluster, failover) = (&fleet.cluster, fleet.failover());
     let _logs = ShowLogs(cluster.dir());
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes") };
@@ -228,13 +198,13 @@ async fn whoever_goes_on_takes_what_was_chosen() {
         standby.kill9().await;
     }
     n0.kill9().await;
-    cluster.wait("the relay to notice", async || (fleet.relay.http("/readyz").await?.0 != 200).then_some(())).await;
+    cluster.wait("the relay to notice", async || (fleet.relays[0].http("/readyz").await?.0 != 200).then_some(())).await;
     let text = failover.fail(&["failover"]).await;
     assert!(text.contains("no standby answers"), "{text}");
     n0.start().await;
-    assert_eq!(fleet.relay.metrics().await.sum("kingpost_relay_fenced", &[]), 1.0);
+    assert_eq!(fleet.relays[0].metrics().await.sum("kingpost_relay_fenced", &[]), 1.0);
     failover.succeed(&["failover", "--abort"]).await;
-    fleet.relay.wait_receiving().await;
+    fleet.relays[0].wait_receiving().await;
     n0.execute("INSERT INTO acked VALUES (1)").await;
     for standby in standbys {
         standby.start().await;
@@ -246,7 +216,7 @@ async fn whoever_goes_on_takes_what_was_chosen() {
     n0.execute("INSERT INTO acked VALUES (2)").await;
     n2.wait_caught_up(n0).await;
     n0.kill9().await;
-    cluster.wait("the relay to notice", async || (fleet.relay.http("/readyz").await?.0 != 200).then_some(())).await;
+    cluster.wait("the relay to notice", async || (fleet.relays[0].http("/readyz").await?.0 != 200).then_some(())).await;
     let (process, log) = failover.start(&["failover", "--to", "n1"]);
     wait_until("the choice", SOON, cluster.dir(), async || {
         std::fs::read_to_string(&log).unwrap_or_default().contains("n1 is to be the primary").then_some(())
@@ -270,7 +240,7 @@ async fn a_fenced_primary_gets_nothing_acknowledged() {
     if only_kingpost() {
         return;
     }
-    let fleet = Fleet::start(false).await;
+    let fleet = fleet(false).await;
     let (cluster, failover) = (&fleet.cluster, fleet.failover());
     let _logs = ShowLogs(cluster.dir());
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes") };
@@ -298,7 +268,7 @@ async fn a_fenced_primary_gets_nothing_acknowledged() {
     n0.kill9().await;
     assert!(write.await.unwrap().is_err());
     n0.rejoin(new).await;
-    n0.follow_port(fleet.relay.port());
+    n0.follow_port(fleet.relays[0].port());
     n0.wait_value("SELECT count(*) FROM acked", "49").await;
 }
 

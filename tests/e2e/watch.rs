@@ -2,20 +2,13 @@
 
 use std::process::{Command, Stdio};
 
-use kingpost_tests::{Cluster, Failover, Port, Relay, SOON, ShowLogs, wait_until};
+use kingpost_tests::{Cluster, Port, SOON, ShowLogs, wait_until};
 
 use crate::common::only_kingpost;
+use crate::fleet::Fleet;
 
-async fn fleet() -> (Cluster, Relay) {
-    let cluster = Cluster::builder().replicas(1).start().await;
-    let ports: Vec<u16> = cluster.nodes().iter().map(kingpost_tests::Node::port).collect();
-    let mut relay = Relay::watching(&cluster, &ports);
-    relay.start().await;
-    cluster.replica(0).follow_port(relay.port());
-    cluster.primary().execute("CREATE TABLE t (n int)").await;
-    cluster.replica(0).wait_value("SELECT status FROM pg_stat_wal_receiver", "streaming").await;
-    cluster.replica(0).wait_caught_up(cluster.primary()).await;
-    (cluster, relay)
+async fn fleet() -> Fleet {
+    Fleet::builder().replicas(1).start().await
 }
 
 async fn says(cluster: &Cluster, log: &std::path::Path, text: &str) {
@@ -31,17 +24,18 @@ async fn says_that_the_primary_is_lost_and_changes_nothing() {
     if only_kingpost() {
         return;
     }
-    let (cluster, relay) = fleet().await;
+    let fleet = fleet().await;
+    let cluster = &fleet.cluster;
     let _logs = ShowLogs(cluster.dir());
-    let failover = Failover::of(&cluster, &[&relay]);
+    let failover = fleet.failover();
     let (_watch, log) = failover.start(&["watch", "--after", "1s"]);
-    says(&cluster, &log, "n0 is the primary").await;
+    says(cluster, &log, "n0 is the primary").await;
     cluster.primary().kill9().await;
-    says(&cluster, &log, "it is time for `kingpost failover`: n1 would be the primary").await;
+    says(cluster, &log, "it is time for `kingpost failover`: n1 would be the primary").await;
     assert_eq!(cluster.replica(0).query("SELECT pg_is_in_recovery()").await, "t");
-    assert_eq!(relay.metrics().await.sum("kingpost_relay_term", &[]), 0.0);
+    assert_eq!(fleet.relays[0].metrics().await.sum("kingpost_relay_term", &[]), 0.0);
     failover.succeed(&["failover"]).await;
-    says(&cluster, &log, "n1 is the primary").await;
+    says(cluster, &log, "n1 is the primary").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -54,7 +48,8 @@ async fn replaces_a_lost_primary_under_a_lock() {
         eprintln!("skipped: no etcd (set KINGPOST_ETCD)");
         return;
     }
-    let (cluster, relay) = fleet().await;
+    let fleet = fleet().await;
+    let cluster = &fleet.cluster;
     let _logs = ShowLogs(cluster.dir());
     let (client, peer) = (Port::reserve(), Port::reserve());
     let (url, peers) = (format!("http://127.0.0.1:{}", client.number()), format!("http://127.0.0.1:{}", peer.number()));
@@ -68,18 +63,18 @@ async fn replaces_a_lost_primary_under_a_lock() {
         tokio::net::TcpStream::connect(("127.0.0.1", client.number())).await.ok()
     })
     .await;
-    let failover = Failover::of(&cluster, &[&relay]);
+    let failover = fleet.failover();
     // Two of them: one acts.
     let arguments = ["watch", "--after", "1s", "--ttl", "4s", "--etcd", &url];
-    let other = failover.clone().copy(&cluster);
+    let other = failover.clone().copy(cluster);
     let (_one, log) = failover.start(&arguments);
     let (_two, log_two) = other.start(&arguments);
     for log in [&log, &log_two] {
-        says(&cluster, log, "n0 is the primary").await;
+        says(cluster, log, "n0 is the primary").await;
     }
     cluster.primary().kill9().await;
     for log in [&log, &log_two] {
-        says(&cluster, log, "n1 is the primary").await;
+        says(cluster, log, "n1 is the primary").await;
     }
     assert_eq!(cluster.replica(0).query("SELECT pg_is_in_recovery()").await, "f");
     let said = [&log, &log_two].map(|log| std::fs::read_to_string(log).unwrap_or_default()).concat();

@@ -77,6 +77,11 @@ impl Signal {
             self.now.notify_one();
         }
     }
+
+    /// Probe at once. A failure counts as any other does.
+    pub(crate) fn nudge(&self) {
+        self.now.notify_one();
+    }
 }
 
 /// What a prober sends: its report, and the address that it last reached.
@@ -150,19 +155,21 @@ pub(crate) struct Session {
     pub(crate) address: Address,
 }
 
-/// Connects and logs in, as `application`. Names are resolved anew each time. The caller bounds the time.
+/// Connects and logs in, as `application`. Names are resolved anew each time. `settings` are further options of the session as libpq
+/// takes them (`-c name=value`). The caller bounds the time.
 pub(crate) async fn connect(
     target: &Target,
     config: &ClusterConfig,
     connector: Option<Arc<tls::Connector>>,
     application: &str,
+    settings: &str,
 ) -> Result<Session, ProbeError> {
     let mut login = tokio_postgres::Config::new();
     login
         .user(&config.user)
         .dbname(&config.database)
         .application_name(application)
-        .options(format!("-c statement_timeout={}", config.probe_timeout.as_millis().max(1)));
+        .options(format!("-c statement_timeout={} {settings}", config.probe_timeout.as_millis().max(1)).trim_end());
     if let Some(password) = &config.password {
         login.password(password);
     }
@@ -251,7 +258,7 @@ struct Watched {
 impl Watched {
     async fn open(prober: &Prober, warned: &mut bool) -> Result<Watched, ProbeError> {
         let connector = prober.shared.connector.load_full();
-        let session = connect(&prober.target, &prober.config, connector, "kingpost probe").await?;
+        let session = connect(&prober.target, &prober.config, connector, "kingpost probe", "").await?;
         let (system, _, informed) = ask_once(&session.client).await?;
         if !informed && !std::mem::replace(warned, true) {
             warn!(

@@ -14,7 +14,9 @@ pub(crate) mod config;
 mod conninfo;
 mod etcd;
 mod hooks;
+mod lock;
 mod parts;
+mod pause;
 mod plan;
 mod steps;
 mod switchover;
@@ -170,7 +172,13 @@ async fn away(
     onward(steps, survey, timeline, to, &olds, guard).await
 }
 
-/// From the fence on.
+/// A node that was promoted, and the timeline it writes.
+struct Promoted {
+    node: String,
+    timeline: u32,
+}
+
+/// From the fence on, to the end.
 async fn onward(
     steps: &Steps,
     survey: &Survey,
@@ -179,6 +187,21 @@ async fn onward(
     olds: &[String],
     guard: &impl Guard,
 ) -> Result<(), Failure> {
+    let promoted = elect(steps, survey, timeline, to, guard).await?;
+    for (proxy, why) in pause::resume(&steps.parts, promoted.timeline).await {
+        steps.say(format_args!("{proxy} does not know {} as the primary yet: {why}", promoted.node));
+    }
+    settle(steps, &promoted, olds).await
+}
+
+/// From the fence to the promotion.
+async fn elect(
+    steps: &Steps,
+    survey: &Survey,
+    timeline: u32,
+    to: Option<&str>,
+    guard: &impl Guard,
+) -> Result<Promoted, Failure> {
     let mut fenced = match steps.parts.relay_count() {
         0 => None,
         _ => Some(steps.fence(survey, timeline).await?),
@@ -187,7 +210,7 @@ async fn onward(
     let now = steps.parts.survey().await;
     if let Ok(Situation::Promoted { primary, timeline }) = now.situation() {
         steps.say(format_args!("{primary} has been promoted meanwhile"));
-        return follow(steps, &now, &primary, timeline).await;
+        return Ok(Promoted { node: primary, timeline });
     }
     let node = plan::choose(&now, to, steps.force).map_err(|error| {
         Failure::runtime(format!("no node can be the primary: {error}"))
@@ -201,27 +224,29 @@ async fn onward(
         steps.catch_up(&node, target).await?;
     }
     let timeline = steps.promote(&node, fenced.as_ref(), guard).await?;
-    steps.relays_follow(&node, timeline).await?;
-    steps.replicas_follow(&node, timeline).await;
-    let olds: Vec<String> = olds.iter().filter(|old| **old != node).cloned().collect();
-    steps.rejoin(&node, &olds).await;
+    Ok(Promoted { node, timeline })
+}
+
+/// What is left to do once a node was promoted: relays and standbys follow it, and the old primary comes back.
+async fn settle(steps: &Steps, promoted: &Promoted, olds: &[String]) -> Result<(), Failure> {
+    let Promoted { node, timeline } = promoted;
+    steps.relays_follow(node, *timeline).await?;
+    steps.replicas_follow(node, *timeline).await;
+    let olds: Vec<String> = olds.iter().filter(|old| *old != node).cloned().collect();
+    steps.rejoin(node, &olds).await;
     steps.say(format_args!("{node} is the primary, on timeline {timeline}"));
     Ok(())
 }
 
 /// What is left to do once a node was promoted.
 async fn follow(steps: &Steps, survey: &Survey, primary: &str, timeline: u32) -> Result<(), Failure> {
-    steps.relays_follow(primary, timeline).await?;
-    steps.replicas_follow(primary, timeline).await;
     let olds: Vec<String> = survey
         .servers
         .iter()
         .filter(|server| server.name != primary && server.state.as_ref().map_or(true, |state| !state.standby))
         .map(|server| server.name.clone())
         .collect();
-    steps.rejoin(primary, &olds).await;
-    steps.say(format_args!("{primary} is the primary, on timeline {timeline}"));
-    Ok(())
+    settle(steps, &Promoted { node: primary.to_owned(), timeline }, &olds).await
 }
 
 /// Takes the fences away: the old primary goes on.

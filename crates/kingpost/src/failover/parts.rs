@@ -11,10 +11,13 @@ use topology::{ClusterConfig, NodeConfig};
 use watermark::Lsn;
 
 use super::config::PartConfig;
+use super::lock;
 use super::plan::{RelaySeen, ServerSeen, ServerState, Survey};
 use crate::config::Config;
 use crate::error::Failure;
 
+/// What sessions are called on servers and in consoles.
+const APPLICATION: &str = "kingpost failover";
 /// Longest time for one look at a part.
 const LOOK: Duration = Duration::from_secs(3);
 /// Longest time for a relay to carry out an order; it has a limit of its own below.
@@ -122,10 +125,32 @@ impl Parts {
         Survey { servers, relays }
     }
 
+    /// A session on a server, also on one that lets nobody else in.
     async fn session(&self, node: &str) -> Said<Client> {
+        match self.connect(node, APPLICATION, "").await {
+            Err(why) if why.contains(lock::LIBRARY) => self.session_past_lock(node, APPLICATION).await,
+            other => other,
+        }
+    }
+
+    /// A superuser's session that a [`lock`] does not keep out.
+    pub(super) async fn session_past_lock(&self, node: &str, application: &str) -> Said<Client> {
+        self.connect(node, application, "-c session_preload_libraries=").await
+    }
+
+    /// Whether a server refuses sessions because it is locked.
+    pub(super) async fn is_locked(&self, node: &str) -> Said<bool> {
+        match self.connect(node, APPLICATION, "").await {
+            Ok(_) => Ok(false),
+            Err(why) if why.contains(lock::LIBRARY) => Ok(true),
+            Err(why) => Err(why),
+        }
+    }
+
+    async fn connect(&self, node: &str, application: &str, settings: &str) -> Said<Client> {
         let known = self.cluster.nodes.iter().find(|known| known.name == node);
         let known = known.ok_or_else(|| format!("no node is named {node}"))?;
-        let client = topology::connect(&self.cluster, known, "kingpost failover", LOOK).await;
+        let client = topology::connect(&self.cluster, known, application, settings, LOOK).await;
         client.map_err(|error| error.to_string())
     }
 
@@ -179,7 +204,7 @@ impl Parts {
                     weight: 1,
                     zone: None,
                 };
-                let client = topology::connect(&console, &node, "kingpost failover", LOOK).await;
+                let client = topology::connect(&console, &node, APPLICATION, "", LOOK).await;
                 let client = client.map_err(|error| error.to_string())?;
                 run(&client, &[command]).await.map(drop)
             };
@@ -194,13 +219,18 @@ impl Parts {
 async fn run(client: &Client, statements: &[&str]) -> Said<Option<String>> {
     let mut value = None;
     for statement in statements {
-        let messages = client.simple_query(statement).await.map_err(|error| describe(&error))?;
-        value = messages.into_iter().find_map(|message| match message {
-            SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
-            _ => None,
-        });
+        value = first(client, statement).await?;
     }
     Ok(value)
+}
+
+/// The first value of a statement's first row, as text.
+pub(super) async fn first(client: &Client, statement: &str) -> Said<Option<String>> {
+    let messages = client.simple_query(statement).await.map_err(|error| describe(&error))?;
+    Ok(messages.into_iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    }))
 }
 
 fn read(row: &tokio_postgres::Row) -> Result<ServerState, tokio_postgres::Error> {
@@ -220,7 +250,7 @@ fn read(row: &tokio_postgres::Row) -> Result<ServerState, tokio_postgres::Error>
 }
 
 /// The server's own words where it said something.
-fn describe(error: &tokio_postgres::Error) -> String {
+pub(super) fn describe(error: &tokio_postgres::Error) -> String {
     use std::error::Error;
     match (error.as_db_error(), error.source()) {
         (Some(said), _) => format!("{} (SQLSTATE {})", said.message(), said.code().code()),

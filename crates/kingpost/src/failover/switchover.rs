@@ -1,4 +1,12 @@
 //! A planned change of the primary. Whatever goes wrong before the promotion, the old primary goes on, and clients with it.
+//!
+//! ```text
+//!  proxies pause, by a lease ─▶ the primary stops cleanly, or is locked ─▶ fence … promote ─▶ proxies resume, each when it has
+//!  seen the new primary ─▶ relays and standbys follow
+//! ```
+//!
+//! *What must hold*: from before the end of the old primary's log is taken until that server has become a standby, no session can
+//! have a commit acknowledged there.
 
 use std::time::{Duration, Instant};
 
@@ -6,24 +14,40 @@ use ::relay::Order;
 use watermark::Lsn;
 
 use super::hooks::{self, Hook};
+use super::lock::{self, Lock};
+use super::pause::{Pause, Refusals};
 use super::plan::{self, Situation, Survey};
-use super::steps::{NoGuard, Steps};
-use super::{away, onward};
+use super::steps::{Guard, NoGuard, Steps};
+use super::{Promoted, away, elect, settle};
 use crate::error::Failure;
 use crate::serve::StopSignals;
 
 /// How often something that is waited for is looked at.
 const PACE: Duration = Duration::from_millis(50);
-/// Longest time for a proxy to go on.
-const RESUME: Duration = Duration::from_secs(10);
 
-/// How the old primary was kept from writing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Quiet {
+/// How the old primary is kept from acknowledging anything.
+enum Silenced {
     /// Its process has ended cleanly, everything it wrote was received.
     Stopped,
-    /// It runs, and its sessions cannot write.
-    ReadOnly,
+    /// It runs, and nobody gets in.
+    Locked(Lock),
+}
+
+impl Guard for Silenced {
+    /// Asked right before the promotion: from here on the old primary must stay silent without this program.
+    async fn allows(&self) -> Result<(), String> {
+        match self {
+            Silenced::Stopped => Ok(()),
+            Silenced::Locked(lock) => lock.make_permanent().await,
+        }
+    }
+}
+
+/// What a switchover has begun, and what has to be ended with it.
+#[derive(Default)]
+struct Begun {
+    pause: Option<Pause>,
+    silenced: Option<Silenced>,
 }
 
 /// From the survey to the end.
@@ -36,13 +60,9 @@ pub(super) async fn run(
 ) -> Result<(), Failure> {
     let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
     let Situation::Healthy { primary: old, timeline } = situation else {
-        // Where an earlier run was cut off, or the primary is gone: the rest is the same, and proxies may be waiting.
+        // Where an earlier run was cut off, or the primary is gone: the rest is the same.
         steps.say("no primary is at work: this goes on as a failover");
-        let result = away(steps, survey, to, dry_run, &NoGuard).await;
-        if !dry_run {
-            resume(steps).await;
-        }
-        return result;
+        return away(steps, survey, to, dry_run, &NoGuard).await;
     };
     if steps.parts.relay_count() == 0 {
         return Err(Failure::config(
@@ -65,69 +85,73 @@ pub(super) async fn run(
     }
     let by_hook = !steps.config.failover.stop.is_empty();
     if dry_run {
-        let how = if by_hook { "stop it by the configured program" } else { "make it read-only" };
+        let how = if by_hook { "stop it by the configured program" } else { "lock it" };
         let pause = if steps.parts.has_proxies() { "pause the proxies, " } else { "" };
         steps.say(format_args!("would {pause}{how}, fence the relays, have {node} catch up, promote it, and resume"));
         return Ok(());
     }
+    let mut begun = Begun::default();
     let work = async {
-        pause(steps).await?;
-        let quiet = match by_hook {
+        begun.pause = pause(steps).await?;
+        let silenced = match by_hook {
             true => stop_by_hook(steps, &old).await?,
-            false => read_only(steps, &old).await?,
+            false => locked(steps, &old).await?,
         };
-        let olds = [old.clone()];
-        let result = onward(steps, survey, timeline, Some(&node), &olds, &NoGuard).await;
-        if result.is_err() {
-            go_on(steps, &old, quiet).await;
-        }
-        result
+        let silenced = begun.silenced.insert(silenced);
+        elect(steps, survey, timeline, Some(&node), silenced).await
     };
     let result = tokio::select! {
         result = work => result,
-        name = stop.next() => {
-            Err(Failure::runtime(format!("ended by {name}"))
-                .advise(format!("run it again to go on; or, if {old} is to stay the primary, `kingpost failover --abort`")))
-        }
+        name = stop.next() => Err(Failure::runtime(format!("ended by {name}")).advise("run it again")),
     };
-    resume(steps).await;
-    result
+    match result {
+        Ok(promoted) => {
+            resume(steps, begun.pause, &promoted).await;
+            settle(steps, &promoted, &[old]).await
+        }
+        Err(failure) => {
+            go_on(steps, &old, by_hook, begun).await;
+            Err(failure)
+        }
+    }
 }
 
 /// Lets transactions end, and has clients wait.
-async fn pause(steps: &Steps) -> Result<(), Failure> {
+async fn pause(steps: &Steps) -> Result<Option<Pause>, Failure> {
     if !steps.parts.has_proxies() {
-        steps.say("no proxy is configured as [[failover.proxies]]: transactions that are open now will be lost");
-        return Ok(());
+        steps.say("no proxy is configured as [[failover.proxies]]: clients that have a transaction open now lose it");
+        return Ok(None);
     }
-    let failed = steps.parts.consoles("PAUSE", steps.limit()).await;
-    let failed: Vec<_> = failed.into_iter().filter(|(_, why)| !why.contains("already paused")).collect();
-    if failed.is_empty() {
-        steps.say("the proxies have paused: clients wait");
-        return Ok(());
+    match Pause::begin(&steps.parts, steps.limit()).await {
+        Ok(pause) => {
+            steps.say("the proxies have paused: clients wait");
+            Ok(Some(pause))
+        }
+        Err(failed) => {
+            let lines: Vec<String> = failed.iter().map(|(proxy, why)| format!("{proxy}: {why}")).collect();
+            Err(Failure::runtime(format!("not every proxy paused; nothing was changed\n{}", lines.join("\n")))
+                .advise("a long transaction may be in the way: see SHOW CLIENTS in the proxy's console"))
+        }
     }
-    resume(steps).await;
-    let lines: Vec<String> = failed.iter().map(|(proxy, why)| format!("{proxy}: {why}")).collect();
-    Err(Failure::runtime(format!("not every proxy paused; nothing was changed\n{}", lines.join("\n")))
-        .advise("a long transaction may be in the way: see SHOW CLIENTS in the proxy's console"))
 }
 
-async fn resume(steps: &Steps) {
-    if !steps.parts.has_proxies() {
-        return;
-    }
-    let failed = steps.parts.consoles("RESUME", RESUME).await;
-    let mut others = failed.iter().filter(|(_, why)| !why.contains("not paused")).peekable();
-    if others.peek().is_none() {
+/// Clients go on at the new primary.
+async fn resume(steps: &Steps, pause: Option<Pause>, promoted: &Promoted) {
+    let Some(pause) = pause else { return };
+    say_resumed(steps, pause.end_at(promoted.timeline).await);
+}
+
+fn say_resumed(steps: &Steps, failed: Refusals) {
+    if failed.is_empty() {
         steps.say("the proxies have resumed");
     }
-    for (proxy, why) in others {
-        steps.say(format_args!("{proxy} has not resumed, say RESUME in its console: {why}"));
+    for (proxy, why) in failed {
+        steps.say(format_args!("{proxy} has not resumed, and will when its lease ends within 30 s: {why}"));
     }
 }
 
 /// By the configured program; waits until the server answers no more.
-async fn stop_by_hook(steps: &Steps, old: &str) -> Result<Quiet, Failure> {
+async fn stop_by_hook(steps: &Steps, old: &str) -> Result<Silenced, Failure> {
     let address = steps.address(old);
     let hook =
         Hook { program: &steps.config.failover.stop, node: old, address: &address, primary: None, upstream: None };
@@ -138,7 +162,7 @@ async fn stop_by_hook(steps: &Steps, old: &str) -> Result<Quiet, Failure> {
     match ended {
         Ok(()) => {
             steps.say(format_args!("{old} has stopped"));
-            Ok(Quiet::Stopped)
+            Ok(Silenced::Stopped)
         }
         Err(why) => Err(Failure::runtime(format!("{old} was not stopped: {why}"))
             .advise("it may be stopping: start it again, or run it again to go on without it")),
@@ -156,82 +180,69 @@ async fn gone(steps: &Steps, old: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Ends all its sessions, has new ones write nothing, and waits until the relays have what was written before.
-async fn read_only(steps: &Steps, old: &str) -> Result<Quiet, Failure> {
-    let failed = |why: String| Failure::runtime(format!("cannot make {old} read-only: {why}"));
-    let quiet = async {
-        let set = ["ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"];
-        steps.parts.run(old, &set).await?;
-        let began = Instant::now();
-        // A new session has what the server itself has taken over: all that begin later write nothing.
-        while steps.parts.run(old, &["SHOW default_transaction_read_only"]).await?.as_deref() != Some("on") {
-            late(steps, began, "it has not taken over its configuration")?;
-        }
-        let since = steps.parts.run(old, &["SELECT clock_timestamp()"]).await?.ok_or("it has no time")?;
-        let end = format!(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-             WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND backend_start < '{since}'"
-        );
-        while steps.parts.run(old, &[&end]).await?.as_deref() != Some("0") {
-            late(steps, began, "its sessions do not end")?;
-            tokio::time::sleep(PACE).await;
-        }
-        // Flushes what the sessions had not, too.
-        let last = ["SELECT pg_switch_wal()", "SELECT pg_current_wal_flush_lsn() - '0/0'"];
-        let position = steps.parts.run(old, &last).await?;
-        let written =
-            position.and_then(|text| text.parse().ok()).map(Lsn).ok_or("it does not say where its log ends")?;
-        steps.say(format_args!("{old} is read-only, its log ends at {written}"));
-        let needed = plan::needed(steps.parts.relay_count(), steps.config.failover.acknowledgements);
-        loop {
-            let mut have = 0;
-            for relay in &steps.config.failover.relays {
-                let standing = steps.parts.order(&relay.name, Order::Look).await;
-                have += usize::from(standing.is_ok_and(|standing| standing.flushed >= written));
-            }
-            if have >= needed {
-                return Ok(());
-            }
-            late(steps, began, "its relays do not have all of its log")?;
-            tokio::time::sleep(PACE).await;
-        }
+/// Lets nobody in any more, ends all sessions, and waits until the relays have what they have written.
+async fn locked(steps: &Steps, old: &str) -> Result<Silenced, Failure> {
+    let failed = |why: String| Failure::runtime(format!("cannot lock {old}: {why}"));
+    let mut lock = Lock::take(&steps.parts, old).await.map_err(failed)?;
+    let silent = async {
+        let written = lock.silence(steps.limit()).await?;
+        steps.say(format_args!("{old} is locked, its log ends at {written}"));
+        relays_have(steps, written).await?;
+        lock.still_silent().await
     };
-    match quiet.await {
-        Ok(()) => Ok(Quiet::ReadOnly),
-        Err(why) => {
-            go_on(steps, old, Quiet::ReadOnly).await;
-            Err(failed(why))
-        }
-    }
+    silent.await.map_err(failed)?;
+    Ok(Silenced::Locked(lock))
 }
 
-fn late(steps: &Steps, began: Instant, what: &str) -> Result<(), String> {
-    if began.elapsed() <= steps.limit() { Ok(()) } else { Err(format!("{what} after {:?}", steps.limit())) }
+/// Waits until enough relays have the log up to `written`.
+async fn relays_have(steps: &Steps, written: Lsn) -> Result<(), String> {
+    let needed = plan::needed(steps.parts.relay_count(), steps.config.failover.acknowledgements);
+    let began = Instant::now();
+    loop {
+        let mut have = 0;
+        for relay in &steps.config.failover.relays {
+            let standing = steps.parts.order(&relay.name, Order::Look).await;
+            have += usize::from(standing.is_ok_and(|standing| standing.flushed >= written));
+        }
+        if have >= needed {
+            return Ok(());
+        }
+        if began.elapsed() > steps.limit() {
+            return Err(format!("its relays do not have all of its log after {:?}", steps.limit()));
+        }
+        tokio::time::sleep(PACE).await;
+    }
 }
 
 /// The old primary stays the primary, unless another was promoted.
-async fn go_on(steps: &Steps, old: &str, quiet: Quiet) {
+async fn go_on(steps: &Steps, old: &str, by_hook: bool, begun: Begun) {
     let survey = steps.parts.survey().await;
-    if matches!(survey.situation(), Ok(Situation::Promoted { .. })) {
-        return;
+    if let Ok(Situation::Promoted { primary, timeline }) = survey.situation() {
+        return resume(steps, begun.pause, &Promoted { node: primary, timeline }).await;
     }
     let term = survey.standing().map(|(_, standing)| standing.term).max().unwrap_or(0) + 1;
+    let mut fenced = false;
     for (relay, _) in survey.standing().filter(|(_, standing)| standing.fenced.is_some()) {
         if let Err(why) = steps.parts.order(&relay.name, Order::Release { term }).await {
             steps.say(format_args!("{} stays fenced: {why}", relay.name));
-            return;
+            fenced = true;
         }
     }
-    match quiet {
-        Quiet::Stopped => steps.say(format_args!("{old} is to go on as the primary: start it")),
-        Quiet::ReadOnly => {
-            let back = ["ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()"];
-            match steps.parts.run(old, &back).await {
-                Ok(_) => steps.say(format_args!("{old} goes on as the primary")),
-                Err(why) => steps.say(format_args!(
-                    "{old} is still read-only (ALTER SYSTEM RESET default_transaction_read_only): {why}"
-                )),
-            }
+    if !fenced {
+        match (by_hook, begun.silenced) {
+            (true, None) => {}
+            (true, Some(_)) => steps.say(format_args!("{old} is to go on as the primary: start it")),
+            // Also one that was not complete.
+            (false, _) => match lock::unlock(&steps.parts, old).await {
+                Ok(false) => {}
+                Ok(true) => steps.say(format_args!("{old} lets clients in again")),
+                Err(why) => {
+                    steps.say(format_args!("{old} may still be locked: {why}. Run `kingpost failover --abort`"))
+                }
+            },
         }
+    }
+    if let Some(pause) = begun.pause {
+        say_resumed(steps, pause.end().await);
     }
 }
