@@ -6,6 +6,7 @@
 
 mod auth;
 mod cancel;
+mod candidates;
 mod clients;
 mod common;
 mod consistency;

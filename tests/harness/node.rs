@@ -82,6 +82,8 @@ pub struct Node {
 struct Dynamic {
     /// Port of the server to follow.
     follows: Option<u16>,
+    /// By this slot there.
+    slot: Option<String>,
     apply_delay_ms: u64,
 }
 
@@ -338,6 +340,12 @@ impl Node {
         self.set_follow(port);
     }
 
+    /// The same by a slot, which has to be there; a running server does so at once.
+    pub fn follow_by_slot(&self, port: u16, slot: &str) {
+        self.dynamic.lock().unwrap_or_else(PoisonError::into_inner).slot = Some(slot.into());
+        self.set_follow(port);
+    }
+
     pub(crate) fn set_follow(&self, port: u16) {
         self.dynamic.lock().unwrap_or_else(PoisonError::into_inner).follows = Some(port);
         std::fs::write(self.dir.join("standby.signal"), "").expect("write standby.signal");
@@ -352,6 +360,9 @@ impl Node {
             let name = &self.name;
             let _ =
                 writeln!(text, "primary_conninfo = 'host=127.0.0.1 port={port} user=postgres application_name={name}'");
+        }
+        if let Some(slot) = &dynamic.slot {
+            let _ = writeln!(text, "primary_slot_name = '{slot}'");
         }
         std::fs::write(self.dir.join("dynamic.conf"), text).expect("write dynamic.conf");
         self.with_process(|process| process.iter().for_each(|process| process.signal(libc::SIGHUP)));

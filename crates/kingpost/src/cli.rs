@@ -325,15 +325,29 @@ pub(crate) struct FailoverArgs {
     /// Looks, says what would be done, and changes nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Also while the primary is alive, or when the node that an earlier run chose is given up for good
+    /// Also while the primary is alive, or when the node that an earlier run elected is given up for good
     #[arg(long)]
     pub(crate) force: bool,
     /// Goes on without relays: what only the old primary has is lost
     #[arg(long)]
     pub(crate) accept_loss: bool,
-    /// Takes the fences of an earlier run away, so that the old primary goes on; possible until a node was chosen
-    #[arg(long, conflicts_with_all = ["to", "dry_run", "force", "accept_loss"])]
+    /// Takes back what an earlier run has begun, so that the old primary goes on; possible until a node was promoted. With --force
+    /// also when the node that was elected cannot be asked, and is given up for good
+    #[arg(long, conflicts_with_all = ["to", "dry_run", "accept_loss"])]
     pub(crate) abort: bool,
+    #[command(flatten)]
+    pub(crate) stop: StopAt,
+}
+
+/// For tests: what must hold wherever a run ends.
+#[derive(Debug, Default, Clone, Args)]
+pub(crate) struct StopAt {
+    /// Ends as by kill -9 when it gets to this step
+    #[arg(long, hide = true, value_name = "STEP")]
+    pub(crate) die_at: Option<String>,
+    /// Stands still as by kill -STOP when it gets to this step
+    #[arg(long, hide = true, value_name = "STEP")]
+    pub(crate) stop_at: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -346,6 +360,8 @@ pub(crate) struct SwitchoverArgs {
     /// Looks, says what would be done, and changes nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) stop: StopAt,
 }
 
 #[derive(Debug, Args)]
@@ -361,6 +377,8 @@ pub(crate) struct WatchArgs {
     /// How long the lock lives without being kept
     #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) ttl: Duration,
+    #[command(flatten)]
+    pub(crate) stop: StopAt,
 }
 
 #[derive(Debug, Args)]

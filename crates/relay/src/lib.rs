@@ -36,5 +36,5 @@ pub use error::{StartError, UpstreamError};
 pub use operate::{OrderError, Standing};
 pub use relay::Relay;
 pub use status::{DownstreamStatus, LogStatus, SlotStatus, Status};
-pub use upstream::{Probe, order, probe};
+pub use upstream::{Probe, make_slot, order, probe};
 pub use wire::replication::Order;

@@ -112,6 +112,19 @@ pub(crate) fn operate(shared: &Shared, order: &Order) -> Result<Standing, OrderE
             shared.state.set_fence(Some(Fence { chosen: Some((*term, node.clone())), ..fence }))?;
             info!(term, node, "this node is to be the primary");
         }
+        Order::Withdraw { term, node } => {
+            exactly(*term)?;
+            let fence = shared.state.fence().filter(|fence| fence.timeline >= log.tail().timeline.0);
+            match fence {
+                Some(Fence { chosen: Some((_, chosen)), timeline }) if chosen == *node => {
+                    shared.state.set_fence(Some(Fence { timeline, chosen: None }))?;
+                    info!(term, node, "this node is not to be the primary any more");
+                }
+                Some(Fence { chosen: Some((term, node)), .. }) => return Err(OrderError::Chosen { term, node }),
+                // Withdrawn before.
+                Some(Fence { chosen: None, .. }) | None => {}
+            }
+        }
         Order::Follow { term, address } => {
             exactly(*term)?;
             let configured = shared.control.configured();

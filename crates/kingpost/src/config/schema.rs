@@ -279,6 +279,8 @@ const NODE: &[Key] = &[
     required("address", Kind::Text),
     key("weight", integer(0, 10_000)),
     key("zone", Kind::Text),
+    key("failover", Kind::Choice(&["allowed", "never"])),
+    key("failover_priority", integer(0, 10_000)),
 ];
 
 const RELAY: &[Key] = &[
@@ -323,6 +325,8 @@ const FAILOVER: &[Key] = &[
     key("password_file", Kind::Text),
     key("acknowledgements", integer(1, 100)),
     key("step_timeout", POSITIVE),
+    key("zones", Kind::Texts),
+    key("lag_limit", integer(0, i64::MAX)),
     key("tls", Kind::Table(CLUSTER_TLS)),
     key("stop", Kind::Texts),
     key("rejoin", Kind::Texts),

@@ -24,6 +24,10 @@ pub(crate) struct FailoverConfig {
     /// Longest time for one step.
     #[serde(with = "humantime_serde")]
     pub(crate) step_timeout: Duration,
+    /// Zones whose nodes may become the primary without being named; none: all.
+    pub(crate) zones: Vec<String>,
+    /// A standby that lacks more than this many bytes does not become the primary without being named; None: there is no limit.
+    pub(crate) lag_limit: Option<u64>,
     /// Program that stops a server cleanly, with its arguments; empty: there is none.
     pub(crate) stop: Vec<String>,
     /// Program that brings a former primary back as a standby; empty: it is said what to do.
@@ -43,6 +47,8 @@ impl Default for FailoverConfig {
             tls: tls::ConnectConfig::default(),
             acknowledgements: 1,
             step_timeout: Duration::from_secs(60),
+            zones: Vec::new(),
+            lag_limit: None,
             stop: Vec::new(),
             rejoin: Vec::new(),
             relays: Vec::new(),
@@ -58,6 +64,8 @@ impl fmt::Debug for FailoverConfig {
             .field("tls", &self.tls)
             .field("acknowledgements", &self.acknowledgements)
             .field("step_timeout", &self.step_timeout)
+            .field("zones", &self.zones)
+            .field("lag_limit", &self.lag_limit)
             .field("stop", &self.stop)
             .field("rejoin", &self.rejoin)
             .field("relays", &self.relays)

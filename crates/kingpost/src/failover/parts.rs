@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::relay::{Order, Standing, UpstreamError};
+use futures_util::future::join_all;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, SimpleQueryMessage};
-use topology::{ClusterConfig, NodeConfig};
+use topology::{Candidacy, ClusterConfig, NodeConfig};
 use watermark::Lsn;
 
 use super::config::PartConfig;
 use super::lock;
-use super::plan::{RelaySeen, ServerSeen, ServerState, Survey};
+use super::note::{self, Note};
+use super::plan::{RelaySeen, ServerSeen, ServerState, Survey, Tags};
 use crate::config::Config;
 use crate::error::Failure;
 
@@ -20,6 +22,8 @@ use crate::error::Failure;
 const APPLICATION: &str = "kingpost failover";
 /// Longest time for one look at a part.
 const LOOK: Duration = Duration::from_secs(3);
+/// The same for one that has not answered a moment ago.
+const GLANCE: Duration = Duration::from_millis(500);
 /// Longest time for a relay to carry out an order; it has a limit of its own below.
 const ORDER: Duration = Duration::from_secs(50);
 
@@ -34,7 +38,11 @@ const ASK: &str = "\
                (SELECT timeline_id FROM pg_control_checkpoint())) \
            ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END, \
            EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming'), \
-           (SELECT setting FROM pg_settings WHERE name = 'primary_conninfo') \
+           (SELECT setting FROM pg_settings WHERE name = 'primary_conninfo'), \
+           (SELECT setting FROM pg_settings WHERE name = 'primary_slot_name'), \
+           (SELECT setting::int FROM pg_settings WHERE name = 'recovery_min_apply_delay'), \
+           CASE WHEN standby THEN pg_is_wal_replay_paused() ELSE false END, \
+           current_setting('is_superuser') = 'on' \
     FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role, pg_control_system()";
 
 /// How to reach everything: made of the configuration once.
@@ -43,6 +51,7 @@ pub(super) struct Parts {
     cluster: ClusterConfig,
     relays: Vec<Login>,
     proxies: Vec<Login>,
+    acknowledgements: usize,
     /// With relays and proxies.
     tls: tls::ConnectConfig,
     connector: Option<Arc<tls::Connector>>,
@@ -94,6 +103,7 @@ impl Parts {
             cluster,
             relays: logins(&failover.relays)?,
             proxies: logins(&failover.proxies)?,
+            acknowledgements: failover.acknowledgements,
             tls: failover.tls.clone(),
             connector,
         })
@@ -113,23 +123,52 @@ impl Parts {
 
     /// Looks at everything, side by side.
     pub(super) async fn survey(&self) -> Survey {
-        let servers = self.cluster.nodes.iter().map(|node| async {
-            let state = self.look(&node.name).await;
-            ServerSeen { name: node.name.clone(), address: node.address.clone(), state }
+        self.survey_within(|_| LOOK).await
+    }
+
+    /// Looks once more, and does not wait long again for those that have just not answered.
+    pub(super) async fn survey_again(&self, before: &Survey) -> Survey {
+        let answered = |name: &str| {
+            let server = before.servers.iter().any(|server| server.name == name && server.state.is_ok());
+            server || before.relays.iter().any(|relay| relay.name == name && relay.standing.is_ok())
+        };
+        self.survey_within(|name| if answered(name) { LOOK } else { GLANCE }).await
+    }
+
+    async fn survey_within(&self, limit: impl Fn(&str) -> Duration) -> Survey {
+        let servers = self.cluster.nodes.iter().map(|node| {
+            let limit = limit(&node.name);
+            async move {
+                let tags = Tags {
+                    never: node.failover == Candidacy::Never,
+                    priority: node.failover_priority,
+                    zone: node.zone.clone(),
+                };
+                let state = self.look_within(&node.name, limit).await;
+                ServerSeen { name: node.name.clone(), address: node.address.clone(), tags, state }
+            }
         });
-        let relays = self.relays.iter().map(|login| async {
-            let standing = self.order(&login.part.name, Order::Look).await;
-            RelaySeen { name: login.part.name.clone(), address: login.part.address.clone(), standing }
+        let relays = self.relays.iter().map(|login| {
+            let limit = limit(&login.part.name);
+            async move {
+                let standing = self.order_within(&login.part.name, Order::Look, limit).await;
+                RelaySeen { name: login.part.name.clone(), address: login.part.address.clone(), standing }
+            }
         });
         let (servers, relays) = tokio::join!(join_all(servers), join_all(relays));
-        Survey { servers, relays }
+        Survey { servers, relays, acknowledgements: self.acknowledgements }
     }
 
     /// A session on a server, also on one that lets nobody else in.
-    async fn session(&self, node: &str) -> Said<Client> {
+    pub(super) async fn session(&self, node: &str) -> Said<Client> {
+        self.session_and_lock(node).await.map(|(client, _)| client)
+    }
+
+    /// A session on a server, and whether that lets nobody else in.
+    async fn session_and_lock(&self, node: &str) -> Said<(Client, bool)> {
         match self.connect(node, APPLICATION, "").await {
-            Err(why) if why.contains(lock::LIBRARY) => self.session_past_lock(node, APPLICATION).await,
-            other => other,
+            Err(why) if why.contains(lock::LIBRARY) => Ok((self.session_past_lock(node, APPLICATION).await?, true)),
+            other => other.map(|client| (client, false)),
         }
     }
 
@@ -156,37 +195,68 @@ impl Parts {
 
     /// How a server stands.
     pub(super) async fn look(&self, node: &str) -> Said<ServerState> {
+        self.look_within(node, LOOK).await
+    }
+
+    async fn look_within(&self, node: &str, limit: Duration) -> Said<ServerState> {
         let look = async {
-            let client = self.session(node).await?;
+            let (client, locked) = self.session_and_lock(node).await?;
             let row = client.query_one(ASK, &[]).await.map_err(|error| describe(&error))?;
-            read(&row).map_err(|error| describe(&error))
+            let mut state = read(&row).map_err(|error| describe(&error))?;
+            state.locked = locked;
+            if state.superuser {
+                let command = first(&client, note::COMMAND).await?.unwrap_or_default();
+                state.note = Note::read(&command).1;
+            }
+            Ok(state)
         };
-        tokio::time::timeout(LOOK, look).await.unwrap_or_else(|_| Err(format!("no answer within {LOOK:?}")))
+        within(limit, look).await
     }
 
     /// Runs statements on a server, each a transaction of its own; the first value of the last one.
     pub(super) async fn run(&self, node: &str, statements: &[&str]) -> Said<Option<String>> {
         let client = self.session(node).await?;
-        run(&client, statements).await
+        // The server has a limit, too, which it cannot keep when it is gone.
+        within(self.cluster.probe_timeout + LOOK, run(&client, statements)).await
     }
 
     /// Has a relay carry out an order.
     pub(super) async fn order(&self, relay: &str, order: Order) -> Said<Standing> {
+        let limit = if order == Order::Look { LOOK } else { ORDER };
+        self.order_within(relay, order, limit).await
+    }
+
+    async fn order_within(&self, relay: &str, order: Order, limit: Duration) -> Said<Standing> {
+        self.ask_relay(relay, limit, move |address, user, password, connector| {
+            ::relay::order(address, user, password, connector, &order)
+        })
+        .await
+    }
+
+    /// Makes a physical slot on a relay, unless it is there.
+    pub(super) async fn make_slot(&self, relay: &str, slot: &str) -> Said<()> {
+        let slot = slot.to_owned();
+        self.ask_relay(relay, LOOK, move |address, user, password, connector| {
+            ::relay::make_slot(address, user, password, connector, &slot)
+        })
+        .await
+    }
+
+    /// Asks a relay something, off the runtime.
+    async fn ask_relay<T: Send + 'static>(
+        &self,
+        relay: &str,
+        limit: Duration,
+        ask: impl FnOnce(&str, &str, Option<&str>, Option<Arc<tls::Connector>>) -> Result<T, UpstreamError> + Send + 'static,
+    ) -> Said<T> {
         let login = self.relays.iter().find(|login| login.part.name == relay).cloned();
         let Login { part, password } = login.ok_or_else(|| format!("no relay is named {relay}"))?;
-        let limit = if order == Order::Look { LOOK } else { ORDER };
         let connector = self.connector.clone();
-        let work = tokio::task::spawn_blocking(move || {
-            ::relay::order(&part.address, &part.user, password.as_deref(), connector, &order)
-        });
+        let work = tokio::task::spawn_blocking(move || ask(&part.address, &part.user, password.as_deref(), connector));
         match tokio::time::timeout(limit, work).await {
-            Ok(Ok(result)) => result.map_err(|error| match error {
-                // What was asked is known to whoever asked.
-                UpstreamError::Refused { text, .. } => text,
-                other => other.to_string(),
-            }),
+            Ok(Ok(result)) => result.map_err(|error| about_relay(relay, error)),
             Ok(Err(_)) => Err("asking it panicked".into()),
-            Err(_) => Err(format!("no answer within {limit:?}")),
+            Err(_) => Err(format!("relay {relay} does not answer within {limit:?}")),
         }
     }
 
@@ -198,12 +268,7 @@ impl Parts {
                 (console.user, console.password) = (login.part.user.clone(), login.password.clone());
                 console.database = "kingpost".into();
                 console.tls = self.tls.clone();
-                let node = NodeConfig {
-                    name: login.part.name.clone(),
-                    address: login.part.address.clone(),
-                    weight: 1,
-                    zone: None,
-                };
+                let node = NodeConfig::new(login.part.name.clone(), login.part.address.clone());
                 let client = topology::connect(&console, &node, APPLICATION, "", LOOK).await;
                 let client = client.map_err(|error| error.to_string())?;
                 run(&client, &[command]).await.map(drop)
@@ -214,6 +279,21 @@ impl Parts {
         });
         join_all(each).await.into_iter().flatten().collect()
     }
+}
+
+/// What went wrong with a relay, in words that name it: for the relay's own code this program is a downstream, and the relay an
+/// upstream.
+fn about_relay(relay: &str, error: UpstreamError) -> String {
+    match error {
+        // What was asked is known to whoever asked.
+        UpstreamError::Refused { text, .. } => text,
+        other => other.to_string().replace("the upstream", &format!("relay {relay}")),
+    }
+}
+
+/// The result of some work, or that it takes too long.
+async fn within<T>(limit: Duration, work: impl Future<Output = Said<T>>) -> Said<T> {
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(format!("no answer within {limit:?}")))
 }
 
 async fn run(client: &Client, statements: &[&str]) -> Said<Option<String>> {
@@ -246,6 +326,12 @@ fn read(row: &tokio_postgres::Row) -> Result<ServerState, tokio_postgres::Error>
         replayed: first,
         receiving: row.try_get(5)?,
         conninfo: row.try_get::<_, Option<String>>(6)?.filter(|conninfo| !conninfo.is_empty()),
+        slot: row.try_get::<_, Option<String>>(7)?.filter(|slot| !slot.is_empty()),
+        delay: Duration::from_millis(row.try_get::<_, Option<i32>>(8)?.unwrap_or(0).unsigned_abs().into()),
+        paused: row.try_get(9)?,
+        superuser: row.try_get(10)?,
+        locked: false,
+        note: None,
     })
 }
 
@@ -270,19 +356,29 @@ fn secret(password: Option<&String>, file: Option<&Path>) -> Result<Option<Strin
     }
 }
 
-/// All of them at the same time, in order. There are few.
-pub(super) async fn join_all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    let mut waiting: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
-    std::future::poll_fn(|context| {
-        let mut done = true;
-        for (future, result) in waiting.iter_mut().filter(|(_, result)| result.is_none()) {
-            match future.as_mut().poll(context) {
-                std::task::Poll::Ready(value) => *result = Some(value),
-                std::task::Poll::Pending => done = false,
-            }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_the_relay() {
+        let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        for (error, expected) in [
+            (
+                UpstreamError::Connect { address: "r:1".into(), source: refused },
+                "cannot connect to relay r1 at r:1: connection refused",
+            ),
+            (UpstreamError::Closed, "relay r1 closed the connection"),
+            (
+                UpstreamError::Refused {
+                    doing: "KINGPOST LOOK".into(),
+                    code: "42501".into(),
+                    text: "no operator".into(),
+                },
+                "no operator",
+            ),
+        ] {
+            assert_eq!(about_relay("r1", error), expected);
         }
-        if done { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-    })
-    .await;
-    waiting.into_iter().filter_map(|(_, result)| result).collect()
+    }
 }

@@ -13,12 +13,13 @@ use std::time::{Duration, Instant};
 use ::relay::Order;
 use watermark::Lsn;
 
+use super::away::away;
+use super::elect::Promoted;
 use super::hooks::{self, Hook};
 use super::lock::{self, Lock};
 use super::pause::{Pause, Refusals};
-use super::plan::{self, Situation, Survey};
+use super::plan::{Situation, Survey};
 use super::steps::{Guard, NoGuard, Steps};
-use super::{Promoted, away, elect, settle};
 use crate::error::Failure;
 use crate::serve::StopSignals;
 
@@ -34,12 +35,16 @@ enum Silenced {
 }
 
 impl Guard for Silenced {
-    /// Asked right before the promotion: from here on the old primary must stay silent without this program.
-    async fn allows(&self) -> Result<(), String> {
+    /// From the election on the old primary must stay silent without this program.
+    async fn before_election(&self) -> Result<(), String> {
         match self {
             Silenced::Stopped => Ok(()),
             Silenced::Locked(lock) => lock.make_permanent().await,
         }
+    }
+
+    async fn before_promotion(&self) -> Result<(), String> {
+        Ok(())
     }
 }
 
@@ -59,10 +64,20 @@ pub(super) async fn run(
     stop: &mut StopSignals,
 ) -> Result<(), Failure> {
     let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
-    let Situation::Healthy { primary: old, timeline } = situation else {
-        // Where an earlier run was cut off, or the primary is gone: the rest is the same.
-        steps.say("no primary is at work: this goes on as a failover");
-        return away(steps, survey, to, dry_run, &NoGuard).await;
+    let anew;
+    let (survey, old, timeline) = match situation {
+        Situation::Healthy { primary, timeline } => (survey, primary, timeline),
+        // An earlier run was interrupted before it had elected anything: the old primary may have gone on since.
+        Situation::Fenced { old, timeline } if survey.elected().is_none() && !dry_run => {
+            steps.say("an earlier run was interrupted: it is called off, and this one begins anew");
+            steps.abort().await?;
+            anew = relays_receive(steps, survey.needed()).await;
+            (&anew, old, timeline)
+        }
+        Situation::Fenced { .. } | Situation::NoPrimary { .. } | Situation::Promoted { .. } => {
+            steps.say("no primary is at work: this goes on as a failover");
+            return away(steps, survey, to, dry_run, &NoGuard).await;
+        }
     };
     if steps.parts.relay_count() == 0 {
         return Err(Failure::config(
@@ -72,14 +87,15 @@ pub(super) async fn run(
     if to == Some(old.as_str()) {
         return Err(Failure::runtime(format!("{old} is the primary already")));
     }
-    let node = plan::choose(survey, to, false).map_err(|error| Failure::runtime(error.to_string()))?;
-    let state = survey.server(&node).and_then(|server| server.state.as_ref().ok());
-    if !state.is_some_and(|state| state.receiving) {
-        return Err(Failure::runtime(format!("{node} receives nothing: it would take long to catch up"))
+    let election = steps.prepared(survey, to, Some(&old))?;
+    let receives = |name: &str| survey.state(name).is_some_and(|state| state.receiving);
+    let Some(node) = election.candidates.iter().map(|candidate| &candidate.name).find(|name| receives(name)) else {
+        let names: Vec<&str> = election.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
+        return Err(Failure::runtime(format!("{} receives nothing: it would take long to catch up", names.join(", ")))
             .advise("look at its log, or name another with --to"));
-    }
-    let needed = plan::needed(steps.parts.relay_count(), steps.config.failover.acknowledgements);
+    };
     let streaming = survey.standing().filter(|(_, standing)| standing.state == "streaming").count();
+    let needed = survey.needed();
     if streaming < needed {
         return Err(Failure::runtime(format!("{streaming} relays receive from {old}, and {needed} are needed")));
     }
@@ -93,12 +109,14 @@ pub(super) async fn run(
     let mut begun = Begun::default();
     let work = async {
         begun.pause = pause(steps).await?;
+        steps.step("paused");
         let silenced = match by_hook {
             true => stop_by_hook(steps, &old).await?,
-            false => locked(steps, &old).await?,
+            false => locked(steps, &old, needed).await?,
         };
         let silenced = begun.silenced.insert(silenced);
-        elect(steps, survey, timeline, Some(&node), silenced).await
+        steps.step("silenced");
+        steps.elect(survey, timeline, to, Some(&old), silenced).await
     };
     let result = tokio::select! {
         result = work => result,
@@ -107,12 +125,26 @@ pub(super) async fn run(
     match result {
         Ok(promoted) => {
             resume(steps, begun.pause, &promoted).await;
-            settle(steps, &promoted, &[old]).await
+            steps.step("resumed");
+            steps.settle(&promoted).await
         }
         Err(failure) => {
             go_on(steps, &old, by_hook, begun).await;
             Err(failure)
         }
+    }
+}
+
+/// Waits until so many relays receive again whose fences were taken away; what is seen then, or when that takes too long.
+async fn relays_receive(steps: &Steps, needed: usize) -> Survey {
+    let began = Instant::now();
+    loop {
+        let survey = steps.parts.survey().await;
+        let streaming = survey.standing().filter(|(_, standing)| standing.state == "streaming").count();
+        if streaming >= needed || began.elapsed() > steps.limit() {
+            return survey;
+        }
+        tokio::time::sleep(PACE).await;
     }
 }
 
@@ -181,13 +213,13 @@ async fn gone(steps: &Steps, old: &str) -> Result<(), String> {
 }
 
 /// Lets nobody in any more, ends all sessions, and waits until the relays have what they have written.
-async fn locked(steps: &Steps, old: &str) -> Result<Silenced, Failure> {
+async fn locked(steps: &Steps, old: &str, needed: usize) -> Result<Silenced, Failure> {
     let failed = |why: String| Failure::runtime(format!("cannot lock {old}: {why}"));
     let mut lock = Lock::take(&steps.parts, old).await.map_err(failed)?;
     let silent = async {
         let written = lock.silence(steps.limit()).await?;
         steps.say(format_args!("{old} is locked, its log ends at {written}"));
-        relays_have(steps, written).await?;
+        relays_have(steps, written, needed).await?;
         lock.still_silent().await
     };
     silent.await.map_err(failed)?;
@@ -195,8 +227,7 @@ async fn locked(steps: &Steps, old: &str) -> Result<Silenced, Failure> {
 }
 
 /// Waits until enough relays have the log up to `written`.
-async fn relays_have(steps: &Steps, written: Lsn) -> Result<(), String> {
-    let needed = plan::needed(steps.parts.relay_count(), steps.config.failover.acknowledgements);
+async fn relays_have(steps: &Steps, written: Lsn, needed: usize) -> Result<(), String> {
     let began = Instant::now();
     loop {
         let mut have = 0;
@@ -218,29 +249,17 @@ async fn relays_have(steps: &Steps, written: Lsn) -> Result<(), String> {
 async fn go_on(steps: &Steps, old: &str, by_hook: bool, begun: Begun) {
     let survey = steps.parts.survey().await;
     if let Ok(Situation::Promoted { primary, timeline }) = survey.situation() {
-        return resume(steps, begun.pause, &Promoted { node: primary, timeline }).await;
+        return resume(steps, begun.pause, &Promoted { node: primary, timeline, old: None }).await;
     }
-    let term = survey.standing().map(|(_, standing)| standing.term).max().unwrap_or(0) + 1;
-    let mut fenced = false;
-    for (relay, _) in survey.standing().filter(|(_, standing)| standing.fenced.is_some()) {
-        if let Err(why) = steps.parts.order(&relay.name, Order::Release { term }).await {
-            steps.say(format_args!("{} stays fenced: {why}", relay.name));
-            fenced = true;
+    if let Err(failure) = steps.abort().await {
+        steps.say(failure);
+    } else if !by_hook {
+        // Also a lock that was not complete.
+        if let Err(why) = lock::unlock(&steps.parts, old).await {
+            steps.say(format_args!("{old} may still be locked: {why}. Run `kingpost failover --abort`"));
         }
-    }
-    if !fenced {
-        match (by_hook, begun.silenced) {
-            (true, None) => {}
-            (true, Some(_)) => steps.say(format_args!("{old} is to go on as the primary: start it")),
-            // Also one that was not complete.
-            (false, _) => match lock::unlock(&steps.parts, old).await {
-                Ok(false) => {}
-                Ok(true) => steps.say(format_args!("{old} lets clients in again")),
-                Err(why) => {
-                    steps.say(format_args!("{old} may still be locked: {why}. Run `kingpost failover --abort`"))
-                }
-            },
-        }
+    } else if begun.silenced.is_some() {
+        steps.say(format_args!("{old} is to go on as the primary: start it"));
     }
     if let Some(pause) = begun.pause {
         say_resumed(steps, pause.end().await);

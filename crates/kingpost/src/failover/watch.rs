@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use super::away::away;
 use super::etcd::{Etcd, Lock};
+use super::plan;
 use super::plan::{Situation, Survey};
 use super::steps::{Guard, Steps};
-use super::{away, plan};
 use crate::cli::WatchArgs;
 use crate::error::Failure;
 use crate::serve::StopSignals;
@@ -57,7 +58,11 @@ pub(super) fn judge(survey: &Survey, needed: usize) -> Judgement {
 struct Held<'a>(&'a std::sync::Mutex<Lock>);
 
 impl Guard for Held<'_> {
-    async fn allows(&self) -> Result<(), String> {
+    async fn before_election(&self) -> Result<(), String> {
+        self.before_promotion().await
+    }
+
+    async fn before_promotion(&self) -> Result<(), String> {
         let lock = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if Instant::now() < lock.until { Ok(()) } else { Err("the lock in etcd may be somebody else's by now".into()) }
     }
@@ -119,9 +124,12 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut StopSigna
             match &etcd {
                 None => {
                     told = true;
-                    match plan::choose(&survey, None, false) {
-                        Ok(node) => {
-                            steps.say(format_args!("it is time for `kingpost failover`: {node} would be the primary"))
+                    match plan::candidates(&survey, None, false, &steps.rules(None)) {
+                        Ok(election) => {
+                            let names: Vec<_> =
+                                election.candidates.into_iter().map(|candidate| candidate.name).collect();
+                            let names = names.join(" or ");
+                            steps.say(format_args!("it is time for `kingpost failover`: {names} would be the primary"));
                         }
                         Err(why) => steps.say(format_args!("it is time for `kingpost failover`, but {why}")),
                     }

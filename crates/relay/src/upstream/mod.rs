@@ -565,6 +565,27 @@ pub fn order(
     standing.ok_or_else(|| UpstreamError::Protocol(format!("the answer to {} is none", order.text())))
 }
 
+/// Makes a physical slot on a relay, from which on WAL is kept for a standby; nothing happens if it is there. Blocking.
+///
+/// # Errors
+/// The relay cannot be reached, or refuses.
+pub fn make_slot(
+    address: &str,
+    user: &str,
+    password: Option<&str>,
+    connector: Option<Arc<tls::Connector>>,
+    slot: &str,
+) -> Result<(), UpstreamError> {
+    let login = Login { user, password, application_name: "kingpost failover", connector };
+    let mut session = Session::open(address, &login, |_| Ok(()))?;
+    match session.ask(&format!("CREATE_REPLICATION_SLOT \"{slot}\" PHYSICAL RESERVE_WAL")) {
+        Ok(_) => Ok(()),
+        // duplicate_object
+        Err(UpstreamError::Refused { code, .. }) if code == "42710" => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// What a relay says of itself to whoever asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {

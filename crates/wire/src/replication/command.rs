@@ -75,6 +75,13 @@ pub enum Order {
         /// Its configured name.
         node: String,
     },
+    /// `WITHDRAW TERM n NODE "name"`: this node is not to be the primary any more: it was chosen, and can't be promoted.
+    Withdraw {
+        /// The one that was promised to.
+        term: u64,
+        /// Its configured name.
+        node: String,
+    },
     /// `FOLLOW TERM n ADDRESS "host:port"`: receive from there.
     Follow {
         /// The one that was promised to.
@@ -98,6 +105,7 @@ impl Order {
             Order::Look => "KINGPOST LOOK".into(),
             Order::Fence { term, timeline } => format!("KINGPOST FENCE TERM {term} TIMELINE {timeline}"),
             Order::Choose { term, node } => format!("KINGPOST CHOOSE TERM {term} NODE {}", quoted(node)),
+            Order::Withdraw { term, node } => format!("KINGPOST WITHDRAW TERM {term} NODE {}", quoted(node)),
             Order::Follow { term, address } => format!("KINGPOST FOLLOW TERM {term} ADDRESS {}", quoted(address)),
             Order::Release { term } => format!("KINGPOST RELEASE TERM {term}"),
         }
@@ -341,6 +349,13 @@ impl Rest<'_> {
             }
             return Ok(Order::Choose { term, node: self.quoted()? });
         }
+        if self.keyword("WITHDRAW") {
+            let term = self.term()?;
+            if !self.keyword("NODE") {
+                return self.error("expected NODE after the term");
+            }
+            return Ok(Order::Withdraw { term, node: self.quoted()? });
+        }
         if self.keyword("FOLLOW") {
             let term = self.term()?;
             if !self.keyword("ADDRESS") {
@@ -351,7 +366,7 @@ impl Rest<'_> {
         if self.keyword("RELEASE") {
             return Ok(Order::Release { term: self.term()? });
         }
-        self.error("expected LOOK, FENCE, CHOOSE, FOLLOW or RELEASE")
+        self.error("expected LOOK, FENCE, CHOOSE, WITHDRAW, FOLLOW or RELEASE")
     }
 
     fn term(&mut self) -> Result<u64, CommandError> {

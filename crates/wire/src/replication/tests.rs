@@ -78,6 +78,7 @@ fn orders_are_read_as_they_are_written() {
         Order::Look,
         Order::Fence { term: 7, timeline: 3 },
         Order::Choose { term: u64::MAX, node: "db \"1\"; --".into() },
+        Order::Withdraw { term: 9, node: "db 1".into() },
         Order::Follow { term: 1, address: "[::1]:5432".into() },
         Order::Release { term: 2 },
     ] {

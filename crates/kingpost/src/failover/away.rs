@@ -1,0 +1,85 @@
+//! Away from a primary that is lost, or on from where an earlier run stopped.
+
+use super::elect::Promoted;
+use super::plan::{Situation, Survey};
+use super::steps::{Guard, Steps};
+use crate::error::Failure;
+
+/// From the survey to the end.
+pub(super) async fn away(
+    steps: &Steps,
+    survey: &Survey,
+    to: Option<&str>,
+    dry_run: bool,
+    guard: &impl Guard,
+) -> Result<(), Failure> {
+    let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
+    let timeline = match situation {
+        Situation::Promoted { primary, timeline } => {
+            steps.say(format_args!("{primary} has been promoted already: relays and standbys are to follow it"));
+            if dry_run {
+                return Ok(());
+            }
+            return follow(steps, survey, primary, timeline).await;
+        }
+        Situation::Healthy { primary, timeline } if !steps.force => {
+            let behind = survey.standing().filter(|(_, standing)| standing.timeline < timeline).count();
+            if behind > 0 && !dry_run {
+                steps.say(format_args!("{primary} is the primary, and {behind} relays are not on its timeline yet"));
+                return follow(steps, survey, primary, timeline).await;
+            }
+            return Err(Failure::runtime(format!(
+                "{primary} is the primary and answers: there is nothing to fail over"
+            ))
+            .advise("for a planned change use `kingpost switchover`; --force does it all the same"));
+        }
+        Situation::Fenced { old, .. } if survey.elected().is_none() && !steps.force => {
+            return Err(Failure::runtime(format!(
+                "{old} is the primary and answers, and the relays are fenced: an earlier run was interrupted before anything was \
+                 elected"
+            ))
+            .advise(format!(
+                "`kingpost failover --abort` lets {old} go on; `kingpost switchover` begins anew; --force goes on away from {old}"
+            )));
+        }
+        Situation::Healthy { timeline, .. } | Situation::Fenced { timeline, .. } => timeline,
+        Situation::NoPrimary { timeline } => {
+            let receives = survey.standing().find(|(_, standing)| {
+                standing.state == "streaming" && standing.fenced.is_none() && standing.timeline == timeline
+            });
+            if let (Some((relay, standing)), false) = (receives, steps.force) {
+                return Err(Failure::runtime(format!(
+                    "{} receives from {} at this moment: the primary lives, and only this program cannot reach it",
+                    relay.name, standing.upstream
+                ))
+                .advise("run it from where the servers can be reached; or say --force, which takes the primary's relays away"));
+            }
+            timeline
+        }
+    };
+    let old = steps.primary_of(survey, timeline).await;
+    if dry_run {
+        let election = steps.prepared(survey, to, old.as_deref())?;
+        let candidates: Vec<&str> = election.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
+        steps.say(format_args!(
+            "would fence {} or more of {} relays at timeline {timeline}, have {} catch up, promote it, and have relays and standbys \
+             follow it",
+            survey.needed(),
+            steps.parts.relay_count(),
+            candidates.join(" or ")
+        ));
+        return Ok(());
+    }
+    let promoted = steps.elect(survey, timeline, to, old.as_deref(), guard).await?;
+    steps.proxies_look(&promoted).await;
+    steps.step("resumed");
+    steps.settle(&promoted).await
+}
+
+/// What is left to do once a node was promoted.
+async fn follow(steps: &Steps, survey: &Survey, primary: String, timeline: u32) -> Result<(), Failure> {
+    let old = survey.state(&primary).and_then(|state| state.note.as_ref()?.after.clone());
+    let promoted = Promoted { node: primary, timeline, old };
+    steps.proxies_look(&promoted).await;
+    steps.settle(&promoted).await
+}
