@@ -26,6 +26,8 @@ pub(crate) struct FleetBuilder {
     acknowledgements: usize,
     /// The relays' configurations say whom to follow; else they follow whichever node is the primary.
     named: bool,
+    /// How long a relay takes silence of its upstream for a pause.
+    patience: &'static str,
 }
 
 impl FleetBuilder {
@@ -44,6 +46,11 @@ impl FleetBuilder {
         self
     }
 
+    pub(crate) fn patience(mut self, patience: &'static str) -> FleetBuilder {
+        self.patience = patience;
+        self
+    }
+
     pub(crate) async fn start(self) -> Fleet {
         let cluster = Cluster::builder().replicas(self.replicas).start().await;
         let primary = cluster.primary();
@@ -54,6 +61,7 @@ impl FleetBuilder {
                 true => Relay::of(&cluster, primary.port()),
                 false => Relay::watching(&cluster, &ports),
             };
+            relay = relay.set("relay.upstream.timeout", self.patience);
             relay.start().await;
             relays.push(relay);
         }
@@ -83,7 +91,7 @@ impl FleetBuilder {
 impl Fleet {
     /// A primary, two standbys and one relay that follows the primary; commits wait for nobody.
     pub(crate) fn builder() -> FleetBuilder {
-        FleetBuilder { replicas: 2, relays: 1, acknowledgements: 0, named: false }
+        FleetBuilder { replicas: 2, relays: 1, acknowledgements: 0, named: false, patience: "10s" }
     }
 
     pub(crate) fn failover(&self) -> Failover {

@@ -1,8 +1,6 @@
 //! `kingpost watch`: it says what is to be done, or does it under a lock in etcd.
 
-use std::process::{Command, Stdio};
-
-use kingpost_tests::{Cluster, Port, SOON, ShowLogs, wait_until};
+use kingpost_tests::{Cluster, Etcd, SOON, ShowLogs, wait_until};
 
 use crate::common::only_kingpost;
 use crate::fleet::Fleet;
@@ -43,26 +41,11 @@ async fn replaces_a_lost_primary_under_a_lock() {
     if only_kingpost() {
         return;
     }
-    let program = std::env::var("KINGPOST_ETCD").unwrap_or_else(|_| "etcd".into());
-    if !Command::new(&program).arg("--version").output().is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: no etcd (set KINGPOST_ETCD)");
-        return;
-    }
     let fleet = fleet().await;
     let cluster = &fleet.cluster;
     let _logs = ShowLogs(cluster.dir());
-    let (client, peer) = (Port::reserve(), Port::reserve());
-    let (url, peers) = (format!("http://127.0.0.1:{}", client.number()), format!("http://127.0.0.1:{}", peer.number()));
-    let mut etcd = kingpost_tests::command(std::path::Path::new(&program), kingpost_tests::RunAs::Tests, "KILL");
-    etcd.arg("--data-dir").arg(cluster.dir().join("etcd"));
-    etcd.args(["--listen-client-urls", &url, "--advertise-client-urls", &url, "--listen-peer-urls", &peers]);
-    etcd.args(["--initial-advertise-peer-urls", &peers, "--initial-cluster", &format!("default={peers}")]);
-    etcd.stdin(Stdio::null());
-    let _etcd = kingpost_tests::Process::start("etcd", etcd, &cluster.dir().join("etcd.log"));
-    wait_until("etcd", SOON, cluster.dir(), async || {
-        tokio::net::TcpStream::connect(("127.0.0.1", client.number())).await.ok()
-    })
-    .await;
+    let Some(etcd) = Etcd::start(cluster).await else { return };
+    let url = etcd.url();
     let failover = fleet.failover();
     // Two of them: one acts.
     let arguments = ["watch", "--after", "1s", "--ttl", "4s", "--etcd", &url];
@@ -79,4 +62,39 @@ async fn replaces_a_lost_primary_under_a_lock() {
     assert_eq!(cluster.replica(0).query("SELECT pg_is_in_recovery()").await, "f");
     let said = [&log, &log_two].map(|log| std::fs::read_to_string(log).unwrap_or_default()).concat();
     assert_eq!(said.matches("promoted n1").count(), 1, "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refuses_a_lock_that_lives_too_short() {
+    if only_kingpost() {
+        return;
+    }
+    let fleet = fleet().await;
+    let _logs = ShowLogs(fleet.cluster.dir());
+    let (watch, log) = fleet.failover().start(&["watch", "--etcd", "http://127.0.0.1:1", "--ttl", "1s"]);
+    assert!(!watch.wait_exit(SOON).await.success());
+    let said = std::fs::read_to_string(log).unwrap();
+    assert!(said.contains("expected at least 2s"), "{said}");
+}
+
+/// A host that is gone says nothing: nobody closes its connections. Servers and relays have to notice its silence.
+#[tokio::test(flavor = "multi_thread")]
+async fn replaces_a_primary_that_is_silent() {
+    if only_kingpost() {
+        return;
+    }
+    let fleet = Fleet::builder().replicas(1).patience("2s").start().await;
+    let cluster = &fleet.cluster;
+    let _logs = ShowLogs(cluster.dir());
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes") };
+    let Some(etcd) = Etcd::start(cluster).await else { return };
+    let url = etcd.url();
+    let failover = fleet.failover();
+    // A lock that lives for a short time is kept all the same while everything is looked at.
+    let (_watch, log) = failover.start(&["watch", "--after", "1s", "--ttl", "4s", "--etcd", &url]);
+    says(cluster, &log, "n0 is the primary").await;
+    n0.sigstop();
+    says(cluster, &log, "n1 is the primary").await;
+    assert_eq!(n1.query("SELECT pg_is_in_recovery()").await, "f");
+    n0.sigcont();
 }

@@ -394,6 +394,10 @@ impl Node {
         // find nothing to do.
         primary.execute("CHECKPOINT").await;
         let config = std::fs::read(self.dir.join("postgresql.conf")).expect("read postgresql.conf");
+        // As the guide says: pg_rewind may have to start the server for itself, which a switchover's lock would keep out.
+        let own = std::fs::read_to_string(self.dir.join("postgresql.auto.conf")).expect("read postgresql.auto.conf");
+        let unlocked = own.lines().filter(|line| !line.contains("kingpost_switchover")).collect::<Vec<_>>().join("\n");
+        std::fs::write(self.dir.join("postgresql.auto.conf"), unlocked + "\n").expect("write postgresql.auto.conf");
         // Ours, and in the way of a server's user.
         let _ = std::fs::remove_file(self.dir.join("dynamic.conf"));
         let source = format!("host=127.0.0.1 port={} user=postgres dbname=postgres", primary.port());

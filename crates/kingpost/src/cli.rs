@@ -371,11 +371,11 @@ pub(crate) struct WatchArgs {
     /// Endpoints of etcd, http://host:port with commas in between: a lost primary is replaced, under a lock there
     #[arg(long, value_name = "ENDPOINTS")]
     pub(crate) etcd: Option<String>,
-    /// How long the primary must be lost before anything is done
-    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    /// How long the primary must be lost before anything is done. Longer than it takes to restart a server, if that is to be waited for
+    #[arg(long, default_value = "1s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) after: Duration,
-    /// How long the lock lives without being kept
-    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    /// How long the lock lives without being kept: after that the next watcher takes over from one that has died
+    #[arg(long, default_value = "3s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) ttl: Duration,
     #[command(flatten)]
     pub(crate) stop: StopAt,

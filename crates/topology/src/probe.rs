@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::net::sockopt;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
@@ -31,6 +32,11 @@ const QUICK: Duration = Duration::from_millis(1);
 const RETRY: Duration = Duration::from_millis(100);
 /// Shortest time between two probes, however many failures are reported.
 const LEAST: Duration = Duration::from_millis(5);
+
+/// How long a server's host may confirm nothing that was sent to it before a session is given up.
+const SILENCE: Duration = Duration::from_secs(5);
+/// Silence after which its host is asked whether it is there, and time from one such question to the next.
+const KEEPALIVE: Duration = Duration::from_secs(1);
 
 /// Of a session: what cannot change while it lasts.
 const ASK_ONCE: &str = "\
@@ -204,8 +210,8 @@ pub(crate) async fn connect(
             for address in found {
                 match TcpStream::connect(address).await {
                     Ok(stream) => {
-                        // Only latency is lost if this fails.
-                        let _ = stream.set_nodelay(true);
+                        // Only time is lost if one of them fails.
+                        let _ = (stream.set_nodelay(true), notice_silence(&stream));
                         let address = Address::Tcp(address);
                         return Ok(match secure {
                             None => {
@@ -224,6 +230,14 @@ pub(crate) async fn connect(
             Err(failed)
         }
     }
+}
+
+/// Has the kernel notice a host that is gone without a word: what it does not confirm, or a question after some silence.
+fn notice_silence(stream: &TcpStream) -> rustix::io::Result<()> {
+    sockopt::set_tcp_user_timeout(stream, SILENCE.as_millis() as u32)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE)
 }
 
 fn drive<S, T>(client: Client, connection: tokio_postgres::Connection<S, T>, address: Address) -> Session

@@ -187,6 +187,16 @@ pub(super) async fn unlock(parts: &Parts, node: &str) -> Said<bool> {
     Ok(true)
 }
 
+/// Takes a lock out of a server's files, and leaves it locked for as long as it runs: it is about to be stopped and rewound, and
+/// `pg_rewind` may have to start it for itself.
+///
+/// # Errors
+/// The server does not answer.
+pub(super) async fn take_out_of_files(parts: &Parts, node: &str) -> Said<()> {
+    let client = parts.session_past_lock(node, APPLICATION).await?;
+    Files::read(&client).await?.unlocked().set(&client).await
+}
+
 const NEXT_TRANSACTION: &str = "SELECT pg_snapshot_xmax(pg_current_snapshot())";
 /// All but those of this program, and of others like it that look at the server: they got past the lock, and write nothing.
 const SESSIONS: &str = "SELECT count(*) FROM pg_stat_activity \

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ::relay::{Order, Standing, UpstreamError};
@@ -20,8 +21,8 @@ use crate::error::Failure;
 
 /// What sessions are called on servers and in consoles.
 const APPLICATION: &str = "kingpost failover";
-/// Longest time for one look at a part.
-const LOOK: Duration = Duration::from_secs(3);
+/// Longest time for one look at a part, unless less is said.
+const LOOK: Duration = Duration::from_secs(2);
 /// The same for one that has not answered a moment ago.
 const GLANCE: Duration = Duration::from_millis(500);
 /// Longest time for a relay to carry out an order; it has a limit of its own below.
@@ -52,6 +53,8 @@ pub(super) struct Parts {
     relays: Vec<Login>,
     proxies: Vec<Login>,
     acknowledgements: usize,
+    /// Longest time for one look at a part.
+    look: Duration,
     /// With relays and proxies.
     tls: tls::ConnectConfig,
     connector: Option<Arc<tls::Connector>>,
@@ -61,6 +64,8 @@ pub(super) struct Parts {
 struct Login {
     part: PartConfig,
     password: Option<String>,
+    /// A look at it is under way.
+    looking: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for Login {
@@ -84,7 +89,7 @@ impl Parts {
                 .iter()
                 .map(|part| {
                     let password = secret(part.password.as_ref(), part.password_file.as_deref())?;
-                    Ok(Login { part: part.clone(), password })
+                    Ok(Login { part: part.clone(), password, looking: Arc::default() })
                 })
                 .collect()
         };
@@ -104,9 +109,15 @@ impl Parts {
             relays: logins(&failover.relays)?,
             proxies: logins(&failover.proxies)?,
             acknowledgements: failover.acknowledgements,
+            look: LOOK,
             tls: failover.tls.clone(),
             connector,
         })
+    }
+
+    /// From now on a look at a part takes no longer than this.
+    pub(super) fn look_within_at_most(&mut self, limit: Duration) {
+        self.look = limit;
     }
 
     pub(super) fn nodes(&self) -> &[NodeConfig] {
@@ -123,7 +134,7 @@ impl Parts {
 
     /// Looks at everything, side by side.
     pub(super) async fn survey(&self) -> Survey {
-        self.survey_within(|_| LOOK).await
+        self.survey_within(|_| self.look).await
     }
 
     /// Looks once more, and does not wait long again for those that have just not answered.
@@ -132,7 +143,7 @@ impl Parts {
             let server = before.servers.iter().any(|server| server.name == name && server.state.is_ok());
             server || before.relays.iter().any(|relay| relay.name == name && relay.standing.is_ok())
         };
-        self.survey_within(|name| if answered(name) { LOOK } else { GLANCE }).await
+        self.survey_within(|name| if answered(name) { self.look } else { GLANCE }).await
     }
 
     async fn survey_within(&self, limit: impl Fn(&str) -> Duration) -> Survey {
@@ -195,7 +206,7 @@ impl Parts {
 
     /// How a server stands.
     pub(super) async fn look(&self, node: &str) -> Said<ServerState> {
-        self.look_within(node, LOOK).await
+        self.look_within(node, self.look).await
     }
 
     async fn look_within(&self, node: &str, limit: Duration) -> Said<ServerState> {
@@ -222,15 +233,29 @@ impl Parts {
 
     /// Has a relay carry out an order.
     pub(super) async fn order(&self, relay: &str, order: Order) -> Said<Standing> {
-        let limit = if order == Order::Look { LOOK } else { ORDER };
+        let limit = if order == Order::Look { self.look } else { ORDER };
         self.order_within(relay, order, limit).await
     }
 
     async fn order_within(&self, relay: &str, order: Order, limit: Duration) -> Said<Standing> {
+        let looking = (order == Order::Look).then(|| self.looking(relay)).flatten();
+        if looking.as_ref().is_some_and(|looking| looking.swap(true, Ordering::AcqRel)) {
+            // The thread that asked last is still waiting: no second one waits beside it.
+            return Err(format!("relay {relay} does not answer"));
+        }
         self.ask_relay(relay, limit, move |address, user, password, connector| {
-            ::relay::order(address, user, password, connector, &order)
+            let result = ::relay::order(address, user, password, connector, &order);
+            if let Some(looking) = looking {
+                looking.store(false, Ordering::Release);
+            }
+            result
         })
         .await
+    }
+
+    fn looking(&self, relay: &str) -> Option<Arc<AtomicBool>> {
+        let login = self.relays.iter().find(|login| login.part.name == relay)?;
+        Some(Arc::clone(&login.looking))
     }
 
     /// Makes a physical slot on a relay, unless it is there.
@@ -250,7 +275,7 @@ impl Parts {
         ask: impl FnOnce(&str, &str, Option<&str>, Option<Arc<tls::Connector>>) -> Result<T, UpstreamError> + Send + 'static,
     ) -> Said<T> {
         let login = self.relays.iter().find(|login| login.part.name == relay).cloned();
-        let Login { part, password } = login.ok_or_else(|| format!("no relay is named {relay}"))?;
+        let Login { part, password, .. } = login.ok_or_else(|| format!("no relay is named {relay}"))?;
         let connector = self.connector.clone();
         let work = tokio::task::spawn_blocking(move || ask(&part.address, &part.user, password.as_deref(), connector));
         match tokio::time::timeout(limit, work).await {

@@ -331,7 +331,7 @@ fn who_is_fit() {
 
 #[test]
 fn judgements() {
-    use super::super::watch::{Judgement, judge};
+    use super::super::judge::{Judgement, judge};
     let lost = || vec![server("a", None), server("b", Some((STANDBY, 1, 9)))];
     let hears = |state: &str, fenced| {
         let mut relay = relay("r", Some((1, 9, fenced, None)));
@@ -356,6 +356,6 @@ fn judgements() {
         ),
         ("silence", vec![server("a", None)], vec![], Judgement::Unsure(Undecided::Nobody.to_string())),
     ] {
-        assert_eq!(judge(&survey(servers, relays), 1), expected, "{what}");
+        assert_eq!(judge(&survey(servers, relays)), expected, "{what}");
     }
 }

@@ -2,6 +2,7 @@
 
 use super::elect::Promoted;
 use super::hooks::{self, Hook};
+use super::lock;
 use super::steps::{Steps, split};
 use crate::out;
 
@@ -16,8 +17,8 @@ impl Steps {
             match &server.state {
                 Ok(state) if state.standby => {}
                 // It takes itself for a primary, on an older timeline.
-                Ok(_) => self.bring_back(&server.name, node).await,
-                Err(_) if is_old => self.bring_back(&server.name, node).await,
+                Ok(state) => self.bring_back(&server.name, node, state.locked).await,
+                Err(_) if is_old => self.bring_back(&server.name, node, false).await,
                 Err(why) => self.say(format_args!(
                     "{} does not answer, and is left alone: it was not the primary, as far as is known ({why})",
                     server.name
@@ -26,7 +27,7 @@ impl Steps {
         }
     }
 
-    async fn bring_back(&self, old: &str, node: &str) {
+    async fn bring_back(&self, old: &str, node: &str, locked: bool) {
         let upstream = match self.config.failover.relays.first() {
             Some(relay) => relay.address.clone(),
             None => self.address(node),
@@ -52,6 +53,9 @@ impl Steps {
                 self.config.failover.user
             ));
             return;
+        }
+        if locked && let Err(why) = lock::take_out_of_files(&self.parts, old).await {
+            self.say(format_args!("the lock on {old} stays in its postgresql.auto.conf: {why}"));
         }
         match hooks::run(&hook, self.limit() * 5).await {
             Ok(()) => self.say(format_args!("{old} was brought back as a standby")),
