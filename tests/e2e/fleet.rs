@@ -36,6 +36,11 @@ impl FleetBuilder {
         self
     }
 
+    pub(crate) fn relays(mut self, relays: usize) -> FleetBuilder {
+        self.relays = relays;
+        self
+    }
+
     pub(crate) fn acknowledgements(mut self, acknowledgements: usize) -> FleetBuilder {
         self.acknowledgements = acknowledgements;
         self

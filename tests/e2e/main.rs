@@ -22,6 +22,7 @@ mod lanes;
 mod large;
 mod listen;
 mod login;
+mod losses;
 mod operations;
 mod parameters;
 mod pools;

@@ -386,6 +386,9 @@ pub(crate) struct CheckArgs {
     /// Configuration file
     #[arg(long, short, env = "KINGPOST_CONFIG", default_value = "kingpost.toml", value_name = "FILE")]
     pub(crate) config: PathBuf,
+    /// Also asks servers, relays and proxies of [failover] whether they agree with it
+    #[arg(long)]
+    pub(crate) online: bool,
 }
 
 #[derive(Debug, Subcommand)]

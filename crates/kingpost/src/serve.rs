@@ -31,6 +31,9 @@ pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
     for warning in &warnings {
         out::note(warning);
     }
+    if args.online {
+        crate::failover::check(config.clone())?;
+    }
     if config.is_relay_only() {
         out::line(format_args!("{}: good, a relay", args.config.display()));
         return Ok(());

@@ -330,11 +330,20 @@ const FAILOVER: &[Key] = &[
     key("tls", Kind::Table(CLUSTER_TLS)),
     key("stop", Kind::Texts),
     key("rejoin", Kind::Texts),
-    key("relays", Kind::Tables(FAILOVER_PART)),
-    key("proxies", Kind::Tables(FAILOVER_PART)),
+    key("relays", Kind::Tables(FAILOVER_RELAY)),
+    key("proxies", Kind::Tables(FAILOVER_PROXY)),
 ];
 
-const FAILOVER_PART: &[Key] = &[
+const FAILOVER_RELAY: &[Key] = &[
+    required("name", Kind::Text),
+    required("address", Kind::Text),
+    key("user", Kind::Text),
+    key("password", Kind::Secret),
+    key("password_file", Kind::Text),
+    key("application_name", Kind::Text),
+];
+
+const FAILOVER_PROXY: &[Key] = &[
     required("name", Kind::Text),
     required("address", Kind::Text),
     key("user", Kind::Text),

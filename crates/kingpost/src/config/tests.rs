@@ -80,6 +80,26 @@ fn golden_messages() {
                 "k.toml:6:11: cluster.from.service: service name is missing",
             ],
         ),
+        // Numbers that do not agree.
+        (
+            "[proxy]\nauth = \"trust\"\ngate.commit_durability = \"quorum(2)\"\n\
+             [[proxy.databases]]\nname = \"shop\"\ncommit_durability = \"relay\"\n\
+             [cluster]\nnodes = [{ name = \"a\", address = \"db:5432\" }]\n\
+             relays = [{ name = \"r\", address = \"r:1\" }, { name = \"s\", address = \"s:1\" }]\n\
+             [failover]\nacknowledgements = 2\n\
+             relays = [{ name = \"r\", address = \"r:1\" }, { name = \"s\", address = \"s:1\" }]\n",
+            &[
+                "k.toml:6:21: warning: proxy.databases[0].commit_durability: found \"relay\", and failover.acknowledgements is 2: a commit could be lost at a failover that fewer relays have; expected as many",
+            ],
+        ),
+        (
+            "[proxy]\nauth = \"trust\"\n[cluster]\nnodes = [{ name = \"a\", address = \"db:5432\" }]\n\
+             [failover]\nacknowledgements = 1\n\
+             relays = [{ name = \"r\", address = \"r:1\" }, { name = \"s\", address = \"s:1\" }]\n",
+            &[
+                "k.toml:6:20: warning: failover.acknowledgements: found 1, with 2 relays: a failover needs all of them, so that with one lost nothing can be failed over; with 3 relays and 2 acknowledgements one may be lost at any time",
+            ],
+        ),
         (
             "",
             &[
@@ -358,7 +378,7 @@ fn known<T: DeserializeOwned>(required: &[(&str, &str)]) -> BTreeSet<String> {
 
 #[test]
 fn the_schema_is_that_of_the_types() {
-    use crate::failover::config::{FailoverConfig, PartConfig};
+    use crate::failover::config::{FailoverConfig, PartConfig, RelayPartConfig};
     use proxy::config::{DatabaseConfig, PoolConfig, RoutingConfig, UserConfig};
     let inner = |keys: &'static [Key], path: &[&str]| -> &'static [Key] {
         path.iter().fold(keys, |keys, step| match keys.iter().find(|key| key.name == *step).unwrap().kind {
@@ -387,7 +407,7 @@ fn the_schema_is_that_of_the_types() {
         (&["relay", "upstream"], known::<relay::config::UpstreamConfig>(&[])),
         (&["relay", "users"], known::<relay::config::UserConfig>(&[])),
         (&["failover"], known::<FailoverConfig>(&[])),
-        (&["failover", "relays"], known::<PartConfig>(&[])),
+        (&["failover", "relays"], known::<RelayPartConfig>(&[])),
         (&["failover", "proxies"], known::<PartConfig>(&[])),
         (&["registry"], known::<RegistryConfig>(&[])),
         (&["registry", "dns"], known::<crate::registry::config::DnsConfig>(&[])),

@@ -70,6 +70,7 @@ pub(super) async fn away(
         ));
         return Ok(());
     }
+    steps.prepared(survey, to, old.as_deref())?;
     let promoted = steps.elect(survey, timeline, to, old.as_deref(), guard).await?;
     steps.proxies_look(&promoted).await;
     steps.step("resumed");

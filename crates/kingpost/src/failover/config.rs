@@ -33,7 +33,7 @@ pub(crate) struct FailoverConfig {
     /// Program that brings a former primary back as a standby; empty: it is said what to do.
     pub(crate) rejoin: Vec<String>,
     /// `[[failover.relays]]`.
-    pub(crate) relays: Vec<PartConfig>,
+    pub(crate) relays: Vec<RelayPartConfig>,
     /// `[[failover.proxies]]`.
     pub(crate) proxies: Vec<PartConfig>,
 }
@@ -74,7 +74,7 @@ impl fmt::Debug for FailoverConfig {
     }
 }
 
-/// A relay that is fenced, or a proxy that is paused.
+/// A proxy that is paused; or how a relay is reached.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PartConfig {
@@ -91,6 +91,47 @@ pub(crate) struct PartConfig {
     /// File with its password in the first line.
     #[serde(default)]
     pub(crate) password_file: Option<PathBuf>,
+}
+
+/// A relay that is fenced.
+#[derive(Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RelayPartConfig {
+    /// See [`PartConfig`], as all but the last.
+    pub(crate) name: String,
+    /// Where its downstreams connect.
+    pub(crate) address: String,
+    /// An operator there.
+    #[serde(default = "operator")]
+    pub(crate) user: String,
+    /// Its password.
+    #[serde(default, skip_serializing)]
+    pub(crate) password: Option<String>,
+    /// File with its password in the first line.
+    #[serde(default)]
+    pub(crate) password_file: Option<PathBuf>,
+    /// What it calls itself on servers, as `synchronous_standby_names` has it; its name if not given.
+    #[serde(default)]
+    pub(crate) application_name: Option<String>,
+}
+
+impl RelayPartConfig {
+    /// How it is reached.
+    pub(crate) fn part(&self) -> PartConfig {
+        PartConfig {
+            name: self.name.clone(),
+            address: self.address.clone(),
+            user: self.user.clone(),
+            password: self.password.clone(),
+            password_file: self.password_file.clone(),
+        }
+    }
+}
+
+impl fmt::Debug for RelayPartConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.part().fmt(f)
+    }
 }
 
 fn operator() -> String {

@@ -52,6 +52,13 @@ impl Steps {
     pub(super) fn prepared(&self, survey: &Survey, to: Option<&str>, old: Option<&str>) -> Result<Election, Failure> {
         let election = plan::candidates(survey, to, self.force, &self.rules(old)).map_err(no_candidate)?;
         let (answering, needed) = (survey.standing().count(), survey.needed());
+        for found in survey.disagreements(self.config.failover.acknowledgements) {
+            if found.is_in_the_way() && !self.accept_loss {
+                return Err(Failure::runtime(found.to_string())
+                    .advise("set it as on the other servers and reload; --accept-loss goes on all the same"));
+            }
+            self.say(format_args!("note: {found}"));
+        }
         if self.parts.relay_count() == 0 && !self.accept_loss {
             return Err(Failure::config(
                 "no relay is configured as [[failover.relays]]: what only the old primary has would be lost",
@@ -86,7 +93,6 @@ impl Steps {
         old: Option<&str>,
         guard: &impl Guard,
     ) -> Result<Promoted, Failure> {
-        self.prepared(survey, to, old)?;
         let fenced = self.fence(survey, timeline).await?;
         self.step("fenced");
         // Again: what was seen before the fence may have changed until it was up.
@@ -108,6 +114,12 @@ impl Steps {
                 Failure::runtime("no candidate is left").advise("look at what was said of each, and run it again")
             );
         }
+        if fenced.quorum < now.needed() {
+            // Nobody knows any more what was acknowledged: all that is left is the one that has most.
+            let has = |candidate: &Candidate| now.state(&candidate.name).map(|state| (state.timeline, state.has));
+            let most = candidates.iter().map(has).max().flatten();
+            candidates.retain(|candidate| has(candidate) == most);
+        }
         if let Some(node) = withdraw {
             if !claimed.contains(&node) && !self.force {
                 return Err(no_candidate(Unfit::Elected(node, fenced.term)));
@@ -118,7 +130,6 @@ impl Steps {
         let target = Target::of(fenced.relays.iter().map(|(relay, standing)| (relay, standing)));
         let node = match &target {
             Some(target) => self.catch_up(&candidates, target).await?,
-            // Nobody has more than the one that has most.
             None => candidates.swap_remove(0).name,
         };
         self.step("caught-up");

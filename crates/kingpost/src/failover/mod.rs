@@ -12,6 +12,7 @@
 //! nothing, and after it was killed, the next one goes on where it stopped.
 
 mod abort;
+mod acknowledge;
 mod away;
 pub(crate) mod config;
 mod conninfo;
@@ -29,17 +30,18 @@ mod plan;
 mod rejoin;
 mod steps;
 mod switchover;
+mod sync_names;
 mod watch;
 
 use std::path::PathBuf;
 
 use crate::cli::{FailoverArgs, SwitchoverArgs, WatchArgs, WhichConfig};
-use crate::config::{LogConfig, LogFlags, load};
+use crate::config::{Config, LogConfig, LogFlags, load};
 use crate::error::Failure;
 use crate::serve::{INTERRUPTED, StopSignals, control_runtime, warn};
 use crate::{logging, out};
 use away::away;
-use plan::Survey;
+use plan::{ProxySeen, ProxyState, Survey};
 use steps::{NoGuard, Steps};
 
 /// Makes a standby the primary in place of one that is lost.
@@ -50,8 +52,7 @@ pub(crate) fn failover(args: &FailoverArgs, log: &LogFlags) -> Result<(), Failur
         if args.abort {
             return steps.abort().await;
         }
-        let survey = steps.parts.survey().await;
-        show(&survey);
+        let (survey, _) = seen(&steps).await;
         away(&steps, &survey, args.to.as_deref(), args.dry_run, &NoGuard).await
     })
 }
@@ -62,8 +63,7 @@ pub(crate) fn switchover(args: &SwitchoverArgs, log: &LogFlags) -> Result<(), Fa
     steps.stop = args.stop.clone();
     control_runtime()?.block_on(async {
         let mut stop = StopSignals::new()?;
-        let survey = steps.parts.survey().await;
-        show(&survey);
+        let (survey, _) = seen(&steps).await;
         switchover::run(&steps, &survey, args.to.as_deref(), args.dry_run, &mut stop).await
     })
 }
@@ -75,6 +75,34 @@ pub(crate) fn watch(args: &WatchArgs, log: &LogFlags) -> Result<(), Failure> {
     control_runtime()?.block_on(async {
         let mut stop = StopSignals::new()?;
         watch::run(steps, args, &mut stop).await
+    })
+}
+
+/// Asks everything that [failover] names whether it agrees with the configuration, and changes nothing.
+pub(crate) fn check(config: Config) -> Result<(), Failure> {
+    let steps = Steps::new(config)?;
+    control_runtime()?.block_on(async {
+        let (survey, proxies) = seen(&steps).await;
+        let counted = steps.config.failover.acknowledgements;
+        let mut found = survey.disagreements(counted);
+        found.extend(acknowledge::gates(&proxies, counted));
+        let mut lines: Vec<String> = found.iter().map(|found| format!("  {found}")).collect();
+        lines.extend(
+            survey
+                .servers
+                .iter()
+                .filter_map(|server| Some(format!("  {}: {}", server.name, server.state.as_ref().err()?))),
+        );
+        lines.extend(
+            survey
+                .relays
+                .iter()
+                .filter_map(|relay| Some(format!("  {}: {}", relay.name, relay.standing.as_ref().err()?))),
+        );
+        if lines.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::config(format!("not everything agrees with the configuration\n{}", lines.join("\n"))))
     })
 }
 
@@ -100,8 +128,15 @@ fn prepare(which: &WhichConfig, log: &LogFlags) -> Result<Steps, Failure> {
     Steps::new(config)
 }
 
+/// Looks at everything, and shows it.
+async fn seen(steps: &Steps) -> (Survey, Vec<ProxySeen>) {
+    let (survey, proxies) = tokio::join!(steps.parts.survey(), steps.parts.proxies());
+    show(&survey, &proxies);
+    (survey, proxies)
+}
+
 /// What was found, a line each.
-fn show(survey: &Survey) {
+fn show(survey: &Survey, proxies: &[ProxySeen]) {
     for server in &survey.servers {
         let text = match &server.state {
             Err(why) => format!("does not answer: {why}"),
@@ -112,7 +147,11 @@ fn show(survey: &Survey) {
                     (true, false) => "standby, receives nothing",
                 };
                 let foreign = if Some(state.system) == survey.system() { "" } else { ", of another cluster" };
-                format!("{role}, timeline {}, has {}, replayed {}{foreign}", state.timeline, state.has, state.replayed)
+                let locked = if state.locked { ", locked" } else { "" };
+                format!(
+                    "{role}, timeline {}, has {}, replayed {}{locked}{foreign}",
+                    state.timeline, state.has, state.replayed
+                )
             }
         };
         out::line(format_args!("{:<12} {:<22} {text}", server.name, server.address));
@@ -122,7 +161,7 @@ fn show(survey: &Survey) {
             Err(why) => format!("does not answer: {why}"),
             Ok(standing) => {
                 let fence = standing.fenced.map(|at| format!(", fenced at timeline {at}")).unwrap_or_default();
-                let chosen = standing.chosen.as_ref().map(|(_, node)| format!(", for {node}")).unwrap_or_default();
+                let chosen = standing.chosen.as_ref().map(|(_, node)| format!(", {node} elected")).unwrap_or_default();
                 format!(
                     "relay, timeline {}, has {}, term {}{fence}{chosen}: {}",
                     standing.timeline, standing.flushed, standing.term, standing.state
@@ -130,5 +169,14 @@ fn show(survey: &Survey) {
             }
         };
         out::line(format_args!("{:<12} {:<22} {text}", relay.name, relay.address));
+    }
+    for proxy in proxies {
+        let text = match &proxy.state {
+            Err(why) => format!("does not answer: {why}"),
+            Ok(ProxyState { paused: false, .. }) => "proxy".into(),
+            Ok(ProxyState { lease: Some(left), .. }) => format!("proxy, paused for another {left:?}"),
+            Ok(ProxyState { lease: None, .. }) => "proxy, paused by an operator".into(),
+        };
+        out::line(format_args!("{:<12} {:<22} {text}", proxy.name, proxy.address));
     }
 }

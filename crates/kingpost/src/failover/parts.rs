@@ -12,10 +12,10 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 use topology::{Candidacy, ClusterConfig, NodeConfig};
 use watermark::Lsn;
 
-use super::config::PartConfig;
+use super::config::{PartConfig, RelayPartConfig};
 use super::lock;
 use super::note::{self, Note};
-use super::plan::{RelaySeen, ServerSeen, ServerState, Survey, Tags};
+use super::plan::{ProxySeen, ProxyState, RelaySeen, ServerSeen, ServerState, Survey, Tags};
 use crate::config::Config;
 use crate::error::Failure;
 
@@ -43,7 +43,8 @@ const ASK: &str = "\
            (SELECT setting FROM pg_settings WHERE name = 'primary_slot_name'), \
            (SELECT setting::int FROM pg_settings WHERE name = 'recovery_min_apply_delay'), \
            CASE WHEN standby THEN pg_is_wal_replay_paused() ELSE false END, \
-           current_setting('is_superuser') = 'on' \
+           current_setting('is_superuser') = 'on', \
+           current_setting('synchronous_standby_names') \
     FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role, pg_control_system()";
 
 /// How to reach everything: made of the configuration once.
@@ -64,6 +65,8 @@ pub(super) struct Parts {
 struct Login {
     part: PartConfig,
     password: Option<String>,
+    /// What a relay calls itself on servers.
+    application: String,
     /// A look at it is under way.
     looking: Arc<AtomicBool>,
 }
@@ -84,14 +87,13 @@ impl Parts {
     /// One cannot be read.
     pub(super) fn new(config: &Config) -> Result<Parts, Failure> {
         let failover = &config.failover;
-        let logins = |parts: &[PartConfig]| -> Result<Vec<Login>, Failure> {
-            parts
-                .iter()
-                .map(|part| {
-                    let password = secret(part.password.as_ref(), part.password_file.as_deref())?;
-                    Ok(Login { part: part.clone(), password, looking: Arc::default() })
-                })
-                .collect()
+        let login = |part: PartConfig| -> Result<Login, Failure> {
+            let password = secret(part.password.as_ref(), part.password_file.as_deref())?;
+            Ok(Login { part, password, application: String::new(), looking: Arc::default() })
+        };
+        let relay = |relay: &RelayPartConfig| -> Result<Login, Failure> {
+            let application = relay.application_name.as_ref().unwrap_or(&relay.name).clone();
+            Ok(Login { application, ..login(relay.part())? })
         };
         let mut cluster = config.cluster.clone();
         let own = secret(failover.password.as_ref(), failover.password_file.as_deref())?;
@@ -106,8 +108,8 @@ impl Parts {
             .map(Arc::new);
         Ok(Parts {
             cluster,
-            relays: logins(&failover.relays)?,
-            proxies: logins(&failover.proxies)?,
+            relays: failover.relays.iter().map(relay).collect::<Result<_, _>>()?,
+            proxies: failover.proxies.iter().cloned().map(login).collect::<Result<_, _>>()?,
             acknowledgements: failover.acknowledgements,
             look: LOOK,
             tls: failover.tls.clone(),
@@ -163,11 +165,18 @@ impl Parts {
             let limit = limit(&login.part.name);
             async move {
                 let standing = self.order_within(&login.part.name, Order::Look, limit).await;
-                RelaySeen { name: login.part.name.clone(), address: login.part.address.clone(), standing }
+                RelaySeen {
+                    name: login.part.name.clone(),
+                    address: login.part.address.clone(),
+                    application: login.application.clone(),
+                    standing,
+                }
             }
         });
         let (servers, relays) = tokio::join!(join_all(servers), join_all(relays));
-        Survey { servers, relays, acknowledgements: self.acknowledgements }
+        let mut survey = Survey { servers, relays, acknowledgements: self.acknowledgements };
+        survey.acknowledgements = survey.acknowledged_by(self.acknowledgements);
+        survey
     }
 
     /// A session on a server, also on one that lets nobody else in.
@@ -288,22 +297,56 @@ impl Parts {
     /// Runs a command in the console of each proxy, side by side; the names and errors of those where it failed.
     pub(super) async fn consoles(&self, command: &str, limit: Duration) -> Vec<(String, String)> {
         let each = self.proxies.iter().map(|login| async move {
-            let work = async {
-                let mut console = self.cluster.clone();
-                (console.user, console.password) = (login.part.user.clone(), login.password.clone());
-                console.database = "kingpost".into();
-                console.tls = self.tls.clone();
-                let node = NodeConfig::new(login.part.name.clone(), login.part.address.clone());
-                let client = topology::connect(&console, &node, APPLICATION, "", LOOK).await;
-                let client = client.map_err(|error| error.to_string())?;
-                run(&client, &[command]).await.map(drop)
-            };
+            let work = async { run(&self.console(login).await?, &[command]).await.map(drop) };
             let done = tokio::time::timeout(limit, work).await;
             let done = done.unwrap_or_else(|_| Err(format!("{command} took longer than {limit:?}")));
             done.err().map(|error| (login.part.name.clone(), error))
         });
         join_all(each).await.into_iter().flatten().collect()
     }
+
+    /// Looks at every proxy, side by side.
+    pub(super) async fn proxies(&self) -> Vec<ProxySeen> {
+        let each = self.proxies.iter().map(|login| async move {
+            let look = async {
+                let console = self.console(login).await?;
+                let values = pairs(&console, "SHOW STATE", "key", "value").await?;
+                let value = |key: &str| values.iter().find(|(of, _)| of == key).map(|(_, value)| value.as_str());
+                let gates = pairs(&console, "SHOW GATE", "database", "durability").await?;
+                Ok(ProxyState {
+                    paused: value("paused") == Some("yes"),
+                    lease: value("pause_lease").and_then(|left| left.parse().ok()).map(Duration::from_secs),
+                    gates,
+                })
+            };
+            let state = within(self.look, look).await;
+            ProxySeen { name: login.part.name.clone(), address: login.part.address.clone(), state }
+        });
+        join_all(each).await
+    }
+
+    async fn console(&self, login: &Login) -> Said<Client> {
+        let mut console = self.cluster.clone();
+        (console.user, console.password) = (login.part.user.clone(), login.password.clone());
+        console.database = "kingpost".into();
+        console.tls = self.tls.clone();
+        let node = NodeConfig::new(login.part.name.clone(), login.part.address.clone());
+        let client = topology::connect(&console, &node, APPLICATION, "", self.look).await;
+        client.map_err(|error| error.to_string())
+    }
+}
+
+/// Two columns of a table of a console.
+async fn pairs(console: &Client, command: &str, first: &str, second: &str) -> Said<Vec<(String, String)>> {
+    let messages = console.simple_query(command).await.map_err(|error| describe(&error))?;
+    let row = |message: &SimpleQueryMessage| match message {
+        SimpleQueryMessage::Row(row) => {
+            let text = |name| row.try_get(name).ok().flatten().unwrap_or_default().to_owned();
+            Some((text(first), text(second)))
+        }
+        _ => None,
+    };
+    Ok(messages.iter().filter_map(row).collect())
 }
 
 /// What went wrong with a relay, in words that name it: for the relay's own code this program is a downstream, and the relay an
@@ -355,6 +398,7 @@ fn read(row: &tokio_postgres::Row) -> Result<ServerState, tokio_postgres::Error>
         delay: Duration::from_millis(row.try_get::<_, Option<i32>>(8)?.unwrap_or(0).unsigned_abs().into()),
         paused: row.try_get(9)?,
         superuser: row.try_get(10)?,
+        sync_names: row.try_get(11)?,
         locked: false,
         note: None,
     })

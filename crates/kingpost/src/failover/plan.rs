@@ -5,6 +5,7 @@ use std::time::Duration;
 use ::relay::Standing;
 use watermark::Lsn;
 
+use super::acknowledge::Waits;
 use super::note::Note;
 
 /// A server, as it was seen.
@@ -55,6 +56,8 @@ pub(super) struct ServerState {
     pub(super) locked: bool,
     /// What an earlier failover has noted on it.
     pub(super) note: Option<Note>,
+    /// `synchronous_standby_names`.
+    pub(super) sync_names: String,
 }
 
 /// A relay, as it was seen.
@@ -62,8 +65,30 @@ pub(super) struct ServerState {
 pub(super) struct RelaySeen {
     pub(super) name: String,
     pub(super) address: String,
+    /// What it calls itself on servers.
+    pub(super) application: String,
     /// Err: why it does not answer.
     pub(super) standing: Result<Standing, String>,
+}
+
+/// A proxy, as it was seen.
+#[derive(Debug, Clone)]
+pub(super) struct ProxySeen {
+    pub(super) name: String,
+    pub(super) address: String,
+    /// Err: why its console does not answer.
+    pub(super) state: Result<ProxyState, String>,
+}
+
+/// What a proxy says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ProxyState {
+    /// Everything is paused.
+    pub(super) paused: bool,
+    /// By a lease, of which so much is left.
+    pub(super) lease: Option<Duration>,
+    /// Databases whose commits are held back, and how: `relay`, `quorum(2)`.
+    pub(super) gates: Vec<(String, String)>,
 }
 
 /// Everything together.
@@ -71,7 +96,7 @@ pub(super) struct RelaySeen {
 pub(super) struct Survey {
     pub(super) servers: Vec<ServerSeen>,
     pub(super) relays: Vec<RelaySeen>,
-    /// How many relays a commit waits for.
+    /// How many relays have what was acknowledged, at least.
     pub(super) acknowledgements: usize,
 }
 
@@ -274,6 +299,10 @@ pub(super) enum Unfit {
     Forbidden(String),
     #[error("{0} is never to be promoted (failover = \"never\" in [[cluster.nodes]]); --force does it all the same")]
     Never(String),
+    #[error(
+        "{0} has no synchronous_standby_names, and others have: it would acknowledge what no relay has; --to {0} takes it all the same"
+    )]
+    Unsynchronized(String),
     #[error("{0} is not in one of failover.zones; --to {0} takes it all the same")]
     Zone(String),
     #[error("{0} lacks {1} bytes, more than failover.lag_limit; --to {0} takes it all the same")]
@@ -392,6 +421,10 @@ fn fit(survey: &Survey, name: &str, named: bool, rules: &Rules) -> Result<(), Un
     if !rules.zones.is_empty() && !server.tags.zone.as_ref().is_some_and(|zone| rules.zones.contains(zone)) {
         return Err(Unfit::Zone(name.into()));
     }
+    let waits = |state| survey.waits(state) != Waits::ForNobody;
+    if !waits(state) && survey.answering().any(|(_, other)| waits(other)) {
+        return Err(Unfit::Unsynchronized(name.into()));
+    }
     let furthest = survey.standing().map(|(_, standing)| standing.flushed);
     let furthest = furthest.chain(survey.answering().map(|(_, state)| state.has)).max().unwrap_or(Lsn(0));
     let lacks = furthest.0.saturating_sub(state.has.0);
@@ -403,4 +436,4 @@ fn fit(survey: &Survey, name: &str, named: bool, rules: &Rules) -> Result<(), Un
 
 #[cfg(test)]
 #[path = "plan_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn server(name: &str, state: Option<(bool, u32, u64)>) -> ServerSeen {
+pub(in super::super) fn server(name: &str, state: Option<(bool, u32, u64)>) -> ServerSeen {
     ServerSeen {
         name: name.into(),
         address: format!("{name}:1"),
@@ -21,14 +21,16 @@ fn server(name: &str, state: Option<(bool, u32, u64)>) -> ServerSeen {
             superuser: true,
             locked: false,
             note: None,
+            sync_names: String::new(),
         }),
     }
 }
 
-fn relay(name: &str, standing: Option<(u32, u64, Option<u32>, Option<&str>)>) -> RelaySeen {
+pub(in super::super) fn relay(name: &str, standing: Option<(u32, u64, Option<u32>, Option<&str>)>) -> RelaySeen {
     RelaySeen {
         name: name.into(),
         address: format!("{name}:1"),
+        application: name.into(),
         standing: standing.ok_or_else(|| "down".to_owned()).map(|(timeline, flushed, fenced, chosen)| Standing {
             system: 1,
             term: 3,
