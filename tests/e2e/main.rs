@@ -18,6 +18,7 @@ mod fleet;
 mod gate;
 mod harness;
 mod hostile;
+mod interrupted;
 mod lanes;
 mod large;
 mod listen;

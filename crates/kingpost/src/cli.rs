@@ -475,6 +475,10 @@ pub(crate) struct StatusArgs {
     /// Prints JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Configuration file with [cluster] and [failover]: shows how these servers, relays and proxies stand, instead of a local cluster,
+    /// and what an interrupted failover or switchover has left
+    #[arg(long, short, value_name = "FILE", conflicts_with_all = ["json", "dir"])]
+    pub(crate) config: Option<PathBuf>,
 }
 
 #[cfg(test)]

@@ -6,13 +6,14 @@ use ::relay::{Order, Standing};
 use futures_util::future::join_all;
 
 use super::lock;
-use super::plan::{RelaySeen, Situation, Survey, Unfit};
+use super::pause;
+use super::plan::{Locked, RelaySeen, Situation, Survey, Unfit};
 use super::steps::Steps;
 use crate::error::Failure;
 
 impl Steps {
     /// Takes away what a failover or switchover that has not promoted anybody has left: fences, the node that was elected, the lock on
-    /// the old primary.
+    /// the old primary, the pause of the proxies.
     ///
     /// # Errors
     /// A node was promoted, or may have been; or something stays. Nothing that could be taken away is left for that.
@@ -28,7 +29,7 @@ impl Steps {
         if !fenced.is_empty() {
             self.release(&survey, &fenced).await?;
         }
-        for (server, _) in survey.answering().filter(|(_, state)| state.locked) {
+        for (server, _) in survey.answering().filter(|(_, state)| state.locked != Locked::No) {
             match lock::unlock(&self.parts, &server.name).await {
                 Ok(_) => self.say(format_args!("{} is not locked any more", server.name)),
                 Err(why) => {
@@ -42,6 +43,10 @@ impl Steps {
         match situation {
             Situation::Healthy { primary, .. } | Situation::Fenced { old: primary, .. } => {
                 self.say(format_args!("{primary} goes on as the primary"));
+                // Clients that wait need not wait until the lease of their pause is over.
+                for (proxy, why) in pause::resume(&self.parts, 1).await {
+                    self.say(format_args!("{proxy} may go on waiting until its lease ends: {why}"));
+                }
             }
             Situation::NoPrimary { .. } | Situation::Promoted { .. } => {
                 self.say(

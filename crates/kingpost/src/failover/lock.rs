@@ -25,13 +25,14 @@ use tokio_postgres::Client;
 use watermark::Lsn;
 
 use super::parts::{Parts, Said, describe, first};
+use super::plan::Locked;
 
 /// What a refused session is told that it lacks. The text is what a person reads at the other end.
 pub(super) const LIBRARY: &str = "kingpost_switchover_has_locked_this_server";
-/// How long the lock lives without being renewed.
-pub(super) const LEASE: Duration = Duration::from_secs(30);
+/// How long the lock lives without being renewed: so short that clients of a proxy still wait when it ends (`no_primary_timeout`).
+pub(super) const LEASE: Duration = Duration::from_secs(20);
 /// How often it is renewed.
-const RENEW: Duration = Duration::from_secs(10);
+const RENEW: Duration = Duration::from_secs(5);
 /// Longest time for a server to take over its configuration.
 const RELOAD: Duration = Duration::from_secs(10);
 /// How often something that is waited for is looked at.
@@ -185,6 +186,15 @@ pub(super) async fn unlock(parts: &Parts, node: &str) -> Said<bool> {
         tokio::time::sleep(PACE).await;
     }
     Ok(true)
+}
+
+/// How a server is locked that is.
+///
+/// # Errors
+/// It does not answer.
+pub(super) async fn kind(client: &Client) -> Said<Locked> {
+    let files = Files::read(client).await?;
+    Ok(if files.unlocked() == files { Locked::ByLease } else { Locked::ForGood })
 }
 
 /// Takes a lock out of a server's files, and leaves it locked for as long as it runs: it is about to be stopped and rewound, and

@@ -22,6 +22,7 @@ mod follow;
 mod held;
 mod hooks;
 mod judge;
+mod leftovers;
 mod lock;
 mod note;
 mod parts;
@@ -33,15 +34,18 @@ mod switchover;
 mod sync_names;
 mod watch;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use tokio::signal::unix::{Signal, SignalKind};
 
 use crate::cli::{FailoverArgs, SwitchoverArgs, WatchArgs, WhichConfig};
 use crate::config::{Config, LogConfig, LogFlags, load};
 use crate::error::Failure;
-use crate::serve::{INTERRUPTED, StopSignals, control_runtime, warn};
+use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
 use crate::{logging, out};
 use away::away;
-use plan::{ProxySeen, ProxyState, Survey};
+use leftovers::Leftover;
+use plan::{Locked, ProxySeen, ProxyState, Situation, Survey};
 use steps::{NoGuard, Steps};
 
 /// Makes a standby the primary in place of one that is lost.
@@ -52,7 +56,10 @@ pub(crate) fn failover(args: &FailoverArgs, log: &LogFlags) -> Result<(), Failur
         if args.abort {
             return steps.abort().await;
         }
-        let (survey, _) = seen(&steps).await;
+        let (survey, proxies) = seen(&steps).await;
+        if !args.dry_run && !args.force && steps.mended(&survey, &proxies).await? {
+            return Ok(());
+        }
         away(&steps, &survey, args.to.as_deref(), args.dry_run, &NoGuard).await
     })
 }
@@ -62,7 +69,7 @@ pub(crate) fn switchover(args: &SwitchoverArgs, log: &LogFlags) -> Result<(), Fa
     let mut steps = prepare(&args.config, log)?;
     steps.stop = args.stop.clone();
     control_runtime()?.block_on(async {
-        let mut stop = StopSignals::new()?;
+        let mut stop = Ends::new()?;
         let (survey, _) = seen(&steps).await;
         switchover::run(&steps, &survey, args.to.as_deref(), args.dry_run, &mut stop).await
     })
@@ -73,7 +80,7 @@ pub(crate) fn watch(args: &WatchArgs, log: &LogFlags) -> Result<(), Failure> {
     let mut steps = prepare(&args.config, log)?;
     steps.stop = args.stop.clone();
     control_runtime()?.block_on(async {
-        let mut stop = StopSignals::new()?;
+        let mut stop = Ends::new()?;
         watch::run(steps, args, &mut stop).await
     })
 }
@@ -106,10 +113,89 @@ pub(crate) fn check(config: Config) -> Result<(), Failure> {
     })
 }
 
+/// Shows how everything stands, and what an interrupted run has left.
+pub(crate) fn status(path: &Path) -> Result<(), Failure> {
+    let (config, _) = load(path)?.accept(path)?;
+    let steps = Steps::new(config)?;
+    control_runtime()?.block_on(async {
+        let (survey, proxies) = seen(&steps).await;
+        let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
+        let found = leftovers::leftovers(&survey, &proxies, &situation);
+        for left in &found {
+            out::line(format_args!("left by an interrupted run: {left}"));
+        }
+        match situation {
+            Situation::Healthy { primary, .. } if found.is_empty() => {
+                out::line(format_args!("{primary} is the primary"));
+                Ok(())
+            }
+            Situation::Healthy { primary, .. } => Err(Failure::runtime(format!("{primary} is the primary, and not all is well"))
+                .advise("`kingpost failover --abort` takes back what an interrupted run has left")),
+            Situation::NoPrimary { .. } => {
+                Err(Failure::runtime("no primary answers").advise("`kingpost failover` replaces it"))
+            }
+            Situation::Fenced { old, .. } => Err(Failure::runtime(format!(
+                "{old} is the primary, and the relays are fenced: nothing is acknowledged, because a failover away from it was begun"
+            ))
+            .advise("`kingpost failover` goes on, `kingpost failover --abort` lets it be the primary")),
+            Situation::Promoted { primary, .. } => Err(Failure::runtime(format!(
+                "{primary} was promoted, and relays do not follow it yet"
+            ))
+            .advise("`kingpost failover` has them follow")),
+        }
+    })
+}
+
+/// Whatever asks a run to end: SIGINT, SIGTERM, or that the terminal it was begun in is gone.
+struct Ends {
+    stop: StopSignals,
+    hangup: Signal,
+}
+
+impl Ends {
+    fn new() -> Result<Ends, Failure> {
+        Ok(Ends { stop: StopSignals::new()?, hangup: listen_for(SignalKind::hangup())? })
+    }
+
+    /// The name of the next one.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            name = self.stop.next() => name,
+            _ = self.hangup.recv() => "SIGHUP",
+        }
+    }
+}
+
+impl Steps {
+    /// Takes back what an interrupted run has left on a cluster that is well; true: there was something.
+    ///
+    /// # Errors
+    /// It ends by itself, and may be that of a run that is under way; or it stays.
+    async fn mended(&self, survey: &Survey, proxies: &[ProxySeen]) -> Result<bool, Failure> {
+        let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
+        let found = leftovers::leftovers(survey, proxies, &situation);
+        let lines: Vec<String> = found.iter().map(|left| format!("  {left}")).collect();
+        if found.iter().any(Leftover::ends_by_itself) {
+            return Err(Failure::runtime(format!(
+                "a switchover is under way, or was interrupted a moment ago\n{}",
+                lines.join("\n")
+            ))
+            .advise("what it holds ends by itself within 20 s; `kingpost failover --abort` takes it back at once"));
+        }
+        for line in &lines {
+            self.say(format_args!("left by an interrupted run: {}", line.trim()));
+        }
+        if !found.iter().any(Leftover::can_be_taken_back) {
+            return Ok(false);
+        }
+        self.abort().await.map(|()| true)
+    }
+}
+
 /// Runs to its end; a signal ends it wherever it is, and the next run goes on from there.
 fn run(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     control_runtime()?.block_on(async {
-        let mut stop = StopSignals::new()?;
+        let mut stop = Ends::new()?;
         tokio::select! {
             result = work => result,
             name = stop.next() => {
@@ -147,7 +233,11 @@ fn show(survey: &Survey, proxies: &[ProxySeen]) {
                     (true, false) => "standby, receives nothing",
                 };
                 let foreign = if Some(state.system) == survey.system() { "" } else { ", of another cluster" };
-                let locked = if state.locked { ", locked" } else { "" };
+                let locked = match state.locked {
+                    Locked::No => "",
+                    Locked::ByLease => ", locked by a lease",
+                    Locked::ForGood => ", locked",
+                };
                 format!(
                     "{role}, timeline {}, has {}, replayed {}{locked}{foreign}",
                     state.timeline, state.has, state.replayed

@@ -15,7 +15,7 @@ use watermark::Lsn;
 use super::config::{PartConfig, RelayPartConfig};
 use super::lock;
 use super::note::{self, Note};
-use super::plan::{ProxySeen, ProxyState, RelaySeen, ServerSeen, ServerState, Survey, Tags};
+use super::plan::{Locked, ProxySeen, ProxyState, RelaySeen, ServerSeen, ServerState, Survey, Tags};
 use crate::config::Config;
 use crate::error::Failure;
 
@@ -44,7 +44,8 @@ const ASK: &str = "\
            (SELECT setting::int FROM pg_settings WHERE name = 'recovery_min_apply_delay'), \
            CASE WHEN standby THEN pg_is_wal_replay_paused() ELSE false END, \
            current_setting('is_superuser') = 'on', \
-           current_setting('synchronous_standby_names') \
+           current_setting('synchronous_standby_names'), \
+           current_setting('default_transaction_read_only') = 'on' \
     FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role, pg_control_system()";
 
 /// How to reach everything: made of the configuration once.
@@ -223,7 +224,9 @@ impl Parts {
             let (client, locked) = self.session_and_lock(node).await?;
             let row = client.query_one(ASK, &[]).await.map_err(|error| describe(&error))?;
             let mut state = read(&row).map_err(|error| describe(&error))?;
-            state.locked = locked;
+            if locked {
+                state.locked = lock::kind(&client).await?;
+            }
             if state.superuser {
                 let command = first(&client, note::COMMAND).await?.unwrap_or_default();
                 state.note = Note::read(&command).1;
@@ -399,7 +402,8 @@ fn read(row: &tokio_postgres::Row) -> Result<ServerState, tokio_postgres::Error>
         paused: row.try_get(9)?,
         superuser: row.try_get(10)?,
         sync_names: row.try_get(11)?,
-        locked: false,
+        locked: Locked::No,
+        read_only: row.try_get(12)?,
         note: None,
     })
 }

@@ -10,10 +10,10 @@ use tokio::task::JoinHandle;
 
 use super::parts::Parts;
 
-/// How long a proxy pauses without being told again.
-const LEASE: Duration = Duration::from_secs(30);
+/// How long a proxy pauses without being told again: as long as the [lock](super::lock) lasts.
+const LEASE: Duration = super::lock::LEASE;
 /// How often it is told again.
-const RENEW: Duration = Duration::from_secs(10);
+const RENEW: Duration = Duration::from_secs(5);
 /// Longest time for a proxy to see a primary that is there.
 const RESUME: Duration = Duration::from_secs(20);
 
@@ -85,7 +85,7 @@ async fn renew(parts: Parts, ended: Arc<(AtomicBool, Notify)>) {
             () = ended.1.notified() => continue,
         }
         // One that is not renewed ends its pause: its clients find that the old primary lets nobody in, and wait.
-        parts.consoles(&command(), RENEW / 2).await;
+        parts.consoles(&command(), RENEW).await;
     }
 }
 

@@ -52,12 +52,24 @@ pub(super) struct ServerState {
     pub(super) delay: Duration,
     /// Whether the user of this program may promote it and change its settings.
     pub(super) superuser: bool,
-    /// Whether it is locked, as a switchover leaves an old primary.
-    pub(super) locked: bool,
+    /// Whether a switchover keeps everybody out of it.
+    pub(super) locked: Locked,
+    /// `default_transaction_read_only`.
+    pub(super) read_only: bool,
     /// What an earlier failover has noted on it.
     pub(super) note: Option<Note>,
     /// `synchronous_standby_names`.
     pub(super) sync_names: String,
+}
+
+/// Whether a switchover keeps everybody out of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Locked {
+    No,
+    /// In the server's memory, for as long as the lease is renewed.
+    ByLease,
+    /// In its files.
+    ForGood,
 }
 
 /// A relay, as it was seen.

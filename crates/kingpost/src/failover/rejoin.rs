@@ -3,6 +3,7 @@
 use super::elect::Promoted;
 use super::hooks::{self, Hook};
 use super::lock;
+use super::plan::Locked;
 use super::steps::{Steps, split};
 use crate::out;
 
@@ -17,7 +18,7 @@ impl Steps {
             match &server.state {
                 Ok(state) if state.standby => {}
                 // It takes itself for a primary, on an older timeline.
-                Ok(state) => self.bring_back(&server.name, node, state.locked).await,
+                Ok(state) => self.bring_back(&server.name, node, state.locked != Locked::No).await,
                 Err(_) if is_old => self.bring_back(&server.name, node, false).await,
                 Err(why) => self.say(format_args!(
                     "{} does not answer, and is left alone: it was not the primary, as far as is known ({why})",

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use ::relay::Order;
 use watermark::Lsn;
 
+use super::Ends;
 use super::away::away;
 use super::elect::Promoted;
 use super::hooks::{self, Hook};
@@ -21,7 +22,6 @@ use super::pause::{Pause, Refusals};
 use super::plan::{Situation, Survey};
 use super::steps::{Guard, NoGuard, Steps};
 use crate::error::Failure;
-use crate::serve::StopSignals;
 
 /// How often something that is waited for is looked at.
 const PACE: Duration = Duration::from_millis(50);
@@ -61,7 +61,7 @@ pub(super) async fn run(
     survey: &Survey,
     to: Option<&str>,
     dry_run: bool,
-    stop: &mut StopSignals,
+    stop: &mut Ends,
 ) -> Result<(), Failure> {
     let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
     let anew;
@@ -178,7 +178,7 @@ fn say_resumed(steps: &Steps, failed: Refusals) {
         steps.say("the proxies have resumed");
     }
     for (proxy, why) in failed {
-        steps.say(format_args!("{proxy} has not resumed, and will when its lease ends within 30 s: {why}"));
+        steps.say(format_args!("{proxy} has not resumed, and will when its lease ends within 20 s: {why}"));
     }
 }
 

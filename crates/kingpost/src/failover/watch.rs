@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::Ends;
 use super::away::away;
 use super::etcd::Etcd;
 use super::held::{Held, SHORTEST};
@@ -10,7 +11,6 @@ use super::plan::{self, Situation, Survey};
 use super::steps::Steps;
 use crate::cli::WatchArgs;
 use crate::error::Failure;
-use crate::serve::StopSignals;
 
 /// Time from one look to the next.
 const PACE: Duration = Duration::from_millis(500);
@@ -22,7 +22,7 @@ const STARTING: Duration = Duration::from_secs(10);
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
 
 /// Until a signal.
-pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut StopSignals) -> Result<(), Failure> {
+pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> Result<(), Failure> {
     steps.parts.look_within_at_most(LOOK);
     let etcd = args.etcd.as_deref().map(Etcd::new).transpose().map_err(Failure::config)?;
     if let Some(etcd) = &etcd {
