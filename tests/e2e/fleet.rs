@@ -26,6 +26,7 @@ pub(crate) struct FleetBuilder {
     acknowledgements: usize,
     /// The relays' configurations say whom to follow; else they follow whichever node is the primary.
     named: bool,
+    settings: Vec<(&'static str, &'static str)>,
     /// How long a relay takes silence of its upstream for a pause.
     patience: &'static str,
 }
@@ -51,13 +52,23 @@ impl FleetBuilder {
         self
     }
 
+    /// A setting of every server.
+    pub(crate) fn setting(mut self, name: &'static str, value: &'static str) -> FleetBuilder {
+        self.settings.push((name, value));
+        self
+    }
+
     pub(crate) fn patience(mut self, patience: &'static str) -> FleetBuilder {
         self.patience = patience;
         self
     }
 
     pub(crate) async fn start(self) -> Fleet {
-        let cluster = Cluster::builder().replicas(self.replicas).start().await;
+        let mut builder = Cluster::builder().replicas(self.replicas);
+        for (name, value) in &self.settings {
+            builder = builder.setting(name, value);
+        }
+        let cluster = builder.start().await;
         let primary = cluster.primary();
         let ports: Vec<u16> = cluster.nodes().iter().map(Node::port).collect();
         let mut relays = Vec::new();
@@ -96,7 +107,14 @@ impl FleetBuilder {
 impl Fleet {
     /// A primary, two standbys and one relay that follows the primary; commits wait for nobody.
     pub(crate) fn builder() -> FleetBuilder {
-        FleetBuilder { replicas: 2, relays: 1, acknowledgements: 0, named: false, patience: "10s" }
+        FleetBuilder {
+            replicas: 2,
+            relays: 1,
+            acknowledgements: 0,
+            named: false,
+            settings: Vec::new(),
+            patience: "10s",
+        }
     }
 
     pub(crate) fn failover(&self) -> Failover {

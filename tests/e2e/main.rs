@@ -37,6 +37,7 @@ mod registry_nodes;
 mod registry_probes;
 mod registry_safety;
 mod registry_source;
+mod rejoin;
 mod relay;
 mod relay_failover;
 mod relay_life;

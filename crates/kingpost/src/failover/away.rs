@@ -24,9 +24,21 @@ pub(super) async fn away(
         }
         Situation::Healthy { primary, timeline } if !steps.force => {
             let behind = survey.standing().filter(|(_, standing)| standing.timeline < timeline).count();
-            if behind > 0 && !dry_run {
-                steps.say(format_args!("{primary} is the primary, and {behind} relays are not on its timeline yet"));
-                return follow(steps, survey, primary, timeline).await;
+            let stale = survey.answering().filter(|(_, state)| !state.standby && state.timeline < timeline).count();
+            let can_rejoin = !steps.config.failover.rejoin.is_empty();
+            // Of a failover that has ended nobody knows whether a server that is silent was the primary.
+            let promoted = Promoted { node: primary.clone(), timeline, old: None };
+            if (behind > 0 || (stale > 0 && can_rejoin)) && !dry_run {
+                steps.say(format_args!(
+                    "{primary} is the primary; {behind} relays are not on its timeline yet, and {stale} servers take themselves for a primary \
+                     of an older one"
+                ));
+                steps.proxies_look(&promoted).await;
+                return steps.settle(&promoted).await;
+            }
+            if stale > 0 && !dry_run {
+                // Nothing can be done for such a server here. It is said what a person can do.
+                steps.rejoin(&promoted).await;
             }
             return Err(Failure::runtime(format!(
                 "{primary} is the primary and answers: there is nothing to fail over"

@@ -185,8 +185,14 @@ fn say_resumed(steps: &Steps, failed: Refusals) {
 /// By the configured program; waits until the server answers no more.
 async fn stop_by_hook(steps: &Steps, old: &str) -> Result<Silenced, Failure> {
     let address = steps.address(old);
-    let hook =
-        Hook { program: &steps.config.failover.stop, node: old, address: &address, primary: None, upstream: None };
+    let hook = Hook {
+        program: &steps.config.failover.stop,
+        node: old,
+        address: &address,
+        primary: None,
+        upstream: None,
+        timeline: None,
+    };
     let ended = match hooks::run(&hook, steps.limit()).await {
         Ok(()) => gone(steps, old).await,
         Err(why) => Err(why),
