@@ -90,6 +90,7 @@ fn golden_messages() {
              relays = [{ name = \"r\", address = \"r:1\" }, { name = \"s\", address = \"s:1\" }]\n",
             &[
                 "k.toml:6:21: warning: proxy.databases[0].commit_durability: found \"relay\", and failover.acknowledgements is 2: a commit could be lost at a failover that fewer relays have; expected as many",
+                "k.toml:11:20: warning: failover.acknowledgements: found 2, with 2 relays: a failover needs all of them, so that with one lost nothing can be failed over; with 3 relays and 2 acknowledgements one may be lost at any time",
             ],
         ),
         (

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use ::relay::{Order, Standing};
 use futures_util::future::join_all;
 
+use super::ballot;
 use super::lock;
 use super::pause;
 use super::plan::{Locked, RelaySeen, Situation, Survey, Unfit};
@@ -59,7 +60,7 @@ impl Steps {
 
     /// Takes fences away, and before that every election: once nobody can promote what was elected.
     async fn release(&self, survey: &Survey, fenced: &[(&RelaySeen, &Standing)]) -> Result<(), Failure> {
-        let mut term = survey.highest_term() + 1;
+        let mut term = ballot::next_term(survey.highest_term(), self.run);
         let elected: BTreeSet<&str> =
             fenced.iter().filter_map(|(_, standing)| Some(standing.chosen.as_ref()?.1.as_str())).collect();
         if !elected.is_empty() {
@@ -76,7 +77,7 @@ impl Steps {
                 self.must(relay, Order::Withdraw { term, node: node.clone() }).await?;
                 self.say(format_args!("{}: {node}, which was elected in an earlier run, is given up", relay.name));
             }
-            term += 1;
+            term = ballot::next_term(term, self.run);
         }
         let each = fenced
             .iter()

@@ -27,7 +27,7 @@ pub(super) enum Disagreement {
     WithoutRelays { node: String, setting: String, relays: String },
     #[error(
         "{node} has synchronous_standby_names = {setting:?}: commits there wait for {waits} of the relays, fewer than \
-         failover.acknowledgements = {acknowledgements}; so {needed} relays have to be fenced, instead of {counted}"
+         failover.acknowledgements = {acknowledgements}; a failover needs {needed} relays because of that, and else {counted}"
     )]
     Fewer { node: String, setting: String, waits: usize, acknowledgements: usize, needed: usize, counted: usize },
     #[error(

@@ -1,7 +1,8 @@
 //! Away from a primary that is lost, or on from where an earlier run stopped.
 
 use super::elect::Promoted;
-use super::plan::{Situation, Survey};
+use super::judge::{Course, course};
+use super::plan::Survey;
 use super::steps::{Guard, Steps};
 use crate::error::Failure;
 
@@ -13,16 +14,16 @@ pub(super) async fn away(
     dry_run: bool,
     guard: &impl Guard,
 ) -> Result<(), Failure> {
-    let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
-    let timeline = match situation {
-        Situation::Promoted { primary, timeline } => {
+    let course = course(survey, steps.force).map_err(|error| Failure::runtime(error.to_string()))?;
+    let timeline = match course {
+        Course::Follow { primary, timeline } => {
             steps.say(format_args!("{primary} has been promoted already: relays and standbys are to follow it"));
             if dry_run {
                 return Ok(());
             }
             return follow(steps, survey, primary, timeline).await;
         }
-        Situation::Healthy { primary, timeline } if !steps.force => {
+        Course::Nothing { primary, timeline } => {
             let behind = survey.standing().filter(|(_, standing)| standing.timeline < timeline).count();
             let stale = survey.answering().filter(|(_, state)| !state.standby && state.timeline < timeline).count();
             let can_rejoin = !steps.config.failover.rejoin.is_empty();
@@ -45,7 +46,7 @@ pub(super) async fn away(
             ))
             .advise("for a planned change use `kingpost switchover`; --force does it all the same"));
         }
-        Situation::Fenced { old, .. } if survey.elected().is_none() && !steps.force => {
+        Course::Interrupted { old } => {
             return Err(Failure::runtime(format!(
                 "{old} is the primary and answers, and the relays are fenced: an earlier run was interrupted before anything was \
                  elected"
@@ -54,20 +55,13 @@ pub(super) async fn away(
                 "`kingpost failover --abort` lets {old} go on; `kingpost switchover` begins anew; --force goes on away from {old}"
             )));
         }
-        Situation::Healthy { timeline, .. } | Situation::Fenced { timeline, .. } => timeline,
-        Situation::NoPrimary { timeline } => {
-            let receives = survey.standing().find(|(_, standing)| {
-                standing.state == "streaming" && standing.fenced.is_none() && standing.timeline == timeline
-            });
-            if let (Some((relay, standing)), false) = (receives, steps.force) {
-                return Err(Failure::runtime(format!(
-                    "{} receives from {} at this moment: the primary lives, and only this program cannot reach it",
-                    relay.name, standing.upstream
-                ))
-                .advise("run it from where the servers can be reached; or say --force, which takes the primary's relays away"));
-            }
-            timeline
+        Course::Heard { relay, upstream } => {
+            return Err(Failure::runtime(format!(
+                "{relay} receives from {upstream} at this moment: the primary lives, and only this program cannot reach it"
+            ))
+            .advise("run it from where the servers can be reached; or say --force, which takes the primary's relays away"));
         }
+        Course::Away { timeline } => timeline,
     };
     let old = steps.primary_of(survey, timeline).await;
     if dry_run {

@@ -11,13 +11,14 @@
 
 use std::time::{Duration, Instant};
 
-use ::relay::{Order, Standing};
+use ::relay::Order;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 
+use super::ballot::{self, Ballot, NotNoted, TooFew};
 use super::note::{self, Note};
-use super::plan::{self, Candidate, Election, RelaySeen, Situation, Survey, Target, Unfit};
+use super::plan::{self, Candidate, Election, Situation, Survey, Target, Unfit};
 use super::steps::{Guard, Steps};
 use crate::error::Failure;
 
@@ -34,14 +35,6 @@ pub(super) struct Promoted {
     pub(super) timeline: u32,
     /// The primary in whose place it came, as far as it is known.
     pub(super) old: Option<String>,
-}
-
-/// Relays that promised to a term.
-struct Fenced {
-    term: u64,
-    relays: Vec<(RelaySeen, Standing)>,
-    /// How many of them have to agree: enough that nobody else gets as many, or all there are where loss was accepted.
-    quorum: usize,
 }
 
 impl Steps {
@@ -96,41 +89,34 @@ impl Steps {
         let fenced = self.fence(survey, timeline).await?;
         self.step("fenced");
         // Again: what was seen before the fence may have changed until it was up.
-        let now = self.parts.survey_again(survey).await;
+        let now = fenced.seen_with(self.parts.survey_again(survey).await);
         if let Ok(Situation::Promoted { primary, timeline }) = now.situation() {
             self.say(format_args!("{primary} has been promoted meanwhile"));
             let old = now.state(&primary).and_then(|state| state.note.as_ref()?.after.clone());
             return Ok(Promoted { node: primary, timeline, old });
         }
-        let Election { mut candidates, withdraw, unfit } =
-            plan::candidates(&now, to, self.force, &self.rules(old)).map_err(no_candidate)?;
-        for (_, why) in unfit.iter().filter(|(name, _)| now.state(name).is_some_and(|state| state.standby)) {
+        let mut election = plan::candidates(&now, to, self.force, &self.rules(old)).map_err(no_candidate)?;
+        for (_, why) in election.unfit.iter().filter(|(name, _)| now.state(name).is_some_and(|state| state.standby)) {
             self.say(why);
         }
         let claimed = self.claim(&now, fenced.term, old).await;
-        candidates.retain(|candidate| claimed.contains(&candidate.name));
-        if candidates.is_empty() {
-            return Err(
+        let withdraw = election.narrow(&claimed, fenced.term, self.force).map_err(|why| match why {
+            NotNoted::Nobody => {
                 Failure::runtime("no candidate is left").advise("look at what was said of each, and run it again")
-            );
-        }
+            }
+            NotNoted::Elected(why) => no_candidate(why),
+        })?;
         if fenced.quorum < now.needed() {
             // Nobody knows any more what was acknowledged: all that is left is the one that has most.
-            let has = |candidate: &Candidate| now.state(&candidate.name).map(|state| (state.timeline, state.has));
-            let most = candidates.iter().map(has).max().flatten();
-            candidates.retain(|candidate| has(candidate) == most);
+            election.keep_furthest(&now);
         }
         if let Some(node) = withdraw {
-            if !claimed.contains(&node) && !self.force {
-                return Err(no_candidate(Unfit::Elected(node, fenced.term)));
-            }
             self.withdraw(&fenced, &node).await?;
         }
         self.step("noted");
-        let target = Target::of(fenced.relays.iter().map(|(relay, standing)| (relay, standing)));
-        let node = match &target {
-            Some(target) => self.catch_up(&candidates, target).await?,
-            None => candidates.swap_remove(0).name,
+        let node = match fenced.target() {
+            Some(target) => self.catch_up(&election.candidates, &target).await?,
+            None => election.candidates.swap_remove(0).name,
         };
         self.step("caught-up");
         guard.before_election().await.map_err(|why| Failure::runtime(format!("{node} is not elected: {why}")))?;
@@ -142,9 +128,9 @@ impl Steps {
     }
 
     /// Has enough relays promise to a new term: nobody can get a commit acknowledged on `timeline` any more.
-    async fn fence(&self, survey: &Survey, timeline: u32) -> Result<Fenced, Failure> {
+    async fn fence(&self, survey: &Survey, timeline: u32) -> Result<Ballot, Failure> {
         let needed = survey.needed();
-        let term = survey.highest_term() + 1;
+        let term = ballot::next_term(survey.highest_term(), self.run);
         let mut orders: FuturesUnordered<_> = survey
             .relays
             .iter()
@@ -170,32 +156,30 @@ impl Steps {
                 }
             }
         }
-        if relays.len() < needed && !self.accept_loss {
-            return Err(Failure::runtime(format!(
-                "{} of {} relays are fenced, and {needed} are needed: with fewer, something that was acknowledged might be \
-                 missing, or more be acknowledged\n{}",
-                relays.len(),
+        let ballot = Ballot::of(survey, term, relays, self.accept_loss).map_err(|TooFew { fenced, needed }| {
+            Failure::runtime(format!(
+                "{fenced} of {} relays are fenced, and {needed} are needed: with fewer, something that was acknowledged might be missing, \
+                 or more be acknowledged\n{}",
                 survey.relays.len(),
                 refused.join("\n")
             ))
-            .advise("bring the relays back and run it again; `kingpost failover --abort` takes the fences away"));
-        }
-        let quorum = needed.min(relays.len());
-        if quorum < needed {
+            .advise("bring the relays back and run it again; `kingpost failover --abort` takes the fences away")
+        })?;
+        if ballot.quorum < needed {
             self.say(format_args!(
-                "{quorum} of {needed} relays are fenced: what only the others or the old primary have is lost. Keep those from \
-                 following the old primary when they come back"
+                "{} of {needed} relays are fenced: what only the others or the old primary have is lost. Keep those from following the old \
+                 primary when they come back",
+                ballot.quorum
             ));
         }
-        Ok(Fenced { term, relays, quorum })
+        Ok(ballot)
     }
 
     /// Notes the term on every standby that answers, so that no earlier run promotes one any more; gives those on which it is noted.
     pub(super) async fn claim(&self, survey: &Survey, term: u64, old: Option<&str>) -> Vec<String> {
         let note = Note { term, after: old.map(str::to_owned) };
-        let standbys = survey.answering().filter(|(_, state)| state.standby);
-        let each = standbys
-            .map(|(server, _)| async { (server.name.clone(), note::claim(&self.parts, &server.name, &note).await) });
+        let each = ballot::to_be_noted(survey)
+            .map(|server| async { (server.name.clone(), note::claim(&self.parts, &server.name, &note).await) });
         let mut claimed = Vec::new();
         for (node, result) in join_all(each).await {
             match result {
@@ -207,10 +191,8 @@ impl Steps {
     }
 
     /// Gives up a node that an earlier run has elected.
-    async fn withdraw(&self, fenced: &Fenced, node: &str) -> Result<(), Failure> {
-        let has =
-            fenced.relays.iter().filter(|(_, standing)| standing.chosen.as_ref().is_some_and(|(_, of)| of == node));
-        let each = has.map(|(relay, _)| async {
+    async fn withdraw(&self, fenced: &Ballot, node: &str) -> Result<(), Failure> {
+        let each = fenced.stand_by(node).map(|relay| async {
             let order = Order::Withdraw { term: fenced.term, node: node.into() };
             (relay.name.clone(), self.parts.order(&relay.name, order).await)
         });
@@ -317,7 +299,7 @@ impl Steps {
     }
 
     /// Makes it known which node is to go on, before it does.
-    async fn choose(&self, fenced: &Fenced, node: &str) -> Result<(), Failure> {
+    async fn choose(&self, fenced: &Ballot, node: &str) -> Result<(), Failure> {
         let term = fenced.term;
         let each = fenced.relays.iter().map(|(relay, _)| async {
             (relay.name.clone(), self.parts.order(&relay.name, Order::Choose { term, node: node.into() }).await)
@@ -329,7 +311,7 @@ impl Steps {
                 Err(why) => refused.push(format!("  {relay}: {why}")),
             }
         }
-        if agreed < fenced.quorum {
+        if !fenced.elects(agreed) {
             return Err(Failure::runtime(format!(
                 "{node} is not elected: {agreed} relays agree to it, and {} are needed\n{}",
                 fenced.quorum,
@@ -342,11 +324,11 @@ impl Steps {
     }
 
     /// The point of no return. Gives the new timeline.
-    async fn promote(&self, node: &str, fenced: &Fenced, guard: &impl Guard) -> Result<u32, Failure> {
+    async fn promote(&self, node: &str, fenced: &Ballot, guard: &impl Guard) -> Result<u32, Failure> {
         let each = fenced.relays.iter().map(|(relay, _)| self.parts.order(&relay.name, Order::Look));
         let ours = join_all(each).await;
-        let ours = ours.iter().filter(|answer| answer.as_ref().is_ok_and(|now| now.term == fenced.term)).count();
-        if ours < fenced.quorum {
+        let ours = fenced.standing(ours.iter().filter_map(|answer| answer.as_ref().ok()));
+        if !fenced.elects(ours) {
             return Err(Failure::runtime(format!(
                 "{node} is not promoted: only {ours} relays still stand by term {}, and {} are needed: another failover was \
                  begun, or relays were lost",

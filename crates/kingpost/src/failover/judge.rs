@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::plan::{Situation, Survey};
+use super::plan::{Situation, Survey, Undecided};
 
 /// What a look at everything comes to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +40,45 @@ pub(super) fn judge(survey: &Survey) -> Judgement {
             }
         }
     }
+}
+
+/// What `kingpost failover` has to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Course {
+    /// One was promoted: relays and standbys have to follow it.
+    Follow { primary: String, timeline: u32 },
+    /// There is a primary, and it answers.
+    Nothing { primary: String, timeline: u32 },
+    /// The primary answers, and relays are fenced by a run that has elected nobody.
+    Interrupted { old: String },
+    /// No primary answers here, but this relay receives from it.
+    Heard { relay: String, upstream: String },
+    /// This timeline has to end.
+    Away { timeline: u32 },
+}
+
+/// Decides what a failover has to do. `force`: away from a primary in any case, unless one was promoted already.
+///
+/// # Errors
+/// Nobody answers, or there are two primaries.
+pub(super) fn course(survey: &Survey, force: bool) -> Result<Course, Undecided> {
+    Ok(match survey.situation()? {
+        Situation::Promoted { primary, timeline } => Course::Follow { primary, timeline },
+        Situation::Healthy { primary, timeline } if !force => Course::Nothing { primary, timeline },
+        Situation::Fenced { old, .. } if survey.elected().is_none() && !force => Course::Interrupted { old },
+        Situation::Healthy { timeline, .. } | Situation::Fenced { timeline, .. } => Course::Away { timeline },
+        Situation::NoPrimary { timeline } => {
+            let receives = survey.standing().find(|(_, standing)| {
+                standing.state == "streaming" && standing.fenced.is_none() && standing.timeline == timeline
+            });
+            match receives {
+                Some((relay, standing)) if !force => {
+                    Course::Heard { relay: relay.name.clone(), upstream: standing.upstream.clone() }
+                }
+                _ => Course::Away { timeline },
+            }
+        }
+    })
 }
 
 /// What was seen so far.

@@ -14,6 +14,7 @@
 mod abort;
 mod acknowledge;
 mod away;
+mod ballot;
 pub(crate) mod config;
 mod conninfo;
 mod elect;
@@ -24,6 +25,8 @@ mod hooks;
 mod judge;
 mod leftovers;
 mod lock;
+#[cfg(test)]
+mod model;
 mod note;
 mod parts;
 mod pause;
@@ -45,6 +48,7 @@ use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
 use crate::{logging, out};
 use away::away;
 use leftovers::Leftover;
+pub(crate) use plan::needed;
 use plan::{Locked, ProxySeen, ProxyState, Situation, Survey};
 use steps::{NoGuard, Steps};
 

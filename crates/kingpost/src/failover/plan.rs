@@ -172,9 +172,14 @@ impl Survey {
         self.answering().find(|(server, _)| server.name == name).map(|(_, state)| state)
     }
 
-    /// How many relays have to be fenced; see [`needed`]. Without relays none.
+    /// How many relays have to be fenced and agree; see [`needed`]. Without relays none.
     pub(super) fn needed(&self) -> usize {
         needed(self.relays.len(), self.acknowledgements).min(self.relays.len())
+    }
+
+    /// How many fenced relays keep commits from being acknowledged; see [`stopping`]. Without relays none.
+    fn stopping(&self) -> usize {
+        stopping(self.relays.len(), self.acknowledgements).min(self.relays.len())
     }
 
     /// The highest term that anybody knows of.
@@ -216,7 +221,7 @@ impl Survey {
         let here = fences.iter().filter(|fence| **fence == timeline).count();
         // Of those that do not answer nobody knows.
         let silent = self.relays.len() - self.standing().count();
-        Ok(if here > 0 && here + silent >= self.needed() {
+        Ok(if here > 0 && here + silent >= self.stopping() {
             Situation::Fenced { old: primary, timeline }
         } else if fences.len() > here {
             Situation::Promoted { primary, timeline }
@@ -228,8 +233,14 @@ impl Survey {
 
 /// How many of `relays` have to be fenced so that no commit can be acknowledged any more, and so that one of them has every
 /// commit that was.
-pub(super) fn needed(relays: usize, acknowledgements: usize) -> usize {
+fn stopping(relays: usize, acknowledgements: usize) -> usize {
     (relays + 1).saturating_sub(acknowledgements.max(1)).max(1)
+}
+
+/// How many of `relays` a failover needs: enough to stop all commits ([`stopping`]), and more than half, or two runs could each get enough and
+/// elect two nodes.
+pub(crate) fn needed(relays: usize, acknowledgements: usize) -> usize {
+    stopping(relays, acknowledgements).max(relays / 2 + 1)
 }
 
 /// Where the new primary has to be at least: timeline, received, replayed.

@@ -148,7 +148,7 @@ fn foreign_servers_do_not_count() {
 #[test]
 fn how_many_relays() {
     for (relays, acknowledgements, expected) in
-        [(1, 1, 1), (2, 1, 2), (2, 2, 1), (3, 1, 3), (3, 2, 2), (3, 3, 1), (5, 3, 3), (1, 0, 1), (1, 5, 1)]
+        [(1, 1, 1), (2, 1, 2), (2, 2, 2), (3, 1, 3), (3, 2, 2), (3, 3, 2), (5, 3, 3), (5, 5, 3), (1, 0, 1), (1, 5, 1)]
     {
         assert_eq!(needed(relays, acknowledgements), expected, "{acknowledgements} of {relays}");
     }

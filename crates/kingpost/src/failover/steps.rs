@@ -16,6 +16,8 @@ pub(super) struct Steps {
     pub(super) config: Config,
     pub(super) parts: Parts,
     pub(super) began: Instant,
+    /// At random: tells its terms from those of others that begin at the same time.
+    pub(super) run: u16,
     /// Whatever cannot be known any more counts as lost.
     pub(super) force: bool,
     /// There may be too few relays.
@@ -57,7 +59,10 @@ impl Steps {
         }
         let parts = Parts::new(&config)?;
         let stop = StopAt::default();
-        Ok(Steps { config, parts, began: Instant::now(), force: false, accept_loss: false, stop })
+        let mut run = [0; 2];
+        getrandom::fill(&mut run).map_err(|error| Failure::runtime(format!("no random numbers: {error}")))?;
+        let run = u16::from_ne_bytes(run);
+        Ok(Steps { config, parts, began: Instant::now(), run, force: false, accept_loss: false, stop })
     }
 
     /// Something has been done, and whatever comes next has not begun. Here a test may end this program, or have it stand still.

@@ -34,11 +34,12 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mu
         );
     }
     let relays = failover.relays.len();
-    if relays > 1 && failover.acknowledgements == 1 {
+    let waits = failover.acknowledgements;
+    if relays > 1 && crate::failover::needed(relays, waits) >= relays {
         findings.warn(
             "failover.acknowledgements",
             format!(
-                "found 1, with {relays} relays: a failover needs all of them, so that with one lost nothing can be failed over; with 3 \
+                "found {waits}, with {relays} relays: a failover needs all of them, so that with one lost nothing can be failed over; with 3 \
                  relays and 2 acknowledgements one may be lost at any time"
             ),
         );
