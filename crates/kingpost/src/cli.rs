@@ -386,7 +386,7 @@ pub(crate) struct CheckArgs {
     /// Configuration file
     #[arg(long, short, env = "KINGPOST_CONFIG", default_value = "kingpost.toml", value_name = "FILE")]
     pub(crate) config: PathBuf,
-    /// Also asks servers, relays and proxies of [failover] whether they agree with it
+    /// Also asks the servers, relays and proxies that the failover section names whether they agree with it
     #[arg(long)]
     pub(crate) online: bool,
 }
@@ -475,7 +475,7 @@ pub(crate) struct StatusArgs {
     /// Prints JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Configuration file with [cluster] and [failover]: shows how these servers, relays and proxies stand, instead of a local cluster,
+    /// Configuration file that names servers, relays and proxies: shows how these servers, relays and proxies stand, instead of a local cluster,
     /// and what an interrupted failover or switchover has left
     #[arg(long, short, value_name = "FILE", conflicts_with_all = ["json", "dir"])]
     pub(crate) config: Option<PathBuf>,
