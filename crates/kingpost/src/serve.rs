@@ -54,10 +54,23 @@ pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
 
 /// Runs the proxy until a signal ends it.
 pub(crate) fn proxy(args: &ProxyArgs, log: &LogFlags) -> Result<(), Failure> {
-    let (config, warnings) = config::load(&args.config)?.accept(&args.config)?;
+    let (config, warnings) = of_a_proxy(&args.config)?;
     logging::start(&log.over(&config.log), None)?;
     warn(&warnings);
     control_runtime()?.block_on(serve(args, config))
+}
+
+/// The configuration of a proxy, and warnings.
+///
+/// # Errors
+/// It has errors, or says nothing of a proxy.
+fn of_a_proxy(path: &Path) -> Result<(Config, Vec<Problem>), Failure> {
+    let (config, warnings) = config::load(path)?.accept(path)?;
+    if config.needs_no_proxy() {
+        return Err(Failure::config(format!("{} says nothing of a proxy: nobody could log in", path.display()))
+            .advise("list its users as [[proxy.users]]"));
+    }
+    Ok((config, warnings))
 }
 
 pub(crate) fn warn(warnings: &[Problem]) {
@@ -328,7 +341,7 @@ fn relist(nodes: Vec<NodeConfig>, config: &mut Config, running: &Running) {
 
 /// Reads the file again. Anything wrong with it: the running configuration stays.
 fn reload(path: &Path, config: &mut Config, running: &Running) -> Result<(), Failure> {
-    let loaded = config::load(path).and_then(|loaded| loaded.accept(path));
+    let loaded = of_a_proxy(path);
     let loaded = loaded.map(|(mut new, warnings)| {
         if new.cluster.from != config.cluster.from {
             tracing::warn!("changes of [cluster.from] take effect at the next start");

@@ -113,7 +113,9 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         check_listen(&config.proxy, &mut findings);
         check_peers(&config.proxy, &mut findings);
         check_databases(&config.proxy, &mut findings);
-        check_users(&config.proxy, stat, &mut findings);
+        if !config.needs_no_proxy() {
+            check_users(&config.proxy, stat, &mut findings);
+        }
         check_rules(&config.proxy, &mut findings);
         check_auth_query(&config.proxy.auth_query, stat, &mut findings);
         check_routing(&config.proxy, &mut findings);

@@ -62,6 +62,12 @@ impl Config {
             && self.proxy.users.is_empty()
     }
 
+    /// Whether it says nothing of a proxy, and does so of something that needs none: of a relay, or of failovers. It may name servers for that.
+    pub(crate) fn needs_no_proxy(&self) -> bool {
+        let other = self.relay != RelayConfig::default() || self.failover != FailoverConfig::default();
+        other && self.proxy == ProxyConfig::default()
+    }
+
     /// Whether it says something of a registry and nothing of a proxy: then nothing need be said of one.
     pub(crate) fn is_registry_only(&self) -> bool {
         self.registry != RegistryConfig::default()
