@@ -1,6 +1,6 @@
 //! `kingpost watch`: it says what is to be done, or does it under a lock in etcd.
 
-use kingpost_tests::{Cluster, Etcd, SOON, ShowLogs, wait_until};
+use kingpost_tests::{Cluster, Etcd, Port, SOON, ShowLogs, http_get, wait_until};
 
 use crate::common::only_kingpost;
 use crate::fleet::Fleet;
@@ -26,12 +26,20 @@ async fn says_that_the_primary_is_lost_and_changes_nothing() {
     let cluster = &fleet.cluster;
     let _logs = ShowLogs(cluster.dir());
     let failover = fleet.failover();
-    let (_watch, log) = failover.start(&["watch", "--after", "1s"]);
+    let port = Port::reserve();
+    let address = format!("127.0.0.1:{}", port.number());
+    let (_watch, log) = failover.start(&["watch", "--after", "1s", "--metrics-listen", &address]);
     says(cluster, &log, "n0 is the primary").await;
+    let status = async |path: &str| Some(http_get(port.number(), path).await?.0);
+    assert_eq!((status("/healthz").await, status("/readyz").await), (Some(200), Some(200)));
     cluster.primary().kill9().await;
     says(cluster, &log, "it is time for `kingpost failover`: n1 would be the primary").await;
     assert_eq!(cluster.replica(0).query("SELECT pg_is_in_recovery()").await, "t");
     assert_eq!(fleet.relays[0].metrics().await.sum("kingpost_relay_term", &[]), 0.0);
+    assert_eq!((status("/healthz").await, status("/readyz").await), (Some(200), Some(503)));
+    let (_, text) = http_get(port.number(), "/metrics").await.unwrap();
+    assert!(text.contains("kingpost_watch_judgement{judgement=\"lost\"} 1"), "{text}");
+    assert!(text.contains("kingpost_watch_failovers_total 0"), "{text}");
     failover.succeed(&["failover"]).await;
     says(cluster, &log, "n1 is the primary").await;
 }

@@ -377,6 +377,9 @@ pub(crate) struct WatchArgs {
     /// How long the lock lives without being kept: after that the next watcher takes over from one that has died
     #[arg(long, default_value = "3s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) ttl: Duration,
+    /// Address of /metrics, /healthz and /readyz; none if not given
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) metrics_listen: Option<String>,
     #[command(flatten)]
     pub(crate) stop: StopAt,
 }

@@ -32,6 +32,7 @@ mod parts;
 mod pause;
 mod plan;
 mod rejoin;
+mod report;
 mod steps;
 mod switchover;
 mod sync_names;

@@ -1,5 +1,6 @@
 //! `kingpost watch`: sees that the primary is lost, and says so; or, where a lock in etcd guards it, fails over.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Ends;
@@ -8,7 +9,9 @@ use super::etcd::Etcd;
 use super::held::{Held, SHORTEST};
 use super::judge::{Due, Judgement, Watched, judge};
 use super::plan::{self, Situation, Survey};
+use super::report::{Report, check_address};
 use super::steps::Steps;
+use crate::admin::Admin;
 use crate::cli::WatchArgs;
 use crate::error::Failure;
 
@@ -39,6 +42,14 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
         steps.parts.relay_count(),
         if etcd.is_some() { "replaced" } else { "reported" }
     ));
+    let report = Arc::new(Report::new(etcd.is_some()));
+    let _admin = match &args.metrics_listen {
+        Some(address) => {
+            check_address(address, &steps.config.metrics)?;
+            Some(Admin::start(address, None, Arc::clone(&report)).await?)
+        }
+        None => None,
+    };
     let mut watched = Watched::default();
     let mut again = AGAIN.0;
     let mut busy = false;
@@ -49,6 +60,7 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
             name = stop.next() => return ended(&steps, name),
         };
         let judgement = judge(&survey);
+        report.looked(&judgement);
         if watched.see(&judgement, began) {
             again = AGAIN.0;
             busy = false;
@@ -65,7 +77,10 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
             (Due::Advice, _) => advise(&steps, &survey),
             (Due::Failover, Some(etcd)) => {
                 steps.began = Instant::now();
-                match guarded(&steps, etcd, &lock).await {
+                report.begins();
+                let result = guarded(&steps, etcd, &lock).await;
+                report.ends(result.as_ref().ok().copied());
+                match result {
                     Ok(true) => {}
                     Ok(false) => {
                         // Whoever has it may die: this one looks at the same pace as ever.
