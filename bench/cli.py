@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from bench import gate, neighbour, plan, plot, report, strong, wal
+from bench import gate, neighbour, plan, plot, report, strong, unavailable, wal
 from bench.cluster import find_bin
 from bench.errors import BenchError
 from bench.peers import Inventory
@@ -32,7 +32,7 @@ def parser():
         "bench/out/TIME.json, .md and .svg.",
         epilog="Case ids: select/simple/64, tpcb/prepared/1000, sysbench/oltp_read_only/simple/64, idle/5000. `--only relay` (relay/0) "
         "measures what a relay costs, `--only gate` (gate/2.5/64, hot-row) commits that are durable elsewhere, `--only strong` strong reads on replicas, "
-        "`--only slow-neighbour` quick reads beside slow ones: each in tables of their own.",
+        "`--only failover` how long nothing can be written, `--only slow-neighbour` quick reads beside slow ones: each in tables of their own.",
     )
     what = top.add_argument_group("what runs")
     on = top.add_argument_group("on what")
@@ -103,6 +103,7 @@ OF_THEIR_OWN = {
     "relay": "what a relay costs",
     **{load: ", ".join(arms) for load, arms in gate.ARMS.items()},
     "strong": ", ".join(strong.ARMS),
+    "failover": ", ".join(unavailable.ARMS),
     "slow-neighbour": "direct, kingpost, pgbouncer-*",
 }
 
@@ -132,6 +133,8 @@ def measure(options):
             return measure_table(gate, options, inventory, workspace, pg_bin)
         if options.only == ["strong"]:
             return measure_table(strong, options, inventory, workspace, pg_bin)
+        if options.only == ["failover"]:
+            return measure_table(unavailable, options, inventory, workspace, pg_bin)
         if options.only == ["slow-neighbour"]:
             print("\n" + neighbour.run(options, inventory, workspace, pg_bin, say, OUT))
             return 0
@@ -173,7 +176,7 @@ def measure(options):
 
 
 def measure_table(part, options, inventory, workspace, pg_bin):
-    """The commit gate, or strong reads: each has its own targets and tables."""
+    """The commit gate, strong reads, or failovers: each has its own targets and tables."""
     if "kingpost" not in inventory.found:
         raise BenchError(f"there is nothing to measure: {inventory.missing.get('kingpost', 'kingpost is not built')}")
     print("\n" + part.run(options, inventory.found["kingpost"].binary, workspace, pg_bin, say, OUT))

@@ -20,19 +20,19 @@ class Network:
         if not rustc:
             raise BenchError("a round trip needs rustc, which compiles the forwarder: it comes with cargo")
         self._workspace, self._count = workspace, 0
-        self._program = workspace.path / "delay"
-        command = [rustc, "-O", "--edition", "2024", "-o", self._program, ROOT / "bench" / "delay.rs"]
+        self.program = workspace.path / "delay"
+        command = [rustc, "-O", "--edition", "2024", "-o", self.program, ROOT / "bench" / "delay.rs"]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMPILE_SECONDS)
         if done.returncode:
             raise BenchError(f"rustc does not compile bench/delay.rs:\n{done.stderr}")
-        self._program.chmod(0o755)
+        self.program.chmod(0o755)
 
     @contextmanager
     def link(self, port, seconds):
         """Yields the port of a way to `port`, on which everything takes so long in each direction."""
         self._count += 1
         log = self._workspace.path / f"delay{self._count}.log"
-        command = [self._program, port, round(seconds * 1e6)]
+        command = [self.program, port, round(seconds * 1e6)]
         with self._workspace.server(command, log) as process:
             yield _port(process, log)
 

@@ -274,3 +274,55 @@ async fn shutdown_stops_the_process() {
     let _ = within("SHUTDOWN", SOON, cluster.dir(), console.simple_query("SHUTDOWN")).await;
     assert!(kingpost.process().wait_exit(SOON).await.success());
 }
+
+/// A pause for a program that moves the primary: it ends by itself when that program is gone, and undoes nothing that an operator has
+/// said.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leased_pause_ends_by_itself() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster().await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = Kingpost::of(&cluster).set("cluster.probe_interval", "10s").start().await;
+    let client = kingpost.connect().await;
+    client.batch_execute("CREATE TABLE t (n int)").await.unwrap();
+    let console = console(&kingpost).await;
+    // What is under way is waited for.
+    client.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
+    let (quiet, ()) = tokio::join!(console.batch_execute("PAUSE FOR 60s"), async {
+        client.batch_execute("COMMIT").await.unwrap();
+    });
+    quiet.unwrap();
+    assert_eq!(state(&console, "paused").await, "yes");
+    assert_ne!(state(&console, "pause_lease").await, "");
+    let waiting = tokio::spawn(async move {
+        client.batch_execute("INSERT INTO t VALUES (2)").await.unwrap();
+        client
+    });
+    // Said again, the time counts from now; nobody says it a third time.
+    console.batch_execute("PAUSE FOR 1s").await.unwrap();
+    let client = within("the lease to end", SOON, cluster.dir(), waiting).await.unwrap();
+    assert_eq!(state(&console, "pause_lease").await, "");
+
+    // An operator's PAUSE is not ended by a lease, and a lease not begun by it.
+    console.batch_execute("PAUSE").await.unwrap();
+    console.batch_execute("PAUSE FOR 60s").await.unwrap();
+    console.batch_execute("RESUME WHEN TIMELINE >= 1").await.unwrap();
+    assert_eq!(state(&console, "pause_lease").await, "");
+    assert_eq!(state(&console, "paused").await, "yes");
+    console.batch_execute("PAUSE FOR 60s").await.unwrap();
+    console.batch_execute("RESUME").await.unwrap();
+    assert_eq!((state(&console, "active").await.as_str(), state(&console, "pause_lease").await.as_str()), ("yes", ""));
+
+    // Whoever waits goes on when the proxy has seen the new primary, for which it looks at once and not in ten seconds.
+    console.batch_execute("PAUSE FOR 60s").await.unwrap();
+    let [old, new] = cluster.nodes() else { panic!("two nodes") };
+    new.wait_caught_up(old).await;
+    let resumed = tokio::spawn(async move { console.batch_execute("RESUME WHEN TIMELINE >= 2").await });
+    old.kill9().await;
+    new.promote().await;
+    within("the proxy to resume", SOON, cluster.dir(), resumed).await.unwrap().unwrap();
+    client.batch_execute("INSERT INTO t VALUES (3)").await.unwrap();
+    assert_eq!(new.query("SELECT count(*) FROM t").await, "3");
+}

@@ -1,16 +1,17 @@
 //! `kingpost up`: the local cluster goes on after its primary is lost, and takes it back; its registry knows the nodes.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use kingpost_tests::{Endpoint, Kingpost, ShowLogs, http_get, kingpost_bin, new_dir, signal, wait_until, within};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{ChildStdout, Command};
+use tokio::process::{Child, ChildStdout, Command};
 
 use crate::common::{only_kingpost, value};
+use crate::fleet::{History, Kind};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -47,32 +48,71 @@ async fn registered(registry: u16) -> Option<Vec<[String; 3]>> {
     Some(found)
 }
 
+/// A running `kingpost up` in a directory of its own.
+struct Up {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    dir: PathBuf,
+    /// Where its proxy listens.
+    proxy: u16,
+    /// Where its registry listens.
+    registry: u16,
+}
+
+impl Up {
+    /// Started with these arguments, and ready.
+    async fn start(arguments: &[&str]) -> Up {
+        let dir = new_dir("up");
+        // The servers may run as another user.
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let dir = dir.join("cluster");
+        let mut up = Command::new(kingpost_bin());
+        up.arg("up").args(arguments).arg("--dir").arg(&dir);
+        for listen in ["--listen", "--metrics-listen", "--registry-listen", "--console-listen"] {
+            up.args([listen, "127.0.0.1:0"]);
+        }
+        let mut child = up.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("kingpost up");
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let proxy = until("the address of the proxy", &mut lines, &dir, |line| {
+            line.strip_prefix("proxy ")?.trim().rsplit(':').next()?.parse::<u16>().ok()
+        })
+        .await;
+        let registry = until("the address of the registry", &mut lines, &dir, |line| {
+            line.strip_prefix("registry http://")?.split('/').next()?.rsplit(':').next()?.parse::<u16>().ok()
+        })
+        .await;
+        until("the cluster's start", &mut lines, &dir, |line| (line == "ready").then_some(())).await;
+        Up { child, lines, dir, proxy, registry }
+    }
+
+    /// Runs `kingpost ARGUMENTS` with its configuration.
+    async fn run(&self, arguments: &[&str]) -> Output {
+        let file = self.dir.join("kingpost.toml").to_str().unwrap().to_owned();
+        let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        let run = tokio::task::spawn_blocking(move || {
+            let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            arguments.extend(["--config", &file]);
+            Kingpost::run(&arguments)
+        });
+        run.await.unwrap()
+    }
+
+    /// As Ctrl-C ends it.
+    async fn end(mut self) {
+        assert!(signal(self.child.id().unwrap(), 2));
+        within("the end", LONG, &self.dir, async { while self.lines.next_line().await.unwrap().is_some() {} }).await;
+        assert!(self.child.wait().await.unwrap().success());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_former_primary_comes_back() {
     if only_kingpost() {
         return;
     }
-    let dir = new_dir("up");
-    // The servers may run as another user.
-    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let cluster = dir.join("cluster");
+    let mut up = Up::start(&["--replicas", "1", "--durability", "relay"]).await;
+    let (cluster, registry) = (up.dir.clone(), up.registry);
     let _logs = ShowLogs(&cluster);
-    let mut up = Command::new(kingpost_bin());
-    up.args(["up", "--replicas", "1", "--durability", "relay", "--dir"]).arg(&cluster);
-    for listen in ["--listen", "--metrics-listen", "--registry-listen", "--console-listen"] {
-        up.args([listen, "127.0.0.1:0"]);
-    }
-    let mut up = up.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("kingpost up");
-    let mut lines = BufReader::new(up.stdout.take().unwrap()).lines();
-    let proxy = until("the address of the proxy", &mut lines, &cluster, |line| {
-        line.strip_prefix("proxy ")?.trim().rsplit(':').next()?.parse::<u16>().ok()
-    })
-    .await;
-    let registry = until("the address of the registry", &mut lines, &cluster, |line| {
-        line.strip_prefix("registry http://")?.split('/').next()?.rsplit(':').next()?.parse::<u16>().ok()
-    })
-    .await;
-    until("the cluster's start", &mut lines, &cluster, |line| (line == "ready").then_some(())).await;
     let shows = async |what: &str, roles: [&str; 2]| {
         let [one, two] = roles;
         let expected =
@@ -83,7 +123,7 @@ async fn a_former_primary_comes_back() {
         .await;
     };
     shows("the nodes in the registry", ["primary", "replica"]).await;
-    let endpoint = Endpoint::new(proxy, &cluster);
+    let endpoint = Endpoint::new(up.proxy, &cluster);
     let mut config = endpoint.config();
     config.user("postgres").dbname("postgres");
     let client = endpoint.connect_as(&config).await;
@@ -91,16 +131,11 @@ async fn a_former_primary_comes_back() {
 
     let pid = std::fs::read_to_string(cluster.join("nodes/node1/postmaster.pid")).unwrap();
     assert!(signal(pid.lines().next().unwrap().parse().unwrap(), 9));
-    let file = cluster.join("kingpost.toml").to_str().unwrap().to_owned();
-    let failed_over = async || {
-        let file = file.clone();
-        // The servers' processes end one by one: until then the primary may still answer.
-        let run = tokio::task::spawn_blocking(move || Kingpost::run(&["failover", "--config", &file]));
-        run.await.unwrap().status.success().then_some(())
-    };
+    // The servers' processes end one by one: until then the primary may still answer.
+    let failed_over = async || up.run(&["failover"]).await.status.success().then_some(());
     wait_until("a failover", LONG, &cluster, failed_over).await;
     let follows = |line: &str| line.starts_with("node1 follows node2").then_some(());
-    until("the former primary to come back", &mut lines, &cluster, follows).await;
+    until("the former primary to come back", &mut up.lines, &cluster, follows).await;
     // It is a replica like any other: it has what is written now, and reads are sent to it.
     let client = endpoint.connect_as(&config).await;
     client.batch_execute("INSERT INTO t VALUES (3)").await.unwrap();
@@ -115,7 +150,40 @@ async fn a_former_primary_comes_back() {
     };
     within("a read from it", LONG, &cluster, read).await;
     shows("their new roles", ["replica", "primary"]).await;
-    assert!(signal(up.id().unwrap(), 2));
-    within("the end", LONG, &cluster, async { while lines.next_line().await.unwrap().is_some() {} }).await;
-    assert!(up.wait().await.unwrap().success());
+    up.end().await;
+}
+
+/// What the README shows, while clients write whose sessions have said READ WRITE.
+#[tokio::test(flavor = "multi_thread")]
+async fn switchovers_of_a_local_cluster_lose_nothing() {
+    if only_kingpost() {
+        return;
+    }
+    let mut up = Up::start(&[]).await;
+    let dir = up.dir.clone();
+    let _logs = ShowLogs(&dir);
+    let endpoint = Endpoint::new(up.proxy, &dir);
+    let mut config = endpoint.config();
+    config.user("postgres").dbname("postgres");
+    let admin = endpoint.connect_as(&config).await;
+    for sql in ["CREATE ROLE alice LOGIN", "CREATE DATABASE app OWNER alice"] {
+        admin.batch_execute(sql).await.unwrap();
+    }
+    let client = endpoint.connect().await;
+    client.batch_execute("CREATE TABLE acked (n bigint)").await.unwrap();
+    let mut history = History::new(&dir);
+    history.add(&endpoint, Kind::ReadWrite, 8).await;
+    history.more(100).await;
+    for (node, back) in [("node2", "node1 follows node2"), ("node1", "node2 follows node1")] {
+        let ran = up.run(&["switchover", "--to", node]).await;
+        let text = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
+        assert!(ran.status.success(), "{text}");
+        eprintln!("{text}");
+        history.more(200).await;
+        until(back, &mut up.lines, &dir, |line| line.starts_with(back).then_some(())).await;
+        history.more(200).await;
+    }
+    let errors = history.check(&client).await;
+    assert!(errors.is_empty(), "clients saw {} errors: {:?}", errors.len(), &errors[..errors.len().min(5)]);
+    up.end().await;
 }

@@ -56,6 +56,19 @@ impl Failover {
         self
     }
 
+    /// Sets a key of `[[cluster.nodes]]` for the node of this name.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn tag(mut self, node: &str, key: &str, value: impl Into<Value>) -> Failover {
+        let nodes = self.config.get_mut("cluster").and_then(|cluster| cluster.get_mut("nodes"));
+        let mut nodes = nodes.and_then(Value::as_array_mut).expect("nodes").iter_mut().filter_map(Value::as_table_mut);
+        let found = nodes.find(|found| found.get("name").and_then(Value::as_str) == Some(node)).expect("that node");
+        found.insert(key.into(), value.into());
+        self
+    }
+
     /// Pauses and resumes this proxy.
     #[must_use]
     pub fn proxy(self, proxy: &Kingpost) -> Failover {

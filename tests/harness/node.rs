@@ -82,6 +82,8 @@ pub struct Node {
 struct Dynamic {
     /// Port of the server to follow.
     follows: Option<u16>,
+    /// By this slot there.
+    slot: Option<String>,
     apply_delay_ms: u64,
 }
 
@@ -185,7 +187,21 @@ impl Node {
     }
 
     async fn try_query(&self, sql: &str) -> Option<String> {
-        let client = self.endpoint().try_connect(&self.admin_config()).await.ok()?;
+        self.query_as(&self.admin_config(), sql).await
+    }
+
+    /// The single value, as text, of a query that a superuser runs who is not kept out by the lock of a switchover.
+    ///
+    /// # Panics
+    /// When it fails, gives no row, or gives NULL.
+    pub async fn query_past_lock(&self, sql: &str) -> String {
+        let mut config = self.admin_config();
+        config.options("-c session_preload_libraries=");
+        self.query_as(&config, sql).await.unwrap_or_else(|| panic!("{}: {sql} gave nothing", self.name))
+    }
+
+    async fn query_as(&self, config: &Config, sql: &str) -> Option<String> {
+        let client = self.endpoint().try_connect(config).await.ok()?;
         let rows = client.simple_query(sql).await.ok()?;
         rows.iter().find_map(|message| match message {
             tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
@@ -335,6 +351,12 @@ impl Node {
         self.set_follow(port);
     }
 
+    /// The same by a slot, which has to be there; a running server does so at once.
+    pub fn follow_by_slot(&self, port: u16, slot: &str) {
+        self.dynamic.lock().unwrap_or_else(PoisonError::into_inner).slot = Some(slot.into());
+        self.set_follow(port);
+    }
+
     pub(crate) fn set_follow(&self, port: u16) {
         self.dynamic.lock().unwrap_or_else(PoisonError::into_inner).follows = Some(port);
         std::fs::write(self.dir.join("standby.signal"), "").expect("write standby.signal");
@@ -349,6 +371,9 @@ impl Node {
             let name = &self.name;
             let _ =
                 writeln!(text, "primary_conninfo = 'host=127.0.0.1 port={port} user=postgres application_name={name}'");
+        }
+        if let Some(slot) = &dynamic.slot {
+            let _ = writeln!(text, "primary_slot_name = '{slot}'");
         }
         std::fs::write(self.dir.join("dynamic.conf"), text).expect("write dynamic.conf");
         self.with_process(|process| process.iter().for_each(|process| process.signal(libc::SIGHUP)));
@@ -380,6 +405,10 @@ impl Node {
         // find nothing to do.
         primary.execute("CHECKPOINT").await;
         let config = std::fs::read(self.dir.join("postgresql.conf")).expect("read postgresql.conf");
+        // As the guide says: pg_rewind may have to start the server for itself, which a switchover's lock would keep out.
+        let own = std::fs::read_to_string(self.dir.join("postgresql.auto.conf")).expect("read postgresql.auto.conf");
+        let unlocked = own.lines().filter(|line| !line.contains("kingpost_switchover")).collect::<Vec<_>>().join("\n");
+        std::fs::write(self.dir.join("postgresql.auto.conf"), unlocked + "\n").expect("write postgresql.auto.conf");
         // Ours, and in the way of a server's user.
         let _ = std::fs::remove_file(self.dir.join("dynamic.conf"));
         let source = format!("host=127.0.0.1 port={} user=postgres dbname=postgres", primary.port());

@@ -377,15 +377,29 @@ pub(crate) struct FailoverArgs {
     /// Looks, says what would be done, and changes nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Also while the primary is alive, or when the node that an earlier run chose is given up for good
+    /// Also while the primary is alive, or when the node that an earlier run elected is given up for good
     #[arg(long)]
     pub(crate) force: bool,
     /// Goes on without relays: what only the old primary has is lost
     #[arg(long)]
     pub(crate) accept_loss: bool,
-    /// Takes the fences of an earlier run away, so that the old primary goes on; possible until a node was chosen
-    #[arg(long, conflicts_with_all = ["to", "dry_run", "force", "accept_loss"])]
+    /// Takes back what an earlier run has begun, so that the old primary goes on; possible until a node was promoted. With --force
+    /// also when the node that was elected cannot be asked, and is given up for good
+    #[arg(long, conflicts_with_all = ["to", "dry_run", "accept_loss"])]
     pub(crate) abort: bool,
+    #[command(flatten)]
+    pub(crate) stop: StopAt,
+}
+
+/// For tests: what must hold wherever a run ends.
+#[derive(Debug, Default, Clone, Args)]
+pub(crate) struct StopAt {
+    /// Ends as by kill -9 when it gets to this step
+    #[arg(long, hide = true, value_name = "STEP")]
+    pub(crate) die_at: Option<String>,
+    /// Stands still as by kill -STOP when it gets to this step
+    #[arg(long, hide = true, value_name = "STEP")]
+    pub(crate) stop_at: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -398,6 +412,8 @@ pub(crate) struct SwitchoverArgs {
     /// Looks, says what would be done, and changes nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) stop: StopAt,
 }
 
 #[derive(Debug, Args)]
@@ -407,12 +423,17 @@ pub(crate) struct WatchArgs {
     /// Endpoints of etcd, http://host:port with commas in between: a lost primary is replaced, under a lock there
     #[arg(long, value_name = "ENDPOINTS")]
     pub(crate) etcd: Option<String>,
-    /// How long the primary must be lost before anything is done
-    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    /// How long the primary must be lost before anything is done. Longer than it takes to restart a server, if that is to be waited for
+    #[arg(long, default_value = "1s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) after: Duration,
-    /// How long the lock lives without being kept
-    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    /// How long the lock lives without being kept: after that the next watcher takes over from one that has died
+    #[arg(long, default_value = "3s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) ttl: Duration,
+    /// Address of /metrics, /healthz and /readyz; none if not given
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) metrics_listen: Option<String>,
+    #[command(flatten)]
+    pub(crate) stop: StopAt,
 }
 
 #[derive(Debug, Args)]
@@ -420,6 +441,9 @@ pub(crate) struct CheckArgs {
     /// Configuration file
     #[arg(long, short, env = "KINGPOST_CONFIG", default_value = "kingpost.toml", value_name = "FILE")]
     pub(crate) config: PathBuf,
+    /// Also asks the servers, relays and proxies that the failover section names whether they agree with it
+    #[arg(long)]
+    pub(crate) online: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -506,6 +530,10 @@ pub(crate) struct StatusArgs {
     /// Prints JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Configuration file that names servers, relays and proxies: shows how these servers, relays and proxies stand, instead of a local cluster,
+    /// and what an interrupted failover or switchover has left
+    #[arg(long, short, value_name = "FILE", conflicts_with_all = ["json", "dir"])]
+    pub(crate) config: Option<PathBuf>,
 }
 
 #[cfg(test)]

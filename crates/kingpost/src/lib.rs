@@ -83,7 +83,10 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Config(ConfigCommand::FromPgbouncer(args)) => from_pgbouncer::run(&args),
         Command::Up(args) => up::up(&args, &log),
         Command::Down(args) => up::down(&args),
-        Command::Status(args) => up::status(&args),
+        Command::Status(args) => match &args.config {
+            Some(path) => failover::status(path),
+            None => up::status(&args),
+        },
         Command::Failover(args) => failover::failover(&args, &log),
         Command::Switchover(args) => failover::switchover(&args, &log),
         Command::Watch(args) => failover::watch(&args, &log),

@@ -31,7 +31,10 @@ pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
     for warning in &warnings {
         out::note(warning);
     }
-    if config.is_relay_only() {
+    if args.online {
+        crate::failover::check(config.clone())?;
+    }
+    if config.needs_no_proxy() && config.relay != ::relay::config::RelayConfig::default() {
         out::line(format_args!("{}: good, a relay", args.config.display()));
         return Ok(());
     }
@@ -51,21 +54,23 @@ pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
 
 /// Runs the proxy until a signal ends it.
 pub(crate) fn proxy(args: &ProxyArgs, log: &LogFlags) -> Result<(), Failure> {
-    let (config, warnings) = of_a_proxy(config::load(&args.config)?.accept(&args.config)?, &args.config)?;
+    let (config, warnings) = of_a_proxy(&args.config)?;
     logging::start(&log.over(&config.log), None)?;
     warn(&warnings);
     control_runtime()?.block_on(serve(args, config))
 }
 
-/// Refuses the file of a relay: what a proxy needs was not looked at in it.
-fn of_a_proxy(read: (Config, Vec<Problem>), path: &Path) -> Result<(Config, Vec<Problem>), Failure> {
-    if read.0.is_relay_only() {
-        let what = format!("{} is the file of a relay, and says nothing of a proxy", path.display());
-        return Err(
-            Failure::config(what).advise("add [proxy] with its users, or start it with kingpost relay --config")
-        );
+/// The configuration of a proxy, and warnings.
+///
+/// # Errors
+/// It has errors, or says nothing of a proxy.
+fn of_a_proxy(path: &Path) -> Result<(Config, Vec<Problem>), Failure> {
+    let (config, warnings) = config::load(path)?.accept(path)?;
+    if config.needs_no_proxy() {
+        return Err(Failure::config(format!("{} says nothing of a proxy: nobody could log in", path.display()))
+            .advise("list its users as [[proxy.users]]"));
     }
-    Ok(read)
+    Ok((config, warnings))
 }
 
 pub(crate) fn warn(warnings: &[Problem]) {
@@ -336,7 +341,7 @@ fn relist(nodes: Vec<NodeConfig>, config: &mut Config, running: &Running) {
 
 /// Reads the file again. Anything wrong with it: the running configuration stays.
 fn reload(path: &Path, config: &mut Config, running: &Running) -> Result<(), Failure> {
-    let loaded = config::load(path).and_then(|loaded| loaded.accept(path)).and_then(|read| of_a_proxy(read, path));
+    let loaded = of_a_proxy(path);
     let loaded = loaded.map(|(mut new, warnings)| {
         if new.cluster.from != config.cluster.from {
             tracing::warn!("changes of [cluster.from] take effect at the next start");

@@ -65,6 +65,21 @@ fn order_within(relay: &RelayAccess<'_>, order: &Order, limit: Duration) -> Resu
     standing.ok_or_else(|| session.failed(Cause::Protocol(format!("the answer to {text} is none"))))
 }
 
+/// Makes a physical slot on a relay, from which on WAL is kept for a standby; nothing happens if it is there. Blocking; a few seconds at
+/// most.
+///
+/// # Errors
+/// The relay cannot be reached, or refuses.
+pub fn make_slot(relay: &RelayAccess<'_>, slot: &str) -> Result<(), SessionError> {
+    let mut session = relay.open("kingpost failover")?;
+    match session.ask(&format!("CREATE_REPLICATION_SLOT \"{slot}\" PHYSICAL RESERVE_WAL")) {
+        Ok(_) => Ok(()),
+        // duplicate_object
+        Err(error) if error.sqlstate() == Some("42710") => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// What a relay says of itself to whoever asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {

@@ -39,7 +39,7 @@ mod status;
 mod surroundings;
 mod upstream;
 
-pub use ask::{Probe, RelayAccess, order, probe};
+pub use ask::{Probe, RelayAccess, make_slot, order, probe};
 pub use error::{Cause, Peer, SessionError, StartError, UpstreamError};
 pub use fetch::{FetchFromError, fetch_from};
 pub use orders::{OrderError, Standing};

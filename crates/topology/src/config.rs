@@ -117,9 +117,41 @@ pub struct NodeConfig {
     /// Share of reads relative to the other replicas; 0 takes reads off it.
     #[serde(default = "one")]
     pub weight: u32,
-    /// Zone, compared with the proxy's own: reads prefer a replica in the same zone.
+    /// Zone, compared with the proxy's own: reads prefer a replica in the same zone. A failover prefers the old primary's.
     #[serde(default)]
     pub zone: Option<String>,
+    /// Whether it may become the primary.
+    #[serde(default)]
+    pub failover: Candidacy,
+    /// Of the nodes that may become the primary and have everything, the one with the highest becomes it.
+    #[serde(default = "one")]
+    pub failover_priority: u32,
+}
+
+impl NodeConfig {
+    /// A node with nothing said but its name and address.
+    #[must_use]
+    pub fn new(name: impl Into<String>, address: impl Into<String>) -> NodeConfig {
+        NodeConfig {
+            name: name.into(),
+            address: address.into(),
+            weight: 1,
+            zone: None,
+            failover: Candidacy::default(),
+            failover_priority: 1,
+        }
+    }
+}
+
+/// Whether a failover may promote a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Candidacy {
+    /// It may.
+    #[default]
+    Allowed,
+    /// It may not: a delayed standby, one in another place.
+    Never,
 }
 
 /// `[[cluster.relays]]`: a relay of the primary's write-ahead log.
@@ -357,7 +389,7 @@ mod tests {
     use super::*;
 
     fn node(name: &str, address: &str) -> NodeConfig {
-        NodeConfig { name: name.into(), address: address.into(), weight: 1, zone: None }
+        NodeConfig::new(name, address)
     }
 
     #[test]

@@ -305,6 +305,14 @@ impl Topology {
         self.shared.suspect(node);
     }
 
+    /// Every node is probed at once: somebody knows that something has changed. From any thread; never blocks; costs a probe of each
+    /// node, so it is not for the data path.
+    pub fn probe_now(&self) {
+        for signal in self.shared.signals.load().iter() {
+            signal.nudge();
+        }
+    }
+
     /// It is wanted that replicas catch up: they are probed about every 10 ms for the next second. Costs one relaxed
     /// load when it was said shortly before, so it may be said as often as one likes.
     pub fn want_replay(&self) {

@@ -20,7 +20,7 @@ fn view(primary: Option<NodeId>) -> View {
 
 /// Nothing listens there: port 1 on loopback refuses.
 fn nowhere() -> ClusterConfig {
-    let node = |name: &str| NodeConfig { name: name.into(), address: "127.0.0.1:1".into(), weight: 1, zone: None };
+    let node = |name: &str| NodeConfig::new(name, "127.0.0.1:1");
     ClusterConfig { nodes: vec![node("a"), node("b")], ..ClusterConfig::default() }
 }
 

@@ -44,7 +44,7 @@ pub mod session;
 pub mod times;
 mod view;
 
-pub use config::{ClusterConfig, MOST_NODES, NodeConfig, RegistrySource, RelayConfig, StartError};
+pub use config::{Candidacy, ClusterConfig, MOST_NODES, NodeConfig, RegistrySource, RelayConfig, StartError};
 pub use flush::Flushing;
 pub use handle::{NotReady, Topology};
 pub use relays::{Durable, MOST_RELAYS, RelayStatus};

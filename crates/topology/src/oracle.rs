@@ -226,7 +226,7 @@ fn at_once(shared: bool, under_way: usize) -> bool {
 
 impl Line {
     async fn open(asked: Asked, connector: Option<Arc<tls::Connector>>) -> Result<Line, ProbeError> {
-        let session = connect(&asked.target, &asked.config, connector, "kingpost oracle").await?;
+        let session = connect(&asked.target, &asked.config, connector, "kingpost oracle", "").await?;
         let (system, segment, _) = ask_once(&session.client).await?;
         if system != asked.term.system {
             return Err(ProbeError::Unexpected(format!("database system {system}, not {}", asked.term.system)));

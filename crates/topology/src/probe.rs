@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::net::sockopt;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
@@ -31,6 +32,11 @@ const QUICK: Duration = Duration::from_millis(1);
 const RETRY: Duration = Duration::from_millis(100);
 /// Shortest time between two probes, however many failures are reported.
 const LEAST: Duration = Duration::from_millis(5);
+
+/// How long a server's host may confirm nothing that was sent to it before a session is given up.
+const SILENCE: Duration = Duration::from_secs(5);
+/// Silence after which its host is asked whether it is there, and time from one such question to the next.
+const KEEPALIVE: Duration = Duration::from_secs(1);
 
 /// Of a session: what cannot change while it lasts.
 const ASK_ONCE: &str = "\
@@ -78,6 +84,11 @@ impl Signal {
         if !self.suspected.swap(true, Ordering::AcqRel) {
             self.now.notify_one();
         }
+    }
+
+    /// Probe at once. A failure counts as any other does.
+    pub(crate) fn nudge(&self) {
+        self.now.notify_one();
     }
 }
 
@@ -154,19 +165,21 @@ pub(crate) struct Session {
     pub(crate) address: Address,
 }
 
-/// Connects and logs in, as `application`. Names are resolved anew each time. The caller bounds the time.
+/// Connects and logs in, as `application`. Names are resolved anew each time. `settings` are further options of the session as libpq
+/// takes them (`-c name=value`). The caller bounds the time.
 pub(crate) async fn connect(
     target: &Target,
     config: &ClusterConfig,
     connector: Option<Arc<tls::Connector>>,
     application: &str,
+    settings: &str,
 ) -> Result<Session, ProbeError> {
     let mut login = tokio_postgres::Config::new();
     login
         .user(&config.user)
         .dbname(&config.database)
         .application_name(application)
-        .options(format!("-c statement_timeout={}", config.probe_timeout.as_millis().max(1)));
+        .options(format!("-c statement_timeout={} {settings}", config.probe_timeout.as_millis().max(1)).trim_end());
     if let Some(password) = &config.password {
         login.password(password);
     }
@@ -201,8 +214,8 @@ pub(crate) async fn connect(
             for address in found {
                 match TcpStream::connect(address).await {
                     Ok(stream) => {
-                        // Only latency is lost if this fails.
-                        let _ = stream.set_nodelay(true);
+                        // Only time is lost if one of them fails.
+                        let _ = (stream.set_nodelay(true), notice_silence(&stream));
                         let address = Address::Tcp(address);
                         return Ok(match secure {
                             None => {
@@ -221,6 +234,14 @@ pub(crate) async fn connect(
             Err(failed)
         }
     }
+}
+
+/// Has the kernel notice a host that is gone without a word: what it does not confirm, or a question after some silence.
+fn notice_silence(stream: &TcpStream) -> rustix::io::Result<()> {
+    sockopt::set_tcp_user_timeout(stream, SILENCE.as_millis() as u32)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE)
 }
 
 fn drive<S, T>(client: Client, connection: tokio_postgres::Connection<S, T>, address: Address) -> Session
@@ -257,7 +278,7 @@ struct Watched {
 impl Watched {
     async fn open(prober: &Prober, warned: &mut bool) -> Result<Watched, ProbeError> {
         let connector = prober.shared.connector.load_full();
-        let session = connect(&prober.target, &prober.config, connector, "kingpost probe").await?;
+        let session = connect(&prober.target, &prober.config, connector, "kingpost probe", "").await?;
         let (system, _, informed) = ask_once(&session.client).await?;
         if !informed && !std::mem::replace(warned, true) {
             warn!(

@@ -65,7 +65,7 @@ impl Topology {
             config.database.clone_from(database);
         }
         config.probe_timeout = login.timeout;
-        let client = open(&target, &config, connector, &login.application, login.timeout).await;
+        let client = open(&target, &config, connector, &login.application, "", login.timeout).await;
         client.map_err(|why| error(why.to_string()))
     }
 }
@@ -76,7 +76,8 @@ impl Topology {
 pub struct ConnectError(String);
 
 /// Connects to `node` as `cluster` says: user, password, database, TLS. `cluster.probe_timeout` limits each statement, `limit`
-/// the time to connect. The session ends soon after the client is dropped.
+/// the time to connect. `settings` are options of the session as libpq takes them (`-c name=value`), or "". The session ends soon
+/// after the client is dropped.
 ///
 /// # Errors
 /// [`ConnectError`], with what the server said.
@@ -84,12 +85,13 @@ pub async fn connect(
     cluster: &ClusterConfig,
     node: &NodeConfig,
     application: &str,
+    settings: &str,
     limit: Duration,
 ) -> Result<Client, ConnectError> {
     let failed = |error: &dyn std::fmt::Display| ConnectError(error.to_string());
     let target = Target::of(node).map_err(|error| failed(&error))?;
     let connector = cluster.connector().map_err(|error| failed(&error))?.map(Arc::new);
-    match open(&target, cluster, connector, application, limit).await {
+    match open(&target, cluster, connector, application, settings, limit).await {
         // Only the prober has a handle of the client beside this one.
         Ok(client) => Arc::try_unwrap(client).map_err(|_| ConnectError("the session is shared".into())),
         Err(ProbeError::Timeout(_)) => Err(ConnectError(format!("no connection within {limit:?}"))),
@@ -103,8 +105,9 @@ async fn open(
     config: &ClusterConfig,
     connector: Option<Arc<tls::Connector>>,
     application: &str,
+    settings: &str,
     limit: Duration,
 ) -> Result<Arc<Client>, ProbeError> {
-    let session = timeout(limit, probe::connect(target, config, connector, application)).await;
+    let session = timeout(limit, probe::connect(target, config, connector, application, settings)).await;
     session.unwrap_or(Err(ProbeError::Timeout(limit))).map(|session| session.client)
 }

@@ -132,7 +132,7 @@ impl Servers {
     }
 
     fn node(&self, name: &str, address: String) -> NodeConfig {
-        NodeConfig { name: name.into(), address, weight: 1, zone: None }
+        NodeConfig::new(name, address)
     }
 
     async fn client(&self, name: &str) -> Client {

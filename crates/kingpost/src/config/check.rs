@@ -106,8 +106,8 @@ impl Findings {
 /// Everything that is wrong or doubtful in a configuration whose keys and types are right.
 pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Finding> {
     let mut findings = Findings(Vec::new());
-    // A relay's file, or a registry's, need not say anything of a proxy.
-    let proxy = !config.is_relay_only() && !config.is_registry_only();
+    // A relay's file, a registry's, or one for failovers alone need not say anything of a proxy.
+    let proxy = !config.needs_no_proxy() && !config.is_registry_only();
     let lists_nodes = !config.cluster.nodes.is_empty() || !config.cluster.from.urls.is_empty();
     if proxy {
         check_cluster(config, &mut findings);

@@ -54,12 +54,13 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Whether it says something of a relay and nothing of a proxy: then nothing need be said of one. A relay's file may list the cluster's nodes and
-    /// the other relays, for the relay to follow and to ask.
-    pub(crate) fn is_relay_only(&self) -> bool {
+    /// Whether it says nothing of a proxy, and does so of something that needs none: of a relay, or of failovers. It may name servers for that, and a
+    /// relay's file the other relays.
+    pub(crate) fn needs_no_proxy(&self) -> bool {
+        let (relay, failover) = (self.relay != RelayConfig::default(), self.failover != FailoverConfig::default());
         let no_nodes = self.cluster.nodes.is_empty() && self.cluster.from.urls.is_empty();
-        self.relay != RelayConfig::default()
-            && (self.proxy == ProxyConfig::default() || no_nodes && self.proxy.users.is_empty())
+        let silent = self.proxy == ProxyConfig::default();
+        (relay || failover) && (silent || (relay && no_nodes && self.proxy.users.is_empty()))
     }
 
     /// Whether it says something of a registry and nothing of a proxy: then nothing need be said of one.

@@ -282,6 +282,8 @@ const NODE: &[Key] = &[
     required("address", Kind::Text),
     key("weight", integer(0, 10_000)),
     key("zone", Kind::Text),
+    key("failover", Kind::Choice(&["allowed", "never"])),
+    key("failover_priority", integer(0, 10_000)),
 ];
 
 const RELAY: &[Key] = &[
@@ -327,14 +329,25 @@ const FAILOVER: &[Key] = &[
     key("password_file", Kind::Text),
     key("acknowledgements", integer(1, 100)),
     key("step_timeout", POSITIVE),
+    key("zones", Kind::Texts),
+    key("lag_limit", integer(0, i64::MAX)),
     key("tls", Kind::Table(CLUSTER_TLS)),
     key("stop", Kind::Texts),
     key("rejoin", Kind::Texts),
-    key("relays", Kind::Tables(FAILOVER_PART)),
-    key("proxies", Kind::Tables(FAILOVER_PART)),
+    key("relays", Kind::Tables(FAILOVER_RELAY)),
+    key("proxies", Kind::Tables(FAILOVER_PROXY)),
 ];
 
-const FAILOVER_PART: &[Key] = &[
+const FAILOVER_RELAY: &[Key] = &[
+    required("name", Kind::Text),
+    required("address", Kind::Text),
+    key("user", Kind::Text),
+    key("password", Kind::Secret),
+    key("password_file", Kind::Text),
+    key("application_name", Kind::Text),
+];
+
+const FAILOVER_PROXY: &[Key] = &[
     required("name", Kind::Text),
     required("address", Kind::Text),
     key("user", Kind::Text),

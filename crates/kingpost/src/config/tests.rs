@@ -41,6 +41,61 @@ fn good() {
     assert_eq!(messages(EXAMPLE, &[]), [""; 0]);
 }
 
+/// Every configuration that is printed in the README and the guide.
+const PRINTED: [(&str, &str); 7] = [
+    ("README.md", include_str!("../../../../README.md")),
+    ("configuration.md", include_str!("../../../../docs/guide/configuration.md")),
+    ("console.md", include_str!("../../../../docs/guide/console.md")),
+    ("durability.md", include_str!("../../../../docs/guide/durability.md")),
+    ("failover.md", include_str!("../../../../docs/guide/failover.md")),
+    ("relay.md", include_str!("../../../../docs/guide/relay.md")),
+    ("quickstart.md", include_str!("../../../../docs/guide/quickstart.md")),
+];
+
+/// Without errors, as whole files; a piece of one in a file that has the rest. Files that they name are not there, which is said.
+#[test]
+fn what_the_guide_prints_is_accepted() {
+    let mut count = 0;
+    for (name, text) in PRINTED {
+        for block in text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()) {
+            count += 1;
+            let is_piece = ["[proxy.", "[[cluster.relays]]", "[cluster.tls]", "[console]"]
+                .iter()
+                .any(|key| block.trim_start().starts_with(key));
+            let is_piece = is_piece && !block.starts_with("[[proxy.users]]") && !block.starts_with("[proxy.users");
+            let whole = if is_piece { format!("{GOOD}{block}") } else { block.to_owned() };
+            let found = load_text(&whole, &[]).problems;
+            let missing = |problem: &Problem| problem.to_string().contains("No such file or directory");
+            let errors: Vec<String> = found
+                .iter()
+                .filter(|problem| problem.severity == Severity::Error && !missing(problem))
+                .map(ToString::to_string)
+                .collect();
+            assert_eq!(errors, [""; 0], "{name}:\n{whole}");
+        }
+    }
+    assert!(count >= 10, "{count}");
+}
+
+/// Servers are named for a relay and for failovers, too: that makes no proxy of which users have to be known.
+#[test]
+fn a_file_without_a_proxy_needs_no_users() {
+    let nodes = "[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n";
+    let relay = "[relay]\nauth = \"trust\"\n[relay.upstream]\naddress = \"\"\nuser = \"u\"\n";
+    let relays = "[[failover.relays]]\nname = \"r\"\naddress = \"r:1\"\n";
+    for (what, text, good) in [
+        ("a relay that finds its primary", format!("{relay}{nodes}"), true),
+        ("failovers", format!("{nodes}{relays}"), true),
+        ("a proxy", nodes.to_owned(), false),
+        ("a proxy beside failovers", format!("[proxy]\nlisten = [\"127.0.0.1:1\"]\n{nodes}{relays}"), false),
+    ] {
+        let found = messages(&text, &[]);
+        let users = found.iter().any(|found| found.contains("proxy.users: found no user"));
+        assert_eq!(users, !good, "{what}: {found:?}");
+        assert!(!good || load_text(&text, &[]).config.is_some(), "{what}: {found:?}");
+    }
+}
+
 #[test]
 fn golden_messages() {
     let cases: &[(&str, &[&str])] = &[
@@ -78,6 +133,27 @@ fn golden_messages() {
                 "k.toml:4:9: cluster.from.urls[0]: found \"127.0.0.1\", expected http://host:port or https://host:port",
                 "k.toml:4:22: warning: cluster.from.urls[1]: the token crosses the network in clear: https:// would hide it",
                 "k.toml:6:11: cluster.from.service: service name is missing",
+            ],
+        ),
+        // Numbers that do not agree.
+        (
+            "[proxy]\nauth = \"trust\"\ngate.commit_durability = \"quorum(2)\"\n\
+             [[proxy.databases]]\nname = \"shop\"\ncommit_durability = \"relay\"\n\
+             [cluster]\nnodes = [{ name = \"a\", address = \"db:5432\" }]\n\
+             relays = [{ name = \"r\", address = \"r:1\" }, { name = \"s\", address = \"s:1\" }]\n\
+             [failover]\nacknowledgements = 2\n\
+             relays = [{ name = \"r\", address = \"r:1\" }, { name = \"s\", address = \"s:1\" }]\n",
+            &[
+                "k.toml:6:21: warning: proxy.databases[0].commit_durability: found \"relay\", and failover.acknowledgements is 2: a commit could be lost at a failover that fewer relays have; expected as many",
+                "k.toml:11:20: warning: failover.acknowledgements: found 2, with 2 relays: a failover needs all of them, so that with one lost nothing can be failed over; with 3 relays and 2 acknowledgements one may be lost at any time",
+            ],
+        ),
+        (
+            "[proxy]\nauth = \"trust\"\n[cluster]\nnodes = [{ name = \"a\", address = \"db:5432\" }]\n\
+             [failover]\nacknowledgements = 1\n\
+             relays = [{ name = \"r\", address = \"r:1\" }, { name = \"s\", address = \"s:1\" }]\n",
+            &[
+                "k.toml:6:20: warning: failover.acknowledgements: found 1, with 2 relays: a failover needs all of them, so that with one lost nothing can be failed over; with 3 relays and 2 acknowledgements one may be lost at any time",
             ],
         ),
         (
@@ -367,7 +443,7 @@ fn known<T: DeserializeOwned>(required: &[(&str, &str)]) -> BTreeSet<String> {
 
 #[test]
 fn the_schema_is_that_of_the_types() {
-    use crate::failover::config::{FailoverConfig, PartConfig};
+    use crate::failover::config::{FailoverConfig, PartConfig, RelayPartConfig};
     use proxy::config::{DatabaseConfig, PoolConfig, RoutingConfig, UserConfig};
     let inner = |keys: &'static [Key], path: &[&str]| -> &'static [Key] {
         path.iter().fold(keys, |keys, step| match keys.iter().find(|key| key.name == *step).unwrap().kind {
@@ -396,7 +472,7 @@ fn the_schema_is_that_of_the_types() {
         (&["relay", "upstream"], known::<relay::config::UpstreamConfig>(&[])),
         (&["relay", "users"], known::<relay::config::UserConfig>(&[])),
         (&["failover"], known::<FailoverConfig>(&[])),
-        (&["failover", "relays"], known::<PartConfig>(&[])),
+        (&["failover", "relays"], known::<RelayPartConfig>(&[])),
         (&["failover", "proxies"], known::<PartConfig>(&[])),
         (&["registry"], known::<RegistryConfig>(&[])),
         (&["registry", "dns"], known::<crate::registry::config::DnsConfig>(&[])),

@@ -24,12 +24,16 @@ pub(crate) struct FailoverConfig {
     /// Longest time for one step.
     #[serde(with = "humantime_serde")]
     pub(crate) step_timeout: Duration,
+    /// Zones whose nodes may become the primary without being named; none: all.
+    pub(crate) zones: Vec<String>,
+    /// A standby that lacks more than this many bytes does not become the primary without being named; None: there is no limit.
+    pub(crate) lag_limit: Option<u64>,
     /// Program that stops a server cleanly, with its arguments; empty: there is none.
     pub(crate) stop: Vec<String>,
     /// Program that brings a former primary back as a standby; empty: it is said what to do.
     pub(crate) rejoin: Vec<String>,
     /// `[[failover.relays]]`.
-    pub(crate) relays: Vec<PartConfig>,
+    pub(crate) relays: Vec<RelayPartConfig>,
     /// `[[failover.proxies]]`.
     pub(crate) proxies: Vec<PartConfig>,
 }
@@ -43,6 +47,8 @@ impl Default for FailoverConfig {
             tls: tls::ConnectConfig::default(),
             acknowledgements: 1,
             step_timeout: Duration::from_secs(60),
+            zones: Vec::new(),
+            lag_limit: None,
             stop: Vec::new(),
             rejoin: Vec::new(),
             relays: Vec::new(),
@@ -58,6 +64,8 @@ impl fmt::Debug for FailoverConfig {
             .field("tls", &self.tls)
             .field("acknowledgements", &self.acknowledgements)
             .field("step_timeout", &self.step_timeout)
+            .field("zones", &self.zones)
+            .field("lag_limit", &self.lag_limit)
             .field("stop", &self.stop)
             .field("rejoin", &self.rejoin)
             .field("relays", &self.relays)
@@ -66,7 +74,7 @@ impl fmt::Debug for FailoverConfig {
     }
 }
 
-/// A relay that is fenced, or a proxy that is paused.
+/// A proxy that is paused; or how a relay is reached.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PartConfig {
@@ -83,6 +91,47 @@ pub(crate) struct PartConfig {
     /// File with its password in the first line.
     #[serde(default)]
     pub(crate) password_file: Option<PathBuf>,
+}
+
+/// A relay that is fenced.
+#[derive(Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RelayPartConfig {
+    /// See [`PartConfig`], as all but the last.
+    pub(crate) name: String,
+    /// Where its downstreams connect.
+    pub(crate) address: String,
+    /// An operator there.
+    #[serde(default = "operator")]
+    pub(crate) user: String,
+    /// Its password.
+    #[serde(default, skip_serializing)]
+    pub(crate) password: Option<String>,
+    /// File with its password in the first line.
+    #[serde(default)]
+    pub(crate) password_file: Option<PathBuf>,
+    /// What it calls itself on servers, as `synchronous_standby_names` has it; its name if not given.
+    #[serde(default)]
+    pub(crate) application_name: Option<String>,
+}
+
+impl RelayPartConfig {
+    /// How it is reached.
+    pub(crate) fn part(&self) -> PartConfig {
+        PartConfig {
+            name: self.name.clone(),
+            address: self.address.clone(),
+            user: self.user.clone(),
+            password: self.password.clone(),
+            password_file: self.password_file.clone(),
+        }
+    }
+}
+
+impl fmt::Debug for RelayPartConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.part().fmt(f)
+    }
 }
 
 fn operator() -> String {

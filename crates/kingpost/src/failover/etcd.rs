@@ -1,5 +1,7 @@
 //! A lock in etcd, over the JSON of its gateway: a key that lives as long as a lease is kept alive.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use base64::Engine;
@@ -14,13 +16,15 @@ use tokio::net::TcpStream;
 
 /// Longest answer that is read.
 const LARGEST: usize = 1 << 20;
-/// Longest time for one endpoint.
-const LIMIT: Duration = Duration::from_secs(2);
+/// Longest time for one endpoint: less than the shortest life of a lock, so that an endpoint that is gone costs none.
+const LIMIT: Duration = Duration::from_secs(1);
 
 /// Some endpoints of one etcd.
 #[derive(Debug, Clone)]
 pub(super) struct Etcd {
     endpoints: Vec<String>,
+    /// The one that answered last is asked first.
+    answered: Arc<AtomicUsize>,
 }
 
 /// A lock that is held until `until`, unless it is kept.
@@ -56,7 +60,10 @@ impl Etcd {
             }
             endpoints.push(address.to_owned());
         }
-        if endpoints.is_empty() { Err("no endpoint of etcd is given".into()) } else { Ok(Etcd { endpoints }) }
+        if endpoints.is_empty() {
+            return Err("no endpoint of etcd is given".into());
+        }
+        Ok(Etcd { endpoints, answered: Arc::default() })
     }
 
     /// Takes the lock if nobody has it.
@@ -122,9 +129,14 @@ impl Etcd {
     /// Asks one endpoint after the other.
     async fn ask(&self, path: &str, body: &Value) -> Result<Value, String> {
         let mut failures = Vec::new();
-        for endpoint in &self.endpoints {
+        let first = self.answered.load(Ordering::Relaxed);
+        for index in (0..self.endpoints.len()).map(|index| (first + index) % self.endpoints.len()) {
+            let endpoint = &self.endpoints[index];
             match tokio::time::timeout(LIMIT, ask(endpoint, path, body)).await {
-                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Ok(answer)) => {
+                    self.answered.store(index, Ordering::Relaxed);
+                    return Ok(answer);
+                }
                 Ok(Err(why)) => failures.push(format!("etcd at {endpoint}: {why}")),
                 Err(_) => failures.push(format!("etcd at {endpoint}: no answer within {LIMIT:?}")),
             }

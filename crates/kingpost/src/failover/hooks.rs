@@ -21,6 +21,8 @@ pub(super) struct Hook<'a> {
     pub(super) primary: Option<(&'a str, &'a str)>,
     /// `KINGPOST_UPSTREAM`: where it is to receive from.
     pub(super) upstream: Option<&'a str>,
+    /// `KINGPOST_TIMELINE`: the primary's, as WAL files have it in their names.
+    pub(super) timeline: Option<u32>,
 }
 
 /// Runs it to its end, within a limit; it is ended by force after that.
@@ -37,6 +39,9 @@ pub(super) async fn run(hook: &Hook<'_>, limit: Duration) -> Result<(), String> 
     }
     if let Some(upstream) = hook.upstream {
         command.env("KINGPOST_UPSTREAM", upstream);
+    }
+    if let Some(timeline) = hook.timeline {
+        command.env("KINGPOST_TIMELINE", format!("{timeline:08X}"));
     }
     let mut child = command.spawn().map_err(|error| format!("cannot run {program}: {error}"))?;
     // Read beside the wait: a program that fills a pipe must not block, and one that leaves it open to a server that it has
@@ -95,9 +100,10 @@ mod tests {
             address: "h:1",
             primary: Some(("db2", "h:2")),
             upstream: Some("r:3"),
+            timeline: Some(27),
         };
         let told = "test \"$KINGPOST_NODE $KINGPOST_ADDRESS $KINGPOST_PRIMARY $KINGPOST_PRIMARY_ADDRESS \
-                    $KINGPOST_UPSTREAM\" = 'db1 h:1 db2 h:2 r:3'";
+                    $KINGPOST_UPSTREAM $KINGPOST_TIMELINE\" = 'db1 h:1 db2 h:2 r:3 0000001B'";
         run(&hook(shell(told).to_vec().leak()), Duration::from_secs(10)).await.unwrap();
         let failed = run(&hook(shell("echo because; exit 3").to_vec().leak()), Duration::from_secs(10)).await;
         assert!(failed.as_ref().unwrap_err().contains("because"), "{failed:?}");

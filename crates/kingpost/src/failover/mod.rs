@@ -1,77 +1,206 @@
 //! `kingpost failover` and `switchover`: another primary, and nothing that was acknowledged is lost.
 //!
 //! ```text
-//!  survey (servers, relays) ─▶ plan (pure) ─▶ fence the relays for a term ─▶ choose a node, durably ─▶ it catches up from the
-//!  relay that has most ─▶ promote ─▶ relays follow ─▶ replicas follow ─▶ the old primary: rejoin, or what to do
+//!  survey (servers, relays) ─▶ plan (pure): checked before anything is changed ─▶ fence the relays in a term ─▶ candidates catch up
+//!  from the relay that has most ─▶ the first that has everything is elected, durably ─▶ promoted ─▶ proxies, relays, standbys follow
+//!  ─▶ the old primary: rejoin, or what to do
 //!
-//!  switchover: proxies pause ─▶ the primary stops cleanly, or is made read-only ─▶ as above ─▶ proxies resume
+//!  switchover: proxies pause ─▶ the primary stops cleanly, or is locked ─▶ as above; the proxies resume at the new primary
 //! ```
 //!
-//! What must be remembered is on the relays (term, fence, choice) and the servers themselves: this process keeps nothing, and
-//! after it was killed, the next one goes on where it stopped.
+//! What must be remembered is on the relays (term, fence, election) and the servers themselves (the note, the lock): this process keeps
+//! nothing, and after it was killed, the next one goes on where it stopped.
 
+mod abort;
+mod acknowledge;
+mod away;
+mod ballot;
 pub(crate) mod config;
 mod conninfo;
+mod elect;
 mod etcd;
+mod follow;
+mod held;
 mod hooks;
+mod judge;
+mod leftovers;
+mod lock;
+#[cfg(test)]
+mod model;
+mod note;
 mod parts;
+mod pause;
 mod plan;
+mod rejoin;
+mod report;
 mod steps;
 mod switchover;
+mod sync_names;
 mod watch;
 
-use std::path::PathBuf;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
 
-use ::relay::Order;
+use tokio::signal::unix::{Signal, SignalKind};
 
 use crate::cli::{FailoverArgs, SwitchoverArgs, WatchArgs, WhichConfig};
 use crate::config::{Config, LogConfig, LogFlags, load};
 use crate::error::Failure;
-use crate::serve::{INTERRUPTED, StopSignals, control_runtime, warn};
+use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
 use crate::{logging, out};
-use parts::Parts;
-use plan::{Situation, Survey, Target};
-use steps::{Guard, NoGuard, Steps};
+use away::away;
+use leftovers::Leftover;
+pub(crate) use plan::needed;
+use plan::{Locked, ProxySeen, ProxyState, Situation, Survey};
+use steps::{NoGuard, Steps};
 
 /// Makes a standby the primary in place of one that is lost.
 pub(crate) fn failover(args: &FailoverArgs, log: &LogFlags) -> Result<(), Failure> {
     let mut steps = prepare(&args.config, log)?;
-    (steps.force, steps.accept_loss) = (args.force, args.accept_loss);
+    (steps.force, steps.accept_loss, steps.stop) = (args.force, args.accept_loss, args.stop.clone());
     run(async {
         if args.abort {
-            return abort(&steps).await;
+            return steps.abort().await;
         }
-        let survey = steps.parts.survey().await;
-        show(&survey);
+        let (survey, proxies) = seen(&steps).await;
+        if !args.dry_run && !args.force && steps.mended(&survey, &proxies).await? {
+            return Ok(());
+        }
         away(&steps, &survey, args.to.as_deref(), args.dry_run, &NoGuard).await
     })
 }
 
 /// Makes another server the primary, as planned: clients wait, and none gets an error.
 pub(crate) fn switchover(args: &SwitchoverArgs, log: &LogFlags) -> Result<(), Failure> {
-    let steps = prepare(&args.config, log)?;
+    let mut steps = prepare(&args.config, log)?;
+    steps.stop = args.stop.clone();
     control_runtime()?.block_on(async {
-        let mut stop = StopSignals::new()?;
-        let survey = steps.parts.survey().await;
-        show(&survey);
+        let mut stop = Ends::new()?;
+        let (survey, _) = seen(&steps).await;
         switchover::run(&steps, &survey, args.to.as_deref(), args.dry_run, &mut stop).await
     })
 }
 
 /// Sees that the primary is lost, and says so, or replaces it.
 pub(crate) fn watch(args: &WatchArgs, log: &LogFlags) -> Result<(), Failure> {
-    let steps = prepare(&args.config, log)?;
+    let mut steps = prepare(&args.config, log)?;
+    steps.stop = args.stop.clone();
     control_runtime()?.block_on(async {
-        let mut stop = StopSignals::new()?;
+        let mut stop = Ends::new()?;
         watch::run(steps, args, &mut stop).await
     })
+}
+
+/// Asks everything that [failover] names whether it agrees with the configuration, and changes nothing.
+pub(crate) fn check(config: Config) -> Result<(), Failure> {
+    let steps = Steps::new(config)?;
+    control_runtime()?.block_on(async {
+        let (survey, proxies) = seen(&steps).await;
+        let counted = steps.config.failover.acknowledgements;
+        let mut found = survey.disagreements(counted);
+        found.extend(acknowledge::gates(&proxies, counted));
+        let mut lines: Vec<String> = found.iter().map(|found| format!("  {found}")).collect();
+        lines.extend(
+            survey
+                .servers
+                .iter()
+                .filter_map(|server| Some(format!("  {}: {}", server.name, server.state.as_ref().err()?))),
+        );
+        lines.extend(
+            survey
+                .relays
+                .iter()
+                .filter_map(|relay| Some(format!("  {}: {}", relay.name, relay.standing.as_ref().err()?))),
+        );
+        if lines.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::config(format!("not everything agrees with the configuration\n{}", lines.join("\n"))))
+    })
+}
+
+/// Shows how everything stands, and what an interrupted run has left.
+pub(crate) fn status(path: &Path) -> Result<(), Failure> {
+    let (config, _) = load(path)?.accept(path)?;
+    let steps = Steps::new(config)?;
+    control_runtime()?.block_on(async {
+        let (survey, proxies) = seen(&steps).await;
+        let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
+        let found = leftovers::leftovers(&survey, &proxies, &situation);
+        for left in &found {
+            out::line(format_args!("left by an interrupted run: {left}"));
+        }
+        match situation {
+            Situation::Healthy { primary, .. } if found.is_empty() => {
+                out::line(format_args!("{primary} is the primary"));
+                Ok(())
+            }
+            Situation::Healthy { primary, .. } => Err(Failure::runtime(format!("{primary} is the primary, and not all is well"))
+                .advise("`kingpost failover --abort` takes back what an interrupted run has left")),
+            Situation::NoPrimary { .. } => {
+                Err(Failure::runtime("no primary answers").advise("`kingpost failover` replaces it"))
+            }
+            Situation::Fenced { old, .. } => Err(Failure::runtime(format!(
+                "{old} is the primary, and the relays are fenced: nothing is acknowledged, because a failover away from it was begun"
+            ))
+            .advise("`kingpost failover` goes on, `kingpost failover --abort` lets it be the primary")),
+            Situation::Promoted { primary, .. } => Err(Failure::runtime(format!(
+                "{primary} was promoted, and relays do not follow it yet"
+            ))
+            .advise("`kingpost failover` has them follow")),
+        }
+    })
+}
+
+/// Whatever asks a run to end: SIGINT, SIGTERM, or that the terminal it was begun in is gone.
+struct Ends {
+    stop: StopSignals,
+    hangup: Signal,
+}
+
+impl Ends {
+    fn new() -> Result<Ends, Failure> {
+        Ok(Ends { stop: StopSignals::new()?, hangup: listen_for(SignalKind::hangup())? })
+    }
+
+    /// The name of the next one.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            name = self.stop.next() => name,
+            _ = self.hangup.recv() => "SIGHUP",
+        }
+    }
+}
+
+impl Steps {
+    /// Takes back what an interrupted run has left on a cluster that is well; true: there was something.
+    ///
+    /// # Errors
+    /// It ends by itself, and may be that of a run that is under way; or it stays.
+    async fn mended(&self, survey: &Survey, proxies: &[ProxySeen]) -> Result<bool, Failure> {
+        let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
+        let found = leftovers::leftovers(survey, proxies, &situation);
+        let lines: Vec<String> = found.iter().map(|left| format!("  {left}")).collect();
+        if found.iter().any(Leftover::ends_by_itself) {
+            return Err(Failure::runtime(format!(
+                "a switchover is under way, or was interrupted a moment ago\n{}",
+                lines.join("\n")
+            ))
+            .advise("what it holds ends by itself within 20 s; `kingpost failover --abort` takes it back at once"));
+        }
+        for line in &lines {
+            self.say(format_args!("left by an interrupted run: {}", line.trim()));
+        }
+        if !found.iter().any(Leftover::can_be_taken_back) {
+            return Ok(false);
+        }
+        self.abort().await.map(|()| true)
+    }
 }
 
 /// Runs to its end; a signal ends it wherever it is, and the next run goes on from there.
 fn run(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     control_runtime()?.block_on(async {
-        let mut stop = StopSignals::new()?;
+        let mut stop = Ends::new()?;
         tokio::select! {
             result = work => result,
             name = stop.next() => {
@@ -90,161 +219,15 @@ fn prepare(which: &WhichConfig, log: &LogFlags) -> Result<Steps, Failure> {
     Steps::new(config)
 }
 
-impl Steps {
-    fn new(config: Config) -> Result<Steps, Failure> {
-        if config.cluster.nodes.is_empty() {
-            return Err(
-                Failure::config("nothing says which servers there are").advise("list them as [[cluster.nodes]]")
-            );
-        }
-        let parts = Parts::new(&config)?;
-        Ok(Steps { config, parts, began: Instant::now(), force: false, accept_loss: false })
-    }
-}
-
-/// Away from a primary that is lost, or from where an earlier run stopped.
-async fn away(
-    steps: &Steps,
-    survey: &Survey,
-    to: Option<&str>,
-    dry_run: bool,
-    guard: &impl Guard,
-) -> Result<(), Failure> {
-    let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
-    let timeline = match situation {
-        Situation::Promoted { primary, timeline } => {
-            steps.say(format_args!("{primary} has been promoted already: relays and replicas are to follow it"));
-            if dry_run {
-                return Ok(());
-            }
-            return follow(steps, survey, &primary, timeline).await;
-        }
-        Situation::Healthy { primary, timeline } if !steps.force => {
-            let behind = survey.standing().filter(|(_, standing)| standing.timeline < timeline).count();
-            if behind > 0 && !dry_run {
-                steps.say(format_args!("{primary} is the primary, and {behind} relays are not on its timeline yet"));
-                return follow(steps, survey, &primary, timeline).await;
-            }
-            return Err(Failure::runtime(format!(
-                "{primary} is the primary and answers: there is nothing to fail over"
-            ))
-            .advise("for a planned change use `kingpost switchover`; --force does it all the same"));
-        }
-        Situation::Healthy { timeline, .. } | Situation::Fenced { timeline, .. } => timeline,
-        Situation::NoPrimary { timeline } => {
-            let receives = survey.standing().find(|(_, standing)| {
-                standing.state == "streaming" && standing.fenced.is_none() && standing.timeline == timeline
-            });
-            if let (Some((relay, standing)), false) = (receives, steps.force) {
-                return Err(Failure::runtime(format!(
-                    "{} receives from {} at this moment: the primary lives, and only this program cannot reach it",
-                    relay.name, standing.upstream
-                ))
-                .advise("run it from where the servers can be reached; or say --force, which takes the primary's relays away"));
-            }
-            timeline
-        }
-    };
-    let olds: Vec<String> = survey
-        .servers
-        .iter()
-        .filter(|server| server.state.as_ref().map_or(true, |state| !state.standby))
-        .map(|server| server.name.clone())
-        .collect();
-    if steps.parts.relay_count() == 0 && !steps.accept_loss {
-        return Err(Failure::config(
-            "no relay is configured as [[failover.relays]]: what only the old primary has would be lost",
-        )
-        .advise("say --accept-loss to take the standby that has most"));
-    }
-    if dry_run {
-        let node = plan::choose(survey, to, steps.force).map_err(|error| Failure::runtime(error.to_string()))?;
-        let needed = plan::needed(steps.parts.relay_count(), steps.config.failover.acknowledgements);
-        steps.say(format_args!(
-            "would fence {needed} or more of {} relays at timeline {timeline}, have {node} catch up, promote it, and have \
-             relays and replicas follow it",
-            steps.parts.relay_count()
-        ));
-        return Ok(());
-    }
-    onward(steps, survey, timeline, to, &olds, guard).await
-}
-
-/// From the fence on.
-async fn onward(
-    steps: &Steps,
-    survey: &Survey,
-    timeline: u32,
-    to: Option<&str>,
-    olds: &[String],
-    guard: &impl Guard,
-) -> Result<(), Failure> {
-    let mut fenced = match steps.parts.relay_count() {
-        0 => None,
-        _ => Some(steps.fence(survey, timeline).await?),
-    };
-    // Again: what was seen before the fence may have changed until it was up.
-    let now = steps.parts.survey().await;
-    if let Ok(Situation::Promoted { primary, timeline }) = now.situation() {
-        steps.say(format_args!("{primary} has been promoted meanwhile"));
-        return follow(steps, &now, &primary, timeline).await;
-    }
-    let node = plan::choose(&now, to, steps.force).map_err(|error| {
-        Failure::runtime(format!("no node can be the primary: {error}"))
-            .advise("start the standbys and run it again; `kingpost failover --abort` takes the fences away")
-    })?;
-    let target = fenced.as_ref().and_then(|fenced| Target::of(fenced.relays.iter().map(|(relay, at)| (relay, at))));
-    if let Some(fenced) = &mut fenced {
-        steps.choose(fenced, &node).await?;
-    }
-    if let Some(target) = &target {
-        steps.catch_up(&node, target).await?;
-    }
-    let timeline = steps.promote(&node, fenced.as_ref(), guard).await?;
-    steps.relays_follow(&node, timeline).await?;
-    steps.replicas_follow(&node, timeline).await;
-    let olds: Vec<String> = olds.iter().filter(|old| **old != node).cloned().collect();
-    steps.rejoin(&node, &olds).await;
-    steps.say(format_args!("{node} is the primary, on timeline {timeline}"));
-    Ok(())
-}
-
-/// What is left to do once a node was promoted.
-async fn follow(steps: &Steps, survey: &Survey, primary: &str, timeline: u32) -> Result<(), Failure> {
-    steps.relays_follow(primary, timeline).await?;
-    steps.replicas_follow(primary, timeline).await;
-    let olds: Vec<String> = survey
-        .servers
-        .iter()
-        .filter(|server| server.name != primary && server.state.as_ref().map_or(true, |state| !state.standby))
-        .map(|server| server.name.clone())
-        .collect();
-    steps.rejoin(primary, &olds).await;
-    steps.say(format_args!("{primary} is the primary, on timeline {timeline}"));
-    Ok(())
-}
-
-/// Takes the fences away: the old primary goes on.
-async fn abort(steps: &Steps) -> Result<(), Failure> {
-    let survey = steps.parts.survey().await;
-    let term = survey.standing().map(|(_, standing)| standing.term).max().unwrap_or(0) + 1;
-    let mut kept = Vec::new();
-    for (relay, _) in survey.standing().filter(|(_, standing)| standing.fenced.is_some()) {
-        match steps.parts.order(&relay.name, Order::Release { term }).await {
-            Ok(_) => steps.say(format_args!("{} is fenced no more", relay.name)),
-            Err(why) => kept.push(format!("{}: {why}", relay.name)),
-        }
-    }
-    if kept.is_empty() {
-        steps.say("no relay that answers is fenced");
-        return Ok(());
-    }
-    Err(Failure::runtime(format!("some fences stay\n{}", kept.join("\n")))
-        .advise("`kingpost failover` goes on from here"))
+/// Looks at everything, and shows it.
+async fn seen(steps: &Steps) -> (Survey, Vec<ProxySeen>) {
+    let (survey, proxies) = tokio::join!(steps.parts.survey(), steps.parts.proxies());
+    show(&survey, &proxies);
+    (survey, proxies)
 }
 
 /// What was found, a line each.
-fn show(survey: &Survey) {
+fn show(survey: &Survey, proxies: &[ProxySeen]) {
     for server in &survey.servers {
         let text = match &server.state {
             Err(why) => format!("does not answer: {why}"),
@@ -255,7 +238,15 @@ fn show(survey: &Survey) {
                     (true, false) => "standby, receives nothing",
                 };
                 let foreign = if Some(state.system) == survey.system() { "" } else { ", of another cluster" };
-                format!("{role}, timeline {}, has {}, replayed {}{foreign}", state.timeline, state.has, state.replayed)
+                let locked = match state.locked {
+                    Locked::No => "",
+                    Locked::ByLease => ", locked by a lease",
+                    Locked::ForGood => ", locked",
+                };
+                format!(
+                    "{role}, timeline {}, has {}, replayed {}{locked}{foreign}",
+                    state.timeline, state.has, state.replayed
+                )
             }
         };
         out::line(format_args!("{:<12} {:<22} {text}", server.name, server.address));
@@ -265,7 +256,7 @@ fn show(survey: &Survey) {
             Err(why) => format!("does not answer: {why}"),
             Ok(standing) => {
                 let fence = standing.fenced.map(|at| format!(", fenced at timeline {at}")).unwrap_or_default();
-                let chosen = standing.chosen.as_ref().map(|(_, node)| format!(", for {node}")).unwrap_or_default();
+                let chosen = standing.chosen.as_ref().map(|(_, node)| format!(", {node} elected")).unwrap_or_default();
                 format!(
                     "relay, timeline {}, has {}, term {}{fence}{chosen}: {}",
                     standing.timeline, standing.flushed, standing.term, standing.state
@@ -273,5 +264,14 @@ fn show(survey: &Survey) {
             }
         };
         out::line(format_args!("{:<12} {:<22} {text}", relay.name, relay.address));
+    }
+    for proxy in proxies {
+        let text = match &proxy.state {
+            Err(why) => format!("does not answer: {why}"),
+            Ok(ProxyState { paused: false, .. }) => "proxy".into(),
+            Ok(ProxyState { lease: Some(left), .. }) => format!("proxy, paused for another {left:?}"),
+            Ok(ProxyState { lease: None, .. }) => "proxy, paused by an operator".into(),
+        };
+        out::line(format_args!("{:<12} {:<22} {text}", proxy.name, proxy.address));
     }
 }

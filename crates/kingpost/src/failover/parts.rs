@@ -2,21 +2,29 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ::relay::{Order, RelayAccess, Standing};
+use ::relay::{Order, RelayAccess, SessionError, Standing};
+use futures_util::future::join_all;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, SimpleQueryMessage};
-use topology::{ClusterConfig, NodeConfig};
+use topology::{Candidacy, ClusterConfig, NodeConfig};
 use watermark::Lsn;
 
-use super::config::PartConfig;
-use super::plan::{RelaySeen, ServerSeen, ServerState, Survey};
+use super::config::{PartConfig, RelayPartConfig};
+use super::lock;
+use super::note::{self, Note};
+use super::plan::{Locked, ProxySeen, ProxyState, RelaySeen, ServerSeen, ServerState, Survey, Tags};
 use crate::config::Config;
 use crate::error::Failure;
 
-/// Longest time for one look at a part.
-const LOOK: Duration = Duration::from_secs(3);
+/// What sessions are called on servers and in consoles.
+const APPLICATION: &str = "kingpost failover";
+/// Longest time for one look at a part, unless less is said.
+const LOOK: Duration = Duration::from_secs(2);
+/// The same for one that has not answered a moment ago.
+const GLANCE: Duration = Duration::from_millis(500);
 /// Longest time for a relay to carry out an order; it has a limit of its own below.
 const ORDER: Duration = Duration::from_secs(50);
 
@@ -31,7 +39,13 @@ const ASK: &str = "\
                (SELECT timeline_id FROM pg_control_checkpoint())) \
            ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END, \
            EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming'), \
-           (SELECT setting FROM pg_settings WHERE name = 'primary_conninfo') \
+           (SELECT setting FROM pg_settings WHERE name = 'primary_conninfo'), \
+           (SELECT setting FROM pg_settings WHERE name = 'primary_slot_name'), \
+           (SELECT setting::int FROM pg_settings WHERE name = 'recovery_min_apply_delay'), \
+           CASE WHEN standby THEN pg_is_wal_replay_paused() ELSE false END, \
+           current_setting('is_superuser') = 'on', \
+           current_setting('synchronous_standby_names'), \
+           current_setting('default_transaction_read_only') = 'on' \
     FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role, pg_control_system()";
 
 /// How to reach everything: made of the configuration once.
@@ -40,6 +54,9 @@ pub(super) struct Parts {
     cluster: ClusterConfig,
     relays: Vec<Login>,
     proxies: Vec<Login>,
+    acknowledgements: usize,
+    /// Longest time for one look at a part.
+    look: Duration,
     /// With relays and proxies.
     tls: tls::ConnectConfig,
     connector: Option<Arc<tls::Connector>>,
@@ -49,6 +66,10 @@ pub(super) struct Parts {
 struct Login {
     part: PartConfig,
     password: Option<String>,
+    /// What a relay calls itself on servers.
+    application: String,
+    /// A look at it is under way.
+    looking: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for Login {
@@ -67,14 +88,13 @@ impl Parts {
     /// One cannot be read.
     pub(super) fn new(config: &Config) -> Result<Parts, Failure> {
         let failover = &config.failover;
-        let logins = |parts: &[PartConfig]| -> Result<Vec<Login>, Failure> {
-            parts
-                .iter()
-                .map(|part| {
-                    let password = secret(part.password.as_ref(), part.password_file.as_deref())?;
-                    Ok(Login { part: part.clone(), password })
-                })
-                .collect()
+        let login = |part: PartConfig| -> Result<Login, Failure> {
+            let password = secret(part.password.as_ref(), part.password_file.as_deref())?;
+            Ok(Login { part, password, application: String::new(), looking: Arc::default() })
+        };
+        let relay = |relay: &RelayPartConfig| -> Result<Login, Failure> {
+            let application = relay.application_name.as_ref().unwrap_or(&relay.name).clone();
+            Ok(Login { application, ..login(relay.part())? })
         };
         let mut cluster = config.cluster.clone();
         let own = secret(failover.password.as_ref(), failover.password_file.as_deref())?;
@@ -89,11 +109,18 @@ impl Parts {
             .map(Arc::new);
         Ok(Parts {
             cluster,
-            relays: logins(&failover.relays)?,
-            proxies: logins(&failover.proxies)?,
+            relays: failover.relays.iter().map(relay).collect::<Result<_, _>>()?,
+            proxies: failover.proxies.iter().cloned().map(login).collect::<Result<_, _>>()?,
+            acknowledgements: failover.acknowledgements,
+            look: LOOK,
             tls: failover.tls.clone(),
             connector,
         })
+    }
+
+    /// From now on a look at a part takes no longer than this.
+    pub(super) fn look_within_at_most(&mut self, limit: Duration) {
+        self.look = limit;
     }
 
     pub(super) fn nodes(&self) -> &[NodeConfig] {
@@ -110,46 +137,154 @@ impl Parts {
 
     /// Looks at everything, side by side.
     pub(super) async fn survey(&self) -> Survey {
-        let servers = self.cluster.nodes.iter().map(|node| async {
-            let state = self.look(&node.name).await;
-            ServerSeen { name: node.name.clone(), address: node.address.clone(), state }
-        });
-        let relays = self.relays.iter().map(|login| async {
-            let standing = self.order(&login.part.name, Order::Look).await;
-            RelaySeen { name: login.part.name.clone(), address: login.part.address.clone(), standing }
-        });
-        let (servers, relays) = tokio::join!(join_all(servers), join_all(relays));
-        Survey { servers, relays }
+        self.survey_within(|_| self.look).await
     }
 
-    async fn session(&self, node: &str) -> Said<Client> {
+    /// Looks once more, and does not wait long again for those that have just not answered.
+    pub(super) async fn survey_again(&self, before: &Survey) -> Survey {
+        let answered = |name: &str| {
+            let server = before.servers.iter().any(|server| server.name == name && server.state.is_ok());
+            server || before.relays.iter().any(|relay| relay.name == name && relay.standing.is_ok())
+        };
+        self.survey_within(|name| if answered(name) { self.look } else { GLANCE }).await
+    }
+
+    async fn survey_within(&self, limit: impl Fn(&str) -> Duration) -> Survey {
+        let servers = self.cluster.nodes.iter().map(|node| {
+            let limit = limit(&node.name);
+            async move {
+                let tags = Tags {
+                    never: node.failover == Candidacy::Never,
+                    priority: node.failover_priority,
+                    zone: node.zone.clone(),
+                };
+                let state = self.look_within(&node.name, limit).await;
+                ServerSeen { name: node.name.clone(), address: node.address.clone(), tags, state }
+            }
+        });
+        let relays = self.relays.iter().map(|login| {
+            let limit = limit(&login.part.name);
+            async move {
+                let standing = self.order_within(&login.part.name, Order::Look, limit).await;
+                RelaySeen {
+                    name: login.part.name.clone(),
+                    address: login.part.address.clone(),
+                    application: login.application.clone(),
+                    standing,
+                }
+            }
+        });
+        let (servers, relays) = tokio::join!(join_all(servers), join_all(relays));
+        let mut survey = Survey { servers, relays, acknowledgements: self.acknowledgements };
+        survey.acknowledgements = survey.acknowledged_by(self.acknowledgements);
+        survey
+    }
+
+    /// A session on a server, also on one that lets nobody else in.
+    pub(super) async fn session(&self, node: &str) -> Said<Client> {
+        self.session_and_lock(node).await.map(|(client, _)| client)
+    }
+
+    /// A session on a server, and whether that lets nobody else in.
+    async fn session_and_lock(&self, node: &str) -> Said<(Client, bool)> {
+        match self.connect(node, APPLICATION, "").await {
+            Err(why) if why.contains(lock::LIBRARY) => Ok((self.session_past_lock(node, APPLICATION).await?, true)),
+            other => other.map(|client| (client, false)),
+        }
+    }
+
+    /// A superuser's session that a [`lock`] does not keep out.
+    pub(super) async fn session_past_lock(&self, node: &str, application: &str) -> Said<Client> {
+        self.connect(node, application, "-c session_preload_libraries=").await
+    }
+
+    /// Whether a server refuses sessions because it is locked.
+    pub(super) async fn is_locked(&self, node: &str) -> Said<bool> {
+        match self.connect(node, APPLICATION, "").await {
+            Ok(_) => Ok(false),
+            Err(why) if why.contains(lock::LIBRARY) => Ok(true),
+            Err(why) => Err(why),
+        }
+    }
+
+    async fn connect(&self, node: &str, application: &str, settings: &str) -> Said<Client> {
         let known = self.cluster.nodes.iter().find(|known| known.name == node);
         let known = known.ok_or_else(|| format!("no node is named {node}"))?;
-        let client = topology::connect(&self.cluster, known, "kingpost failover", LOOK).await;
+        let client = topology::connect(&self.cluster, known, application, settings, LOOK).await;
         client.map_err(|error| error.to_string())
     }
 
     /// How a server stands.
     pub(super) async fn look(&self, node: &str) -> Said<ServerState> {
+        self.look_within(node, self.look).await
+    }
+
+    async fn look_within(&self, node: &str, limit: Duration) -> Said<ServerState> {
         let look = async {
-            let client = self.session(node).await?;
+            let (client, locked) = self.session_and_lock(node).await?;
             let row = client.query_one(ASK, &[]).await.map_err(|error| describe(&error))?;
-            read(&row).map_err(|error| describe(&error))
+            let mut state = read(&row).map_err(|error| describe(&error))?;
+            if locked {
+                state.locked = lock::kind(&client).await?;
+            }
+            if state.superuser {
+                let command = first(&client, note::COMMAND).await?.unwrap_or_default();
+                state.note = Note::read(&command).1;
+            }
+            Ok(state)
         };
-        tokio::time::timeout(LOOK, look).await.unwrap_or_else(|_| Err(format!("no answer within {LOOK:?}")))
+        within(limit, look).await
     }
 
     /// Runs statements on a server, each a transaction of its own; the first value of the last one.
     pub(super) async fn run(&self, node: &str, statements: &[&str]) -> Said<Option<String>> {
         let client = self.session(node).await?;
-        run(&client, statements).await
+        // The server has a limit, too, which it cannot keep when it is gone.
+        within(self.cluster.probe_timeout + LOOK, run(&client, statements)).await
     }
 
     /// Has a relay carry out an order.
     pub(super) async fn order(&self, relay: &str, order: Order) -> Said<Standing> {
+        let limit = if order == Order::Look { self.look } else { ORDER };
+        self.order_within(relay, order, limit).await
+    }
+
+    async fn order_within(&self, relay: &str, order: Order, limit: Duration) -> Said<Standing> {
+        let looking = (order == Order::Look).then(|| self.looking(relay)).flatten();
+        if looking.as_ref().is_some_and(|looking| looking.swap(true, Ordering::AcqRel)) {
+            // The thread that asked last is still waiting: no second one waits beside it.
+            return Err(format!("relay {relay} does not answer"));
+        }
+        self.ask_relay(relay, limit, move |relay| {
+            let result = ::relay::order(relay, &order);
+            if let Some(looking) = looking {
+                looking.store(false, Ordering::Release);
+            }
+            result
+        })
+        .await
+    }
+
+    fn looking(&self, relay: &str) -> Option<Arc<AtomicBool>> {
+        let login = self.relays.iter().find(|login| login.part.name == relay)?;
+        Some(Arc::clone(&login.looking))
+    }
+
+    /// Makes a physical slot on a relay, unless it is there.
+    pub(super) async fn make_slot(&self, relay: &str, slot: &str) -> Said<()> {
+        let slot = slot.to_owned();
+        self.ask_relay(relay, LOOK, move |relay| ::relay::make_slot(relay, &slot)).await
+    }
+
+    /// Asks a relay something, off the runtime.
+    async fn ask_relay<T: Send + 'static>(
+        &self,
+        relay: &str,
+        limit: Duration,
+        ask: impl FnOnce(&RelayAccess<'_>) -> Result<T, SessionError> + Send + 'static,
+    ) -> Said<T> {
         let login = self.relays.iter().find(|login| login.part.name == relay).cloned();
-        let Login { part, password } = login.ok_or_else(|| format!("no relay is named {relay}"))?;
-        let limit = if order == Order::Look { LOOK } else { ORDER };
+        let Login { part, password, .. } = login.ok_or_else(|| format!("no relay is named {relay}"))?;
         let connector = self.connector.clone();
         let work = tokio::task::spawn_blocking(move || {
             let relay = RelayAccess {
@@ -159,52 +294,91 @@ impl Parts {
                 password: password.as_deref(),
                 connector: connector.as_ref(),
             };
-            ::relay::order(&relay, &order)
+            ask(&relay)
         });
         match tokio::time::timeout(limit, work).await {
             // What was asked is known to whoever asked.
             Ok(Ok(result)) => result.map_err(|error| error.refusal().map_or_else(|| error.to_string(), str::to_owned)),
             Ok(Err(_)) => Err("asking it panicked".into()),
-            Err(_) => Err(format!("no answer within {limit:?}")),
+            Err(_) => Err(format!("relay {relay} does not answer within {limit:?}")),
         }
     }
 
     /// Runs a command in the console of each proxy, side by side; the names and errors of those where it failed.
     pub(super) async fn consoles(&self, command: &str, limit: Duration) -> Vec<(String, String)> {
         let each = self.proxies.iter().map(|login| async move {
-            let work = async {
-                let mut console = self.cluster.clone();
-                (console.user, console.password) = (login.part.user.clone(), login.password.clone());
-                console.database = "kingpost".into();
-                console.tls = self.tls.clone();
-                let node = NodeConfig {
-                    name: login.part.name.clone(),
-                    address: login.part.address.clone(),
-                    weight: 1,
-                    zone: None,
-                };
-                let client = topology::connect(&console, &node, "kingpost failover", LOOK).await;
-                let client = client.map_err(|error| error.to_string())?;
-                run(&client, &[command]).await.map(drop)
-            };
+            let work = async { run(&self.console(login).await?, &[command]).await.map(drop) };
             let done = tokio::time::timeout(limit, work).await;
             let done = done.unwrap_or_else(|_| Err(format!("{command} took longer than {limit:?}")));
             done.err().map(|error| (login.part.name.clone(), error))
         });
         join_all(each).await.into_iter().flatten().collect()
     }
+
+    /// Looks at every proxy, side by side.
+    pub(super) async fn proxies(&self) -> Vec<ProxySeen> {
+        let each = self.proxies.iter().map(|login| async move {
+            let look = async {
+                let console = self.console(login).await?;
+                let values = pairs(&console, "SHOW STATE", "key", "value").await?;
+                let value = |key: &str| values.iter().find(|(of, _)| of == key).map(|(_, value)| value.as_str());
+                let gates = pairs(&console, "SHOW GATE", "database", "durability").await?;
+                Ok(ProxyState {
+                    paused: value("paused") == Some("yes"),
+                    lease: value("pause_lease").and_then(|left| left.parse().ok()).map(Duration::from_secs),
+                    gates,
+                })
+            };
+            let state = within(self.look, look).await;
+            ProxySeen { name: login.part.name.clone(), address: login.part.address.clone(), state }
+        });
+        join_all(each).await
+    }
+
+    async fn console(&self, login: &Login) -> Said<Client> {
+        let mut console = self.cluster.clone();
+        (console.user, console.password) = (login.part.user.clone(), login.password.clone());
+        console.database = "kingpost".into();
+        console.tls = self.tls.clone();
+        let node = NodeConfig::new(login.part.name.clone(), login.part.address.clone());
+        let client = topology::connect(&console, &node, APPLICATION, "", self.look).await;
+        client.map_err(|error| error.to_string())
+    }
+}
+
+/// Two columns of a table of a console.
+async fn pairs(console: &Client, command: &str, first: &str, second: &str) -> Said<Vec<(String, String)>> {
+    let messages = console.simple_query(command).await.map_err(|error| describe(&error))?;
+    let row = |message: &SimpleQueryMessage| match message {
+        SimpleQueryMessage::Row(row) => {
+            let text = |name| row.try_get(name).ok().flatten().unwrap_or_default().to_owned();
+            Some((text(first), text(second)))
+        }
+        _ => None,
+    };
+    Ok(messages.iter().filter_map(row).collect())
+}
+
+/// The result of some work, or that it takes too long.
+async fn within<T>(limit: Duration, work: impl Future<Output = Said<T>>) -> Said<T> {
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(format!("no answer within {limit:?}")))
 }
 
 async fn run(client: &Client, statements: &[&str]) -> Said<Option<String>> {
     let mut value = None;
     for statement in statements {
-        let messages = client.simple_query(statement).await.map_err(|error| describe(&error))?;
-        value = messages.into_iter().find_map(|message| match message {
-            SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
-            _ => None,
-        });
+        value = first(client, statement).await?;
     }
     Ok(value)
+}
+
+/// The first value of a statement's first row, as text.
+pub(super) async fn first(client: &Client, statement: &str) -> Said<Option<String>> {
+    let messages = client.simple_query(statement).await.map_err(|error| describe(&error))?;
+    Ok(messages.into_iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    }))
 }
 
 fn read(row: &tokio_postgres::Row) -> Result<ServerState, tokio_postgres::Error> {
@@ -220,11 +394,19 @@ fn read(row: &tokio_postgres::Row) -> Result<ServerState, tokio_postgres::Error>
         replayed: first,
         receiving: row.try_get(5)?,
         conninfo: row.try_get::<_, Option<String>>(6)?.filter(|conninfo| !conninfo.is_empty()),
+        slot: row.try_get::<_, Option<String>>(7)?.filter(|slot| !slot.is_empty()),
+        delay: Duration::from_millis(row.try_get::<_, Option<i32>>(8)?.unwrap_or(0).unsigned_abs().into()),
+        paused: row.try_get(9)?,
+        superuser: row.try_get(10)?,
+        sync_names: row.try_get(11)?,
+        locked: Locked::No,
+        read_only: row.try_get(12)?,
+        note: None,
     })
 }
 
 /// The server's own words where it said something.
-fn describe(error: &tokio_postgres::Error) -> String {
+pub(super) fn describe(error: &tokio_postgres::Error) -> String {
     use std::error::Error;
     match (error.as_db_error(), error.source()) {
         (Some(said), _) => format!("{} (SQLSTATE {})", said.message(), said.code().code()),
@@ -242,21 +424,4 @@ fn secret(password: Option<&String>, file: Option<&Path>) -> Result<Option<Strin
         }
         (None, None) => Ok(None),
     }
-}
-
-/// All of them at the same time, in order. There are few.
-pub(super) async fn join_all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    let mut waiting: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
-    std::future::poll_fn(|context| {
-        let mut done = true;
-        for (future, result) in waiting.iter_mut().filter(|(_, result)| result.is_none()) {
-            match future.as_mut().poll(context) {
-                std::task::Poll::Ready(value) => *result = Some(value),
-                std::task::Poll::Pending => done = false,
-            }
-        }
-        if done { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-    })
-    .await;
-    waiting.into_iter().filter_map(|(_, result)| result).collect()
 }

@@ -1,15 +1,31 @@
 //! What is to be done, decided from what servers and relays say of themselves. Pure: no I/O, no clock.
 
+use std::time::Duration;
+
 use ::relay::Standing;
 use watermark::Lsn;
+
+use super::acknowledge::Waits;
+use super::note::Note;
 
 /// A server, as it was seen.
 #[derive(Debug, Clone)]
 pub(super) struct ServerSeen {
     pub(super) name: String,
     pub(super) address: String,
+    /// What the configuration says of it.
+    pub(super) tags: Tags,
     /// Err: why it does not answer.
     pub(super) state: Result<ServerState, String>,
+}
+
+/// Whether a server may become the primary, and how gladly it is taken.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Tags {
+    /// `failover = "never"`.
+    pub(super) never: bool,
+    pub(super) priority: u32,
+    pub(super) zone: Option<String>,
 }
 
 /// What a server says of itself.
@@ -28,6 +44,32 @@ pub(super) struct ServerState {
     pub(super) receiving: bool,
     /// `primary_conninfo`, if it could be read.
     pub(super) conninfo: Option<String>,
+    /// `primary_slot_name`, if there is one.
+    pub(super) slot: Option<String>,
+    /// A standby whose replay an operator has paused.
+    pub(super) paused: bool,
+    /// `recovery_min_apply_delay`.
+    pub(super) delay: Duration,
+    /// Whether the user of this program may promote it and change its settings.
+    pub(super) superuser: bool,
+    /// Whether a switchover keeps everybody out of it.
+    pub(super) locked: Locked,
+    /// `default_transaction_read_only`.
+    pub(super) read_only: bool,
+    /// What an earlier failover has noted on it.
+    pub(super) note: Option<Note>,
+    /// `synchronous_standby_names`.
+    pub(super) sync_names: String,
+}
+
+/// Whether a switchover keeps everybody out of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Locked {
+    No,
+    /// In the server's memory, for as long as the lease is renewed.
+    ByLease,
+    /// In its files.
+    ForGood,
 }
 
 /// A relay, as it was seen.
@@ -35,8 +77,30 @@ pub(super) struct ServerState {
 pub(super) struct RelaySeen {
     pub(super) name: String,
     pub(super) address: String,
+    /// What it calls itself on servers.
+    pub(super) application: String,
     /// Err: why it does not answer.
     pub(super) standing: Result<Standing, String>,
+}
+
+/// A proxy, as it was seen.
+#[derive(Debug, Clone)]
+pub(super) struct ProxySeen {
+    pub(super) name: String,
+    pub(super) address: String,
+    /// Err: why its console does not answer.
+    pub(super) state: Result<ProxyState, String>,
+}
+
+/// What a proxy says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ProxyState {
+    /// Everything is paused.
+    pub(super) paused: bool,
+    /// By a lease, of which so much is left.
+    pub(super) lease: Option<Duration>,
+    /// Databases whose commits are held back, and how: `relay`, `quorum(2)`.
+    pub(super) gates: Vec<(String, String)>,
 }
 
 /// Everything together.
@@ -44,16 +108,18 @@ pub(super) struct RelaySeen {
 pub(super) struct Survey {
     pub(super) servers: Vec<ServerSeen>,
     pub(super) relays: Vec<RelaySeen>,
+    /// How many relays have what was acknowledged, at least.
+    pub(super) acknowledgements: usize,
 }
 
 /// How a cluster stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Situation {
-    /// This one is the primary, and the relays take from it, or can.
+    /// This one is the primary, and enough relays take from it, or can.
     Healthy { primary: String, timeline: u32 },
     /// There is none on the newest timeline, which is this one.
     NoPrimary { timeline: u32 },
-    /// One answers, but the relays were fenced: a failover away from it has begun.
+    /// One answers, but so many relays were fenced that it may get nothing acknowledged: a failover away from it has begun.
     Fenced { old: String, timeline: u32 },
     /// One has been promoted; relays that were fenced have not followed yet.
     Promoted { primary: String, timeline: u32 },
@@ -101,6 +167,33 @@ impl Survey {
         self.servers.iter().find(|server| server.name == name)
     }
 
+    /// A server of the system that answers, by its name.
+    pub(super) fn state(&self, name: &str) -> Option<&ServerState> {
+        self.answering().find(|(server, _)| server.name == name).map(|(_, state)| state)
+    }
+
+    /// How many relays have to be fenced and agree; see [`needed`]. Without relays none.
+    pub(super) fn needed(&self) -> usize {
+        needed(self.relays.len(), self.acknowledgements).min(self.relays.len())
+    }
+
+    /// How many fenced relays keep commits from being acknowledged; see [`stopping`]. Without relays none.
+    fn stopping(&self) -> usize {
+        stopping(self.relays.len(), self.acknowledgements).min(self.relays.len())
+    }
+
+    /// The highest term that anybody knows of.
+    pub(super) fn highest_term(&self) -> u64 {
+        let relays = self.standing().map(|(_, standing)| standing.term);
+        let notes = self.answering().filter_map(|(_, state)| state.note.as_ref()).map(|note| note.term);
+        relays.chain(notes).max().unwrap_or(0)
+    }
+
+    /// What was elected to go on from the end of the newest timeline: the term, and the node.
+    pub(super) fn elected(&self) -> Option<(u64, String)> {
+        self.standing().filter_map(|(_, standing)| standing.chosen.clone()).max_by_key(|(term, _)| *term)
+    }
+
     /// The highest timeline that anybody is on.
     fn newest(&self) -> u32 {
         let servers = self.answering().map(|(_, state)| state.timeline);
@@ -125,27 +218,36 @@ impl Survey {
             return Err(Undecided::Two(primary, other.name.clone(), timeline));
         }
         let fences: Vec<u32> = self.standing().filter_map(|(_, standing)| standing.fenced).collect();
-        Ok(if fences.contains(&timeline) {
+        let here = fences.iter().filter(|fence| **fence == timeline).count();
+        // Of those that do not answer nobody knows.
+        let silent = self.relays.len() - self.standing().count();
+        Ok(if here > 0 && here + silent >= self.stopping() {
             Situation::Fenced { old: primary, timeline }
-        } else if fences.is_empty() {
-            Situation::Healthy { primary, timeline }
-        } else {
+        } else if fences.len() > here {
             Situation::Promoted { primary, timeline }
+        } else {
+            Situation::Healthy { primary, timeline }
         })
     }
 }
 
 /// How many of `relays` have to be fenced so that no commit can be acknowledged any more, and so that one of them has every
 /// commit that was.
-pub(super) fn needed(relays: usize, acknowledgements: usize) -> usize {
+fn stopping(relays: usize, acknowledgements: usize) -> usize {
     (relays + 1).saturating_sub(acknowledgements.max(1)).max(1)
+}
+
+/// How many of `relays` a failover needs: enough to stop all commits ([`stopping`]), and more than half, or two runs could each get enough and
+/// elect two nodes.
+pub(crate) fn needed(relays: usize, acknowledgements: usize) -> usize {
+    stopping(relays, acknowledgements).max(relays / 2 + 1)
 }
 
 /// Where the new primary has to be at least: timeline, received, replayed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
-    /// Name and address of the relay that has it; None: it is what the best standby has.
-    pub(super) relay: Option<(String, String)>,
+    /// Name and address of the relay that has it.
+    pub(super) relay: (String, String),
     pub(super) timeline: u32,
     pub(super) received: Lsn,
     pub(super) replayed: Lsn,
@@ -156,7 +258,7 @@ impl Target {
     pub(super) fn of<'a>(relays: impl Iterator<Item = (&'a RelaySeen, &'a Standing)>) -> Option<Target> {
         let (relay, standing) = relays.max_by_key(|(_, standing)| (standing.timeline, standing.flushed))?;
         Some(Target {
-            relay: Some((relay.name.clone(), relay.address.clone())),
+            relay: (relay.name.clone(), relay.address.clone()),
             timeline: standing.timeline,
             received: standing.flushed,
             replayed: standing.whole,
@@ -170,11 +272,42 @@ impl Target {
     }
 }
 
+/// Which standbys are candidates without being named.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Rules {
+    /// Only those in one of these zones; none: all.
+    pub(super) zones: Vec<String>,
+    /// Only those that lack no more than this many bytes.
+    pub(super) lag_limit: Option<u64>,
+    /// Zone of the old primary: candidates there come first.
+    pub(super) home: Option<String>,
+}
+
+/// Who may be the primary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Election {
+    /// In the order in which they are preferred, of those that have everything.
+    pub(super) candidates: Vec<Candidate>,
+    /// The node that an earlier run has elected and that is given up now.
+    pub(super) withdraw: Option<String>,
+    /// The others, and why not.
+    pub(super) unfit: Vec<(String, Unfit)>,
+}
+
+/// A standby that may become the primary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Candidate {
+    pub(super) name: String,
+    pub(super) priority: u32,
+}
+
 /// Why a node is not to be the primary.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Unfit {
     #[error("no standby answers")]
-    None,
+    Nobody,
+    #[error("no standby is a candidate:\n{}", reasons(.0))]
+    None(Vec<(String, Unfit)>),
     #[error("there is no node {0:?}: expected one of {1}")]
     Unknown(String, String),
     #[error("{0} does not answer: {1}")]
@@ -185,38 +318,96 @@ pub(super) enum Unfit {
     Writable(String),
     #[error("{0} is on timeline {1}, and {2} is on timeline {3} already: what was acknowledged may be only there")]
     Behind(String, u32, String, u32),
+    #[error("the user of [failover] is no superuser on {0}: it can neither promote it nor change its settings")]
+    Forbidden(String),
+    #[error("{0} is never to be promoted (failover = \"never\" in [[cluster.nodes]]); --force does it all the same")]
+    Never(String),
     #[error(
-        "{0} was chosen to go on, in term {1}, and may be the primary already: bring it back, or leave it out for good and say \
-         --force"
+        "{0} has no synchronous_standby_names, and others have: it would acknowledge what no relay has; --to {0} takes it all the same"
     )]
-    Chosen(String, u64),
+    Unsynchronized(String),
+    #[error("{0} is not in one of failover.zones; --to {0} takes it all the same")]
+    Zone(String),
+    #[error("{0} lacks {1} bytes, more than failover.lag_limit; --to {0} takes it all the same")]
+    Lag(String, u64),
+    #[error(
+        "{0} replays everything {1:?} late: it would take so long to catch up. To take it: ALTER SYSTEM SET \
+         recovery_min_apply_delay = 0; SELECT pg_reload_conf(); there"
+    )]
+    Delayed(String, Duration),
+    #[error("replay is paused on {0}: it would never catch up. To take it: SELECT pg_wal_replay_resume(); there")]
+    Paused(String),
+    #[error(
+        "{0} was elected in term {1} by an earlier run and does not answer: it may have been promoted. Bring it back; or, if it \
+         never comes back without being rewound or made again, give it up: `kingpost failover --force` elects another node, \
+         `kingpost failover --abort --force` lets the old primary go on"
+    )]
+    Elected(String, u64),
 }
 
-/// Which standby is to be the primary: the one that was chosen before, or `to`, or the one that has most.
-pub(super) fn choose(survey: &Survey, to: Option<&str>, force: bool) -> Result<String, Unfit> {
-    let chosen = survey.standing().filter_map(|(_, standing)| standing.chosen.clone()).max_by_key(|(term, _)| *term);
-    if let Some((term, name)) = chosen {
-        if fit(survey, &name).is_ok() && to.is_none_or(|to| to == name) {
-            return Ok(name);
-        }
-        if !force {
-            return Err(Unfit::Chosen(name, term));
+fn reasons(unfit: &[(String, Unfit)]) -> String {
+    unfit.iter().map(|(_, why)| format!("  {why}")).collect::<Vec<_>>().join("\n")
+}
+
+/// Who may be the primary: the one that an earlier run has elected, or `to`, or all that are fit. `force` gives up one that was elected
+/// and can't be asked.
+///
+/// # Errors
+/// Nobody.
+pub(super) fn candidates(survey: &Survey, to: Option<&str>, force: bool, rules: &Rules) -> Result<Election, Unfit> {
+    let mut withdraw = None;
+    if let Some((term, name)) = survey.elected() {
+        match fit(survey, &name, true, rules) {
+            Ok(()) if to.is_none_or(|to| to == name) => {
+                let candidates = vec![candidate(survey, &name)];
+                return Ok(Election { candidates, withdraw: None, unfit: Vec::new() });
+            }
+            // It answers, and is a standby: whoever elected it can be kept from promoting it.
+            _ if survey.state(&name).is_some_and(|state| state.standby) => withdraw = Some(name),
+            _ if force => withdraw = Some(name),
+            _ => return Err(Unfit::Elected(name, term)),
         }
     }
     if let Some(to) = to {
-        return fit(survey, to).map(|()| to.into());
+        match fit(survey, to, true, rules) {
+            Ok(()) => {}
+            Err(Unfit::Never(_)) if force => {}
+            Err(why) => return Err(why),
+        }
+        return Ok(Election { candidates: vec![candidate(survey, to)], withdraw, unfit: Vec::new() });
     }
-    let mut best: Option<(&ServerSeen, &ServerState)> = None;
-    for (server, state) in survey.answering().filter(|(_, state)| state.standby) {
-        // The first of equals, in the order of the configuration.
-        if best.is_none_or(|(_, best)| (state.timeline, state.has) > (best.timeline, best.has)) {
-            best = Some((server, state));
+    let (mut found, mut unfit) = (Vec::new(), Vec::new());
+    for (order, server) in survey.servers.iter().enumerate() {
+        match fit(survey, &server.name, false, rules) {
+            Ok(()) => {
+                let state = survey.state(&server.name);
+                let has = state.map_or((0, Lsn(0)), |state| (state.timeline, state.has));
+                let home = rules.home.is_some() && server.tags.zone == rules.home;
+                // The first of equals, in the order of the configuration.
+                found.push((
+                    (server.tags.priority, home, has, std::cmp::Reverse(order)),
+                    candidate(survey, &server.name),
+                ));
+            }
+            Err(why) => unfit.push((server.name.clone(), why)),
         }
     }
-    best.map(|(server, _)| server.name.clone()).ok_or(Unfit::None)
+    found.sort_by(|(a, _), (b, _)| b.cmp(a));
+    let candidates: Vec<Candidate> = found.into_iter().map(|(_, candidate)| candidate).collect();
+    if candidates.is_empty() {
+        let answers = survey.answering().any(|(_, state)| state.standby);
+        return Err(if answers { Unfit::None(unfit) } else { Unfit::Nobody });
+    }
+    Ok(Election { candidates, withdraw, unfit })
 }
 
-fn fit(survey: &Survey, name: &str) -> Result<(), Unfit> {
+fn candidate(survey: &Survey, name: &str) -> Candidate {
+    let priority = survey.server(name).map_or(0, |server| server.tags.priority);
+    Candidate { name: name.into(), priority }
+}
+
+/// `named`: somebody asks for this one.
+fn fit(survey: &Survey, name: &str, named: bool, rules: &Rules) -> Result<(), Unfit> {
     let Some(server) = survey.server(name) else {
         let names: Vec<&str> = survey.servers.iter().map(|server| server.name.as_str()).collect();
         return Err(Unfit::Unknown(name.into(), names.join(", ")));
@@ -230,14 +421,42 @@ fn fit(survey: &Survey, name: &str) -> Result<(), Unfit> {
     }
     // A relay brings it along to its timeline; another standby does not.
     let further = survey.answering().find(|(_, other)| other.standby && other.timeline > state.timeline);
-    match further {
-        Some((other, of)) if !survey.standing().any(|(_, standing)| standing.timeline >= of.timeline) => {
-            Err(Unfit::Behind(name.into(), state.timeline, other.name.clone(), of.timeline))
-        }
-        _ => Ok(()),
+    if let Some((other, of)) = further
+        && !survey.standing().any(|(_, standing)| standing.timeline >= of.timeline)
+    {
+        return Err(Unfit::Behind(name.into(), state.timeline, other.name.clone(), of.timeline));
     }
+    if !state.superuser {
+        return Err(Unfit::Forbidden(name.into()));
+    }
+    if !state.delay.is_zero() {
+        return Err(Unfit::Delayed(name.into(), state.delay));
+    }
+    if state.paused {
+        return Err(Unfit::Paused(name.into()));
+    }
+    if server.tags.never {
+        return Err(Unfit::Never(name.into()));
+    }
+    if named {
+        return Ok(());
+    }
+    if !rules.zones.is_empty() && !server.tags.zone.as_ref().is_some_and(|zone| rules.zones.contains(zone)) {
+        return Err(Unfit::Zone(name.into()));
+    }
+    let waits = |state| survey.waits(state) != Waits::ForNobody;
+    if !waits(state) && survey.answering().any(|(_, other)| waits(other)) {
+        return Err(Unfit::Unsynchronized(name.into()));
+    }
+    let furthest = survey.standing().map(|(_, standing)| standing.flushed);
+    let furthest = furthest.chain(survey.answering().map(|(_, state)| state.has)).max().unwrap_or(Lsn(0));
+    let lacks = furthest.0.saturating_sub(state.has.0);
+    if rules.lag_limit.is_some_and(|limit| lacks > limit) {
+        return Err(Unfit::Lag(name.into(), lacks));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 #[path = "plan_tests.rs"]
-mod tests;
+pub(super) mod tests;

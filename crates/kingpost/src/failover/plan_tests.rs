@@ -2,10 +2,11 @@
 
 use super::*;
 
-fn server(name: &str, state: Option<(bool, u32, u64)>) -> ServerSeen {
+pub(in super::super) fn server(name: &str, state: Option<(bool, u32, u64)>) -> ServerSeen {
     ServerSeen {
         name: name.into(),
         address: format!("{name}:1"),
+        tags: Tags { priority: 1, ..Tags::default() },
         state: state.ok_or_else(|| "down".to_owned()).map(|(standby, timeline, has)| ServerState {
             system: 1,
             standby,
@@ -14,14 +15,23 @@ fn server(name: &str, state: Option<(bool, u32, u64)>) -> ServerSeen {
             replayed: Lsn(has),
             receiving: standby,
             conninfo: None,
+            slot: None,
+            paused: false,
+            delay: Duration::ZERO,
+            superuser: true,
+            locked: Locked::No,
+            read_only: false,
+            note: None,
+            sync_names: String::new(),
         }),
     }
 }
 
-fn relay(name: &str, standing: Option<(u32, u64, Option<u32>, Option<&str>)>) -> RelaySeen {
+pub(in super::super) fn relay(name: &str, standing: Option<(u32, u64, Option<u32>, Option<&str>)>) -> RelaySeen {
     RelaySeen {
         name: name.into(),
         address: format!("{name}:1"),
+        application: name.into(),
         standing: standing.ok_or_else(|| "down".to_owned()).map(|(timeline, flushed, fenced, chosen)| Standing {
             system: 1,
             term: 3,
@@ -35,6 +45,11 @@ fn relay(name: &str, standing: Option<(u32, u64, Option<u32>, Option<&str>)>) ->
             named: false,
         }),
     }
+}
+
+/// With one acknowledgement.
+fn survey(servers: Vec<ServerSeen>, relays: Vec<RelaySeen>) -> Survey {
+    Survey { servers, relays, acknowledgements: 1 }
 }
 
 const PRIMARY: bool = false;
@@ -88,8 +103,36 @@ fn situations() {
         ),
         ("silence", vec![server("a", None)], vec![relay("r", None)], Err(Undecided::Nobody)),
     ] {
-        assert_eq!(Survey { servers, relays }.situation(), expected, "{what}");
+        assert_eq!(survey(servers, relays).situation(), expected, "{what}");
     }
+}
+
+/// Of three relays, two of which have to be fenced so that the primary gets nothing acknowledged.
+#[test]
+fn a_fence_that_stops_nothing_is_no_failover() {
+    let free = |name: &str| relay(name, Some((1, 9, None, None)));
+    let fenced = |name: &str| relay(name, Some((1, 9, Some(1), None)));
+    let healthy = Ok(Situation::Healthy { primary: "a".into(), timeline: 1 });
+    let stopped = Ok(Situation::Fenced { old: "a".into(), timeline: 1 });
+    for (what, relays, expected) in [
+        ("one comes back fenced", vec![fenced("r"), free("s"), free("t")], &healthy),
+        ("one is fenced, of another nobody knows", vec![fenced("r"), relay("s", None), free("t")], &stopped),
+        ("two are fenced", vec![fenced("r"), fenced("s"), free("t")], &stopped),
+        ("none is, of two nobody knows", vec![free("r"), relay("s", None), relay("t", None)], &healthy),
+    ] {
+        let servers = vec![server("a", Some((PRIMARY, 1, 9))), server("b", Some((STANDBY, 1, 9)))];
+        assert_eq!(&Survey { servers, relays, acknowledgements: 2 }.situation(), expected, "{what}");
+    }
+}
+
+#[test]
+fn terms_are_remembered_by_relays_and_by_servers() {
+    let mut noted = server("a", Some((STANDBY, 1, 9)));
+    assert_eq!(survey(vec![noted.clone()], vec![]).highest_term(), 0);
+    assert_eq!(survey(vec![noted.clone()], vec![relay("r", Some((1, 9, None, None)))]).highest_term(), 3);
+    // A relay that has lost its directory has promised nothing.
+    noted.state.as_mut().unwrap().note = Some(Note { term: 8, after: None });
+    assert_eq!(survey(vec![noted], vec![relay("r", Some((1, 9, None, None)))]).highest_term(), 8);
 }
 
 #[test]
@@ -97,15 +140,15 @@ fn foreign_servers_do_not_count() {
     let mut foreign = server("x", Some((PRIMARY, 7, 9)));
     foreign.state.as_mut().unwrap().system = 2;
     let servers = vec![foreign, server("a", Some((PRIMARY, 1, 9))), server("b", Some((STANDBY, 1, 9)))];
-    let survey = Survey { servers, relays: vec![] };
+    let survey = survey(servers, vec![]);
     assert_eq!(survey.situation(), Ok(Situation::Healthy { primary: "a".into(), timeline: 1 }));
-    assert_eq!(choose(&survey, Some("x"), false), Err(Unfit::Foreign("x".into())));
+    assert_eq!(candidates(&survey, Some("x"), false, &Rules::default()), Err(Unfit::Foreign("x".into())));
 }
 
 #[test]
 fn how_many_relays() {
     for (relays, acknowledgements, expected) in
-        [(1, 1, 1), (2, 1, 2), (2, 2, 1), (3, 1, 3), (3, 2, 2), (3, 3, 1), (5, 3, 3), (1, 0, 1), (1, 5, 1)]
+        [(1, 1, 1), (2, 1, 2), (2, 2, 2), (3, 1, 3), (3, 2, 2), (3, 3, 2), (5, 3, 3), (5, 5, 3), (1, 0, 1), (1, 5, 1)]
     {
         assert_eq!(needed(relays, acknowledgements), expected, "{acknowledgements} of {relays}");
     }
@@ -118,9 +161,9 @@ fn the_furthest_relay_is_the_measure() {
         relay("r2", Some((2, 50, Some(2), None))),
         relay("r3", Some((2, 60, Some(2), None))),
     ];
-    let survey = Survey { servers: vec![], relays: relays.to_vec() };
+    let survey = survey(vec![], relays.to_vec());
     let target = Target::of(survey.standing()).unwrap();
-    assert_eq!(target.relay, Some(("r3".into(), "r3:1".into())));
+    assert_eq!(target.relay, ("r3".into(), "r3:1".into()));
     assert_eq!((target.timeline, target.received, target.replayed), (2, Lsn(60), Lsn(52)));
     for (timeline, has, replayed, expected) in
         [(2, 60, 52, true), (2, 60, 51, false), (1, 90, 90, false), (3, 52, 52, true), (2, 51, 52, false)]
@@ -132,31 +175,53 @@ fn the_furthest_relay_is_the_measure() {
 }
 
 #[test]
-fn candidates() {
+fn who_may_be_the_primary() {
     let both = || vec![server("a", Some((STANDBY, 1, 8))), server("b", Some((STANDBY, 1, 9)))];
-    let survey = |servers, relays| Survey { servers, relays };
     let free = || vec![relay("r", Some((1, 9, Some(1), None)))];
-    let chosen = |node| vec![relay("r", Some((1, 9, Some(1), Some(node))))];
+    let elected = |node| vec![relay("r", Some((1, 9, Some(1), Some(node))))];
+    let ok = |names: &[&str], withdraw: Option<&str>| {
+        let names = names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        Ok((names, withdraw.map(str::to_owned)))
+    };
     for (what, survey, to, force, expected) in [
-        ("the one that has most", survey(both(), free()), None, false, Ok("b")),
-        ("the one that is asked for", survey(both(), free()), Some("a"), false, Ok("a")),
-        ("the one that was chosen", survey(both(), chosen("a")), None, false, Ok("a")),
-        ("that one, asked for", survey(both(), chosen("a")), Some("a"), false, Ok("a")),
-        ("another than was chosen", survey(both(), chosen("a")), Some("b"), false, Err(Unfit::Chosen("a".into(), 3))),
-        ("another, by force", survey(both(), chosen("a")), Some("b"), true, Ok("b")),
+        ("the one that has most first", survey(both(), free()), None, false, ok(&["b", "a"], None)),
+        ("the one that is asked for", survey(both(), free()), Some("a"), false, ok(&["a"], None)),
+        ("the one that was elected", survey(both(), elected("a")), None, false, ok(&["a"], None)),
+        ("that one, asked for", survey(both(), elected("a")), Some("a"), false, ok(&["a"], None)),
         (
-            "the one that was chosen is gone",
-            survey(vec![server("a", None), server("b", Some((STANDBY, 1, 9)))], chosen("a")),
-            None,
+            "another than was elected, which answers and can be given up",
+            survey(both(), elected("a")),
+            Some("b"),
             false,
-            Err(Unfit::Chosen("a".into(), 3)),
+            ok(&["b"], Some("a")),
         ),
         (
-            "the one on the newest timeline",
+            "the one that was elected is gone",
+            survey(vec![server("a", None), server("b", Some((STANDBY, 1, 9)))], elected("a")),
+            None,
+            false,
+            Err(Unfit::Elected("a".into(), 3)),
+        ),
+        (
+            "it is gone, and given up by force",
+            survey(vec![server("a", None), server("b", Some((STANDBY, 1, 9)))], elected("a")),
+            None,
+            true,
+            ok(&["b"], Some("a")),
+        ),
+        (
+            "the one that was elected is of another cluster by now",
+            survey(vec![server("b", Some((STANDBY, 1, 9)))], elected("a")),
+            None,
+            false,
+            Err(Unfit::Elected("a".into(), 3)),
+        ),
+        (
+            "those on the newest timeline",
             survey(vec![server("a", Some((STANDBY, 1, 99))), server("b", Some((STANDBY, 2, 9)))], free()),
             None,
             false,
-            Ok("b"),
+            ok(&["b"], None),
         ),
         (
             "one on an older timeline",
@@ -172,7 +237,7 @@ fn candidates() {
             false,
             Err(Unfit::Writable("a".into())),
         ),
-        ("nobody", survey(vec![server("a", None)], free()), None, false, Err(Unfit::None)),
+        ("nobody", survey(vec![server("a", None)], free()), None, false, Err(Unfit::Nobody)),
         (
             "one that is down",
             survey(vec![server("a", None)], free()),
@@ -188,13 +253,88 @@ fn candidates() {
             Err(Unfit::Unknown("z".into(), "a, b".into())),
         ),
     ] {
-        assert_eq!(choose(&survey, to, force), expected.map(str::to_owned), "{what}");
+        let found = candidates(&survey, to, force, &Rules::default());
+        let found = found.map(|found| (found.candidates.into_iter().map(|it| it.name).collect(), found.withdraw));
+        assert_eq!(found, expected, "{what}");
     }
+}
+
+/// Three standbys with the same log, one of which is changed.
+#[test]
+fn who_is_fit() {
+    let base = || ["a", "b", "c"].map(|name| server(name, Some((STANDBY, 1, 9)))).to_vec();
+    let zone = |zone: &str| Some(zone.to_owned());
+    type Case<'a> = (&'a str, &'a Rules, fn(&mut ServerSeen), &'a [&'a str], Option<Unfit>);
+    let none = Rules::default();
+    let zones = Rules { zones: vec!["here".into()], ..Rules::default() };
+    let home = Rules { home: zone("here"), ..Rules::default() };
+    let lag = Rules { lag_limit: Some(100), ..Rules::default() };
+    let cases: [Case<'_>; 12] = [
+        ("nothing", &none, |_| {}, &["a", "b", "c"], None),
+        ("a higher priority", &none, |server| server.tags.priority = 2, &["b", "a", "c"], None),
+        ("a lower priority", &none, |server| server.tags.priority = 0, &["a", "c", "b"], None),
+        ("never", &none, |server| server.tags.never = true, &["a", "c"], Some(Unfit::Never("b".into()))),
+        (
+            "delayed",
+            &none,
+            |server| server.state.as_mut().unwrap().delay = Duration::from_secs(60),
+            &["a", "c"],
+            Some(Unfit::Delayed("b".into(), Duration::from_secs(60))),
+        ),
+        (
+            "paused",
+            &none,
+            |server| server.state.as_mut().unwrap().paused = true,
+            &["a", "c"],
+            Some(Unfit::Paused("b".into())),
+        ),
+        (
+            "no superuser",
+            &none,
+            |server| server.state.as_mut().unwrap().superuser = false,
+            &["a", "c"],
+            Some(Unfit::Forbidden("b".into())),
+        ),
+        ("the old primary's zone", &home, |server| server.tags.zone = Some("here".into()), &["b", "a", "c"], None),
+        (
+            "more than the zone",
+            &home,
+            |server| {
+                server.tags = Tags { priority: 0, zone: Some("here".into()), never: false };
+            },
+            &["a", "c", "b"],
+            None,
+        ),
+        ("only this zone", &zones, |server| server.tags.zone = Some("here".into()), &["b"], None),
+        ("too far behind", &lag, |server| server.state.as_mut().unwrap().has = Lsn(909), &["b"], None),
+        ("not too far behind", &lag, |server| server.state.as_mut().unwrap().has = Lsn(109), &["b", "a", "c"], None),
+    ];
+    for (what, rules, change, expected, named) in cases {
+        let mut servers = base();
+        change(&mut servers[1]);
+        let survey = survey(servers, vec![relay("r", Some((1, 9, Some(1), None)))]);
+        let found = candidates(&survey, None, false, rules).unwrap();
+        let names: Vec<&str> = found.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
+        assert_eq!(names, expected, "{what}");
+        assert_eq!(found.unfit.len(), 3 - expected.len(), "{what}");
+        // Named it is taken all the same, but for what makes it useless.
+        let found = candidates(&survey, Some("b"), false, rules);
+        assert_eq!(found.err(), named, "{what}");
+    }
+    // By force also one that is never to be.
+    let mut servers = base();
+    servers[1].tags.never = true;
+    assert!(candidates(&survey(servers, vec![]), Some("b"), true, &none).is_ok());
+    // Nobody, and why.
+    let mut servers = base();
+    servers.iter_mut().for_each(|server| server.state.as_mut().unwrap().paused = true);
+    let why = candidates(&survey(servers, vec![]), None, false, &none).unwrap_err().to_string();
+    assert!(why.contains("replay is paused on a") && why.contains("replay is paused on c"), "{why}");
 }
 
 #[test]
 fn judgements() {
-    use super::super::watch::{Judgement, judge};
+    use super::super::judge::{Judgement, judge};
     let lost = || vec![server("a", None), server("b", Some((STANDBY, 1, 9)))];
     let hears = |state: &str, fenced| {
         let mut relay = relay("r", Some((1, 9, fenced, None)));
@@ -219,6 +359,6 @@ fn judgements() {
         ),
         ("silence", vec![server("a", None)], vec![], Judgement::Unsure(Undecided::Nobody.to_string())),
     ] {
-        assert_eq!(judge(&Survey { servers, relays }, 1), expected, "{what}");
+        assert_eq!(judge(&survey(servers, relays)), expected, "{what}");
     }
 }

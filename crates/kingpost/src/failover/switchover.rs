@@ -1,29 +1,58 @@
 //! A planned change of the primary. Whatever goes wrong before the promotion, the old primary goes on, and clients with it.
+//!
+//! ```text
+//!  proxies pause, by a lease ─▶ the primary stops cleanly, or is locked ─▶ fence … promote ─▶ proxies resume, each when it has
+//!  seen the new primary ─▶ relays and standbys follow
+//! ```
+//!
+//! *What must hold*: from before the end of the old primary's log is taken until that server has become a standby, no session can
+//! have a commit acknowledged there.
 
 use std::time::{Duration, Instant};
 
 use ::relay::Order;
 use watermark::Lsn;
 
+use super::Ends;
+use super::away::away;
+use super::elect::Promoted;
 use super::hooks::{self, Hook};
-use super::plan::{self, Situation, Survey};
-use super::steps::{NoGuard, Steps};
-use super::{away, onward};
+use super::lock::{self, Lock};
+use super::pause::{Pause, Refusals};
+use super::plan::{Situation, Survey};
+use super::steps::{Guard, NoGuard, Steps};
 use crate::error::Failure;
-use crate::serve::StopSignals;
 
 /// How often something that is waited for is looked at.
 const PACE: Duration = Duration::from_millis(50);
-/// Longest time for a proxy to go on.
-const RESUME: Duration = Duration::from_secs(10);
 
-/// How the old primary was kept from writing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Quiet {
+/// How the old primary is kept from acknowledging anything.
+enum Silenced {
     /// Its process has ended cleanly, everything it wrote was received.
     Stopped,
-    /// It runs, and its sessions cannot write.
-    ReadOnly,
+    /// It runs, and nobody gets in.
+    Locked(Lock),
+}
+
+impl Guard for Silenced {
+    /// From the election on the old primary must stay silent without this program.
+    async fn before_election(&self) -> Result<(), String> {
+        match self {
+            Silenced::Stopped => Ok(()),
+            Silenced::Locked(lock) => lock.make_permanent().await,
+        }
+    }
+
+    async fn before_promotion(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// What a switchover has begun, and what has to be ended with it.
+#[derive(Default)]
+struct Begun {
+    pause: Option<Pause>,
+    silenced: Option<Silenced>,
 }
 
 /// From the survey to the end.
@@ -32,17 +61,23 @@ pub(super) async fn run(
     survey: &Survey,
     to: Option<&str>,
     dry_run: bool,
-    stop: &mut StopSignals,
+    stop: &mut Ends,
 ) -> Result<(), Failure> {
     let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
-    let Situation::Healthy { primary: old, timeline } = situation else {
-        // Where an earlier run was cut off, or the primary is gone: the rest is the same, and proxies may be waiting.
-        steps.say("no primary is at work: this goes on as a failover");
-        let result = away(steps, survey, to, dry_run, &NoGuard).await;
-        if !dry_run {
-            resume(steps).await;
+    let anew;
+    let (survey, old, timeline) = match situation {
+        Situation::Healthy { primary, timeline } => (survey, primary, timeline),
+        // An earlier run was interrupted before it had elected anything: the old primary may have gone on since.
+        Situation::Fenced { old, timeline } if survey.elected().is_none() && !dry_run => {
+            steps.say("an earlier run was interrupted: it is called off, and this one begins anew");
+            steps.abort().await?;
+            anew = relays_receive(steps, survey.needed()).await;
+            (&anew, old, timeline)
         }
-        return result;
+        Situation::Fenced { .. } | Situation::NoPrimary { .. } | Situation::Promoted { .. } => {
+            steps.say("no primary is at work: this goes on as a failover");
+            return away(steps, survey, to, dry_run, &NoGuard).await;
+        }
     };
     if steps.parts.relay_count() == 0 {
         return Err(Failure::config(
@@ -52,85 +87,112 @@ pub(super) async fn run(
     if to == Some(old.as_str()) {
         return Err(Failure::runtime(format!("{old} is the primary already")));
     }
-    let node = plan::choose(survey, to, false).map_err(|error| Failure::runtime(error.to_string()))?;
-    let state = survey.server(&node).and_then(|server| server.state.as_ref().ok());
-    if !state.is_some_and(|state| state.receiving) {
-        return Err(Failure::runtime(format!("{node} receives nothing: it would take long to catch up"))
+    let election = steps.prepared(survey, to, Some(&old))?;
+    let receives = |name: &str| survey.state(name).is_some_and(|state| state.receiving);
+    let Some(node) = election.candidates.iter().map(|candidate| &candidate.name).find(|name| receives(name)) else {
+        let names: Vec<&str> = election.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
+        return Err(Failure::runtime(format!("{} receives nothing: it would take long to catch up", names.join(", ")))
             .advise("look at its log, or name another with --to"));
-    }
-    let needed = plan::needed(steps.parts.relay_count(), steps.config.failover.acknowledgements);
+    };
     let streaming = survey.standing().filter(|(_, standing)| standing.state == "streaming").count();
+    let needed = survey.needed();
     if streaming < needed {
         return Err(Failure::runtime(format!("{streaming} relays receive from {old}, and {needed} are needed")));
     }
     let by_hook = !steps.config.failover.stop.is_empty();
     if dry_run {
-        let how = if by_hook { "stop it by the configured program" } else { "make it read-only" };
+        let how = if by_hook { "stop it by the configured program" } else { "lock it" };
         let pause = if steps.parts.has_proxies() { "pause the proxies, " } else { "" };
         steps.say(format_args!("would {pause}{how}, fence the relays, have {node} catch up, promote it, and resume"));
         return Ok(());
     }
+    let mut begun = Begun::default();
     let work = async {
-        pause(steps).await?;
-        let quiet = match by_hook {
+        begun.pause = pause(steps).await?;
+        steps.step("paused");
+        let silenced = match by_hook {
             true => stop_by_hook(steps, &old).await?,
-            false => read_only(steps, &old).await?,
+            false => locked(steps, &old, needed).await?,
         };
-        let olds = [old.clone()];
-        let result = onward(steps, survey, timeline, Some(&node), &olds, &NoGuard).await;
-        if result.is_err() {
-            go_on(steps, &old, quiet).await;
-        }
-        result
+        let silenced = begun.silenced.insert(silenced);
+        steps.step("silenced");
+        steps.elect(survey, timeline, to, Some(&old), silenced).await
     };
     let result = tokio::select! {
         result = work => result,
-        name = stop.next() => {
-            Err(Failure::runtime(format!("ended by {name}"))
-                .advise(format!("run it again to go on; or, if {old} is to stay the primary, `kingpost failover --abort`")))
-        }
+        name = stop.next() => Err(Failure::runtime(format!("ended by {name}")).advise("run it again")),
     };
-    resume(steps).await;
-    result
+    match result {
+        Ok(promoted) => {
+            resume(steps, begun.pause, &promoted).await;
+            steps.step("resumed");
+            steps.settle(&promoted).await
+        }
+        Err(failure) => {
+            go_on(steps, &old, by_hook, begun).await;
+            Err(failure)
+        }
+    }
+}
+
+/// Waits until so many relays receive again whose fences were taken away; what is seen then, or when that takes too long.
+async fn relays_receive(steps: &Steps, needed: usize) -> Survey {
+    let began = Instant::now();
+    loop {
+        let survey = steps.parts.survey().await;
+        let streaming = survey.standing().filter(|(_, standing)| standing.state == "streaming").count();
+        if streaming >= needed || began.elapsed() > steps.limit() {
+            return survey;
+        }
+        tokio::time::sleep(PACE).await;
+    }
 }
 
 /// Lets transactions end, and has clients wait.
-async fn pause(steps: &Steps) -> Result<(), Failure> {
+async fn pause(steps: &Steps) -> Result<Option<Pause>, Failure> {
     if !steps.parts.has_proxies() {
-        steps.say("no proxy is configured as [[failover.proxies]]: transactions that are open now will be lost");
-        return Ok(());
+        steps.say("no proxy is configured as [[failover.proxies]]: clients that have a transaction open now lose it");
+        return Ok(None);
     }
-    let failed = steps.parts.consoles("PAUSE", steps.limit()).await;
-    let failed: Vec<_> = failed.into_iter().filter(|(_, why)| !why.contains("already paused")).collect();
-    if failed.is_empty() {
-        steps.say("the proxies have paused: clients wait");
-        return Ok(());
+    match Pause::begin(&steps.parts, steps.limit()).await {
+        Ok(pause) => {
+            steps.say("the proxies have paused: clients wait");
+            Ok(Some(pause))
+        }
+        Err(failed) => {
+            let lines: Vec<String> = failed.iter().map(|(proxy, why)| format!("{proxy}: {why}")).collect();
+            Err(Failure::runtime(format!("not every proxy paused; nothing was changed\n{}", lines.join("\n")))
+                .advise("a long transaction may be in the way: see SHOW CLIENTS in the proxy's console"))
+        }
     }
-    resume(steps).await;
-    let lines: Vec<String> = failed.iter().map(|(proxy, why)| format!("{proxy}: {why}")).collect();
-    Err(Failure::runtime(format!("not every proxy paused; nothing was changed\n{}", lines.join("\n")))
-        .advise("a long transaction may be in the way: see SHOW CLIENTS in the proxy's console"))
 }
 
-async fn resume(steps: &Steps) {
-    if !steps.parts.has_proxies() {
-        return;
-    }
-    let failed = steps.parts.consoles("RESUME", RESUME).await;
-    let mut others = failed.iter().filter(|(_, why)| !why.contains("not paused")).peekable();
-    if others.peek().is_none() {
+/// Clients go on at the new primary.
+async fn resume(steps: &Steps, pause: Option<Pause>, promoted: &Promoted) {
+    let Some(pause) = pause else { return };
+    say_resumed(steps, pause.end_at(promoted.timeline).await);
+}
+
+fn say_resumed(steps: &Steps, failed: Refusals) {
+    if failed.is_empty() {
         steps.say("the proxies have resumed");
     }
-    for (proxy, why) in others {
-        steps.say(format_args!("{proxy} has not resumed, say RESUME in its console: {why}"));
+    for (proxy, why) in failed {
+        steps.say(format_args!("{proxy} has not resumed, and will when its lease ends within 20 s: {why}"));
     }
 }
 
 /// By the configured program; waits until the server answers no more.
-async fn stop_by_hook(steps: &Steps, old: &str) -> Result<Quiet, Failure> {
+async fn stop_by_hook(steps: &Steps, old: &str) -> Result<Silenced, Failure> {
     let address = steps.address(old);
-    let hook =
-        Hook { program: &steps.config.failover.stop, node: old, address: &address, primary: None, upstream: None };
+    let hook = Hook {
+        program: &steps.config.failover.stop,
+        node: old,
+        address: &address,
+        primary: None,
+        upstream: None,
+        timeline: None,
+    };
     let ended = match hooks::run(&hook, steps.limit()).await {
         Ok(()) => gone(steps, old).await,
         Err(why) => Err(why),
@@ -138,7 +200,7 @@ async fn stop_by_hook(steps: &Steps, old: &str) -> Result<Quiet, Failure> {
     match ended {
         Ok(()) => {
             steps.say(format_args!("{old} has stopped"));
-            Ok(Quiet::Stopped)
+            Ok(Silenced::Stopped)
         }
         Err(why) => Err(Failure::runtime(format!("{old} was not stopped: {why}"))
             .advise("it may be stopping: start it again, or run it again to go on without it")),
@@ -156,82 +218,56 @@ async fn gone(steps: &Steps, old: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Ends all its sessions, has new ones write nothing, and waits until the relays have what was written before.
-async fn read_only(steps: &Steps, old: &str) -> Result<Quiet, Failure> {
-    let failed = |why: String| Failure::runtime(format!("cannot make {old} read-only: {why}"));
-    let quiet = async {
-        let set = ["ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"];
-        steps.parts.run(old, &set).await?;
-        let began = Instant::now();
-        // A new session has what the server itself has taken over: all that begin later write nothing.
-        while steps.parts.run(old, &["SHOW default_transaction_read_only"]).await?.as_deref() != Some("on") {
-            late(steps, began, "it has not taken over its configuration")?;
-        }
-        let since = steps.parts.run(old, &["SELECT clock_timestamp()"]).await?.ok_or("it has no time")?;
-        let end = format!(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-             WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND backend_start < '{since}'"
-        );
-        while steps.parts.run(old, &[&end]).await?.as_deref() != Some("0") {
-            late(steps, began, "its sessions do not end")?;
-            tokio::time::sleep(PACE).await;
-        }
-        // Flushes what the sessions had not, too.
-        let last = ["SELECT pg_switch_wal()", "SELECT pg_current_wal_flush_lsn() - '0/0'"];
-        let position = steps.parts.run(old, &last).await?;
-        let written =
-            position.and_then(|text| text.parse().ok()).map(Lsn).ok_or("it does not say where its log ends")?;
-        steps.say(format_args!("{old} is read-only, its log ends at {written}"));
-        let needed = plan::needed(steps.parts.relay_count(), steps.config.failover.acknowledgements);
-        loop {
-            let mut have = 0;
-            for relay in &steps.config.failover.relays {
-                let standing = steps.parts.order(&relay.name, Order::Look).await;
-                have += usize::from(standing.is_ok_and(|standing| standing.flushed >= written));
-            }
-            if have >= needed {
-                return Ok(());
-            }
-            late(steps, began, "its relays do not have all of its log")?;
-            tokio::time::sleep(PACE).await;
-        }
+/// Lets nobody in any more, ends all sessions, and waits until the relays have what they have written.
+async fn locked(steps: &Steps, old: &str, needed: usize) -> Result<Silenced, Failure> {
+    let failed = |why: String| Failure::runtime(format!("cannot lock {old}: {why}"));
+    let mut lock = Lock::take(&steps.parts, old).await.map_err(failed)?;
+    let silent = async {
+        let written = lock.silence(steps.limit()).await?;
+        steps.say(format_args!("{old} is locked, its log ends at {written}"));
+        relays_have(steps, written, needed).await?;
+        lock.still_silent().await
     };
-    match quiet.await {
-        Ok(()) => Ok(Quiet::ReadOnly),
-        Err(why) => {
-            go_on(steps, old, Quiet::ReadOnly).await;
-            Err(failed(why))
-        }
-    }
+    silent.await.map_err(failed)?;
+    Ok(Silenced::Locked(lock))
 }
 
-fn late(steps: &Steps, began: Instant, what: &str) -> Result<(), String> {
-    if began.elapsed() <= steps.limit() { Ok(()) } else { Err(format!("{what} after {:?}", steps.limit())) }
+/// Waits until enough relays have the log up to `written`.
+async fn relays_have(steps: &Steps, written: Lsn, needed: usize) -> Result<(), String> {
+    let began = Instant::now();
+    loop {
+        let mut have = 0;
+        for relay in &steps.config.failover.relays {
+            let standing = steps.parts.order(&relay.name, Order::Look).await;
+            have += usize::from(standing.is_ok_and(|standing| standing.flushed >= written));
+        }
+        if have >= needed {
+            return Ok(());
+        }
+        if began.elapsed() > steps.limit() {
+            return Err(format!("its relays do not have all of its log after {:?}", steps.limit()));
+        }
+        tokio::time::sleep(PACE).await;
+    }
 }
 
 /// The old primary stays the primary, unless another was promoted.
-async fn go_on(steps: &Steps, old: &str, quiet: Quiet) {
+async fn go_on(steps: &Steps, old: &str, by_hook: bool, begun: Begun) {
     let survey = steps.parts.survey().await;
-    if matches!(survey.situation(), Ok(Situation::Promoted { .. })) {
-        return;
+    if let Ok(Situation::Promoted { primary, timeline }) = survey.situation() {
+        return resume(steps, begun.pause, &Promoted { node: primary, timeline, old: None }).await;
     }
-    let term = survey.standing().map(|(_, standing)| standing.term).max().unwrap_or(0) + 1;
-    for (relay, _) in survey.standing().filter(|(_, standing)| standing.fenced.is_some()) {
-        if let Err(why) = steps.parts.order(&relay.name, Order::Release { term }).await {
-            steps.say(format_args!("{} stays fenced: {why}", relay.name));
-            return;
+    if let Err(failure) = steps.abort().await {
+        steps.say(failure);
+    } else if !by_hook {
+        // Also a lock that was not complete.
+        if let Err(why) = lock::unlock(&steps.parts, old).await {
+            steps.say(format_args!("{old} may still be locked: {why}. Run `kingpost failover --abort`"));
         }
+    } else if begun.silenced.is_some() {
+        steps.say(format_args!("{old} is to go on as the primary: start it"));
     }
-    match quiet {
-        Quiet::Stopped => steps.say(format_args!("{old} is to go on as the primary: start it")),
-        Quiet::ReadOnly => {
-            let back = ["ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()"];
-            match steps.parts.run(old, &back).await {
-                Ok(_) => steps.say(format_args!("{old} goes on as the primary")),
-                Err(why) => steps.say(format_args!(
-                    "{old} is still read-only (ALTER SYSTEM RESET default_transaction_read_only): {why}"
-                )),
-            }
-        }
+    if let Some(pause) = begun.pause {
+        say_resumed(steps, pause.end().await);
     }
 }

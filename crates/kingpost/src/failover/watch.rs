@@ -1,193 +1,177 @@
 //! `kingpost watch`: sees that the primary is lost, and says so; or, where a lock in etcd guards it, fails over.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::etcd::{Etcd, Lock};
-use super::plan::{Situation, Survey};
-use super::steps::{Guard, Steps};
-use super::{away, plan};
+use super::Ends;
+use super::away::away;
+use super::etcd::Etcd;
+use super::held::{Held, SHORTEST};
+use super::judge::{Due, Judgement, Watched, judge};
+use super::plan::{self, Situation, Survey};
+use super::report::{Report, check_address};
+use super::steps::Steps;
+use crate::admin::Admin;
 use crate::cli::WatchArgs;
 use crate::error::Failure;
-use crate::serve::StopSignals;
 
-/// Time between two looks.
-const PACE: Duration = Duration::from_secs(1);
-/// Time after an attempt that failed.
-const AGAIN: Duration = Duration::from_secs(5);
-
-/// What a look at everything comes to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Judgement {
-    /// There is a primary, and nothing to do.
-    Healthy(String),
-    /// It may be lost: not enough to act on.
-    Unsure(String),
-    /// Nobody gets anything acknowledged any more, and no relay hears the primary.
-    Lost,
-    /// A failover was begun, and not ended.
-    Unfinished,
-}
-
-/// Judges. A primary that only this program cannot reach is not lost: as long as a relay hears it, it is there.
-pub(super) fn judge(survey: &Survey, needed: usize) -> Judgement {
-    match survey.situation() {
-        Err(undecided) => Judgement::Unsure(undecided.to_string()),
-        Ok(Situation::Healthy { primary, .. }) => Judgement::Healthy(primary),
-        Ok(Situation::Fenced { .. } | Situation::Promoted { .. }) => Judgement::Unfinished,
-        Ok(Situation::NoPrimary { timeline }) => {
-            let hears =
-                survey.standing().find(|(_, standing)| standing.state == "streaming" && standing.timeline == timeline);
-            if let Some((relay, _)) = hears {
-                return Judgement::Unsure(format!("{} hears it", relay.name));
-            }
-            let answering = survey.standing().count();
-            if answering < needed {
-                return Judgement::Unsure(format!("{answering} relays answer, and {needed} are needed"));
-            }
-            if survey.standing().any(|(_, standing)| standing.fenced.is_some()) {
-                Judgement::Unfinished
-            } else {
-                Judgement::Lost
-            }
-        }
-    }
-}
-
-/// Who holds the lock is the only one to promote.
-struct Held<'a>(&'a std::sync::Mutex<Lock>);
-
-impl Guard for Held<'_> {
-    async fn allows(&self) -> Result<(), String> {
-        let lock = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if Instant::now() < lock.until { Ok(()) } else { Err("the lock in etcd may be somebody else's by now".into()) }
-    }
-}
+/// Time from one look to the next.
+const PACE: Duration = Duration::from_millis(500);
+/// Longest time for one look at a server or a relay: with the pace it bounds how late a silence is noticed.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long etcd may take to answer for the first time.
+const STARTING: Duration = Duration::from_secs(10);
+/// Time after an attempt that failed; it doubles while they fail.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
 
 /// Until a signal.
-pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut StopSignals) -> Result<(), Failure> {
+pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> Result<(), Failure> {
+    steps.parts.look_within_at_most(LOOK);
     let etcd = args.etcd.as_deref().map(Etcd::new).transpose().map_err(Failure::config)?;
     if let Some(etcd) = &etcd {
-        if steps.parts.relay_count() == 0 {
-            return Err(Failure::config(
-                "no relay is configured as [[failover.relays]]: without one nothing is failed over by itself",
-            ));
-        }
-        let keys = etcd.keys("/service/").await.map_err(|why| Failure::runtime(format!("cannot ask etcd: {why}")))?;
-        let patroni = format!("/service/{}/leader", steps.config.cluster.name);
-        if keys.contains(&patroni) {
-            return Err(Failure::config(format!("etcd has {patroni}: Patroni decides who is primary of this cluster"))
-                .advise(
-                    "watch without --etcd: it advises; proxies and relays follow Patroni's decisions by themselves",
-                ));
-        }
+        may_act(&steps, etcd, args.ttl).await?;
     }
-    let key = format!("/kingpost/failover/{}", steps.config.cluster.name);
-    let owner = format!("{}:{}", host(), std::process::id());
-    let mut last = None;
-    let mut since = Instant::now();
-    let mut told = false;
+    let lock = Locking {
+        key: format!("/kingpost/failover/{}", steps.config.cluster.name),
+        owner: format!("{}:{}", host(), std::process::id()),
+        ttl: args.ttl,
+    };
     steps.say(format_args!(
         "watching {} servers and {} relays; a lost primary is {}",
         steps.parts.nodes().len(),
         steps.parts.relay_count(),
         if etcd.is_some() { "replaced" } else { "reported" }
     ));
+    let report = Arc::new(Report::new(etcd.is_some()));
+    let _admin = match &args.metrics_listen {
+        Some(address) => {
+            check_address(address, &steps.config.metrics)?;
+            Some(Admin::start(address, None, Arc::clone(&report)).await?)
+        }
+        None => None,
+    };
+    let mut watched = Watched::default();
+    let mut again = AGAIN.0;
+    let mut busy = false;
     loop {
+        let began = Instant::now();
         let survey = tokio::select! {
             survey = steps.parts.survey() => survey,
-            name = stop.next() => {
-                steps.say(format_args!("ended by {name}"));
-                return Ok(());
-            }
+            name = stop.next() => return ended(&steps, name),
         };
-        let needed = plan::needed(steps.parts.relay_count(), steps.config.failover.acknowledgements);
-        // Without relays nobody else is heard.
-        let needed = needed.min(steps.parts.relay_count());
-        let judgement = judge(&survey, needed);
-        if last.as_ref() != Some(&judgement) {
+        let judgement = judge(&survey);
+        report.looked(&judgement);
+        if watched.see(&judgement, began) {
+            again = AGAIN.0;
+            busy = false;
             steps.say(match &judgement {
                 Judgement::Healthy(primary) => format!("{primary} is the primary"),
                 Judgement::Unsure(why) => format!("no primary answers: {why}"),
                 Judgement::Lost => "no primary answers, and no relay hears one".into(),
                 Judgement::Unfinished => "a failover was begun, and has not ended".into(),
             });
-            (last, since, told) = (Some(judgement.clone()), Instant::now(), false);
         }
-        let due = matches!(judgement, Judgement::Lost | Judgement::Unfinished) && since.elapsed() >= args.after;
-        let mut pause = PACE;
-        if due && !told {
-            match &etcd {
-                None => {
-                    told = true;
-                    match plan::choose(&survey, None, false) {
-                        Ok(node) => {
-                            steps.say(format_args!("it is time for `kingpost failover`: {node} would be the primary"))
+        let mut pause = PACE.saturating_sub(began.elapsed());
+        match (watched.due(Instant::now(), args.after, etcd.is_some()), &etcd) {
+            (Due::Nothing, _) | (Due::Failover, None) => {}
+            (Due::Advice, _) => advise(&steps, &survey),
+            (Due::Failover, Some(etcd)) => {
+                steps.began = Instant::now();
+                report.begins();
+                let result = guarded(&steps, etcd, &lock).await;
+                report.ends(result.as_ref().ok().copied());
+                match result {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        // Whoever has it may die: this one looks at the same pace as ever.
+                        if !std::mem::replace(&mut busy, true) {
+                            steps.say("somebody else has the lock: it is theirs to do");
                         }
-                        Err(why) => steps.say(format_args!("it is time for `kingpost failover`, but {why}")),
                     }
-                }
-                Some(etcd) => {
-                    steps.began = Instant::now();
-                    match guarded(&steps, etcd, &key, &owner, args.ttl, needed).await {
-                        Ok(true) => {}
-                        Ok(false) => steps.say("somebody else has the lock: it is theirs to do"),
-                        Err(failure) => steps.say(format_args!("failed: {failure}")),
+                    Err(failure) => {
+                        steps.say(format_args!("failed: {failure}"));
+                        pause = again;
+                        again = (again * 2).min(AGAIN.1);
                     }
-                    pause = AGAIN;
                 }
             }
         }
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            name = stop.next() => {
-                steps.say(format_args!("ended by {name}"));
-                return Ok(());
-            }
+            name = stop.next() => return ended(&steps, name),
         }
     }
 }
 
-/// A failover under the lock; false: somebody else has it.
-async fn guarded(
-    steps: &Steps,
-    etcd: &Etcd,
-    key: &str,
-    owner: &str,
-    ttl: Duration,
-    needed: usize,
-) -> Result<bool, Failure> {
-    let locked = etcd.lock(key, owner, ttl).await;
-    let Some(lock) = locked.map_err(|why| Failure::runtime(format!("cannot take the lock: {why}")))? else {
-        return Ok(false);
-    };
-    // Who had the lock before may have done it.
-    let survey = steps.parts.survey().await;
-    if !matches!(judge(&survey, needed), Judgement::Lost | Judgement::Unfinished) {
-        etcd.unlock(&lock).await;
-        return Ok(true);
+fn ended(steps: &Steps, signal: &str) -> Result<(), Failure> {
+    steps.say(format_args!("ended by {signal}"));
+    Ok(())
+}
+
+/// Whether this program may replace a primary by itself.
+async fn may_act(steps: &Steps, etcd: &Etcd, ttl: Duration) -> Result<(), Failure> {
+    if steps.parts.relay_count() == 0 {
+        return Err(Failure::config(
+            "no relay is configured as [[failover.relays]]: without one nothing is failed over by itself",
+        ));
     }
-    let held = std::sync::Mutex::new(lock);
-    let keep = async {
-        loop {
-            tokio::time::sleep(ttl / 4).await;
-            // Kept beside the work, which must not wait for etcd: a copy of the lock goes there and back.
-            let mut lock = {
-                let lock = held.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                lock.copy()
-            };
-            if let Err(why) = etcd.keep(&mut lock).await {
-                steps.say(format_args!("the lock is not kept: {why}"));
-            }
-            *held.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = lock;
+    if ttl < SHORTEST {
+        return Err(Failure::config(format!(
+            "--ttl is {ttl:?}: expected at least {SHORTEST:?}, or etcd grants a longer one"
+        )));
+    }
+    // It may be starting, too, as after a power cut.
+    let began = Instant::now();
+    let keys = loop {
+        match etcd.keys("/service/").await {
+            Ok(keys) => break keys,
+            Err(why) if began.elapsed() > STARTING => return Err(Failure::runtime(format!("cannot ask etcd: {why}"))),
+            Err(_) => tokio::time::sleep(PACE).await,
         }
     };
-    let guard = Held(&held);
-    let result = tokio::select! {
-        result = away(steps, &survey, None, false, &guard) => result,
-        () = keep => Ok(()),
+    let patroni = format!("/service/{}/leader", steps.config.cluster.name);
+    if keys.contains(&patroni) {
+        return Err(Failure::config(format!("etcd has {patroni}: Patroni decides who is primary of this cluster"))
+            .advise("watch without --etcd: it advises; proxies and relays follow Patroni's decisions by themselves"));
+    }
+    Ok(())
+}
+
+fn advise(steps: &Steps, survey: &Survey) {
+    match plan::candidates(survey, None, false, &steps.rules(None)) {
+        Ok(election) => {
+            let names: Vec<_> = election.candidates.into_iter().map(|candidate| candidate.name).collect();
+            let names = names.join(" or ");
+            steps.say(format_args!("it is time for `kingpost failover`: {names} would be the primary"));
+        }
+        Err(why) => steps.say(format_args!("it is time for `kingpost failover`, but {why}")),
+    }
+}
+
+/// The lock in etcd: where, whose, and how long it lives without being kept.
+struct Locking {
+    key: String,
+    owner: String,
+    ttl: Duration,
+}
+
+/// A failover under the lock; false: somebody else has it.
+async fn guarded(steps: &Steps, etcd: &Etcd, lock: &Locking) -> Result<bool, Failure> {
+    let held = Held::take(etcd, &lock.key, &lock.owner, lock.ttl).await;
+    let Some(held) = held.map_err(|why| Failure::runtime(format!("cannot take the lock: {why}")))? else {
+        return Ok(false);
     };
-    let lock = held.lock().unwrap_or_else(std::sync::PoisonError::into_inner).copy();
-    etcd.unlock(&lock).await;
+    steps.step("locked");
+    // Who had the lock before may have done it.
+    let survey = steps.parts.survey().await;
+    let result = match (judge(&survey), survey.situation()) {
+        // An earlier run was interrupted before it had elected anything, and the primary lives: that it goes on takes no more than to
+        // take the fences away.
+        (_, Ok(Situation::Fenced { .. })) if survey.elected().is_none() => steps.abort().await,
+        (Judgement::Lost | Judgement::Unfinished, _) => away(steps, &survey, None, false, &held).await,
+        (Judgement::Healthy(_) | Judgement::Unsure(_), _) => Ok(()),
+    };
+    held.give_back().await;
     result.map(|()| true)
 }
 

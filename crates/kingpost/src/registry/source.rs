@@ -137,10 +137,9 @@ fn node(instance: &Value) -> Option<NodeConfig> {
     let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
     let weight = instance["weight"].as_u64().unwrap_or(100);
     Some(NodeConfig {
-        name: instance["id"].as_str()?.to_owned(),
-        address,
         weight: u32::try_from(weight).unwrap_or(u32::MAX),
         zone: instance["location"]["zone"].as_str().filter(|zone| !zone.is_empty()).map(str::to_owned),
+        ..NodeConfig::new(instance["id"].as_str()?, address)
     })
 }
 

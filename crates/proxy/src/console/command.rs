@@ -1,5 +1,10 @@
 //! What an operator types.
 
+use std::time::Duration;
+
+/// Shortest and longest lease of a pause.
+const LEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(600));
+
 /// A command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Command {
@@ -9,7 +14,11 @@ pub(super) enum Command {
     Reload,
     Shutdown,
     Pause(Option<String>),
+    /// Of all databases, for so long unless it is said again.
+    PauseFor(Duration),
     Resume(Option<String>),
+    /// Ends `PauseFor` once a primary on this timeline, or a later one, is known.
+    ResumeWhen(u32),
     Reconnect(Option<String>),
     WaitClose(Option<String>),
     Kill(Option<String>),
@@ -72,7 +81,12 @@ pub(super) const SHOWS: &[(&str, Show, &str)] = &[
 pub(super) const ACTIONS: &[(&str, &str)] = &[
     ("RELOAD", "read the configuration again"),
     ("PAUSE [db]", "let transactions end, close server connections, hold clients; returns when all is closed"),
+    ("PAUSE FOR time", "as PAUSE of all databases, which ends by itself after this time (30s) unless it is said again"),
     ("RESUME [db]", "go on after PAUSE"),
+    (
+        "RESUME WHEN TIMELINE >= n",
+        "look for a primary on timeline n or later at once, and end PAUSE FOR when it is there",
+    ),
     ("RECONNECT [db]", "replace server connections as they become free"),
     ("WAIT_CLOSE [db]", "wait until the connections that RECONNECT or RELOAD replaces are closed"),
     ("KILL [db]", "close clients and server connections at once; new clients wait for RESUME"),
@@ -129,8 +143,29 @@ pub(super) fn parse(text: &str) -> Result<Command, String> {
             Some("STATEMENTS") => Command::ResetStatements,
             _ => return Err("RESET what? STATEMENTS is all there is".into()),
         },
-        "PAUSE" => Command::Pause(argument()),
-        "RESUME" => Command::Resume(argument()),
+        "PAUSE" => match (argument(), argument()) {
+            (Some(word), Some(time)) if word.eq_ignore_ascii_case("FOR") => Command::PauseFor(lease(&time)?),
+            (_, Some(extra)) => {
+                return Err(format!("unexpected {extra:?} after PAUSE: PAUSE, PAUSE db, or PAUSE FOR 30s"));
+            }
+            (database, None) => Command::Pause(database),
+        },
+        "RESUME" => match (argument(), argument()) {
+            (Some(when), Some(what)) if when.eq_ignore_ascii_case("WHEN") && what.eq_ignore_ascii_case("TIMELINE") => {
+                let number = argument().filter(|word| word != ">=").or_else(&mut argument);
+                let timeline =
+                    number.as_deref().and_then(|number| number.parse().ok()).filter(|timeline| *timeline > 0);
+                Command::ResumeWhen(
+                    timeline.ok_or("expected RESUME WHEN TIMELINE >= n, with the number of a timeline")?,
+                )
+            }
+            (_, Some(extra)) => {
+                return Err(format!(
+                    "unexpected {extra:?} after RESUME: RESUME, RESUME db, or RESUME WHEN TIMELINE >= n"
+                ));
+            }
+            (database, None) => Command::Resume(database),
+        },
         "RECONNECT" => Command::Reconnect(argument()),
         "WAIT_CLOSE" => Command::WaitClose(argument()),
         "KILL" => Command::Kill(argument()),
@@ -144,6 +179,14 @@ pub(super) fn parse(text: &str) -> Result<Command, String> {
         None => Ok(command),
         Some(extra) => Err(format!("unexpected {extra:?} after {name}: one command at a time")),
     }
+}
+
+/// `30s`, `2min` or a number of seconds.
+fn lease(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().map(Duration::from_secs);
+    let time = seconds.or_else(|| humantime::parse_duration(text).ok());
+    time.filter(|time| (LEASE.0..=LEASE.1).contains(time))
+        .ok_or_else(|| format!("PAUSE FOR {text:?}: expected a time from 1s to 10min, such as 30s"))
 }
 
 /// Words, quoted or not; a semicolon at the end is dropped, comments are white space.
@@ -195,6 +238,11 @@ mod tests {
             ("reload", Command::Reload),
             ("pause", Command::Pause(None)),
             ("PAUSE Shop;", Command::Pause(name("Shop"))),
+            ("pause for", Command::Pause(name("for"))),
+            ("pause for 30s", Command::PauseFor(Duration::from_secs(30))),
+            ("PAUSE FOR 5;", Command::PauseFor(Duration::from_secs(5))),
+            ("resume when timeline >= 7", Command::ResumeWhen(7)),
+            ("RESUME WHEN TIMELINE 8;", Command::ResumeWhen(8)),
             ("resume \"my shop\"", Command::Resume(name("my shop"))),
             ("wait_close", Command::WaitClose(None)),
             ("reconnect shop", Command::Reconnect(name("shop"))),
@@ -218,6 +266,15 @@ mod tests {
             ("reload now", "one command at a time"),
             ("show pools; show stats", "one command at a time"),
             ("pause \"shop", "no end"),
+            ("pause for ever", "from 1s to 10min"),
+            ("pause for 1h", "from 1s to 10min"),
+            ("pause for 100ms", "from 1s to 10min"),
+            ("pause shop 30s", "PAUSE FOR 30s"),
+            ("pause for 30s now", "one command at a time"),
+            ("resume when timeline >=", "RESUME WHEN TIMELINE"),
+            ("resume when timeline 0", "RESUME WHEN TIMELINE"),
+            ("resume when possible", "RESUME WHEN TIMELINE"),
+            ("resume when timeline >= 1 now", "one command at a time"),
             ("/* show pools", "no end"),
         ] {
             let error = parse(text).expect_err(text);

@@ -14,6 +14,7 @@
 
 mod command;
 mod durable;
+mod lease;
 mod observer;
 mod report;
 mod show;
@@ -32,6 +33,7 @@ use crate::driver::mailbox::{Letter, Mailbox};
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use command::{Command, Show};
+use lease::Lease;
 pub use observer::Observer;
 pub use report::{ClientReport, GateReport, LaneReport, Look, Operation, PoolReport, Report, ServerReport, Totals};
 use show::{Averages, Scene};
@@ -47,6 +49,8 @@ const MOST_PENDING: usize = 64;
 const POLL: Duration = Duration::from_millis(20);
 /// Longest wait for the workers' reports.
 const REPORTS: Duration = Duration::from_secs(5);
+/// Longest wait for a primary that somebody says is there.
+const TIMELINE: Duration = Duration::from_secs(60);
 /// Time over which `SHOW STATS` averages.
 const PERIOD: Duration = Duration::from_secs(60);
 
@@ -93,6 +97,7 @@ pub(crate) struct Room {
 struct Console {
     room: Arc<Room>,
     pending: Vec<Pending>,
+    lease: Lease,
     averages: Averages,
 }
 
@@ -109,6 +114,10 @@ enum Until {
     Closed(Option<String>),
     /// None that was opened before the command and is to be closed is open.
     ClosedOld(Option<String>, Instant),
+    /// No server connection is open, and no answer to a commit is held back: what the lease pauses is at rest.
+    Quiet,
+    /// A primary on this timeline, or a later one, is known; or this time has come.
+    Timeline(u32, Instant),
 }
 
 /// What a command comes to.
@@ -190,14 +199,17 @@ impl Room {
 /// Serves consoles until every desk is gone.
 pub(crate) fn run(room: Arc<Room>, requests: &Receiver<Request>) {
     let averages = Averages::new(room.started);
-    let mut console = Console { room, pending: Vec::new(), averages };
+    let mut console = Console { room, pending: Vec::new(), lease: Lease::default(), averages };
     loop {
-        let wait = if console.pending.is_empty() { console.averages.due_in(Instant::now()) } else { POLL };
+        let now = Instant::now();
+        let wait = if console.pending.is_empty() { console.averages.due_in(now) } else { POLL };
+        let wait = wait.min(console.lease.left(now).unwrap_or(wait));
         match requests.recv_timeout(wait) {
             Ok(request) => console.serve(&request),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
+        console.look_after_lease();
         console.look_after_pending();
         if console.averages.due_in(Instant::now()).is_zero() {
             let reports = console.room.look(Look::default(), REPORTS);
@@ -262,18 +274,26 @@ impl Console {
                 self.room.tell_all(&Operation::Pause(database.clone()));
                 Outcome::Wait(Until::Closed(database), "PAUSE")
             }
+            Command::PauseFor(time) => {
+                self.lease.renew(Instant::now(), time);
+                self.room.tell_all(&Operation::PauseLeased);
+                Outcome::Wait(Until::Quiet, "PAUSE")
+            }
             Command::Resume(database) => {
                 self.room.tell_all(&Operation::Resume(database.clone()));
+                if database.is_none() {
+                    self.lease.end();
+                }
                 // A PAUSE that was not over yet never will be.
-                self.pending.retain(|pending| {
-                    let ends = matches!(&pending.until, Until::Closed(of) if database.is_none() || *of == database);
-                    if ends {
-                        let text = "RESUME came before everything was closed";
-                        self.room.answer(pending.worker, pending.client, refusal(Sqlstate::QUERY_CANCELED, text));
-                    }
-                    !ends
+                self.refuse("RESUME came before everything was closed", |until| match until {
+                    Until::Closed(of) => database.is_none() || *of == database,
+                    Until::Quiet => database.is_none(),
+                    Until::ClosedOld(..) | Until::Timeline(..) => false,
                 });
                 Outcome::Answer(done("RESUME"))
+            }
+            Command::ResumeWhen(timeline) => {
+                Outcome::Wait(Until::Timeline(timeline, Instant::now() + TIMELINE), "RESUME")
             }
             Command::Reconnect(database) => {
                 self.room.tell_all(&Operation::Reconnect(database));
@@ -325,6 +345,7 @@ impl Console {
             workers: self.room.shared.workers,
             driver: self.room.driver,
             now: Instant::now(),
+            lease: self.lease.left(Instant::now()),
             own: (request.worker, request.client),
         };
         let mut out = Vec::new();
@@ -332,10 +353,61 @@ impl Console {
         ended(out)
     }
 
+    /// Refuses the pending commands that wait for something like this.
+    fn refuse(&mut self, why: &str, which: impl Fn(&Until) -> bool) {
+        let room = &self.room;
+        self.pending.retain(|pending| {
+            let ends = which(&pending.until);
+            if ends {
+                room.answer(pending.worker, pending.client, refusal(Sqlstate::QUERY_CANCELED, why));
+            }
+            !ends
+        });
+    }
+
+    /// Ends a lease whose time is over.
+    fn look_after_lease(&mut self) {
+        let now = Instant::now();
+        if self.lease.expire(now) {
+            tracing::warn!("a pause was not renewed in time: its lease has ended, and clients go on");
+            self.room.tell_all(&Operation::ResumeLeased);
+            self.refuse("the lease of the pause has ended, and clients go on", |until| {
+                matches!(until, Until::Quiet | Until::Timeline(..))
+            });
+        }
+        self.refuse(
+            "no primary on this timeline was found in time",
+            |until| matches!(until, Until::Timeline(_, end) if *end <= now),
+        );
+    }
+
+    /// Looks whether the primary is there that a pending command waits for, and ends the lease with it. Gives the timeline of the
+    /// primary that is there, by which pending commands are judged: 0 if there is none.
+    fn look_for_primary(&mut self) -> u32 {
+        let topology = &self.room.shared.topology;
+        let view = topology.view();
+        let there = if view.primary.is_some() { view.term.timeline } else { 0 };
+        let wanted = self.pending.iter().filter_map(|pending| match pending.until {
+            Until::Timeline(timeline, _) => Some(timeline),
+            _ => None,
+        });
+        match wanted.min() {
+            // Whoever asks knows that it is there: it need not wait for the next probe.
+            Some(wanted) if wanted > there => topology.probe_now(),
+            Some(_) if self.lease.end() => {
+                self.room.tell_all(&Operation::ResumeLeased);
+                self.refuse("the pause was ended before everything was at rest", |until| matches!(until, Until::Quiet));
+            }
+            Some(_) | None => {}
+        }
+        there
+    }
+
     fn look_after_pending(&mut self) {
         if self.pending.is_empty() {
             return;
         }
+        let there = self.look_for_primary();
         let reports = self.room.look(Look { servers: true, ..Look::default() }, REPORTS);
         let open = |database: &Option<String>, before: Option<Instant>| {
             reports.iter().flat_map(|report| &report.servers).any(|server| {
@@ -345,11 +417,15 @@ impl Console {
                     && before.is_none_or(|before| server.retire && server.connected <= before)
             })
         };
+        let held =
+            || reports.iter().flat_map(|report| &report.pools).any(|pool| pool.gate.is_some_and(|gate| gate.held > 0));
         let room = &self.room;
         self.pending.retain(|pending| {
             let waits = match &pending.until {
                 Until::Closed(database) => open(database, None),
                 Until::ClosedOld(database, before) => open(database, Some(*before)),
+                Until::Quiet => open(&None, None) || held(),
+                Until::Timeline(timeline, _) => *timeline > there,
             };
             if !waits {
                 room.answer(pending.worker, pending.client, done(pending.tag));

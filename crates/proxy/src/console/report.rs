@@ -27,8 +27,12 @@ pub struct Look {
 pub enum Operation {
     /// Server connections of this database (None: of all) are given to nobody any more, and closed when they are free.
     Pause(Option<String>),
-    /// They are given out again.
+    /// They are given out again, whoever paused them.
     Resume(Option<String>),
+    /// As `Pause` of all databases, on behalf of a program whose lease ends; what an operator has paused stays so.
+    PauseLeased,
+    /// Ends `PauseLeased`, and nothing else.
+    ResumeLeased,
     /// They are closed when they are free, and new ones opened.
     Reconnect(Option<String>),
     /// Clients and server connections of it are closed now, and it is paused.

@@ -30,6 +30,8 @@ pub(super) struct Scene<'a> {
     pub(super) workers: usize,
     pub(super) driver: &'static str,
     pub(super) now: Instant,
+    /// How much is left of the lease by which everything is paused.
+    pub(super) lease: Option<Duration>,
     /// The console that asks: worker and connection.
     pub(super) own: (usize, Token),
 }
@@ -630,6 +632,8 @@ impl Scene<'_> {
         table.row(vec!["active".into(), yes(!any).into()]);
         table.row(vec!["paused".into(), yes(all).into()]);
         table.row(vec!["suspended".into(), "no".into()]);
+        let lease = self.lease.map(|left| left.as_secs().to_string()).unwrap_or_default();
+        table.row(vec!["pause_lease".into(), lease.into()]);
         table.row(vec!["own_id".into(), public_id(self.own.0, self.own.1).to_string().into()]);
         table
     }
@@ -760,6 +764,7 @@ mod tests {
             workers: 2,
             driver: "epoll",
             now,
+            lease: None,
             own,
         };
         scene.table(show)

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::super::Config;
 use super::{Findings, Stat, check_password_file, parse_address};
-use crate::failover::config::FailoverConfig;
+use crate::failover::config::{FailoverConfig, PartConfig, RelayPartConfig};
 
 pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     let failover = &config.failover;
@@ -33,7 +33,22 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mu
             ),
         );
     }
-    for (list, parts) in [("failover.relays", &failover.relays), ("failover.proxies", &failover.proxies)] {
+    let relays = failover.relays.len();
+    let waits = failover.acknowledgements;
+    if relays > 1 && crate::failover::needed(relays, waits) >= relays {
+        findings.warn(
+            "failover.acknowledgements",
+            format!(
+                "found {waits}, with {relays} relays: a failover needs all of them, so that with one lost nothing can be failed over; with 3 \
+                 relays and 2 acknowledgements one may be lost at any time"
+            ),
+        );
+    }
+    if relays > 0 {
+        check_gates(config, findings);
+    }
+    let relays: Vec<PartConfig> = failover.relays.iter().map(RelayPartConfig::part).collect();
+    for (list, parts) in [("failover.relays", &relays), ("failover.proxies", &failover.proxies)] {
         findings.unique(list, ".name", parts.iter().map(|part| part.name.as_str()));
         findings.unique(list, ".address", parts.iter().map(|part| part.address.as_str()));
         for (index, part) in parts.iter().enumerate() {
@@ -47,6 +62,32 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mu
             if let Some(file) = &part.password_file {
                 check_password_file(file, format!("{path}.password_file"), stat, findings);
             }
+        }
+    }
+}
+
+/// What the proxy of the same file acknowledges is what a failover counts on.
+fn check_gates(config: &Config, findings: &mut Findings) {
+    let counted = config.failover.acknowledgements;
+    let (proxy, too_few) = (&config.proxy, |relays: usize| relays > 0 && relays < counted);
+    let databases = proxy.databases.iter().enumerate().filter_map(|(index, database)| {
+        Some((format!("proxy.databases[{index}].commit_durability"), database.commit_durability?))
+    });
+    let users =
+        proxy.users.iter().enumerate().filter_map(|(index, user)| {
+            Some((format!("proxy.users[{index}].commit_durability"), user.commit_durability?))
+        });
+    let general = ("proxy.gate.commit_durability".to_owned(), proxy.gate.commit_durability);
+    for (path, durability) in std::iter::once(general).chain(databases).chain(users) {
+        if too_few(durability.relays()) {
+            findings.warn(
+                path,
+                format!(
+                    "found {:?}, and failover.acknowledgements is {counted}: a commit could be lost at a failover that fewer relays have; \
+                     expected as many",
+                    String::from(durability)
+                ),
+            );
         }
     }
 }

@@ -35,12 +35,14 @@ const KILLED: &str = "terminating connection due to an operator's command";
 #[derive(Debug, Default)]
 pub(in crate::core) struct Paused {
     all: bool,
+    /// All are paused by a lease. Apart from `all`: the end of a lease does not undo an operator's PAUSE.
+    leased: bool,
     names: HashSet<String>,
 }
 
 impl Paused {
     pub(in crate::core) fn has(&self, database: &str) -> bool {
-        self.all || self.names.contains(database)
+        self.all || self.leased || self.names.contains(database)
     }
 
     fn add(&mut self, database: Option<&str>) {
@@ -153,10 +155,15 @@ impl Core {
             Operation::Pause(database) => self.pause(database.as_deref()),
             Operation::Resume(database) => {
                 self.paused.remove(database.as_deref());
-                for p in self.pools.ids() {
-                    self.pools[p].paused = self.paused.has(&self.pools[p].key.database);
-                    self.pump(p);
-                }
+                self.resume();
+            }
+            Operation::PauseLeased => {
+                self.paused.leased = true;
+                self.pause_pools(None);
+            }
+            Operation::ResumeLeased => {
+                self.paused.leased = false;
+                self.resume();
             }
             Operation::ResetStatements => self.observing.clear(),
             Operation::Reconnect(database) => self.retire_servers(database.as_deref()),
@@ -183,10 +190,27 @@ impl Core {
 
     fn pause(&mut self, database: Option<&str>) {
         self.paused.add(database);
+        self.pause_pools(database);
+    }
+
+    /// Takes over what `paused` says; server connections of `database` are closed when they are free.
+    fn pause_pools(&mut self, database: Option<&str>) {
         for pool in self.pools.iter_mut() {
             pool.paused = self.paused.has(&pool.key.database);
         }
         self.retire_servers(database);
+    }
+
+    /// Takes over what `paused` says; clients that waited for it go on, at the primary that is known now: the view of this turn's
+    /// beginning may be from before the change that they waited for.
+    fn resume(&mut self) {
+        if self.shared.topology.epoch() != self.view.epoch {
+            self.refresh_view();
+        }
+        for p in self.pools.ids() {
+            self.pools[p].paused = self.paused.has(&self.pools[p].key.database);
+            self.pump(p);
+        }
     }
 
     /// Closes server connections as soon as nobody uses them.

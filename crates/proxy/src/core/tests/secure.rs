@@ -94,7 +94,7 @@ impl World {
         let view =
             View { epoch: 0, term: Term { system: 1, timeline: 1 }, primary: Some(NodeId(0)), nodes: vec![node] };
         let topology = Topology::fixed(view);
-        let node = NodeConfig { name: "n0".into(), address: "server:5432".into(), weight: 1, zone: None };
+        let node = NodeConfig::new("n0", "server:5432");
         let tls = ConnectConfig { mode: servers, ..ConnectConfig::default() };
         topology.reload(ClusterConfig { nodes: vec![node], tls, ..ClusterConfig::default() }).unwrap();
         let shared = Shared::new(topology, 1, [7; 32]);

@@ -522,11 +522,20 @@ impl World {
             return false;
         }
         self.operations_left -= 1;
-        let operation = if std::mem::take(&mut self.paused) {
-            Operation::Resume(None)
-        } else {
-            self.paused = self.operations_left > 0 && self.random.one_in(2);
-            if self.paused { Operation::Pause(None) } else { Operation::Reconnect(None) }
+        // Every other one is a lease's.
+        let leased = self.operations_left % 4 < 2;
+        let operation = match (std::mem::take(&mut self.paused), leased) {
+            (true, true) => Operation::ResumeLeased,
+            (true, false) => Operation::Resume(None),
+            (false, _) => {
+                self.paused = self.operations_left > 0 && self.random.one_in(2);
+                // Ended by the operation after this one, which is of the same kind.
+                match (self.paused, self.operations_left.saturating_sub(1) % 4 < 2) {
+                    (false, _) => Operation::Reconnect(None),
+                    (true, true) => Operation::PauseLeased,
+                    (true, false) => Operation::Pause(None),
+                }
+            }
         };
         for core in 0..self.cores.len() {
             self.mail.push_back((core, Letter::Mail(Mail::Operate(operation.clone()))));

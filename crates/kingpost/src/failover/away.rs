@@ -1,0 +1,92 @@
+//! Away from a primary that is lost, or on from where an earlier run stopped.
+
+use super::elect::Promoted;
+use super::judge::{Course, course};
+use super::plan::Survey;
+use super::steps::{Guard, Steps};
+use crate::error::Failure;
+
+/// From the survey to the end.
+pub(super) async fn away(
+    steps: &Steps,
+    survey: &Survey,
+    to: Option<&str>,
+    dry_run: bool,
+    guard: &impl Guard,
+) -> Result<(), Failure> {
+    let course = course(survey, steps.force).map_err(|error| Failure::runtime(error.to_string()))?;
+    let timeline = match course {
+        Course::Follow { primary, timeline } => {
+            steps.say(format_args!("{primary} has been promoted already: relays and standbys are to follow it"));
+            if dry_run {
+                return Ok(());
+            }
+            return follow(steps, survey, primary, timeline).await;
+        }
+        Course::Nothing { primary, timeline } => {
+            let behind = survey.standing().filter(|(_, standing)| standing.timeline < timeline).count();
+            let stale = survey.answering().filter(|(_, state)| !state.standby && state.timeline < timeline).count();
+            let can_rejoin = !steps.config.failover.rejoin.is_empty();
+            // Of a failover that has ended nobody knows whether a server that is silent was the primary.
+            let promoted = Promoted { node: primary.clone(), timeline, old: None };
+            if (behind > 0 || (stale > 0 && can_rejoin)) && !dry_run {
+                steps.say(format_args!(
+                    "{primary} is the primary; {behind} relays are not on its timeline yet, and {stale} servers take themselves for a primary \
+                     of an older one"
+                ));
+                steps.proxies_look(&promoted).await;
+                return steps.settle(&promoted).await;
+            }
+            if stale > 0 && !dry_run {
+                // Nothing can be done for such a server here. It is said what a person can do.
+                steps.rejoin(&promoted).await;
+            }
+            return Err(Failure::runtime(format!(
+                "{primary} is the primary and answers: there is nothing to fail over"
+            ))
+            .advise("for a planned change use `kingpost switchover`; --force does it all the same"));
+        }
+        Course::Interrupted { old } => {
+            return Err(Failure::runtime(format!(
+                "{old} is the primary and answers, and the relays are fenced: an earlier run was interrupted before anything was \
+                 elected"
+            ))
+            .advise(format!(
+                "`kingpost failover --abort` lets {old} go on; `kingpost switchover` begins anew; --force goes on away from {old}"
+            )));
+        }
+        Course::Heard { relay, upstream } => {
+            return Err(Failure::runtime(format!(
+                "{relay} receives from {upstream} at this moment: the primary lives, and only this program cannot reach it"
+            ))
+            .advise("run it from where the servers can be reached; or say --force, which takes the primary's relays away"));
+        }
+        Course::Away { timeline } => timeline,
+    };
+    let old = steps.primary_of(survey, timeline).await;
+    if dry_run {
+        let election = steps.prepared(survey, to, old.as_deref())?;
+        let candidates: Vec<&str> = election.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
+        steps.say(format_args!(
+            "would fence {} or more of {} relays at timeline {timeline}, have {} catch up, promote it, and have relays and standbys \
+             follow it",
+            survey.needed(),
+            steps.parts.relay_count(),
+            candidates.join(" or ")
+        ));
+        return Ok(());
+    }
+    steps.prepared(survey, to, old.as_deref())?;
+    let promoted = steps.elect(survey, timeline, to, old.as_deref(), guard).await?;
+    steps.proxies_look(&promoted).await;
+    steps.step("resumed");
+    steps.settle(&promoted).await
+}
+
+/// What is left to do once a node was promoted.
+async fn follow(steps: &Steps, survey: &Survey, primary: String, timeline: u32) -> Result<(), Failure> {
+    let old = survey.state(&primary).and_then(|state| state.note.as_ref()?.after.clone());
+    let promoted = Promoted { node: primary, timeline, old };
+    steps.proxies_look(&promoted).await;
+    steps.settle(&promoted).await
+}

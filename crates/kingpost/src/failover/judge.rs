@@ -1,0 +1,158 @@
+//! What a look at everything comes to, for somebody who watches. Pure: no I/O, no clock of its own.
+
+use std::time::{Duration, Instant};
+
+use super::plan::{Situation, Survey, Undecided};
+
+/// What a look at everything comes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Judgement {
+    /// There is a primary, and nothing to do.
+    Healthy(String),
+    /// It may be lost: not enough to act on.
+    Unsure(String),
+    /// Nobody gets anything acknowledged any more, and no relay hears the primary.
+    Lost,
+    /// A failover was begun, and not ended.
+    Unfinished,
+}
+
+/// Judges. A primary that only this program cannot reach is not lost: as long as a relay hears it, it is there.
+pub(super) fn judge(survey: &Survey) -> Judgement {
+    match survey.situation() {
+        Err(undecided) => Judgement::Unsure(undecided.to_string()),
+        Ok(Situation::Healthy { primary, .. }) => Judgement::Healthy(primary),
+        Ok(Situation::Fenced { .. } | Situation::Promoted { .. }) => Judgement::Unfinished,
+        Ok(Situation::NoPrimary { timeline }) => {
+            let hears =
+                survey.standing().find(|(_, standing)| standing.state == "streaming" && standing.timeline == timeline);
+            if let Some((relay, _)) = hears {
+                return Judgement::Unsure(format!("{} hears it", relay.name));
+            }
+            let (answering, needed) = (survey.standing().count(), survey.needed());
+            if answering < needed {
+                return Judgement::Unsure(format!("{answering} relays answer, and {needed} are needed"));
+            }
+            if survey.standing().any(|(_, standing)| standing.fenced.is_some()) {
+                Judgement::Unfinished
+            } else {
+                Judgement::Lost
+            }
+        }
+    }
+}
+
+/// What `kingpost failover` has to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Course {
+    /// One was promoted: relays and standbys have to follow it.
+    Follow { primary: String, timeline: u32 },
+    /// There is a primary, and it answers.
+    Nothing { primary: String, timeline: u32 },
+    /// The primary answers, and relays are fenced by a run that has elected nobody.
+    Interrupted { old: String },
+    /// No primary answers here, but this relay receives from it.
+    Heard { relay: String, upstream: String },
+    /// This timeline has to end.
+    Away { timeline: u32 },
+}
+
+/// Decides what a failover has to do. `force`: away from a primary in any case, unless one was promoted already.
+///
+/// # Errors
+/// Nobody answers, or there are two primaries.
+pub(super) fn course(survey: &Survey, force: bool) -> Result<Course, Undecided> {
+    Ok(match survey.situation()? {
+        Situation::Promoted { primary, timeline } => Course::Follow { primary, timeline },
+        Situation::Healthy { primary, timeline } if !force => Course::Nothing { primary, timeline },
+        Situation::Fenced { old, .. } if survey.elected().is_none() && !force => Course::Interrupted { old },
+        Situation::Healthy { timeline, .. } | Situation::Fenced { timeline, .. } => Course::Away { timeline },
+        Situation::NoPrimary { timeline } => {
+            let receives = survey.standing().find(|(_, standing)| {
+                standing.state == "streaming" && standing.fenced.is_none() && standing.timeline == timeline
+            });
+            match receives {
+                Some((relay, standing)) if !force => {
+                    Course::Heard { relay: relay.name.clone(), upstream: standing.upstream.clone() }
+                }
+                _ => Course::Away { timeline },
+            }
+        }
+    })
+}
+
+/// What was seen so far.
+#[derive(Debug, Default)]
+pub(super) struct Watched {
+    last: Option<(Judgement, Instant)>,
+    advised: bool,
+}
+
+/// What is to be done after a look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Due {
+    /// Nothing, or not yet.
+    Nothing,
+    /// The primary has been lost for long enough, and this has not been said yet.
+    Advice,
+    /// The primary has been lost for long enough.
+    Failover,
+}
+
+impl Watched {
+    /// Takes a judgement in; true if it is another than before.
+    pub(super) fn see(&mut self, judgement: &Judgement, now: Instant) -> bool {
+        if self.last.as_ref().is_some_and(|(last, _)| last == judgement) {
+            return false;
+        }
+        self.last = Some((judgement.clone(), now));
+        self.advised = false;
+        true
+    }
+
+    /// What is due of whoever acts, or advises, once the primary was lost for as long as `after`.
+    pub(super) fn due(&mut self, now: Instant, after: Duration, acts: bool) -> Due {
+        let Some((Judgement::Lost | Judgement::Unfinished, since)) = &self.last else { return Due::Nothing };
+        if now.saturating_duration_since(*since) < after {
+            return Due::Nothing;
+        }
+        match (acts, self.advised) {
+            (true, _) => Due::Failover,
+            (false, true) => Due::Nothing,
+            (false, false) => {
+                self.advised = true;
+                Due::Advice
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_due() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let after = Duration::from_secs(2);
+        for (acts, first, again) in [(true, Due::Failover, Due::Failover), (false, Due::Advice, Due::Nothing)] {
+            let mut watched = Watched::default();
+            assert!(watched.see(&Judgement::Healthy("a".into()), at(0)));
+            assert!(!watched.see(&Judgement::Healthy("a".into()), at(9)));
+            assert_eq!(watched.due(at(9), after, acts), Due::Nothing);
+            // Nobody is sure: that counts for nothing.
+            assert!(watched.see(&Judgement::Unsure("r hears it".into()), at(10)));
+            assert_eq!(watched.due(at(20), after, acts), Due::Nothing);
+            assert!(watched.see(&Judgement::Lost, at(20)));
+            assert_eq!(watched.due(at(21), after, acts), Due::Nothing);
+            assert_eq!(watched.due(at(22), after, acts), first);
+            assert_eq!(watched.due(at(23), after, acts), again);
+            // It was there in between.
+            assert!(watched.see(&Judgement::Healthy("a".into()), at(24)));
+            assert!(watched.see(&Judgement::Lost, at(25)));
+            assert_eq!(watched.due(at(26), after, acts), Due::Nothing);
+            assert_eq!(watched.due(at(27), after, acts), first);
+        }
+    }
+}

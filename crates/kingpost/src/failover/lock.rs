@@ -1,0 +1,396 @@
+//! The lock on a primary that is to be left: nobody gets in any more, so that nothing can be acknowledged there that its
+//! successor has not got.
+//!
+//! `default_transaction_read_only` alone is not enough: a session says READ WRITE, and writes. So every session is ended, and new ones
+//! are refused, by a library that all sessions are to load and that does not exist:
+//!
+//! ```text
+//! $ psql -h db1
+//! FATAL:  could not access file "kingpost_switchover_has_locked_this_server": No such file or directory
+//! $ PGOPTIONS='-c session_preload_libraries=' psql -h db1 -U postgres      # a superuser who means it
+//! ```
+//!
+//! Who was in the middle of logging in when the lock came finds `default_transaction_read_only` on, too.
+//!
+//! **A lease.** At first the lock is only in the running server's memory, not in its files, and a session there sleeps for
+//! [`LEASE`] and then has the server read its files again: that lifts the lock, whatever has become of this program. Renewed, it
+//! holds on. [`Lock::make_permanent`] writes it into the file as well, right before the successor is elected: from then on the lock must
+//! not end by itself.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+use tokio_postgres::Client;
+use watermark::Lsn;
+
+use super::parts::{Parts, Said, describe, first};
+use super::plan::Locked;
+
+/// What a refused session is told that it lacks. The text is what a person reads at the other end.
+pub(super) const LIBRARY: &str = "kingpost_switchover_has_locked_this_server";
+/// How long the lock lives without being renewed: so short that clients of a proxy still wait when it ends (`no_primary_timeout`).
+pub(super) const LEASE: Duration = Duration::from_secs(20);
+/// How often it is renewed.
+const RENEW: Duration = Duration::from_secs(5);
+/// Longest time for a server to take over its configuration.
+const RELOAD: Duration = Duration::from_secs(10);
+/// How often something that is waited for is looked at.
+const PACE: Duration = Duration::from_millis(10);
+/// Sessions of this program on the locked server.
+const APPLICATION: &str = "kingpost switchover";
+
+/// What the configuration files say of `session_preload_libraries` and of `default_transaction_read_only`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Files {
+    /// What ALTER SYSTEM has set; none: nothing.
+    libraries: Option<String>,
+    read_only: Option<String>,
+    /// What the other files say.
+    other_libraries: String,
+}
+
+/// A server on which only this program has sessions.
+pub(super) struct Lock {
+    node: String,
+    client: Arc<Client>,
+    before: Files,
+    /// When the server last read its files; another time means that somebody else has had it do so, and that the lock is gone.
+    loaded: String,
+    /// The number of the next transaction, once there are no sessions any more.
+    next_transaction: String,
+    lease: JoinHandle<()>,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // The lease goes on at the server until its time is over.
+        self.lease.abort();
+    }
+}
+
+impl Lock {
+    /// Locks a server. It is not locked any more when this fails.
+    ///
+    /// # Errors
+    /// The server does not answer, or does not take over its configuration.
+    pub(super) async fn take(parts: &Parts, node: &str) -> Said<Lock> {
+        match Lock::try_take(parts, node).await {
+            Ok(lock) => Ok(lock),
+            Err(why) => {
+                let undone = unlock(parts, node).await;
+                Err(match undone {
+                    Ok(_) => why,
+                    Err(more) => format!("{why}; and it may still be locked: {more}"),
+                })
+            }
+        }
+    }
+
+    async fn try_take(parts: &Parts, node: &str) -> Said<Lock> {
+        let client = Arc::new(parts.session_past_lock(node, APPLICATION).await?);
+        let before = Files::read(&client).await?;
+        let asleep = sleep(parts, node).await?;
+        let earlier = load_time(&client).await?;
+        before.set_locked(&client).await?;
+        let began = Instant::now();
+        while !parts.is_locked(node).await? {
+            late(began, RELOAD, "it does not take over its configuration")?;
+            tokio::time::sleep(PACE).await;
+        }
+        // From memory it is not lost before somebody has the server read its files.
+        before.set(&client).await?;
+        let loaded = loop {
+            let loaded = load_time(&client).await?;
+            if loaded != earlier {
+                break loaded;
+            }
+            late(began, RELOAD, "its sessions do not take over its configuration")?;
+            tokio::time::sleep(PACE).await;
+        };
+        let lease = tokio::spawn(renew(parts.clone(), node.to_owned(), Arc::clone(&client), asleep));
+        let next_transaction = String::new();
+        Ok(Lock { node: node.to_owned(), client, before, loaded, next_transaction, lease })
+    }
+
+    /// Ends every session, and gives the position where the log ends that clients have written.
+    ///
+    /// # Errors
+    /// They do not end within `limit`, or the server does not answer.
+    pub(super) async fn silence(&mut self, limit: Duration) -> Said<Lsn> {
+        let began = Instant::now();
+        loop {
+            // Also of those that were in the middle of logging in.
+            while self.ask(&end_sessions()).await?.as_deref() != Some("0") {
+                late(began, limit, "its sessions do not end")?;
+                tokio::time::sleep(PACE).await;
+            }
+            // Flushes what sessions had not: they may commit without waiting for the disk.
+            self.ask("SET synchronous_commit = local").await?;
+            self.ask("SELECT pg_logical_emit_message(true, 'kingpost', '')").await?;
+            let end = self.ask("SELECT pg_current_wal_flush_lsn() - '0/0'").await?;
+            self.next_transaction = self.ask(NEXT_TRANSACTION).await?.ok_or("it knows no next transaction")?;
+            if self.ask(SESSIONS).await?.as_deref() == Some("0") {
+                let end = end.and_then(|text| text.parse().ok());
+                return end.map(Lsn).ok_or_else(|| "it does not say where its log ends".into());
+            }
+        }
+    }
+
+    /// Whether nobody has got in or has committed anything since [`Lock::silence`].
+    ///
+    /// # Errors
+    /// Somebody has; or the server does not answer.
+    pub(super) async fn still_silent(&self) -> Said<()> {
+        if load_time(&self.client).await? != self.loaded {
+            return Err(format!("somebody had {} read its configuration again, which has lifted the lock", self.node));
+        }
+        let next = self.ask(NEXT_TRANSACTION).await?;
+        if next.as_deref() != Some(self.next_transaction.as_str()) || self.ask(SESSIONS).await?.as_deref() != Some("0")
+        {
+            return Err(format!("something was committed on {} after all its sessions had been ended", self.node));
+        }
+        Ok(())
+    }
+
+    /// Has the lock stay, also when this program ends: its successor is elected now.
+    ///
+    /// # Errors
+    /// Somebody has got in since [`Lock::silence`], or the server does not answer.
+    pub(super) async fn make_permanent(&self) -> Said<()> {
+        self.before.set_locked_in_file(&self.client).await?;
+        self.still_silent().await
+    }
+
+    async fn ask(&self, sql: &str) -> Said<Option<String>> {
+        first(&self.client, sql).await
+    }
+}
+
+/// Lifts a lock, of this run or one that an earlier run has left behind; true: there was one.
+///
+/// # Errors
+/// The server does not answer, or does not take over its configuration.
+pub(super) async fn unlock(parts: &Parts, node: &str) -> Said<bool> {
+    let client = parts.session_past_lock(node, APPLICATION).await?;
+    let files = Files::read(&client).await?;
+    let cleared = files.unlocked();
+    if cleared == files && !parts.is_locked(node).await? {
+        return Ok(false);
+    }
+    cleared.set(&client).await?;
+    reload(&client).await?;
+    let began = Instant::now();
+    while parts.is_locked(node).await? {
+        late(began, RELOAD, "it does not take over its configuration")?;
+        tokio::time::sleep(PACE).await;
+    }
+    Ok(true)
+}
+
+/// How a server is locked that is.
+///
+/// # Errors
+/// It does not answer.
+pub(super) async fn kind(client: &Client) -> Said<Locked> {
+    let files = Files::read(client).await?;
+    Ok(if files.unlocked() == files { Locked::ByLease } else { Locked::ForGood })
+}
+
+/// Takes a lock out of a server's files, and leaves it locked for as long as it runs: it is about to be stopped and rewound, and
+/// `pg_rewind` may have to start it for itself.
+///
+/// # Errors
+/// The server does not answer.
+pub(super) async fn take_out_of_files(parts: &Parts, node: &str) -> Said<()> {
+    let client = parts.session_past_lock(node, APPLICATION).await?;
+    Files::read(&client).await?.unlocked().set(&client).await
+}
+
+const NEXT_TRANSACTION: &str = "SELECT pg_snapshot_xmax(pg_current_snapshot())";
+/// All but those of this program, and of others like it that look at the server: they got past the lock, and write nothing.
+const SESSIONS: &str = "SELECT count(*) FROM pg_stat_activity \
+    WHERE backend_type = 'client backend' AND application_name NOT IN ('kingpost switchover', 'kingpost failover')";
+
+fn end_sessions() -> String {
+    SESSIONS.replace("count(*)", "count(pg_terminate_backend(pid))")
+}
+
+/// When the server last read its files, as this session knows it.
+async fn load_time(client: &Client) -> Said<String> {
+    first(client, "SELECT pg_conf_load_time()").await?.ok_or_else(|| "it does not say when it read its files".into())
+}
+
+async fn reload(client: &Client) -> Said<()> {
+    first(client, "SELECT pg_reload_conf()").await.map(drop)
+}
+
+fn late(began: Instant, limit: Duration, what: &str) -> Said<()> {
+    if began.elapsed() <= limit { Ok(()) } else { Err(format!("{what} within {limit:?}")) }
+}
+
+/// A session on the server that sleeps, and then has it read its files; gives its process id.
+async fn sleep(parts: &Parts, node: &str) -> Said<u32> {
+    let client = parts.session_past_lock(node, APPLICATION).await?;
+    let limits = "SELECT set_config(name, '0', false) FROM pg_settings \
+                  WHERE name IN ('statement_timeout', 'transaction_timeout', 'client_connection_check_interval')";
+    client.simple_query(limits).await.map_err(|error| describe(&error))?;
+    let pid = first(&client, "SELECT pg_backend_pid()").await?.and_then(|pid| pid.parse().ok());
+    let pid = pid.ok_or("it does not say the number of its process")?;
+    // The one statement does both: nothing need be heard of this program in between.
+    let statement = format!("SELECT pg_reload_conf() FROM pg_sleep({})", LEASE.as_secs());
+    tokio::spawn(async move {
+        // Cancelled, when the lease is renewed or not needed any more; or nobody is left to hear.
+        let _ = client.simple_query(&statement).await;
+    });
+    Ok(pid)
+}
+
+/// Renews the lease until it is aborted. A server that cannot be reached lets the lock go when the time is over: that is noticed
+/// by [`Lock::still_silent`].
+async fn renew(parts: Parts, node: String, client: Arc<Client>, mut asleep: u32) {
+    loop {
+        tokio::time::sleep(RENEW).await;
+        if let Ok(another) = sleep(&parts, &node).await {
+            let _ = first(&client, &format!("SELECT pg_cancel_backend({asleep})")).await;
+            asleep = another;
+        }
+    }
+}
+
+// === impl Files ===
+
+impl Files {
+    async fn read(client: &Client) -> Said<Files> {
+        let sql = "SELECT name, setting, sourcefile LIKE '%/postgresql.auto.conf' FROM pg_file_settings \
+                   WHERE name IN ('session_preload_libraries', 'default_transaction_read_only') AND error IS NULL ORDER BY seqno";
+        let rows = client.query(sql, &[]).await.map_err(|error| describe(&error))?;
+        let mut files = Files::default();
+        for row in rows {
+            let (name, setting, is_own): (String, Option<String>, bool) = (row.get(0), row.get(1), row.get(2));
+            let setting = setting.unwrap_or_default();
+            match (name.as_str(), is_own) {
+                ("session_preload_libraries", true) => files.libraries = Some(setting),
+                ("session_preload_libraries", false) => files.other_libraries = setting,
+                (_, true) => files.read_only = Some(setting),
+                (_, false) => {}
+            }
+        }
+        Ok(files)
+    }
+
+    /// Libraries that sessions load without the lock.
+    fn loaded(&self) -> Vec<String> {
+        let all = items(self.libraries.as_deref().unwrap_or(&self.other_libraries));
+        all.into_iter().filter(|library| library != LIBRARY).collect()
+    }
+
+    /// The same without a lock in it.
+    fn unlocked(&self) -> Files {
+        let locked =
+            self.libraries.as_deref().is_some_and(|libraries| items(libraries).iter().any(|item| item == LIBRARY));
+        if !locked {
+            return self.clone();
+        }
+        // Before the lock there was an entry of its own only if that said something else than the other files.
+        let rest = self.loaded();
+        let own = rest != items(&self.other_libraries);
+        Files { libraries: own.then(|| rest.join(", ")), read_only: None, ..self.clone() }
+    }
+
+    /// Writes what is meant into `postgresql.auto.conf`.
+    async fn set(&self, client: &Client) -> Said<()> {
+        let libraries = self.libraries.as_deref().map(|libraries| literals(&items(libraries)));
+        let read_only = self.read_only.as_deref().map(|value| literals(&[value.to_owned()]));
+        alter(client, "session_preload_libraries", libraries).await?;
+        alter(client, "default_transaction_read_only", read_only).await
+    }
+
+    async fn set_locked_in_file(&self, client: &Client) -> Said<()> {
+        let mut libraries = vec![LIBRARY.to_owned()];
+        libraries.extend(self.loaded());
+        alter(client, "default_transaction_read_only", Some("'on'".into())).await?;
+        alter(client, "session_preload_libraries", Some(literals(&libraries))).await
+    }
+
+    async fn set_locked(&self, client: &Client) -> Said<()> {
+        self.set_locked_in_file(client).await?;
+        reload(client).await
+    }
+}
+
+async fn alter(client: &Client, name: &str, value: Option<String>) -> Said<()> {
+    let statement = match value {
+        Some(value) => format!("ALTER SYSTEM SET {name} = {value}"),
+        None => format!("ALTER SYSTEM RESET {name}"),
+    };
+    client.batch_execute(&statement).await.map_err(|error| describe(&error))
+}
+
+/// The items of a list as a setting of PostgreSQL has it: `a, "b, c"`.
+fn items(list: &str) -> Vec<String> {
+    let (mut items, mut item, mut quoted) = (Vec::new(), String::new(), false);
+    let mut chars = list.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '"' if quoted && chars.next_if_eq(&'"').is_some() => item.push('"'),
+            '"' => quoted = !quoted,
+            ',' if !quoted => items.push(std::mem::take(&mut item)),
+            c if c.is_whitespace() && !quoted => {}
+            c => item.push(c),
+        }
+    }
+    items.push(item);
+    items.retain(|item| !item.is_empty());
+    items
+}
+
+/// As ALTER SYSTEM takes a list: each item a literal; `''` for an empty one.
+fn literals(items: &[String]) -> String {
+    if items.is_empty() {
+        return "''".into();
+    }
+    items.iter().map(|item| format!("'{}'", item.replace('\'', "''"))).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn lists() {
+        for (list, expected) in [
+            ("", vec![]),
+            ("a", vec!["a"]),
+            ("a, b ,c", vec!["a", "b", "c"]),
+            ("\"a, b\", c", vec!["a, b", "c"]),
+            ("\"a \"\"b\"\"\"", vec!["a \"b\""]),
+            (" , ", vec![]),
+        ] {
+            assert_eq!(items(list), expected, "{list}");
+        }
+        assert_eq!(literals(&[]), "''");
+        assert_eq!(literals(&["a".into(), "it's".into()]), "'a', 'it''s'");
+    }
+
+    #[test]
+    fn what_was_there_before_the_lock_is_there_after_it() {
+        let locked = |rest: &str| Some(format!("{LIBRARY}{rest}"));
+        for (what, own, others, expected) in [
+            ("nothing was set", locked(""), "", None),
+            ("another file sets it", locked(", auto_explain"), "auto_explain", None),
+            ("ALTER SYSTEM had set it", locked(", auto_explain"), "", Some("auto_explain")),
+            ("both had", locked(", a, b"), "a", Some("a, b")),
+            ("no lock", Some("a".to_owned()), "a", Some("a")),
+            ("no lock, nothing", None, "a", None),
+        ] {
+            let read_only = own.as_ref().is_some_and(|own| own.contains(LIBRARY)).then(|| "on".to_owned());
+            let files = Files { libraries: own, read_only, other_libraries: others.into() };
+            let unlocked = files.unlocked();
+            assert_eq!(unlocked.libraries.as_deref(), expected, "{what}");
+            assert_eq!(unlocked.read_only, None, "{what}");
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! A model of failovers, checked in all its states: some relays, a primary that is cut off and goes on, two standbys, two runs of `kingpost
+//! failover` at once. Every order may be carried out late, its answer may get lost, a run may be killed anywhere, and a relay may lose its
+//! directory and come back empty.
+//!
+//! ```text
+//!  clients ─▶ primary ─▶ relays (n, of which w have to have a commit) ─▶ standbys
+//!                           ▲ survey, fence, withdraw, choose, look        ▲ note, promote
+//!                           └────────────── run A, run B ─────────────────┘
+//! ```
+//!
+//! What a run decides is decided by the code that decides it in earnest: [`course`](super::judge::course), [`super::plan`],
+//! [`super::ballot`]. The rules of relays (their promise) and of servers (the note) are written down in [`world`] once more, and the adversary is
+//! [`Action`].
+//!
+//! *What must hold*: what was acknowledged is on every later timeline; two primaries that both get commits acknowledged there are never.
+//! With one mend taken out ([`Mends`]) the checker has to find how that is broken.
+
+mod run;
+mod world;
+
+use std::time::{Duration, Instant};
+
+use stateright::{Checker, HasDiscoveries, Model, Property};
+
+use world::{Mends, World};
+
+/// How large the world is.
+#[derive(Debug, Clone)]
+struct Fleet {
+    relays: usize,
+    /// How many relays a commit waits for.
+    acknowledgements: usize,
+    /// How many runs there are at once.
+    runs: usize,
+    /// How often a relay loses its directory.
+    losses: u8,
+    mends: Mends,
+}
+
+/// What may happen next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Action {
+    /// The primary of a timeline writes a commit.
+    Write { branch: usize },
+    /// A relay receives all that the primary of a timeline has, makes it durable, and says so.
+    Receive { relay: usize, branch: usize },
+    /// A standby replays all that a relay has.
+    Replay { server: usize, relay: usize },
+    /// A relay's directory is gone.
+    Lose { relay: usize },
+    /// A relay that is empty learns from others what it may have promised, and begins anew at the primary of a timeline.
+    Learn { relay: usize, branch: usize },
+    /// A run looks at everything. `silent`: one relay and one standby do not answer it, where they are in range.
+    Survey { run: usize, silent: (usize, usize) },
+    /// A relay carries out a run's fence; `heard`: its answer does not get lost.
+    Fence { run: usize, relay: usize, heard: bool },
+    /// A run has heard of enough relays, and looks at everything again. `to`: its operator wants this node.
+    Count { run: usize, silent: (usize, usize), to: Option<usize> },
+    /// A run's term is noted on a standby.
+    Note { run: usize, server: usize },
+    /// A run waits for no more standbys.
+    Noted { run: usize },
+    /// A relay gives up the node of an earlier election.
+    Withdraw { run: usize, relay: usize },
+    /// A run sees that a candidate has everything.
+    CaughtUp { run: usize, server: usize },
+    /// A relay stands by a run's node.
+    Choose { run: usize, relay: usize },
+    /// A run looks whether the relays still stand by its term.
+    Look { run: usize },
+    /// A run promotes its node.
+    Promote { run: usize },
+}
+
+impl Model for Fleet {
+    type State = World;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<World> {
+        vec![World::new(self)]
+    }
+
+    fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+        world.actions(self, actions);
+    }
+
+    fn next_state(&self, world: &World, action: Action) -> Option<World> {
+        let mut next = world.clone();
+        next.take(self, action)?;
+        next.order();
+        (next != *world).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Fleet>> {
+        vec![
+            Property::always(LOST, |fleet: &Fleet, world: &World| world.nothing_is_lost(fleet)),
+            Property::always(TWO, |fleet: &Fleet, world: &World| world.acknowledging(fleet) <= 1),
+            // The model itself: what it is to show can happen in it.
+            Property::sometimes("promoted", |_, world: &World| world.branches() == 2),
+            Property::sometimes("acknowledged after it", |fleet: &Fleet, world: &World| world.goes_on(fleet)),
+        ]
+    }
+}
+
+const LOST: &str = "what was acknowledged is on every later timeline";
+const TWO: &str = "at most one primary gets commits acknowledged";
+
+const WHOLE: Mends = Mends { remembers: true, notes: true, keeps_answers: true, own_terms: true, majority: true };
+
+fn fleet(relays: usize, acknowledgements: usize) -> Fleet {
+    Fleet { relays, acknowledgements, runs: 2, losses: 1, mends: WHOLE }
+}
+
+/// Longest time for one fleet. The checker says how far it came.
+const LIMIT: Duration = Duration::from_secs(1200);
+
+/// Looks at every state, or at all that are at most so many actions away from the start.
+fn holds(fleet: &Fleet, depth: Option<usize>) {
+    let began = Instant::now();
+    let checker = fleet.clone().checker().threads(2).timeout(LIMIT);
+    let checker = match depth {
+        Some(depth) => checker.target_max_depth(depth),
+        None => checker,
+    };
+    let checker = checker.spawn_bfs().join();
+    eprintln!(
+        "{fleet:?}: {} states, {} actions, {:?}",
+        checker.unique_state_count(),
+        checker.max_depth(),
+        began.elapsed()
+    );
+    assert!(began.elapsed() < LIMIT, "{fleet:?}: not everything was looked at within {LIMIT:?}");
+    checker.assert_no_discovery(LOST);
+    checker.assert_no_discovery(TWO);
+    if depth.is_none() {
+        checker.assert_any_discovery("promoted");
+        checker.assert_any_discovery("acknowledged after it");
+    }
+}
+
+#[test]
+fn nothing_is_lost_and_there_is_one_primary() {
+    holds(&fleet(1, 1), None);
+    holds(&Fleet { losses: 0, ..fleet(2, 1) }, None);
+    holds(&fleet(2, 2), None);
+    holds(&Fleet { runs: 1, ..fleet(3, 2) }, None);
+    holds(&Fleet { losses: 0, ..fleet(3, 2) }, Some(14));
+}
+
+/// The same with more relays that fail, further than there is time for each day: some minutes.
+#[test]
+#[ignore = "takes minutes"]
+fn nothing_is_lost_in_larger_fleets() {
+    holds(&fleet(2, 1), None);
+    holds(&Fleet { losses: 0, ..fleet(3, 2) }, None);
+    holds(&Fleet { losses: 0, ..fleet(3, 3) }, None);
+    holds(&fleet(3, 2), Some(18));
+}
+
+/// The path by which something that must hold is broken, without one of the mends.
+fn broken(fleet: &Fleet, property: &'static str) -> Vec<Action> {
+    let began = Instant::now();
+    let checker = fleet.clone().checker().threads(2).timeout(LIMIT);
+    let checker = checker.finish_when(HasDiscoveries::AnyOf([property].into())).spawn_bfs().join();
+    eprintln!(
+        "{fleet:?}: {} states, {} actions, {:?}",
+        checker.unique_state_count(),
+        checker.max_depth(),
+        began.elapsed()
+    );
+    let path = checker.discovery(property).unwrap_or_else(|| panic!("{fleet:?}: {property:?} was not seen broken"));
+    path.into_actions()
+}
+
+/// A relay that comes back empty and takes itself for one that has promised nothing: it acknowledges what the old primary writes.
+#[test]
+fn an_empty_relay_that_forgets_is_found() {
+    for fleet in [fleet(1, 1), fleet(3, 2)] {
+        let fleet = Fleet { runs: 1, mends: Mends { remembers: false, ..WHOLE }, ..fleet };
+        for property in [LOST, TWO] {
+            let path = broken(&fleet, property);
+            assert!(path.iter().any(|action| matches!(action, Action::Lose { .. })), "{path:?}");
+        }
+    }
+}
+
+/// A run that was overtaken promotes its node all the same.
+#[test]
+fn a_term_that_is_not_noted_on_servers_is_found() {
+    broken(&Fleet { losses: 0, mends: Mends { notes: false, ..WHOLE }, ..fleet(1, 1) }, TWO);
+}
+
+/// The one relay that knows of an election was fenced, and does not answer a moment later.
+#[test]
+fn an_election_that_is_overlooked_is_found() {
+    broken(&Fleet { losses: 0, mends: Mends { keeps_answers: false, ..WHOLE }, ..fleet(1, 1) }, TWO);
+}
+
+/// A relay that has lost its directory promises to the same term a second time, to another run.
+#[test]
+fn two_runs_of_one_term_are_found() {
+    broken(&Fleet { mends: Mends { own_terms: false, ..WHOLE }, ..fleet(2, 1) }, LOST);
+}
+
+/// As few relays as stop all commits, where that is no majority: two runs have one each.
+#[test]
+fn two_runs_without_a_common_relay_are_found() {
+    broken(&Fleet { losses: 0, mends: Mends { majority: false, ..WHOLE }, ..fleet(2, 2) }, TWO);
+}

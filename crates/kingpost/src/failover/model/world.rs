@@ -1,0 +1,409 @@
+//! The state of the model: logs, relays with what they have promised, servers; and what happens to them.
+//!
+//! A log is a timeline's *branch* and a position on it. A branch begins where its primary was promoted, so that two servers that are promoted to the
+//! same timeline are two branches.
+
+use ::relay::Standing;
+
+use super::super::plan::tests::{relay as relay_seen, server as server_seen};
+use watermark::Lsn;
+
+use super::super::note::Note;
+use super::super::plan::{RelaySeen, ServerSeen, Survey};
+use super::run::{Answer, Run, Snapshot};
+use super::{Action, Fleet};
+
+/// What keeps failovers safe, each of which may be taken out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mends {
+    /// A relay that comes back empty acknowledges nothing before it has learnt from others what it may have promised.
+    pub(super) remembers: bool,
+    /// A server is promoted only by the run whose term is noted on it.
+    pub(super) notes: bool,
+    /// What relays said when they were fenced counts, if they do not answer later.
+    pub(super) keeps_answers: bool,
+    /// No two runs have the same term.
+    pub(super) own_terms: bool,
+    /// A run needs more than half of the relays, also where fewer stop all commits.
+    pub(super) majority: bool,
+}
+
+/// Most commits of one primary.
+const COMMITS: u8 = 1;
+/// The first primary; the others are standbys at first. It is cut off from every run, and goes on.
+const OLD: usize = 0;
+pub(super) const SERVERS: usize = 3;
+pub(super) const NAMES: [&str; SERVERS] = ["a", "b", "c"];
+const RELAYS: [&str; 3] = ["r", "s", "t"];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Log {
+    branch: u8,
+    end: u8,
+}
+
+/// What the primary of a timeline has written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Branch {
+    timeline: u8,
+    /// Where it begins; the first begins nowhere.
+    from: Option<Log>,
+    end: u8,
+}
+
+/// What a relay has promised: a copy of the rules of the relay's own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Promise {
+    term: u16,
+    /// The last timeline of which nothing more is taken; 0: none.
+    fenced: u8,
+    /// The term and the server.
+    chosen: Option<(u16, u8)>,
+}
+
+/// A relay, and what others know of it: together, so that relays can be put in an order in which states that differ in the relays' names only
+/// are one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Relay {
+    /// None: its directory is empty.
+    holds: Option<(Log, Promise)>,
+    /// What the primary of each branch has heard from it.
+    confirmed: Vec<u8>,
+    /// What each run has heard from it.
+    answers: Vec<Answer>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Server {
+    log: Log,
+    standby: bool,
+    /// The term that is noted on it; 0: none.
+    noted: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct World {
+    branches: Vec<Branch>,
+    relays: Vec<Relay>,
+    servers: [Server; SERVERS],
+    pub(super) runs: Vec<Run>,
+    losses: u8,
+}
+
+impl World {
+    pub(super) fn new(fleet: &Fleet) -> World {
+        let log = Log { branch: 0, end: 0 };
+        let relay = Relay {
+            holds: Some((log, Promise::default())),
+            confirmed: vec![0],
+            answers: vec![Answer::default(); fleet.runs],
+        };
+        let server = Server { log, standby: true, noted: 0 };
+        World {
+            branches: vec![Branch { timeline: 1, from: None, end: 0 }],
+            relays: vec![relay; fleet.relays],
+            servers: [Server { standby: false, ..server }, server, server],
+            runs: vec![Run::default(); fleet.runs],
+            losses: fleet.losses,
+        }
+    }
+
+    /// Puts what differs in its name only in an order: states that are alike are looked at once.
+    pub(super) fn order(&mut self) {
+        let [_, one, other] = self.servers;
+        if one > other {
+            self.servers.swap(1, 2);
+            // The first server is the old primary.
+            let swap = |server: u8| if server == 0 { 0 } else { 3 - server };
+            let swapped = |chosen: Option<(u16, u8)>| chosen.map(|(term, server)| (term, swap(server)));
+            for run in &mut self.runs {
+                *run = run.swapped(swap);
+            }
+            for relay in &mut self.relays {
+                if let Some((_, promise)) = &mut relay.holds {
+                    promise.chosen = swapped(promise.chosen);
+                }
+                for snapshot in relay.answers.iter_mut().filter_map(|answer| answer.fenced.as_mut()) {
+                    snapshot.chosen = swapped(snapshot.chosen);
+                }
+            }
+        }
+        self.relays.sort();
+    }
+
+    pub(super) fn branches(&self) -> usize {
+        self.branches.len()
+    }
+
+    fn timeline(&self, log: Log) -> u8 {
+        self.branches[usize::from(log.branch)].timeline
+    }
+
+    /// What the primary of a branch has.
+    fn written(&self, branch: usize) -> Log {
+        Log { branch: branch as u8, end: self.branches[branch].end }
+    }
+
+    /// Whether `longer` has everything that `log` has.
+    fn is_part(&self, log: Log, mut longer: Log) -> bool {
+        loop {
+            if log.branch == longer.branch {
+                return log.end <= longer.end;
+            }
+            match self.branches[usize::from(longer.branch)].from {
+                Some(from) => longer = from,
+                None => return false,
+            }
+        }
+    }
+
+    /// How far the commits of a branch are acknowledged: whatever w relays have confirmed, ever.
+    fn acknowledged(&self, branch: usize, fleet: &Fleet) -> Option<Log> {
+        let mut confirmed: Vec<u8> = self.relays.iter().map(|relay| relay.confirmed[branch]).collect();
+        confirmed.sort_unstable_by(|one, other| other.cmp(one));
+        let end = confirmed[fleet.acknowledgements - 1];
+        let begin = self.branches[branch].from.map_or(0, |from| from.end);
+        (end > begin).then_some(Log { branch: branch as u8, end })
+    }
+
+    pub(super) fn nothing_is_lost(&self, fleet: &Fleet) -> bool {
+        (0..self.branches.len()).filter_map(|branch| self.acknowledged(branch, fleet)).all(|log| {
+            let later =
+                self.branches.iter().enumerate().filter(|(index, branch)| {
+                    *index != usize::from(log.branch) && branch.timeline >= self.timeline(log)
+                });
+            later.into_iter().all(|(index, branch)| {
+                // A second one of the same timeline may still go away, if nothing was acknowledged on it.
+                let counts = branch.timeline > self.timeline(log) || self.acknowledged(index, fleet).is_some();
+                !counts || self.is_part(log, self.written(index))
+            })
+        })
+    }
+
+    /// How many primaries could get a commit acknowledged now.
+    pub(super) fn acknowledging(&self, fleet: &Fleet) -> usize {
+        let takes = |branch: usize| {
+            let takes = self.relays.iter().filter(|relay| self.takes(relay, branch));
+            takes.count() >= fleet.acknowledgements
+        };
+        (0..self.branches.len()).filter(|branch| takes(*branch)).count()
+    }
+
+    pub(super) fn goes_on(&self, fleet: &Fleet) -> bool {
+        (1..self.branches.len()).any(|branch| self.acknowledged(branch, fleet).is_some())
+    }
+
+    /// Whether a relay takes what the primary of a branch writes.
+    fn takes(&self, relay: &Relay, branch: usize) -> bool {
+        let Some((log, promise)) = relay.holds else { return false };
+        let timeline = self.branches[branch].timeline;
+        promise.fenced < timeline && self.timeline(log) <= timeline && self.is_part(log, self.written(branch))
+    }
+
+    /// How a run sees everything. `silent` do not answer, and neither does the old primary.
+    pub(super) fn seen(&self, fleet: &Fleet, silent: (usize, usize)) -> Survey {
+        let relays = (0..self.relays.len()).map(|relay| self.relay_seen(relay, relay != silent.0)).collect();
+        let servers = (0..SERVERS).map(|server| {
+            let answers = server != OLD && server != silent.1;
+            let Server { log, standby, noted } = self.servers[server];
+            let end = if standby { log.end } else { self.branches[usize::from(log.branch)].end };
+            let state = answers.then_some((standby, self.timeline(log).into(), lsn(end)));
+            let mut seen: ServerSeen = server_seen(NAMES[server], state);
+            if let Ok(state) = &mut seen.state {
+                state.note = (noted > 0).then_some(Note { term: noted.into(), after: None });
+            }
+            seen
+        });
+        Survey { servers: servers.collect(), relays, acknowledgements: fleet.acknowledgements }
+    }
+
+    /// How a run sees a relay.
+    pub(super) fn relay_seen(&self, relay: usize, answers: bool) -> RelaySeen {
+        let mut seen = relay_seen(RELAYS[relay], None);
+        if let Some((log, promise)) = self.relays[relay].holds.filter(|_| answers) {
+            let stands = promise.fenced >= self.timeline(log);
+            let (fenced, chosen) = if stands { (promise.fenced, promise.chosen) } else { (0, None) };
+            seen.standing = Ok(standing(promise.term, self.timeline(log), log.end, fenced, chosen));
+        }
+        seen
+    }
+
+    /// A relay's answer to a run's fence.
+    pub(super) fn standing(of: Snapshot, run: &Run) -> Standing {
+        standing(run.term, of.timeline, of.end, run.timeline, of.chosen)
+    }
+
+    pub(super) fn actions(&self, fleet: &Fleet, actions: &mut Vec<Action>) {
+        let (relays, branches) = (0..self.relays.len(), 0..self.branches.len());
+        for branch in branches {
+            actions.push(Action::Write { branch });
+            for relay in relays.clone() {
+                match self.relays[relay].holds {
+                    Some(_) => actions.push(Action::Receive { relay, branch }),
+                    None => actions.push(Action::Learn { relay, branch }),
+                }
+            }
+        }
+        for relay in relays {
+            actions.push(Action::Lose { relay });
+            actions.extend((1..SERVERS).map(|server| Action::Replay { server, relay }));
+        }
+        for run in 0..self.runs.len() {
+            let answers: Vec<Answer> = self.answers(run).collect();
+            self.runs[run].actions(run, fleet, &answers, actions);
+        }
+    }
+
+    /// Does it; None: it cannot happen now.
+    pub(super) fn take(&mut self, fleet: &Fleet, action: Action) -> Option<()> {
+        match action {
+            Action::Write { branch } => {
+                let begin = self.branches[branch].from.map_or(0, |from| from.end);
+                let branch = &mut self.branches[branch];
+                (branch.end < begin + COMMITS).then(|| branch.end += 1)
+            }
+            Action::Receive { relay, branch } => {
+                if !self.takes(&self.relays[relay], branch) {
+                    return None;
+                }
+                self.receive(relay, branch);
+                Some(())
+            }
+            Action::Replay { server, relay } => {
+                let (log, _) = self.relays[relay].holds?;
+                let Server { standby, log: has, .. } = self.servers[server];
+                (standby && has != log && self.is_part(has, log)).then(|| self.servers[server].log = log)
+            }
+            Action::Lose { relay } => {
+                self.losses = self.losses.checked_sub(1)?;
+                self.relays[relay].holds.take().map(drop)
+            }
+            Action::Learn { relay, branch } => self.learn(fleet, relay, branch),
+            _ => self.step(fleet, action),
+        }
+    }
+
+    fn receive(&mut self, relay: usize, branch: usize) {
+        let log = self.written(branch);
+        let relay = &mut self.relays[relay];
+        relay.holds = relay.holds.map(|(_, promise)| (log, promise));
+        relay.confirmed[branch] = relay.confirmed[branch].max(log.end);
+    }
+
+    /// By the relay's rule: w others that remember are enough, because every fence was put up on one of them, too.
+    fn learn(&mut self, fleet: &Fleet, relay: usize, branch: usize) -> Option<()> {
+        let mut promise = Promise::default();
+        if fleet.mends.remembers {
+            let others: Vec<(Log, Promise)> = self.relays.iter().filter_map(|other| other.holds).collect();
+            if others.len() < fleet.acknowledgements {
+                return None;
+            }
+            let timelines = others.iter().map(|(log, _)| self.timeline(*log));
+            let newest = timelines.chain([self.branches[branch].timeline]).max()?;
+            promise.term = others.iter().map(|(_, promise)| promise.term).max()?;
+            promise.fenced = others.iter().map(|(_, promise)| promise.fenced).max()?.max(newest - 1);
+            let same = others.iter().filter(|(_, other)| other.fenced == promise.fenced);
+            promise.chosen = same.filter_map(|(_, other)| other.chosen).max();
+        }
+        // It begins where the primary is, and counts from then on; before, it refuses to be fenced.
+        self.relays[relay].holds = Some((self.written(branch), promise));
+        if !self.takes(&self.relays[relay], branch) {
+            return None;
+        }
+        self.receive(relay, branch);
+        Some(())
+    }
+
+    pub(super) fn answers(&self, run: usize) -> impl Iterator<Item = Answer> {
+        self.relays.iter().map(move |relay| relay.answers[run])
+    }
+
+    pub(super) fn answer(&mut self, run: usize, relay: usize) -> &mut Answer {
+        &mut self.relays[relay].answers[run]
+    }
+
+    pub(super) fn forget(&mut self, run: usize) {
+        for relay in &mut self.relays {
+            relay.answers[run] = Answer::default();
+        }
+    }
+
+    /// A relay carries out a fence; None: it refuses, or is empty.
+    pub(super) fn fence(&mut self, relay: usize, term: u16, timeline: u8) -> Option<Snapshot> {
+        let (log, promise) = self.relays[relay].holds?;
+        let own = self.timeline(log);
+        if term <= promise.term || timeline < own {
+            return None;
+        }
+        let chosen = promise.chosen.filter(|_| promise.fenced == timeline);
+        self.relays[relay].holds = Some((log, Promise { term, fenced: timeline, chosen }));
+        Some(Snapshot { timeline: own, end: log.end, chosen })
+    }
+
+    /// What a relay is fenced for, if it has promised to this very term.
+    fn held(&mut self, relay: usize, term: u16) -> Option<&mut Promise> {
+        let (log, promise) = self.relays[relay].holds?;
+        let stands = promise.term == term && promise.fenced >= self.timeline(log);
+        self.relays[relay].holds.as_mut().filter(|_| stands).map(|(_, promise)| promise)
+    }
+
+    pub(super) fn choose(&mut self, relay: usize, term: u16, node: u8) -> bool {
+        self.held(relay, term).map(|promise| promise.chosen = Some((term, node))).is_some()
+    }
+
+    pub(super) fn withdraw(&mut self, relay: usize, term: u16, node: u8) -> bool {
+        match self.held(relay, term) {
+            Some(promise) if promise.chosen.is_none_or(|(_, chosen)| chosen == node) => {
+                promise.chosen = None;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A run's term is noted on a server, unless that is promoted or has a later one.
+    pub(super) fn note(&mut self, server: usize, term: u16) -> bool {
+        let server = &mut self.servers[server];
+        let takes = server.standby && server.noted <= term;
+        if takes {
+            server.noted = term;
+        }
+        takes
+    }
+
+    /// A server is promoted if it is a standby, and this term is noted on it. None: whatever is noted.
+    pub(super) fn promote(&mut self, server: usize, term: Option<u16>) {
+        let Server { log, standby, noted } = self.servers[server];
+        if !standby || term.is_some_and(|term| term != noted) {
+            return;
+        }
+        let branch = Branch { timeline: self.timeline(log) + 1, from: Some(log), end: log.end };
+        self.branches.push(branch);
+        for relay in &mut self.relays {
+            relay.confirmed.push(0);
+        }
+        let log = self.written(self.branches.len() - 1);
+        self.servers[server] = Server { log, standby: false, noted };
+    }
+}
+
+fn standing(term: u16, timeline: u8, end: u8, fenced: u8, chosen: Option<(u16, u8)>) -> Standing {
+    let chosen = chosen.map(|(term, server)| (term.into(), NAMES[usize::from(server)].to_owned()));
+    Standing {
+        system: 1,
+        term: term.into(),
+        timeline: timeline.into(),
+        flushed: Lsn(lsn(end)),
+        whole: Lsn(lsn(end)),
+        fenced: (fenced > 0).then_some(fenced.into()),
+        chosen,
+        upstream: String::new(),
+        state: "not receiving".into(),
+        named: false,
+    }
+}
+
+/// A position of the model as one of a log.
+fn lsn(end: u8) -> u64 {
+    100 * (u64::from(end) + 1)
+}

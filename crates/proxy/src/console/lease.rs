@@ -1,0 +1,58 @@
+//! A pause that ends by itself: `PAUSE FOR 30s`, for a program that moves the primary. Pure: no clock, no I/O.
+//!
+//! Whoever pauses by lease says it again before the time is over. If that program dies, clients wait no longer than the rest of
+//! the lease.
+
+use std::time::{Duration, Instant};
+
+/// Whether everything is paused by a lease, and until when.
+#[derive(Debug, Default)]
+pub(super) struct Lease {
+    until: Option<Instant>,
+}
+
+impl Lease {
+    /// Begins a lease, or renews the one that there is.
+    pub(super) fn renew(&mut self, now: Instant, time: Duration) {
+        self.until = Some(now + time);
+    }
+
+    /// Ends it; true if there was one.
+    pub(super) fn end(&mut self) -> bool {
+        self.until.take().is_some()
+    }
+
+    /// Ends it if its time is over; true if it ended just now.
+    pub(super) fn expire(&mut self, now: Instant) -> bool {
+        self.until.is_some_and(|until| until <= now) && self.end()
+    }
+
+    /// How much is left of it; none: there is no lease.
+    pub(super) fn left(&self, now: Instant) -> Option<Duration> {
+        self.until.map(|until| until.saturating_duration_since(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_by_itself_and_only_once() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut lease = Lease::default();
+        assert!(!lease.expire(start) && !lease.end());
+        assert_eq!(lease.left(start), None);
+        lease.renew(start, 3 * second);
+        assert!(!lease.expire(start + 2 * second));
+        assert_eq!(lease.left(start + 2 * second), Some(second));
+        // Said again: the time counts from now.
+        lease.renew(start + 2 * second, 3 * second);
+        assert!(!lease.expire(start + 4 * second));
+        assert!(lease.expire(start + 5 * second));
+        assert!(!lease.expire(start + 6 * second));
+        // Ended by whoever began it.
+        lease.renew(start, second);
+        assert!(lease.end() && !lease.expire(start + 2 * second));
+    }
+}
