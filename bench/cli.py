@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from bench import gate, neighbour, plan, plot, report, strong, unavailable, wal
+from bench import gate, neighbour, plan, plot, report, strong, unavailable, wal, workers
 from bench.cluster import find_bin
 from bench.errors import BenchError
 from bench.peers import Inventory
@@ -32,7 +32,7 @@ def parser():
         "bench/out/TIME.json, .md and .svg.",
         epilog="Case ids: select/simple/64, tpcb/prepared/1000, sysbench/oltp_read_only/simple/64, idle/5000. `--only relay` (relay/0) "
         "measures what a relay costs, `--only gate` (gate/2.5/64, hot-row) commits that are durable elsewhere, `--only strong` strong reads on replicas, "
-        "`--only failover` how long nothing can be written, `--only slow-neighbour` quick reads beside slow ones: each in tables of their own.",
+        "`--only failover` how long nothing can be written, `--only slow-neighbour` quick reads beside slow ones, `--only workers` wake-ups a transaction: each in tables of their own.",
     )
     what = top.add_argument_group("what runs")
     on = top.add_argument_group("on what")
@@ -105,6 +105,7 @@ OF_THEIR_OWN = {
     "strong": ", ".join(strong.ARMS),
     "failover": ", ".join(unavailable.ARMS),
     "slow-neighbour": "direct, kingpost, pgbouncer-*",
+    "workers": "kingpost, kingpost-*",
 }
 
 
@@ -137,6 +138,9 @@ def measure(options):
             return measure_table(unavailable, options, inventory, workspace, pg_bin)
         if options.only == ["slow-neighbour"]:
             print("\n" + neighbour.run(options, inventory, workspace, pg_bin, say, OUT))
+            return 0
+        if options.only == ["workers"]:
+            print("\n" + workers.run(options, inventory, workspace, pg_bin, say, OUT))
             return 0
         for name, why in inventory.missing.items():
             say(f"without {name}: {why}")

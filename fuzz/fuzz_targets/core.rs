@@ -61,6 +61,7 @@ impl World {
 
     fn settle(&mut self) {
         let mut effects = Vec::new();
+        self.core.end_turn();
         loop {
             self.core.take_effects(&mut effects);
             let mut any = !effects.is_empty();

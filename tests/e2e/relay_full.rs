@@ -113,7 +113,8 @@ async fn without_any_room_the_cluster_fails_over() {
     let mut relay = relay;
     relay.start().await;
     let standing = order(&relay, "KINGPOST LOOK").unwrap();
-    assert_eq!((standing.term(), standing.fenced()), ("1", ""));
+    assert!(standing.term().parse::<u64>().unwrap() > 0, "the promise of the failover is remembered");
+    assert_eq!(standing.fenced(), "");
     let insert = client.batch_execute("INSERT INTO t VALUES (-2)");
     within("a commit after the relay's crash", SOON, cluster.dir(), insert).await.unwrap();
     relay.stop().await;

@@ -130,7 +130,12 @@ async fn a_gap_that_nobody_can_fill_ends_with_a_reset() {
     };
     cluster.wait("another try", again).await;
     // The slot keeps what is written from now on. A checkpoint that was under way may give it up once more; the next try makes it anew.
-    primary.wait_value(&restart, "t").await;
+    let kept = async || {
+        // Only a checkpoint notes that a slot's WAL is gone.
+        primary.execute("CHECKPOINT").await;
+        (primary.query(&restart).await == "t").then_some(())
+    };
+    cluster.wait("a slot that keeps WAL", kept).await;
 
     let (code, text) = reset(&relay);
     assert!(code == Some(4) && text.contains("in use by another process"), "{text}");

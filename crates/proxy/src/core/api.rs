@@ -8,7 +8,8 @@ use topology::{Address, NodeId};
 use super::memory::Token;
 use super::notify::Word;
 use super::pool::PoolKey;
-use super::server::Moved;
+use super::server::Server;
+use super::session::Client;
 use crate::accounts::Answer;
 use crate::config::{Access, RouteTo};
 use crate::console::Operation;
@@ -106,14 +107,14 @@ pub enum Effect {
     Pause(Token),
     /// Read again.
     Resume(Token),
-    /// Give a server connection, socket and all, to another worker.
+    /// Give a connection, socket and all, to another worker.
     Move {
         /// Which socket. The token is no longer known to the core.
         token: Token,
         /// To which worker.
         to: usize,
         /// What goes with the socket: for [`Core::adopt`](super::Core::adopt).
-        server: Box<Moved>,
+        moved: Box<Moved>,
     },
     /// Ask the console: its answer comes by [`Mail::Answer`].
     Ask {
@@ -152,4 +153,25 @@ pub enum Secure {
     },
     /// As the client.
     Connect(tls::Target),
+}
+
+/// A connection on its way to another worker.
+pub struct Moved(pub(super) Moving);
+
+/// Which.
+pub(super) enum Moving {
+    /// An idle server connection of this pool.
+    Server { key: PoolKey, server: Box<Server> },
+    /// A client that has shown who it is, and has not been told so.
+    Client(Box<Client>),
+}
+
+impl Moved {
+    /// Bytes have come for it meanwhile.
+    pub(super) fn received(&mut self, bytes: &[u8]) {
+        match &mut self.0 {
+            Moving::Server { server, .. } => server.input.extend_from_slice(bytes),
+            Moving::Client(client) => client.input.extend_from_slice(bytes),
+        }
+    }
 }

@@ -63,15 +63,21 @@ use routing::StrongReads;
 use server::Server;
 use session::{Cancel, Client, Doorkeeper, Paused, Phase};
 
-pub use api::{Effect, Mail, Peer, Secure};
+use api::Moving;
+pub use api::{Effect, Mail, Moved, Peer, Secure};
 pub use memory::token;
 pub use notify::Word;
 pub use observe::{statistics, trace};
 pub(crate) use pool::MOST_WORKERS;
 pub use pool::PoolKey;
 pub(crate) use prepared::StatementName;
-pub use server::Moved;
 pub use shared::Shared;
+
+/// Runs the state of what a server connection owes against a model of a server, by messages that a fuzzer thinks of.
+#[cfg(fuzzing)]
+pub fn fuzz_protocol(data: &[u8]) {
+    server::protocol::model::fuzz(data);
+}
 
 /// Longest text that is parsed to find out what it is, in bytes; a longer one goes to the primary.
 const CLASSIFY_MAX: usize = 64 << 10;
@@ -115,6 +121,8 @@ pub struct Core {
     buffers: Buffers,
     /// Clients whose kept input can be looked at again.
     runnable: VecDeque<Token>,
+    /// Clients that go to other workers at the end of this step.
+    leaving: Vec<(Token, usize)>,
     /// Server connections that the end of an answer of was put off: it can be looked at again.
     unheld: VecDeque<Token>,
     /// Connections with something to write.
@@ -158,6 +166,7 @@ impl Core {
             bell: Arc::new(|| {}),
             buffers: Buffers::default(),
             runnable: VecDeque::new(),
+            leaving: Vec::new(),
             unheld: VecDeque::new(),
             dirty: Vec::new(),
             effects: Vec::new(),
@@ -226,15 +235,15 @@ impl Core {
                 self.server_received(token.index(), bytes);
             }
             Kind::Cancel if self.is_cancel(token) => self.cancel_received(token.index(), bytes),
-            Kind::Server => {
+            Kind::Server | Kind::Client => {
                 // What one read of the socket gave comes in pieces (records of TLS): the first may have sent the connection on its
                 // way to another worker, and the rest goes with it.
                 let moved = self.effects.iter_mut().rev().find_map(|effect| match effect {
-                    Effect::Move { token: of, server, .. } if *of == token => Some(server),
+                    Effect::Move { token: of, moved, .. } if *of == token => Some(moved),
                     _ => None,
                 });
                 if let Some(moved) = moved {
-                    moved.server.input.extend_from_slice(bytes);
+                    moved.received(bytes);
                 }
             }
             _ => {}
@@ -478,6 +487,9 @@ impl Core {
         }
         if self.noticed.may_be_told() {
             self.notify_all();
+        }
+        if !self.leaving.is_empty() {
+            self.send_home();
         }
     }
 

@@ -14,8 +14,8 @@ use tls::Link;
 pub(crate) enum Letter {
     /// A client connection.
     Client(OwnedFd, Peer),
-    /// An idle server connection, with its TLS if it has that, and what has come on the way.
-    Server(OwnedFd, Option<Box<Link>>, Box<Moved>, Vec<u8>),
+    /// A connection from another worker, with its TLS if it has that, and what has come on the way.
+    Moved(OwnedFd, Option<Box<Link>>, Box<Moved>, Vec<u8>),
     /// The console wants to know what there is.
     Look(Look, SyncSender<Report>),
     /// For the core.

@@ -40,17 +40,17 @@ struct Held {
     end: Option<String>,
 }
 
-/// A server connection that goes to another worker once it is no longer received from here.
+/// A connection that goes to another worker once it is no longer received from here.
 struct Leaving {
     socket: Socket,
     to: usize,
-    server: Box<Moved>,
+    moved: Box<Moved>,
     early: Vec<u8>,
 }
 
 impl Leaving {
     fn letter(self) -> Letter {
-        Letter::Server(self.socket.fd, self.socket.link, self.server, self.early)
+        Letter::Moved(self.socket.fd, self.socket.link, self.moved, self.early)
     }
 }
 
@@ -355,11 +355,11 @@ impl Worker {
         held.map(|held| held.bytes).unwrap_or_default()
     }
 
-    /// A server connection goes to another worker, with whatever comes until it is not received from here any more.
-    pub(super) fn leave(&mut self, socket: Socket, to: usize, server: Box<Moved>) {
+    /// A connection goes to another worker, with whatever comes until it is not received from here any more.
+    pub(super) fn leave(&mut self, socket: Socket, to: usize, moved: Box<Moved>) {
         let early = self.disarm(&socket);
         let armed = socket.is(Flag::Armed);
-        let leaving = Leaving { socket, to, server, early };
+        let leaving = Leaving { socket, to, moved, early };
         match &mut self.poller {
             Poller::Ring(agenda) if armed => agenda.leaving.push(leaving),
             _ => self.mailboxes[to].post(leaving.letter()),

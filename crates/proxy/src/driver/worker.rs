@@ -273,14 +273,14 @@ impl Worker {
                     }
                 }
             }
-            Effect::Move { token, to, server } => {
+            Effect::Move { token, to, moved } => {
                 if let Some(socket) = self.unregister(token) {
-                    let Poller::Epoll(epoll) = &self.poller else { return self.leave(socket, to, server) };
+                    let Poller::Epoll(epoll) = &self.poller else { return self.leave(socket, to, moved) };
                     // Without this its events would go on coming here: the descriptor stays open.
                     if let Err(error) = epoll.remove(socket.fd.as_fd()) {
                         tracing::error!(%error, "cannot take a socket out of the event loop");
                     }
-                    self.mailboxes[to].post(Letter::Server(socket.fd, socket.link, server, Vec::new()));
+                    self.mailboxes[to].post(Letter::Moved(socket.fd, socket.link, moved, Vec::new()));
                 }
             }
             Effect::LookUp { client, user } => {
@@ -353,7 +353,7 @@ impl Worker {
                         self.core.closed(token, &error.to_string());
                     }
                 }
-                Letter::Server(fd, link, moved, early) => {
+                Letter::Moved(fd, link, moved, early) => {
                     let token = self.core.adopt(*moved);
                     match self.register(fd, token, false) {
                         Ok(()) => {

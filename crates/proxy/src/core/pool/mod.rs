@@ -21,9 +21,9 @@ use crate::core::notify::{Channels, Listener};
 use crate::core::observe::Timing;
 use crate::core::parameters::Params;
 use crate::core::prepared::Place;
-use crate::core::server::{Moved, Server, ServerPhase};
+use crate::core::server::{Server, ServerPhase};
 use crate::core::session::{At, Phase};
-use crate::core::{Core, DRAINING, Effect, Mail, over};
+use crate::core::{Core, DRAINING, Effect, Mail, Moved, Moving, over};
 use crate::settings::{Database, Gate};
 
 pub(crate) use budget::{Budget, Budgets, MOST_WORKERS};
@@ -693,12 +693,16 @@ impl Core {
         pool.note_use(self.now);
         self.metrics.servers.sub(1);
         let token = server.token;
-        self.effects.push(Effect::Move { token, to, server: Box::new(Moved { key, server }) });
+        let moving = Moving::Server { key, server: Box::new(server) };
+        self.effects.push(Effect::Move { token, to, moved: Box::new(Moved(moving)) });
     }
 
     /// Takes in a connection from another worker.
     pub fn adopt(&mut self, moved: Moved) -> Token {
-        let Moved { key, mut server } = moved;
+        let (key, mut server) = match moved.0 {
+            Moving::Client(client) => return self.adopt_client(*client),
+            Moving::Server { key, server } => (key, *server),
+        };
         let p = self.pool(&key);
         let index = self.servers.vacant_key();
         server.token = self.token(Kind::Server, index);
@@ -720,7 +724,10 @@ impl Core {
 
     /// To be called when the driver reads the adopted connection's socket.
     pub fn adopted(&mut self, token: Token) {
-        if self.is_server(token) {
+        if self.is_client(token) {
+            self.adopted_client(token.index());
+            self.run();
+        } else if self.is_server(token) {
             let s = token.index();
             let role = self.view.node(self.servers[s].node).map(|node| node.role);
             // What happened to the node while it was on its way?

@@ -26,7 +26,6 @@ use super::memory::Output;
 use super::notify::Sender;
 use super::observe::Timing;
 use super::parameters::{Applied, Params, Tracker};
-use super::pool::PoolKey;
 use super::prepared::Held;
 use super::token::Token;
 
@@ -191,12 +190,6 @@ pub(in crate::core) struct Cleaning {
     pub functions: bool,
     /// It may listen for a client that the shared connection listens for.
     pub unlisten: bool,
-}
-
-/// A server connection on its way to another worker.
-pub struct Moved {
-    pub(in crate::core) key: PoolKey,
-    pub(in crate::core) server: Server,
 }
 
 impl Server {

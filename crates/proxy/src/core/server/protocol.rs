@@ -384,6 +384,10 @@ impl<N: Note> Protocol<N> {
     }
 }
 
+#[cfg(any(test, fuzzing))]
+#[path = "protocol_model.rs"]
+pub(in crate::core) mod model;
+
 #[cfg(test)]
 #[path = "protocol_tests.rs"]
 mod tests;

@@ -68,11 +68,15 @@ impl Core {
         client.pool == usize::MAX && matches!(client.phase, Phase::Startup { .. } | Phase::Securing | Phase::Login(_))
     }
 
+    /// A connection has come in, from outside or from another worker.
+    pub(super) fn begins_to_log_in(&mut self, c: usize) {
+        self.doorkeeper.logins.push_back((self.now, self.clients[c].token));
+        self.doorkeeper.unproved += 1;
+    }
+
     /// A connection has come in. If there are too many that have not logged in, the one that has been at it for longest goes.
     pub(in crate::core) fn count_in(&mut self, c: usize) {
-        let token = self.clients[c].token;
-        self.doorkeeper.logins.push_back((self.now, token));
-        self.doorkeeper.unproved += 1;
+        self.begins_to_log_in(c);
         let most = (self.settings.max_logins / self.shared.workers).max(1);
         if self.doorkeeper.unproved > most {
             while let Some((_, token)) = self.doorkeeper.logins.pop_front() {

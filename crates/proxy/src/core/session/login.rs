@@ -425,7 +425,7 @@ impl Core {
     }
 
     /// The client is who it says.
-    fn proved(&mut self, c: usize) {
+    pub(super) fn proved(&mut self, c: usize) {
         if let Some(identity) = &mut self.clients[c].identity {
             // That it speaks TLS is remembered, its name no longer needed.
             **identity = tls::Identity::default();
@@ -435,6 +435,10 @@ impl Core {
         if let Some(access) = login.console {
             return self.enter_console(c, access);
         }
+        if self.leaves_for_home(c, &key) {
+            return;
+        }
+        let Phase::Login(login) = &mut self.clients[c].phase else { return };
         let params = std::mem::take(&mut login.params);
         let Some(database) = self.settings.database(&key.database) else {
             let text = format!("database {:?} is not among the proxy's databases", key.database);

@@ -13,6 +13,7 @@ mod begin;
 mod cancel;
 mod client;
 mod forward;
+mod home;
 mod limits;
 mod local;
 mod login;

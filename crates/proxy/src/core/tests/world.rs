@@ -91,6 +91,9 @@ impl Frames {
     }
 }
 
+/// The core of a client between two cores.
+const ON_ITS_WAY: usize = usize::MAX;
+
 struct Person {
     id: u64,
     core: usize,
@@ -176,6 +179,8 @@ pub(super) struct World {
 enum Letter {
     Mail(Mail),
     Server(Box<Moved>, Box<Link>),
+    /// A client that another core has accepted: whose it is.
+    Client(Box<Moved>, usize),
 }
 
 fn view(nodes: &[Arc<Node>], primary: Option<usize>, timeline: u32) -> View {
@@ -392,9 +397,14 @@ impl World {
             },
             Effect::Pause(token) => self.pause(core, token, true),
             Effect::Resume(token) => self.pause(core, token, false),
-            Effect::Move { token, to, server } => {
+            Effect::Move { token, to, moved } if token.kind() == Kind::Client => {
+                let i = self.by_token.remove(&(core, token.raw())).expect("moves a client it has");
+                self.people[i].core = ON_ITS_WAY;
+                self.mail.push_back((to, Letter::Client(moved, i)));
+            }
+            Effect::Move { token, to, moved } => {
                 let link = self.links.remove(&(core, token.raw())).expect("moves a server it has");
-                self.mail.push_back((to, Letter::Server(server, Box::new(link))));
+                self.mail.push_back((to, Letter::Server(moved, Box::new(link))));
             }
             Effect::Post { to, mail } => self.mail.push_back((to, Letter::Mail(mail))),
             Effect::Secure { .. } => unreachable!("nobody here has TLS"),
@@ -474,6 +484,12 @@ impl World {
                     Letter::Server(moved, link) => {
                         let token = self.cores[to].adopt(*moved);
                         assert!(self.links.insert((to, token.raw()), *link).is_none());
+                        self.cores[to].adopted(token);
+                    }
+                    Letter::Client(moved, i) => {
+                        let token = self.cores[to].adopt(*moved);
+                        self.by_token.insert((to, token.raw()), i);
+                        (self.people[i].core, self.people[i].token) = (to, Some(token));
                         self.cores[to].adopted(token);
                     }
                 }
@@ -679,7 +695,7 @@ impl World {
         let node = self.links[&key].node;
         let moving = self.mail.iter().filter_map(|(_, letter)| match letter {
             Letter::Server(_, link) => Some((link.node, link.backend.home.clone())),
-            Letter::Mail(_) => None,
+            Letter::Mail(_) | Letter::Client(..) => None,
         });
         let open = self.links.iter().filter(|(_, link)| !link.connecting && !link.cancel);
         let mut open = open.filter_map(|(&key, link)| Some((link.node, self.home(key)?))).chain(moving);
@@ -740,7 +756,7 @@ impl World {
         }
         let settled = settled && self.has_heard(i);
         let person = &mut self.people[i];
-        let Some(token) = person.token else { return false };
+        let Some(token) = person.token.filter(|_| person.core != ON_ITS_WAY) else { return false };
         let core = person.core;
         match person.steps.front_mut() {
             None => false,
@@ -814,6 +830,11 @@ impl World {
     fn leave(&mut self, i: usize) {
         let person = &mut self.people[i];
         let core = person.core;
+        if core == ON_ITS_WAY {
+            // The next core notices.
+            person.steps = VecDeque::from([Step::Leave]);
+            return;
+        }
         // It may be gone already, after its Terminate.
         if let Some(token) = person.token.take() {
             person.steps.clear();

@@ -1,0 +1,129 @@
+"""`bench/run --only workers`: what a transaction costs in wake-ups when a pool has fewer connections than the proxy has workers.
+
+`pgbench -S` by 48 clients over a pool of 8, with 2, 8, 16 and 48 workers. What is counted are system calls, by `strace`, which slows everything
+down: so no times are shown. Counts hold on a machine with two cores, too:
+
+- letters: writes to another worker's eventfd (a client waits for a connection that another worker has, a connection goes to another worker)
+- turns: `epoll_wait`, one a turn of a worker's loop
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import ExitStack
+from statistics import median
+
+from bench.cluster import DATABASE, USER, Cluster
+from bench.errors import BenchError, PeerUnavailable, RunFailed
+from bench.peers import Terms, running
+from bench.plan import Target
+from bench.window import save
+
+CLIENTS = 48
+POOL = 8
+WORKERS = (2, 8, 16, 48)
+CALLS = "write,epoll_wait,epoll_pwait,epoll_pwait2"
+
+
+def run(options, inventory, workspace, pg_bin, say, out):
+    """Measures; writes and returns the table."""
+    if not shutil.which("strace"):
+        raise BenchError("strace is not found on PATH (Debian: apt install strace)")
+    names = [name for name in inventory.found if name.startswith("kingpost")]
+    chosen = [Target(name, name) for name in names if not options.targets or name in options.targets]
+    if not chosen:
+        raise BenchError(f"none of {', '.join(options.targets)} is here: {', '.join(names)}")
+    rows, name, text = [], time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-workers", ""
+    with Cluster(pg_bin, workspace, CLIENTS + POOL + 50) as cluster:
+        cluster.load_pgbench(1, 300)
+        for repetition in range(options.repetitions):
+            for workers in WORKERS:
+                for target in chosen:
+                    try:
+                        counts = _count(target, inventory, workspace, cluster, workers, options.seconds)
+                    except PeerUnavailable as error:
+                        say(f"without {target.name}: {error}")
+                        continue
+                    say(f"{target.name}, {workers} workers: {counts['letters']:.3f} letters, {counts['turns']:.2f} turns")
+                    rows.append((target.name, repetition, workers, counts))
+                    text = save(out, name, options.command, cluster.version(), rows, markdown(rows))
+    say(f"written: {name}.md and .json in {out.name}")
+    return text
+
+
+def _count(target, inventory, workspace, cluster, workers, seconds):
+    """Letters and turns a transaction."""
+    with ExitStack() as stack:
+        endpoint = stack.enter_context(running(target, inventory, workspace, cluster, Terms(POOL, workers, 200)))
+        log = workspace.path / "calls"
+        command = ["strace", "-f", "-qq", "-e", f"trace={CALLS}", "-o", str(log), "-p", str(endpoint.pid)]
+        tracer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        stack.callback(_end, tracer)
+        _attached(endpoint.pid, tracer.pid)
+        pgbench = [cluster.bin / "pgbench", "-h", "127.0.0.1", "-p", endpoint.port, "-U", USER, "-n", "-S"]
+        pgbench += ["-c", CLIENTS, "-j", 2, "-T", int(seconds), DATABASE]
+        said = workspace.call(pgbench, seconds + 60)
+        _end(tracer)
+        found = re.search(r"transactions actually processed: (\d+)", said)
+        if not found or int(found[1]) == 0:
+            raise RunFailed("pgbench has done nothing")
+        letters, turns = _calls(log, _eventfds(endpoint.pid))
+        return {"letters": letters / int(found[1]), "turns": turns / int(found[1]), "transactions": int(found[1])}
+
+
+def _end(tracer):
+    """Detaches, and waits until its log is written."""
+    if tracer.poll() is None:
+        tracer.send_signal(signal.SIGINT)
+        tracer.wait(10)
+
+
+def _attached(pid, tracer):
+    """Waits until each thread is traced."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        tasks = [f"/proc/{pid}/task/{task}/status" for task in os.listdir(f"/proc/{pid}/task")]
+        if all(f"TracerPid:\t{tracer}\n" in open(task, encoding="ascii").read() for task in tasks):
+            return
+        time.sleep(0.05)
+    raise RunFailed("strace could not attach")
+
+
+def _eventfds(pid):
+    """Descriptors of a process that are eventfds."""
+    folder = f"/proc/{pid}/fd"
+    return {fd for fd in os.listdir(folder) if "eventfd" in os.readlink(f"{folder}/{fd}")}
+
+
+def _calls(log, eventfds):
+    """Writes to eventfds, and waits, in strace's log."""
+    letters = turns = 0
+    with open(log, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            write = re.search(r"\bwrite\((\d+),", line)
+            if write:
+                letters += write[1] in eventfds
+            elif "epoll_" in line and "resumed" not in line:
+                turns += 1
+    return letters, turns
+
+
+def markdown(rows):
+    """Medians over the repetitions."""
+    lines = ["| target | workers | letters a transaction | turns a transaction | letters, of 2 workers | turns, of 2 workers |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    names = list(dict.fromkeys(row[0] for row in rows))
+    for name in names:
+        base = None
+        for workers in WORKERS:
+            found = [counts for target, _, at, counts in rows if (target, at) == (name, workers)]
+            if not found:
+                continue
+            letters, turns = (median(counts[key] for counts in found) for key in ("letters", "turns"))
+            base = base or (letters, turns)
+            ratio = [f"{now / then:.2f}" if then else "" for now, then in zip((letters, turns), base, strict=True)]
+            lines.append(f"| {name} | {workers} | {letters:.3f} | {turns:.2f} | {ratio[0]} | {ratio[1]} |")
+    return "\n".join(lines)

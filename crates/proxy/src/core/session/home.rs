@@ -1,0 +1,104 @@
+//! Which worker serves a client: those of a small pool are served by few workers.
+//!
+//! A pool's server connections go from worker to worker, to whoever has a client that waits. With a client of the pool on each of 48 workers and
+//! eight connections, nearly every statement would begin with a letter to another worker. So a pool has a group of workers, one for every
+//! [`CONNECTIONS`] server connections that it may have, and a client that another worker has accepted goes there once it has shown who it is:
+//! before it is told a process id, which names the worker.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::client::{Client, Phase};
+use crate::core::memory::Token;
+use crate::core::pool::PoolKey;
+use crate::core::{Core, Effect, Moved, Moving};
+
+/// Server connections of a pool for each worker of its group: as many as a worker keeps busy without being the bottleneck.
+const CONNECTIONS: usize = 4;
+
+/// The worker that serves a client of this pool, which worker `accepted` has accepted. `connections`: most that the pool may have on all nodes.
+fn home(key: &PoolKey, connections: usize, workers: usize, accepted: usize) -> usize {
+    let size = connections.div_ceil(CONNECTIONS).clamp(1, workers);
+    let mut hasher = DefaultHasher::new();
+    (&key.database, &key.user).hash(&mut hasher);
+    let first = (hasher.finish() % workers as u64) as usize;
+    let is_in_it = (accepted + workers - first) % workers < size;
+    if is_in_it { accepted } else { (first + accepted % size) % workers }
+}
+
+impl Core {
+    /// The client is to be served by another worker. True: it leaves at the end of this step, and says nothing until then.
+    pub(super) fn leaves_for_home(&mut self, c: usize, key: &PoolKey) -> bool {
+        let nodes = self.view.nodes.len().max(1);
+        let connections = self.settings.pool_size(&key.database, &key.user).saturating_mul(nodes);
+        let to = home(key, connections, self.shared.workers.max(1), self.id);
+        if to != self.id {
+            self.leaving.push((self.clients[c].token, to));
+        }
+        to != self.id
+    }
+
+    /// Sends clients on their way that are to be served by other workers.
+    pub(in crate::core) fn send_home(&mut self) {
+        while let Some((token, to)) = self.leaving.pop() {
+            if !self.is_client(token) {
+                continue;
+            }
+            let c = token.index();
+            self.no_longer_logging_in(c);
+            self.metrics.clients.sub(1);
+            let client = self.clients.remove(c);
+            self.effects.push(Effect::Move { token, to, moved: Box::new(Moved(Moving::Client(Box::new(client)))) });
+        }
+    }
+
+    /// Takes in a client that another worker has accepted, and that has shown who it is.
+    pub(in crate::core) fn adopt_client(&mut self, mut client: Client) -> Token {
+        let index = self.clients.vacant_key();
+        client.token = self.token(crate::core::token::Kind::Client, index);
+        // What it was told of its login may still be unsent.
+        client.dirty = true;
+        let token = client.token;
+        self.dirty.push(token);
+        self.clients.insert(client);
+        self.metrics.clients.add(1);
+        self.metrics.clients_moved.add(1);
+        self.begins_to_log_in(index);
+        token
+    }
+
+    /// The driver reads its socket.
+    pub(in crate::core) fn adopted_client(&mut self, c: usize) {
+        if matches!(self.clients[c].phase, Phase::Login(_)) {
+            self.proved(c);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_pool_has_few_workers() {
+        let key = |user: &str| PoolKey { database: "app".into(), user: user.into() };
+        for (connections, workers, expected) in
+            [(8, 48, 2), (8, 2, 2), (1, 48, 1), (20, 16, 5), (60, 16, 15), (400, 16, 16), (8, 1, 1), (0, 4, 1)]
+        {
+            let mut group: Vec<usize> = (0..workers).map(|at| home(&key("alice"), connections, workers, at)).collect();
+            for &to in &group {
+                assert_eq!(home(&key("alice"), connections, workers, to), to, "who is there stays");
+            }
+            // As many come to each of them.
+            let of = |to: usize| group.iter().filter(|&&at| at == to).count();
+            let (least, most) = (group.iter().map(|&to| of(to)).min(), group.iter().map(|&to| of(to)).max());
+            assert!(most <= least.map(|least| 2 * least + 1), "{connections} {workers}: {group:?}");
+            group.sort_unstable();
+            group.dedup();
+            assert_eq!(group.len(), expected, "{connections} {workers}");
+        }
+        // Pools do not all have the same workers.
+        let firsts: std::collections::HashSet<usize> =
+            (0..100).map(|n| home(&key(&format!("user{n}")), 4, 48, 0)).collect();
+        assert!(firsts.len() > 20, "{firsts:?}");
+    }
+}
