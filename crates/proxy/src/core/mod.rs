@@ -87,7 +87,8 @@ const UNIT_MAX: usize = 64 << 10;
 const HOLD_MAX: usize = 16 << 10;
 /// Longest message of a server that is kept whole though it is not a statement's rows (errors, authentication), in bytes.
 const SMALL_MAX: usize = 64 << 10;
-/// The same for descriptions: 1664 columns with names of 63 bytes are 140 kB, 65535 parameters 262 kB.
+/// Longest description (`RowDescription`, `ParameterDescription`) that is kept whole, in bytes: 1664 columns with names of 63 bytes are 140 kB,
+/// 65535 parameters 262 kB.
 const DESCRIPTION_MAX: usize = 512 << 10;
 
 /// What clients are told at the end.
@@ -123,7 +124,7 @@ pub struct Core {
     runnable: VecDeque<Token>,
     /// Clients that go to other workers at the end of this step.
     leaving: Vec<(Token, usize)>,
-    /// Server connections that the end of an answer of was put off: it can be looked at again.
+    /// Server connections whose `ReadyForQuery` was put off: it can be looked at again.
     unheld: VecDeque<Token>,
     /// Connections with something to write.
     dirty: Vec<Token>,

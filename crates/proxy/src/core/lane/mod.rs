@@ -7,8 +7,8 @@
 //!
 //! What must hold:
 //!
-//! - The front seat's client is the server's `client`: so what follows the replies (`reply`) need not know of lanes. The others
-//!   have `Client::lane`, and nobody but the front hears anything.
+//! - The front seat's client is the server's `client`: so what follows the replies (`reply`) need not know of lanes. The clients of
+//!   the other seats are `At::Lane`, and nobody but the front hears anything.
 //! - A seat's unit is kept, and its answer held back, as any read's (`Client::replay`). So whatever goes wrong for a reason that is
 //!   not the unit's own ends in the unit being sent again, `alone` from then on: on a connection of its own.
 //! - A seat whose client is gone, or has moved on, stays until the server has answered it; nobody hears that.

@@ -1,6 +1,6 @@
 //! The server connection of a pool that listens for all of its clients.
 //!
-//! One worker has it (`Core::listener_of`), whichever workers the clients are on; these ask for channels, and get what is heard, by mail.
+//! One worker has it (`Core::listener_of`), whichever workers the clients are on. Those workers ask for channels, and get what is heard, by mail.
 //! It is opened when the first channel is asked for, on the primary, beyond the pool's size: it is never given to a client.
 //!
 //! What must hold:

@@ -15,7 +15,7 @@ use crate::core::prepared::{Reading, Registry};
 pub(crate) struct Params {
     /// Sorted by name, in lower case.
     list: Vec<(String, String)>,
-    /// Stands for those that change how a text is read.
+    /// Stands for the parameters in `list` that change how a text is read.
     reading: Reading,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Interned {
 /// What a server connection has in force.
 #[derive(Debug, Clone)]
 pub(crate) enum Applied {
-    /// These, over its defaults.
+    /// These parameters, over the connection's defaults.
     These(Arc<Params>),
     /// Something else: everything must be reset first.
     Unknown,
@@ -136,12 +136,12 @@ impl Params {
         self.list.is_empty()
     }
 
-    /// Stands for those that change how a text is read.
+    /// Stands for the parameters that change how a text is read.
     pub(crate) fn reading(&self) -> Reading {
         self.reading
     }
 
-    /// Those that change how a text is read.
+    /// The parameters that change how a text is read.
     pub(crate) fn reading_list(&self) -> impl Iterator<Item = &(String, String)> {
         self.list.iter().filter(|(name, value)| is_reading(name, value))
     }

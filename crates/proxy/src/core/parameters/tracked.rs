@@ -30,10 +30,10 @@ pub(crate) struct Tracker {
     completed: usize,
     /// Something that sets parameters was sent since the connection was last quiet.
     sets: bool,
-    /// Something about channels was sent in the same time.
+    /// Something about channels (LISTEN, UNLISTEN) was sent since the connection was last quiet.
     listens: bool,
-    /// Something was reset in the same time, of a client that began with parameters of its own: the server goes back to what the
-    /// server connection began with.
+    /// Something was reset since the connection was last quiet, and the client has start-up parameters: PostgreSQL goes back to what the server
+    /// connection began with, not to what the client did.
     goes_back: bool,
     /// The client has been notified by its own session of what it notified itself, in the transaction in which it begins to listen.
     heard_itself: bool,
@@ -235,7 +235,7 @@ pub(crate) fn changed(params: &Params, base: &Params, changes: &[Change]) -> Opt
     (list.len() <= MOST && size <= MOST_BYTES).then_some(list)
 }
 
-/// The same for a server connection, which goes back to nothing.
+/// What a server connection has in force after these changes: its resets go back to what it began with, which is nothing.
 pub(crate) fn applied(params: &Params, changes: &[Change]) -> Vec<(String, String)> {
     in_force_after(params.list(), &[], changes)
 }

@@ -42,7 +42,8 @@ struct Known {
 impl Workers {
     fn set(&self, worker: usize, to: bool) {
         let (word, bit) = (&self.0[worker / 64 % self.0.len()], 1 << (worker % 64));
-        // One of two workers that set each its own bit and then look at the other one's sees it: both orders are total.
+        // Worker 1 sets its bit in `starving` and looks at `idle`; worker 2 sets its bit in `idle` and looks at `starving`. SeqCst: one of them sees
+        // the bit of the other.
         if to {
             word.fetch_or(bit, Ordering::SeqCst)
         } else {
@@ -132,7 +133,7 @@ impl Budget {
         if idle { self.starving.other_than(id, Ordering::SeqCst) } else { None }
     }
 
-    /// Another worker than these two that may have one to spare.
+    /// A worker, neither `id` nor `also`, that may have a connection to spare.
     pub(super) fn idle_but(&self, id: usize, also: usize) -> Option<usize> {
         let first = self.idle.other_than(id, Ordering::SeqCst)?;
         if first != also {

@@ -91,7 +91,7 @@ pub(in crate::core) struct PoolNode {
     pub connecting: usize,
     /// Connections in use, lanes included.
     pub busy: usize,
-    /// Those that are shared lanes.
+    /// The busy connections that are shared lanes.
     pub lanes: Vec<usize>,
     /// Units in them.
     pub seated: usize,

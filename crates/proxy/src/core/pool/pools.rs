@@ -25,7 +25,7 @@ impl Pools {
         self.all.get(p)
     }
 
-    /// The same.
+    /// The pool of this number, to be changed; None: there is none.
     pub(in crate::core) fn get_mut(&mut self, p: usize) -> Option<&mut Pool> {
         self.all.get_mut(p)
     }
@@ -71,7 +71,7 @@ impl Pools {
         }
     }
 
-    /// Those whose idle connections may have changed since this was last asked.
+    /// Pools and nodes whose idle connections may have changed since this was last asked.
     pub(super) fn take_touched(&mut self) -> Vec<(usize, usize)> {
         std::mem::take(&mut self.touched)
     }

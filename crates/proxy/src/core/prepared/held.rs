@@ -15,12 +15,12 @@ pub(crate) struct Held {
 /// A server connection's unnamed statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Unnamed {
-    /// It may have any, or none.
+    /// There may be any, or none.
     #[default]
     Unknown,
-    /// It is the statement with this id.
+    /// The statement with this id.
     Is(u64),
-    /// It is one of the present client's that was too long to be kept.
+    /// One of the present client's that was too long for the proxy to keep.
     TooLong,
 }
 
@@ -29,8 +29,8 @@ pub(crate) enum Unnamed {
 struct Entry {
     /// By the connection's clock.
     used: u64,
-    /// Its columns as this connection has them are those that clients are told of. Two connections may have parsed the text on either
-    /// side of a change of the schema.
+    /// This connection has described the statement, with the columns that clients are told of. (Two connections may have parsed one text on
+    /// either side of a change of the schema.)
     described: bool,
 }
 
@@ -42,12 +42,12 @@ pub(crate) struct Dropped {
 }
 
 impl Held {
-    /// True if it has the statement under its own name.
+    /// True if the connection has this statement, under the name `kp…` that the proxy gives it.
     pub(crate) fn has(&self, statement: &Statement) -> bool {
         self.named.contains_key(&statement.id())
     }
 
-    /// It is used now. False: it has not got it.
+    /// The statement is used now. False: the connection does not have it.
     pub(crate) fn uses(&mut self, statement: &Statement) -> bool {
         self.clock += 1;
         match self.named.get_mut(&statement.id()) {
@@ -59,18 +59,18 @@ impl Held {
         }
     }
 
-    /// It is sent a Parse of the statement.
+    /// A Parse of the statement is sent to the connection.
     pub(crate) fn gets(&mut self, statement: &Statement) {
         self.clock += 1;
         self.named.insert(statement.id(), Entry { used: self.clock, described: false });
     }
 
-    /// It has not got it, or nobody shall use what it has.
+    /// The connection does not have the statement after all, or nobody shall use what it has under that name.
     pub(crate) fn loses(&mut self, statement: &Statement) {
         self.named.remove(&statement.id());
     }
 
-    /// The statement that was not used for longest, which it has no longer: to be closed. None: it has fewer than `most`.
+    /// Forgets the statement that was not used for longest, and gives its id: a Close has to be sent. None: there are fewer than `most`.
     pub(crate) fn makes_room(&mut self, most: usize) -> Option<u64> {
         if self.named.len() < most {
             return None;
@@ -80,7 +80,7 @@ impl Held {
         Some(id)
     }
 
-    /// It was to close the statement with this id, and did not.
+    /// The Close of the statement with this id was skipped: the connection still has the statement.
     pub(crate) fn keeps(&mut self, id: u64) {
         self.named.insert(id, Entry::default());
     }
@@ -97,35 +97,35 @@ impl Held {
         self.named.get(&statement.id()).is_some_and(|entry| entry.described)
     }
 
-    /// Its unnamed statement.
+    /// The connection's unnamed statement.
     pub(crate) fn unnamed(&self) -> Unnamed {
         self.unnamed
     }
 
-    /// What it is sent makes this its unnamed statement.
+    /// A message is sent (a Parse, a Query) that makes this the connection's unnamed statement.
     pub(crate) fn set_unnamed(&mut self, unnamed: Unnamed) {
         self.unnamed = unnamed;
     }
 
-    /// Its client leaves: nobody else may use what was too long to be kept.
+    /// The client leaves the connection: nobody else may use an unnamed statement that was too long to be kept.
     pub(crate) fn client_leaves(&mut self) {
         if self.unnamed == Unnamed::TooLong {
             self.unnamed = Unnamed::Unknown;
         }
     }
 
-    /// It is told to drop all (`DEALLOCATE ALL`, `DISCARD ALL`).
+    /// A statement is sent that drops all prepared statements (`DEALLOCATE ALL`, `DISCARD ALL`).
     pub(crate) fn drops_all(&mut self) -> Dropped {
         Dropped { named: std::mem::take(&mut self.named), unnamed: std::mem::take(&mut self.unnamed) }
     }
 
-    /// It did not.
+    /// That statement has failed, or was skipped.
     pub(crate) fn undo(&mut self, dropped: Dropped) {
         self.named = dropped.named;
         self.unnamed = dropped.unnamed;
     }
 
-    /// The ids of the statements that it has, for operators.
+    /// The ids of the statements that the connection has, for operators.
     pub(crate) fn ids(&self) -> impl Iterator<Item = u64> {
         self.named.keys().copied()
     }

@@ -27,7 +27,7 @@ pub(crate) struct Names {
 struct Named {
     entries: HashMap<Box<[u8]>, Entry>,
     bytes: usize,
-    /// Some have been parsed where nobody knew how they are read.
+    /// Some entries have `settled`: they were parsed while nobody knew how the client's texts are read.
     unsettled: bool,
 }
 
@@ -37,14 +37,14 @@ pub(crate) struct Entry {
     statement: Arc<Statement>,
     /// The client was told of its columns, and relies on them.
     told: bool,
-    /// What it is again when it is known once more how the client's texts are read: `statement` was parsed where nobody knew.
+    /// `statement` was parsed while nobody knew how the client's texts are read. This is what the name stands for when that is known again.
     settled: Option<Arc<Statement>>,
 }
 
 /// How to take back what a message has changed, if its server skips it.
 #[derive(Debug, Default)]
 pub(crate) enum Undo {
-    /// It has changed nothing.
+    /// The message has changed nothing.
     #[default]
     Nothing,
     /// The unnamed statement was another, or none.
@@ -53,7 +53,7 @@ pub(crate) enum Undo {
     Free(Box<[u8]>),
     /// The name stood for this.
     Named(Box<[u8]>, Entry),
-    /// There were these.
+    /// All names were dropped; these they were.
     All(Box<Names>),
 }
 
@@ -177,7 +177,7 @@ impl Names {
         }
     }
 
-    /// The same while nobody knows how the client's texts are read.
+    /// The name stands for a fresh statement while nobody knows how the client's texts are read.
     pub(crate) fn replace_for_now(&mut self, name: &[u8], statement: Arc<Statement>) {
         if let Some(named) = &mut self.named
             && let Some(entry) = named.entries.get_mut(name)

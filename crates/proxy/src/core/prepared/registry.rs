@@ -188,7 +188,7 @@ impl Shard {
     }
 }
 
-/// A worker's own way to statements: a bounded table of those that servers have taken, in front of the registry.
+/// A worker's own way to statements: a bounded table of statements that a server has accepted, in front of the registry.
 #[derive(Debug)]
 pub(crate) struct Statements {
     registry: Arc<Registry>,

@@ -23,9 +23,9 @@ pub(crate) struct Scope {
 /// A set of parameters that change how a text is read, by its number in this process. Numbers are never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Reading {
-    /// Those that matter to any text; 0: the session has set none of them.
+    /// The number of the parameters that matter to any text; 0: the session has set none of them.
     pub(super) names: u64,
-    /// Those that matter to string literals; 0 likewise.
+    /// The number of the parameters that matter to string literals; 0 likewise.
     pub(super) literals: u64,
 }
 
@@ -86,7 +86,7 @@ impl Place {
 pub(crate) struct Schema {
     /// Grows when a client changes the schema: before that is sent, and when it may have been committed.
     changes: AtomicU64,
-    /// The same for statements that say so: CREATE, ALTER, DROP, but not CALL or DO.
+    /// Grows in the same way, but only with statements that say what they do: CREATE, ALTER, DROP, not CALL or DO.
     declared: AtomicU64,
     born: Instant,
     /// When it was changed last, in milliseconds after `born`, plus 1; 0: never.

@@ -59,9 +59,9 @@ pub(crate) struct Server {
     pub(in crate::core) portals: Portals,
     /// A BEGIN that was put off, once it has been sent here.
     pub(in crate::core) begin: Begin,
-    /// Its replies up to `ReadyForQuery` go nowhere: the unit goes to another server.
+    /// The connection's replies up to `ReadyForQuery` go nowhere: the client's unit goes to another server.
     pub(in crate::core) discard: bool,
-    /// A statement is in flight after which it is not known what it has: nothing is sent until that is answered.
+    /// A statement is in flight after which nobody knows what the session has (prepared statements, parameters): nothing is sent until that is answered.
     pub(in crate::core) barrier: bool,
 
     /// Its session's parameters: what is in force, and what its client does to them.
@@ -93,7 +93,7 @@ pub(crate) struct Server {
     pub(in crate::core) listener: bool,
     /// Whose notifications its own process sends.
     pub(in crate::core) sender: Sender,
-    /// It is closed without a word.
+    /// The connection is closed without a Terminate.
     pub(in crate::core) silent: bool,
     /// To be closed when it is next idle.
     pub(in crate::core) retire: bool,
@@ -162,7 +162,7 @@ pub(in crate::core) struct Meter {
     pub answered: u32,
     /// What the end of the unit that is being sent is counted under.
     pub timing: Timing,
-    /// The same of the one that has just ended; its rows, and its error.
+    /// What the end of the unit that has just ended is counted under; the unit's rows, and its error.
     pub ended: Option<Timing>,
     pub rows: u64,
     pub error: Option<Sqlstate>,
@@ -171,7 +171,7 @@ pub(in crate::core) struct Meter {
 /// Statements of the proxy's own.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Own {
-    /// What one has failed with.
+    /// The `ErrorResponse` of one that has failed.
     pub error: Option<Vec<u8>>,
     /// What the Parse of a client's statement has failed with, in a unit ahead of the client's.
     pub ahead: Option<Box<[u8]>>,

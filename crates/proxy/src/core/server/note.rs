@@ -19,7 +19,7 @@ pub(in crate::core) enum Note {
     Own,
     /// Of a unit of the proxy's own that goes ahead of the client's: the client does not wait for its end.
     Ahead,
-    /// The Parse of this statement in such a unit, under the server's name for it.
+    /// The Parse of this statement, under the server's name for it, in a unit of the proxy's that goes ahead of the client's.
     ParseAhead(Arc<Statement>),
     /// Of a statement of the proxy's own within a client's unit: the client hears of it only if it fails.
     Inserted,
@@ -62,7 +62,7 @@ pub(in crate::core) enum Note {
     Query { changes: Option<Arc<Changes>>, undo: Undo, dropped: Option<Box<Dropping>>, timing: Timing },
     /// A client's Query in whose place the server got a text that it can't run: the client is told this instead.
     RefusedQuery { why: Refusal, undo: Undo, timing: Timing },
-    /// The same; the client is told this `ErrorResponse`.
+    /// A client's Query in whose place the server got a text that it can't run: the client is told this `ErrorResponse` instead.
     FailedQuery { error: Box<[u8]>, undo: Undo, timing: Timing },
 }
 

@@ -28,9 +28,9 @@ pub(crate) enum Request {
     Sync,
     /// By anything, and `ReadyForQuery`. So is a function call.
     Query,
-    /// `CopyDone` or `CopyFail`, sent before the server has asked for COPY data: no answer of its own.
+    /// `CopyDone` or `CopyFail`, sent before the server has asked for COPY data: the server does not answer it.
     CopyEnd,
-    /// Nothing was sent: the caller answers by itself when the turn of this comes.
+    /// Nothing was sent: the caller answers the client by itself when everything before has been answered.
     Nothing,
 }
 
@@ -75,7 +75,7 @@ pub(crate) enum Reply<N> {
     Ready(N),
     /// `ParameterStatus`, `NoticeResponse` or `NotificationResponse`: it answers nothing.
     Aside,
-    /// It makes no sense: the connection can't be used any more.
+    /// The message makes no sense: the connection can't be used any more.
     Broken(&'static str),
 }
 
@@ -88,14 +88,14 @@ pub(crate) struct Protocol<N> {
     status: Status,
     /// Extended-protocol messages were sent, and no Sync after them.
     in_unit: bool,
-    /// It failed, and skips what it gets until Sync, which has not been sent.
+    /// The server has given an error, and skips what it gets up to a Sync, which has not been sent yet.
     skipping: bool,
-    /// It reads COPY data.
+    /// The server reads COPY data.
     copies_in: bool,
-    /// Units (each ends in `ReadyForQuery`) whose end was sent, and those whose end has come.
+    /// How many units (each ends in `ReadyForQuery`) were sent to their end, and how many have ended.
     units_sent: u64,
     units_ended: u64,
-    /// Owed requests whose note is depended on; and those of them in units before the last one whose end was sent.
+    /// How many owed requests have a note that is depended on; and how many of these requests are in units whose end was sent.
     depended: usize,
     depended_before: usize,
 }

@@ -29,7 +29,7 @@ enum ServerName {
     Missing(Vec<u8>),
     /// The client's own, who may have prepared it by SQL in this very session.
     Sqls(Vec<u8>),
-    /// The same, so that the client can be told why it is refused.
+    /// One that no server has: its error tells the proxy that the client's turn has come to be told why it is refused.
     Refused(Refusal),
 }
 
