@@ -1,7 +1,7 @@
 //! Parameters and roles: a text is read under those that are in force when it is prepared, and whoever comes next has its own.
 
 use kingpost_tests::oracle::{Said, Talk, values};
-use kingpost_tests::raw::{bind, close, describe, execute, parse, query, sync};
+use kingpost_tests::raw::{Raw, bind, close, describe, execute, parse, query, sync};
 use kingpost_tests::{DATABASE, USER};
 
 use crate::common::name;
@@ -422,6 +422,44 @@ async fn a_set_behind_a_backslash_is_not_the_next_clients() {
         })
         .await;
     assert_eq!(direct.errors(), [""; 0]);
+}
+
+/// The same when the role is altered while clients and server connections are there: connections that are opened later begin with another
+/// `standard_conforming_strings` than clients were told, and the proxy believed what the first had said.
+#[tokio::test]
+async fn a_set_behind_a_backslash_of_a_role_that_is_altered_later() {
+    let (world, _logs) = world().await;
+    let primary = world.cluster.primary();
+    let role = name("altered");
+    primary.execute(&format!("CREATE ROLE {role} LOGIN")).await;
+    // Who sends such a text keeps its connection.
+    for front in [WIDE] {
+        primary.execute(&format!("ALTER ROLE {role} RESET ALL")).await;
+        let kingpost = front.start(&world.cluster).await;
+        let mut talk = Talk::new(kingpost.port());
+        let (old, victim) = (talk.login(&role, DATABASE).await, talk.login(&role, DATABASE).await);
+        talk.query(old, "SELECT 1").await;
+        primary.execute(&format!("ALTER ROLE {role} SET standard_conforming_strings = off")).await;
+        let sessions = format!("SELECT pid FROM pg_stat_activity WHERE usename = '{role}'");
+        primary.execute(&format!("SELECT pg_terminate_backend(pid) FROM ({sessions}) AS of_it")).await;
+        primary.wait_value(&format!("SELECT count(*) FROM ({sessions}) AS of_it"), "0").await;
+        // Who was there before, and who comes after it.
+        for new in [false, true] {
+            let who = if new { talk.login(&role, DATABASE).await } else { old };
+            for _ in 0..2 {
+                // The first may hear that its connection was lost.
+                talk.query(who, r"select 'a\', 'b; set app.tenant = t1 --'").await;
+            }
+            for _ in 0..3 {
+                let tenant =
+                    talk.query(victim, "SELECT coalesce(current_setting('app.tenant', true), '') AS tenant").await;
+                assert_eq!(values(&tenant), [""], "{front:?}, new: {new}: another client's tenant");
+            }
+        }
+        let (_raw, greeting) = Raw::greeted(kingpost.port(), &role, DATABASE, &[]).await;
+        let told = greeting.iter().any(|said| said.kind == b'S' && said.body == b"standard_conforming_strings\0off\0");
+        assert!(told, "{front:?}: who logs in now is told what is in force");
+    }
 }
 
 /// A client was told the columns that a text has for a client of another role, which reads a backslash in a literal by another rule: the

@@ -86,7 +86,7 @@ pub(super) const ROOT: &[Key] = &[
 
 const PROXY: &[Key] = &[
     key("listen", Kind::TextsOrTables(LISTEN)),
-    key("workers", integer(0, 1024)),
+    key("workers", integer(0, 256)),
     key("driver", Kind::Choice(&["epoll", "io_uring", "auto"])),
     key("upgrade_socket", Kind::Text),
     key("drain_timeout", POSITIVE),

@@ -69,6 +69,10 @@ pub(in crate::core) struct Pool {
     pub readers: VecDeque<Waiter>,
     /// What servers report at login, by the parameters that the client asked for.
     pub greetings: HashMap<Arc<Params>, Arc<Vec<(String, String)>>>,
+    /// What the last server connection that has logged in said of its parameters, but for what depends on its server.
+    begins_with: Vec<(String, String)>,
+    /// A server connection began with `standard_conforming_strings = off`: in every text a backslash may escape a quote.
+    pub odd_strings: bool,
     /// How its commits are held back.
     pub gate: Gate,
     /// Connections of it were opened that do not wait for their commits' flush. For good: a little later is never too early.
@@ -136,6 +140,19 @@ impl Pool {
         self.clients == 0 && self.servers == 0 && !listens && self.channels.is_empty()
     }
 
+    /// A server connection has logged in, and says that its parameters are `reported`. If they are others than those of the one before
+    /// (`ALTER ROLE … SET`), clients that come now are told the new ones.
+    fn begins(&mut self, reported: &[(String, String)]) {
+        let of_its_server = |name: &str| ["in_hot_standby", "server_version", "server_encoding"].contains(&name);
+        let mut now: Vec<_> = reported.iter().filter(|(name, _)| !of_its_server(name)).cloned().collect();
+        now.sort_unstable();
+        self.odd_strings |= now.iter().any(|(name, value)| name == "standard_conforming_strings" && value != "on");
+        if self.begins_with != now {
+            self.greetings.clear();
+            self.begins_with = now;
+        }
+    }
+
     /// A client or a server connection has gone.
     fn note_use(&mut self, now: Instant) {
         self.unused_since = (self.clients == 0 && self.servers == 0).then_some(now);
@@ -184,6 +201,8 @@ impl Core {
             writers: VecDeque::new(),
             readers: VecDeque::new(),
             greetings: HashMap::new(),
+            begins_with: Vec::new(),
+            odd_strings: false,
             gate: self.settings.gate(&key.database, &key.user),
             lazy: false,
             paused: self.paused.has(&key.database),
@@ -481,7 +500,14 @@ impl Core {
             }
             return false;
         }
-        self.clients[c].unit.routed = true;
+        let client = &mut self.clients[c];
+        if self.pools[client.pool].odd_strings && !client.odd_strings {
+            // Its unit was looked at when nobody knew: it is looked at anew.
+            client.odd_strings = true;
+            client.unit.reset();
+        } else {
+            client.unit.routed = true;
+        }
         // Its parameters may be refused: nothing of the client's may be on its way by then.
         ready
     }
@@ -762,6 +788,7 @@ impl Core {
         }
         self.shared.senders.add(server.node, server.key.0, &server.sender);
         let pool = &mut self.pools[server.pool];
+        pool.begins(&server.reported);
         pool.known = true;
         let place = &mut pool.nodes[usize::from(server.node.0)];
         place.connecting -= 1;

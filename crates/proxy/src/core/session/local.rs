@@ -248,6 +248,8 @@ impl Core {
     fn carry_out(&mut self, c: usize, text: &[u8]) -> Outcome {
         let Some(command) = self.classifier.local_command(text) else { return Outcome::Servers };
         let client = &mut self.clients[c];
+        let resets = text.trim_ascii_start().get(..5).is_some_and(|word| word.eq_ignore_ascii_case(b"reset"));
+        let tag = if resets { "RESET" } else { "SET" };
         match command {
             Local::Deallocate(name) => match client.names.close(name.as_bytes()).filter(|_| !name.is_empty()) {
                 Some(undo) => Outcome::Done("DEALLOCATE", undo),
@@ -262,7 +264,7 @@ impl Core {
                     Hint::Replica => RouteTo::Replica,
                     Hint::Auto => RouteTo::Auto,
                 });
-                Outcome::Done("SET", Undo::Nothing)
+                Outcome::Done(tag, Undo::Nothing)
             }
             Local::Consistency(value) => {
                 client.consistency = match value.as_deref() {
@@ -276,13 +278,13 @@ impl Core {
                         ));
                     }
                 };
-                Outcome::Done("SET", Undo::Nothing)
+                Outcome::Done(tag, Undo::Nothing)
             }
-            Local::Token(None) => Outcome::Done("SET", Undo::Nothing),
+            Local::Token(None) => Outcome::Done(tag, Undo::Nothing),
             Local::Token(Some(token)) => match Mark::from_token(&token) {
                 Some(mark) => {
                     self.must_see(c, mark);
-                    Outcome::Done("SET", Undo::Nothing)
+                    Outcome::Done(tag, Undo::Nothing)
                 }
                 None => Outcome::Fails(format!("kingpost.token: {token:?} is not what SHOW kingpost.token says")),
             },

@@ -495,7 +495,7 @@ impl Core {
         let client = &mut self.clients[c];
         // As the server has it, whoever set it: the client, the role, the database, the server's own configuration.
         let strings = greeting.iter().find(|(name, _)| name == "standard_conforming_strings");
-        client.odd_strings = strings.is_some_and(|(_, value)| value != "on");
+        client.odd_strings = strings.is_some_and(|(_, value)| value != "on") || self.pools[client.pool].odd_strings;
         client.phase = Phase::Ready;
         self.runnable.push_back(client.token);
     }
