@@ -70,6 +70,17 @@ clients: ## Every client in every language, also Go, Java and Rust (those in Pyt
 	cargo build --locked -p kingpost
 	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost cargo test --locked -p kingpost-tests --test e2e -- --include-ignored clients
 
+# How many reads all drivers together make.
+READS ?= 1000000
+
+.PHONY: tenants
+tenants: ## Tenants behind row-level security with drivers in Python, Node, Go and Java: READS reads, no row of another tenant (minutes)
+	@scripts/setup test
+	@tests/clients/setup --all
+	cargo build --locked -p kingpost
+	KINGPOST_TENANTS_READS=$(READS) KINGPOST_BIN=$(CURDIR)/target/debug/kingpost \
+		cargo test --locked -p kingpost-tests --test e2e -- --include-ignored --nocapture --test-threads 1 tenants::
+
 .PHONY: conformance
 conformance: ## PostgreSQL's regression tests and psycopg's own through Kingpost, beside a direct connection (minutes)
 	@scripts/setup test

@@ -62,7 +62,7 @@ async fn run(program: &Path, script: &str, pool: i64) {
 pub(crate) async fn run_at(program: &Path, script: &str, url: &str, offered: Option<&str>, cluster: &Cluster) {
     let mut command = Command::new(program);
     if program.ends_with("java") {
-        command.arg("-cp").arg(installed().await.join("java/*"));
+        command.arg("-cp").arg(jars().await);
     }
     command.arg(here().join(script)).env("DATABASE_URL", url).current_dir(new_dir("client"));
     command.envs(offered.map(|url| ("DATABASE_TLS_URL", url)));
@@ -141,6 +141,19 @@ pub(crate) async fn build(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Fetches the libraries of `clients/java/pom.xml`, once, and gives the class path of all of them.
+pub(crate) async fn jars() -> &'static Path {
+    static JARS: OnceCell<PathBuf> = OnceCell::const_new();
+    JARS.get_or_init(async || {
+        let dir = installed().await.join("java");
+        let mut maven = Command::new("mvn");
+        maven.args(["-q", "-B", "-f"]).arg(here().join("java/pom.xml")).arg("dependency:copy-dependencies");
+        build(maven.arg(format!("-DoutputDirectory={}", dir.display()))).await;
+        dir.join("*")
+    })
+    .await
+}
+
 #[tokio::test]
 #[ignore = "needs Go and the network: make clients"]
 async fn pgx() {
@@ -158,10 +171,7 @@ async fn pgjdbc() {
     if !there("java") || !there("mvn") {
         return;
     }
-    let to = format!("-DoutputDirectory={}", installed().await.join("java").display());
-    let mut maven = Command::new("mvn");
-    maven.args(["-q", "-B", "-f"]).arg(here().join("java/pom.xml")).args(["dependency:copy-dependencies", &to]);
-    build(&mut maven).await;
+    jars().await;
     run(Path::new("java"), "java/PgjdbcUsual.java", 5).await;
 }
 

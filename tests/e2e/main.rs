@@ -56,6 +56,7 @@ mod sql;
 mod statements;
 mod switch;
 mod switch_history;
+mod tenants;
 mod tls;
 mod torture;
 mod traces;

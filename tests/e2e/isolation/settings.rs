@@ -543,3 +543,45 @@ async fn a_transaction_with_other_strings_and_what_comes_after_it() {
         .await;
     assert_eq!(direct.errors(), [""; 0]);
 }
+
+/// `SET SESSION AUTHORIZATION DEFAULT` takes the role back as well, which `RESET ALL` does not. A client that said both went on under
+/// the role that it had before: the next user of a connection of Npgsql's pool read the rows of the one before.
+#[tokio::test]
+async fn a_session_authorization_ends_the_role() {
+    let (world, _logs) = world().await;
+    let clears = [
+        "SET SESSION AUTHORIZATION DEFAULT; RESET ALL",
+        "RESET SESSION AUTHORIZATION; RESET ALL",
+        // What Npgsql clears a connection of its pool with.
+        "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; CLOSE ALL; UNLISTEN *; SELECT pg_advisory_unlock_all(); DISCARD SEQUENCES; DISCARD TEMP",
+    ];
+    for clear in clears {
+        let direct = world
+            .as_postgres(&[WIDE], async |talk| {
+                for way in 0..3 {
+                    let who = talk.login_with(USER, DATABASE, &[("application_name", "tenants")]).await;
+                    let other = talk.login(USER, DATABASE).await;
+                    talk.query(who, &format!("SET ROLE {LOW_ROLE}")).await;
+                    assert_eq!(values(&talk.query(who, "SELECT current_user").await), [LOW_ROLE]);
+                    match way {
+                        0 => drop(talk.query(who, clear).await),
+                        1 => {
+                            for part in clear.split("; ") {
+                                talk.query(who, part).await;
+                            }
+                        }
+                        _ => {
+                            for part in clear.split("; ") {
+                                talk.say(who, &in_extended(part)).await;
+                            }
+                        }
+                    }
+                    for who in [who, other, who] {
+                        assert_eq!(values(&talk.query(who, "SELECT current_user").await), [USER], "{way}: {clear}");
+                    }
+                }
+            })
+            .await;
+        assert_eq!(direct.errors(), [""; 0]);
+    }
+}
