@@ -145,7 +145,8 @@ fn of_set(set: &VariableSetStmt) -> Option<Vec<Change>> {
         VariableSetKind::VarSetMulti if name != "session characteristics" => Some(Vec::new()),
         _ if set.is_local => Some(of_set_local(set, name)),
         VariableSetKind::VarReset | VariableSetKind::VarSetDefault => match name.as_str() {
-            "session_authorization" => None,
+            // Back to the user of the login, and to no other role (`SetSessionAuthorization`). Whoever has been another user keeps the connection.
+            "session_authorization" => Some(vec![Change::Reset("role".into())]),
             name if is_of_transaction(name) => Some(Vec::new()),
             _ => Some(vec![Change::Reset(name)]),
         },

@@ -5,7 +5,7 @@ use crate::Sqlstate;
 /// The bytes up to the next NUL, and what follows it; None if there is no NUL.
 #[must_use]
 pub fn cstr(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let end = bytes.iter().position(|&b| b == 0)?;
+    let end = memchr::memchr(0, bytes)?;
     Some((&bytes[..end], &bytes[end + 1..]))
 }
 

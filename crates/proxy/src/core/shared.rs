@@ -57,7 +57,7 @@ impl Shared {
         Arc::new(Shared {
             topology,
             registry: Arc::default(),
-            budgets: Budgets::default(),
+            budgets: Budgets::new(workers),
             keys: Mutex::default(),
             accounts: Accounts::default(),
             passed: Mutex::default(),

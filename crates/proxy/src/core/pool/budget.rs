@@ -23,12 +23,15 @@ pub(crate) struct Budget {
 }
 
 /// A set of workers that all of them change.
-#[derive(Debug, Default)]
-struct Workers([AtomicU64; MOST_WORKERS / 64]);
+#[derive(Debug)]
+struct Workers(Box<[AtomicU64]>);
 
 /// The budgets of all pools and nodes.
-#[derive(Debug, Default)]
-pub(crate) struct Budgets(Mutex<Known>);
+#[derive(Debug)]
+pub(crate) struct Budgets {
+    workers: usize,
+    known: Mutex<Known>,
+}
 
 #[derive(Debug, Default)]
 struct Known {
@@ -40,6 +43,11 @@ struct Known {
 // === impl Workers ===
 
 impl Workers {
+    /// The empty set, of a process with so many.
+    fn none_of(workers: usize) -> Workers {
+        Workers((0..workers.clamp(1, MOST_WORKERS).div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
     fn set(&self, worker: usize, to: bool) {
         let (word, bit) = (&self.0[worker / 64 % self.0.len()], 1 << (worker % 64));
         // Worker 1 sets its bit in `starving` and looks at `idle`; worker 2 sets its bit in `idle` and looks at `starving`. SeqCst: one of them sees
@@ -58,6 +66,11 @@ impl Workers {
         // Behind `id` in its word, the other words, before it in its word.
         let later = if bit == 63 { 0 } else { u64::MAX << (bit + 1) };
         let earlier = (1 << bit) - 1;
+        if let [word] = &*self.0 {
+            let set = word.load(order) & (later | earlier);
+            let first = if set & later != 0 { set & later } else { set };
+            return (first != 0).then(|| first.trailing_zeros() as usize);
+        }
         let looks = std::iter::once((at, later))
             .chain((1..words).map(|further| ((at + further) % words, u64::MAX)))
             .chain([(at, earlier)]);
@@ -74,12 +87,12 @@ impl Workers {
 // === impl Budget ===
 
 impl Budget {
-    fn new(limit: usize) -> Budget {
+    fn new(limit: usize, workers: usize) -> Budget {
         Budget {
             open: AtomicUsize::new(0),
             limit: AtomicUsize::new(limit),
-            starving: Workers::default(),
-            idle: Workers::default(),
+            starving: Workers::none_of(workers),
+            idle: Workers::none_of(workers),
         }
     }
 
@@ -146,21 +159,26 @@ impl Budget {
 // === impl Budgets ===
 
 impl Budgets {
+    /// None yet, of a process with so many workers.
+    pub(crate) fn new(workers: usize) -> Budgets {
+        Budgets { workers, known: Mutex::default() }
+    }
+
     /// The budget of a pool and node; made if it is new, with room for `limit` connections.
     pub(super) fn get(&self, key: &PoolKey, node: NodeId, limit: usize) -> Arc<Budget> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.budgets.len() > 2 * known.swept + 64 {
             // Of pools that no worker has any more.
             known.budgets.retain(|_, budget| Arc::strong_count(budget) > 1 || budget.open.load(Ordering::Relaxed) > 0);
             known.swept = known.budgets.len();
         }
-        known.budgets.entry((key.clone(), node)).or_insert_with(|| Arc::new(Budget::new(limit))).clone()
+        known.budgets.entry((key.clone(), node)).or_insert_with(|| Arc::new(Budget::new(limit, self.workers))).clone()
     }
 
     /// Connections that are open, over all.
     #[cfg(test)]
     pub(crate) fn open(&self) -> usize {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.budgets.values().map(|budget| budget.open()).sum()
     }
 }
@@ -171,7 +189,7 @@ mod tests {
 
     #[test]
     fn workers_are_found_behind_who_looks() {
-        let workers = Workers::default();
+        let workers = Workers::none_of(256);
         let from = |id| workers.other_than(id, Ordering::SeqCst);
         assert_eq!(from(3), None);
         for worker in [0, 3, 63, 64, 255] {
@@ -185,11 +203,21 @@ mod tests {
             workers.set(worker, false);
         }
         assert_eq!((from(3), from(4)), (None, Some(3)));
+        let few = Workers::none_of(64);
+        for worker in [0, 3, 63] {
+            few.set(worker, true);
+        }
+        for (id, other) in [(0, 3), (1, 3), (3, 63), (63, 0), (10, 63)] {
+            assert_eq!(few.other_than(id, Ordering::SeqCst), Some(other), "{id}");
+        }
+        few.set(3, false);
+        few.set(63, false);
+        assert_eq!((few.other_than(0, Ordering::SeqCst), few.other_than(9, Ordering::SeqCst)), (None, Some(0)));
     }
 
     #[test]
     fn who_waits_and_who_has_one_find_each_other() {
-        let budget = Budget::new(1);
+        let budget = Budget::new(1, 4);
         assert!(budget.try_open() && !budget.try_open());
         assert_eq!(budget.starves(1), None);
         assert_eq!(budget.publish_idle(2, true), Some(1));
@@ -205,13 +233,13 @@ mod tests {
 
     #[test]
     fn budgets_of_nobody_are_forgotten() {
-        let budgets = Budgets::default();
+        let budgets = Budgets::new(4);
         let key = |n: usize| PoolKey { database: n.to_string().into(), user: "u".into() };
         let kept = budgets.get(&key(0), NodeId(0), 1);
         for n in 1..10_000 {
             budgets.get(&key(n), NodeId(0), 1);
         }
-        assert!(budgets.0.lock().unwrap_or_else(PoisonError::into_inner).budgets.len() < 200);
+        assert!(budgets.known.lock().unwrap_or_else(PoisonError::into_inner).budgets.len() < 200);
         assert!(Arc::ptr_eq(&kept, &budgets.get(&key(0), NodeId(0), 9)));
     }
 }

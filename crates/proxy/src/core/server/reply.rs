@@ -284,6 +284,15 @@ impl Core {
 
     fn reply(&mut self, s: usize, tag: u8, data: &[u8], whole: bool) -> Verdict {
         let server = &mut self.servers[s];
+        if tag == b'D'
+            && server.client.is_some()
+            && !server.discard
+            && let Some((Request::Query | Request::Execute, Note::Query { .. } | Note::Execute { .. })) =
+                server.protocol.front()
+        {
+            // A client's row, of which there are many: it changes nothing.
+            return Verdict::Forward;
+        }
         if tag == b'E'
             && let Some(text) = fatal(data)
         {
@@ -464,16 +473,16 @@ impl Core {
     /// A statement of the client's has completed: what it has changed is followed.
     fn follow(&mut self, s: usize, ended: Option<&Note>, tag: &[u8]) {
         let server = &mut self.servers[s];
-        let params = server.client.map(|c| &self.clients[c].params);
-        let circumstances = params.map_or(Circumstances::default(), |params| Circumstances {
-            role: params.get("role").is_some(),
-            foreign: !params.is_utf8(),
-        });
         let of = match (ended, server.protocol.front()) {
             (Some(Note::Execute { changes: Some(changes), .. }), _) => Completed::Portal(changes),
             (None, Some((_, Note::Query { changes: Some(changes), .. }))) => Completed::InQuery(changes),
             _ => Completed::Other,
         };
+        let params = server.client.filter(|_| !matches!(of, Completed::Other)).map(|c| &self.clients[c].params);
+        let circumstances = params.map_or(Circumstances::default(), |params| Circumstances {
+            role: params.get("role").is_some(),
+            foreign: !params.is_utf8(),
+        });
         let pins = match server.tracker.completed(of, tag, circumstances) {
             Followed::Yes => return,
             Followed::NotParameters => sql::Pins::SET,
