@@ -174,6 +174,12 @@ pub(crate) const RULES: &[Rule] = &[
         covers: replica_locks,
     },
     Rule {
+        name: "kept-to-the-primary",
+        what: "on a replica an advisory lock and a cursor WITH HOLD are refused with 25006, also where a hint has sent them there",
+        why: "the lock would exclude nobody on the primary, and the session does not stay on the replica",
+        covers: kept_to_the_primary,
+    },
+    Rule {
         name: "replica-words",
         what: "on a replica 25006 says \"during recovery\" where the primary says \"in a read-only transaction\"; and a transaction that goes on there by \
                `AND CHAIN` after a failure is one that may not write",
@@ -254,6 +260,11 @@ fn statement_name(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>
 /// Kept out before replies are compared, or not generated.
 fn elsewhere(_: &Scene<'_>, _: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
     None
+}
+
+fn kept_to_the_primary(_: &Scene<'_>, _: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let refused = matches!(proxied, Some(Reply::Error(fields)) if fields.code() == "25006" && fields.message().contains("it is on a replica"));
+    refused.then_some(Verdict::Over)
 }
 
 fn replica_words(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {

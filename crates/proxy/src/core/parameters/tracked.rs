@@ -131,7 +131,9 @@ impl Tracker {
             }
             self.happened(change);
         }
-        if !undone_in_part && matches!(tag, b"COMMIT\0" | b"ROLLBACK\0" | b"PREPARE TRANSACTION\0") {
+        // DISCARD ALL commits by itself, as all that can't be in a transaction: an error behind it, in one batch, takes nothing back.
+        let ends = matches!(tag, b"COMMIT\0" | b"ROLLBACK\0" | b"PREPARE TRANSACTION\0" | b"DISCARD ALL\0");
+        if !undone_in_part && ends {
             self.transaction_ended(tag != b"ROLLBACK\0");
         }
         if self.pending.len() > MOST_PENDING {
@@ -434,6 +436,11 @@ mod tests {
             ),
             (vec![da.clone(), Step::Fails, Step::Tag("ROLLBACK"), db.clone()], vec![b.clone()]),
             (vec![da.clone(), Step::Tag("PREPARE TRANSACTION"), Step::Fails], vec![a.clone()]),
+            // It has committed by itself.
+            (
+                vec![listen("x"), Step::Done(Change::DiscardAll, "DISCARD ALL"), da.clone(), Step::Fails],
+                vec![Change::Listen("x".into()), Change::DiscardAll],
+            ),
             (vec![listen("x"), mark("p"), da.clone(), back("p")], vec![Change::Listen("x".into())]),
             (vec![done(Change::Local("a".into(), None))], vec![]),
         ] {

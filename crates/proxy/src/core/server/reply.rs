@@ -800,6 +800,12 @@ impl Core {
         if verdict == Verdict::Forward && goes_elsewhere && instead.is_none() && self.discard_unit(s, code, outdated) {
             return Verdict::Swallow;
         }
+        if self.servers[s].protocol.is_skipping()
+            && let Some(c) = self.servers[s].client
+        {
+            // Nothing ends this unit before the client sends a Sync, for which it may wait to hear of the error: `P; E; Q` in one packet.
+            self.give_up_replay(c);
+        }
         match instead {
             Some(message) if verdict == Verdict::Forward => Verdict::Instead(message),
             _ => verdict,
