@@ -21,6 +21,7 @@ mod error;
 mod eureka;
 mod grpc;
 mod gzip;
+pub mod identity;
 mod limits;
 mod native;
 mod polaris;

@@ -10,6 +10,7 @@ use super::catalog::write;
 use super::entry::{self, AgentService, Check, DATACENTER};
 use super::wire::{self, CHECK_ID, Kept, Object, Probe, status};
 use super::{Call, done, registration_of};
+use crate::api::identity::in_consul;
 use crate::api::{ApiError, Reply};
 use crate::{Beat, CheckKind, Health, Instance, Metadata, Patch, Registration};
 
@@ -18,7 +19,8 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
         ["service", "register"] => register(call).await,
         ["service", "deregister", id] => {
             call.writes()?;
-            write(call.context.registry.deregister(&[call.id(id)?]).await)?;
+            let instance = call.agent_service(id).await?;
+            write(call.context.registry.deregister(std::slice::from_ref(&instance.id)).await)?;
             call.audit("agent/service/deregister", id);
             Ok(done())
         }
@@ -43,12 +45,12 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
         }
         _ => {
             call.reads()?;
-            read(call, path)
+            read(call, path).await
         }
     }
 }
 
-fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
+async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     let own = call.context.node.as_str();
     match path {
         ["self"] => Ok(Reply::ok(&json!({
@@ -67,16 +69,22 @@ fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
         ["members"] => Ok(Reply::ok(&[member(own)])),
         ["version"] => Ok(Reply::ok(&json!({ "HumanVersion": env!("CARGO_PKG_VERSION") }))),
         ["services"] => {
-            let services: BTreeMap<String, AgentService> = own_instances(call)
-                .iter()
-                .map(|(instance, kept)| AgentService::new(instance, kept))
-                .filter(|service| call.fits(service))
-                .map(|service| (service.id.clone(), service))
-                .collect();
+            let mut services: BTreeMap<String, AgentService> = BTreeMap::new();
+            for (instance, kept) in &own_instances(call) {
+                let service = AgentService::new(instance, kept);
+                if call.fits(&service) {
+                    // Several hosts may have one id. The client's own host has the plain key, the others the instance id.
+                    let plain = !services.contains_key(&service.id) || call.comes_from(instance);
+                    let key = if plain { service.id.clone() } else { instance.id.local().to_owned() };
+                    if let Some(other) = services.insert(key, service) {
+                        services.insert(other.instance_id().to_owned(), other);
+                    }
+                }
+            }
             Ok(Reply::ok(&services))
         }
         ["service", id] => {
-            let instance = instance(call, id)?;
+            let instance = call.agent_service(id).await?;
             Ok(Reply::ok(&AgentService::new(&instance, &Kept::of(&instance))))
         }
         ["checks"] => {
@@ -89,7 +97,7 @@ fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
             Ok(Reply::ok(&checks))
         }
         ["health", "service", "id", id] => {
-            let instance = instance(call, id)?;
+            let instance = call.agent_service(id).await?;
             Ok(judged(call, &[&instance]))
         }
         ["health", "service", "name", name] => {
@@ -116,7 +124,7 @@ fn own_instances(call: &Call<'_>) -> Vec<(Arc<Instance>, Kept)> {
         let kept = Kept::of(&instance);
         (instance, kept)
     });
-    all.filter(|(_, kept)| kept.node.is_empty()).collect()
+    all.filter(|(_, kept)| kept.agent || kept.node.is_empty() || kept.node == call.context.node).collect()
 }
 
 /// Health as a status code: 200 passing, 429 warning, 503 critical.
@@ -147,23 +155,23 @@ fn judged(call: &Call<'_>, list: &[&Arc<Instance>]) -> Reply {
     }
 }
 
-fn instance(call: &Call<'_>, id: &str) -> Result<Arc<Instance>, ApiError> {
-    let missing = || ApiError::NotFound { what: "service ID", name: id.to_owned() };
-    call.context.registry.instance(&call.id(id)?).ok_or_else(missing)
-}
-
 async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.writes()?;
     let body: Value = call.request.json()?;
-    let read = wire::service(&body, "name")?;
-    let id = call.id(&read.id)?;
-    let known = call.context.registry.instance(&id).map(|instance| instance.health);
-    // An agent without an address of its own: the one that the service itself came from.
-    let host = if read.address.is_empty() { call.request.peer.to_string() } else { read.address };
+    let mut read = wire::service(&body, "name")?;
+    // A service without an address of its own has that of its agent: here, the address that the request came from.
+    let peer = call.peer();
+    let host = if read.address.is_empty() { peer.clone() } else { std::mem::take(&mut read.address) };
+    let id = call.agent_identity(&host, &read.id)?;
+    let registry = &call.context.registry;
+    let known = registry.instance(&id);
+    // What was imported, or put into the catalog, stays on the node that it was put on.
+    let node = known.as_ref().map(|instance| Kept::of(instance).node).filter(|node| !node.is_empty());
+    (read.kept.node, read.kept.agent) = (node.unwrap_or_else(|| host.clone()), true);
     let registration = Registration {
         weight: read.weight,
-        metadata: read.metadata,
-        health: first_health(read.check.as_ref(), known),
+        metadata: read.metadata((host != peer).then_some(peer.as_str()))?,
+        health: first_health(read.check.as_ref(), known.map(|instance| instance.health)),
         check: read.check.and_then(|check| check.check),
         ..Registration::new(id, call.service(&read.name)?, &host, read.port)
     };
@@ -194,22 +202,23 @@ async fn maintenance(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
         found => return Err(ApiError::bad(format!("enable={}: expected true or false", found.unwrap_or_default()))),
     };
     let patch = Patch { isolate: Some(isolate), ..Patch::default() };
-    write(call.context.registry.update(vec![(call.id(id)?, patch)]).await)?;
+    let instance = call.agent_service(id).await?;
+    write(call.context.registry.update(vec![(instance.id.clone(), patch)]).await)?;
     call.audit(if isolate { "maintenance on" } else { "maintenance off" }, id);
     Ok(done())
 }
 
 /// The instance that a check belongs to.
 async fn checked(call: &Call<'_>, check: &str) -> Result<Arc<Instance>, ApiError> {
-    let registry = &call.context.registry;
-    if let Some(id) = check.strip_prefix("service:")
-        && let Some(instance) = registry.instance_or_ask(&call.id(id)?).await
-    {
-        return Ok(instance);
+    if let Some(id) = check.strip_prefix("service:") {
+        match call.agent_service(id).await {
+            // A check may also have a name of its own that begins so.
+            Err(ApiError::NotFound { .. }) => {}
+            found => return found,
+        }
     }
-    let found = registry.find(&call.namespace, &[(CHECK_ID, check)], 1);
-    let missing = || ApiError::NotFound { what: "check ID", name: check.to_owned() };
-    found.instances.into_iter().next().ok_or_else(missing)
+    call.choose("check ID", CHECK_ID, check)?
+        .ok_or_else(|| ApiError::NotFound { what: "check ID", name: check.to_owned() })
 }
 
 async fn report(call: &Call<'_>, check: &str, health: Health) -> Result<Reply, ApiError> {
@@ -242,7 +251,7 @@ async fn register_check(call: &Call<'_>) -> Result<Reply, ApiError> {
     if probe.id.is_empty() {
         probe.id.clone_from(&probe.name);
     }
-    let instance = instance(call, service)?;
+    let instance = call.agent_service(service).await?;
     if instance.check.is_some() && entry::check_id(&instance) != probe.id {
         return Err(ApiError::Conflict(format!(
             "the service {service:?} has the check {:?} already, and one is all it can have",
@@ -275,7 +284,7 @@ async fn set_check(
     kept.notes = probe.map(|probe| probe.notes.clone()).unwrap_or_default();
     let mut meta: BTreeMap<String, String> =
         instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-    wire::keep(&mut meta, &kept, instance.id.local(), probe);
+    wire::keep(&mut meta, &kept, in_consul(instance), probe);
     let registration = Registration {
         metadata: Metadata::from_pairs(&meta)?,
         check: probe.and_then(|probe| probe.check.clone()),

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::wire::{CHECK_ID, Kept, WEIGHT_SCALE, status};
+use crate::api::identity::in_consul;
 use crate::api::{RESERVED, format_duration};
 use crate::{CheckKind, Health, Instance};
 
@@ -49,6 +50,8 @@ pub(super) struct AgentService {
     create_index: u64,
     modify_index: u64,
     datacenter: &'static str,
+    #[serde(skip)]
+    instance_id: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -113,7 +116,7 @@ pub(super) fn node_name<'a>(kept: &'a Kept, own: &'a str) -> &'a str {
 pub(super) fn check_id(instance: &Instance) -> String {
     match instance.metadata.get(CHECK_ID) {
         Some(id) => id.to_owned(),
-        None => format!("service:{}", instance.id.local()),
+        None => format!("service:{}", in_consul(instance)),
     }
 }
 
@@ -160,7 +163,7 @@ pub(super) fn node_id(name: &str) -> String {
 impl AgentService {
     pub(super) fn new(instance: &Instance, kept: &Kept) -> AgentService {
         AgentService {
-            id: instance.id.local().to_owned(),
+            id: in_consul(instance).to_owned(),
             service: instance.service.name().to_owned(),
             tags: kept.tags.clone(),
             meta: meta(instance),
@@ -172,7 +175,13 @@ impl AgentService {
             create_index: instance.revision.0,
             modify_index: instance.revision.0,
             datacenter: DATACENTER,
+            instance_id: instance.id.local().to_owned(),
         }
+    }
+
+    /// The registry's own id of the instance.
+    pub(super) fn instance_id(&self) -> &str {
+        &self.instance_id
     }
 }
 
@@ -185,7 +194,7 @@ pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Ch
         status,
         notes,
         output: "",
-        service_id: instance.id.local().to_owned(),
+        service_id: in_consul(instance).to_owned(),
         service_name: instance.service.name().to_owned(),
         service_tags: kept.tags.clone(),
         kind,
@@ -203,7 +212,7 @@ pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Ch
         list.push(check(check_id(instance), name, status(instance.health), kept.notes.clone(), kind, definition));
     }
     if instance.isolate {
-        let id = format!("_service_maintenance:{}", instance.id.local());
+        let id = format!("_service_maintenance:{}", in_consul(instance));
         list.push(check(id, "Service Maintenance Mode".into(), "critical", String::new(), "maintenance", json!({})));
     }
     list
@@ -266,7 +275,7 @@ impl CatalogService {
             datacenter: DATACENTER,
             tagged_addresses: BTreeMap::from([("lan", instance.host.to_string())]),
             node_meta: BTreeMap::new(),
-            service_id: instance.id.local().to_owned(),
+            service_id: in_consul(instance).to_owned(),
             service_name: instance.service.name().to_owned(),
             service_address: instance.host.to_string(),
             service_tagged_addresses: addresses(&kept),

@@ -1,7 +1,8 @@
 //! The part of Consul's HTTP API that services and their clients use: agent, catalog, health, status; with blocking queries.
 //!
-//! The whole registry is one agent on one node, whichever of our nodes is asked: a client that registers here and asks there
-//! finds what it expects. Not there: key-value store, sessions, ACLs, the mesh, several checks a service, node checks, and
+//! The whole registry is every host's agent, whichever of our nodes is asked: a client that registers here and asks there
+//! finds what it expects. A service belongs to its host: the address of the service, or where that is not given, the address that
+//! the request came from ([`super::identity`]). Not there: key-value store, sessions, ACLs, the mesh, several checks a service, node checks, and
 //! Consul's record of what a check printed (`Output` is empty).
 //!
 //! Format: <https://developer.hashicorp.com/consul/api-docs>.
@@ -22,7 +23,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::auth::{Caller, Role};
-use super::{ApiError, Context, Reply, Request, namespace};
+use super::{ApiError, Context, Reply, Request, identity, namespace};
 use crate::{Instance, InstanceId, NamespaceName, Registration, Revision, ServiceKey, ServiceSnapshot};
 use entry::DATACENTER;
 use filter::Filter;
@@ -32,6 +33,9 @@ const KNOWN_LEADER: HeaderName = HeaderName::from_static("x-consul-knownleader")
 const LAST_CONTACT: HeaderName = HeaderName::from_static("x-consul-lastcontact");
 /// How long a blocking query waits that does not say.
 const DEFAULT_WAIT: Duration = Duration::from_secs(300);
+
+/// Hosts with one service id that are looked through for the host that asks.
+const MOST_HOSTS: usize = 64;
 
 /// A request with what every part needs to know of it.
 struct Call<'a> {
@@ -125,8 +129,91 @@ impl Call<'_> {
         Ok(ServiceKey::new(&self.namespace, name)?)
     }
 
-    fn id(&self, id: &str) -> Result<InstanceId, ApiError> {
-        Ok(InstanceId::new(&self.namespace, id)?)
+    /// The address that the request came from, as text.
+    fn peer(&self) -> String {
+        self.request.peer.to_canonical().to_string()
+    }
+
+    /// Whether the host that registered `instance` is the one that the request came from.
+    fn comes_from(&self, instance: &Instance) -> bool {
+        let peer = self.peer();
+        *instance.host == *peer || instance.metadata.get(wire::FROM) == Some(peer.as_str())
+    }
+
+    /// The instance id of the service `id` of the agent on `host`. What was imported, or put into the catalog, with that id and
+    /// address is the same service.
+    fn agent_identity(&self, host: &str, id: &str) -> Result<InstanceId, ApiError> {
+        let usual = identity::consul(&self.namespace, host, id)?;
+        let registry = &self.context.registry;
+        if registry.instance(&usual).is_some() {
+            return Ok(usual);
+        }
+        let known = registry.find(&self.namespace, &[(identity::CLIENT_ID, id)], MOST_HOSTS).instances;
+        let same = known.iter().find(|instance| *instance.host == *host && identity::in_consul(instance) == id);
+        Ok(same.map_or(usual, |instance| instance.id.clone()))
+    }
+
+    /// The instance that a client of an agent calls `id`. Consul's agents each know their own services; here all agents are one, so
+    /// the service of the host that asks comes first. A service id that only one host has is found from everywhere.
+    ///
+    /// # Errors
+    /// `NotFound`; `Conflict` where several hosts have the id, and the request came from none of them.
+    async fn agent_service(&self, id: &str) -> Result<Arc<Instance>, ApiError> {
+        let registry = &self.context.registry;
+        let own = identity::consul(&self.namespace, &self.peer(), id)?;
+        if let Some(instance) = self.of_this_host(&own, id)? {
+            return Ok(instance);
+        }
+        let by_id = InstanceId::new(&self.namespace, id)?;
+        let others = || registry.find(&self.namespace, &[(identity::CLIENT_ID, id)], 1).instances;
+        if let Some(instance) = registry.instance(&by_id)
+            && others().is_empty()
+        {
+            return Ok(instance);
+        }
+        // The host may have registered it at another node of the registry a moment ago.
+        registry.instance_or_ask(&own).await;
+        if let Some(instance) = self.of_this_host(&own, id)? {
+            return Ok(instance);
+        }
+        let found = self.choose("service ID", identity::CLIENT_ID, id)?.or_else(|| registry.instance(&by_id));
+        found.ok_or_else(|| ApiError::NotFound { what: "service ID", name: id.to_owned() })
+    }
+
+    fn of_this_host(&self, own: &InstanceId, id: &str) -> Result<Option<Arc<Instance>>, ApiError> {
+        if let Some(instance) = self.context.registry.instance(own) {
+            return Ok(Some(instance));
+        }
+        self.only("service ID", id, &[(identity::CLIENT_ID, id), (wire::FROM, &self.peer())])
+    }
+
+    /// The instance of Consul's clients with the metadata entry `key` = `value`: the one of the host that asks, or the only one.
+    fn choose(&self, what: &'static str, key: &str, value: &str) -> Result<Option<Arc<Instance>>, ApiError> {
+        match self.only(what, value, &[(key, value), (wire::FROM, &self.peer())])? {
+            Some(instance) => Ok(Some(instance)),
+            None => self.only(what, value, &[(key, value)]),
+        }
+    }
+
+    fn only(&self, what: &str, name: &str, pairs: &[(&str, &str)]) -> Result<Option<Arc<Instance>>, ApiError> {
+        let mut found = self.context.registry.find(&self.namespace, pairs, MOST_HOSTS).instances;
+        found.retain(|instance| instance.metadata.get(wire::KEPT).is_some());
+        if found.len() > 1 {
+            let peer = self.peer();
+            found.retain({
+                let many = found.iter().filter(|instance| *instance.host == *peer).count();
+                move |instance| many != 1 || *instance.host == *peer
+            });
+        }
+        match found.as_slice() {
+            [] => Ok(None),
+            [one] => Ok(Some(Arc::clone(one))),
+            [one, two, ..] => Err(ApiError::Conflict(format!(
+                "the {what} {name:?} is registered on several hosts ({}, {} …), and this request does not come from one of them \
+                 alone: give each an ID of its own, or name the Node with /v1/catalog/deregister",
+                one.host, two.host
+            ))),
+        }
     }
 
     /// The services of the namespace.

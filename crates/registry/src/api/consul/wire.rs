@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::api::identity::CLIENT_ID;
 use crate::api::{ApiError, RESERVED, parse_duration};
 use crate::{Check, CheckKind, Health, Instance, Metadata, Pace};
 
@@ -13,6 +14,9 @@ use crate::{Check, CheckKind, Health, Instance, Metadata, Pace};
 pub(super) const KEPT: &str = "kingpost.consul";
 /// The metadata key of a check's id that is not `service:ID`, so that the index finds it.
 pub(super) const CHECK_ID: &str = "kingpost.check";
+/// The metadata key of the address that a registration came from, where that is not the address of the service. In the index: by it
+/// an agent's client is told from the clients of other agents that use the same service id.
+pub(super) const FROM: &str = "kingpost.from";
 /// Consul's weights are small numbers around 1, ours around 100.
 pub(super) const WEIGHT_SCALE: u16 = 100;
 
@@ -22,9 +26,12 @@ pub(super) const WEIGHT_SCALE: u16 = 100;
 pub(super) struct Kept {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) tags: Vec<String>,
-    /// The node of the catalog; this one if empty.
+    /// The node of the catalog. Of a service that came through an agent's API: the address of its host.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) node: String,
+    /// Whether the service came through the API of an agent.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) agent: bool,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) check_name: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -141,9 +148,26 @@ pub(super) struct Service {
     pub(super) address: String,
     pub(super) port: u16,
     pub(super) weight: u16,
-    pub(super) metadata: Metadata,
+    /// The client's own metadata.
+    pub(super) meta: BTreeMap<String, String>,
     pub(super) kept: Kept,
     pub(super) check: Option<Probe>,
+}
+
+impl Service {
+    /// The metadata of the instance: the client's own entries, and those that the front keeps.
+    ///
+    /// # Errors
+    /// An entry is longer than it may be.
+    pub(super) fn metadata(&self, from: Option<&str>) -> Result<Metadata, ApiError> {
+        let mut meta = self.meta.clone();
+        keep(&mut meta, &self.kept, &self.id, self.check.as_ref());
+        meta.insert(CLIENT_ID.into(), self.id.clone());
+        if let Some(from) = from {
+            meta.insert(FROM.into(), from.into());
+        }
+        Ok(Metadata::from_pairs(&meta)?)
+    }
 }
 
 /// A check as it was sent.
@@ -197,7 +221,7 @@ pub(super) fn service(value: &Value, name_key: &str) -> Result<Service, ApiError
         None => 1,
     };
     let weight = u16::try_from(weight.saturating_mul(u64::from(WEIGHT_SCALE))).unwrap_or(u16::MAX);
-    let mut meta = object.pairs("meta")?;
+    let meta = object.pairs("meta")?;
     if let Some(key) = meta.keys().find(|key| key.starts_with(RESERVED)) {
         return Err(ApiError::bad(format!("Meta: {key:?} begins with {RESERVED:?}, which is reserved")));
     }
@@ -205,19 +229,19 @@ pub(super) fn service(value: &Value, name_key: &str) -> Result<Service, ApiError
     let kept = Kept {
         tags: object.texts("tags")?,
         node: String::new(),
+        agent: false,
         check_name: check.as_ref().map(|check| check.name.clone()).unwrap_or_default(),
         notes: check.as_ref().map(|check| check.notes.clone()).unwrap_or_default(),
         tagged_addresses: object.get("taggedaddresses").filter(|value| value.is_object()).cloned(),
         enable_tag_override: object.flag("enabletagoverride")?,
     };
-    keep(&mut meta, &kept, id, check.as_ref());
     Ok(Service {
         id: id.to_owned(),
         name: name.to_owned(),
         address: object.text("address")?.to_owned(),
         port: object.port("port")?,
         weight,
-        metadata: Metadata::from_pairs(&meta)?,
+        meta,
         kept,
         check,
     })
@@ -335,7 +359,7 @@ mod tests {
                 ("w1", "web", 80, 200),
                 "{sent}"
             );
-            assert_eq!(read.metadata.get("v"), Some("1"));
+            assert_eq!(read.meta.get("v").map(String::as_str), Some("1"));
             assert_eq!(read.kept.tags, ["a"]);
             let check = read.check.unwrap().check.unwrap();
             assert_eq!(check.time_to_live(), Some(Duration::from_secs(10)));

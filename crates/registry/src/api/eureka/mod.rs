@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::auth::{Caller, Role};
 use super::reply::{JSON, XML};
-use super::{ApiError, Context, RESERVED, Reply, Request};
+use super::{ApiError, Context, RESERVED, Reply, Request, identity};
 use crate::{
     Beat, Change, Check, CheckKind, Instance, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision,
     ServiceKey, ServiceSnapshot,
@@ -33,6 +33,8 @@ use wire::{KEPT, Kept};
 const NAMESPACE: &str = "default";
 /// What a delta reaches back.
 const WINDOW: Duration = Duration::from_secs(180);
+/// Instances with one id, in whichever application, that are looked through.
+const MOST_OF_ID: usize = 64;
 /// Leases without a heartbeat after which an instance is removed.
 const LEASES: u32 = 3;
 
@@ -128,19 +130,39 @@ impl Call<'_> {
         Ok(other.map_or(usual, |service| service.key.clone()))
     }
 
-    fn found(&self, app: Option<&str>, id: &str) -> Result<Arc<Instance>, ApiError> {
-        let instance = self.context.registry.instance(&InstanceId::new(&self.namespace, id)?);
-        let same = |instance: &Arc<Instance>| {
-            app.is_none_or(|app| app_name(app) == app_name(instance.service.name())) && view::status(instance).is_some()
+    /// The instance that is shown as `id`, of one application or of any.
+    fn known(&self, app: Option<&str>, id: &str) -> Result<Option<Arc<Instance>>, ApiError> {
+        let registry = &self.context.registry;
+        let of_app =
+            |instance: &Arc<Instance>| app.is_none_or(|app| app_name(app) == app_name(instance.service.name()));
+        let own = match app {
+            Some(app) => registry.instance(&identity::eureka(&self.namespace, app, id)?),
+            None => {
+                let mut found = registry.find(&self.namespace, &[(identity::CLIENT_ID, id)], MOST_OF_ID).instances;
+                found.retain(|instance| identity::in_eureka(instance) == id);
+                found.pop()
+            }
         };
-        instance.filter(same).ok_or_else(|| ApiError::NotFound { what: "instance", name: id.to_owned() })
+        let shown = |instance: &Arc<Instance>| of_app(instance) && identity::in_eureka(instance) == id;
+        // An instance of another front is shown with its instance id.
+        let other = || registry.instance(&InstanceId::new(&self.namespace, id).ok()?);
+        Ok(own.filter(shown).or_else(|| other().filter(shown)))
+    }
+
+    fn found(&self, app: Option<&str>, id: &str) -> Result<Arc<Instance>, ApiError> {
+        let lives = self.known(app, id)?.filter(|instance| view::status(instance).is_some());
+        lives.ok_or_else(|| ApiError::NotFound { what: "instance", name: id.to_owned() })
     }
 
     /// As [`Call::found`], with those whose lease is over.
     async fn leased(&self, app: &str, id: &str) -> Result<Arc<Instance>, ApiError> {
-        let instance = self.context.registry.instance_or_ask(&InstanceId::new(&self.namespace, id)?).await;
-        let same = |instance: &Arc<Instance>| app_name(app) == app_name(instance.service.name());
-        instance.filter(same).ok_or_else(|| ApiError::NotFound { what: "instance", name: id.to_owned() })
+        if let Some(instance) = self.known(Some(app), id)? {
+            return Ok(instance);
+        }
+        // It may have been registered at another node of the registry a moment ago.
+        self.context.registry.instance_or_ask(&identity::eureka(&self.namespace, app, id)?).await;
+        let missing = || ApiError::NotFound { what: "instance", name: id.to_owned() };
+        self.known(Some(app), id)?.ok_or_else(missing)
     }
 
     fn services(&self) -> Vec<Arc<ServiceSnapshot>> {
@@ -213,10 +235,10 @@ impl Call<'_> {
                         Some(_) if instance.ctime == instance.mtime => "ADDED",
                         Some(_) => "MODIFIED",
                     };
-                    latest.insert((app, instance.id.local().to_owned()), view::instance(instance, action));
+                    latest.insert((app, identity::in_eureka(instance).to_owned()), view::instance(instance, action));
                 }
                 Change::Removed { last, mtime, .. } => {
-                    latest.insert((app, last.id.local().to_owned()), view::gone(last, *mtime));
+                    latest.insert((app, identity::in_eureka(last).to_owned()), view::gone(last, *mtime));
                 }
                 Change::Service { .. } => {}
             }
@@ -233,7 +255,7 @@ impl Call<'_> {
         let body: Value = self.request.json()?;
         let mut sent = wire::read(&body)?;
         let service = self.service(app)?;
-        let id = InstanceId::new(&self.namespace, &sent.id)?;
+        let id = identity::eureka(&self.namespace, app, &sent.id)?;
         let before = self.context.registry.instance(&id);
         let known = before.as_ref().and_then(|instance| Kept::of(instance));
         // An operator's word outlives the instance's registering again.
@@ -244,7 +266,8 @@ impl Call<'_> {
         }
         let ttl = Duration::from_secs(sent.lease_seconds);
         let pairs = sent.metadata.into_iter().filter(|(key, _)| !key.starts_with(RESERVED));
-        let pairs = pairs.chain([(KEPT.to_owned(), sent.kept.to_text())]);
+        let own = [(KEPT.to_owned(), sent.kept.to_text()), (identity::CLIENT_ID.to_owned(), sent.id.clone())];
+        let pairs = pairs.chain(own);
         let registration = Registration {
             metadata: Metadata::from_pairs(pairs)?,
             check: Some(Check { kind: CheckKind::Ttl { ttl }, deregister_after: Some(ttl.saturating_mul(LEASES)) }),
@@ -277,7 +300,7 @@ impl Call<'_> {
         let beats = self.context.registry.heartbeat(std::slice::from_ref(&instance.id)).await;
         match beats.first() {
             Some(Beat::Known) => Ok(Reply::empty(StatusCode::OK)),
-            _ => Err(ApiError::NotFound { what: "instance", name: instance.id.local().to_owned() }),
+            _ => Err(ApiError::NotFound { what: "instance", name: identity::in_eureka(instance).to_owned() }),
         }
     }
 

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::wire::{KEPT, Kept};
 use crate::api::RESERVED;
+use crate::api::identity::in_eureka;
 use crate::{Health, Instance};
 
 /// What a client asks for.
@@ -60,7 +61,7 @@ pub(super) fn instance(instance: &Instance, action: &str) -> Value {
     };
     let plain_on = kept.fields.get("portEnabled").and_then(Value::as_bool).unwrap_or(true);
     let mut shown = json!({
-        "instanceId": instance.id.local(),
+        "instanceId": in_eureka(instance),
         "hostName": text_or("hostName", &instance.host),
         "app": app_name(name),
         "ipAddr": &*instance.host,
