@@ -33,6 +33,7 @@ mod registry_fire;
 mod registry_identity;
 mod registry_nodes;
 mod registry_probes;
+mod registry_races;
 mod registry_safety;
 mod registry_source;
 mod relay;

@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::cache::{Applier, Cache, Change, Entry, Found, Mark, Memory, ServiceSnapshot};
+use crate::change::Turns;
 use crate::error::{OpenError, StoreError, WatchError, WriteError};
 use crate::health::{Alive, Watch};
 use crate::heartbeat::Doubts;
@@ -64,6 +65,8 @@ pub(crate) struct Inner {
     behind: Notify,
     /// Somebody asks for what is not here.
     pub(crate) doubts: Doubts,
+    /// Changes that are tried again.
+    pub(crate) turns: Turns,
     pub(crate) tasks: Mutex<JoinSet<()>>,
 }
 
@@ -106,6 +109,7 @@ impl Registry {
             epoch: AtomicI64::new(0),
             behind: Notify::new(),
             doubts: Doubts::default(),
+            turns: Turns::default(),
             tasks: Mutex::new(JoinSet::new()),
             settings,
         });
@@ -144,13 +148,25 @@ impl Registry {
 
     /// Makes instances exist as described.
     pub async fn register(&self, rows: Vec<Registration>) -> Vec<Result<Written, WriteError>> {
+        self.write_checked(rows.into_iter().map(|row| WriteKind::Register(Box::new(row)).always()).collect()).await
+    }
+
+    /// Holds what is written against the limits, and writes it. To register is a sign of life.
+    pub(crate) async fn write_checked(&self, rows: Vec<Write>) -> Vec<Result<Written, WriteError>> {
+        let limits = &self.inner.settings.limits;
         let mut room = Room::new(&self.inner);
-        let writes = rows.into_iter().map(|registration| {
-            registration.check(&self.inner.settings.limits)?;
-            room.take(&registration)?;
-            Ok(WriteKind::Register(Box::new(registration)).always())
+        let checked = rows.into_iter().map(|row| {
+            match &row.kind {
+                WriteKind::Register(registration) => {
+                    registration.check(limits)?;
+                    room.take(registration)?;
+                }
+                WriteKind::Patch(_, Patch { metadata: Some(metadata), .. }) => metadata.check(limits)?,
+                _ => {}
+            }
+            Ok(row)
         });
-        let writes: Vec<Result<Write, WriteError>> = writes.collect();
+        let writes: Vec<Result<Write, WriteError>> = checked.collect();
         let alive = alive(&writes);
         // They live now, however long the commit takes; and a time to live that becomes shorter counts from now.
         for (_, ids) in &alive {
@@ -171,13 +187,7 @@ impl Registry {
 
     /// Changes instances in part.
     pub async fn update(&self, patches: Vec<(InstanceId, Patch)>) -> Vec<Result<Written, WriteError>> {
-        let writes = patches.into_iter().map(|(id, patch)| {
-            if let Some(metadata) = &patch.metadata {
-                metadata.check(&self.inner.settings.limits)?;
-            }
-            Ok(WriteKind::Patch(id, patch).always())
-        });
-        self.inner.write(writes.collect()).await
+        self.write_checked(patches.into_iter().map(|(id, patch)| WriteKind::Patch(id, patch).always()).collect()).await
     }
 
     /// A heartbeat that says how the instance is. Written only where that is news.

@@ -315,9 +315,10 @@ impl From<WriteError> for ApiError {
             WriteError::NotFound { .. } => ApiError::Missing(text),
             WriteError::NotEmpty { .. } => ApiError::Conflict(text),
             WriteError::Undetermined { .. } => ApiError::Undetermined(text),
-            WriteError::Overloaded { .. } | WriteError::Unavailable { .. } | WriteError::Stopped => {
-                ApiError::Unavailable(text)
-            }
+            WriteError::Overloaded { .. }
+            | WriteError::Contended { .. }
+            | WriteError::Unavailable { .. }
+            | WriteError::Stopped => ApiError::Unavailable(text),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::wire::{self, CHECK_ID, Kept, Object, Probe, status};
 use super::{Call, done, registration_of};
 use crate::api::identity::in_consul;
 use crate::api::{ApiError, Reply};
-use crate::{Beat, CheckKind, Health, Instance, Metadata, Patch, Registration};
+use crate::{Beat, CheckKind, Edit, Health, Instance, InstanceId, Metadata, Patch, Registration};
 
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     match path {
@@ -163,19 +163,22 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     let peer = call.peer();
     let host = if read.address.is_empty() { peer.clone() } else { std::mem::take(&mut read.address) };
     let id = call.agent_identity(&host, &read.id)?;
-    let registry = &call.context.registry;
-    let known = registry.instance(&id);
-    // What was imported, or put into the catalog, stays on the node that it was put on.
-    let node = known.as_ref().map(|instance| Kept::of(instance).node).filter(|node| !node.is_empty());
-    (read.kept.node, read.kept.agent) = (node.unwrap_or_else(|| host.clone()), true);
-    let registration = Registration {
-        weight: read.weight,
-        metadata: read.metadata((host != peer).then_some(peer.as_str()))?,
-        health: first_health(read.check.as_ref(), known.map(|instance| instance.health)),
-        check: read.check.and_then(|check| check.check),
-        ..Registration::new(id, call.service(&read.name)?, &host, read.port)
-    };
-    if write(call.context.registry.register(vec![registration]).await)?.changed() {
+    let service = call.service(&read.name)?;
+    read.kept.agent = true;
+    let written = call.context.registry.change(&id, |known| {
+        // What was imported, or put into the catalog, stays on the node that it was put on.
+        let node = known.map(|instance| Kept::of(instance).node).filter(|node| !node.is_empty());
+        read.kept.node = node.unwrap_or_else(|| host.clone());
+        let registration = Registration {
+            weight: read.weight,
+            metadata: read.metadata((host != peer).then_some(peer.as_str()))?,
+            health: first_health(read.check.as_ref(), known.map(|instance| instance.health)),
+            check: read.check.as_ref().and_then(|check| check.check.clone()),
+            ..Registration::new(id.clone(), service.clone(), &host, read.port)
+        };
+        Ok::<_, ApiError>(Edit::Register(Box::new(registration)))
+    });
+    if written.await?.changed() {
         call.audit("agent/service/register", &read.id);
     }
     Ok(done())
@@ -252,14 +255,17 @@ async fn register_check(call: &Call<'_>) -> Result<Reply, ApiError> {
         probe.id.clone_from(&probe.name);
     }
     let instance = call.agent_service(service).await?;
-    if instance.check.is_some() && entry::check_id(&instance) != probe.id {
-        return Err(ApiError::Conflict(format!(
-            "the service {service:?} has the check {:?} already, and one is all it can have",
-            entry::check_id(&instance)
-        )));
-    }
-    let known = instance.check.is_some().then_some(instance.health);
-    set_check(call, &instance, Some(&probe), first_health(Some(&probe), known)).await?;
+    set_check(call, &instance.id, |instance| {
+        if instance.check.is_some() && entry::check_id(instance) != probe.id {
+            return Err(ApiError::Conflict(format!(
+                "the service {service:?} has the check {:?} already, and one is all it can have",
+                entry::check_id(instance)
+            )));
+        }
+        let known = instance.check.is_some().then_some(instance.health);
+        Ok((Some(&probe), first_health(Some(&probe), known)))
+    })
+    .await?;
     call.audit("agent/check/register", service);
     Ok(done())
 }
@@ -267,30 +273,42 @@ async fn register_check(call: &Call<'_>) -> Result<Reply, ApiError> {
 async fn deregister_check(call: &Call<'_>, check: &str) -> Result<Reply, ApiError> {
     call.writes()?;
     let instance = checked(call, check).await?;
-    // Without a check a service is passing.
-    set_check(call, &instance, None, Some(Health::Passing)).await?;
+    set_check(call, &instance.id, |instance| {
+        if entry::check_id(instance) != check {
+            return Err(ApiError::NotFound { what: "check ID", name: check.to_owned() });
+        }
+        // Without a check a service is passing.
+        Ok((None, Some(Health::Passing)))
+    })
+    .await?;
     call.audit("agent/check/deregister", check);
     Ok(done())
 }
 
-async fn set_check(
+/// Gives an instance the check, and the health, that `decide` makes of the instance as it is.
+async fn set_check<'a>(
     call: &Call<'_>,
-    instance: &Instance,
-    probe: Option<&Probe>,
-    health: Option<Health>,
+    id: &InstanceId,
+    decide: impl Fn(&Instance) -> Result<(Option<&'a Probe>, Option<Health>), ApiError>,
 ) -> Result<(), ApiError> {
-    let mut kept = Kept::of(instance);
-    kept.check_name = probe.map(|probe| probe.name.clone()).unwrap_or_default();
-    kept.notes = probe.map(|probe| probe.notes.clone()).unwrap_or_default();
-    let mut meta: BTreeMap<String, String> =
-        instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-    wire::keep(&mut meta, &kept, in_consul(instance), probe);
-    let registration = Registration {
-        metadata: Metadata::from_pairs(&meta)?,
-        check: probe.and_then(|probe| probe.check.clone()),
-        health,
-        ..registration_of(instance)
-    };
-    write(call.context.registry.register(vec![registration]).await)?;
+    let change = call.context.registry.change(id, |instance| {
+        let missing = || ApiError::NotFound { what: "service ID", name: id.local().to_owned() };
+        let instance = instance.ok_or_else(missing)?;
+        let (probe, health) = decide(instance)?;
+        let mut kept = Kept::of(instance);
+        kept.check_name = probe.map(|probe| probe.name.clone()).unwrap_or_default();
+        kept.notes = probe.map(|probe| probe.notes.clone()).unwrap_or_default();
+        let mut meta: BTreeMap<String, String> =
+            instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        wire::keep(&mut meta, &kept, in_consul(instance), probe);
+        let registration = Registration {
+            metadata: Metadata::from_pairs(&meta)?,
+            check: probe.and_then(|probe| probe.check.clone()),
+            health,
+            ..registration_of(instance)
+        };
+        Ok::<_, ApiError>(Edit::Register(Box::new(registration)))
+    });
+    change.await?;
     Ok(())
 }

@@ -23,7 +23,7 @@ use super::auth::{Caller, Role};
 use super::reply::{JSON, XML};
 use super::{ApiError, Context, RESERVED, Reply, Request, identity};
 use crate::{
-    Beat, Change, Check, CheckKind, Instance, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision,
+    Beat, Change, Check, CheckKind, Edit, Instance, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision,
     ServiceKey, ServiceSnapshot,
 };
 use view::{Form, HashCode, app_name};
@@ -253,29 +253,30 @@ impl Call<'_> {
 
     async fn register(&self, app: &str) -> Result<Reply, ApiError> {
         let body: Value = self.request.json()?;
-        let mut sent = wire::read(&body)?;
+        let sent = wire::read(&body)?;
         let service = self.service(app)?;
         let id = identity::eureka(&self.namespace, app, &sent.id)?;
-        let before = self.context.registry.instance(&id);
-        let known = before.as_ref().and_then(|instance| Kept::of(instance));
-        // An operator's word outlives the instance's registering again.
-        if let Some(known) =
-            known.as_ref().filter(|known| !known.overridden.is_empty() && sent.kept.overridden.is_empty())
-        {
-            sent.kept.overridden.clone_from(&known.overridden);
-        }
         let ttl = Duration::from_secs(sent.lease_seconds);
-        let pairs = sent.metadata.into_iter().filter(|(key, _)| !key.starts_with(RESERVED));
-        let own = [(KEPT.to_owned(), sent.kept.to_text()), (identity::CLIENT_ID.to_owned(), sent.id.clone())];
-        let pairs = pairs.chain(own);
-        let registration = Registration {
-            metadata: Metadata::from_pairs(pairs)?,
-            check: Some(Check { kind: CheckKind::Ttl { ttl }, deregister_after: Some(ttl.saturating_mul(LEASES)) }),
-            health: Some(crate::Health::Passing),
-            isolate: isolated(&sent.kept, known.as_ref()),
-            ..Registration::new(id, service, &sent.host, sent.port)
-        };
-        if one(self.context.registry.register(vec![registration]).await)?.changed() {
+        let written = self.context.registry.change(&id, |before| {
+            let known = before.and_then(|instance| Kept::of(instance));
+            let mut kept = sent.kept.clone();
+            // An operator's word outlives the instance's registering again.
+            if let Some(known) = known.as_ref().filter(|_| kept.overridden.is_empty()) {
+                kept.overridden.clone_from(&known.overridden);
+            }
+            let own = [(KEPT, kept.to_text()), (identity::CLIENT_ID, sent.id.clone())];
+            let pairs = sent.metadata.iter().filter(|(key, _)| !key.starts_with(RESERVED));
+            let pairs = pairs.map(|(key, value)| (key.as_str(), value.clone())).chain(own);
+            let registration = Registration {
+                metadata: Metadata::from_pairs(pairs)?,
+                check: Some(Check { kind: CheckKind::Ttl { ttl }, deregister_after: Some(ttl.saturating_mul(LEASES)) }),
+                health: Some(crate::Health::Passing),
+                isolate: isolated(&kept, known.as_ref()),
+                ..Registration::new(id.clone(), service.clone(), &sent.host, sent.port)
+            };
+            Ok::<_, ApiError>(Edit::Register(Box::new(registration)))
+        });
+        if written.await?.changed() {
             self.audit("register", &sent.id);
         }
         Ok(Reply::empty(StatusCode::NO_CONTENT))
@@ -314,19 +315,26 @@ impl Call<'_> {
     /// Sets what an operator says, or takes it back.
     async fn overrides(&self, app: &str, id: &str, set: bool) -> Result<Reply, ApiError> {
         let instance = self.leased(app, id).await?;
-        let mut kept = Kept::of(&instance).unwrap_or_default();
-        let known = kept.clone();
         let value = self.request.param("value").map(wire::status).transpose()?;
-        if set {
-            let value = value.ok_or_else(|| ApiError::bad("value is missing: expected a status"))?;
-            kept.overridden = if value == "UNKNOWN" { String::new() } else { value };
-        } else {
-            kept.overridden.clear();
-            if let Some(value) = value.filter(|value| value != "UNKNOWN") {
-                kept.status = value;
-            }
+        if set && value.is_none() {
+            return Err(ApiError::bad("value is missing: expected a status"));
         }
-        self.keep(&instance, &kept, isolated(&kept, Some(&known))).await?;
+        self.patch(&instance.id, |instance, pairs| {
+            let known = Kept::of(instance).unwrap_or_default();
+            let mut kept = known.clone();
+            let given = value.clone().filter(|value| value != "UNKNOWN");
+            if set {
+                kept.overridden = given.unwrap_or_default();
+            } else {
+                kept.overridden.clear();
+                if let Some(value) = given {
+                    kept.status = value;
+                }
+            }
+            pairs.insert(KEPT.into(), kept.to_text());
+            isolated(&kept, Some(&known))
+        })
+        .await?;
         self.audit(if set { "override status" } else { "end status override" }, id);
         Ok(Reply::empty(StatusCode::OK))
     }
@@ -334,26 +342,42 @@ impl Call<'_> {
     /// Sets single entries of the metadata: `?key=value`.
     async fn metadata(&self, app: &str, id: &str) -> Result<Reply, ApiError> {
         let instance = self.leased(app, id).await?;
-        let mut pairs: BTreeMap<String, String> =
-            instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        let mut entries = Vec::new();
         for (key, value) in self.request.query.iter().filter(|(key, _)| !matches!(key.as_str(), "token")) {
             if key.starts_with(RESERVED) {
                 return Err(ApiError::bad(format!("{key:?} begins with {RESERVED:?}, which is reserved")));
             }
-            pairs.insert(key.clone(), value.clone());
+            entries.push((key.clone(), value.clone()));
         }
-        let patch = Patch { metadata: Some(Metadata::from_pairs(&pairs)?), ..Patch::default() };
-        one(self.context.registry.update(vec![(instance.id.clone(), patch)]).await)?;
+        self.patch(&instance.id, |_, pairs| {
+            pairs.extend(entries.iter().cloned());
+            None
+        })
+        .await?;
         self.audit("set metadata", id);
         Ok(Reply::empty(StatusCode::OK))
     }
 
-    async fn keep(&self, instance: &Instance, kept: &Kept, isolate: Option<bool>) -> Result<(), ApiError> {
-        let mut pairs: BTreeMap<String, String> =
-            instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-        pairs.insert(KEPT.into(), kept.to_text());
-        let patch = Patch { metadata: Some(Metadata::from_pairs(&pairs)?), isolate, ..Patch::default() };
-        one(self.context.registry.update(vec![(instance.id.clone(), patch)]).await)?;
+    /// Changes an instance's metadata to what `edit` makes of them. `edit` returns whether the instance is isolated from then on;
+    /// `None` leaves that as it is.
+    async fn patch(
+        &self,
+        id: &InstanceId,
+        edit: impl Fn(&Instance, &mut BTreeMap<String, String>) -> Option<bool>,
+    ) -> Result<(), ApiError> {
+        let change = self.context.registry.change(id, |instance| {
+            let missing = || ApiError::NotFound { what: "instance", name: id.local().to_owned() };
+            let instance = instance.ok_or_else(missing)?;
+            let mut pairs: BTreeMap<String, String> =
+                instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+            let isolate = edit(instance, &mut pairs);
+            Ok::<_, ApiError>(Edit::Patch(Patch {
+                metadata: Some(Metadata::from_pairs(&pairs)?),
+                isolate,
+                ..Patch::default()
+            }))
+        });
+        change.await?;
         Ok(())
     }
 
