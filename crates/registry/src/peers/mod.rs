@@ -13,6 +13,8 @@
 //!
 //! # Invariants
 //!
+//! - A node lives while its beats rise in the store, or while it speaks over its link: who has lost only the way to the store goes on taking
+//!   heartbeats, and is asked. Only a node that reaches the store judges.
 //! - No clocks are compared: beats are counted, silence is told as a duration.
 //! - Nobody is judged while a live node has not answered, unless it has not been reached for `UNREACHABLE`.
 //! - What a peer sends is applied only where it follows directly on what is here; otherwise the store is read.
@@ -48,6 +50,8 @@ use crate::store::{MOST_NODES, NodeId, NodeRow, Record, Roll, Secret};
 const ROLL_CALL: Duration = Duration::from_secs(1);
 /// A node that lives as far as the store says, and has not been reached for so long, is not asked any more.
 pub(crate) const UNREACHABLE: Duration = Duration::from_secs(15);
+/// A peer that has said something within so many milliseconds lives, whatever the store says.
+const HEARD: u64 = 3000;
 /// An answer may take so long.
 const ANSWER: Duration = Duration::from_secs(2);
 /// Becoming known to the others may take so long.
@@ -75,7 +79,7 @@ pub(crate) struct Peers {
     questions: AtomicU64,
 }
 
-/// Who judges: those that live, this one included if it does.
+/// Who judges: those that live and reach the store, this one included if it does.
 #[derive(Debug, Default)]
 struct View {
     judges: Vec<NodeId>,
@@ -186,6 +190,11 @@ impl Peers {
 }
 
 impl Contact {
+    /// Whether the peer has spoken a moment ago: each side says something every second.
+    fn is_heard(&self, now: u64) -> bool {
+        self.is_connected() && now.saturating_sub(self.heard.load(Ordering::Relaxed)) < HEARD
+    }
+
     fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)
     }
@@ -271,7 +280,10 @@ async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
     let row = NodeRow { id: peers.own, address: peers.address.clone(), judges: peers.judges, beat: *beat };
     let Roll { nodes, secret } = inner.store.attend(Some(&row), &members.forgotten()).await?;
     let _ = peers.secret.set(secret);
-    let news = members.called(peers.own, nodes, counts);
+    let now = peers.now();
+    let linked: BTreeSet<NodeId> =
+        lock(&peers.links).iter().filter(|(_, link)| link.contact.is_heard(now)).map(|(id, _)| *id).collect();
+    let news = members.called(peers.own, nodes, counts, |id| linked.contains(&id));
     for id in &news.joined {
         tracing::info!(node = id.0, "another node of the registry is here");
     }
@@ -285,7 +297,7 @@ async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
         let mut inbound = lock(&peers.inbound);
         inbound.retain(|id| !news.lost.contains(id));
     }
-    let judges = members.live().filter(|row| row.judges).map(|row| row.id);
+    let judges = members.in_touch().filter(|row| row.judges).map(|row| row.id);
     let judges = judges.chain(peers.judges.then_some(peers.own)).collect();
     let mut links = lock(&peers.links);
     links.retain(|id, link| members.live().any(|row| row.id == *id && row.address == link.row.address));
