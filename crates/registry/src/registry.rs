@@ -192,8 +192,11 @@ impl Registry {
 
     /// A heartbeat that says how the instance is. Written only where that is news.
     pub async fn report(&self, reports: &[(InstanceId, Health)]) -> Vec<Result<Written, WriteError>> {
-        let ids: Vec<InstanceId> = reports.iter().map(|(id, _)| id.clone()).collect();
-        self.inner.health.renew(&ids, Alive::AsReported);
+        for (alive, wanted) in [(Alive::Passing, true), (Alive::Unwell, false)] {
+            let said = reports.iter().filter(|(_, health)| (*health == Health::Passing) == wanted);
+            let ids: Vec<InstanceId> = said.map(|(id, _)| id.clone()).collect();
+            self.inner.health.renew(&ids, alive);
+        }
         let mut answers: Vec<Option<Result<Written, WriteError>>> = Vec::with_capacity(reports.len());
         let mut news = Vec::new();
         for (id, health) in reports {
@@ -542,16 +545,21 @@ impl Inner {
     }
 }
 
-/// Who shows a sign of life by these writes: as it says itself how it is, or as passing.
-fn alive(writes: &[Result<Write, WriteError>]) -> [(Alive, Vec<InstanceId>); 2] {
-    let (mut reported, mut passing) = (Vec::new(), Vec::new());
+/// Who shows a sign of life by these writes, and what that says.
+fn alive(writes: &[Result<Write, WriteError>]) -> [(Alive, Vec<InstanceId>); 3] {
+    let mut signs = [Alive::Passing, Alive::AsReported, Alive::Unwell].map(|alive| (alive, Vec::new()));
     for write in writes.iter().flatten() {
         if let WriteKind::Register(registration) = &write.kind {
-            let list = if registration.health.is_some() { &mut reported } else { &mut passing };
-            list.push(registration.id.clone());
+            // A registration that says nothing of its health is a heartbeat; one that says "passing" writes that itself.
+            let sign = match registration.health {
+                None => 0,
+                Some(Health::Passing) => 1,
+                Some(_) => 2,
+            };
+            signs[sign].1.push(registration.id.clone());
         }
     }
-    [(Alive::AsReported, reported), (Alive::Passing, passing)]
+    signs
 }
 
 fn name(write: Option<&Write>) -> Arc<str> {

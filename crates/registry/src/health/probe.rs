@@ -38,6 +38,11 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// Whether the last answer was no failure.
+    pub(crate) fn has_answered(self) -> bool {
+        self.failed == 0 && self.answered > 0
+    }
+
     /// After one more answer, `found`: what the health should be if it was `current`.
     pub(crate) fn after(&mut self, found: Health, current: Health, pace: &Pace) -> Health {
         if found == Health::Critical {

@@ -100,6 +100,11 @@ impl Targets {
         (verdict != target.instance.health).then(|| (Arc::clone(&target.instance), verdict))
     }
 
+    /// Whether this node asks it, and the last answer was a good one: then it is not deregistered, whatever the store has of it.
+    pub(crate) fn answers(&self, id: &InstanceId) -> bool {
+        self.targets.get(id).is_some_and(|target| target.ours && target.row.has_answered())
+    }
+
     /// Another node asks it: its turn comes again after an interval.
     fn skip(&mut self, id: &InstanceId, now: u64) {
         if let Some(target) = self.targets.get_mut(id).filter(|target| target.due.is_none()) {
@@ -169,7 +174,8 @@ pub(crate) async fn run(inner: Arc<Inner>) {
             let (these, others): (Vec<_>, Vec<_>) = back.drain(..).partition(|(_, verdict)| *verdict == health);
             back = others;
             let these = these.into_iter().map(|(instance, _)| instance).collect();
-            let changed = set_health(&inner, these, health).await;
+            // What could not be written is found again by the next answer.
+            let (changed, _) = set_health(&inner, these, health).await;
             add(&inner.counters.revived, changed);
         }
         let room = inner.settings.health.probes.saturating_sub(asking.len());
