@@ -93,7 +93,7 @@ impl Registry {
         let memory = Memory { service_changes: settings.service_changes, changes: settings.changes };
         // A request has at least one row, so the count of rows is reached before the queue is full.
         let (queue, requests) = mpsc::channel(settings.limits.queued_writes);
-        let (peers, listener) = Peers::bind(&settings.peers, settings.health.enabled).await?;
+        let peers = Peers::bind(&settings.peers, settings.health.enabled)?;
         let inner = Arc::new(Inner {
             store,
             cache: Cache::new(memory),
@@ -114,7 +114,7 @@ impl Registry {
             settings,
         });
         inner.catch_up().await?;
-        peers::start(&inner, listener).await?;
+        peers::start(&inner).await?;
         {
             let mut tasks = inner.tasks.lock().unwrap_or_else(PoisonError::into_inner);
             tasks.spawn(writer::run(Arc::clone(&inner), requests));

@@ -34,7 +34,7 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PeerSettings {
-    /// Where this node listens for the others; port 0 leaves the port to the system. They prove to each other that they know the
+    /// Where this node listens for the others; port 0 leaves the port to the system, and opens it only when there is another node. They prove to each other that they know the
     /// store's secret; what they say is not encrypted.
     pub listen: SocketAddr,
     /// Where the others reach it, `host` or `host:port`; empty: where it listens.
