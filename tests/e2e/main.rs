@@ -36,6 +36,7 @@ mod registry_probes;
 mod registry_races;
 mod registry_safety;
 mod registry_source;
+mod registry_walls;
 mod relay;
 mod relay_amnesia;
 mod relay_failover;

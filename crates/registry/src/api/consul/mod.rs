@@ -252,7 +252,7 @@ impl Call<'_> {
         let seen = if ahead { Revision(wanted) } else { now };
         let wait = self.request.duration("wait")?.filter(|wait| !wait.is_zero()).unwrap_or(DEFAULT_WAIT);
         let wait = wait.min(self.context.limits.wait);
-        self.context.wait(service, seen, wait + jitter(wait)).await?;
+        self.context.wait(self.request, service, seen, wait + jitter(wait)).await?;
         Ok(Blocked { index: revision(), waited: true })
     }
 }

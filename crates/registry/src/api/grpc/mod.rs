@@ -24,6 +24,7 @@ use tonic::server::NamedService;
 use tonic::{Code, Request, Status};
 
 use super::auth::Role;
+use super::places::Place;
 use super::{ApiError, Context, Front};
 
 /// What `build.rs` makes of `proto/`.
@@ -173,6 +174,11 @@ impl Who {
     /// Refuses a message of a stream where there are too many.
     fn admitted(&self, context: &Context) -> Result<(), ApiError> {
         context.admit(context.identify_by(&self.headers, None).ok().as_ref(), self.peer)
+    }
+
+    /// A place among those that wait. Whether the caller may ask is decided elsewhere.
+    fn place(&self, context: &Context) -> Result<Place, ApiError> {
+        context.place(context.identify_by(&self.headers, None).ok().as_ref(), self.peer)
     }
 
     fn audit(&self, context: &Context, action: &'static str, namespace: &str, object: &str) {
