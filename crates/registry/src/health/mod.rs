@@ -15,7 +15,9 @@ mod lease;
 mod mysql;
 mod probe;
 mod prober;
+mod reach;
 mod reaper;
+mod resolver;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::BuildHasher as _;
@@ -31,6 +33,7 @@ use tokio::time::Instant;
 use brake::{Brake, Missing};
 use lease::{Leases, Renewed};
 use prober::Targets;
+pub(crate) use reach::Range;
 use reaper::Reaper;
 
 use crate::cache::Changes;
