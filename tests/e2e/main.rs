@@ -30,6 +30,7 @@ mod psql;
 mod registry;
 mod registry_clients;
 mod registry_fire;
+mod registry_fronts;
 mod registry_identity;
 mod registry_nodes;
 mod registry_probes;

@@ -124,6 +124,7 @@ impl Front {
             ("prometheus", _) => Some(Front::Prometheus),
             ("v1", Some("namespaces" | "openapi.json")) => Some(Front::Native),
             ("v1", Some("agent" | "catalog" | "health" | "status")) => Some(Front::Consul),
+            ("v1", Some(part)) if consul::ABSENT.contains(&part) => Some(Front::Consul),
             ("v1", Some("RegisterInstance" | "DeregisterInstance" | "Heartbeat" | "Discover" | "ReportClient")) => {
                 Some(Front::Polaris)
             }

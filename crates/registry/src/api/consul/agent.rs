@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::catalog::write;
 use super::entry::{self, AgentService, Check, DATACENTER};
 use super::wire::{self, CHECK_ID, Kept, Object, Probe, status};
-use super::{Call, done, registration_of};
+use super::{CONTENT_HASH, Call, DEFAULT_WAIT, done, registration_of};
 use crate::api::identity::in_consul;
 use crate::api::{ApiError, Reply};
 use crate::{Beat, CheckKind, Edit, Health, Instance, InstanceId, Metadata, Patch, Registration};
@@ -83,10 +84,7 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
             }
             Ok(Reply::ok(&services))
         }
-        ["service", id] => {
-            let instance = call.agent_service(id).await?;
-            Ok(Reply::ok(&AgentService::new(&instance, &Kept::of(&instance))))
-        }
+        ["service", id] => watched_service(call, id).await,
         ["checks"] => {
             let checks: BTreeMap<String, Check> = own_instances(call)
                 .iter()
@@ -111,6 +109,30 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
             }
         }
         _ => Err(call.no_such_path()),
+    }
+}
+
+/// One service, with a hash of what is told of it. A request that gives the hash, `?hash=`, waits until the hash is another one.
+async fn watched_service(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
+    let known = call.request.param("hash").filter(|hash| !hash.is_empty());
+    let wait = call.request.duration("wait")?.filter(|wait| !wait.is_zero()).unwrap_or(DEFAULT_WAIT);
+    let until = Instant::now() + wait.min(call.context.limits.wait);
+    let mut waited = false;
+    loop {
+        let registry = &call.context.registry;
+        let found = call.agent_service(id).await?;
+        // Read before what is shown is: a change in between ends the wait.
+        let revision = registry.revision_of(&found.service);
+        let instance = registry.instance(&found.id).unwrap_or(found);
+        let shown = AgentService::new(&instance, &Kept::of(&instance));
+        let text = serde_json::to_string(&shown).unwrap_or_default();
+        let hash: String = crate::api::hash_of(&text)[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let left = until.saturating_duration_since(Instant::now());
+        if known != Some(hash.as_str()) || left.is_zero() || *call.context.stopping.borrow() {
+            return Ok(Reply::ok(&shown).header(CONTENT_HASH, hash).waited(waited));
+        }
+        waited = true;
+        call.context.wait(call.request, Some(&instance.service), revision, left).await?;
     }
 }
 
@@ -158,6 +180,7 @@ fn judged(call: &Call<'_>, list: &[&Arc<Instance>]) -> Reply {
 async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.writes()?;
     let body: Value = call.request.json()?;
+    call.same_namespace(&body)?;
     let mut read = wire::service(&body, "name")?;
     // A service without an address of its own has that of its agent: here, the address that the request came from.
     let peer = call.peer();
@@ -174,6 +197,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
             metadata: read.metadata((host != peer).then_some(peer.as_str()))?,
             health: first_health(read.check.as_ref(), known.map(|instance| instance.health)),
             check: read.check.as_ref().and_then(|check| check.check.clone()),
+            location: read.location.clone(),
             ..Registration::new(id.clone(), service.clone(), &host, read.port)
         };
         Ok::<_, ApiError>(Edit::Register(Box::new(registration)))

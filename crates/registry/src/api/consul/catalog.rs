@@ -67,7 +67,7 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
             for instance in call.instances() {
                 let kept = Kept::of(&instance);
                 if !kept.node.is_empty() {
-                    let node = Node::new(&kept.node, &instance.host, instance.revision.0);
+                    let node = Node::of(&instance, &kept, own);
                     nodes.entry(kept.node).or_insert(node);
                 }
             }
@@ -77,9 +77,9 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
         ["node", name] => {
             let blocked = call.blocked(None).await?;
             let on_it: Vec<_> = on_node(call, name);
-            let address = match on_it.first() {
-                _ if *name == own => "127.0.0.1".to_owned(),
-                Some(instance) => instance.host.to_string(),
+            let shown = match on_it.first() {
+                _ if *name == own => Node::new(name, "127.0.0.1", 1),
+                Some(instance) => Node::of(instance, &Kept::of(instance), own),
                 // As Consul says that there is no such node.
                 None => return Ok(blocked.show(Reply::ok(&Value::Null))),
             };
@@ -89,7 +89,7 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
                 .filter(|service| call.fits(service))
                 .map(|service| (service.id.clone(), service))
                 .collect();
-            let node = json!({ "Node": Node::new(name, &address, 1), "Services": services });
+            let node = json!({ "Node": shown, "Services": services });
             Ok(blocked.show(Reply::ok(&node)))
         }
         _ => Err(call.no_such_path()),
@@ -111,6 +111,10 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.writes()?;
     let body: Value = call.request.json()?;
     let object = Object::new(&body, "the body")?;
+    object.refuse(&["partition", "locality"])?;
+    if !matches!(object.text("datacenter")?, "" | DATACENTER) {
+        return Err(ApiError::bad(format!("Datacenter: there is one, {DATACENTER}")));
+    }
     let (node, address) = (object.text("node")?, object.text("address")?);
     if node.is_empty() || address.is_empty() {
         return Err(ApiError::bad("expected Node and Address"));
@@ -119,7 +123,12 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         // A node by itself: there is nothing to keep of one that has no services.
         return Ok(Reply::ok(&true));
     };
+    call.same_namespace(service)?;
     let mut read = wire::service(service, "service")?;
+    read.kept.node_address = if read.address.is_empty() { String::new() } else { address.to_owned() };
+    read.kept.node_id = object.text("id")?.to_owned();
+    read.kept.node_meta = object.pairs("nodemeta")?;
+    read.kept.node_tagged_addresses = object.pairs("taggedaddresses")?;
     node.clone_into(&mut read.kept.node);
     match (object.get("check"), object.get("checks").and_then(Value::as_array).map(Vec::as_slice)) {
         (Some(check), _) | (None, Some([check])) => read.check = Some(wire::probe(check)?),
@@ -139,6 +148,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         metadata: read.metadata(None)?,
         // Whoever writes to the catalog keeps the status up to date too: nothing is probed.
         health: Some(read.check.as_ref().and_then(|check| check.status).unwrap_or(Health::Passing)),
+        location: read.location.clone(),
         ..Registration::new(id, call.service(&read.name)?, host, read.port)
     };
     if write(call.context.registry.register(vec![registration]).await)?.changed() {

@@ -31,6 +31,23 @@ use filter::Filter;
 const INDEX: HeaderName = HeaderName::from_static("x-consul-index");
 const KNOWN_LEADER: HeaderName = HeaderName::from_static("x-consul-knownleader");
 const LAST_CONTACT: HeaderName = HeaderName::from_static("x-consul-lastcontact");
+/// Parts of Consul that are not here. A 404 means "no such key" to Consul's clients, and whoever watches a key asks again at once: so
+/// these are answered with 501.
+pub(super) const ABSENT: [&str; 12] = [
+    "kv",
+    "session",
+    "txn",
+    "event",
+    "query",
+    "acl",
+    "config",
+    "connect",
+    "coordinate",
+    "operator",
+    "snapshot",
+    "internal",
+];
+const CONTENT_HASH: HeaderName = HeaderName::from_static("x-consul-contenthash");
 /// How long a blocking query waits that does not say.
 const DEFAULT_WAIT: Duration = Duration::from_secs(300);
 
@@ -53,6 +70,11 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         return status(request, what);
     }
     let caller = context.identify(request)?;
+    if let ["v1", part, ..] = path.as_slice()
+        && ABSENT.contains(part)
+    {
+        return Err(ApiError::NotImplemented(format!("Consul's /v1/{part} is not served here")));
+    }
     let name = request.param("ns").or_else(|| request.named_header("x-consul-namespace")).unwrap_or("default");
     let call = Call {
         context,
@@ -127,6 +149,15 @@ impl Call<'_> {
 
     fn service(&self, name: &str) -> Result<ServiceKey, ApiError> {
         Ok(ServiceKey::new(&self.namespace, name)?)
+    }
+
+    /// Refuses a body that names another namespace than the request.
+    fn same_namespace(&self, body: &Value) -> Result<(), ApiError> {
+        let named = wire::Object::new(body, "the body")?.text("namespace")?;
+        if named.is_empty() || named == self.namespace.as_str() {
+            return Ok(());
+        }
+        Err(ApiError::bad(format!("Namespace {named:?}: choose it with ?ns= or X-Consul-Namespace")))
     }
 
     /// The address that the request came from, as text.

@@ -206,7 +206,9 @@ impl From<ApiError> for Status {
             ApiError::BadRequest(_) | ApiError::Invalid(_) | ApiError::UnsupportedMediaType { .. } => {
                 Code::InvalidArgument
             }
-            ApiError::NoSuchPath(_) | ApiError::MethodNotAllowed { .. } => Code::Unimplemented,
+            ApiError::NoSuchPath(_) | ApiError::NotImplemented(_) | ApiError::MethodNotAllowed { .. } => {
+                Code::Unimplemented
+            }
             ApiError::NotFound { .. } | ApiError::Missing(_) => Code::NotFound,
             ApiError::Unauthorized => Code::Unauthenticated,
             ApiError::Forbidden { .. } => Code::PermissionDenied,
