@@ -95,6 +95,8 @@ pub struct Context {
     began: Instant,
     /// What Eureka's deltas begin from.
     past: eureka::Past,
+    /// Eureka's answer with all applications.
+    applications: eureka::Whole,
     /// One for each request that waits for a change.
     places: Arc<Places>,
     /// Becomes true when the server stops: whoever waits answers with what there is.
@@ -162,8 +164,9 @@ impl Context {
         let past = eureka::Past::default();
         past.note(std::time::Instant::now(), registry.revision());
         let (auth, rates) = (Arc::new(ArcSwap::from_pointee(auth)), Rates::new(limits.rate));
+        let applications = eureka::Whole::default();
         let (stats, began) = (Arc::default(), Instant::now());
-        Context { registry, auth, limits, stats, node, audit, rates, began, past, places, stopping }
+        Context { registry, auth, limits, stats, node, audit, rates, began, past, applications, places, stopping }
     }
 
     /// A handle by which who is let in can be replaced while the server runs.

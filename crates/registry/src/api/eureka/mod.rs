@@ -9,13 +9,14 @@
 //! Format: <https://github.com/Netflix/eureka/wiki/Eureka-REST-operations>.
 
 mod view;
+mod whole;
 mod wire;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use hyper::header::ACCEPT;
+use hyper::header::{ACCEPT, CONTENT_ENCODING, VARY};
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -26,7 +27,8 @@ use crate::{
     Beat, Change, Check, CheckKind, Edit, Instance, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision,
     ServiceKey, ServiceSnapshot,
 };
-use view::{Form, HashCode, app_name};
+use view::{Form, app_name};
+pub(super) use whole::Whole;
 use wire::{KEPT, Kept};
 
 /// The namespace of all applications: Eureka has none.
@@ -85,8 +87,8 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     let reading = method == Method::GET;
     call.caller.needs(if reading { Role::Read } else { Role::Write }, NAMESPACE)?;
     let reply = match (method.as_str(), path) {
-        ("GET", ["apps"]) => call.applications(),
-        ("GET", ["apps", "delta"]) => call.delta(),
+        ("GET", ["apps"]) => call.applications().await?,
+        ("GET", ["apps", "delta"]) => call.delta().await?,
         ("GET", ["apps", app]) => call.application(app)?,
         ("GET", ["apps", app, id]) => call.show("instance", view::instance(&*call.found(Some(app), id)?, "ADDED")),
         ("GET", ["instances", id]) => call.show("instance", view::instance(&*call.found(None, id)?, "ADDED")),
@@ -169,13 +171,6 @@ impl Call<'_> {
         self.context.registry.services(Some(&self.namespace))
     }
 
-    fn hash_code(&self, services: &[Arc<ServiceSnapshot>]) -> String {
-        let mut code = HashCode::default();
-        let all = services.iter().flat_map(|service| service.instances.iter());
-        all.filter_map(|instance| view::status(instance)).for_each(|status| code.add(status));
-        code.text()
-    }
-
     fn tree(&self, version: Revision, hash_code: String, applications: Vec<Value>) -> Reply {
         let tree = json!({
             "versions__delta": version.to_string(),
@@ -185,12 +180,13 @@ impl Call<'_> {
         self.show("applications", tree)
     }
 
-    fn applications(&self) -> Reply {
-        let revision = self.context.registry.revision();
-        self.context.past.note(Instant::now(), revision);
-        let services = self.services();
-        let applications = shown(&services, |_| true);
-        self.tree(revision, self.hash_code(&services), applications)
+    async fn applications(&self) -> Result<Reply, ApiError> {
+        let registry = &self.context.registry;
+        self.context.past.note(Instant::now(), registry.revision());
+        let compressed = self.request.accepts_gzip();
+        let body = self.context.applications.body(registry, &self.namespace, self.form, compressed).await?;
+        let reply = Reply::bytes(StatusCode::OK, if self.form == Form::Xml { XML } else { JSON }, body);
+        Ok(if compressed { reply.header(CONTENT_ENCODING, "gzip").header(VARY, "Accept-Encoding") } else { reply })
     }
 
     fn application(&self, app: &str) -> Result<Reply, ApiError> {
@@ -216,14 +212,14 @@ impl Call<'_> {
     }
 
     /// What changed in the last minutes; all there is where that is not known any more.
-    fn delta(&self) -> Reply {
+    async fn delta(&self) -> Result<Reply, ApiError> {
         let registry = &self.context.registry;
         let revision = registry.revision();
         self.context.past.note(Instant::now(), revision);
         let services = self.services();
-        let code = self.hash_code(&services);
+        let code = whole::hash_code(&services);
         let changes = self.context.past.begin().and_then(|since| registry.all_changes(since));
-        let Some(changes) = changes else { return self.tree(revision, code, shown(&services, |_| true)) };
+        let Some(changes) = changes else { return self.applications().await };
         // The last word on each instance counts.
         let mut latest: BTreeMap<(String, String), Value> = BTreeMap::new();
         for change in changes.iter().filter(|change| change.service().namespace() == NAMESPACE) {
@@ -248,7 +244,7 @@ impl Call<'_> {
             applications.entry(app).or_default().push(instance);
         }
         let applications = applications.into_iter().map(|(name, list)| view::application(&name, list)).collect();
-        self.tree(revision, code, applications)
+        Ok(self.tree(revision, code, applications))
     }
 
     async fn register(&self, app: &str) -> Result<Reply, ApiError> {
