@@ -344,7 +344,9 @@ async fn the_command_line() {
         let import = Kingpost::run(&["registry", "import", flag, &from, "--url", &url, "--ttl", "1h"]);
         assert!(import.status.success(), "{}", String::from_utf8_lossy(&import.stderr));
         let shop = third.get("/v1/namespaces/default/services/shop/instances").await.json();
-        assert_eq!((ids(&shop), &shop["instances"][0]["check"]["ttl"]), (vec![id.trim()], &json!("1h")), "{shop}");
+        let only = &shop["instances"][0];
+        assert_eq!((ids(&shop).len(), &only["check"]["ttl"]), (1, &json!("1h")), "{shop}");
+        assert_eq!(only["metadata"]["kingpost.id"], id.trim(), "the id that it had there: {shop}");
         let tagged = third.get("/v1/health/service/tagged?tag=a").await.json();
         let service = &tagged[0]["Service"];
         let expected = if flag == "--from-consul" {

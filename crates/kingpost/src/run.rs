@@ -392,18 +392,22 @@ fn failure_of(error: &StartError) -> Failure {
     }
 }
 
-/// A client is a descriptor, and the usual soft limit is 1024.
-fn raise_descriptor_limit() {
+/// A client is a descriptor, and the usual soft limit is 1024. Returns how many descriptors the process may have now.
+pub(crate) fn raise_descriptor_limit() -> u64 {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
-    if limit.current == limit.maximum {
-        return;
+    if limit.current != limit.maximum {
+        let before = limit.current;
+        limit.current = limit.maximum;
+        match setrlimit(Resource::Nofile, limit) {
+            Ok(()) => tracing::debug!(limit = ?limit.maximum, "raised the limit of open files"),
+            Err(error) => {
+                limit.current = before;
+                tracing::warn!(%error, "cannot raise the limit of open files");
+            }
+        }
     }
-    limit.current = limit.maximum;
-    match setrlimit(Resource::Nofile, limit) {
-        Ok(()) => tracing::debug!(limit = ?limit.maximum, "raised the limit of open files"),
-        Err(error) => tracing::warn!(%error, "cannot raise the limit of open files"),
-    }
+    limit.current.unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

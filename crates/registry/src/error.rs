@@ -42,6 +42,14 @@ pub enum WriteError {
         /// How many there may be.
         limit: usize,
     },
+    /// Others changed the instance each time before the change could be written: nothing was written.
+    #[error("{what}: others changed it {attempts} times meanwhile; try again")]
+    Contended {
+        /// Which.
+        what: Arc<str>,
+        /// How often it was tried.
+        attempts: u32,
+    },
     /// The store could not be reached, or refused: nothing was written.
     #[error("nothing was written: {reason}")]
     Unavailable {

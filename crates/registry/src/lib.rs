@@ -23,6 +23,7 @@
 
 pub mod api;
 mod cache;
+mod change;
 pub mod dns;
 mod error;
 mod health;
@@ -36,6 +37,7 @@ pub mod store;
 mod writer;
 
 pub use cache::{Change, Encoding, Found, Instances, ServiceSnapshot};
+pub use change::Edit;
 pub use error::{OpenError, StoreError, WatchError, WriteError};
 pub use health::Beat;
 pub use model::*;

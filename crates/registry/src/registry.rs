@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::cache::{Applier, Cache, Change, Entry, Found, Mark, Memory, ServiceSnapshot};
+use crate::change::Turns;
 use crate::error::{OpenError, StoreError, WatchError, WriteError};
 use crate::health::{Alive, Watch};
 use crate::heartbeat::Doubts;
@@ -64,6 +65,8 @@ pub(crate) struct Inner {
     behind: Notify,
     /// Somebody asks for what is not here.
     pub(crate) doubts: Doubts,
+    /// Changes that are tried again.
+    pub(crate) turns: Turns,
     pub(crate) tasks: Mutex<JoinSet<()>>,
 }
 
@@ -90,7 +93,7 @@ impl Registry {
         let memory = Memory { service_changes: settings.service_changes, changes: settings.changes };
         // A request has at least one row, so the count of rows is reached before the queue is full.
         let (queue, requests) = mpsc::channel(settings.limits.queued_writes);
-        let (peers, listener) = Peers::bind(&settings.peers, settings.health.enabled).await?;
+        let peers = Peers::bind(&settings.peers, settings.health.enabled)?;
         let inner = Arc::new(Inner {
             store,
             cache: Cache::new(memory),
@@ -106,11 +109,12 @@ impl Registry {
             epoch: AtomicI64::new(0),
             behind: Notify::new(),
             doubts: Doubts::default(),
+            turns: Turns::default(),
             tasks: Mutex::new(JoinSet::new()),
             settings,
         });
         inner.catch_up().await?;
-        peers::start(&inner, listener).await?;
+        peers::start(&inner).await?;
         {
             let mut tasks = inner.tasks.lock().unwrap_or_else(PoisonError::into_inner);
             tasks.spawn(writer::run(Arc::clone(&inner), requests));
@@ -144,13 +148,25 @@ impl Registry {
 
     /// Makes instances exist as described.
     pub async fn register(&self, rows: Vec<Registration>) -> Vec<Result<Written, WriteError>> {
+        self.write_checked(rows.into_iter().map(|row| WriteKind::Register(Box::new(row)).always()).collect()).await
+    }
+
+    /// Holds what is written against the limits, and writes it. To register is a sign of life.
+    pub(crate) async fn write_checked(&self, rows: Vec<Write>) -> Vec<Result<Written, WriteError>> {
+        let limits = &self.inner.settings.limits;
         let mut room = Room::new(&self.inner);
-        let writes = rows.into_iter().map(|registration| {
-            registration.check(&self.inner.settings.limits)?;
-            room.take(&registration)?;
-            Ok(WriteKind::Register(Box::new(registration)).always())
+        let checked = rows.into_iter().map(|row| {
+            match &row.kind {
+                WriteKind::Register(registration) => {
+                    registration.check(limits)?;
+                    room.take(registration)?;
+                }
+                WriteKind::Patch(_, Patch { metadata: Some(metadata), .. }) => metadata.check(limits)?,
+                _ => {}
+            }
+            Ok(row)
         });
-        let writes: Vec<Result<Write, WriteError>> = writes.collect();
+        let writes: Vec<Result<Write, WriteError>> = checked.collect();
         let alive = alive(&writes);
         // They live now, however long the commit takes; and a time to live that becomes shorter counts from now.
         for (_, ids) in &alive {
@@ -171,19 +187,16 @@ impl Registry {
 
     /// Changes instances in part.
     pub async fn update(&self, patches: Vec<(InstanceId, Patch)>) -> Vec<Result<Written, WriteError>> {
-        let writes = patches.into_iter().map(|(id, patch)| {
-            if let Some(metadata) = &patch.metadata {
-                metadata.check(&self.inner.settings.limits)?;
-            }
-            Ok(WriteKind::Patch(id, patch).always())
-        });
-        self.inner.write(writes.collect()).await
+        self.write_checked(patches.into_iter().map(|(id, patch)| WriteKind::Patch(id, patch).always()).collect()).await
     }
 
     /// A heartbeat that says how the instance is. Written only where that is news.
     pub async fn report(&self, reports: &[(InstanceId, Health)]) -> Vec<Result<Written, WriteError>> {
-        let ids: Vec<InstanceId> = reports.iter().map(|(id, _)| id.clone()).collect();
-        self.inner.health.renew(&ids, Alive::AsReported);
+        for (alive, wanted) in [(Alive::Passing, true), (Alive::Unwell, false)] {
+            let said = reports.iter().filter(|(_, health)| (*health == Health::Passing) == wanted);
+            let ids: Vec<InstanceId> = said.map(|(id, _)| id.clone()).collect();
+            self.inner.health.renew(&ids, alive);
+        }
         let mut answers: Vec<Option<Result<Written, WriteError>>> = Vec::with_capacity(reports.len());
         let mut news = Vec::new();
         for (id, health) in reports {
@@ -532,16 +545,21 @@ impl Inner {
     }
 }
 
-/// Who shows a sign of life by these writes: as it says itself how it is, or as passing.
-fn alive(writes: &[Result<Write, WriteError>]) -> [(Alive, Vec<InstanceId>); 2] {
-    let (mut reported, mut passing) = (Vec::new(), Vec::new());
+/// Who shows a sign of life by these writes, and what that says.
+fn alive(writes: &[Result<Write, WriteError>]) -> [(Alive, Vec<InstanceId>); 3] {
+    let mut signs = [Alive::Passing, Alive::AsReported, Alive::Unwell].map(|alive| (alive, Vec::new()));
     for write in writes.iter().flatten() {
         if let WriteKind::Register(registration) = &write.kind {
-            let list = if registration.health.is_some() { &mut reported } else { &mut passing };
-            list.push(registration.id.clone());
+            // A registration that says nothing of its health is a heartbeat; one that says "passing" writes that itself.
+            let sign = match registration.health {
+                None => 0,
+                Some(Health::Passing) => 1,
+                Some(_) => 2,
+            };
+            signs[sign].1.push(registration.id.clone());
         }
     }
-    [(Alive::AsReported, reported), (Alive::Passing, passing)]
+    signs
 }
 
 fn name(write: Option<&Write>) -> Arc<str> {

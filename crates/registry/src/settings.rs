@@ -34,7 +34,7 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PeerSettings {
-    /// Where this node listens for the others; port 0 leaves the port to the system. They prove to each other that they know the
+    /// Where this node listens for the others; port 0 leaves the port to the system, and opens it only when there is another node. They prove to each other that they know the
     /// store's secret; what they say is not encrypted.
     pub listen: SocketAddr,
     /// Where the others reach it, `host` or `host:port`; empty: where it listens.
@@ -50,9 +50,16 @@ pub struct HealthSettings {
     pub enabled: bool,
     /// Probes under way at the same time.
     pub probes: usize,
+    /// Ranges of addresses (`10.0.0.0/8`) that may be probed, whatever `probe_deny` has.
+    pub probe_allow: Vec<String>,
+    /// Ranges of addresses that are not probed: an instance whose target is there is critical.
+    pub probe_deny: Vec<String>,
     /// When much is lost at once.
     pub brake: BrakeSettings,
 }
+
+/// What is not probed where nobody says: link-local addresses, at which clouds tell machines their secrets.
+const DENIED: [&str; 3] = ["169.254.0.0/16", "fe80::/10", "fd00:ec2::254"];
 
 /// When much is lost at once, it is rather the registry's view that is wrong: the last good state is kept for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -91,7 +98,13 @@ impl Default for PeerSettings {
 
 impl Default for HealthSettings {
     fn default() -> HealthSettings {
-        HealthSettings { enabled: true, probes: 1024, brake: BrakeSettings::default() }
+        HealthSettings {
+            enabled: true,
+            probes: 1024,
+            probe_allow: Vec::new(),
+            probe_deny: DENIED.map(str::to_owned).to_vec(),
+            brake: BrakeSettings::default(),
+        }
     }
 }
 
@@ -105,12 +118,15 @@ impl Settings {
     pub(crate) fn check(&self) -> Result<(), OpenError> {
         let share = |share: f64| share > 0.0 && share <= 1.0;
         let brake = &self.health.brake;
+        let ranges = |texts: &[String]| texts.iter().all(|text| text.parse::<crate::health::Range>().is_ok());
         for (good, what) in [
             ((1..=4096).contains(&self.batch_rows), "batch_rows: expected 1 to 4096"),
             (self.limits.call_rows > 0, "limits.call_rows: expected at least 1"),
             (self.limits.queued_writes > 0, "limits.queued_writes: expected at least 1"),
             ((1..=1 << 30).contains(&self.limits.instances), "limits.instances: expected 1 to 2^30"),
             (self.health.probes > 0, "health.probes: expected at least 1"),
+            (ranges(&self.health.probe_allow), "health.probe_allow: expected addresses or ranges such as 10.0.0.0/8"),
+            (ranges(&self.health.probe_deny), "health.probe_deny: expected addresses or ranges such as 10.0.0.0/8"),
             (share(brake.service_share), "health.brake.service_share: expected above 0, up to 1"),
             (share(brake.whole_share), "health.brake.whole_share: expected above 0, up to 1"),
         ] {

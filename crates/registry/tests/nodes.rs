@@ -31,6 +31,14 @@ async fn nodes(directory: &tempfile::TempDir, count: usize, settings: &Settings)
     nodes
 }
 
+/// Settings of a node that listens for others from the beginning: its port is chosen.
+fn listening() -> Settings {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut settings = Settings::default();
+    settings.peers.listen = free.local_addr().unwrap();
+    settings
+}
+
 async fn until(registry: &Registry, what: &str, condition: impl Fn(&Registry) -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition(registry) {
@@ -247,7 +255,8 @@ impl Store for Silent {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_has_not_heard_of_an_instance_asks_before_it_says_so() {
     let directory = tempfile::tempdir().unwrap();
-    let open = async |store: Arc<Silent>| Registry::open(Settings::default(), store).await.unwrap();
+    // Each listens from the beginning: a node that sees no other one has no port otherwise.
+    let open = async |store: Arc<Silent>| Registry::open(listening(), store).await.unwrap();
     let first = open(Silent::new(&directory, true).await).await;
     let second = open(Silent::new(&directory, true).await).await;
     let register = async |n: usize| {
@@ -295,8 +304,19 @@ async fn a_node_that_has_not_heard_of_an_instance_asks_before_it_says_so() {
 async fn strangers_are_turned_away() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let directory = tempfile::tempdir().unwrap();
-    let node = nodes(&directory, 1, &Settings::default()).await.pop().unwrap();
-    let address = node.status().peer_address;
+    let alone = nodes(&directory, 1, &Settings::default()).await.pop().unwrap();
+    let address = alone.status().peer_address;
+    let refused = tokio::net::TcpStream::connect(&address).await.map_err(|error| error.kind());
+    assert_eq!(
+        refused.err(),
+        Some(std::io::ErrorKind::ConnectionRefused),
+        "a node that is alone has no port for others"
+    );
+    let second = Registry::open(Settings::default(), on(&directory).await).await.unwrap();
+    let node = alone;
+    for one in [&node, &second] {
+        until(one, "the other", |node| node.status().peers.iter().any(|peer| peer.reached)).await;
+    }
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 200], &[0xff; 200], b""] {
         let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
         let _ = stream.write_all(bytes).await;
@@ -309,13 +329,14 @@ async fn strangers_are_turned_away() {
     assert_eq!(node.revision(), quiet.revision);
     assert!(node.revision() > Revision(0));
     node.shutdown().await;
+    second.shutdown().await;
 }
 
 /// Somebody holds more connections open than there are places, and says nothing: a node comes in all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_holds_the_peers_port_keeps_no_node_out() {
     let directory = tempfile::tempdir().unwrap();
-    let node = nodes(&directory, 1, &Settings::default()).await.pop().unwrap();
+    let node = Registry::open(listening(), on(&directory).await).await.unwrap();
     let address = node.status().peer_address;
     let held = Arc::new(std::sync::Mutex::new(Vec::new()));
     let holding = Arc::clone(&held);

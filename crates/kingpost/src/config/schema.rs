@@ -410,8 +410,13 @@ const REGISTRY_LIMITS: &[Key] = &[
     key("watchers", integer(1, 10_000_000)),
 ];
 
-const REGISTRY_HEALTH: &[Key] =
-    &[key("enabled", Kind::Boolean), key("probes", integer(1, 1_000_000)), key("brake", Kind::Table(REGISTRY_BRAKE))];
+const REGISTRY_HEALTH: &[Key] = &[
+    key("enabled", Kind::Boolean),
+    key("probes", integer(1, 1_000_000)),
+    key("probe_allow", Kind::Texts),
+    key("probe_deny", Kind::Texts),
+    key("brake", Kind::Table(REGISTRY_BRAKE)),
+];
 
 const REGISTRY_BRAKE: &[Key] = &[
     key("service_share", Kind::Share),

@@ -5,6 +5,8 @@ use std::io::{BufRead, Read};
 use std::path::Path;
 
 use hyper::Method;
+use registry::NamespaceName;
+use registry::api::identity;
 use serde_json::{Map, Value, json};
 
 use super::client::{BATCH, LONGEST, all_done, report};
@@ -128,11 +130,12 @@ async fn consul(url: &str, args: &ImportArgs, batches: &mut Batches<'_>) -> Resu
     if services.len() > MOST_SERVICES {
         return Err(strange(url, "it has more than 100,000 services"));
     }
+    let namespace = named(args)?;
     // Its own servers are no service of anybody's.
     for name in services.keys().filter(|name| *name != "consul") {
         let entries = from.ask(Method::GET, &format!("{base}/v1/health/service/{}", segment(name)), None).await?;
         for entry in entries.as_array().into_iter().flatten() {
-            if let Some(instance) = of_consul(entry) {
+            if let Some(instance) = of_consul(entry, &namespace) {
                 batches.push(&args.namespace, with_check(instance, args)).await?;
             }
         }
@@ -141,7 +144,7 @@ async fn consul(url: &str, args: &ImportArgs, batches: &mut Batches<'_>) -> Resu
 }
 
 /// One entry of `/v1/health/service`. What the checks are is not told there, only what they found.
-fn of_consul(entry: &Value) -> Option<Value> {
+fn of_consul(entry: &Value, namespace: &NamespaceName) -> Option<Value> {
     let service = &entry["Service"];
     let address = service["Address"].as_str().filter(|address| !address.is_empty());
     let host = address.or_else(|| entry["Node"]["Address"].as_str().filter(|address| !address.is_empty()))?;
@@ -152,11 +155,18 @@ fn of_consul(entry: &Value) -> Option<Value> {
         .filter(|(key, value)| !key.starts_with(registry::api::RESERVED) && value.is_string())
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
+    // Where the Consul front keeps them.
+    let mut kept = Map::new();
     if let Some(tags) = service["Tags"].as_array().filter(|tags| !tags.is_empty()) {
-        // Where the Consul front keeps them.
-        metadata.insert("kingpost.consul".into(), json!({ "tags": tags }).to_string().into());
+        kept.insert("tags".into(), tags.clone().into());
     }
+    let node = entry["Node"]["Node"].as_str().unwrap_or(host);
+    kept.insert("node".into(), node.into());
+    metadata.insert("kingpost.consul".into(), Value::Object(kept).to_string().into());
     let id = service["ID"].as_str()?;
+    metadata.insert(identity::CLIENT_ID.into(), id.into());
+    // An id that is no good goes as it is: the registry says so.
+    let instance_id = identity::consul(namespace, node, id).map_or_else(|_| id.to_owned(), |id| id.local().to_owned());
     let own = |check: &&Value| check["ServiceID"].as_str().is_none_or(|of| of.is_empty() || of == id);
     let checks = || entry["Checks"].as_array().into_iter().flatten().filter(own);
     let maintained = checks().any(|check| {
@@ -172,7 +182,7 @@ fn of_consul(entry: &Value) -> Option<Value> {
     };
     let weight = service["Weights"]["Passing"].as_u64().unwrap_or(1).saturating_mul(100).min(65_535);
     Some(json!({
-        "id": id, "service": service["Service"].as_str()?, "host": host, "port": service["Port"].as_u64().unwrap_or(0),
+        "id": instance_id, "service": service["Service"].as_str()?, "host": host, "port": service["Port"].as_u64().unwrap_or(0),
         "metadata": metadata, "weight": weight, "health": health, "isolate": maintained,
     }))
 }
@@ -181,9 +191,10 @@ async fn eureka(url: &str, args: &ImportArgs, batches: &mut Batches<'_>) -> Resu
     let (from, base) = source(url, None)?;
     let answer = from.ask(Method::GET, &format!("{base}/apps"), None).await?;
     let applications = answer.get("applications").ok_or_else(|| strange(url, "it has no applications"))?;
+    let namespace = named(args)?;
     for application in several(&applications["application"]) {
         for instance in several(&application["instance"]) {
-            if let Some(instance) = of_eureka(instance) {
+            if let Some(instance) = of_eureka(instance, &namespace) {
                 batches.push(&args.namespace, with_check(instance, args)).await?;
             }
         }
@@ -201,7 +212,7 @@ fn several(value: &Value) -> &[Value] {
 }
 
 /// One instance of an application; the service is in lower case, as the Eureka front has it.
-fn of_eureka(instance: &Value) -> Option<Value> {
+fn of_eureka(instance: &Value, namespace: &NamespaceName) -> Option<Value> {
     let text = |key: &str| instance[key].as_str().filter(|text| !text.is_empty());
     let port = |key: &str| {
         let enabled = instance[key]["@enabled"].as_str() == Some("true") || instance[key]["@enabled"] == true;
@@ -212,7 +223,7 @@ fn of_eureka(instance: &Value) -> Option<Value> {
     let app = text("app")?;
     let host = text("ipAddr").or_else(|| text("hostName"))?;
     let port = port("port").or_else(|| port("securePort")).unwrap_or(0);
-    let metadata: Map<String, Value> = instance["metadata"]
+    let mut metadata: Map<String, Value> = instance["metadata"]
         .as_object()
         .into_iter()
         .flatten()
@@ -221,11 +232,19 @@ fn of_eureka(instance: &Value) -> Option<Value> {
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
     let status = text("status").unwrap_or("UP");
-    let id = text("instanceId").map_or_else(|| format!("{host}:{}:{port}", app.to_lowercase()), str::to_owned);
+    // As the Eureka front: an instance without an id is known by the name of its host.
+    let id = text("instanceId").or_else(|| text("hostName")).unwrap_or(host);
+    metadata.insert(identity::CLIENT_ID.into(), id.into());
+    let instance_id = identity::eureka(namespace, app, id).map_or_else(|_| id.to_owned(), |id| id.local().to_owned());
     Some(json!({
-        "id": id, "service": app.to_lowercase(), "host": host, "port": port, "metadata": metadata,
+        "id": instance_id, "service": app.to_lowercase(), "host": host, "port": port, "metadata": metadata,
         "health": if status == "DOWN" { "critical" } else { "passing" }, "isolate": !matches!(status, "UP" | "DOWN"),
     }))
+}
+
+/// The namespace to import into.
+fn named(args: &ImportArgs) -> Result<NamespaceName, Failure> {
+    NamespaceName::new(&args.namespace).map_err(|error| Failure::config(format!("--namespace: {error}")))
 }
 
 fn strange(url: &str, why: &str) -> Failure {
@@ -259,16 +278,27 @@ mod tests {
         };
         let node = json!({ "CheckID": "serfHealth", "ServiceID": "", "Status": "passing" });
         let of = |status: &str| json!({ "CheckID": "service:w1", "ServiceID": "w1", "Status": status });
-        let plain = of_consul(&entry(json!({}), json!([node]))).unwrap();
-        let expected = json!({ "id": "w1", "service": "web", "host": "10.0.0.1", "port": 80, "metadata": {}, "weight": 100,
-            "health": "passing", "isolate": false });
+        let namespace = NamespaceName::default();
+        let plain = of_consul(&entry(json!({}), json!([node])), &namespace).unwrap();
+        let expected = json!({ "id": "consul:w1@n", "service": "web", "host": "10.0.0.1", "port": 80, "weight": 100,
+            "metadata": { "kingpost.consul": r#"{"node":"n"}"#, "kingpost.id": "w1" }, "health": "passing", "isolate": false });
         assert_eq!(plain, expected);
         for (service, checks, key, value) in [
             (json!({ "Address": "" }), json!([]), "host", json!("10.9.9.9")),
             (json!({ "Weights": { "Passing": 7 } }), json!([]), "weight", json!(700)),
             (json!({ "Weights": { "Passing": 7000 } }), json!([]), "weight", json!(65_535)),
-            (json!({ "Meta": { "v": "1", "kingpost.x": "y" } }), json!([]), "metadata", json!({ "v": "1" })),
-            (json!({ "Tags": ["a"] }), json!([]), "metadata", json!({ "kingpost.consul": r#"{"tags":["a"]}"# })),
+            (
+                json!({ "Meta": { "v": "1", "kingpost.x": "y" } }),
+                json!([]),
+                "metadata",
+                json!({ "v": "1", "kingpost.consul": r#"{"node":"n"}"#, "kingpost.id": "w1" }),
+            ),
+            (
+                json!({ "Tags": ["a"] }),
+                json!([]),
+                "metadata",
+                json!({ "kingpost.consul": r#"{"node":"n","tags":["a"]}"#, "kingpost.id": "w1" }),
+            ),
             (json!({}), json!([node, of("warning")]), "health", json!("warning")),
             (json!({}), json!([node, of("critical"), of("warning")]), "health", json!("critical")),
             (
@@ -284,10 +314,10 @@ mod tests {
                 json!("passing"),
             ),
         ] {
-            let found = of_consul(&entry(service, checks)).unwrap();
+            let found = of_consul(&entry(service, checks), &namespace).unwrap();
             assert_eq!(found[key], value, "{found}");
         }
-        assert!(of_consul(&json!({})).is_none());
+        assert!(of_consul(&json!({}), &namespace).is_none());
     }
 
     #[test]
@@ -297,9 +327,10 @@ mod tests {
             "port": { "$": 80, "@enabled": "true" }, "securePort": { "$": 443, "@enabled": "false" },
             "metadata": { "@class": "java.util.Collections$EmptyMap", "zone": "a" },
         });
-        let expected = json!({ "id": "h:web:80", "service": "web", "host": "10.0.0.1", "port": 80, "metadata": { "zone": "a" },
-            "health": "passing", "isolate": false });
-        assert_eq!(of_eureka(&whole).unwrap(), expected);
+        let expected = json!({ "id": "eureka:h:web:80@WEB", "service": "web", "host": "10.0.0.1", "port": 80,
+            "metadata": { "zone": "a", "kingpost.id": "h:web:80" }, "health": "passing", "isolate": false });
+        let namespace = NamespaceName::default();
+        assert_eq!(of_eureka(&whole, &namespace).unwrap(), expected);
         for (key, given, shown, value) in [
             ("status", json!("DOWN"), "health", json!("critical")),
             ("status", json!("OUT_OF_SERVICE"), "isolate", json!(true)),
@@ -310,9 +341,9 @@ mod tests {
         ] {
             let mut changed = whole.clone();
             changed[key] = given;
-            assert_eq!(of_eureka(&changed).unwrap()[shown], value, "{key}");
+            assert_eq!(of_eureka(&changed, &namespace).unwrap()[shown], value, "{key}");
         }
-        assert!(of_eureka(&json!({})).is_none());
+        assert!(of_eureka(&json!({}), &namespace).is_none());
         assert_eq!((several(&json!({})).len(), several(&json!([1, 2])).len(), several(&Value::Null).len()), (1, 2, 0));
     }
 

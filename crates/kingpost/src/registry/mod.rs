@@ -25,7 +25,7 @@ use crate::console::Scene;
 use crate::error::Failure;
 use crate::serve::{StopSignals, control_runtime, listen_for, warn};
 use crate::{logging, out};
-use config::AuthMethod;
+use config::RegistryConfig;
 use run::Running;
 use tokio::signal::unix::SignalKind;
 
@@ -106,16 +106,15 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
 /// Reads the file again. Anything wrong with it: the running configuration stays.
 fn reload(path: &Path, config: &mut file::Config, running: &Running) -> Result<(), Failure> {
     let loaded = file::load(path).and_then(|loaded| loaded.accept(path));
-    match loaded.and_then(|(new, warnings)| running.reload(&new.registry).map(|()| (new, warnings))) {
+    match loaded.and_then(|(new, warnings)| running.reload(&config.registry, &new.registry).map(|()| (new, warnings))) {
         Ok((new, warnings)) => {
             warn(&warnings);
             let (mut old, mut now) = (config.clone(), new.clone());
             for config in [&mut old, &mut now] {
-                config.registry.tokens.clear();
-                config.registry.auth = AuthMethod::Tokens;
+                config.registry = RegistryConfig::default();
             }
             if old != now {
-                tracing::warn!("only tokens, and the files of [registry.tls], take effect before the next start");
+                tracing::warn!("outside of [registry] nothing takes effect before the next start");
             }
             *config = new;
             tracing::info!(file = %path.display(), "reloaded");

@@ -12,7 +12,7 @@ use registry::{Registry, dns};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
-use super::config::RegistryConfig;
+use super::config::{AuthMethod, RegistryConfig};
 use crate::admin::Source;
 use crate::console::Known;
 use crate::error::Failure;
@@ -87,7 +87,9 @@ impl Running {
         let registry = Registry::open(config.settings(peers), store)
             .await
             .map_err(|error| Failure::environment(format!("cannot start the registry: {error}")))?;
-        let context = Context::new(registry.clone(), config.auth(), config.http(), config.node.clone(), audit.clone());
+        let mut limits = config.http();
+        limits.connections = affordable(limits.connections, crate::run::raise_descriptor_limit());
+        let context = Context::new(registry.clone(), config.auth(), limits, config.node.clone(), audit.clone());
         let door = context.door();
         let stats = Arc::clone(&context.stats);
         let server = Server::start(mounts, context);
@@ -97,11 +99,25 @@ impl Running {
         Ok(Running { registry, stats, addresses, dns, door, tls, audit, server: Mutex::new(Some(server)) })
     }
 
-    /// Takes over what can change while it runs: tokens, and the files of `[registry.tls]`, for connections that begin after it.
+    /// Takes over what can change while it runs: tokens, `auth`, and the files of `[registry.tls]`, for connections that begin after it.
+    /// `old` is what it runs with.
     ///
     /// # Errors
-    /// The files are not good: nothing has changed.
-    pub(crate) fn reload(&self, config: &RegistryConfig) -> Result<(), Failure> {
+    /// Something else has changed, the files are not good, or `auth = "none"` would open a socket to other machines: then nothing has
+    /// changed.
+    pub(crate) fn reload(&self, old: &RegistryConfig, config: &RegistryConfig) -> Result<(), Failure> {
+        let fixed = fixed(old, config);
+        if !fixed.is_empty() {
+            return Err(Failure::config(format!("{} cannot be changed while the registry runs", fixed.join(", ")))
+                .advise("start it again, or put the old value back"));
+        }
+        // What counts are the sockets that are open, not what the file calls them.
+        let open = self.addresses.iter().find(|address| !address.ip().is_loopback());
+        if let (AuthMethod::None, Some(open)) = (config.auth, open) {
+            return Err(Failure::config(format!(
+                "registry.auth: found \"none\", and the registry listens on {open}: anybody who reaches it could change everything"
+            )));
+        }
         if let (Some(tls), Some(rules)) = (&self.tls, tls_of(config)?) {
             tls.config.store(rules);
         }
@@ -131,6 +147,39 @@ impl Running {
             self.registry.shutdown().await;
         }
     }
+}
+
+/// Descriptors that clients' connections leave: for the store, the other nodes, probes, DNS, metrics, health and the console.
+const KEPT_DESCRIPTORS: u64 = 512;
+
+/// How many connections of `wanted` there can be, where the process may have so many descriptors. Below twice what is kept, half of them.
+fn affordable(wanted: usize, descriptors: u64) -> usize {
+    let room = descriptors.saturating_sub(KEPT_DESCRIPTORS).max(descriptors / 2);
+    let most = usize::try_from(room).unwrap_or(usize::MAX).min(wanted).max(1);
+    if most < wanted {
+        tracing::warn!(
+            wanted,
+            most,
+            descriptors,
+            "registry.connections: the limit of open files allows fewer; raise it (ulimit -n)"
+        );
+    }
+    most
+}
+
+/// The keys of `[registry]` that differ and cannot be changed while the registry runs. Tokens and TLS files can; so can `auth`, which is
+/// held against the sockets that are open.
+fn fixed(old: &RegistryConfig, new: &RegistryConfig) -> Vec<String> {
+    let table = |config: &RegistryConfig| toml::Table::try_from(config).unwrap_or_default();
+    let (old_table, new_table) = (table(old), table(new));
+    let keys = old_table.keys().chain(new_table.keys().filter(|key| !old_table.contains_key(*key)));
+    let differ = keys.filter(|key| !matches!(key.as_str(), "tokens" | "auth" | "tls"));
+    let mut fixed: Vec<String> =
+        differ.filter(|key| old_table.get(*key) != new_table.get(*key)).map(|key| format!("registry.{key}")).collect();
+    if old.tls.mode != new.tls.mode {
+        fixed.push("registry.tls.mode".into());
+    }
+    fixed
 }
 
 /// What `[registry.tls]` comes to.
@@ -258,4 +307,45 @@ fn describe(registry: &Registry, stats: &HttpStats, exposition: &mut Exposition)
     let above = buckets.last().copied().unwrap_or(0);
     let help = "Time to answer a request; those that wait for a change left out.";
     exposition.histogram("registry_request_seconds", help, &pairs, above, sum as f64 / 1e6);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_descriptors_for_everything_else() {
+        for (wanted, descriptors, most) in [
+            (10_000, 1_048_576, 10_000),
+            (10_000, 10_512, 10_000),
+            (10_000, 10_000, 9488),
+            (10_000, 1024, 512),
+            (10_000, 256, 128),
+            (10, 1024, 10),
+            (10, 0, 1),
+        ] {
+            assert_eq!(affordable(wanted, descriptors), most, "{wanted} of {descriptors}");
+        }
+    }
+
+    #[test]
+    fn what_a_reload_cannot_change() {
+        type Change = fn(&mut RegistryConfig);
+        let cases: [(Change, &[&str]); 8] = [
+            (|_| {}, &[]),
+            (|c| c.auth = AuthMethod::None, &[]),
+            (|c| c.tls.cert_file = Some("other.pem".into()), &[]),
+            (|c| c.tls.mode = tls::ListenMode::Require, &["registry.tls.mode"]),
+            (|c| c.listen = "127.0.0.1:1".into(), &["registry.listen"]),
+            (|c| c.store.0 = "postgres://u:secret@h/d".into(), &["registry.store"]),
+            (|c| c.health.probes = 7, &["registry.health"]),
+            (|c| (c.batch, c.node) = (7, "n".into()), &["registry.batch", "registry.node"]),
+        ];
+        for (number, (change, expected)) in cases.into_iter().enumerate() {
+            let old = RegistryConfig::default();
+            let mut new = old.clone();
+            change(&mut new);
+            assert_eq!(fixed(&old, &new), expected, "case {number}");
+        }
+    }
 }

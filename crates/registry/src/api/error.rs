@@ -59,6 +59,9 @@ pub enum ApiError {
         /// Its value.
         value: u64,
     },
+    /// A part of another registry's API that this one does not have.
+    #[error("{0}")]
+    NotImplemented(String),
     /// The body did not arrive in time.
     #[error("the body did not arrive within {limit} = {value} ms")]
     BodyTimeout {
@@ -110,6 +113,7 @@ impl ApiError {
             ApiError::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             ApiError::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
             ApiError::Conflict(_) => StatusCode::CONFLICT,
+            ApiError::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
             ApiError::Unavailable(_) | ApiError::Undetermined(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -129,6 +133,7 @@ impl ApiError {
             ApiError::Busy { .. } => "busy",
             ApiError::Invalid(_) => "invalid",
             ApiError::Conflict(_) => "conflict",
+            ApiError::NotImplemented(_) => "not_implemented",
             ApiError::Unavailable(_) => "unavailable",
             ApiError::Undetermined(_) => "undetermined",
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Bounds of the HTTP side. The core has its own for what is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpLimits {
-    /// Most connections to all fronts together; further ones wait in the kernel's queue.
+    /// Most connections to all fronts together; further ones are closed at once.
     pub connections: usize,
     /// Most connections from one address, loopback excepted; further ones are closed at once.
     pub connections_per_address: usize,

@@ -21,8 +21,10 @@ mod error;
 mod eureka;
 mod grpc;
 mod gzip;
+pub mod identity;
 mod limits;
 mod native;
+mod places;
 mod polaris;
 mod prometheus;
 mod rate;
@@ -37,8 +39,9 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hyper::HeaderMap;
+use places::Places;
 use rate::Rates;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub use audit::{AuditLog, Change as Audited};
@@ -92,8 +95,10 @@ pub struct Context {
     began: Instant,
     /// What Eureka's deltas begin from.
     past: eureka::Past,
-    /// One permit a request that waits for a change.
-    waiting: Arc<Semaphore>,
+    /// Eureka's answer with all applications.
+    applications: eureka::Whole,
+    /// One for each request that waits for a change.
+    places: Arc<Places>,
     /// Becomes true when the server stops: whoever waits answers with what there is.
     stopping: watch::Receiver<bool>,
 }
@@ -121,6 +126,7 @@ impl Front {
             ("prometheus", _) => Some(Front::Prometheus),
             ("v1", Some("namespaces" | "openapi.json")) => Some(Front::Native),
             ("v1", Some("agent" | "catalog" | "health" | "status")) => Some(Front::Consul),
+            ("v1", Some(part)) if consul::ABSENT.contains(&part) => Some(Front::Consul),
             ("v1", Some("RegisterInstance" | "DeregisterInstance" | "Heartbeat" | "Discover" | "ReportClient")) => {
                 Some(Front::Polaris)
             }
@@ -152,14 +158,15 @@ impl Front {
 impl Context {
     /// What fronts need, over a core that runs.
     pub fn new(registry: Registry, auth: Auth, limits: HttpLimits, node: String, audit: AuditLog) -> Context {
-        let waiting = Arc::new(Semaphore::new(limits.waiting.min(Semaphore::MAX_PERMITS)));
+        let places = Places::new(limits.waiting);
         // Replaced by the server's own.
         let (_, stopping) = watch::channel(false);
         let past = eureka::Past::default();
         past.note(std::time::Instant::now(), registry.revision());
         let (auth, rates) = (Arc::new(ArcSwap::from_pointee(auth)), Rates::new(limits.rate));
+        let applications = eureka::Whole::default();
         let (stats, began) = (Arc::default(), Instant::now());
-        Context { registry, auth, limits, stats, node, audit, rates, began, past, waiting, stopping }
+        Context { registry, auth, limits, stats, node, audit, rates, began, past, applications, places, stopping }
     }
 
     /// A handle by which who is let in can be replaced while the server runs.
@@ -182,11 +189,7 @@ impl Context {
         if self.rates.is_off() {
             return Ok(());
         }
-        let who = match caller.and_then(auth::Caller::token) {
-            Some(token) => rate::Who::Token(token.to_owned()),
-            None => rate::Who::Address(peer),
-        };
-        if self.rates.admit(who, self.began.elapsed()) {
+        if self.rates.admit(asker(caller, peer), self.began.elapsed()) {
             return Ok(());
         }
         self.stats.too_often.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -200,7 +203,7 @@ impl Context {
 
     /// How many requests wait for a change.
     pub fn waiting(&self) -> usize {
-        self.limits.waiting.saturating_sub(self.waiting.available_permits())
+        self.places.taken()
     }
 
     /// One line a change, for whoever has to answer who did what. At INFO under the target `registry::audit`.
@@ -223,18 +226,29 @@ impl Context {
         }
     }
 
-    /// A place among those that wait.
-    fn place(&self) -> Result<tokio::sync::OwnedSemaphorePermit, ApiError> {
-        Arc::clone(&self.waiting).try_acquire_owned().map_err(|_| ApiError::Busy {
-            what: "requests that wait for a change",
+    /// A place among those that wait, for a caller.
+    fn place(&self, caller: Option<&auth::Caller>, peer: IpAddr) -> Result<places::Place, ApiError> {
+        self.places.take(asker(caller, peer)).ok_or(ApiError::Busy {
+            what: "requests that wait for a change, or the share of this token or address of them",
             limit: "registry.waiting",
             value: self.limits.waiting as u64,
         })
     }
 
+    /// As [`Context::place`], for whoever sent `request`.
+    fn place_of(&self, request: &Request) -> Result<places::Place, ApiError> {
+        self.place(Some(&self.identify(request)?), request.peer)
+    }
+
     /// Waits until a service (or with none, anything) has a revision above `after`, the time is over, or the server stops.
-    async fn wait(&self, service: Option<&ServiceKey>, after: Revision, limit: Duration) -> Result<(), ApiError> {
-        let _place = self.place()?;
+    async fn wait(
+        &self,
+        request: &Request,
+        service: Option<&ServiceKey>,
+        after: Revision,
+        limit: Duration,
+    ) -> Result<(), ApiError> {
+        let _place = self.place_of(request)?;
         let deadline = Instant::now() + limit.min(self.limits.wait);
         let mut stopping = self.stopping.clone();
         let changed = async {
@@ -265,6 +279,14 @@ impl Context {
             return Ok(());
         }
         Err(ApiError::TooLarge { what, limit: "registry.batch", value: most as u64 })
+    }
+}
+
+/// Whose share is taken: the token's, or where there is none, the address's.
+fn asker(caller: Option<&auth::Caller>, peer: IpAddr) -> rate::Who {
+    match caller.and_then(auth::Caller::token) {
+        Some(token) => rate::Who::Token(token.to_owned()),
+        None => rate::Who::Address(peer),
     }
 }
 
@@ -314,9 +336,10 @@ impl From<WriteError> for ApiError {
             WriteError::NotFound { .. } => ApiError::Missing(text),
             WriteError::NotEmpty { .. } => ApiError::Conflict(text),
             WriteError::Undetermined { .. } => ApiError::Undetermined(text),
-            WriteError::Overloaded { .. } | WriteError::Unavailable { .. } | WriteError::Stopped => {
-                ApiError::Unavailable(text)
-            }
+            WriteError::Overloaded { .. }
+            | WriteError::Contended { .. }
+            | WriteError::Unavailable { .. }
+            | WriteError::Stopped => ApiError::Unavailable(text),
         }
     }
 }

@@ -32,6 +32,8 @@ use super::{Context, Front};
 
 /// Pause after an accept that failed: out of descriptors, where only time helps.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// What keeps connections out is in the log so often at most.
+const COMPLAIN: Duration = Duration::from_secs(60);
 /// Most headers of a request.
 const MOST_HEADERS: usize = 64;
 /// hyper takes no smaller buffer.
@@ -143,19 +145,30 @@ async fn accept(
     connections: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
 ) {
+    let mut complained: Option<Instant> = None;
+    let mut complain = |error: &dyn std::fmt::Display| {
+        if complained.is_none_or(|last| last.elapsed() >= COMPLAIN) {
+            complained = Some(Instant::now());
+            tracing::warn!("the registry takes no further connection: {error}; said once a minute at most");
+        }
+    };
     loop {
-        // Never closed.
-        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "the registry cannot accept a connection");
+                complain(&error);
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
         let stats = &shared.context.stats;
         stats.accepted.fetch_add(1, Ordering::Relaxed);
+        // Closed at once: a client that waits in the kernel's queue would not ask another node.
+        let Ok(permit) = Arc::clone(&connections).try_acquire_owned() else {
+            stats.turned_away.fetch_add(1, Ordering::Relaxed);
+            complain(&format_args!("there are registry.connections = {}", shared.context.limits.connections));
+            continue;
+        };
         let Some(counted) = Counted::new(&shared, peer.ip()) else {
             stats.turned_away.fetch_add(1, Ordering::Relaxed);
             continue;

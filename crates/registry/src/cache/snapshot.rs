@@ -42,6 +42,8 @@ pub enum Encoding {
     EurekaXml,
     /// Eureka's application, JSON.
     EurekaJson,
+    /// How many instances have which of Eureka's statuses.
+    EurekaStatuses,
     /// Prometheus' http_sd.
     HttpSd,
     /// For the gRPC fronts.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 
+use super::Alive;
 use crate::model::{Health, Instance, InstanceId};
 
 /// Milliseconds a slot.
@@ -34,6 +35,8 @@ struct Lease {
     renewed: u64,
     /// When it was heard here: what other nodes are told. What they heard, or were told, is not in it.
     heard: Option<u64>,
+    /// When it was heard, here or elsewhere, to say that it is passing. A report of another health is a sign of life, and none of this.
+    passing: Option<u64>,
     /// Time of the entry in the wheel that counts; others are left over. `None`: it has ended and is known to be critical.
     due: Option<u64>,
 }
@@ -67,6 +70,7 @@ impl Leases {
             ttl,
             renewed: now,
             heard: None,
+            passing: None,
             due: None,
         });
         lease.instance = Arc::clone(instance);
@@ -87,9 +91,15 @@ impl Leases {
         }
     }
 
-    pub(crate) fn renew(&mut self, id: &InstanceId, now: u64) -> Renewed {
+    /// A sign of life.
+    pub(crate) fn renew(&mut self, id: &InstanceId, alive: Alive, now: u64) -> Renewed {
         let Some(lease) = self.leases.get_mut(id) else { return Renewed::Unknown };
         (lease.renewed, lease.heard) = (now, Some(now));
+        match alive {
+            Alive::Passing => lease.passing = Some(now),
+            Alive::AsReported => {}
+            Alive::Unwell => lease.passing = None,
+        }
         let (ended, end) = (lease.due.is_none(), now.saturating_add(lease.ttl));
         let returned = (lease.instance.health != Health::Passing).then(|| Arc::clone(&lease.instance));
         if ended {
@@ -98,16 +108,30 @@ impl Leases {
         returned.map_or(Renewed::Alive, Renewed::Returned)
     }
 
-    /// How long ago it was heard here; `None`: never, or there is no lease.
+    /// How long ago it was heard here; `None`: never, or there is no lease. Of a critical one the question is whether it may be
+    /// deregistered: only what says that it is passing counts.
     pub(crate) fn silence(&self, id: &InstanceId, now: u64) -> Option<u64> {
-        self.leases.get(id)?.heard.map(|heard| now.saturating_sub(heard))
+        let lease = self.leases.get(id)?;
+        let heard = if lease.instance.health == Health::Critical { lease.passing } else { lease.heard };
+        heard.map(|heard| now.saturating_sub(heard))
     }
 
     /// Another node heard it at `at`.
     pub(crate) fn heard_elsewhere(&mut self, id: &InstanceId, at: u64) {
         if let Some(lease) = self.leases.get_mut(id) {
             lease.renewed = lease.renewed.max(at);
+            if lease.instance.health == Health::Critical {
+                lease.passing = lease.passing.max(Some(at));
+            }
         }
+    }
+
+    /// Whether it has said within its time to live that it is passing, or all leases were prolonged so recently. Such an instance
+    /// is not deregistered, whatever the store has of it: the store may not have been there to be told.
+    pub(crate) fn says_passing(&self, id: &InstanceId, now: u64) -> bool {
+        let Some(lease) = self.leases.get(id) else { return false };
+        let prolonged = (self.floor > 0).then_some(self.floor);
+        lease.passing.max(prolonged).is_some_and(|at| at.saturating_add(lease.ttl) > now)
     }
 
     /// Gives every lease its whole time from `now`.
@@ -237,7 +261,7 @@ mod tests {
         let one = instance("default/a", 1000, Health::Passing);
         leases.observe(&one.id, Some(&one), 0);
         for now in (0..60_000).step_by(300) {
-            assert_eq!(leases.renew(&one.id, now), Renewed::Alive);
+            assert_eq!(leases.renew(&one.id, Alive::Passing, now), Renewed::Alive);
             assert_eq!(tick(&mut leases, now), 0);
         }
         assert_eq!(tick(&mut leases, 61_500), 1);
@@ -253,12 +277,12 @@ mod tests {
         assert_eq!(tick(&mut leases, 1500), 1);
         leases.observe(&bad.id, Some(&bad), 1500);
         assert_eq!(tick(&mut leases, 60_000), 0);
-        assert_eq!(leases.renew(&bad.id, 60_000), Renewed::Returned(Arc::clone(&bad)));
+        assert_eq!(leases.renew(&bad.id, Alive::Passing, 60_000), Renewed::Returned(Arc::clone(&bad)));
         leases.observe(&good.id, Some(&good), 60_001);
         assert_eq!(tick(&mut leases, 60_900), 0);
         assert_eq!(tick(&mut leases, 61_300), 1);
         leases.observe(&good.id, None, 61_300);
-        assert_eq!(leases.renew(&good.id, 61_300), Renewed::Unknown);
+        assert_eq!(leases.renew(&good.id, Alive::Passing, 61_300), Renewed::Unknown);
         assert_eq!(tick(&mut leases, 99_999), 0);
     }
 
@@ -294,13 +318,45 @@ mod tests {
         let one = instance("default/a", 1000, Health::Passing);
         leases.observe(&one.id, Some(&one), 0);
         assert_eq!(leases.silence(&one.id, 300), None, "being read from the store is no sign of life");
-        leases.renew(&one.id, 400);
+        leases.renew(&one.id, Alive::Passing, 400);
         assert_eq!(leases.silence(&one.id, 600), Some(200));
         leases.heard_elsewhere(&one.id, 900);
         assert_eq!(leases.silence(&one.id, 950), Some(550), "only what was heard here");
         assert!(!leases.is_over(&one.id, 1899) && leases.is_over(&one.id, 1900));
         leases.heard_elsewhere(&one.id, 100);
         assert!(!leases.is_over(&one.id, 1899), "an older sign takes nothing back");
+    }
+
+    /// Only a word that it is passing keeps a critical one from being deregistered, and only for a time to live.
+    #[test]
+    fn who_is_critical_and_says_that_it_is_passing() {
+        use Alive::*;
+        for (signs, at, says) in [
+            (&[][..], 100, false),
+            (&[(50, Passing)], 100, true),
+            (&[(50, Passing)], 1049, true),
+            (&[(50, Passing)], 1050, false),
+            (&[(50, AsReported)], 100, false),
+            (&[(50, Passing), (60, AsReported)], 100, true),
+            (&[(50, Passing), (60, Unwell)], 100, false),
+            (&[(50, Unwell), (60, Passing)], 100, true),
+        ] {
+            let mut leases = Leases::new();
+            let one = instance("default/a", 1000, Health::Critical);
+            leases.observe(&one.id, Some(&one), 0);
+            for (now, alive) in signs {
+                leases.renew(&one.id, *alive, *now);
+            }
+            assert_eq!(leases.says_passing(&one.id, at), says, "{signs:?} at {at}");
+            assert_eq!(leases.silence(&one.id, at).is_some(), signs.last().is_some() && (says || at > 1000));
+        }
+        let mut leases = Leases::new();
+        let one = instance("default/a", 1000, Health::Critical);
+        leases.observe(&one.id, Some(&one), 0);
+        leases.heard_elsewhere(&one.id, 300);
+        assert!(leases.says_passing(&one.id, 1299) && !leases.says_passing(&one.id, 1300));
+        leases.prolong(2000);
+        assert!(leases.says_passing(&one.id, 2999) && !leases.says_passing(&one.id, 3000));
     }
 
     #[test]

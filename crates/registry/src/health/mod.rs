@@ -15,7 +15,9 @@ mod lease;
 mod mysql;
 mod probe;
 mod prober;
+mod reach;
 mod reaper;
+mod resolver;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::BuildHasher as _;
@@ -31,6 +33,7 @@ use tokio::time::Instant;
 use brake::{Brake, Missing};
 use lease::{Leases, Renewed};
 use prober::Targets;
+pub(crate) use reach::Range;
 use reaper::Reaper;
 
 use crate::cache::Changes;
@@ -57,6 +60,8 @@ pub(crate) enum Alive {
     Passing,
     /// Nothing: how it is is said elsewhere.
     AsReported,
+    /// That it is not passing.
+    Unwell,
 }
 
 /// For what reason instances are missing. Each has brakes of its own.
@@ -103,6 +108,8 @@ const SAMPLE: usize = 1024;
 /// A node that has not run for so many milliseconds stood still.
 const STILL: u64 = 1500;
 const RETURNED: usize = 100_000;
+/// What was seen alive and could not be written is tried again after this.
+const REVIVE_AGAIN: Duration = Duration::from_millis(250);
 
 impl Watch {
     pub(crate) fn new(settings: HealthSettings) -> Watch {
@@ -146,7 +153,7 @@ impl Watch {
     /// These show a sign of life. Whether each has a lease.
     pub(crate) fn renew(&self, ids: &[InstanceId], alive: Alive) -> Vec<bool> {
         let now = self.now();
-        let renew = |id| match self.shard(id).renew(id, now) {
+        let renew = |id| match self.shard(id).renew(id, alive, now) {
             Renewed::Unknown => false,
             Renewed::Alive => true,
             Renewed::Returned(instance) => {
@@ -420,11 +427,13 @@ async fn expire(inner: Arc<Inner>) {
         let of_service = |key: &ServiceKey| watch.late_of(&inner, key, now);
         let (gone, held) = watch.believed(Cause::Heartbeat, over, of_service, || watch.late(now));
         add(&inner.counters.held, held as u64);
-        let changed = set_health(&inner, gone, Health::Critical).await;
+        // What could not be written comes up again, and is judged again.
+        let (changed, _) = set_health(&inner, gone, Health::Critical).await;
         add(&inner.counters.expired, changed);
         let due = lock(&watch.reaper).due(now, inner.settings.limits.call_rows);
-        let ours = due.iter().filter(|instance| inner.peers.owns(&instance.id));
-        let writes = ours.map(|instance| Write {
+        let ours = due.into_iter().filter(|instance| inner.peers.owns(&instance.id)).collect();
+        let ours = unheard(&inner, ours).await;
+        let writes = ours.iter().map(|instance| Write {
             kind: WriteKind::Deregister(instance.id.clone()),
             expected: Some(instance.revision),
         });
@@ -467,6 +476,30 @@ async fn silent(inner: &Inner, over: Vec<Arc<Instance>>) -> Vec<Arc<Instance>> {
     over
 }
 
+/// Of critical instances whose time is over, those that nobody has heard to be passing again. None while a node that lives does not
+/// answer: they come up again.
+async fn unheard(inner: &Inner, due: Vec<Arc<Instance>>) -> Vec<Arc<Instance>> {
+    let watch = &inner.health;
+    if due.is_empty() {
+        return due;
+    }
+    let ids: Vec<InstanceId> = due.iter().map(|instance| instance.id.clone()).collect();
+    if !peers::hear(inner, &ids).await {
+        add(&inner.counters.unanswered, ids.len() as u64);
+        return Vec::new();
+    }
+    if watch.stood_still() {
+        return Vec::new();
+    }
+    let now = watch.now();
+    let mut due = due;
+    due.retain(|instance| {
+        let id = &instance.id;
+        !watch.shard(id).says_passing(id, now) && !lock(&watch.targets).answers(id)
+    });
+    due
+}
+
 /// Makes those passing again that were seen alive.
 async fn revive(inner: Arc<Inner>) {
     let mut stop = inner.stop.subscribe();
@@ -478,15 +511,36 @@ async fn revive(inner: Arc<Inner>) {
         }
         let returned = std::mem::take(&mut *lock(&inner.health.returned));
         let returned = returned.into_values().collect();
-        let changed = set_health(&inner, returned, Health::Passing).await;
+        let (changed, failed) = set_health(&inner, returned, Health::Passing).await;
         add(&inner.counters.revived, changed);
+        let now = inner.health.now();
+        let living: Vec<_> =
+            failed.into_iter().filter(|i| inner.health.shard(&i.id).says_passing(&i.id, now)).collect();
+        if living.is_empty() {
+            continue;
+        }
+        // The store was not there. What has been heard since is tried as soon as it is back, not at the next heartbeat.
+        {
+            let mut waiting = lock(&inner.health.returned);
+            for instance in living {
+                if waiting.len() < RETURNED {
+                    waiting.entry(instance.id.clone()).or_insert(instance);
+                }
+            }
+        }
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            () = tokio::time::sleep(REVIVE_AGAIN) => {}
+        }
+        inner.health.returned_news.notify_one();
     }
 }
 
-/// Writes the health of instances, each only if it is still as it was judged. Returns how many changed; what could not
-/// be written comes up again by itself.
-async fn set_health(inner: &Inner, instances: Vec<Arc<Instance>>, health: Health) -> u64 {
-    let mut changed = 0;
+/// Writes the health of instances, each only if it is still as it was judged. Returns how many changed, and those that could not be
+/// written.
+async fn set_health(inner: &Inner, instances: Vec<Arc<Instance>>, health: Health) -> (u64, Vec<Arc<Instance>>) {
+    let (mut changed, mut failed) = (0, Vec::new());
     for chunk in instances.chunks(inner.settings.limits.call_rows) {
         let writes = chunk.iter().map(|instance| Write {
             kind: WriteKind::Patch(instance.id.clone(), Patch { health: Some(health), ..Patch::default() }),
@@ -494,6 +548,8 @@ async fn set_health(inner: &Inner, instances: Vec<Arc<Instance>>, health: Health
         });
         let answers = inner.enqueue(writes.collect()).await;
         changed += answers.iter().filter(|answer| matches!(answer, Ok((Outcome::Updated, _)))).count() as u64;
+        let unwritten = chunk.iter().zip(&answers).filter(|(_, answer)| answer.is_err());
+        failed.extend(unwritten.map(|(instance, _)| Arc::clone(instance)));
     }
-    changed
+    (changed, failed)
 }

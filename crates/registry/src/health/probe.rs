@@ -1,11 +1,13 @@
 //! Active probes: one question to one target, and what its answers add up to.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::reach::Reach;
+use super::resolver::{Looked, Resolver};
 use super::{grpc, mysql};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
 
 use crate::model::{CheckKind, Health, Instance, Pace};
 
@@ -38,6 +40,11 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// Whether the last answer was no failure.
+    pub(crate) fn has_answered(self) -> bool {
+        self.failed == 0 && self.answered > 0
+    }
+
     /// After one more answer, `found`: what the health should be if it was `current`.
     pub(crate) fn after(&mut self, found: Health, current: Health, pace: &Pace) -> Health {
         if found == Health::Critical {
@@ -84,20 +91,34 @@ impl Question {
         Some((Question { target, timeout: pace.timeout, kind }, pace.clone()))
     }
 
-    /// Asks. Whatever goes wrong, and whatever takes too long, is critical.
-    pub(crate) async fn ask(&self) -> Health {
-        match tokio::time::timeout(self.timeout, self.answer()).await {
+    /// Asks, on behalf of an instance of `namespace`. Whatever goes wrong, and whatever takes too long, is critical. The time limit begins
+    /// when the address is known. `None`: it was not asked, for its name could not be looked up now.
+    pub(crate) async fn ask(&self, namespace: &str, resolver: &Resolver, reach: &Reach) -> Option<Health> {
+        let addresses = match resolver.resolve(namespace, &self.target).await {
+            Looked::Addresses(addresses) => addresses,
+            Looked::Failed => {
+                tracing::debug!(target = self.target, "probe: the name has no address");
+                return Some(Health::Critical);
+            }
+            Looked::Later => return None,
+        };
+        let may: Vec<SocketAddr> = addresses.into_iter().filter(|address| reach.may(*address)).collect();
+        if may.is_empty() {
+            tracing::debug!(target = self.target, "probe: registry.health.probe_deny has the address");
+            return Some(Health::Critical);
+        }
+        Some(match tokio::time::timeout(self.timeout, self.answer(&may)).await {
             Ok(Ok(health)) => health,
             Ok(Err(error)) => {
                 tracing::debug!(target = self.target, "probe: {error}");
                 Health::Critical
             }
             Err(_) => Health::Critical,
-        }
+        })
     }
 
-    async fn answer(&self) -> std::io::Result<Health> {
-        let mut stream = connect(&self.target).await?;
+    async fn answer(&self, addresses: &[SocketAddr]) -> std::io::Result<Health> {
+        let mut stream = TcpStream::connect(addresses).await?;
         match &self.kind {
             Kind::Tcp => Ok(Health::Passing),
             Kind::Http { path } => {
@@ -123,26 +144,6 @@ impl Question {
             Kind::Grpc { service } => grpc::ask(stream, &self.target, service).await,
         }
     }
-}
-
-/// Names that are looked up at the same time. A look-up holds a blocking thread until the resolver gives up, long after the
-/// probe has; the store needs such threads too.
-static LOOK_UPS: Semaphore = Semaphore::const_new(64);
-
-async fn connect(target: &str) -> std::io::Result<TcpStream> {
-    if let Ok(address) = target.parse::<std::net::SocketAddr>() {
-        return TcpStream::connect(address).await;
-    }
-    let permit = LOOK_UPS.acquire().await.map_err(std::io::Error::other)?;
-    let target = target.to_owned();
-    // A task of its own: the permit is held for as long as the thread is, also when nobody waits any more.
-    let looking = tokio::spawn(async move {
-        let found = tokio::net::lookup_host(target).await.map(Iterator::collect::<Vec<_>>);
-        drop(permit);
-        found
-    });
-    let addresses = looking.await.map_err(std::io::Error::other)??;
-    TcpStream::connect(&addresses[..]).await
 }
 
 /// What is read of an answer, at most.

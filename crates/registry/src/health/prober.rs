@@ -9,6 +9,8 @@ use tokio::task::JoinSet;
 
 use super::brake::Missing;
 use super::probe::{Question, Row};
+use super::reach::Reach;
+use super::resolver::Resolver;
 use super::{Cause, lock, set_health};
 use crate::model::{Health, Instance, InstanceId, Pace, ServiceKey};
 use crate::registry::Inner;
@@ -34,6 +36,8 @@ struct Target {
     due: Option<u64>,
 }
 
+/// What could not be asked is asked again after so many milliseconds at most.
+const LATER: u64 = 1000;
 /// How often it is looked who is due, and what was answered.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -100,6 +104,22 @@ impl Targets {
         (verdict != target.instance.health).then(|| (Arc::clone(&target.instance), verdict))
     }
 
+    /// Whether this node asks it, and the last answer was a good one: then it is not deregistered, whatever the store has of it.
+    pub(crate) fn answers(&self, id: &InstanceId) -> bool {
+        self.targets.get(id).is_some_and(|target| target.ours && target.row.has_answered())
+    }
+
+    /// It could not be asked: its turn comes again soon, and nothing is known.
+    fn later(&mut self, id: &InstanceId, question: &Question, now: u64) {
+        if let Some(target) =
+            self.targets.get_mut(id).filter(|target| target.due.is_none() && target.question == *question)
+        {
+            let due = now + millis(target.pace.interval).clamp(1, LATER);
+            target.due = Some(due);
+            self.due.insert((due, id.clone()));
+        }
+    }
+
     /// Another node asks it: its turn comes again after an interval.
     fn skip(&mut self, id: &InstanceId, now: u64) {
         if let Some(target) = self.targets.get_mut(id).filter(|target| target.due.is_none()) {
@@ -135,6 +155,9 @@ pub(crate) async fn run(inner: Arc<Inner>) {
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut asking = JoinSet::new();
+    let settings = &inner.settings.health;
+    let reach = Arc::new(Reach::new(&settings.probe_allow, &settings.probe_deny));
+    let resolver = Arc::new(Resolver::default());
     let (mut gone, mut back) = (Vec::new(), Vec::new());
     loop {
         tokio::select! {
@@ -147,6 +170,10 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         let now = watch.now();
         while let Some(answer) = asking.try_join_next() {
             let Ok((id, question, health, asked)) = answer else { continue };
+            let Some(health) = health else {
+                lock(&watch.targets).later(&id, &question, now);
+                continue;
+            };
             add(&inner.counters.probes, 1);
             add(&inner.counters.failed_probes, u64::from(health == Health::Critical));
             match lock(&watch.targets).answered(&id, &question, health, asked, now) {
@@ -169,7 +196,8 @@ pub(crate) async fn run(inner: Arc<Inner>) {
             let (these, others): (Vec<_>, Vec<_>) = back.drain(..).partition(|(_, verdict)| *verdict == health);
             back = others;
             let these = these.into_iter().map(|(instance, _)| instance).collect();
-            let changed = set_health(&inner, these, health).await;
+            // What could not be written is found again by the next answer.
+            let (changed, _) = set_health(&inner, these, health).await;
             add(&inner.counters.revived, changed);
         }
         let room = inner.settings.health.probes.saturating_sub(asking.len());
@@ -179,8 +207,9 @@ pub(crate) async fn run(inner: Arc<Inner>) {
                 lock(&watch.targets).skip(&id, now);
                 continue;
             }
+            let (resolver, reach) = (Arc::clone(&resolver), Arc::clone(&reach));
             asking.spawn(async move {
-                let health = question.ask().await;
+                let health = question.ask(id.namespace(), &resolver, &reach).await;
                 (id, question, health, now)
             });
         }

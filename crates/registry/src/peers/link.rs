@@ -102,7 +102,7 @@ async fn run(inner: Arc<Inner>, row: NodeRow, mut queue: mpsc::Receiver<Saying>,
                 while queue.try_recv().is_ok() {}
                 contact.heard.store(inner.peers.now(), Ordering::Relaxed);
                 contact.connected.store(true, Ordering::Release);
-                contact.failed.store(false, Ordering::Relaxed);
+                contact.failed.store(0, Ordering::Relaxed);
                 tracing::debug!(node = row.id.0, address = row.address, "connected to another node");
                 (pause, last) = (PAUSE, String::new());
                 let Err(ended) = talk(&inner, stream, channel, &mut queue, &contact).await;
@@ -110,7 +110,7 @@ async fn run(inner: Arc<Inner>, row: NodeRow, mut queue: mpsc::Receiver<Saying>,
                 ended
             }
         };
-        contact.failed.store(true, Ordering::Relaxed);
+        contact.failed.fetch_add(1, Ordering::Relaxed);
         inner.peers.contacts.notify_one();
         let reason = ended.to_string();
         if reason != last {

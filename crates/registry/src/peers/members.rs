@@ -1,7 +1,9 @@
 //! Who else is there, and who judges what. Pure: a roll call goes in, what it means comes out.
 //!
 //! A node counts its beats in the store. Whoever calls the roll sees them rise, or not: no clocks are compared, and while the
-//! store cannot be read nobody is found to be missing.
+//! store cannot be read nobody is found to be missing. A node lives while its beats rise, or while it is heard over its link: one that has
+//! only lost its way to the store still takes heartbeats, and has to be asked. Who judges has to reach the store, to write what it
+//! finds: that goes by the beats alone.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +24,16 @@ pub(crate) struct Members {
 #[derive(Debug)]
 struct Known {
     row: NodeRow,
+    /// Roll calls in a row at which its beat has not moved, or its row was not there.
     unmoved: u32,
+    /// Whether it was heard over its link at the last roll call.
+    linked: bool,
+}
+
+impl Known {
+    fn lives(&self) -> bool {
+        self.linked || self.unmoved < LOST
+    }
 }
 
 /// What a roll call has changed.
@@ -34,49 +45,62 @@ pub(crate) struct News {
 }
 
 impl Members {
-    /// Takes what was read. `counts`: whether it is one of the regular calls, between which beats move.
-    pub(crate) fn called(&mut self, own: NodeId, rows: Vec<NodeRow>, counts: bool) -> News {
+    /// Takes what was read. `counts`: whether it is one of the regular calls, between which beats move. `linked`: whether a node is
+    /// heard over its link.
+    pub(crate) fn called(
+        &mut self,
+        own: NodeId,
+        rows: Vec<NodeRow>,
+        counts: bool,
+        linked: impl Fn(NodeId) -> bool,
+    ) -> News {
         let mut news = News::default();
         let mut before = std::mem::take(&mut self.others);
         for row in rows {
             if row.id == own {
                 continue;
             }
-            let known = match before.remove(&row.id) {
-                None => {
-                    news.joined.push(row.id);
-                    Known { row, unmoved: 0 }
+            let (id, linked) = (row.id, linked(row.id));
+            let known = before.remove(&id);
+            let lived = known.as_ref().is_some_and(Known::lives);
+            let known = match known {
+                Some(known) if known.row.beat == row.beat && !counts => Known { linked, ..known },
+                Some(known) if known.row.beat == row.beat => {
+                    Known { unmoved: known.unmoved.saturating_add(1), linked, ..known }
                 }
-                Some(known) if known.row.beat != row.beat => {
-                    if known.unmoved >= LOST {
-                        news.joined.push(row.id);
-                    }
-                    Known { row, unmoved: 0 }
-                }
-                Some(known) if !counts => known,
-                Some(known) => {
-                    let unmoved = known.unmoved.saturating_add(1);
-                    if unmoved == LOST {
-                        news.lost.push(row.id);
-                    }
-                    Known { row, unmoved }
-                }
+                _ => Known { row, unmoved: 0, linked },
             };
-            self.others.insert(known.row.id, known);
+            match (lived, known.lives()) {
+                (false, true) => news.joined.push(id),
+                (true, false) => news.lost.push(id),
+                _ => {}
+            }
+            self.others.insert(id, known);
         }
-        // Whoever leaves takes its row away.
-        news.lost.extend(before.into_iter().filter(|(_, known)| known.unmoved < LOST).map(|(id, _)| id));
+        // Whoever leaves takes its row away, and closes its link. Without the link: somebody who does not hear it has removed the row.
+        for (id, known) in before {
+            if linked(id) {
+                self.others.insert(id, Known { unmoved: known.unmoved.max(LOST), linked: true, ..known });
+            } else if known.lives() {
+                news.lost.push(id);
+            }
+        }
         news
     }
 
-    /// Those that are not lost.
+    /// Those that live.
     pub(crate) fn live(&self) -> impl Iterator<Item = &NodeRow> {
+        self.others.values().filter(|known| known.lives()).map(|known| &known.row)
+    }
+
+    /// Those that live and reach the store: by what they find, others can go.
+    pub(crate) fn in_touch(&self) -> impl Iterator<Item = &NodeRow> {
         self.others.values().filter(|known| known.unmoved < LOST).map(|known| &known.row)
     }
 
     /// Those whose rows may go. One that comes back nevertheless makes a new row.
     pub(crate) fn forgotten(&self) -> Vec<NodeId> {
-        let forgotten = self.others.iter().filter(|(_, known)| known.unmoved >= FORGOTTEN);
+        let forgotten = self.others.iter().filter(|(_, known)| !known.linked && known.unmoved >= FORGOTTEN);
         forgotten.map(|(id, _)| *id).collect()
     }
 }
@@ -162,9 +186,49 @@ mod tests {
             let mut members = Members::default();
             for (n, (rows, joined, lost)) in calls.iter().enumerate() {
                 let rows = rows.iter().map(|(id, beat)| row(*id, *beat)).collect();
-                let news = members.called(NodeId(1), rows, true);
+                let news = members.called(NodeId(1), rows, true, |_| false);
                 assert_eq!(news, News { joined: ids(joined), lost: ids(lost) }, "case {case}, call {n}");
             }
+        }
+    }
+
+    /// A node that has lost its way to the store only: it is asked as before, judges nothing, and is lost when its link ends too.
+    #[test]
+    fn who_is_heard_over_its_link_lives() {
+        let mut members = Members::default();
+        let shown = |members: &Members| {
+            let list = |rows: Vec<&NodeRow>| rows.into_iter().map(|row| row.id.0).collect::<Vec<_>>();
+            (list(members.live().collect()), list(members.in_touch().collect()))
+        };
+        for (call, (beat, linked, joined, lost, live, in_touch)) in [
+            (Some(7), false, &[2][..], &[][..], &[2][..], &[2][..]),
+            (Some(7), true, &[], &[], &[2], &[2]),
+            (Some(7), true, &[], &[], &[2], &[2]),
+            (Some(7), true, &[], &[], &[2], &[2]),
+            (Some(7), true, &[], &[], &[2], &[]),
+            // Somebody else has removed its row.
+            (None, true, &[], &[], &[2], &[]),
+            (None, true, &[], &[], &[2], &[]),
+            // It is back.
+            (Some(9), true, &[], &[], &[2], &[2]),
+            (Some(9), true, &[], &[], &[2], &[2]),
+            (Some(9), true, &[], &[], &[2], &[2]),
+            (Some(9), true, &[], &[], &[2], &[2]),
+            (Some(9), true, &[], &[], &[2], &[]),
+            // The link ends too.
+            (Some(9), false, &[], &[2], &[], &[]),
+            (Some(9), false, &[], &[], &[], &[]),
+            // The link alone is enough to be asked.
+            (Some(9), true, &[2], &[], &[2], &[]),
+            (None, false, &[], &[2], &[], &[]),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let rows = beat.map(|beat| row(2, beat)).into_iter().collect();
+            let news = members.called(NodeId(1), rows, true, |_| linked);
+            assert_eq!(news, News { joined: ids(joined), lost: ids(lost) }, "call {call}");
+            assert_eq!(shown(&members), (live.to_vec(), in_touch.to_vec()), "call {call}");
         }
     }
 
@@ -173,8 +237,8 @@ mod tests {
         let mut members = Members::default();
         for call in 0..=FORGOTTEN {
             assert!(members.forgotten().is_empty(), "call {call}");
-            members.called(NodeId(1), vec![row(2, 7), row(3, i64::from(call))], true);
-            let between = members.called(NodeId(1), vec![row(2, 7), row(3, i64::from(call))], false);
+            members.called(NodeId(1), vec![row(2, 7), row(3, i64::from(call))], true, |_| false);
+            let between = members.called(NodeId(1), vec![row(2, 7), row(3, i64::from(call))], false, |_| false);
             assert_eq!(between, News::default());
         }
         assert_eq!(members.forgotten(), ids(&[2]));

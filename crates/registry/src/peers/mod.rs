@@ -13,6 +13,8 @@
 //!
 //! # Invariants
 //!
+//! - A node lives while its beats rise in the store, or while it speaks over its link: who has lost only the way to the store goes on taking
+//!   heartbeats, and is asked. Only a node that reaches the store judges.
 //! - No clocks are compared: beats are counted, silence is told as a duration.
 //! - Nobody is judged while a live node has not answered, unless it has not been reached for `UNREACHABLE`.
 //! - What a peer sends is applied only where it follows directly on what is here; otherwise the store is read.
@@ -25,12 +27,12 @@ pub mod wire;
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::net::TcpListener;
+use tokio::net::TcpSocket;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -48,6 +50,13 @@ use crate::store::{MOST_NODES, NodeId, NodeRow, Record, Roll, Secret};
 const ROLL_CALL: Duration = Duration::from_secs(1);
 /// A node that lives as far as the store says, and has not been reached for so long, is not asked any more.
 pub(crate) const UNREACHABLE: Duration = Duration::from_secs(15);
+/// A peer that has said something within so many milliseconds lives, whatever the store says.
+const HEARD: u64 = 3000;
+/// Connections of other nodes that may wait to be accepted.
+const BACKLOG: u32 = 128;
+/// A node that could not be connected to so often is not waited for at the start. That is more than a second: a node that was alone
+/// until now opens its port at its next roll call.
+const DEAD: u32 = 4;
 /// An answer may take so long.
 const ANSWER: Duration = Duration::from_secs(2);
 /// Becoming known to the others may take so long.
@@ -73,9 +82,11 @@ pub(crate) struct Peers {
     unknown: Notify,
     contacts: Notify,
     questions: AtomicU64,
+    /// Where others would reach this node, as long as there are none: it has its port, and does not listen.
+    closed: Mutex<Option<TcpSocket>>,
 }
 
-/// Who judges: those that live, this one included if it does.
+/// Who judges: those that live and reach the store, this one included if it does.
 #[derive(Debug, Default)]
 struct View {
     judges: Vec<NodeId>,
@@ -85,18 +96,23 @@ struct View {
 #[derive(Debug, Default)]
 pub(crate) struct Contact {
     connected: AtomicBool,
-    /// Connecting to it has failed, or the connection has ended, at least once.
-    failed: AtomicBool,
+    /// How often connecting to it has failed, or the connection has ended, since it was reached last.
+    failed: AtomicU32,
     /// Milliseconds since the node's start, when it was heard last.
     heard: AtomicU64,
 }
 
 impl Peers {
-    /// Binds where others reach this node.
-    pub(crate) async fn bind(settings: &PeerSettings, judges: bool) -> Result<(Peers, TcpListener), OpenError> {
+    /// Takes the port at which others reach this node. A port that was chosen is listened at from the beginning; of one of the system's
+    /// choosing the others learn from the store, so it is opened when there is another node.
+    pub(crate) fn bind(settings: &PeerSettings, judges: bool) -> Result<Peers, OpenError> {
         let failed = |error: std::io::Error| OpenError::Peers { address: settings.listen, reason: error.to_string() };
-        let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;
-        let bound = listener.local_addr().map_err(failed)?;
+        let socket = if settings.listen.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+        let socket = socket.map_err(failed)?;
+        // Only for a chosen port: a node that starts again takes it at once.
+        socket.set_reuseaddr(settings.listen.port() != 0).map_err(failed)?;
+        socket.bind(settings.listen).map_err(failed)?;
+        let bound = socket.local_addr().map_err(failed)?;
         let address = match settings.advertise.as_str() {
             "" => SocketAddr::new(reachable(bound.ip()), bound.port()).to_string(),
             host if host.parse::<SocketAddr>().is_ok()
@@ -120,8 +136,17 @@ impl Peers {
             unknown: Notify::new(),
             contacts: Notify::new(),
             questions: AtomicU64::new(0),
+            closed: Mutex::new(Some(socket)),
         };
-        Ok((peers, listener))
+        Ok(peers)
+    }
+
+    /// Begins to listen, unless that has begun.
+    fn open(&self, inner: &Arc<Inner>) -> std::io::Result<()> {
+        let Some(socket) = lock(&self.closed).take() else { return Ok(()) };
+        let listener = socket.listen(BACKLOG)?;
+        lock(&inner.tasks).spawn(serve::run(Arc::clone(inner), listener));
+        Ok(())
     }
 
     fn now(&self) -> u64 {
@@ -165,7 +190,8 @@ impl Peers {
     fn is_known(&self) -> bool {
         let inbound = lock(&self.inbound);
         let links = lock(&self.links);
-        links.iter().all(|(id, link)| inbound.contains(id) || link.contact.failed.load(Ordering::Relaxed))
+        let dead = |link: &Link| link.contact.failed.load(Ordering::Relaxed) >= DEAD;
+        links.iter().all(|(id, link)| inbound.contains(id) || dead(link))
     }
 
     /// As the console and metrics show it.
@@ -186,6 +212,11 @@ impl Peers {
 }
 
 impl Contact {
+    /// Whether the peer has spoken a moment ago: each side says something every second.
+    fn is_heard(&self, now: u64) -> bool {
+        self.is_connected() && now.saturating_sub(self.heard.load(Ordering::Relaxed)) < HEARD
+    }
+
     fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)
     }
@@ -211,13 +242,14 @@ fn reachable(ip: IpAddr) -> IpAddr {
 }
 
 /// Calls the roll for the first time, and starts what goes on doing so.
-pub(crate) async fn start(inner: &Arc<Inner>, listener: TcpListener) -> Result<(), StoreError> {
-    call(inner, true).await?;
-    {
-        let mut tasks = lock(&inner.tasks);
-        tasks.spawn(attend(Arc::clone(inner)));
-        tasks.spawn(serve::run(Arc::clone(inner), listener));
+pub(crate) async fn start(inner: &Arc<Inner>) -> Result<(), OpenError> {
+    let settings = &inner.settings.peers;
+    if settings.listen.port() != 0 {
+        let failed = |error: std::io::Error| OpenError::Peers { address: settings.listen, reason: error.to_string() };
+        inner.peers.open(inner).map_err(failed)?;
     }
+    call(inner, true).await?;
+    lock(&inner.tasks).spawn(attend(Arc::clone(inner)));
     let known = async {
         while !inner.peers.is_known() {
             inner.peers.contacts.notified().await;
@@ -271,7 +303,10 @@ async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
     let row = NodeRow { id: peers.own, address: peers.address.clone(), judges: peers.judges, beat: *beat };
     let Roll { nodes, secret } = inner.store.attend(Some(&row), &members.forgotten()).await?;
     let _ = peers.secret.set(secret);
-    let news = members.called(peers.own, nodes, counts);
+    let now = peers.now();
+    let linked: BTreeSet<NodeId> =
+        lock(&peers.links).iter().filter(|(_, link)| link.contact.is_heard(now)).map(|(id, _)| *id).collect();
+    let news = members.called(peers.own, nodes, counts, |id| linked.contains(&id));
     for id in &news.joined {
         tracing::info!(node = id.0, "another node of the registry is here");
     }
@@ -285,14 +320,18 @@ async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
         let mut inbound = lock(&peers.inbound);
         inbound.retain(|id| !news.lost.contains(id));
     }
-    let judges = members.live().filter(|row| row.judges).map(|row| row.id);
+    let judges = members.in_touch().filter(|row| row.judges).map(|row| row.id);
     let judges = judges.chain(peers.judges.then_some(peers.own)).collect();
     let mut links = lock(&peers.links);
     links.retain(|id, link| members.live().any(|row| row.id == *id && row.address == link.row.address));
     for row in members.live().take(MOST_NODES) {
         links.entry(row.id).or_insert_with(|| link::start(inner, row.clone(), peers.now()));
     }
+    let alone = links.is_empty();
     drop(links);
+    if !alone && let Err(error) = peers.open(inner) {
+        tracing::error!(address = peers.address, "other nodes cannot reach this one: listening: {error}");
+    }
     peers.view.store(Arc::new(View { judges }));
     Ok(())
 }

@@ -13,7 +13,8 @@ use crate::model::{Health, Instance, InstanceId, Metadata, Patch, Registration, 
 pub struct Write {
     /// What to do.
     pub kind: WriteKind,
-    /// Only if the instance is still as of this revision; otherwise nothing is done ([`Outcome::Superseded`]).
+    /// Only if the instance is still as of this revision; 0: only if there is none. Otherwise nothing is done
+    /// ([`Outcome::Superseded`]).
     pub expected: Option<Revision>,
 }
 
@@ -252,7 +253,7 @@ fn write_instance(
 ) -> (Outcome, Option<InstanceRow>) {
     let alive = before.filter(|row| !row.deleted).map(|row| &row.instance);
     if let Some(expected) = write.expected
-        && alive.is_none_or(|instance| instance.revision != expected)
+        && alive.map_or(Revision(0), |instance| instance.revision) != expected
     {
         return (Outcome::Superseded, None);
     }
@@ -335,6 +336,7 @@ mod tests {
         use Outcome::*;
         let stale = || Write { expected: Some(Revision(9)), ..deregister() };
         let fresh = || Write { expected: Some(Revision(1)), ..deregister() };
+        let first = || Write { expected: Some(Revision(0)), ..register(2) };
         for (batches, outcomes, written) in [
             (vec![vec![register(1)]], vec![Created], 1),
             (vec![vec![register(1)], vec![register(1)]], vec![Unchanged], 0),
@@ -351,6 +353,11 @@ mod tests {
             (vec![vec![register(1)], vec![stale()]], vec![Superseded], 0),
             (vec![vec![register(1)], vec![fresh()]], vec![Removed], 1),
             (vec![vec![stale()]], vec![Superseded], 0),
+            // Revision 0: only if there is none.
+            (vec![vec![first()]], vec![Created], 1),
+            (vec![vec![register(1)], vec![first()]], vec![Superseded], 0),
+            (vec![vec![register(1)], vec![deregister()], vec![first()]], vec![Created], 1),
+            (vec![vec![first(), first()]], vec![Created, Superseded], 1),
         ] {
             let shown = format!("{batches:?}");
             assert_eq!(run(batches), (outcomes, written), "{shown}");

@@ -68,6 +68,7 @@ impl Sqlite {
     pub async fn open(path: &str) -> Result<Sqlite, StoreError> {
         let path = PathBuf::from(path);
         blocking("opening the file", move || {
+            keep_private(&path)?;
             let mut writer = connect(&path)?;
             migrate(&mut writer, MIGRATIONS)?;
             let reader = connect(&path)?;
@@ -170,6 +171,28 @@ fn failed(doing: &'static str, error: rusqlite::Error) -> StoreError {
         }
         _ => StoreError::unavailable(STORE, doing, error),
     }
+}
+
+/// Makes the file, where there is none, for this user only, and takes the rights of others from files that are there: the file holds
+/// the secret by which nodes know each other. SQLite gives its log the rights of the file.
+fn keep_private(path: &std::path::Path) -> Result<(), StoreError> {
+    use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+    let doing = "keeping the file from other users";
+    let refused = |error: std::io::Error| StoreError::unavailable(STORE, doing, error);
+    std::fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path).map_err(refused)?;
+    for end in ["", "-wal", "-shm"] {
+        let mut file = path.as_os_str().to_owned();
+        file.push(end);
+        match std::fs::metadata(&file) {
+            Ok(found) if found.permissions().mode() & 0o077 != 0 => {
+                std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).map_err(refused)?;
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(refused(error)),
+        }
+    }
+    Ok(())
 }
 
 fn connect(path: &std::path::Path) -> Result<Connection, StoreError> {

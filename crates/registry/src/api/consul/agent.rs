@@ -5,20 +5,23 @@ use std::sync::Arc;
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::catalog::write;
 use super::entry::{self, AgentService, Check, DATACENTER};
 use super::wire::{self, CHECK_ID, Kept, Object, Probe, status};
-use super::{Call, done, registration_of};
+use super::{CONTENT_HASH, Call, DEFAULT_WAIT, done, registration_of};
+use crate::api::identity::in_consul;
 use crate::api::{ApiError, Reply};
-use crate::{Beat, CheckKind, Health, Instance, Metadata, Patch, Registration};
+use crate::{Beat, CheckKind, Edit, Health, Instance, InstanceId, Metadata, Patch, Registration};
 
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     match path {
         ["service", "register"] => register(call).await,
         ["service", "deregister", id] => {
             call.writes()?;
-            write(call.context.registry.deregister(&[call.id(id)?]).await)?;
+            let instance = call.agent_service(id).await?;
+            write(call.context.registry.deregister(std::slice::from_ref(&instance.id)).await)?;
             call.audit("agent/service/deregister", id);
             Ok(done())
         }
@@ -43,12 +46,12 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
         }
         _ => {
             call.reads()?;
-            read(call, path)
+            read(call, path).await
         }
     }
 }
 
-fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
+async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     let own = call.context.node.as_str();
     match path {
         ["self"] => Ok(Reply::ok(&json!({
@@ -67,18 +70,21 @@ fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
         ["members"] => Ok(Reply::ok(&[member(own)])),
         ["version"] => Ok(Reply::ok(&json!({ "HumanVersion": env!("CARGO_PKG_VERSION") }))),
         ["services"] => {
-            let services: BTreeMap<String, AgentService> = own_instances(call)
-                .iter()
-                .map(|(instance, kept)| AgentService::new(instance, kept))
-                .filter(|service| call.fits(service))
-                .map(|service| (service.id.clone(), service))
-                .collect();
+            let mut services: BTreeMap<String, AgentService> = BTreeMap::new();
+            for (instance, kept) in &own_instances(call) {
+                let service = AgentService::new(instance, kept);
+                if call.fits(&service) {
+                    // Several hosts may have one id. The client's own host has the plain key, the others the instance id.
+                    let plain = !services.contains_key(&service.id) || call.comes_from(instance);
+                    let key = if plain { service.id.clone() } else { instance.id.local().to_owned() };
+                    if let Some(other) = services.insert(key, service) {
+                        services.insert(other.instance_id().to_owned(), other);
+                    }
+                }
+            }
             Ok(Reply::ok(&services))
         }
-        ["service", id] => {
-            let instance = instance(call, id)?;
-            Ok(Reply::ok(&AgentService::new(&instance, &Kept::of(&instance))))
-        }
+        ["service", id] => watched_service(call, id).await,
         ["checks"] => {
             let checks: BTreeMap<String, Check> = own_instances(call)
                 .iter()
@@ -89,7 +95,7 @@ fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
             Ok(Reply::ok(&checks))
         }
         ["health", "service", "id", id] => {
-            let instance = instance(call, id)?;
+            let instance = call.agent_service(id).await?;
             Ok(judged(call, &[&instance]))
         }
         ["health", "service", "name", name] => {
@@ -106,6 +112,30 @@ fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     }
 }
 
+/// One service, with a hash of what is told of it. A request that gives the hash, `?hash=`, waits until the hash is another one.
+async fn watched_service(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
+    let known = call.request.param("hash").filter(|hash| !hash.is_empty());
+    let wait = call.request.duration("wait")?.filter(|wait| !wait.is_zero()).unwrap_or(DEFAULT_WAIT);
+    let until = Instant::now() + wait.min(call.context.limits.wait);
+    let mut waited = false;
+    loop {
+        let registry = &call.context.registry;
+        let found = call.agent_service(id).await?;
+        // Read before what is shown is: a change in between ends the wait.
+        let revision = registry.revision_of(&found.service);
+        let instance = registry.instance(&found.id).unwrap_or(found);
+        let shown = AgentService::new(&instance, &Kept::of(&instance));
+        let text = serde_json::to_string(&shown).unwrap_or_default();
+        let hash: String = crate::api::hash_of(&text)[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let left = until.saturating_duration_since(Instant::now());
+        if known != Some(hash.as_str()) || left.is_zero() || *call.context.stopping.borrow() {
+            return Ok(Reply::ok(&shown).header(CONTENT_HASH, hash).waited(waited));
+        }
+        waited = true;
+        call.context.wait(call.request, Some(&instance.service), revision, left).await?;
+    }
+}
+
 fn member(own: &str) -> Value {
     json!({ "Name": own, "Addr": "127.0.0.1", "Port": 8301, "Status": 1, "Tags": { "dc": DATACENTER, "role": "consul" } })
 }
@@ -116,7 +146,7 @@ fn own_instances(call: &Call<'_>) -> Vec<(Arc<Instance>, Kept)> {
         let kept = Kept::of(&instance);
         (instance, kept)
     });
-    all.filter(|(_, kept)| kept.node.is_empty()).collect()
+    all.filter(|(_, kept)| kept.agent || kept.node.is_empty() || kept.node == call.context.node).collect()
 }
 
 /// Health as a status code: 200 passing, 429 warning, 503 critical.
@@ -147,27 +177,32 @@ fn judged(call: &Call<'_>, list: &[&Arc<Instance>]) -> Reply {
     }
 }
 
-fn instance(call: &Call<'_>, id: &str) -> Result<Arc<Instance>, ApiError> {
-    let missing = || ApiError::NotFound { what: "service ID", name: id.to_owned() };
-    call.context.registry.instance(&call.id(id)?).ok_or_else(missing)
-}
-
 async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.writes()?;
     let body: Value = call.request.json()?;
-    let read = wire::service(&body, "name")?;
-    let id = call.id(&read.id)?;
-    let known = call.context.registry.instance(&id).map(|instance| instance.health);
-    // An agent without an address of its own: the one that the service itself came from.
-    let host = if read.address.is_empty() { call.request.peer.to_string() } else { read.address };
-    let registration = Registration {
-        weight: read.weight,
-        metadata: read.metadata,
-        health: first_health(read.check.as_ref(), known),
-        check: read.check.and_then(|check| check.check),
-        ..Registration::new(id, call.service(&read.name)?, &host, read.port)
-    };
-    if write(call.context.registry.register(vec![registration]).await)?.changed() {
+    call.same_namespace(&body)?;
+    let mut read = wire::service(&body, "name")?;
+    // A service without an address of its own has that of its agent: here, the address that the request came from.
+    let peer = call.peer();
+    let host = if read.address.is_empty() { peer.clone() } else { std::mem::take(&mut read.address) };
+    let id = call.agent_identity(&host, &read.id)?;
+    let service = call.service(&read.name)?;
+    read.kept.agent = true;
+    let written = call.context.registry.change(&id, |known| {
+        // What was imported, or put into the catalog, stays on the node that it was put on.
+        let node = known.map(|instance| Kept::of(instance).node).filter(|node| !node.is_empty());
+        read.kept.node = node.unwrap_or_else(|| host.clone());
+        let registration = Registration {
+            weight: read.weight,
+            metadata: read.metadata((host != peer).then_some(peer.as_str()))?,
+            health: first_health(read.check.as_ref(), known.map(|instance| instance.health)),
+            check: read.check.as_ref().and_then(|check| check.check.clone()),
+            location: read.location.clone(),
+            ..Registration::new(id.clone(), service.clone(), &host, read.port)
+        };
+        Ok::<_, ApiError>(Edit::Register(Box::new(registration)))
+    });
+    if written.await?.changed() {
         call.audit("agent/service/register", &read.id);
     }
     Ok(done())
@@ -194,22 +229,23 @@ async fn maintenance(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
         found => return Err(ApiError::bad(format!("enable={}: expected true or false", found.unwrap_or_default()))),
     };
     let patch = Patch { isolate: Some(isolate), ..Patch::default() };
-    write(call.context.registry.update(vec![(call.id(id)?, patch)]).await)?;
+    let instance = call.agent_service(id).await?;
+    write(call.context.registry.update(vec![(instance.id.clone(), patch)]).await)?;
     call.audit(if isolate { "maintenance on" } else { "maintenance off" }, id);
     Ok(done())
 }
 
 /// The instance that a check belongs to.
 async fn checked(call: &Call<'_>, check: &str) -> Result<Arc<Instance>, ApiError> {
-    let registry = &call.context.registry;
-    if let Some(id) = check.strip_prefix("service:")
-        && let Some(instance) = registry.instance_or_ask(&call.id(id)?).await
-    {
-        return Ok(instance);
+    if let Some(id) = check.strip_prefix("service:") {
+        match call.agent_service(id).await {
+            // A check may also have a name of its own that begins so.
+            Err(ApiError::NotFound { .. }) => {}
+            found => return found,
+        }
     }
-    let found = registry.find(&call.namespace, &[(CHECK_ID, check)], 1);
-    let missing = || ApiError::NotFound { what: "check ID", name: check.to_owned() };
-    found.instances.into_iter().next().ok_or_else(missing)
+    call.choose("check ID", CHECK_ID, check)?
+        .ok_or_else(|| ApiError::NotFound { what: "check ID", name: check.to_owned() })
 }
 
 async fn report(call: &Call<'_>, check: &str, health: Health) -> Result<Reply, ApiError> {
@@ -242,15 +278,18 @@ async fn register_check(call: &Call<'_>) -> Result<Reply, ApiError> {
     if probe.id.is_empty() {
         probe.id.clone_from(&probe.name);
     }
-    let instance = instance(call, service)?;
-    if instance.check.is_some() && entry::check_id(&instance) != probe.id {
-        return Err(ApiError::Conflict(format!(
-            "the service {service:?} has the check {:?} already, and one is all it can have",
-            entry::check_id(&instance)
-        )));
-    }
-    let known = instance.check.is_some().then_some(instance.health);
-    set_check(call, &instance, Some(&probe), first_health(Some(&probe), known)).await?;
+    let instance = call.agent_service(service).await?;
+    set_check(call, &instance.id, |instance| {
+        if instance.check.is_some() && entry::check_id(instance) != probe.id {
+            return Err(ApiError::Conflict(format!(
+                "the service {service:?} has the check {:?} already, and one is all it can have",
+                entry::check_id(instance)
+            )));
+        }
+        let known = instance.check.is_some().then_some(instance.health);
+        Ok((Some(&probe), first_health(Some(&probe), known)))
+    })
+    .await?;
     call.audit("agent/check/register", service);
     Ok(done())
 }
@@ -258,30 +297,42 @@ async fn register_check(call: &Call<'_>) -> Result<Reply, ApiError> {
 async fn deregister_check(call: &Call<'_>, check: &str) -> Result<Reply, ApiError> {
     call.writes()?;
     let instance = checked(call, check).await?;
-    // Without a check a service is passing.
-    set_check(call, &instance, None, Some(Health::Passing)).await?;
+    set_check(call, &instance.id, |instance| {
+        if entry::check_id(instance) != check {
+            return Err(ApiError::NotFound { what: "check ID", name: check.to_owned() });
+        }
+        // Without a check a service is passing.
+        Ok((None, Some(Health::Passing)))
+    })
+    .await?;
     call.audit("agent/check/deregister", check);
     Ok(done())
 }
 
-async fn set_check(
+/// Gives an instance the check, and the health, that `decide` makes of the instance as it is.
+async fn set_check<'a>(
     call: &Call<'_>,
-    instance: &Instance,
-    probe: Option<&Probe>,
-    health: Option<Health>,
+    id: &InstanceId,
+    decide: impl Fn(&Instance) -> Result<(Option<&'a Probe>, Option<Health>), ApiError>,
 ) -> Result<(), ApiError> {
-    let mut kept = Kept::of(instance);
-    kept.check_name = probe.map(|probe| probe.name.clone()).unwrap_or_default();
-    kept.notes = probe.map(|probe| probe.notes.clone()).unwrap_or_default();
-    let mut meta: BTreeMap<String, String> =
-        instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-    wire::keep(&mut meta, &kept, instance.id.local(), probe);
-    let registration = Registration {
-        metadata: Metadata::from_pairs(&meta)?,
-        check: probe.and_then(|probe| probe.check.clone()),
-        health,
-        ..registration_of(instance)
-    };
-    write(call.context.registry.register(vec![registration]).await)?;
+    let change = call.context.registry.change(id, |instance| {
+        let missing = || ApiError::NotFound { what: "service ID", name: id.local().to_owned() };
+        let instance = instance.ok_or_else(missing)?;
+        let (probe, health) = decide(instance)?;
+        let mut kept = Kept::of(instance);
+        kept.check_name = probe.map(|probe| probe.name.clone()).unwrap_or_default();
+        kept.notes = probe.map(|probe| probe.notes.clone()).unwrap_or_default();
+        let mut meta: BTreeMap<String, String> =
+            instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        wire::keep(&mut meta, &kept, in_consul(instance), probe);
+        let registration = Registration {
+            metadata: Metadata::from_pairs(&meta)?,
+            check: probe.and_then(|probe| probe.check.clone()),
+            health,
+            ..registration_of(instance)
+        };
+        Ok::<_, ApiError>(Edit::Register(Box::new(registration)))
+    });
+    change.await?;
     Ok(())
 }

@@ -7,8 +7,11 @@ use serde_json::{Value, json};
 use super::entry::{self, AgentService, CatalogService, Node};
 use super::wire::{self, Kept, Object};
 use super::{Call, DATACENTER};
-use crate::api::{ApiError, Reply};
-use crate::{Health, Instance, Registration};
+use crate::api::{ApiError, Reply, identity};
+use crate::{Health, Instance, InstanceId, Registration};
+
+/// Instances with one client's id that are looked through for one of a certain node.
+const MOST_ON_NODES: usize = 1000;
 
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     match path {
@@ -64,7 +67,7 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
             for instance in call.instances() {
                 let kept = Kept::of(&instance);
                 if !kept.node.is_empty() {
-                    let node = Node::new(&kept.node, &instance.host, instance.revision.0);
+                    let node = Node::of(&instance, &kept, own);
                     nodes.entry(kept.node).or_insert(node);
                 }
             }
@@ -74,9 +77,9 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
         ["node", name] => {
             let blocked = call.blocked(None).await?;
             let on_it: Vec<_> = on_node(call, name);
-            let address = match on_it.first() {
-                _ if *name == own => "127.0.0.1".to_owned(),
-                Some(instance) => instance.host.to_string(),
+            let shown = match on_it.first() {
+                _ if *name == own => Node::new(name, "127.0.0.1", 1),
+                Some(instance) => Node::of(instance, &Kept::of(instance), own),
                 // As Consul says that there is no such node.
                 None => return Ok(blocked.show(Reply::ok(&Value::Null))),
             };
@@ -86,17 +89,21 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
                 .filter(|service| call.fits(service))
                 .map(|service| (service.id.clone(), service))
                 .collect();
-            let node = json!({ "Node": Node::new(name, &address, 1), "Services": services });
+            let node = json!({ "Node": shown, "Services": services });
             Ok(blocked.show(Reply::ok(&node)))
         }
         _ => Err(call.no_such_path()),
     }
 }
 
+/// The instances on a node. This registry's own node stands for all agents.
 fn on_node(call: &Call<'_>, node: &str) -> Vec<std::sync::Arc<Instance>> {
     let own = &call.context.node;
     let mut list = call.instances();
-    list.retain(|instance| entry::node_name(&Kept::of(instance), own) == node);
+    list.retain(|instance| {
+        let kept = Kept::of(instance);
+        entry::node_name(&kept, own) == node || (kept.agent && node == own)
+    });
     list
 }
 
@@ -104,6 +111,10 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.writes()?;
     let body: Value = call.request.json()?;
     let object = Object::new(&body, "the body")?;
+    object.refuse(&["partition", "locality"])?;
+    if !matches!(object.text("datacenter")?, "" | DATACENTER) {
+        return Err(ApiError::bad(format!("Datacenter: there is one, {DATACENTER}")));
+    }
     let (node, address) = (object.text("node")?, object.text("address")?);
     if node.is_empty() || address.is_empty() {
         return Err(ApiError::bad("expected Node and Address"));
@@ -112,29 +123,33 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         // A node by itself: there is nothing to keep of one that has no services.
         return Ok(Reply::ok(&true));
     };
+    call.same_namespace(service)?;
     let mut read = wire::service(service, "service")?;
-    read.kept.node = if node == call.context.node { String::new() } else { node.to_owned() };
-    let check = match (object.get("check"), object.get("checks").and_then(Value::as_array).map(Vec::as_slice)) {
-        (Some(check), _) | (None, Some([check])) => Some(wire::probe(check)?),
+    read.kept.node_address = if read.address.is_empty() { String::new() } else { address.to_owned() };
+    read.kept.node_id = object.text("id")?.to_owned();
+    read.kept.node_meta = object.pairs("nodemeta")?;
+    read.kept.node_tagged_addresses = object.pairs("taggedaddresses")?;
+    node.clone_into(&mut read.kept.node);
+    match (object.get("check"), object.get("checks").and_then(Value::as_array).map(Vec::as_slice)) {
+        (Some(check), _) | (None, Some([check])) => read.check = Some(wire::probe(check)?),
         (None, Some(list)) if list.len() > 1 => {
             return Err(ApiError::bad(format!("Checks: {} of them, expected at most one a service", list.len())));
         }
-        _ => read.check.take(),
-    };
-    if let Some(check) = &check {
+        _ => {}
+    }
+    if let Some(check) = &read.check {
         read.kept.check_name.clone_from(&check.name);
         read.kept.notes.clone_from(&check.notes);
     }
-    let mut meta: BTreeMap<String, String> =
-        read.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-    wire::keep(&mut meta, &read.kept, &read.id, check.as_ref());
     let host = if read.address.is_empty() { address } else { &read.address };
+    let id = identity::consul(&call.namespace, node, &read.id)?;
     let registration = Registration {
         weight: read.weight,
-        metadata: crate::Metadata::from_pairs(&meta)?,
+        metadata: read.metadata(None)?,
         // Whoever writes to the catalog keeps the status up to date too: nothing is probed.
-        health: Some(check.and_then(|check| check.status).unwrap_or(Health::Passing)),
-        ..Registration::new(call.id(&read.id)?, call.service(&read.name)?, host, read.port)
+        health: Some(read.check.as_ref().and_then(|check| check.status).unwrap_or(Health::Passing)),
+        location: read.location.clone(),
+        ..Registration::new(id, call.service(&read.name)?, host, read.port)
     };
     if write(call.context.registry.register(vec![registration]).await)?.changed() {
         call.audit("catalog/register", &read.id);
@@ -154,10 +169,10 @@ async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
     if service.is_empty() && !check.is_empty() {
         return Err(ApiError::bad("CheckID: a check is removed by registering its service without one"));
     }
-    let mut ids: Vec<_> = on_node(call, node).iter().map(|instance| instance.id.clone()).collect();
-    if !service.is_empty() {
-        ids.retain(|id| id.local() == service);
-    }
+    let ids: Vec<_> = match service {
+        "" => on_node(call, node).iter().map(|instance| instance.id.clone()).collect(),
+        service => on_node_by_id(call, node, service).await?.into_iter().collect(),
+    };
     for some in ids.chunks(call.context.registry.limits().call_rows.max(1)) {
         for row in call.context.registry.deregister(some).await {
             match row {
@@ -169,6 +184,25 @@ async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
     }
     call.audit("catalog/deregister", if service.is_empty() { node } else { service });
     Ok(Reply::ok(&true))
+}
+
+/// The instance that is known as `service` on `node`. This registry's own node stands for all agents.
+async fn on_node_by_id(call: &Call<'_>, node: &str, service: &str) -> Result<Option<InstanceId>, ApiError> {
+    let registry = &call.context.registry;
+    let id = identity::consul(&call.namespace, node, service)?;
+    if let Some(instance) = registry.instance_or_ask(&id).await {
+        return Ok(Some(instance.id.clone()));
+    }
+    if node == call.context.node {
+        return match call.agent_service(service).await {
+            Ok(instance) => Ok(Some(instance.id.clone())),
+            Err(ApiError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        };
+    }
+    // An agent's service that was imported keeps its instance id.
+    let found = registry.find(&call.namespace, &[(identity::CLIENT_ID, service)], MOST_ON_NODES).instances;
+    Ok(found.iter().find(|instance| Kept::of(instance).node == node).map(|instance| instance.id.clone()))
 }
 
 /// The only row of a call.

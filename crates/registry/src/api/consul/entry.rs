@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::wire::{CHECK_ID, Kept, WEIGHT_SCALE, status};
+use crate::api::identity::in_consul;
 use crate::api::{RESERVED, format_duration};
 use crate::{CheckKind, Health, Instance};
 
@@ -20,7 +21,7 @@ pub(super) struct Node {
     node: String,
     address: String,
     datacenter: &'static str,
-    tagged_addresses: BTreeMap<&'static str, String>,
+    tagged_addresses: BTreeMap<String, String>,
     meta: BTreeMap<String, String>,
     create_index: u64,
     modify_index: u64,
@@ -45,10 +46,14 @@ pub(super) struct AgentService {
     address: String,
     tagged_addresses: Value,
     weights: Weights,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    locality: Option<BTreeMap<&'static str, String>>,
     enable_tag_override: bool,
     create_index: u64,
     modify_index: u64,
     datacenter: &'static str,
+    #[serde(skip)]
+    instance_id: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -88,7 +93,7 @@ pub(super) struct CatalogService {
     node: String,
     address: String,
     datacenter: &'static str,
-    tagged_addresses: BTreeMap<&'static str, String>,
+    tagged_addresses: BTreeMap<String, String>,
     node_meta: BTreeMap<String, String>,
     #[serde(rename = "ServiceID")]
     service_id: String,
@@ -109,11 +114,16 @@ pub(super) fn node_name<'a>(kept: &'a Kept, own: &'a str) -> &'a str {
     if kept.node.is_empty() { own } else { &kept.node }
 }
 
+/// The address of an instance's node: that of the instance, where no other one was told.
+fn node_address<'a>(instance: &'a Instance, kept: &'a Kept) -> &'a str {
+    if kept.node_address.is_empty() { &instance.host } else { &kept.node_address }
+}
+
 /// The id of an instance's check.
 pub(super) fn check_id(instance: &Instance) -> String {
     match instance.metadata.get(CHECK_ID) {
         Some(id) => id.to_owned(),
-        None => format!("service:{}", instance.id.local()),
+        None => format!("service:{}", in_consul(instance)),
     }
 }
 
@@ -127,8 +137,15 @@ fn meta(instance: &Instance) -> BTreeMap<String, String> {
     open.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-fn weights(instance: &Instance) -> Weights {
-    Weights { passing: (instance.weight / WEIGHT_SCALE).max(1), warning: 1 }
+fn weights(instance: &Instance, kept: &Kept) -> Weights {
+    Weights { passing: (instance.weight / WEIGHT_SCALE).max(1), warning: kept.warning_weight.unwrap_or(1) }
+}
+
+/// Where a service is, as Consul tells it; left out where nobody said.
+fn locality(instance: &Instance) -> Option<BTreeMap<&'static str, String>> {
+    let (region, zone) = (&instance.location.region, &instance.location.zone);
+    let said = !region.is_empty() || !zone.is_empty();
+    said.then(|| BTreeMap::from([("Region", region.to_string()), ("Zone", zone.to_string())]))
 }
 
 fn addresses(kept: &Kept) -> Value {
@@ -142,11 +159,22 @@ impl Node {
             node: name.to_owned(),
             address: address.to_owned(),
             datacenter: DATACENTER,
-            tagged_addresses: BTreeMap::from([("lan", address.to_owned()), ("wan", address.to_owned())]),
+            tagged_addresses: ["lan", "wan"].map(|net| (net.to_owned(), address.to_owned())).into(),
             meta: BTreeMap::new(),
             create_index: revision,
             modify_index: revision,
         }
+    }
+
+    /// The node of an instance, as its registration told of it.
+    pub(super) fn of(instance: &Instance, kept: &Kept, own: &str) -> Node {
+        let mut node = Node::new(node_name(kept, own), node_address(instance, kept), instance.revision.0);
+        node.meta.clone_from(&kept.node_meta);
+        node.tagged_addresses.extend(kept.node_tagged_addresses.clone());
+        if !kept.node_id.is_empty() {
+            node.id.clone_from(&kept.node_id);
+        }
+        node
     }
 }
 
@@ -160,19 +188,26 @@ pub(super) fn node_id(name: &str) -> String {
 impl AgentService {
     pub(super) fn new(instance: &Instance, kept: &Kept) -> AgentService {
         AgentService {
-            id: instance.id.local().to_owned(),
+            id: in_consul(instance).to_owned(),
             service: instance.service.name().to_owned(),
             tags: kept.tags.clone(),
             meta: meta(instance),
             port: instance.port,
             address: instance.host.to_string(),
             tagged_addresses: addresses(kept),
-            weights: weights(instance),
+            weights: weights(instance, kept),
+            locality: locality(instance),
             enable_tag_override: kept.enable_tag_override,
             create_index: instance.revision.0,
             modify_index: instance.revision.0,
             datacenter: DATACENTER,
+            instance_id: instance.id.local().to_owned(),
         }
+    }
+
+    /// The registry's own id of the instance.
+    pub(super) fn instance_id(&self) -> &str {
+        &self.instance_id
     }
 }
 
@@ -185,7 +220,7 @@ pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Ch
         status,
         notes,
         output: "",
-        service_id: instance.id.local().to_owned(),
+        service_id: in_consul(instance).to_owned(),
         service_name: instance.service.name().to_owned(),
         service_tags: kept.tags.clone(),
         kind,
@@ -203,7 +238,7 @@ pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Ch
         list.push(check(check_id(instance), name, status(instance.health), kept.notes.clone(), kind, definition));
     }
     if instance.isolate {
-        let id = format!("_service_maintenance:{}", instance.id.local());
+        let id = format!("_service_maintenance:{}", in_consul(instance));
         list.push(check(id, "Service Maintenance Mode".into(), "critical", String::new(), "maintenance", json!({})));
     }
     list
@@ -248,7 +283,7 @@ impl ServiceEntry {
     pub(super) fn new(instance: &Instance, own_node: &str) -> ServiceEntry {
         let kept = Kept::of(instance);
         ServiceEntry {
-            node: Node::new(node_name(&kept, own_node), &instance.host, instance.revision.0),
+            node: Node::of(instance, &kept, own_node),
             checks: checks(instance, &kept, own_node),
             service: AgentService::new(instance, &kept),
         }
@@ -258,22 +293,22 @@ impl ServiceEntry {
 impl CatalogService {
     pub(super) fn new(instance: &Instance, own_node: &str) -> CatalogService {
         let kept = Kept::of(instance);
-        let node = node_name(&kept, own_node).to_owned();
+        let Node { id, node, address, tagged_addresses, meta: node_meta, .. } = Node::of(instance, &kept, own_node);
         CatalogService {
-            id: node_id(&node),
+            id,
             node,
-            address: instance.host.to_string(),
+            address,
             datacenter: DATACENTER,
-            tagged_addresses: BTreeMap::from([("lan", instance.host.to_string())]),
-            node_meta: BTreeMap::new(),
-            service_id: instance.id.local().to_owned(),
+            tagged_addresses,
+            node_meta,
+            service_id: in_consul(instance).to_owned(),
             service_name: instance.service.name().to_owned(),
             service_address: instance.host.to_string(),
             service_tagged_addresses: addresses(&kept),
             service_tags: kept.tags.clone(),
             service_meta: meta(instance),
             service_port: instance.port,
-            service_weights: weights(instance),
+            service_weights: weights(instance, &kept),
             service_enable_tag_override: kept.enable_tag_override,
             create_index: instance.revision.0,
             modify_index: instance.revision.0,

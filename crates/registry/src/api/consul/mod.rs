@@ -1,7 +1,8 @@
 //! The part of Consul's HTTP API that services and their clients use: agent, catalog, health, status; with blocking queries.
 //!
-//! The whole registry is one agent on one node, whichever of our nodes is asked: a client that registers here and asks there
-//! finds what it expects. Not there: key-value store, sessions, ACLs, the mesh, several checks a service, node checks, and
+//! The whole registry is every host's agent, whichever of our nodes is asked: a client that registers here and asks there
+//! finds what it expects. A service belongs to its host: the address of the service, or where that is not given, the address that
+//! the request came from ([`super::identity`]). Not there: key-value store, sessions, ACLs, the mesh, several checks a service, node checks, and
 //! Consul's record of what a check printed (`Output` is empty).
 //!
 //! Format: <https://developer.hashicorp.com/consul/api-docs>.
@@ -22,7 +23,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::auth::{Caller, Role};
-use super::{ApiError, Context, Reply, Request, namespace};
+use super::{ApiError, Context, Reply, Request, identity, namespace};
 use crate::{Instance, InstanceId, NamespaceName, Registration, Revision, ServiceKey, ServiceSnapshot};
 use entry::DATACENTER;
 use filter::Filter;
@@ -30,8 +31,28 @@ use filter::Filter;
 const INDEX: HeaderName = HeaderName::from_static("x-consul-index");
 const KNOWN_LEADER: HeaderName = HeaderName::from_static("x-consul-knownleader");
 const LAST_CONTACT: HeaderName = HeaderName::from_static("x-consul-lastcontact");
+/// Parts of Consul that are not here. A 404 means "no such key" to Consul's clients, and whoever watches a key asks again at once: so
+/// these are answered with 501.
+pub(super) const ABSENT: [&str; 12] = [
+    "kv",
+    "session",
+    "txn",
+    "event",
+    "query",
+    "acl",
+    "config",
+    "connect",
+    "coordinate",
+    "operator",
+    "snapshot",
+    "internal",
+];
+const CONTENT_HASH: HeaderName = HeaderName::from_static("x-consul-contenthash");
 /// How long a blocking query waits that does not say.
 const DEFAULT_WAIT: Duration = Duration::from_secs(300);
+
+/// Hosts with one service id that are looked through for the host that asks.
+const MOST_HOSTS: usize = 64;
 
 /// A request with what every part needs to know of it.
 struct Call<'a> {
@@ -49,6 +70,11 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         return status(request, what);
     }
     let caller = context.identify(request)?;
+    if let ["v1", part, ..] = path.as_slice()
+        && ABSENT.contains(part)
+    {
+        return Err(ApiError::NotImplemented(format!("Consul's /v1/{part} is not served here")));
+    }
     let name = request.param("ns").or_else(|| request.named_header("x-consul-namespace")).unwrap_or("default");
     let call = Call {
         context,
@@ -125,8 +151,100 @@ impl Call<'_> {
         Ok(ServiceKey::new(&self.namespace, name)?)
     }
 
-    fn id(&self, id: &str) -> Result<InstanceId, ApiError> {
-        Ok(InstanceId::new(&self.namespace, id)?)
+    /// Refuses a body that names another namespace than the request.
+    fn same_namespace(&self, body: &Value) -> Result<(), ApiError> {
+        let named = wire::Object::new(body, "the body")?.text("namespace")?;
+        if named.is_empty() || named == self.namespace.as_str() {
+            return Ok(());
+        }
+        Err(ApiError::bad(format!("Namespace {named:?}: choose it with ?ns= or X-Consul-Namespace")))
+    }
+
+    /// The address that the request came from, as text.
+    fn peer(&self) -> String {
+        self.request.peer.to_canonical().to_string()
+    }
+
+    /// Whether the host that registered `instance` is the one that the request came from.
+    fn comes_from(&self, instance: &Instance) -> bool {
+        let peer = self.peer();
+        *instance.host == *peer || instance.metadata.get(wire::FROM) == Some(peer.as_str())
+    }
+
+    /// The instance id of the service `id` of the agent on `host`. What was imported, or put into the catalog, with that id and
+    /// address is the same service.
+    fn agent_identity(&self, host: &str, id: &str) -> Result<InstanceId, ApiError> {
+        let usual = identity::consul(&self.namespace, host, id)?;
+        let registry = &self.context.registry;
+        if registry.instance(&usual).is_some() {
+            return Ok(usual);
+        }
+        let known = registry.find(&self.namespace, &[(identity::CLIENT_ID, id)], MOST_HOSTS).instances;
+        let same = known.iter().find(|instance| *instance.host == *host && identity::in_consul(instance) == id);
+        Ok(same.map_or(usual, |instance| instance.id.clone()))
+    }
+
+    /// The instance that a client of an agent calls `id`. Consul's agents each know their own services; here all agents are one, so
+    /// the service of the host that asks comes first. A service id that only one host has is found from everywhere.
+    ///
+    /// # Errors
+    /// `NotFound`; `Conflict` where several hosts have the id, and the request came from none of them.
+    async fn agent_service(&self, id: &str) -> Result<Arc<Instance>, ApiError> {
+        let registry = &self.context.registry;
+        let own = identity::consul(&self.namespace, &self.peer(), id)?;
+        if let Some(instance) = self.of_this_host(&own, id)? {
+            return Ok(instance);
+        }
+        let by_id = InstanceId::new(&self.namespace, id)?;
+        let others = || registry.find(&self.namespace, &[(identity::CLIENT_ID, id)], 1).instances;
+        if let Some(instance) = registry.instance(&by_id)
+            && others().is_empty()
+        {
+            return Ok(instance);
+        }
+        // The host may have registered it at another node of the registry a moment ago.
+        registry.instance_or_ask(&own).await;
+        if let Some(instance) = self.of_this_host(&own, id)? {
+            return Ok(instance);
+        }
+        let found = self.choose("service ID", identity::CLIENT_ID, id)?.or_else(|| registry.instance(&by_id));
+        found.ok_or_else(|| ApiError::NotFound { what: "service ID", name: id.to_owned() })
+    }
+
+    fn of_this_host(&self, own: &InstanceId, id: &str) -> Result<Option<Arc<Instance>>, ApiError> {
+        if let Some(instance) = self.context.registry.instance(own) {
+            return Ok(Some(instance));
+        }
+        self.only("service ID", id, &[(identity::CLIENT_ID, id), (wire::FROM, &self.peer())])
+    }
+
+    /// The instance of Consul's clients with the metadata entry `key` = `value`: the one of the host that asks, or the only one.
+    fn choose(&self, what: &'static str, key: &str, value: &str) -> Result<Option<Arc<Instance>>, ApiError> {
+        match self.only(what, value, &[(key, value), (wire::FROM, &self.peer())])? {
+            Some(instance) => Ok(Some(instance)),
+            None => self.only(what, value, &[(key, value)]),
+        }
+    }
+
+    fn only(&self, what: &str, name: &str, pairs: &[(&str, &str)]) -> Result<Option<Arc<Instance>>, ApiError> {
+        let mut found = self.context.registry.find(&self.namespace, pairs, MOST_HOSTS).instances;
+        found.retain(|instance| instance.metadata.get(wire::KEPT).is_some());
+        if found.len() > 1 {
+            let peer = self.peer();
+            found.retain({
+                let many = found.iter().filter(|instance| *instance.host == *peer).count();
+                move |instance| many != 1 || *instance.host == *peer
+            });
+        }
+        match found.as_slice() {
+            [] => Ok(None),
+            [one] => Ok(Some(Arc::clone(one))),
+            [one, two, ..] => Err(ApiError::Conflict(format!(
+                "the {what} {name:?} is registered on several hosts ({}, {} …), and this request does not come from one of them \
+                 alone: give each an ID of its own, or name the Node with /v1/catalog/deregister",
+                one.host, two.host
+            ))),
+        }
     }
 
     /// The services of the namespace.
@@ -165,7 +283,7 @@ impl Call<'_> {
         let seen = if ahead { Revision(wanted) } else { now };
         let wait = self.request.duration("wait")?.filter(|wait| !wait.is_zero()).unwrap_or(DEFAULT_WAIT);
         let wait = wait.min(self.context.limits.wait);
-        self.context.wait(service, seen, wait + jitter(wait)).await?;
+        self.context.wait(self.request, service, seen, wait + jitter(wait)).await?;
         Ok(Blocked { index: revision(), waited: true })
     }
 }

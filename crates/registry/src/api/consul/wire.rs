@@ -6,13 +6,17 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::api::identity::CLIENT_ID;
 use crate::api::{ApiError, RESERVED, parse_duration};
-use crate::{Check, CheckKind, Health, Instance, Metadata, Pace};
+use crate::{Check, CheckKind, Health, Instance, Location, Metadata, Pace};
 
 /// The metadata key under which [`Kept`] is kept.
 pub(super) const KEPT: &str = "kingpost.consul";
 /// The metadata key of a check's id that is not `service:ID`, so that the index finds it.
 pub(super) const CHECK_ID: &str = "kingpost.check";
+/// The metadata key of the address that a registration came from, where that is not the address of the service. In the index: by it
+/// an agent's client is told from the clients of other agents that use the same service id.
+pub(super) const FROM: &str = "kingpost.from";
 /// Consul's weights are small numbers around 1, ours around 100.
 pub(super) const WEIGHT_SCALE: u16 = 100;
 
@@ -22,9 +26,12 @@ pub(super) const WEIGHT_SCALE: u16 = 100;
 pub(super) struct Kept {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) tags: Vec<String>,
-    /// The node of the catalog; this one if empty.
+    /// The node of the catalog. Of a service that came through an agent's API: the address of its host.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) node: String,
+    /// Whether the service came through the API of an agent.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) agent: bool,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) check_name: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -33,6 +40,18 @@ pub(super) struct Kept {
     pub(super) tagged_addresses: Option<Value>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) enable_tag_override: bool,
+    /// The weight while it is warning, where that was said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) warning_weight: Option<u16>,
+    /// The address of the node, where the service has another one.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) node_address: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) node_id: String,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) node_meta: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) node_tagged_addresses: BTreeMap<String, String>,
 }
 
 impl Kept {
@@ -66,6 +85,22 @@ impl<'a> Object<'a> {
 
     fn wrong(&self, key: &str, expected: &str) -> ApiError {
         ApiError::bad(format!("{}.{key}: expected {expected}", self.name))
+    }
+
+    /// Refuses keys that would be dropped, where they say something.
+    pub(super) fn refuse(&self, keys: &[&str]) -> Result<(), ApiError> {
+        let says = |value: &Value| match value {
+            Value::Null => false,
+            Value::Bool(flag) => *flag,
+            Value::Number(number) => number.as_f64() != Some(0.0),
+            Value::String(text) => !text.is_empty(),
+            Value::Array(list) => !list.is_empty(),
+            Value::Object(map) => !map.is_empty(),
+        };
+        match keys.iter().find(|key| self.get(key).is_some_and(says)) {
+            Some(key) => Err(ApiError::bad(format!("{}.{key}: not supported", self.name))),
+            None => Ok(()),
+        }
     }
 
     /// Text; empty if it is not there.
@@ -121,7 +156,7 @@ impl<'a> Object<'a> {
             .collect()
     }
 
-    fn pairs(&self, key: &str) -> Result<BTreeMap<String, String>, ApiError> {
+    pub(super) fn pairs(&self, key: &str) -> Result<BTreeMap<String, String>, ApiError> {
         let Some(value) = self.get(key) else { return Ok(BTreeMap::new()) };
         let map = value.as_object().ok_or_else(|| self.wrong(key, "an object of texts"))?;
         map.iter()
@@ -141,9 +176,27 @@ pub(super) struct Service {
     pub(super) address: String,
     pub(super) port: u16,
     pub(super) weight: u16,
-    pub(super) metadata: Metadata,
+    pub(super) location: Location,
+    /// The client's own metadata.
+    pub(super) meta: BTreeMap<String, String>,
     pub(super) kept: Kept,
     pub(super) check: Option<Probe>,
+}
+
+impl Service {
+    /// The metadata of the instance: the client's own entries, and those that the front keeps.
+    ///
+    /// # Errors
+    /// An entry is longer than it may be.
+    pub(super) fn metadata(&self, from: Option<&str>) -> Result<Metadata, ApiError> {
+        let mut meta = self.meta.clone();
+        keep(&mut meta, &self.kept, &self.id, self.check.as_ref());
+        meta.insert(CLIENT_ID.into(), self.id.clone());
+        if let Some(from) = from {
+            meta.insert(FROM.into(), from.into());
+        }
+        Ok(Metadata::from_pairs(&meta)?)
+    }
 }
 
 /// A check as it was sent.
@@ -192,32 +245,49 @@ pub(super) fn service(value: &Value, name_key: &str) -> Result<Service, ApiError
     {
         return Err(ApiError::bad("Kind and Connect: the service mesh is not supported"));
     }
-    let weight = match object.get("weights") {
-        Some(weights) => Object::new(weights, "Weights")?.number("passing")?.unwrap_or(1),
-        None => 1,
+    object.refuse(&["socketpath", "ports", "proxy", "partition", "peername"])?;
+    let (weight, warning_weight) = match object.get("weights") {
+        Some(weights) => {
+            let weights = Object::new(weights, "Weights")?;
+            let warning = weights.number("warning")?.filter(|warning| *warning != 1);
+            (weights.number("passing")?.unwrap_or(1), warning.map(|warning| u16::try_from(warning).unwrap_or(u16::MAX)))
+        }
+        None => (1, None),
+    };
+    let location = match object.get("locality") {
+        Some(locality) => {
+            let locality = Object::new(locality, "Locality")?;
+            Location {
+                region: locality.text("region")?.into(),
+                zone: locality.text("zone")?.into(),
+                ..Location::default()
+            }
+        }
+        None => Location::default(),
     };
     let weight = u16::try_from(weight.saturating_mul(u64::from(WEIGHT_SCALE))).unwrap_or(u16::MAX);
-    let mut meta = object.pairs("meta")?;
+    let meta = object.pairs("meta")?;
     if let Some(key) = meta.keys().find(|key| key.starts_with(RESERVED)) {
         return Err(ApiError::bad(format!("Meta: {key:?} begins with {RESERVED:?}, which is reserved")));
     }
     let check = check_of(&object)?;
     let kept = Kept {
         tags: object.texts("tags")?,
-        node: String::new(),
         check_name: check.as_ref().map(|check| check.name.clone()).unwrap_or_default(),
         notes: check.as_ref().map(|check| check.notes.clone()).unwrap_or_default(),
         tagged_addresses: object.get("taggedaddresses").filter(|value| value.is_object()).cloned(),
         enable_tag_override: object.flag("enabletagoverride")?,
+        warning_weight,
+        ..Kept::default()
     };
-    keep(&mut meta, &kept, id, check.as_ref());
     Ok(Service {
         id: id.to_owned(),
         name: name.to_owned(),
         address: object.text("address")?.to_owned(),
         port: object.port("port")?,
         weight,
-        metadata: Metadata::from_pairs(&meta)?,
+        location,
+        meta,
         kept,
         check,
     })
@@ -251,18 +321,32 @@ fn check_of(object: &Object<'_>) -> Result<Option<Probe>, ApiError> {
     }
 }
 
+/// What a check may not say, for it would be probed otherwise than its owner means. What has no effect here is taken: redirects are
+/// never followed (`DisableRedirects`), no output is kept (`OutputMaxSize`), and without TLS there is nothing to verify (`TLSSkipVerify`).
+const REFUSED_OF_CHECKS: [&str; 15] = [
+    "args",
+    "scriptargs",
+    "script",
+    "dockercontainerid",
+    "udp",
+    "h2ping",
+    "osservice",
+    "aliasservice",
+    "aliasnode",
+    "header",
+    "body",
+    "tcpusetls",
+    "grpcusetls",
+    "tlsservername",
+    "failuresbeforewarning",
+];
+
 /// Reads a check.
 pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
     let object = Object::new(value, "Check")?;
-    for kind in ["args", "script", "dockercontainerid", "udp", "h2ping", "osservice", "aliasservice", "aliasnode"] {
-        let is_set = object.get(kind).is_some_and(|value| match value {
-            Value::String(text) => !text.is_empty(),
-            Value::Array(list) => !list.is_empty(),
-            _ => true,
-        });
-        if is_set {
-            return Err(ApiError::bad(format!("Check.{kind}: not supported; TTL, HTTP, TCP and GRPC are")));
-        }
+    object.refuse(&REFUSED_OF_CHECKS)?;
+    if !matches!(object.text("method")?, "" | "GET") {
+        return Err(ApiError::bad("Check.method: probes ask with GET"));
     }
     let status =
         match object.text("status")? {
@@ -281,9 +365,6 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
         fall: more("failuresbeforecritical")?,
         rise: more("successbeforepassing")?,
     };
-    if object.flag("grpcusetls")? {
-        return Err(ApiError::bad("Check.GRPCUseTLS: probes are without TLS"));
-    }
     let kind = match (object.duration("ttl")?, object.text("http")?, object.text("tcp")?, object.text("grpc")?) {
         (None, "", "", "") => None,
         (Some(ttl), "", "", "") => Some(CheckKind::Ttl { ttl }),
@@ -335,7 +416,7 @@ mod tests {
                 ("w1", "web", 80, 200),
                 "{sent}"
             );
-            assert_eq!(read.metadata.get("v"), Some("1"));
+            assert_eq!(read.meta.get("v").map(String::as_str), Some("1"));
             assert_eq!(read.kept.tags, ["a"]);
             let check = read.check.unwrap().check.unwrap();
             assert_eq!(check.time_to_live(), Some(Duration::from_secs(10)));
@@ -355,7 +436,7 @@ mod tests {
             (json!({"Name": "x", "Meta": {"kingpost.consul": "{}"}}), "reserved"),
             (json!({"Name": "x", "Kind": "mesh-gateway"}), "mesh"),
             (json!({"Name": "x", "Check": {"Args": ["sh"], "Interval": "1s"}}), "args"),
-            (json!({"Name": "x", "Check": {"GRPC": "a:1", "GRPCUseTLS": true}}), "TLS"),
+            (json!({"Name": "x", "Check": {"GRPC": "a:1", "GRPCUseTLS": true}}), "tls"),
             (json!({"Name": "x", "Check": {"UDP": "a:1"}}), "udp"),
             (json!({"Name": "x", "Check": {"TTL": "soon"}}), "time"),
             (json!({"Name": "x", "Check": {"TTL": "1s", "TCP": "a:1"}}), "one of"),

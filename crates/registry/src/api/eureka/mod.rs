@@ -9,30 +9,34 @@
 //! Format: <https://github.com/Netflix/eureka/wiki/Eureka-REST-operations>.
 
 mod view;
+mod whole;
 mod wire;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use hyper::header::ACCEPT;
+use hyper::header::{ACCEPT, CONTENT_ENCODING, VARY};
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::auth::{Caller, Role};
 use super::reply::{JSON, XML};
-use super::{ApiError, Context, RESERVED, Reply, Request};
+use super::{ApiError, Context, RESERVED, Reply, Request, identity};
 use crate::{
-    Beat, Change, Check, CheckKind, Instance, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision,
+    Beat, Change, Check, CheckKind, Edit, Instance, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision,
     ServiceKey, ServiceSnapshot,
 };
-use view::{Form, HashCode, app_name};
+use view::{Form, app_name};
+pub(super) use whole::Whole;
 use wire::{KEPT, Kept};
 
 /// The namespace of all applications: Eureka has none.
 const NAMESPACE: &str = "default";
 /// What a delta reaches back.
 const WINDOW: Duration = Duration::from_secs(180);
+/// Instances with one id, in whichever application, that are looked through.
+const MOST_OF_ID: usize = 64;
 /// Leases without a heartbeat after which an instance is removed.
 const LEASES: u32 = 3;
 
@@ -83,8 +87,8 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     let reading = method == Method::GET;
     call.caller.needs(if reading { Role::Read } else { Role::Write }, NAMESPACE)?;
     let reply = match (method.as_str(), path) {
-        ("GET", ["apps"]) => call.applications(),
-        ("GET", ["apps", "delta"]) => call.delta(),
+        ("GET", ["apps"]) => call.applications().await?,
+        ("GET", ["apps", "delta"]) => call.delta().await?,
         ("GET", ["apps", app]) => call.application(app)?,
         ("GET", ["apps", app, id]) => call.show("instance", view::instance(&*call.found(Some(app), id)?, "ADDED")),
         ("GET", ["instances", id]) => call.show("instance", view::instance(&*call.found(None, id)?, "ADDED")),
@@ -128,30 +132,43 @@ impl Call<'_> {
         Ok(other.map_or(usual, |service| service.key.clone()))
     }
 
-    fn found(&self, app: Option<&str>, id: &str) -> Result<Arc<Instance>, ApiError> {
-        let instance = self.context.registry.instance(&InstanceId::new(&self.namespace, id)?);
-        let same = |instance: &Arc<Instance>| {
-            app.is_none_or(|app| app_name(app) == app_name(instance.service.name())) && view::status(instance).is_some()
+    /// The instance that is shown as `id`, of one application or of any.
+    fn known(&self, app: Option<&str>, id: &str) -> Result<Option<Arc<Instance>>, ApiError> {
+        let registry = &self.context.registry;
+        let of_app =
+            |instance: &Arc<Instance>| app.is_none_or(|app| app_name(app) == app_name(instance.service.name()));
+        let own = match app {
+            Some(app) => registry.instance(&identity::eureka(&self.namespace, app, id)?),
+            None => {
+                let mut found = registry.find(&self.namespace, &[(identity::CLIENT_ID, id)], MOST_OF_ID).instances;
+                found.retain(|instance| identity::in_eureka(instance) == id);
+                found.pop()
+            }
         };
-        instance.filter(same).ok_or_else(|| ApiError::NotFound { what: "instance", name: id.to_owned() })
+        let shown = |instance: &Arc<Instance>| of_app(instance) && identity::in_eureka(instance) == id;
+        // An instance of another front is shown with its instance id.
+        let other = || registry.instance(&InstanceId::new(&self.namespace, id).ok()?);
+        Ok(own.filter(shown).or_else(|| other().filter(shown)))
+    }
+
+    fn found(&self, app: Option<&str>, id: &str) -> Result<Arc<Instance>, ApiError> {
+        let lives = self.known(app, id)?.filter(|instance| view::status(instance).is_some());
+        lives.ok_or_else(|| ApiError::NotFound { what: "instance", name: id.to_owned() })
     }
 
     /// As [`Call::found`], with those whose lease is over.
     async fn leased(&self, app: &str, id: &str) -> Result<Arc<Instance>, ApiError> {
-        let instance = self.context.registry.instance_or_ask(&InstanceId::new(&self.namespace, id)?).await;
-        let same = |instance: &Arc<Instance>| app_name(app) == app_name(instance.service.name());
-        instance.filter(same).ok_or_else(|| ApiError::NotFound { what: "instance", name: id.to_owned() })
+        if let Some(instance) = self.known(Some(app), id)? {
+            return Ok(instance);
+        }
+        // It may have been registered at another node of the registry a moment ago.
+        self.context.registry.instance_or_ask(&identity::eureka(&self.namespace, app, id)?).await;
+        let missing = || ApiError::NotFound { what: "instance", name: id.to_owned() };
+        self.known(Some(app), id)?.ok_or_else(missing)
     }
 
     fn services(&self) -> Vec<Arc<ServiceSnapshot>> {
         self.context.registry.services(Some(&self.namespace))
-    }
-
-    fn hash_code(&self, services: &[Arc<ServiceSnapshot>]) -> String {
-        let mut code = HashCode::default();
-        let all = services.iter().flat_map(|service| service.instances.iter());
-        all.filter_map(|instance| view::status(instance)).for_each(|status| code.add(status));
-        code.text()
     }
 
     fn tree(&self, version: Revision, hash_code: String, applications: Vec<Value>) -> Reply {
@@ -163,12 +180,13 @@ impl Call<'_> {
         self.show("applications", tree)
     }
 
-    fn applications(&self) -> Reply {
-        let revision = self.context.registry.revision();
-        self.context.past.note(Instant::now(), revision);
-        let services = self.services();
-        let applications = shown(&services, |_| true);
-        self.tree(revision, self.hash_code(&services), applications)
+    async fn applications(&self) -> Result<Reply, ApiError> {
+        let registry = &self.context.registry;
+        self.context.past.note(Instant::now(), registry.revision());
+        let compressed = self.request.accepts_gzip();
+        let body = self.context.applications.body(registry, &self.namespace, self.form, compressed).await?;
+        let reply = Reply::bytes(StatusCode::OK, if self.form == Form::Xml { XML } else { JSON }, body);
+        Ok(if compressed { reply.header(CONTENT_ENCODING, "gzip").header(VARY, "Accept-Encoding") } else { reply })
     }
 
     fn application(&self, app: &str) -> Result<Reply, ApiError> {
@@ -194,14 +212,14 @@ impl Call<'_> {
     }
 
     /// What changed in the last minutes; all there is where that is not known any more.
-    fn delta(&self) -> Reply {
+    async fn delta(&self) -> Result<Reply, ApiError> {
         let registry = &self.context.registry;
         let revision = registry.revision();
         self.context.past.note(Instant::now(), revision);
         let services = self.services();
-        let code = self.hash_code(&services);
+        let code = whole::hash_code(&services);
         let changes = self.context.past.begin().and_then(|since| registry.all_changes(since));
-        let Some(changes) = changes else { return self.tree(revision, code, shown(&services, |_| true)) };
+        let Some(changes) = changes else { return self.applications().await };
         // The last word on each instance counts.
         let mut latest: BTreeMap<(String, String), Value> = BTreeMap::new();
         for change in changes.iter().filter(|change| change.service().namespace() == NAMESPACE) {
@@ -213,10 +231,10 @@ impl Call<'_> {
                         Some(_) if instance.ctime == instance.mtime => "ADDED",
                         Some(_) => "MODIFIED",
                     };
-                    latest.insert((app, instance.id.local().to_owned()), view::instance(instance, action));
+                    latest.insert((app, identity::in_eureka(instance).to_owned()), view::instance(instance, action));
                 }
                 Change::Removed { last, mtime, .. } => {
-                    latest.insert((app, last.id.local().to_owned()), view::gone(last, *mtime));
+                    latest.insert((app, identity::in_eureka(last).to_owned()), view::gone(last, *mtime));
                 }
                 Change::Service { .. } => {}
             }
@@ -226,33 +244,35 @@ impl Call<'_> {
             applications.entry(app).or_default().push(instance);
         }
         let applications = applications.into_iter().map(|(name, list)| view::application(&name, list)).collect();
-        self.tree(revision, code, applications)
+        Ok(self.tree(revision, code, applications))
     }
 
     async fn register(&self, app: &str) -> Result<Reply, ApiError> {
         let body: Value = self.request.json()?;
-        let mut sent = wire::read(&body)?;
+        let sent = wire::read(&body)?;
         let service = self.service(app)?;
-        let id = InstanceId::new(&self.namespace, &sent.id)?;
-        let before = self.context.registry.instance(&id);
-        let known = before.as_ref().and_then(|instance| Kept::of(instance));
-        // An operator's word outlives the instance's registering again.
-        if let Some(known) =
-            known.as_ref().filter(|known| !known.overridden.is_empty() && sent.kept.overridden.is_empty())
-        {
-            sent.kept.overridden.clone_from(&known.overridden);
-        }
+        let id = identity::eureka(&self.namespace, app, &sent.id)?;
         let ttl = Duration::from_secs(sent.lease_seconds);
-        let pairs = sent.metadata.into_iter().filter(|(key, _)| !key.starts_with(RESERVED));
-        let pairs = pairs.chain([(KEPT.to_owned(), sent.kept.to_text())]);
-        let registration = Registration {
-            metadata: Metadata::from_pairs(pairs)?,
-            check: Some(Check { kind: CheckKind::Ttl { ttl }, deregister_after: Some(ttl.saturating_mul(LEASES)) }),
-            health: Some(crate::Health::Passing),
-            isolate: isolated(&sent.kept, known.as_ref()),
-            ..Registration::new(id, service, &sent.host, sent.port)
-        };
-        if one(self.context.registry.register(vec![registration]).await)?.changed() {
+        let written = self.context.registry.change(&id, |before| {
+            let known = before.and_then(|instance| Kept::of(instance));
+            let mut kept = sent.kept.clone();
+            // An operator's word outlives the instance's registering again.
+            if let Some(known) = known.as_ref().filter(|_| kept.overridden.is_empty()) {
+                kept.overridden.clone_from(&known.overridden);
+            }
+            let own = [(KEPT, kept.to_text()), (identity::CLIENT_ID, sent.id.clone())];
+            let pairs = sent.metadata.iter().filter(|(key, _)| !key.starts_with(RESERVED));
+            let pairs = pairs.map(|(key, value)| (key.as_str(), value.clone())).chain(own);
+            let registration = Registration {
+                metadata: Metadata::from_pairs(pairs)?,
+                check: Some(Check { kind: CheckKind::Ttl { ttl }, deregister_after: Some(ttl.saturating_mul(LEASES)) }),
+                health: Some(crate::Health::Passing),
+                isolate: isolated(&kept, known.as_ref()),
+                ..Registration::new(id.clone(), service.clone(), &sent.host, sent.port)
+            };
+            Ok::<_, ApiError>(Edit::Register(Box::new(registration)))
+        });
+        if written.await?.changed() {
             self.audit("register", &sent.id);
         }
         Ok(Reply::empty(StatusCode::NO_CONTENT))
@@ -277,7 +297,7 @@ impl Call<'_> {
         let beats = self.context.registry.heartbeat(std::slice::from_ref(&instance.id)).await;
         match beats.first() {
             Some(Beat::Known) => Ok(Reply::empty(StatusCode::OK)),
-            _ => Err(ApiError::NotFound { what: "instance", name: instance.id.local().to_owned() }),
+            _ => Err(ApiError::NotFound { what: "instance", name: identity::in_eureka(instance).to_owned() }),
         }
     }
 
@@ -291,19 +311,26 @@ impl Call<'_> {
     /// Sets what an operator says, or takes it back.
     async fn overrides(&self, app: &str, id: &str, set: bool) -> Result<Reply, ApiError> {
         let instance = self.leased(app, id).await?;
-        let mut kept = Kept::of(&instance).unwrap_or_default();
-        let known = kept.clone();
         let value = self.request.param("value").map(wire::status).transpose()?;
-        if set {
-            let value = value.ok_or_else(|| ApiError::bad("value is missing: expected a status"))?;
-            kept.overridden = if value == "UNKNOWN" { String::new() } else { value };
-        } else {
-            kept.overridden.clear();
-            if let Some(value) = value.filter(|value| value != "UNKNOWN") {
-                kept.status = value;
-            }
+        if set && value.is_none() {
+            return Err(ApiError::bad("value is missing: expected a status"));
         }
-        self.keep(&instance, &kept, isolated(&kept, Some(&known))).await?;
+        self.patch(&instance.id, |instance, pairs| {
+            let known = Kept::of(instance).unwrap_or_default();
+            let mut kept = known.clone();
+            let given = value.clone().filter(|value| value != "UNKNOWN");
+            if set {
+                kept.overridden = given.unwrap_or_default();
+            } else {
+                kept.overridden.clear();
+                if let Some(value) = given {
+                    kept.status = value;
+                }
+            }
+            pairs.insert(KEPT.into(), kept.to_text());
+            isolated(&kept, Some(&known))
+        })
+        .await?;
         self.audit(if set { "override status" } else { "end status override" }, id);
         Ok(Reply::empty(StatusCode::OK))
     }
@@ -311,26 +338,42 @@ impl Call<'_> {
     /// Sets single entries of the metadata: `?key=value`.
     async fn metadata(&self, app: &str, id: &str) -> Result<Reply, ApiError> {
         let instance = self.leased(app, id).await?;
-        let mut pairs: BTreeMap<String, String> =
-            instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        let mut entries = Vec::new();
         for (key, value) in self.request.query.iter().filter(|(key, _)| !matches!(key.as_str(), "token")) {
             if key.starts_with(RESERVED) {
                 return Err(ApiError::bad(format!("{key:?} begins with {RESERVED:?}, which is reserved")));
             }
-            pairs.insert(key.clone(), value.clone());
+            entries.push((key.clone(), value.clone()));
         }
-        let patch = Patch { metadata: Some(Metadata::from_pairs(&pairs)?), ..Patch::default() };
-        one(self.context.registry.update(vec![(instance.id.clone(), patch)]).await)?;
+        self.patch(&instance.id, |_, pairs| {
+            pairs.extend(entries.iter().cloned());
+            None
+        })
+        .await?;
         self.audit("set metadata", id);
         Ok(Reply::empty(StatusCode::OK))
     }
 
-    async fn keep(&self, instance: &Instance, kept: &Kept, isolate: Option<bool>) -> Result<(), ApiError> {
-        let mut pairs: BTreeMap<String, String> =
-            instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-        pairs.insert(KEPT.into(), kept.to_text());
-        let patch = Patch { metadata: Some(Metadata::from_pairs(&pairs)?), isolate, ..Patch::default() };
-        one(self.context.registry.update(vec![(instance.id.clone(), patch)]).await)?;
+    /// Changes an instance's metadata to what `edit` makes of them. `edit` returns whether the instance is isolated from then on;
+    /// `None` leaves that as it is.
+    async fn patch(
+        &self,
+        id: &InstanceId,
+        edit: impl Fn(&Instance, &mut BTreeMap<String, String>) -> Option<bool>,
+    ) -> Result<(), ApiError> {
+        let change = self.context.registry.change(id, |instance| {
+            let missing = || ApiError::NotFound { what: "instance", name: id.local().to_owned() };
+            let instance = instance.ok_or_else(missing)?;
+            let mut pairs: BTreeMap<String, String> =
+                instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+            let isolate = edit(instance, &mut pairs);
+            Ok::<_, ApiError>(Edit::Patch(Patch {
+                metadata: Some(Metadata::from_pairs(&pairs)?),
+                isolate,
+                ..Patch::default()
+            }))
+        });
+        change.await?;
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::wire::{KEPT, Kept};
 use crate::api::RESERVED;
+use crate::api::identity::in_eureka;
 use crate::{Health, Instance};
 
 /// What a client asks for.
@@ -60,7 +61,7 @@ pub(super) fn instance(instance: &Instance, action: &str) -> Value {
     };
     let plain_on = kept.fields.get("portEnabled").and_then(Value::as_bool).unwrap_or(true);
     let mut shown = json!({
-        "instanceId": instance.id.local(),
+        "instanceId": in_eureka(instance),
         "hostName": text_or("hostName", &instance.host),
         "app": app_name(name),
         "ipAddr": &*instance.host,
@@ -124,6 +125,20 @@ impl HashCode {
         *self.0.entry(status).or_default() += 1;
     }
 
+    /// Adds what [`HashCode::text`] gave.
+    pub(super) fn add_text(&mut self, text: &[u8]) {
+        let text = std::str::from_utf8(text).unwrap_or_default();
+        for status in STATUSES {
+            let mark = format!("{status}_");
+            // OUT_OF_SERVICE has underscores of its own; no status ends in another one.
+            let count =
+                text.find(&mark).and_then(|at| text[at + mark.len()..].split('_').next()?.parse::<usize>().ok());
+            if let Some(count) = count {
+                *self.0.entry(status).or_default() += count;
+            }
+        }
+    }
+
     /// `DOWN_1_UP_2_`.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
@@ -132,6 +147,16 @@ impl HashCode {
         }
         text
     }
+}
+
+/// All that an instance may have.
+const STATUSES: [&str; 5] = ["DOWN", "OUT_OF_SERVICE", "STARTING", "UNKNOWN", "UP"];
+
+/// A tree under a name, as a part of XML.
+pub(super) fn xml_part(name: &str, value: &Value) -> String {
+    let mut text = String::new();
+    element(&mut text, name, value);
+    text
 }
 
 /// A tree under a name, as XML.
@@ -250,5 +275,11 @@ mod tests {
             code.add(status);
         }
         assert_eq!(code.text(), "DOWN_1_UP_2_");
+        let mut all = HashCode::default();
+        STATUSES.iter().for_each(|status| all.add(status));
+        for text in [code.text(), all.text(), String::new(), all.text()] {
+            code.add_text(text.as_bytes());
+        }
+        assert_eq!(code.text(), "DOWN_4_OUT_OF_SERVICE_2_STARTING_2_UNKNOWN_2_UP_6_");
     }
 }

@@ -24,6 +24,7 @@ use tonic::server::NamedService;
 use tonic::{Code, Request, Status};
 
 use super::auth::Role;
+use super::places::Place;
 use super::{ApiError, Context, Front};
 
 /// What `build.rs` makes of `proto/`.
@@ -175,6 +176,11 @@ impl Who {
         context.admit(context.identify_by(&self.headers, None).ok().as_ref(), self.peer)
     }
 
+    /// A place among those that wait. Whether the caller may ask is decided elsewhere.
+    fn place(&self, context: &Context) -> Result<Place, ApiError> {
+        context.place(context.identify_by(&self.headers, None).ok().as_ref(), self.peer)
+    }
+
     fn audit(&self, context: &Context, action: &'static str, namespace: &str, object: &str) {
         if let Ok(caller) = context.identify_by(&self.headers, None) {
             context.audit(&caller, self.peer, action, namespace, object);
@@ -200,7 +206,9 @@ impl From<ApiError> for Status {
             ApiError::BadRequest(_) | ApiError::Invalid(_) | ApiError::UnsupportedMediaType { .. } => {
                 Code::InvalidArgument
             }
-            ApiError::NoSuchPath(_) | ApiError::MethodNotAllowed { .. } => Code::Unimplemented,
+            ApiError::NoSuchPath(_) | ApiError::NotImplemented(_) | ApiError::MethodNotAllowed { .. } => {
+                Code::Unimplemented
+            }
             ApiError::NotFound { .. } | ApiError::Missing(_) => Code::NotFound,
             ApiError::Unauthorized => Code::Unauthenticated,
             ApiError::Forbidden { .. } => Code::PermissionDenied,

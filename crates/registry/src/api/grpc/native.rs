@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::super::places::Place;
 use super::proto::registry as pb;
 use super::{Answers, Who, while_running};
 use crate::api::auth::Role;
@@ -74,7 +74,8 @@ impl pb::registry_server::Registry for Native {
         request: Request<Streaming<pb::HeartbeatRequest>>,
     ) -> Result<Response<Self::HeartbeatStream>, Status> {
         let (context, who) = (Arc::clone(&self.0), Who::of(&request)?);
-        let asked = Arc::new((Arc::clone(&context), who, context.place()?));
+        let place = who.place(&context)?;
+        let asked = Arc::new((Arc::clone(&context), who, place));
         let answers = request.into_inner().then(move |message| {
             let asked = Arc::clone(&asked);
             async move {
@@ -125,7 +126,7 @@ impl pb::registry_server::Registry for Native {
         // What was never given out is of another store: from the beginning.
         let known = Revision(request.revision);
         let seen = (known > Revision(0) && known <= context.registry.revision_of(&service)).then_some(known);
-        let place = context.place()?;
+        let place = who.place(&context)?;
         let following = Following { context, service, seen, _place: place };
         Ok(Response::new(while_running(&self.0, stream::unfold(following, Following::next))))
     }
@@ -161,7 +162,7 @@ struct Following {
     service: ServiceKey,
     /// What the client has; `None`: nothing.
     seen: Option<Revision>,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Following {

@@ -50,7 +50,7 @@ impl PolarisGrpc for Polaris {
         request: Request<Streaming<pb::DiscoverRequest>>,
     ) -> Result<Response<Self::DiscoverStream>, Status> {
         let (context, who) = (Arc::clone(&self.0), Who::of(&request)?);
-        let place = context.place()?;
+        let place = who.place(&context)?;
         let answers = request.into_inner().map(move |message| {
             let _held = &place;
             who.admitted(&context)?;
@@ -69,7 +69,8 @@ impl PolarisHeartbeatGrpc for Polaris {
         request: Request<Streaming<pb::HeartbeatsRequest>>,
     ) -> Result<Response<Self::BatchHeartbeatStream>, Status> {
         let (context, who) = (Arc::clone(&self.0), Who::of(&request)?);
-        let asked = Arc::new((Arc::clone(&context), who, context.place()?));
+        let place = who.place(&context)?;
+        let asked = Arc::new((Arc::clone(&context), who, place));
         let answers = request.into_inner().then(move |message| {
             let asked = Arc::clone(&asked);
             async move {

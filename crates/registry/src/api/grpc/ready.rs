@@ -9,7 +9,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use super::{Answers, while_running};
+use super::{Answers, Who, while_running};
 use crate::api::Context;
 
 /// How often a watch looks.
@@ -38,7 +38,7 @@ impl Health for Ready {
     type WatchStream = Answers<HealthCheckResponse>;
 
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let place = self.0.place()?;
+        let place = Who::of(&request)?.place(&self.0)?;
         let context = Arc::clone(&self.0);
         let known = known(&request.get_ref().service);
         let changes = stream::unfold((context, None, place), move |(context, told, place)| async move {

@@ -179,7 +179,7 @@ async fn hold(context: &Context, request: &Request, service: Option<&ServiceKey>
     let now = service.map_or_else(|| context.registry.revision(), |service| context.registry.revision_of(service));
     // A number that was never given out is one of another store.
     if now == Revision(after) || context.is_ahead(service, now, Revision(after)) {
-        context.wait(service, Revision(after), limit).await?;
+        context.wait(request, service, Revision(after), limit).await?;
         return Ok(true);
     }
     Ok(false)

@@ -33,7 +33,7 @@ pub(super) fn stream(context: &Arc<Context>, request: &Request, service: Service
         Some(id) => Some(id.parse().map_err(|_| ApiError::bad(format!("Last-Event-ID {id:?}: expected a revision")))?),
         None => request.number("after")?,
     };
-    let place = context.place()?;
+    let place = context.place_of(request)?;
     let (sender, pieces) = mpsc::channel(AHEAD);
     let context = Arc::clone(context);
     tokio::spawn(async move {

@@ -67,7 +67,9 @@ pub(super) struct Asking<'a> {
 pub(super) fn code_of(error: &ApiError) -> u32 {
     match error {
         ApiError::BadRequest(_) | ApiError::Invalid(_) | ApiError::UnsupportedMediaType { .. } => code::INVALID,
-        ApiError::NoSuchPath(_) | ApiError::MethodNotAllowed { .. } => code::NO_SUCH_RESOURCE,
+        ApiError::NoSuchPath(_) | ApiError::NotImplemented(_) | ApiError::MethodNotAllowed { .. } => {
+            code::NO_SUCH_RESOURCE
+        }
         ApiError::NotFound { .. } | ApiError::Missing(_) => code::NOT_FOUND,
         ApiError::Unauthorized => code::UNAUTHORIZED,
         ApiError::Forbidden { .. } => code::NOT_ALLOWED,

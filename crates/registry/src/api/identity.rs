@@ -1,0 +1,100 @@
+//! Which instance a client of another protocol means.
+//!
+//! An instance id is unique in its namespace. The ids of other registries are unique in a smaller scope: a Consul service id on one
+//! node, a Eureka instance id in one application. So two hosts may both register the Consul service `web`. Each protocol has one
+//! function here that makes the instance id of a scope and the client's id. Fronts and the importer both call this function.
+//!
+//! | protocol | scope | example |
+//! |---|---|---|
+//! | Consul | node | `consul:web@10.0.0.1` |
+//! | Eureka | application | `eureka:host-a@ORDERS` |
+//!
+//! The client's own id stays in the metadata, under [`CLIENT_ID`], and the front shows that id to its clients.
+
+use crate::model::Digest;
+use crate::{Instance, InstanceId, Invalid, NamespaceName};
+
+/// The metadata key of the id that the client gave. Reserved; in the index, so that a front finds an instance by the client's id.
+pub const CLIENT_ID: &str = "kingpost.id";
+
+const CONSUL: &str = "consul";
+const EUREKA: &str = "eureka";
+
+/// The instance id of the Consul service `id` on `node`.
+///
+/// # Errors
+/// `id` is empty, longer than an instance id may be, or has a control character.
+pub fn consul(namespace: &NamespaceName, node: &str, id: &str) -> Result<InstanceId, Invalid> {
+    scoped(namespace, CONSUL, node, id)
+}
+
+/// The instance id of the Eureka instance `id` of application `app`. Case plays no part in the name of an application.
+///
+/// # Errors
+/// As of [`consul`].
+pub fn eureka(namespace: &NamespaceName, app: &str, id: &str) -> Result<InstanceId, Invalid> {
+    scoped(namespace, EUREKA, &app.to_uppercase(), id)
+}
+
+/// The id by which Consul's clients know `instance`: the id that they gave, or the instance id where another front registered it.
+pub(super) fn in_consul(instance: &Instance) -> &str {
+    client_id(instance, CONSUL)
+}
+
+/// The same for Eureka's clients.
+pub(super) fn in_eureka(instance: &Instance) -> &str {
+    client_id(instance, EUREKA)
+}
+
+fn client_id<'a>(instance: &'a Instance, protocol: &str) -> &'a str {
+    let local = instance.id.local();
+    let registered_here = local.strip_prefix(protocol).is_some_and(|rest| rest.starts_with(':'));
+    instance.metadata.get(CLIENT_ID).filter(|_| registered_here).unwrap_or(local)
+}
+
+/// `PROTOCOL:ID@SCOPE`. The scope has no `@` of its own (`%40` stands for it), so the last `@` ends the id: no two pairs have one
+/// text. Where the text would be too long for an instance id, the digest of its parts takes its place.
+fn scoped(namespace: &NamespaceName, protocol: &str, scope: &str, id: &str) -> Result<InstanceId, Invalid> {
+    // The client's id alone has to be a good id: an error names what the client sent.
+    InstanceId::new(namespace, id)?;
+    let escaped = scope.replace('%', "%25").replace('@', "%40");
+    let text = format!("{protocol}:{id}@{escaped}");
+    if text.len() <= InstanceId::MAX_BYTES {
+        return InstanceId::new(namespace, &text);
+    }
+    InstanceId::new(namespace, &format!("{protocol}:{}", Digest::of_parts([scope, id])))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn no_two_pairs_have_one_instance_id() {
+        let namespace = NamespaceName::default();
+        let long = "x".repeat(256);
+        let mut seen = std::collections::BTreeSet::new();
+        for (scope, id) in [
+            ("n1", "web"),
+            ("n2", "web"),
+            ("n1", "api"),
+            ("", "web"),
+            ("b@n1", "a"),
+            ("n1", "a@b"),
+            ("%40", "a"),
+            ("@", "a"),
+            ("n1", "a@n1"),
+            ("n1", &long),
+            ("n2", &long),
+            (&long, "web"),
+        ] {
+            assert!(seen.insert(consul(&namespace, scope, id).unwrap()), "{scope} {id}");
+            assert!(seen.insert(scoped(&namespace, EUREKA, scope, id).unwrap()), "{scope} {id}");
+        }
+        assert_eq!(consul(&namespace, "10.0.0.1", "web").unwrap().local(), "consul:web@10.0.0.1");
+        assert_eq!(eureka(&namespace, "Orders", "h:1").unwrap().local(), "eureka:h:1@ORDERS");
+        assert!(consul(&namespace, "n", "").is_err() && consul(&namespace, "n", "a\nb").is_err());
+    }
+}

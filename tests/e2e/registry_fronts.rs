@@ -1,0 +1,183 @@
+//! What Consul's and Eureka's structures hold is honoured or refused, never dropped; and no client of Consul's spins.
+
+use kingpost_tests::{RegistryNode, SOON, ShowLogs, wait_until};
+use serde_json::{Value, json};
+
+/// What becomes of a field.
+enum Field {
+    /// A part of `/v1/health/service` shows it.
+    Shown(&'static str),
+    Refused,
+    /// It changes nothing here; why, is said in `wire.rs`.
+    NoEffect,
+}
+
+#[tokio::test]
+async fn every_field_of_consuls_structures_is_honoured_or_refused() {
+    use Field::*;
+    let node = RegistryNode::start("").await;
+    let _logs = ShowLogs(node.dir());
+    let service: &[(&str, Value, Field)] = &[
+        ("Tags", json!(["a"]), Shown("/0/Service/Tags")),
+        ("Port", json!(81), Shown("/0/Service/Port")),
+        ("Address", json!("10.9.9.9"), Shown("/0/Service/Address")),
+        (
+            "TaggedAddresses",
+            json!({ "lan": { "Address": "10.1.1.1", "Port": 1 } }),
+            Shown("/0/Service/TaggedAddresses"),
+        ),
+        ("EnableTagOverride", json!(true), Shown("/0/Service/EnableTagOverride")),
+        ("Meta", json!({ "k": "v" }), Shown("/0/Service/Meta")),
+        ("Weights", json!({ "Passing": 7, "Warning": 3 }), Shown("/0/Service/Weights")),
+        ("Locality", json!({ "Region": "r", "Zone": "z" }), Shown("/0/Service/Locality")),
+        ("Kind", json!("connect-proxy"), Refused),
+        ("Proxy", json!({ "DestinationServiceName": "x" }), Refused),
+        ("Connect", json!({ "Native": true }), Refused),
+        ("SocketPath", json!("/run/x"), Refused),
+        ("Ports", json!([{ "Name": "p", "Port": 1 }]), Refused),
+        ("Namespace", json!("other"), Refused),
+        ("Partition", json!("other"), Refused),
+    ];
+    let check: &[(&str, Value, Field)] = &[
+        ("CheckID", json!("own"), Shown("/0/Checks/0/CheckID")),
+        ("Name", json!("up"), Shown("/0/Checks/0/Name")),
+        ("Notes", json!("why"), Shown("/0/Checks/0/Notes")),
+        ("Status", json!("warning"), Shown("/0/Checks/0/Status")),
+        ("Interval", json!("77s"), Shown("/0/Checks/0/Definition/Interval")),
+        ("Timeout", json!("7s"), Shown("/0/Checks/0/Definition/Timeout")),
+        ("Method", json!("GET"), NoEffect),
+        ("DisableRedirects", json!(true), NoEffect),
+        ("OutputMaxSize", json!(4096), NoEffect),
+        ("TLSSkipVerify", json!(true), NoEffect),
+        ("Method", json!("POST"), Refused),
+        ("Header", json!({ "Authorization": ["x"] }), Refused),
+        ("Body", json!("x"), Refused),
+        ("Args", json!(["sh"]), Refused),
+        ("DockerContainerID", json!("c"), Refused),
+        ("TCP", json!("127.0.0.1:1"), Refused),
+        ("TCPUseTLS", json!(true), Refused),
+        ("UDP", json!("127.0.0.1:1"), Refused),
+        ("TLSServerName", json!("x"), Refused),
+        ("GRPCUseTLS", json!(true), Refused),
+        ("H2PING", json!("127.0.0.1:1"), Refused),
+        ("AliasNode", json!("n"), Refused),
+        ("AliasService", json!("s"), Refused),
+        ("OSService", json!("s"), Refused),
+        ("FailuresBeforeWarning", json!(2), Refused),
+    ];
+    let catalog: &[(&str, Value, Field)] = &[
+        ("ID", json!("00000000-0000-0000-0000-000000000001"), Shown("/0/Node/ID")),
+        ("Node", json!("n7"), Shown("/0/Node/Node")),
+        ("Address", json!("10.0.0.7"), Shown("/0/Node/Address")),
+        ("TaggedAddresses", json!({ "lan": "10.0.0.8", "wan": "1.2.3.4" }), Shown("/0/Node/TaggedAddresses")),
+        ("NodeMeta", json!({ "rack": "1" }), Shown("/0/Node/Meta")),
+        ("Datacenter", json!("dc1"), NoEffect),
+        ("SkipNodeUpdate", json!(true), NoEffect),
+        ("Datacenter", json!("dc2"), Refused),
+        ("Partition", json!("other"), Refused),
+        ("Locality", json!({ "Region": "r" }), Refused),
+    ];
+    let mut wrong = Vec::new();
+    for (part, fields) in [("service", service), ("check", check), ("catalog", catalog)] {
+        for (number, (field, value, expected)) in fields.iter().enumerate() {
+            let name = format!("{part}-{number}");
+            let mut sent = json!({ "Name": name });
+            let path = match part {
+                "service" => {
+                    sent[field] = value.clone();
+                    "/v1/agent/service/register"
+                }
+                "check" => {
+                    sent["Check"] = json!({ "HTTP": "http://127.0.0.1:1/", "Interval": "60s" });
+                    sent["Check"][field] = value.clone();
+                    "/v1/agent/service/register"
+                }
+                _ => {
+                    let service = json!({ "Service": name, "Address": "10.9.9.9" });
+                    sent = json!({ "Node": "n1", "Address": "10.0.0.1", "Service": service });
+                    sent[field] = value.clone();
+                    "/v1/catalog/register"
+                }
+            };
+            let answer = node.send("PUT", path, &sent).await;
+            let good = match expected {
+                Refused => answer.status == 400,
+                NoEffect => answer.status == 200,
+                Shown(pointer) => {
+                    let shown = node.get(&format!("/v1/health/service/{name}")).await.json();
+                    answer.status == 200 && shown.pointer(pointer) == Some(value)
+                }
+            };
+            if !good {
+                wrong.push(format!("{part}.{field} = {value}: {} {}", answer.status, answer.body.trim()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[tokio::test]
+async fn consuls_clients_do_not_spin() {
+    let node = RegistryNode::start("").await;
+    let _logs = ShowLogs(node.dir());
+    // 404 is "no such key": a client that watches keys comes back at once.
+    for path in ["/v1/kv/a?recurse=", "/v1/session/list", "/v1/event/list"] {
+        assert_eq!(node.get(path).await.status, 501, "{path}");
+    }
+    let register = async |port: u16| {
+        let sent = json!({ "ID": "w", "Name": "web", "Port": port });
+        node.send("PUT", "/v1/agent/service/register", &sent).await.status
+    };
+    assert_eq!(register(1).await, 200);
+    let first = node.get("/v1/agent/service/w").await;
+    let hash = first.header("x-consul-contenthash").expect("a hash").to_owned();
+    let path = format!("/v1/agent/service/w?hash={hash}&wait=60s");
+    let (second, changed) = tokio::join!(node.get(&path), async {
+        wait_until("the request to wait", SOON, node.dir(), async || {
+            (node.metrics().await.sum("kingpost_registry_watchers", &[]) >= 1.0).then_some(())
+        })
+        .await;
+        register(2).await
+    });
+    assert_eq!((changed, &second.json()["Port"]), (200, &json!(2)));
+    assert_ne!(second.header("x-consul-contenthash"), Some(hash.as_str()));
+    let again = node.get("/v1/agent/service/w?hash=other").await;
+    assert_eq!(again.header("x-consul-contenthash"), second.header("x-consul-contenthash"), "at once");
+}
+
+/// All applications together are what each of them is alone, also after changes and for two services of one application.
+#[tokio::test]
+async fn eurekas_applications_are_the_sum_of_each() {
+    let node = RegistryNode::start("").await;
+    let _logs = ShowLogs(node.dir());
+    let json = [("Accept", "application/json")];
+    for round in 0..3 {
+        for (app, id) in [("ONE", "a"), ("ONE", "b"), ("TWO", "a")] {
+            let instance = json!({ "instanceId": format!("{id}{round}"), "hostName": "h<1", "ipAddr": "10.0.0.1", "port": { "$": 80, "@enabled": "true" } });
+            let answer = node.send("POST", &format!("/eureka/apps/{app}"), &json!({ "instance": instance })).await;
+            assert_eq!(answer.status, 204, "{}", answer.body);
+        }
+        // The same application by another front, in upper case.
+        let native = json!({ "host": "10.0.0.9", "port": 9, "isolate": true });
+        let path = format!("/v1/namespaces/default/services/ONE/instances/n{round}");
+        assert_eq!(node.send("PUT", &path, &native).await.status, 201);
+        let all = node.ask("GET", "/eureka/apps", &json, "").await.json()["applications"].clone();
+        let code = format!("OUT_OF_SERVICE_{}_UP_{}_", round + 1, 3 * (round + 1));
+        assert_eq!(all["apps__hashcode"], code.as_str());
+        let names: Vec<_> = all["application"].as_array().unwrap().iter().map(|app| app["name"].clone()).collect();
+        assert_eq!(names, ["ONE", "TWO"]);
+        assert_eq!(all["application"][0]["instance"].as_array().unwrap().len(), 3 * (round + 1));
+        let two = node.ask("GET", "/eureka/apps/TWO", &json, "").await.json()["application"].clone();
+        assert_eq!(all["application"][1], two);
+        let xml = node.get("/eureka/apps").await.body;
+        let two = node.get("/eureka/apps/TWO").await.body;
+        let part = two.split_once("?>").unwrap().1;
+        assert!(part.starts_with("<application>") && xml.contains(part), "{xml}");
+        assert!(xml.ends_with("</versions__delta></applications>") && xml.contains("h&lt;1"), "{xml}");
+    }
+    assert_eq!(node.ask("DELETE", "/eureka/apps/TWO/a0", &[], "").await.status, 200);
+    let all = node.ask("GET", "/eureka/apps", &json, "").await.json();
+    assert_eq!(all["applications"]["application"][1]["instance"].as_array().unwrap().len(), 2);
+    let delta = node.ask("GET", "/eureka/apps/delta", &json, "").await.json();
+    assert_eq!(delta["applications"]["apps__hashcode"], all["applications"]["apps__hashcode"]);
+}

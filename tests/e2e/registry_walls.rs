@@ -1,0 +1,118 @@
+//! What keeps one caller from harming the others: private files, reloads that open nothing, shares of what is limited.
+
+use std::os::unix::fs::PermissionsExt;
+
+use kingpost_tests::{Kingpost, RegistryNode, SOON, ShowLogs, wait_until};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const WEB: &str = "/v1/namespaces/default/services/web/instances";
+
+/// A token, and its table with a role.
+fn token(name: &str) -> (String, String) {
+    let output = Kingpost::run(&["registry", "token", name]);
+    assert!(output.status.success());
+    let said = String::from_utf8(output.stderr).unwrap();
+    let hash = said.lines().find_map(|line| line.strip_prefix("sha256 = ")).expect("a hash").to_owned();
+    let table = format!(
+        "[[registry.tokens]]\nname = {name:?}\nsha256 = {hash}\nrole = \"write\"\nnamespaces = [\"default\"]\n"
+    );
+    (String::from_utf8(output.stdout).unwrap().trim().to_owned(), table)
+}
+
+#[tokio::test]
+async fn the_file_of_the_store_is_for_its_user_only() {
+    let mut node = RegistryNode::start("").await;
+    assert_eq!(node.send("PUT", &format!("{WEB}/a"), &json!({ "host": "h" })).await.status, 201);
+    let modes = |node: &RegistryNode| {
+        let files = std::fs::read_dir(node.dir()).unwrap().map(|file| file.unwrap());
+        let files = files.filter(|file| file.file_name().to_string_lossy().starts_with("registry.sqlite"));
+        files.map(|file| (file.file_name(), file.metadata().unwrap().permissions().mode() & 0o777)).collect::<Vec<_>>()
+    };
+    let found = modes(&node);
+    assert!(!found.is_empty() && found.iter().all(|(_, mode)| *mode == 0o600), "{found:?}");
+    // A file of an earlier version is closed to others when the registry starts.
+    node.end(libc::SIGTERM).await;
+    let file = node.dir().join("registry.sqlite");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    node.start_again().await;
+    let found = modes(&node);
+    assert!(found.iter().all(|(_, mode)| *mode == 0o600), "{found:?}");
+}
+
+#[tokio::test]
+async fn a_reload_that_moves_a_socket_opens_nothing() {
+    let (_, table) = token("t");
+    let node = RegistryNode::start(&format!("auth = \"tokens\"\n{table}")).await;
+    let _logs = ShowLogs(node.dir());
+    let file = node.dir().join("kingpost.toml");
+    let good = std::fs::read_to_string(&file).unwrap();
+    let says = |what: &str| {
+        let log = std::fs::read_to_string(node.process().log()).unwrap();
+        log.lines().filter(|line| line.contains(what)).count()
+    };
+    let anybody = async || node.send("PUT", &format!("{WEB}/a"), &json!({ "host": "h" })).await.status;
+    assert_eq!(anybody().await, 401);
+    // The new socket would be on loopback, where no login is allowed; the one that is open stays.
+    let moved = good.replace(&format!("listen = \"127.0.0.1:{}\"", node.port()), "listen = \"127.0.0.1:1\"");
+    assert_ne!(moved, good);
+    std::fs::write(&file, moved.replace("auth = \"tokens\"", "auth = \"none\"")).unwrap();
+    node.process().signal(libc::SIGHUP);
+    let decided = async || (says("reloaded") > 0).then_some(());
+    wait_until("the reload", SOON, node.dir(), decided).await;
+    assert_eq!(anybody().await, 401, "a socket without a login");
+    assert!(says("not reloaded") == 1 && says("registry.listen") == 1, "it says what cannot be changed");
+    // What can be changed still can, measured by what runs.
+    std::fs::write(&file, &good).unwrap();
+    node.process().signal(libc::SIGHUP);
+    wait_until("the good one", SOON, node.dir(), async || (says("\"reloaded\"") > 0).then_some(())).await;
+}
+
+#[tokio::test]
+async fn one_token_does_not_take_all_waits() {
+    let ((greedy, first), (modest, second)) = (token("greedy"), token("modest"));
+    let node = RegistryNode::start(&format!("auth = \"tokens\"\nwaiting = 8\n{first}{second}")).await;
+    let _logs = ShowLogs(node.dir());
+    let watch = async |token: &str| {
+        let mut stream = TcpStream::connect(("127.0.0.1", node.port())).await.unwrap();
+        let path = "/v1/namespaces/default/services/none/watch";
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut begun = [0; 12];
+        stream.read_exact(&mut begun).await.unwrap();
+        (String::from_utf8_lossy(&begun).into_owned(), stream)
+    };
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        held.push(watch(&greedy).await);
+    }
+    let waiting = held.iter().filter(|(status, _)| status == "HTTP/1.1 200").count();
+    let (status, _own) = watch(&modest).await;
+    assert_eq!(status, "HTTP/1.1 200", "with {waiting} of 8 places in the hands of another token");
+    assert_eq!(waiting, 6);
+    assert_eq!(held[7].0, "HTTP/1.1 429");
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_are_closed_at_once() {
+    let node = RegistryNode::start("connections = 4").await;
+    let _logs = ShowLogs(node.dir());
+    let mut idle = Vec::new();
+    for _ in 0..4 {
+        let mut stream = TcpStream::connect(("127.0.0.1", node.port())).await.unwrap();
+        // Answered: so it is counted.
+        stream.write_all(b"GET /v1/status/leader HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        let mut begun = [0; 12];
+        stream.read_exact(&mut begun).await.unwrap();
+        idle.push(stream);
+    }
+    let mut more = TcpStream::connect(("127.0.0.1", node.port())).await.unwrap();
+    let mut rest = Vec::new();
+    let closed = tokio::time::timeout(SOON, more.read_to_end(&mut rest)).await;
+    assert!(closed.is_ok() && rest.is_empty(), "it waits for a place that nobody gives up");
+    assert!(node.is_ready().await, "operators have an address of their own");
+    drop(idle);
+    let free = async || node.try_ask("GET", "/v1/status/leader", &[], "").await.filter(|answer| answer.status == 200);
+    wait_until("a place", SOON, node.dir(), free).await;
+}
