@@ -204,9 +204,11 @@ mod tests {
         assert_eq!((later, looked.len() - later), (200 - MOST / 2, MOST / 2), "the rest is not judged");
         assert!(!looked.contains(&Looked::Addresses(vec![address()])));
         // The threads of those are still busy.
-        let state = lock(&resolver.state);
-        assert_eq!((state.all, state.busy["other"]), (MOST / 2, MOST / 2));
-        drop(state);
+        let busy = || {
+            let state = lock(&resolver.state);
+            (state.all, state.busy["other"])
+        };
+        assert_eq!(busy(), (MOST / 2, MOST / 2));
         let mut good = tokio::task::JoinSet::new();
         for n in 0..MOST / 4 {
             let resolver = Arc::clone(&resolver);
