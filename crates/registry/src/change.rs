@@ -52,7 +52,7 @@ impl Registry {
     /// instance and `decide` refuses, the store is asked once whether there is one.
     ///
     /// # Errors
-    /// What `decide` returns; as of any write; `Contended` where others were faster [`ATTEMPTS`] times.
+    /// What `decide` returns; as of any write; `Contended` where others were faster `ATTEMPTS` times.
     pub async fn change<E: From<WriteError>>(
         &self,
         id: &InstanceId,

@@ -7,7 +7,7 @@ use super::statement::Statement;
 /// What a server connection has got, or will have by the time that it comes to what is sent next.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
-    named: HashMap<u64, Entry>,
+    named: HashMap<u64, Entry, foldhash::fast::RandomState>,
     unnamed: Unnamed,
     clock: u64,
 }
@@ -37,7 +37,7 @@ struct Entry {
 /// What a server connection had before all was dropped: for [`Held::undo`].
 #[derive(Debug, Clone)]
 pub(crate) struct Dropped {
-    named: HashMap<u64, Entry>,
+    named: HashMap<u64, Entry, foldhash::fast::RandomState>,
     unnamed: Unnamed,
 }
 

@@ -25,7 +25,8 @@ pub(crate) struct Names {
 
 #[derive(Debug, Default)]
 struct Named {
-    entries: HashMap<Box<[u8]>, Entry>,
+    // Looked into with every Bind: a quick hash, with a key of the process's own.
+    entries: HashMap<Box<[u8]>, Entry, foldhash::fast::RandomState>,
     bytes: usize,
     /// Some entries have `settled`: they were parsed while nobody knew how the client's texts are read.
     unsettled: bool,

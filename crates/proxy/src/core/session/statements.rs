@@ -404,10 +404,8 @@ impl Core {
             self.clients[c].names.set_told(name, false);
             self.renew(c, name, &statement);
         }
-        let Some((server_name, statement)) = self.server_name(c, s, name) else {
-            self.clients[c].names.undo(undo);
-            return Step::Blocked;
-        };
+        // (What the name stands for by then stays: the message is looked at again.)
+        let Some((server_name, statement)) = self.server_name(c, s, name) else { return Step::Blocked };
         self.clients[c].names.set_told(name, true);
         self.send(s, |out| message::describe_statement(out, server_name.as_bytes()));
         let note = match (statement, server_name) {
