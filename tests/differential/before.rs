@@ -15,8 +15,11 @@ pub(crate) struct Before {
     pub(crate) chains: bool,
     /// Another client has sent messages that no Sync or Flush has followed.
     pub(crate) others_unfinished: bool,
-    /// The client has sent DEALLOCATE in a Query right behind messages of the extended protocol, without a Sync in between.
+    /// The client has sent DEALLOCATE in a Query right behind messages of the extended protocol, without a Sync in between, or in a text with other
+    /// statements.
     pub(crate) deallocates_inside: bool,
+    /// The client has begun to listen in the same packet in which it has notified before.
+    pub(crate) listens_behind_notify: bool,
     /// Somebody has set a parameter of an extension's kind (`app.t`).
     pub(crate) has_placeholder: bool,
 }
@@ -52,12 +55,20 @@ impl Before {
             reads_elsewhere: packets().any(|packet| says(packet, &["read only"])),
             chains: own().any(|packet| says(packet, &["and chain"])),
             others_unfinished: false,
+            listens_behind_notify: own().any(|packet| {
+                let texts: Vec<String> =
+                    packet.messages.iter().filter_map(Message::sql).map(str::to_ascii_lowercase).collect();
+                let first = texts.iter().position(|text| text.contains("notify"));
+                first.is_some_and(|at| texts[at..].iter().any(|text| text.contains("listen ")))
+            }),
             deallocates_inside: {
                 let messages: Vec<&Message> = own().flat_map(|packet| &packet.messages).collect();
                 messages.windows(2).any(|two| {
                     let query =
                         matches!(two[1], Message::Query(text) if text.to_ascii_lowercase().contains("deallocate"));
                     query && !matches!(two[0], Message::Sync | Message::Query(_))
+                }) || messages.iter().any(|message| {
+                    matches!(message, Message::Query(text) if text.to_ascii_lowercase().contains("deallocate") && text.contains(';'))
                 })
             },
             has_placeholder: packets().any(|packet| says(packet, &["app.t", "enter"]))
@@ -72,7 +83,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// `c`, `r`, `e`, `p`, `d` for what holds for client `a` in the last step.
+    /// `c`, `r`, `e`, `p`, `d`, `l` for what holds for client `a` in the last step.
     fn before(text: &str, open: bool) -> String {
         let session = parse(text).unwrap().session;
         let before = Before::of(&session, session.steps.len() - 1, 0, open);
@@ -82,6 +93,7 @@ mod tests {
             (before.reads_elsewhere, 'e'),
             (before.has_placeholder, 'p'),
             (before.deallocates_inside, 'd'),
+            (before.listens_behind_notify, 'l'),
         ];
         flags.iter().filter(|(holds, _)| *holds).map(|(_, letter)| *letter).collect()
     }
@@ -106,6 +118,9 @@ mod tests {
             (PLAIN, "b: Q \"set app.t = 'x'\"\na: S", false, "p"),
             (PLAIN, "a: P s \"select 1\"\na: Q \"deallocate s\"", false, "d"),
             (PLAIN, "a: P s \"select 1\" ; S\na: Q \"deallocate s\"", false, ""),
+            (PLAIN, "a: Q \"deallocate s; begin\"", false, "d"),
+            (PLAIN, "a: Q \"select pg_notify('c', '')\" ; Q \"listen c\"", false, "l"),
+            (PLAIN, "a: Q \"listen c\" ; Q \"notify c\"", false, ""),
             (PLAIN, "b: P s \"select 1\"\na: Q \"deallocate s\"", false, ""),
         ] {
             assert_eq!(before(&format!("{clients}{steps}"), open), expected, "{steps}");

@@ -84,9 +84,9 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "notification-time",
         what: "when a notification comes (compared: that it comes, between two transactions, and in which order), also one's own; none that has not come \
-               before `UNLISTEN`",
+               before `UNLISTEN`; and one that was sent right before a `LISTEN` may be heard",
         why: "one server connection listens for all clients of a pool ([0024](decisions/0024-listen.md))",
-        covers: elsewhere,
+        covers: notification_time,
     },
     Rule {
         name: "functions",
@@ -143,9 +143,9 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "deallocate-inside",
-        what: "`DEALLOCATE name` in a Query right behind messages of the extended protocol without a Sync in between (`P s …; Q \"deallocate s\"`) \
-               does not find what was prepared by the protocol: 26000",
-        why: "in the middle of a unit a Query is the server's, which knows the statement by another name",
+        what: "`DEALLOCATE name` does not find what was prepared by the protocol (26000) where it is one of several statements of a text, or in a Query right \
+               behind messages of the extended protocol without a Sync in between (`P s …; Q \"deallocate s\"`)",
+        why: "that text is the server's, which knows the statement by another name",
         covers: deallocate_inside,
     },
     Rule {
@@ -272,6 +272,8 @@ fn replica_words(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Rep
     match () {
         () if !scene.before.reads_elsewhere || !refused(proxied) => None,
         () if refused(direct) => Some(Verdict::Same),
+        // A replica looks at that first: `COMMIT PREPARED` in a transaction.
+        () if matches!(direct, Some(Reply::Error(_))) => Some(Verdict::Same),
         () => scene.before.chains.then_some(Verdict::Over),
     }
 }
@@ -284,6 +286,11 @@ fn notification_process(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&
         return None;
     };
     (channel == c && payload == p).then_some(Verdict::Same)
+}
+
+fn notification_time(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let early = direct.is_none() && matches!(proxied, Some(Reply::Notification { .. }));
+    (early && scene.before.listens_behind_notify).then_some(Verdict::Over)
 }
 
 /// The server itself has ended the connection.
