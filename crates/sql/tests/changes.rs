@@ -66,6 +66,9 @@ fn one_statement() {
         ("set local timezone to default", vec![Change::Local("timezone".into(), None)]),
         ("set local time zone interval '1' hour", vec![Change::LocalUnknown]),
         ("set local session authorization x", vec![Change::LocalUnknown]),
+        // It ends the role, too.
+        ("reset session authorization", vec![Change::Reset("role".into())]),
+        ("set session authorization default", vec![Change::Reset("role".into())]),
         ("set transaction isolation level serializable", vec![]),
         ("set transaction_read_only = on", vec![]),
         (
@@ -92,7 +95,6 @@ fn one_statement() {
 fn doubts() {
     for text in [
         "set session authorization x",
-        "reset session authorization",
         "set time zone interval '1' hour",
         "set client_encoding = 'latin1'",
         "set default_transaction_isolation = serializable",
