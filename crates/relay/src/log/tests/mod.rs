@@ -57,7 +57,19 @@ fn identity() -> Identity {
 
 fn options(dir: &Path) -> LogOptions {
     let start = Some(Start { timeline: Timeline(1), at: BEGIN });
-    LogOptions { directory: Directory::open(dir).unwrap(), identity: identity(), start, spares: 2 }
+    LogOptions { directory: directory(dir), identity: identity(), start, spares: 2 }
+}
+
+/// A log's directory. A process that another test starts just now shares the lock of a directory that was open until it has replaced its image: that
+/// is waited for.
+fn directory(dir: &Path) -> Directory {
+    for _ in 0..1_000 {
+        match Directory::open(dir) {
+            Err(LogError::Locked { .. }) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            opened => return opened.unwrap(),
+        }
+    }
+    panic!("{} is locked by somebody else", dir.display());
 }
 
 fn open(dir: &Path) -> Result<(Writer, Arc<Log>), LogError> {
