@@ -125,6 +125,27 @@ impl Note {
         matches!(self, Sync(_) | Query { .. } | RefusedQuery { .. } | FailedQuery { .. })
     }
 
+    /// Takes out how to take back what this has changed of its client's names: in this order.
+    pub(in crate::core) fn take_undo(&mut self) -> [Undo; 2] {
+        let of_dropped = |dropped: &mut Option<Box<Dropping>>| {
+            dropped.as_mut().map_or(Undo::Nothing, |dropped| std::mem::take(&mut dropped.names))
+        };
+        match self {
+            Note::Parse { undo, .. } | Note::Describe { undo, .. } | Note::Answer { undo, .. } => {
+                [std::mem::take(undo), Undo::Nothing]
+            }
+            Note::RefusedQuery { undo, .. } | Note::FailedQuery { undo, .. } => [std::mem::take(undo), Undo::Nothing],
+            Note::Execute { dropped, .. } => [of_dropped(dropped), Undo::Nothing],
+            Note::Query { undo, dropped, .. } => [of_dropped(dropped), std::mem::take(undo)],
+            Note::Client | Note::Own | Note::Begin | Note::Ahead | Note::ParseAhead(_) | Note::Inserted => {
+                Default::default()
+            }
+            Note::ParseOwn(_) | Note::ParseUnnamed | Note::Evict(_) | Note::CloseOwn => Default::default(),
+            Note::Doomed(_) | Note::Bind(_) | Note::Missing(_) | Note::Refused(_) => Default::default(),
+            Note::Finished(_) | Note::Check(_) | Note::Sync(_) => Default::default(),
+        }
+    }
+
     /// What the end of a unit is counted under; None: it is no client's, or not the end of one.
     pub(in crate::core) fn into_timing(self) -> Option<Timing> {
         match self {

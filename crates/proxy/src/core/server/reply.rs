@@ -9,7 +9,7 @@ use wire::message::{self, Status};
 use wire::payload;
 use wire::{Frame, HEADER, Sqlstate};
 
-use super::note::{Dropping, Note, Refusal, SentAs};
+use super::note::{Note, Refusal, SentAs};
 use super::protocol::{Reply, Request};
 use super::{Begin, ServerPhase, Work};
 use crate::config::PoolMode;
@@ -916,49 +916,45 @@ impl Core {
         }
     }
 
-    fn was_skipped(&mut self, s: usize, note: Note) {
-        let undo = match note {
-            Note::Parse { statement, sent_as, undo } => {
-                self.not_parsed(s, &statement, sent_as);
-                undo
-            }
-            Note::ParseOwn(statement) | Note::ParseAhead(statement) => {
-                self.servers[s].held.loses(&statement);
-                return;
-            }
-            Note::ParseUnnamed => return self.servers[s].held.set_unnamed(Unnamed::Unknown),
-            Note::Evict(id) => return self.servers[s].held.keeps(id),
-            Note::Answer { undo, .. } => undo,
-            Note::RefusedQuery { undo, .. } | Note::FailedQuery { undo, .. } => undo,
-            Note::Execute { dropped: Some(dropped), .. } => self.not_dropped(s, *dropped),
-            Note::Query { undo, dropped, .. } => {
-                if let Some(dropped) = dropped {
-                    let undo = self.not_dropped(s, *dropped);
-                    if let Some(c) = self.servers[s].client {
-                        self.clients[c].names.undo(undo);
-                    }
-                }
-                undo
-            }
-            Note::Execute { dropped: None, .. } | Note::Client | Note::Own | Note::Begin | Note::Ahead => return,
-            Note::Inserted => return,
-            Note::Doomed(_) | Note::CloseOwn | Note::Bind(_) | Note::Missing(_) => return,
-            Note::Refused(_) | Note::Finished(_) => return,
-            Note::Describe { undo, .. } => undo,
-            Note::Check(_) | Note::Sync(_) => return,
-        };
+    fn was_skipped(&mut self, s: usize, mut note: Note) {
         if let Some(c) = self.servers[s].client {
+            self.names_as_before(c, &mut note);
+        }
+        let held = &mut self.servers[s].held;
+        match note {
+            Note::Parse { statement, sent_as, .. } => self.not_parsed(s, &statement, sent_as),
+            Note::ParseOwn(statement) | Note::ParseAhead(statement) => held.loses(&statement),
+            Note::ParseUnnamed => held.set_unnamed(Unnamed::Unknown),
+            Note::Evict(id) => held.keeps(id),
+            Note::Execute { dropped: Some(dropped), .. } | Note::Query { dropped: Some(dropped), .. } => {
+                if let Some(was) = dropped.held {
+                    held.undo(was);
+                }
+            }
+            Note::Execute { dropped: None, .. } | Note::Query { dropped: None, .. } => {}
+            Note::RefusedQuery { .. } | Note::FailedQuery { .. } | Note::Answer { .. } | Note::Describe { .. } => {}
+            Note::Client | Note::Own | Note::Begin | Note::Ahead | Note::Inserted | Note::CloseOwn => {}
+            Note::Doomed(_) | Note::Bind(_) | Note::Missing(_) | Note::Refused(_) | Note::Finished(_) => {}
+            Note::Check(_) | Note::Sync(_) => {}
+        }
+    }
+
+    /// What this has changed of its client's names has not happened.
+    fn names_as_before(&mut self, c: usize, note: &mut Note) {
+        for undo in note.take_undo() {
             self.clients[c].names.undo(undo);
         }
     }
 
     /// The unit of this note has failed. If it is a Query that was to drop prepared statements, it has not.
     fn query_failed(&mut self, s: usize, note: Note) -> Note {
-        let Note::Query { changes, undo, dropped: Some(dropped), timing } = note else { return note };
-        let names = self.not_dropped(s, *dropped);
+        let Note::Query { changes, undo, dropped: Some(mut dropped), timing } = note else { return note };
         if let Some(c) = self.servers[s].client {
             // (The unnamed statement it has dropped all the same.)
-            self.clients[c].names.undo(names);
+            self.clients[c].names.undo(std::mem::take(&mut dropped.names));
+        }
+        if let Some(was) = dropped.held {
+            self.servers[s].held.undo(was);
         }
         Note::Query { changes, undo, dropped: None, timing }
     }
@@ -973,35 +969,14 @@ impl Core {
         }
     }
 
-    fn not_dropped(&mut self, s: usize, dropped: Dropping) -> crate::core::prepared::Undo {
-        if let Some(held) = dropped.held {
-            self.servers[s].held.undo(held);
-        }
-        dropped.names
-    }
-
     /// The connection is lost: what it owes to this client has not happened.
     pub(in crate::core) fn undo_owed(&mut self, s: usize, c: usize) {
         let owed = self.servers[s].protocol.abandon();
-        for note in owed.into_iter().rev() {
-            let undo = match note {
-                Note::Parse { undo, .. } | Note::Describe { undo, .. } | Note::Answer { undo, .. } => undo,
-                Note::RefusedQuery { undo, .. } | Note::FailedQuery { undo, .. } => undo,
-                Note::Execute { dropped: Some(dropped), .. } => dropped.names,
-                Note::Query { undo, dropped, timing, .. } => {
-                    self.span_lost(timing);
-                    if let Some(dropped) = dropped {
-                        self.clients[c].names.undo(dropped.names);
-                    }
-                    undo
-                }
-                Note::Sync(timing) => {
-                    self.span_lost(timing);
-                    continue;
-                }
-                _ => continue,
-            };
-            self.clients[c].names.undo(undo);
+        for mut note in owed.into_iter().rev() {
+            self.names_as_before(c, &mut note);
+            if let Note::Query { timing, .. } | Note::Sync(timing) = note {
+                self.span_lost(timing);
+            }
         }
     }
 }
