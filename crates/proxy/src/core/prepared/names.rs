@@ -189,15 +189,12 @@ impl Names {
         }
     }
 
-    /// It is known how the client's texts are read: what the name stands for.
+    /// It is known how the client's texts are read: what the name stands for again. None: it has never stood for anything else meanwhile.
     pub(crate) fn settled(&mut self, name: &[u8]) -> Option<&Arc<Statement>> {
-        if let Some(named) = &mut self.named
-            && let Some(entry) = named.entries.get_mut(name)
-            && let Some(settled) = entry.settled.take()
-        {
-            entry.statement = settled;
-        }
-        self.get(name)
+        let named = self.named.as_mut().filter(|named| named.unsettled)?;
+        let entry = named.entries.get_mut(name)?;
+        entry.statement = entry.settled.take()?;
+        Some(&entry.statement)
     }
 
     /// The client leaves the server where nobody knew how its texts are read.
