@@ -18,7 +18,7 @@ use watermark::Lsn;
 
 use crate::admin::{Admin, Source};
 use crate::cli::{FetchArgs, RelayArgs, RelayCommand, ResetArgs};
-use crate::config::{self, Config, LogFlags};
+use crate::config::{self, Config, LogFlags, secret};
 use crate::console::{Scene, Shown, Watched};
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
@@ -255,17 +255,6 @@ fn surroundings(config: &Config) -> Result<Surroundings, Failure> {
         acknowledgements: (!failover.relays.is_empty()).then_some(failover.acknowledgements),
         promotion: failover.step_timeout,
     })
-}
-
-fn secret(password: Option<&String>, file: Option<&Path>) -> Result<Option<String>, Failure> {
-    match (password, file) {
-        (Some(password), _) => Ok(Some(password.clone())),
-        (None, Some(path)) => {
-            let text = std::fs::read_to_string(path).map_err(|error| Failure::path("read", path, &error))?;
-            Ok(Some(text.lines().next().unwrap_or_default().to_owned()))
-        }
-        (None, None) => Ok(None),
-    }
 }
 
 impl Source for Relaying {

@@ -31,6 +31,21 @@ use relay::config::RelayConfig;
 pub(crate) use check::{Stat, is_loopback};
 pub(crate) use problem::{Problem, Severity};
 
+/// A password that is given itself, or as the first line of a file.
+///
+/// # Errors
+/// The file can't be read.
+pub(crate) fn secret(password: Option<&String>, file: Option<&Path>) -> Result<Option<String>, Failure> {
+    match (password, file) {
+        (Some(password), _) => Ok(Some(password.clone())),
+        (None, Some(path)) => {
+            let text = std::fs::read_to_string(path).map_err(|error| Failure::path("read", path, &error))?;
+            Ok(Some(text.lines().next().unwrap_or_default().to_owned()))
+        }
+        (None, None) => Ok(None),
+    }
+}
+
 /// The whole file.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]

@@ -1,6 +1,5 @@
 //! Talking to servers, relays and proxies. Decides nothing; every wait has a limit.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,7 +15,7 @@ use super::config::{PartConfig, RelayPartConfig};
 use super::lock;
 use super::note::{self, Note};
 use super::plan::{Locked, ProxySeen, ProxyState, RelaySeen, ServerSeen, ServerState, Survey, Tags};
-use crate::config::Config;
+use crate::config::{Config, secret};
 use crate::error::Failure;
 
 /// What sessions are called on servers and in consoles.
@@ -412,16 +411,5 @@ pub(super) fn describe(error: &tokio_postgres::Error) -> String {
         (Some(said), _) => format!("{} (SQLSTATE {})", said.message(), said.code().code()),
         (None, Some(source)) => format!("{error}: {source}"),
         (None, None) => error.to_string(),
-    }
-}
-
-fn secret(password: Option<&String>, file: Option<&Path>) -> Result<Option<String>, Failure> {
-    match (password, file) {
-        (Some(password), _) => Ok(Some(password.clone())),
-        (None, Some(path)) => {
-            let text = std::fs::read_to_string(path).map_err(|error| Failure::path("read", path, &error))?;
-            Ok(Some(text.lines().next().unwrap_or_default().to_owned()))
-        }
-        (None, None) => Ok(None),
     }
 }
