@@ -443,6 +443,16 @@ async fn expire(inner: Arc<Inner>) {
     }
 }
 
+/// Asks the other nodes what they have heard of these. False: nobody may be judged by that, for a node that lives has not answered, or this one
+/// stood still meanwhile.
+async fn is_known_of(inner: &Inner, ids: &[InstanceId]) -> bool {
+    let answered = peers::hear(inner, ids).await;
+    if !answered {
+        add(&inner.counters.unanswered, ids.len() as u64);
+    }
+    answered && !inner.health.stood_still()
+}
+
 /// Of the instances whose lease has ended here, those that no other node has heard either, with all that the brakes have to know
 /// to judge them. None while a node that lives does not answer: they come up again.
 async fn silent(inner: &Inner, over: Vec<Arc<Instance>>) -> Vec<Arc<Instance>> {
@@ -458,11 +468,7 @@ async fn silent(inner: &Inner, over: Vec<Arc<Instance>>) -> Vec<Arc<Instance>> {
         return over;
     }
     let ids: Vec<InstanceId> = over.iter().map(|instance| instance.id.clone()).collect();
-    if !peers::hear(inner, &ids).await {
-        add(&inner.counters.unanswered, ids.len() as u64);
-        return Vec::new();
-    }
-    if watch.stood_still() {
+    if !is_known_of(inner, &ids).await {
         return Vec::new();
     }
     // The answers may have come late, or a node been lost meanwhile: what counts is how it is now.
@@ -484,11 +490,7 @@ async fn unheard(inner: &Inner, due: Vec<Arc<Instance>>) -> Vec<Arc<Instance>> {
         return due;
     }
     let ids: Vec<InstanceId> = due.iter().map(|instance| instance.id.clone()).collect();
-    if !peers::hear(inner, &ids).await {
-        add(&inner.counters.unanswered, ids.len() as u64);
-        return Vec::new();
-    }
-    if watch.stood_still() {
+    if !is_known_of(inner, &ids).await {
         return Vec::new();
     }
     let now = watch.now();
