@@ -20,6 +20,7 @@ from bench.cluster import DATABASE, USER, Cluster
 from bench.errors import BenchError, PeerUnavailable, RunFailed
 from bench.peers import Terms, running
 from bench.plan import Target
+from bench.process import stop
 from bench.window import save
 
 CLIENTS = 48
@@ -61,24 +62,18 @@ def _count(target, inventory, workspace, cluster, workers, seconds):
         log = workspace.path / "calls"
         command = ["strace", "-f", "-qq", "-e", f"trace={CALLS}", "-o", str(log), "-p", str(endpoint.pid)]
         tracer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        stack.callback(_end, tracer)
+        stack.callback(stop, tracer, signal.SIGINT)
         _attached(endpoint.pid, tracer.pid)
         pgbench = [cluster.bin / "pgbench", "-h", "127.0.0.1", "-p", endpoint.port, "-U", USER, "-n", "-S"]
         pgbench += ["-c", CLIENTS, "-j", 2, "-T", int(seconds), DATABASE]
         said = workspace.call(pgbench, seconds + 60)
-        _end(tracer)
+        # It detaches, and its log is whole.
+        stop(tracer, signal.SIGINT)
         found = re.search(r"transactions actually processed: (\d+)", said)
         if not found or int(found[1]) == 0:
             raise RunFailed("pgbench has done nothing")
         letters, turns = _calls(log, _eventfds(endpoint.pid))
         return {"letters": letters / int(found[1]), "turns": turns / int(found[1]), "transactions": int(found[1])}
-
-
-def _end(tracer):
-    """Detaches, and waits until its log is written."""
-    if tracer.poll() is None:
-        tracer.send_signal(signal.SIGINT)
-        tracer.wait(10)
 
 
 def _attached(pid, tracer):

@@ -257,6 +257,11 @@ fn statement_name(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>
     (is_own && said == expected && others(direct) == others(proxied)).then_some(Verdict::Same)
 }
 
+/// True if it is an error with this SQLSTATE.
+fn is_error(reply: Option<&Reply>, code: &str) -> bool {
+    matches!(reply, Some(Reply::Error(fields)) if fields.code() == code)
+}
+
 /// Kept out before replies are compared, or not generated.
 fn elsewhere(_: &Scene<'_>, _: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
     None
@@ -268,13 +273,13 @@ fn kept_to_the_primary(_: &Scene<'_>, _: Option<&Reply>, proxied: Option<&Reply>
 }
 
 fn replica_words(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
-    let refused = |reply: Option<&Reply>| matches!(reply, Some(Reply::Error(fields)) if fields.code() == "25006");
-    match () {
-        () if !scene.before.reads_elsewhere || !refused(proxied) => None,
-        () if refused(direct) => Some(Verdict::Same),
-        // A replica looks at that first: `COMMIT PREPARED` in a transaction.
-        () if matches!(direct, Some(Reply::Error(_))) => Some(Verdict::Same),
-        () => scene.before.chains.then_some(Verdict::Over),
+    if !scene.before.reads_elsewhere || !is_error(proxied, "25006") {
+        return None;
+    }
+    match direct {
+        // Another error, too: a replica looks at that first (`COMMIT PREPARED` in a transaction).
+        Some(Reply::Error(_)) => Some(Verdict::Same),
+        _ => scene.before.chains.then_some(Verdict::Over),
     }
 }
 
@@ -333,28 +338,28 @@ fn placeholder(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply
 }
 
 fn prepared_anew(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
-    let refused = matches!(direct, Some(Reply::Error(fields)) if fields.code() == "0A000");
+    let refused = is_error(direct, "0A000");
     (refused && matches!(proxied, Some(Reply::Plain(b'2')))).then_some(Verdict::Over)
 }
 
 fn described_failed(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
-    let refused = matches!(proxied, Some(Reply::Error(fields)) if fields.code() == "25P02");
+    let refused = is_error(proxied, "25P02");
     (refused && matches!(direct, Some(Reply::Parameters(_)))).then_some(Verdict::Over)
 }
 
 fn deallocate_inside(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
-    let unknown = matches!(proxied, Some(Reply::Error(fields)) if fields.code() == "26000");
+    let unknown = is_error(proxied, "26000");
     let done = matches!(direct, Some(Reply::Complete(tag)) if tag == "DEALLOCATE");
     (unknown && done && scene.before.deallocates_inside).then_some(Verdict::Over)
 }
 
 fn kept_unit(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
-    let waited = matches!(direct, Some(Reply::Error(fields)) if fields.code() == "55P03");
+    let waited = is_error(direct, "55P03");
     (waited && scene.before.others_unfinished).then_some(Verdict::Over)
 }
 
 fn inserted_parse(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
-    let waited = |reply: Option<&Reply>| matches!(reply, Some(Reply::Error(fields)) if fields.code() == "55P03");
+    let waited = |reply: Option<&Reply>| is_error(reply, "55P03");
     match direct {
         _ if !waited(proxied) => None,
         Some(Reply::Parameters(_)) => Some(Verdict::Over),
@@ -368,7 +373,7 @@ fn parse_warning(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>)
 }
 
 fn replica_locks(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
-    let waited = matches!(direct, Some(Reply::Error(fields)) if fields.code() == "55P03");
+    let waited = is_error(direct, "55P03");
     (scene.config.replica && scene.before.reads_elsewhere && waited).then_some(Verdict::Over)
 }
 
