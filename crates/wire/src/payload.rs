@@ -2,10 +2,18 @@
 
 use crate::Sqlstate;
 
+/// Up to so many bytes a NUL is looked for one by one.
+const SHORT: usize = 12;
+
 /// The bytes up to the next NUL, and what follows it; None if there is no NUL.
 #[must_use]
+#[inline]
 pub fn cstr(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let end = memchr::memchr(0, bytes)?;
+    // Most are names, which are short: what is quick for a long text is slow to begin with.
+    let end = match bytes.iter().take(SHORT).position(|byte| *byte == 0) {
+        Some(end) => end,
+        None => SHORT + memchr::memchr(0, bytes.get(SHORT..)?)?,
+    };
     Some((&bytes[..end], &bytes[end + 1..]))
 }
 
