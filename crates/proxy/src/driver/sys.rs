@@ -71,6 +71,22 @@ impl Epoll {
     }
 }
 
+/// Most descriptors that [`wait_for_any`] looks at.
+pub(crate) const MOST_WAITED_FOR: usize = 64;
+
+/// Waits until one of these can be read, or until the time is over. (Finer than epoll's milliseconds.)
+pub(crate) fn wait_for_any<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>, limit: std::time::Duration) {
+    let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; MOST_WAITED_FOR];
+    let mut count = 0;
+    for (slot, fd) in polled.iter_mut().zip(fds) {
+        slot.fd = fd.as_raw_fd();
+        count += 1;
+    }
+    let limit = libc::timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos().into() };
+    // SAFETY: `polled` has `count` entries or more, and lives for the call, as `limit` does. Which of them can be read is not asked.
+    let _ = unsafe { libc::ppoll(polled.as_mut_ptr(), count, &limit, std::ptr::null()) };
+}
+
 // === eventfd ===
 
 /// Wakes an epoll loop from another thread.

@@ -12,7 +12,7 @@ use topology::Address;
 use super::mailbox::{Letter, Mailbox};
 use super::ring::Ring;
 use super::ringed::Agenda;
-use super::sys::{self, Epoll};
+use super::sys::{self, Epoll, MOST_WAITED_FOR};
 use crate::console::{Desk, Look, Report, Request};
 use crate::core::token::{Kind, Token};
 use crate::core::{Core, Effect, Mail};
@@ -58,6 +58,8 @@ pub(crate) struct Worker {
     pub(super) sockets: [Vec<Option<Socket>>; 3],
     /// Sockets to be read again without waiting for an event.
     pub(super) again: Vec<Token>,
+    /// Whose messages end the time in which answers gather.
+    others: Vec<Token>,
     effects: Vec<Effect>,
     letters: Vec<Letter>,
     pub(super) buffer: Box<[u8]>,
@@ -143,6 +145,7 @@ impl Worker {
             console,
             sockets: [Vec::with_capacity(CLIENTS), Vec::new(), Vec::new()],
             again: Vec::new(),
+            others: Vec::new(),
             effects: Vec::new(),
             letters: Vec::new(),
             buffer: vec![0; BUFFER].into(),
@@ -171,9 +174,7 @@ impl Worker {
     pub(super) fn turns<W: Waits>(&mut self, waits: &mut W) -> io::Result<()> {
         let mut ticked = Instant::now();
         while !self.stopping {
-            if let Some(gather) = self.core.gather() {
-                std::thread::sleep(gather);
-            }
+            self.gather();
             let limit = if self.again.is_empty() { self.core.patience(TICK) } else { Duration::ZERO };
             waits.wait(self, limit)?;
             let now = Instant::now();
@@ -199,6 +200,21 @@ impl Worker {
             self.settle();
         }
         Ok(())
+    }
+
+    /// Lets the answers of shared connections gather, if the core says so: until the time is over, or something else is to be done.
+    fn gather(&mut self) {
+        if !self.again.is_empty() {
+            return;
+        }
+        let Some(limit) = self.core.gather(MOST_WAITED_FOR - 1, &mut self.others) else { return };
+        if matches!(self.poller, Poller::Ring(_)) && !self.others.is_empty() {
+            // What comes is in the ring by then, and not in the socket.
+            return;
+        }
+        let sockets = self.others.iter().filter_map(|&token| look_up(&self.sockets, token));
+        let others = sockets.filter(|socket| !socket.is(Flag::Paused)).map(|socket| socket.fd.as_fd());
+        sys::wait_for_any(std::iter::once(self.mailboxes[self.id].fd()).chain(others), limit);
     }
 
     /// Writes what the core has for a socket: at once, or, with io_uring, at the end of the turn.

@@ -29,6 +29,7 @@ mod fit;
 
 use self::cost::{Costs, Fit};
 use self::fit::{Candidate, Pick, is_fit, pick, seats_for};
+use crate::core::memory::Token;
 use crate::core::pool::{KEEP, Want};
 use crate::core::prepared::{Statement, Undo, Unnamed};
 use crate::core::server::{Note, Request, SentAs, ServerPhase};
@@ -306,7 +307,9 @@ impl Core {
 
     /// A Bind to the unnamed portal.
     fn send_bind(&mut self, c: usize, s: usize, name: &[u8], values: &[u8]) {
-        let statement = self.clients[c].names.get(name).cloned();
+        let known = self.clients[c].names.get_told(name);
+        let told = known.is_some_and(|(_, told)| told);
+        let statement = known.map(|(statement, _)| statement.clone());
         self.servers[s].portals.bind(b"", statement.clone(), name, None);
         let named = |statement: &&Arc<Statement>| !name.is_empty() || self.shares_unnamed(c, statement);
         let Some(own) = statement.as_ref().filter(named).cloned() else {
@@ -321,7 +324,7 @@ impl Core {
             self.count_begin(c, s, !own.id(), own.text(), false);
         }
         self.prepare(s, &own);
-        if !self.servers[s].held.is_described(&own) && own.columns().is_some() && self.clients[c].names.is_told(name) {
+        if !self.servers[s].held.is_described(&own) && own.columns().is_some() && told {
             // The client relies on what it was told of the columns. If this connection has others, this answer is thrown away.
             self.send(s, |out| message::describe_statement(out, own.name().as_bytes()));
             self.servers[s].protocol.sent(Request::Describe, Note::Check(own.clone()));
@@ -528,15 +531,23 @@ impl Core {
         if shared { (self.settings.lanes.stall / 2).clamp(Duration::from_millis(1), longest) } else { longest }
     }
 
-    /// How long the driver had better do nothing, so that more answers come in one piece: None, or while there are many
-    /// statements in lanes that nobody else is held up by.
-    pub fn gather(&self) -> Option<Duration> {
+    /// How long the driver had better leave lanes alone, so that more of their answers come in one piece. None: not at all. `others`: whose
+    /// messages end that time, the server connections that are nobody's lane and their clients; of more than `most` of them none is waited for.
+    pub fn gather(&self, most: usize, others: &mut Vec<Token>) -> Option<Duration> {
         let gather = self.settings.lanes.gather;
         if gather.is_zero() || self.lanes.open.is_empty() {
             return None;
         }
         let seats: usize = self.lanes.open.iter().map(|&s| self.servers[s].lane.seats.len()).sum();
-        (seats >= MANY).then_some(gather)
+        if seats < MANY {
+            return None;
+        }
+        others.clear();
+        for (_, server) in self.servers.iter().filter(|(_, server)| server.lane.is_empty()) {
+            let Some(c) = server.client else { continue };
+            others.extend([server.token, self.clients[c].token]);
+        }
+        (others.len() <= most).then_some(gather)
     }
 
     /// A lane's connection is gone: its units are sent again, but for one of whose answer the client has a part.
