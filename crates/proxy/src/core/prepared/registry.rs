@@ -1,11 +1,12 @@
 //! The process's prepared statements by content, and each worker's table in front of them.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
+use foldhash::quality::RandomState;
 use hashbrown::HashTable;
 use sql::{Class, Meaning, has_moving_literal, meaning_of};
 
@@ -25,6 +26,7 @@ const MOST_READINGS: usize = 1 << 16;
 pub(crate) struct Registry {
     /// Of ids and numbers.
     next: AtomicU64,
+    /// Each text that is parsed is hashed: quickly, and with keys of this process's own.
     hasher: RandomState,
     born: Instant,
     shards: [Mutex<Shard>; SHARDS],
@@ -57,7 +59,7 @@ impl Default for Registry {
     fn default() -> Registry {
         Registry {
             next: AtomicU64::new(1),
-            hasher: RandomState::new(),
+            hasher: RandomState::default(),
             born: Instant::now(),
             shards: Default::default(),
             places: Mutex::default(),
