@@ -122,6 +122,14 @@ pub(crate) const RULES: &[Rule] = &[
         covers: changed_past,
     },
     Rule {
+        name: "hidden-past",
+        what: "after a table was made past the proxy that now comes first in the search path, a text that somebody prepared before still means the \
+               table that came first then, as long as its server connection lives (`RECONNECT` ends that)",
+        why: "PostgreSQL analyses a prepared statement anew when a table that it names changes, but not when another one comes before that; and the proxy \
+              prepares a text once and lends the statement",
+        covers: hidden_past,
+    },
+    Rule {
         name: "placeholder",
         what: "whether a parameter with a dot in its name that is not set now is empty or unknown: `current_setting('app.t', true)` may give `''` where \
                it gives NULL directly, and the other way round; `SHOW` an error",
@@ -319,6 +327,16 @@ fn changed_past(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Repl
     (scene.before.changed_past && covered).then_some(Verdict::Over)
 }
 
+fn hidden_past(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let covered = match (direct?, proxied?) {
+        (Reply::Error(fields), Reply::Plain(b'2')) => fields.code() == "42501",
+        (Reply::Columns(_), Reply::Columns(_)) => true,
+        (Reply::Row(_) | Reply::Complete(_), Reply::Row(_) | Reply::Complete(_)) => true,
+        _ => false,
+    };
+    (scene.before.hidden_past && covered).then_some(Verdict::Over)
+}
+
 fn placeholder(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     if !scene.before.has_placeholder {
         return None;
@@ -442,12 +460,17 @@ mod tests {
             error("08P01", &format!("bind message supplies 1 parameters, but prepared statement \"{name}\" requires 0"))
         };
         let past = Before { changed_past: true, ..none };
+        let hidden = Before { hidden_past: true, ..none };
+        let denied = || error("42501", "permission denied for table sw");
         let placeholder = Before { has_placeholder: true, ..none };
         let done = || Reply::Complete("SELECT 1".into());
         let heard = |process| Reply::Notification { process, channel: "c".into(), payload: "p".into() };
         let warning = Reply::Notice(Fields(vec![(b'C', "22P06".into())]));
         let locked = || error("55P03", "canceling statement due to lock timeout");
         let old_plan = || error("0A000", "cached plan must not change result type");
+        let aborted = || error("25P02", "current transaction is aborted");
+        let gone = || error("26000", "prepared statement \"s1\" does not exist");
+        let refused = |text: &str| error("25006", text);
         let table = [
             (none, unknown("s1"), unknown("?s1"), "statement-name Same"),
             (none, needs("s1"), needs("kp7"), "statement-name Same"),
@@ -462,6 +485,11 @@ mod tests {
             (past, done(), old_plan(), "changed-past Over"),
             (past, done(), error("42P01", "no table"), ""),
             (past, row(None), row(Some("1")), ""),
+            (hidden, denied(), Reply::Plain(b'2'), "hidden-past Over"),
+            (hidden, done(), row(Some("old")), "hidden-past Over"),
+            (hidden, error("42P01", "no table"), Reply::Plain(b'2'), ""),
+            (none, denied(), Reply::Plain(b'2'), ""),
+            (none, done(), row(Some("old")), ""),
             (none, old_plan(), Reply::Plain(b'2'), "prepared-anew Over"),
             (none, old_plan(), done(), ""),
             (placeholder, row(None), row(Some("")), "placeholder Same"),
@@ -479,6 +507,35 @@ mod tests {
             (Before { reads_elsewhere: true, ..none }, locked(), done(), ""),
             (Before { resets_inside: true, ..none }, row(Some("a")), row(Some("b")), "reset-inside Over"),
             (none, row(Some("")), row(Some("kingpost")), ""),
+            (none, Reply::Parameters(Vec::new()), aborted(), "described-failed Over"),
+            (none, done(), aborted(), ""),
+            (
+                Before { deallocates_inside: true, ..none },
+                Reply::Complete("DEALLOCATE".into()),
+                gone(),
+                "deallocate-inside Over",
+            ),
+            (none, Reply::Complete("DEALLOCATE".into()), gone(), ""),
+            (
+                none,
+                done(),
+                refused("cannot take an advisory lock in this transaction: it is on a replica"),
+                "kept-to-the-primary Over",
+            ),
+            (none, done(), refused("cannot execute INSERT during recovery"), ""),
+            (
+                Before { reads_elsewhere: true, ..none },
+                refused("in a read-only transaction"),
+                refused("during recovery"),
+                "replica-words Same",
+            ),
+            (Before { reads_elsewhere: true, ..none }, done(), refused("during recovery"), ""),
+            (
+                Before { reads_elsewhere: true, chains: true, ..none },
+                done(),
+                refused("during recovery"),
+                "replica-words Over",
+            ),
             (
                 none,
                 Reply::Row(vec![Some("".into())]),

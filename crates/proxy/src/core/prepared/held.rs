@@ -36,10 +36,7 @@ struct Entry {
 
 /// What a server connection had before all was dropped: for [`Held::undo`].
 #[derive(Debug, Clone)]
-pub(crate) struct Dropped {
-    named: HashMap<u64, Entry, foldhash::fast::RandomState>,
-    unnamed: Unnamed,
-}
+pub(crate) struct Dropped(HashMap<u64, Entry, foldhash::fast::RandomState>);
 
 impl Held {
     /// True if the connection has this statement, under the name `kp…` that the proxy gives it.
@@ -114,15 +111,14 @@ impl Held {
         }
     }
 
-    /// A statement is sent that drops all prepared statements (`DEALLOCATE ALL`, `DISCARD ALL`).
+    /// A statement is sent that drops all prepared statements (`DEALLOCATE ALL`, `DISCARD ALL`), except the unnamed one.
     pub(crate) fn drops_all(&mut self) -> Dropped {
-        Dropped { named: std::mem::take(&mut self.named), unnamed: std::mem::take(&mut self.unnamed) }
+        Dropped(std::mem::take(&mut self.named))
     }
 
     /// That statement has failed, or was skipped.
     pub(crate) fn undo(&mut self, dropped: Dropped) {
-        self.named = dropped.named;
-        self.unnamed = dropped.unnamed;
+        self.named = dropped.0;
     }
 
     /// The ids of the statements that the connection has, for operators.
@@ -160,7 +156,7 @@ mod tests {
         held.gets(&statement);
         held.set_unnamed(Unnamed::Is(9));
         let dropped = held.drops_all();
-        assert!(!held.has(&statement) && held.unnamed() == Unnamed::Unknown);
+        assert!(!held.has(&statement) && held.unnamed() == Unnamed::Is(9));
         held.undo(dropped);
         assert!(held.has(&statement) && held.unnamed() == Unnamed::Is(9));
         held.set_unnamed(Unnamed::TooLong);

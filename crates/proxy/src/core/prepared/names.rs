@@ -23,8 +23,9 @@ pub(crate) struct Names {
     named: Option<Box<Named>>,
 }
 
+/// Statements by name.
 #[derive(Debug, Default)]
-struct Named {
+pub(crate) struct Named {
     // Looked into with every Bind: a quick hash, with a key of the process's own.
     entries: HashMap<Box<[u8]>, Entry, foldhash::fast::RandomState>,
     bytes: usize,
@@ -53,9 +54,9 @@ pub(crate) enum Undo {
     /// The name stood for nothing.
     Free(Box<[u8]>),
     /// The name stood for this.
-    Named(Box<[u8]>, Entry),
+    Named(Box<(Box<[u8]>, Entry)>),
     /// All names were dropped; these they were.
-    All(Box<Names>),
+    All(Box<Named>),
 }
 
 /// A client has as many statements as it may, or as long ones.
@@ -72,10 +73,7 @@ pub(crate) enum Full {
 impl Names {
     /// The statement of this name; empty: the unnamed one.
     pub(crate) fn get(&self, name: &[u8]) -> Option<&Arc<Statement>> {
-        match name {
-            b"" => self.unnamed.as_ref(),
-            name => self.entry(name).map(|entry| &entry.statement),
-        }
+        self.get_told(name).map(|(statement, _)| statement)
     }
 
     /// How many have names.
@@ -83,9 +81,12 @@ impl Names {
         self.named.as_ref().map_or(0, |named| named.entries.len())
     }
 
-    /// Was the client told of the columns of the statement of this name? The unnamed one's it asks for each time.
-    pub(crate) fn is_told(&self, name: &[u8]) -> bool {
-        self.entry(name).is_some_and(|entry| entry.told)
+    /// The statement of this name; and was the client told of its columns? (Those of the unnamed statement it asks for each time.)
+    pub(crate) fn get_told(&self, name: &[u8]) -> Option<(&Arc<Statement>, bool)> {
+        match name {
+            b"" => self.unnamed.as_ref().map(|statement| (statement, false)),
+            name => self.entry(name).map(|entry| (&entry.statement, entry.told)),
+        }
     }
 
     /// True if the client was told of this statement's columns under any name but `except`.
@@ -99,16 +100,17 @@ impl Names {
     /// A Describe is sent, which may change what the client relies on.
     pub(crate) fn describe(&self, name: &[u8]) -> Undo {
         match self.entry(name).filter(|entry| entry.told) {
-            Some(entry) => Undo::Named(name.into(), entry.clone()),
+            Some(entry) => Undo::Named(Box::new((name.into(), entry.clone()))),
             None => Undo::Nothing,
         }
     }
 
-    /// The client is told of its columns, or is about to ask for them anew.
-    pub(crate) fn set_told(&mut self, name: &[u8], told: bool) {
-        if let Some(entry) = self.named.as_mut().and_then(|named| named.entries.get_mut(name)) {
-            entry.told = told;
-        }
+    /// The client is told of the columns of the statement of this name, or is about to ask for them anew. Which statement that is; None: the
+    /// name stands for nothing, or is empty.
+    pub(crate) fn set_told(&mut self, name: &[u8], told: bool) -> Option<&Arc<Statement>> {
+        let entry = self.named.as_mut()?.entries.get_mut(name)?;
+        entry.told = told;
+        Some(&entry.statement)
     }
 
     /// A Parse is sent. Under a name that is taken it will fail: it must not be told here.
@@ -154,15 +156,13 @@ impl Names {
         if named.entries.is_empty() {
             self.named = None;
         }
-        Some(Undo::Named(name, entry))
+        Some(Undo::Named(Box::new((name, entry))))
     }
 
-    /// `DEALLOCATE ALL` is sent, or `DISCARD ALL`.
+    /// `DEALLOCATE ALL` is sent, or `DISCARD ALL`: all names are dropped. The unnamed statement is not (`DropAllPreparedStatements`), unless
+    /// that is a Query.
     pub(crate) fn drop_all(&mut self) -> Undo {
-        if self.unnamed.is_none() && self.named.is_none() {
-            return Undo::Nothing;
-        }
-        Undo::All(Box::new(std::mem::take(self)))
+        self.named.take().map_or(Undo::Nothing, Undo::All)
     }
 
     /// The statement is read anew, for its old reading does not hold: the name stands for a fresh one. What the client was told of its
@@ -215,7 +215,8 @@ impl Names {
             Undo::Nothing => {}
             Undo::Unnamed(statement) => self.unnamed = statement,
             Undo::Free(name) => _ = self.close(&name),
-            Undo::Named(name, entry) => {
+            Undo::Named(was) => {
+                let (name, entry) = *was;
                 let named = self.named.get_or_insert_default();
                 named.bytes += weight(&name, &entry.statement);
                 named.unsettled |= entry.settled.is_some();
@@ -224,7 +225,7 @@ impl Names {
                     named.bytes -= weight(&key, &instead.statement);
                 }
             }
-            Undo::All(names) => *self = *names,
+            Undo::All(named) => self.named = Some(named),
         }
     }
 
@@ -257,6 +258,10 @@ mod tests {
 
     fn id(names: &Names, name: &[u8]) -> Option<u64> {
         names.get(name).map(|statement| statement.id())
+    }
+
+    fn told(names: &Names, name: &[u8]) -> bool {
+        names.get_told(name).is_some_and(|(_, told)| told)
     }
 
     #[test]
@@ -295,7 +300,7 @@ mod tests {
         names.replace(b"a", statement(2));
         names.set_told(b"a", false);
         names.undo(undo);
-        assert_eq!((id(&names, b"a"), names.is_told(b"a"), names.len()), (Some(1), true, 1));
+        assert_eq!((id(&names, b"a"), told(&names, b"a"), names.len()), (Some(1), true, 1));
         names.close(b"a").unwrap();
         assert!(names.named.is_none());
     }
@@ -308,10 +313,10 @@ mod tests {
         names.parse(b"", statement(2)).unwrap();
         let all = names.drop_all();
         let again = names.parse(b"a", statement(3)).unwrap();
-        assert_eq!((id(&names, b"a"), id(&names, b""), names.is_told(b"a")), (Some(3), None, false));
+        assert_eq!((id(&names, b"a"), id(&names, b""), told(&names, b"a")), (Some(3), Some(2), false));
         names.undo(again);
         names.undo(all);
-        assert_eq!((id(&names, b"a"), id(&names, b""), names.is_told(b"a")), (Some(1), Some(2), true));
+        assert_eq!((id(&names, b"a"), id(&names, b""), told(&names, b"a")), (Some(1), Some(2), true));
     }
 
     #[test]
@@ -324,7 +329,7 @@ mod tests {
         assert!(names.is_told_of(&shared, None) && names.is_told_of(&shared, Some(b"b")));
         assert!(!names.is_told_of(&shared, Some(b"a")) && !names.is_told_of(&statement(1), None));
         names.replace(b"a", statement(2));
-        assert!(names.is_told(b"a") && !names.is_told_of(&shared, None));
+        assert!(told(&names, b"a") && !names.is_told_of(&shared, None));
     }
 
     #[test]
@@ -338,7 +343,7 @@ mod tests {
         names.replace_for_now(b"b", statement(5));
         assert_eq!((id(&names, b"a"), id(&names, b"b")), (Some(4), Some(5)));
         assert_eq!(names.settled(b"a").map(|statement| statement.id()), Some(1));
-        assert!(names.is_told(b"a"));
+        assert!(told(&names, b"a"));
         // What is closed meanwhile, and was not.
         let undo = names.close(b"b").unwrap();
         names.settle();

@@ -79,11 +79,20 @@ pub(crate) enum Reply<N> {
     Broken(&'static str),
 }
 
+/// A request that is to be answered.
+#[derive(Debug)]
+struct Owed<N> {
+    request: Request,
+    /// As its note said when it was sent.
+    is_depended_on: bool,
+    note: N,
+}
+
 /// What one server connection owes, and the state that it is in.
 #[derive(Debug)]
 pub(crate) struct Protocol<N> {
     /// Oldest first.
-    owed: VecDeque<(Request, N)>,
+    owed: VecDeque<Owed<N>>,
     /// As of its last `ReadyForQuery`.
     status: Status,
     /// Extended-protocol messages were sent, and no Sync after them.
@@ -140,12 +149,12 @@ impl<N: Note> Protocol<N> {
 
     /// The request that its next message is about.
     pub(crate) fn front(&self) -> Option<(Request, &N)> {
-        self.owed.front().map(|(request, note)| (*request, note))
+        self.owed.front().map(|owed| (owed.request, &owed.note))
     }
 
     /// What it owes, oldest first.
     pub(crate) fn all(&self) -> impl Iterator<Item = (Request, &N)> {
-        self.owed.iter().map(|(request, note)| (*request, note))
+        self.owed.iter().map(|owed| (owed.request, &owed.note))
     }
 
     /// Messages of a unit were sent, and not its end.
@@ -181,7 +190,7 @@ impl<N: Note> Protocol<N> {
     /// The connection is lost: what it owes, oldest first.
     pub(crate) fn abandon(&mut self) -> Vec<N> {
         let mut notes = Vec::with_capacity(self.owed.len());
-        while let Some((_, note)) = self.settle() {
+        while let Some(note) = self.settle() {
             notes.push(note);
         }
         notes
@@ -211,13 +220,14 @@ impl<N: Note> Protocol<N> {
             Request::Nothing | Request::CopyEnd => {}
             _ => self.in_unit = true,
         }
-        if note.is_depended_on() {
+        let is_depended_on = note.is_depended_on();
+        if is_depended_on {
             self.depended += 1;
             if matches!(request, Request::Sync | Request::Query) {
                 self.depended_before = self.depended;
             }
         }
-        self.owed.push_back((request, note));
+        self.owed.push_back(Owed { request, is_depended_on, note });
     }
 
     /// `CopyDone` or `CopyFail` is sent. If the server has not asked for COPY data yet, that is noted with `note`.
@@ -258,7 +268,7 @@ impl<N: Note> Protocol<N> {
             b'C' | b'I' | b's' => {
                 self.copies_in = false;
                 let ends = self.is_at(Request::Execute);
-                Reply::Completed(if ends { self.settle().map(|(_, note)| note) } else { None })
+                Reply::Completed(if ends { self.settle() } else { None })
             }
             b'G' => self.copy_in(),
             b'E' => self.failed(),
@@ -277,11 +287,15 @@ impl<N: Note> Protocol<N> {
             // There was no COPY: the server has ignored it.
             self.settle();
         }
-        if self.is_at(Request::Nothing) { self.settle().map(|(_, note)| note) } else { None }
+        if self.is_at(Request::Nothing) { self.settle() } else { None }
+    }
+
+    fn front_request(&self) -> Option<Request> {
+        self.owed.front().map(|owed| owed.request)
     }
 
     fn is_at(&self, request: Request) -> bool {
-        self.owed.front().is_some_and(|(front, _)| *front == request)
+        self.owed.front().is_some_and(|front| front.request == request)
     }
 
     fn answered(&mut self, request: Request, reply: fn(N) -> Reply<N>, broken: &'static str) -> Reply<N> {
@@ -289,26 +303,27 @@ impl<N: Note> Protocol<N> {
             return Reply::Broken(broken);
         }
         match self.settle() {
-            Some((_, note)) => reply(note),
+            Some(note) => reply(note),
             None => Reply::Broken(broken),
         }
     }
 
     /// The oldest thing that it owes is settled: answered, or skipped.
-    fn settle(&mut self) -> Option<(Request, N)> {
-        let (request, note) = self.owed.pop_front()?;
-        self.depends_no_more(&note);
-        if matches!(request, Request::Sync | Request::Query) {
+    fn settle(&mut self) -> Option<N> {
+        let owed = self.owed.pop_front()?;
+        if matches!(owed.request, Request::Sync | Request::Query) {
             self.units_ended += 1;
         }
-        Some((request, note))
+        Some(self.done(owed))
     }
 
-    fn depends_no_more(&mut self, note: &N) {
-        if note.is_depended_on() {
+    /// The server owes this no more.
+    fn done(&mut self, owed: Owed<N>) -> N {
+        if owed.is_depended_on {
             self.depended -= 1;
             self.depended_before = self.depended_before.saturating_sub(1);
         }
+        owed.note
     }
 
     fn copy_in(&mut self) -> Reply<N> {
@@ -316,18 +331,17 @@ impl<N: Note> Protocol<N> {
         let mut ignored = Vec::new();
         // What was sent behind the statement, up to the end of its data if that was sent.
         loop {
-            match self.owed.get(1) {
-                Some((Request::Sync, _)) => {
+            match self.owed.get(1).map(|behind| behind.request) {
+                Some(Request::Sync) => {
                     // The Sync that ends the unit comes behind the data.
                     self.units_sent -= 1;
-                    if let Some((_, note)) = self.owed.remove(1) {
-                        self.depends_no_more(&note);
-                        ignored.push(note);
+                    if let Some(owed) = self.owed.remove(1) {
+                        ignored.push(self.done(owed));
                     }
                 }
-                Some((Request::CopyEnd, _)) => {
-                    if let Some((_, note)) = self.owed.remove(1) {
-                        self.depends_no_more(&note);
+                Some(Request::CopyEnd) => {
+                    if let Some(owed) = self.owed.remove(1) {
+                        self.done(owed);
                     }
                     self.copies_in = false;
                     break;
@@ -335,7 +349,7 @@ impl<N: Note> Protocol<N> {
                 _ => break,
             }
         }
-        if self.is_at(Request::Execute) && !self.owed.iter().any(|(request, _)| *request == Request::Sync) {
+        if self.is_at(Request::Execute) && !self.owed.iter().any(|owed| owed.request == Request::Sync) {
             // The Sync that ends the unit is still to come.
             self.in_unit = true;
         }
@@ -344,8 +358,8 @@ impl<N: Note> Protocol<N> {
 
     fn failed(&mut self) -> Reply<N> {
         self.copies_in = false;
-        match self.owed.front() {
-            None | Some((Request::Sync | Request::Query, _)) => {
+        match self.front_request() {
+            None | Some(Request::Sync | Request::Query) => {
                 // A unit as a whole, or something between two requests.
                 self.skipping = self.owed.is_empty() && self.in_unit;
                 return Reply::Failed { failed: None, skipped: Vec::new() };
@@ -354,11 +368,11 @@ impl<N: Note> Protocol<N> {
         }
         let mut failed = None;
         let mut skipped = Vec::new();
-        while let Some((request, _)) = self.owed.front() {
-            if *request == Request::Sync {
+        while let Some(request) = self.front_request() {
+            if request == Request::Sync {
                 return Reply::Failed { failed, skipped };
             }
-            let Some((request, note)) = self.settle() else { break };
+            let Some(note) = self.settle() else { break };
             match request {
                 // It did not fail: it is answered by nobody now, as what comes behind it.
                 Request::Nothing | Request::CopyEnd => skipped.push(note),
@@ -372,13 +386,13 @@ impl<N: Note> Protocol<N> {
     }
 
     fn ready(&mut self, status: Status) -> Reply<N> {
-        if !matches!(self.owed.front(), Some((Request::Sync | Request::Query, _))) {
+        if !matches!(self.front_request(), Some(Request::Sync | Request::Query)) {
             return Reply::Broken("ReadyForQuery out of order");
         }
         self.status = status;
         self.copies_in = false;
         match self.settle() {
-            Some((_, note)) => Reply::Ready(note),
+            Some(note) => Reply::Ready(note),
             None => Reply::Broken("ReadyForQuery out of order"),
         }
     }

@@ -436,7 +436,9 @@ impl Core {
         }
         if whose == For::Own {
             if data.starts_with(b"DISCARD ALL\0") {
-                self.servers[s].held.drops_all();
+                let held = &mut self.servers[s].held;
+                held.drops_all();
+                held.set_unnamed(Unnamed::Unknown);
             }
             return Verdict::Swallow;
         }

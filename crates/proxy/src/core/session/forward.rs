@@ -314,8 +314,7 @@ impl Core {
     /// The same for what is bound only: it has no effect until it is executed.
     pub(super) fn note_bound_text(&mut self, c: usize, s: usize, class: Class, changes: Option<&Changes>) -> Pins {
         let listens = class.flags.has(Flags::LISTENS);
-        let base = self.clients[c].base.clone();
-        self.servers[s].tracker.text_sent(&base, changes, listens);
+        self.servers[s].tracker.text_sent(&self.clients[c].base, changes, listens);
         match changes {
             Some(changes) if !changes.doubt => {
                 let pins = class.pins.without(Pins::SET.with(Pins::ROLE));

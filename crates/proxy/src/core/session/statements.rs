@@ -452,10 +452,9 @@ impl Core {
     /// once.
     pub(in crate::core) fn portal_described(&mut self, c: usize, s: usize, portal: &[u8]) {
         let Some(portal) = self.servers[s].portals.get(portal) else { return };
-        let names = &mut self.clients[c].names;
-        let Some(statement) = names.get(&portal.called).filter(|_| !portal.called.is_empty()).cloned() else { return };
-        names.set_told(&portal.called, true);
+        let Some(statement) = self.clients[c].names.set_told(&portal.called, true) else { return };
         if statement.columns().is_none() {
+            let statement = statement.clone();
             // Portals are described with the formats that were asked for; what is compared is the statement's description.
             self.send(s, |out| message::describe_statement(out, statement.name().as_bytes()));
             self.servers[s].protocol.sent(Request::Describe, Note::Check(statement));
@@ -469,7 +468,7 @@ impl Core {
     /// Under which name the server finds the statement that the client calls `name`, and what it is: prepared ahead, if need be.
     /// None: that has to be looked into first; the client is woken when it is.
     fn server_name(&mut self, c: usize, s: usize, name: &[u8]) -> Option<(ServerName, Option<Arc<Statement>>)> {
-        let Some(statement) = self.clients[c].names.get(name).cloned() else {
+        let Some((statement, told)) = self.clients[c].names.get_told(name) else {
             let too_long = name.is_empty() && self.servers[s].held.unnamed() == Unnamed::TooLong;
             let server_name = match name {
                 b"" if too_long => ServerName::Unnamed,
@@ -478,16 +477,16 @@ impl Core {
             };
             return Some((server_name, None));
         };
+        let statement = statement.clone();
         if name.is_empty() {
             return Some((self.unnamed_on(c, s, &statement), Some(statement)));
         }
         let outdated = || Some((ServerName::Refused(Refusal::Outdated), None));
-        let told = self.clients[c].names.is_told(name);
         if told && statement.is_outdated() {
             // Servers have described it in two ways. Which of them this client was told is not kept.
             return outdated();
         }
-        let Some(statement) = self.as_read_now(c, s, name, statement) else { return outdated() };
+        let Some(statement) = self.as_read_now(c, s, (name, told), statement) else { return outdated() };
         let server = &self.servers[s];
         // (In a failed transaction it would only say so too early.)
         let checks = told && statement.columns().is_some() && server.protocol.status() != Status::Failed;
@@ -521,7 +520,13 @@ impl Core {
 
     /// The client's statement as PostgreSQL would have it now, in this client's session. None: its columns are others now than the client was
     /// told.
-    fn as_read_now(&mut self, c: usize, s: usize, name: &[u8], statement: Arc<Statement>) -> Option<Arc<Statement>> {
+    fn as_read_now(
+        &mut self,
+        c: usize,
+        s: usize,
+        (name, told): (&[u8], bool),
+        statement: Arc<Statement>,
+    ) -> Option<Arc<Statement>> {
         let now = self.reads(c);
         let statement = match now {
             Reads::As(_) => self.clients[c].names.settled(name).cloned().unwrap_or(statement),
@@ -531,6 +536,10 @@ impl Core {
             return Some(if statement.is_outdated() { self.renew(c, name, &statement) } else { statement });
         }
         let held = self.servers[s].held.has(&statement) && !statement.is_outdated();
+        if held && self.servers[s].protocol.status() == Status::Failed {
+            // It is not run, unless it ends the transaction: a Parse would only fail earlier than its Bind does.
+            return Some(statement);
+        }
         if let (Some(scope), Reads::As(reading)) = (statement.scope(), now)
             && scope.is_at(&self.pools[self.clients[c].pool].place)
             && scope.reading().differs_in_literals(reading.of(statement.text()))
@@ -542,7 +551,6 @@ impl Core {
             return Some(statement);
         }
         // Names stand for something else: PostgreSQL analyses it anew.
-        let told = self.clients[c].names.is_told(name);
         let fresh = self.statement_for(c, statement.text(), statement.types(), statement.class());
         if let Some(columns) = statement.columns().filter(|_| told)
             && !fresh.has_columns(columns)
