@@ -9,6 +9,8 @@ pub(crate) struct Before {
     pub(crate) changed_past: bool,
     /// Somebody has made a table past the proxy that now comes first in a search path, and this client has a text that names it.
     pub(crate) hidden_past: bool,
+    /// This client has dropped prepared statements by SQL.
+    pub(crate) deallocates: bool,
     /// The client began with parameters of its own, has gone back to them in some text, and is in a transaction or in the middle of a batch.
     pub(crate) resets_inside: bool,
     /// Somebody has begun a transaction READ ONLY.
@@ -55,6 +57,7 @@ impl Before {
                 .any(|packet| says(packet, &["column", "create", "drop", "alter type"])),
             hidden_past: packets().filter(past).any(|packet| says(packet, &["create table if not exists a.sw"]))
                 && own().any(|packet| says(packet, &["from sw"])),
+            deallocates: own().any(|packet| says(packet, &["deallocate"])),
             resets_inside: !session.clients[client].parameters.is_empty() && resets && (open || batch),
             reads_elsewhere: packets().any(|packet| says(packet, &["read only"])),
             chains: own().any(|packet| says(packet, &["and chain"])),

@@ -29,6 +29,8 @@ struct Hunt<'a> {
     sessions: BTreeMap<&'static str, u64>,
     starved: u64,
     invalid: u64,
+    /// Sessions in which PostgreSQL itself crashed.
+    crashed: u64,
     /// Kinds of differences: how often, and the first seed with its configuration.
     kinds: BTreeMap<String, (u64, &'static str, u64)>,
 }
@@ -48,6 +50,7 @@ pub(crate) async fn run(options: &Options) -> Result<bool, String> {
         sessions: BTreeMap::new(),
         starved: 0,
         invalid: 0,
+        crashed: 0,
         kinds: BTreeMap::new(),
     };
     hunt.all(&configs, first).await;
@@ -96,6 +99,11 @@ impl Hunt<'_> {
         match outcome {
             Outcome::Alike => return false,
             Outcome::Starved => self.starved += 1,
+            Outcome::Crashed => {
+                self.crashed += 1;
+                println!("--config {} --seed {seed}: PostgreSQL itself has crashed\n{session}", config.name);
+                self.runner.restart().await;
+            }
             Outcome::Invalid(reason) => {
                 self.invalid += 1;
                 println!("--config {} --seed {seed}: {reason}", config.name);
@@ -126,8 +134,8 @@ impl Hunt<'_> {
     fn tell(&self) -> bool {
         let sessions: u64 = self.sessions.values().sum();
         println!(
-            "{sessions} sessions ({:?}), {} of them without enough server connections, {} no good",
-            self.sessions, self.starved, self.invalid
+            "{sessions} sessions ({:?}), {} of them without enough server connections, {} no good, {} crashed PostgreSQL",
+            self.sessions, self.starved, self.invalid, self.crashed
         );
         println!("differences that are meant, by rule: {:?}", self.runner.used);
         let mut well = self.kinds.is_empty();
@@ -143,7 +151,7 @@ impl Hunt<'_> {
             println!("{count:5} x {kind} (first: --config {config} --seed {seed})");
         }
         // Most sessions must say something.
-        if sessions > 20 && (self.starved + self.invalid) * 10 > sessions {
+        if sessions > 20 && (self.starved + self.invalid + 10 * self.crashed) * 10 > sessions {
             println!("FAILED: too many sessions that say nothing");
             well = false;
         }
@@ -203,6 +211,7 @@ fn outcome_name(outcome: &Outcome) -> String {
         Outcome::Alike => "no difference".into(),
         Outcome::Differs(difference) => format!("another difference: {}", difference.kind),
         Outcome::Starved => "too few server connections".into(),
+        Outcome::Crashed => "PostgreSQL itself has crashed".into(),
         Outcome::Invalid(reason) => reason.clone(),
     }
 }

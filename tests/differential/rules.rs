@@ -157,6 +157,13 @@ pub(crate) const RULES: &[Rule] = &[
         covers: deallocate_inside,
     },
     Rule {
+        name: "deallocate-first",
+        what: "`SET TRANSACTION ISOLATION LEVEL` right behind a `DEALLOCATE` in the same transaction, or the same messages up to Sync, is not refused with \
+               25001",
+        why: "the proxy carries DEALLOCATE out by itself: the server has seen no query yet",
+        covers: deallocate_first,
+    },
+    Rule {
         name: "kept-unit",
         what: "messages that no Sync or Flush has followed yet are not carried out, and lock nothing",
         why: "what is executed as one is routed as one ([0004](decisions/0004-units-and-replay.md)); PostgreSQL keeps only the answers",
@@ -365,6 +372,11 @@ fn described_failed(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Repl
     (refused && matches!(direct, Some(Reply::Parameters(_)))).then_some(Verdict::Over)
 }
 
+fn deallocate_first(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let done = matches!(proxied, Some(Reply::Complete(tag)) if tag == "SET");
+    (scene.before.deallocates && done && is_error(direct, "25001")).then_some(Verdict::Over)
+}
+
 fn deallocate_inside(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let unknown = is_error(proxied, "26000");
     let done = matches!(direct, Some(Reply::Complete(tag)) if tag == "DEALLOCATE");
@@ -471,6 +483,7 @@ mod tests {
         let aborted = || error("25P02", "current transaction is aborted");
         let gone = || error("26000", "prepared statement \"s1\" does not exist");
         let refused = |text: &str| error("25006", text);
+        let late = || error("25001", "SET TRANSACTION ISOLATION LEVEL must be called before any query");
         let table = [
             (none, unknown("s1"), unknown("?s1"), "statement-name Same"),
             (none, needs("s1"), needs("kp7"), "statement-name Same"),
@@ -509,6 +522,8 @@ mod tests {
             (none, row(Some("")), row(Some("kingpost")), ""),
             (none, Reply::Parameters(Vec::new()), aborted(), "described-failed Over"),
             (none, done(), aborted(), ""),
+            (Before { deallocates: true, ..none }, late(), Reply::Complete("SET".into()), "deallocate-first Over"),
+            (none, late(), Reply::Complete("SET".into()), ""),
             (
                 Before { deallocates_inside: true, ..none },
                 Reply::Complete("DEALLOCATE".into()),

@@ -71,6 +71,8 @@ pub(crate) enum Outcome {
     Differs(Box<Difference>),
     /// More clients held server connections than the pool has: nothing can be said.
     Starved,
+    /// PostgreSQL itself has crashed: [`Runner::restart`] goes on.
+    Crashed,
     /// PostgreSQL itself did not answer as the tester expects, or could not be prepared: the session is no good.
     Invalid(String),
 }
@@ -119,6 +121,7 @@ struct Run<'a> {
 #[derive(Debug)]
 pub(crate) struct Runner {
     worlds: Worlds,
+    needs: Needs,
     strict: bool,
     /// How often each rule was needed.
     pub(crate) used: BTreeMap<&'static str, u64>,
@@ -129,7 +132,12 @@ pub(crate) struct Runner {
 impl Runner {
     /// Starts the servers that some configurations need. `strict`: no difference is meant.
     pub(crate) async fn start(needs: Needs, strict: bool) -> Runner {
-        Runner { worlds: Worlds::start(needs).await, strict, used: BTreeMap::new(), did: BTreeMap::new() }
+        Runner { worlds: Worlds::start(needs).await, needs, strict, used: BTreeMap::new(), did: BTreeMap::new() }
+    }
+
+    /// New servers in the place of those that have crashed.
+    pub(crate) async fn restart(&mut self) {
+        self.worlds = Worlds::start(self.needs).await;
     }
 
     /// Runs a session with a proxy of its own, and takes down what was seen.
@@ -163,6 +171,7 @@ async fn run(
 ) -> Outcome {
     let proxy: Proxy = match worlds.begin(session, config).await {
         Ok(proxy) => proxy,
+        Err(_) if worlds.have_crashed() => return Outcome::Crashed,
         Err(error) => return Outcome::Invalid(format!("the worlds cannot be prepared: {error:?}")),
     };
     let has = |word: &str| session.texts().any(|text| text.to_ascii_lowercase().contains(word));
@@ -197,6 +206,7 @@ async fn run(
         }
     }
     match ended {
+        Err(_) if worlds.have_crashed() => Outcome::Crashed,
         Ok(()) | Err(Stop::Over) => Outcome::Alike,
         Err(Stop::Differs(difference)) => Outcome::Differs(difference),
         Err(Stop::Starved) => Outcome::Starved,

@@ -83,9 +83,9 @@ impl<'a> Message<'a> {
         let whole = (there.len() == frame.payload).then_some(there);
         let invalid = |what| Err(Invalid::Payload(what));
         let message = match frame.tag {
-            b'Q' => match whole.map(payload::cstr) {
-                Some(Some((text, []))) => Message::Query { text },
-                Some(_) => return invalid("Query"),
+            b'Q' => match whole.map(payload::text) {
+                Some(Some(text)) => Message::Query { text },
+                Some(None) => return invalid("Query"),
                 None => return Ok(None),
             },
             b'P' => match whole.map(payload::parse) {

@@ -2,19 +2,34 @@
 
 use crate::Sqlstate;
 
-/// Up to so many bytes a NUL is looked for one by one.
-const SHORT: usize = 12;
-
 /// The bytes up to the next NUL, and what follows it; None if there is no NUL.
 #[must_use]
 #[inline]
 pub fn cstr(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     // Most are names, which are short: what is quick for a long text is slow to begin with.
-    let end = match bytes.iter().take(SHORT).position(|byte| *byte == 0) {
-        Some(end) => end,
-        None => SHORT + memchr::memchr(0, bytes.get(SHORT..)?)?,
+    let end = match bytes.first_chunk::<8>() {
+        Some(first) => match first_nul(u64::from_le_bytes(*first)) {
+            Some(end) => end,
+            None => 8 + memchr::memchr(0, &bytes[8..])?,
+        },
+        None => bytes.iter().position(|byte| *byte == 0)?,
     };
     Some((&bytes[..end], &bytes[end + 1..]))
+}
+
+/// Which of eight bytes is the first 0, counted from the lowest. (Subtracting 1 from each sets the highest bit of those that were 0; a borrow only
+/// reaches bytes behind the first one.)
+fn first_nul(bytes: u64) -> Option<usize> {
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    let nuls = bytes.wrapping_sub(ONES) & !bytes & (ONES << 7);
+    (nuls != 0).then_some(nuls.trailing_zeros() as usize / 8)
+}
+
+/// A text that is all of a payload, without its NUL: `Query`.
+#[must_use]
+pub fn text(payload: &[u8]) -> Option<&[u8]> {
+    let (&0, text) = payload.split_last()? else { return None };
+    memchr::memchr(0, text).is_none().then_some(text)
 }
 
 /// `Parse`: statement name, text, and the rest (parameter types, as they are).
@@ -238,6 +253,21 @@ mod tests {
             assert_eq!(each_column(&payload[..length], |_| ()), None, "{length}");
         }
         assert_eq!(each_column(&[payload, b"x"].concat(), |_| ()), None);
+    }
+
+    #[test]
+    fn ends_of_texts() {
+        for noise in [0x01, 0x7f, 0x80, 0x81, 0xff] {
+            for length in 0..24 {
+                let mut bytes = vec![noise; length];
+                assert_eq!((cstr(&bytes), text(&bytes)), (None, None));
+                for end in (0..length).rev() {
+                    bytes[end] = 0;
+                    assert_eq!(cstr(&bytes), Some((&bytes[..end], &bytes[end + 1..])), "{noise} {length} {end}");
+                    assert_eq!(text(&bytes), (end + 1 == length).then_some(&bytes[..end]), "{noise} {length} {end}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -266,6 +266,11 @@ impl Worlds {
         Worlds { direct, proxied, relay }
     }
 
+    /// True if one of the servers has ended all its connections: a backend of it has crashed.
+    pub(crate) fn have_crashed(&self) -> bool {
+        [&self.direct, &self.proxied].iter().any(|world| world.admins.values().any(Client::is_closed))
+    }
+
     /// Prepares both worlds for a session, and starts the proxy.
     ///
     /// # Errors

@@ -21,6 +21,8 @@ use crate::core::{Core, Effect, Mail};
 pub(super) const BUFFER: usize = 64 << 10;
 /// Longest time between two looks at the clock's business.
 const TICK: Duration = Duration::from_millis(100);
+/// The same of a worker that has no connections: of 48 workers most may have none, and each look wakes a core.
+const IDLE_TICK: Duration = Duration::from_secs(1);
 /// Stands for the mailbox among the tokens; a token is never 0.
 pub(super) const MAILBOX: u64 = 0;
 
@@ -175,7 +177,8 @@ impl Worker {
         let mut ticked = Instant::now();
         while !self.stopping {
             self.gather();
-            let limit = if self.again.is_empty() { self.core.patience(TICK) } else { Duration::ZERO };
+            let tick = if self.core.has_connections() { TICK } else { IDLE_TICK };
+            let limit = if self.again.is_empty() { self.core.patience(tick) } else { Duration::ZERO };
             waits.wait(self, limit)?;
             let now = Instant::now();
             self.core.turn(now);
