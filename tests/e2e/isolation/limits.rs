@@ -75,6 +75,42 @@ async fn logins_of_users_that_do_not_exist_take_nobodys_place() {
     strangers(world, "28000", |n| (format!("nosuch_{n}"), DATABASE.into())).await;
 }
 
+/// Workers, each with some of the clients of two small pools; and transactions of each client.
+const WORKERS: i64 = 48;
+const ROUNDS: usize = 20;
+
+/// A pool with fewer connections than there are workers: nearly every transaction took its connection from another worker, for which it had asked
+/// all of them. Nobody's answer was wrong; it is the wake-ups that the others pay for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_connections_of_a_small_pool_stay_with_few_workers() {
+    let (world, _logs) = world().await;
+    if only_kingpost() {
+        return;
+    }
+    let tweaks = Kingpost::of(&world.cluster).set("proxy.workers", WORKERS).set("proxy.pool.size", 4);
+    let kingpost = tweaks.set("proxy.pool.lanes", "off").set("proxy.routing.route", "primary").start().await;
+    let port = kingpost.port();
+    let pools = [(USER, DATABASE), (OTHER_USER, OTHER_DATABASE)];
+    let clients = (0..48).map(async |n| {
+        let (user, database) = pools[n % pools.len()];
+        let mut raw = Raw::login_as(port, user, database).await;
+        for round in 0..ROUNDS {
+            let text = format!("BEGIN; SELECT '{n} {round}', current_user, current_database(); COMMIT");
+            raw.send(&query(&text)).await;
+            let said = raw.until(b'Z').await;
+            let row = said.iter().find(|message| message.kind == b'D').map(|message| message.body.clone());
+            let row = String::from_utf8_lossy(&row.unwrap_or_default()).into_owned();
+            for own in [&*format!("{n} {round}"), user, database] {
+                assert!(row.contains(own), "client {n} of {user} at {database}: {row:?}");
+            }
+        }
+    });
+    within("48 clients over 48 workers", Duration::from_secs(120), world.cluster.dir(), join_all(clients)).await;
+    let moved = kingpost.metrics().await.sum("kingpost_server_connections_moved_total", &[]);
+    let transactions = (48 * ROUNDS) as f64;
+    assert!(moved < transactions / 5.0, "{moved} connections went to another worker in {transactions} transactions");
+}
+
 /// Texts that come and go, in all, and the length of each in bytes: below `proxy.max_statement_bytes`.
 const TEXTS: usize = 150;
 const LONG: usize = 1_000_000;

@@ -111,6 +111,11 @@ impl Tracker {
         self.goes_back |= !base.is_empty() && all().any(resets);
     }
 
+    /// True if a statement that completes and changes nothing makes no difference: nothing was changed before it.
+    pub(crate) fn follows_nothing(&self) -> bool {
+        self.pending.is_empty() && self.committed.is_empty() && !self.failed
+    }
+
     /// A statement has completed. `changes`: of the Query or the portal that it is of.
     pub(crate) fn completed(&mut self, of: Completed<'_>, tag: &[u8], circumstances: Circumstances) -> Followed {
         let done = match of {

@@ -478,6 +478,7 @@ impl Core {
         let of = match (ended, server.protocol.front()) {
             (Some(Note::Execute { changes: Some(changes), .. }), _) => Completed::Portal(changes),
             (None, Some((_, Note::Query { changes: Some(changes), .. }))) => Completed::InQuery(changes),
+            _ if server.tracker.follows_nothing() => return,
             _ => Completed::Other,
         };
         let params = server.client.filter(|_| !matches!(of, Completed::Other)).map(|c| &self.clients[c].params);

@@ -307,6 +307,9 @@ impl Core {
 
     /// A text is sent, or bound to a portal: what of its class's pins is left with these changes known.
     pub(super) fn note_text(&mut self, c: usize, s: usize, class: Class, changes: Option<&Changes>) -> Pins {
+        if says_nothing(class) && changes.is_none() {
+            return class.pins;
+        }
         self.note_in_force(c, s, class, changes);
         self.note_bound_text(c, s, class, changes)
     }
@@ -334,6 +337,9 @@ impl Core {
 
     /// A text is run: how what is sent behind it is read.
     pub(super) fn note_in_force(&mut self, c: usize, s: usize, class: Class, changes: Option<&Changes>) {
+        if says_nothing(class) && changes.is_none() {
+            return;
+        }
         let unknown = class.flags.has(Flags::UNKNOWN) && self.unknown_functions(c) != UnknownFunctions::Trust;
         let server = &mut self.servers[s];
         let (unit, in_force) = (server.protocol.unit(), &mut server.tracker.in_force);
@@ -467,6 +473,11 @@ impl Core {
         self.prepare_session(s, &params);
         true
     }
+}
+
+/// True if nothing but its access is known of a text of this class, as of most: it changes nothing that is followed.
+fn says_nothing(class: Class) -> bool {
+    class.flags == Flags(0) && class.pins.is_empty() && class.control == Control::None
 }
 
 /// True if a text of this class may change parameters, for the session or for its transaction.
