@@ -171,7 +171,7 @@ async fn run(
 ) -> Outcome {
     let proxy: Proxy = match worlds.begin(session, config).await {
         Ok(proxy) => proxy,
-        Err(_) if worlds.have_crashed() => return Outcome::Crashed,
+        Err(_) if worlds.have_crashed().await => return Outcome::Crashed,
         Err(error) => return Outcome::Invalid(format!("the worlds cannot be prepared: {error:?}")),
     };
     let has = |word: &str| session.texts().any(|text| text.to_ascii_lowercase().contains(word));
@@ -206,10 +206,10 @@ async fn run(
         }
     }
     match ended {
-        Err(_) if worlds.have_crashed() => Outcome::Crashed,
         Ok(()) | Err(Stop::Over) => Outcome::Alike,
-        Err(Stop::Differs(difference)) => Outcome::Differs(difference),
         Err(Stop::Starved) => Outcome::Starved,
+        Err(_) if worlds.have_crashed().await => Outcome::Crashed,
+        Err(Stop::Differs(difference)) => Outcome::Differs(difference),
         Err(Stop::Invalid(reason)) => Outcome::Invalid(reason),
     }
 }

@@ -27,6 +27,8 @@ const ROWS: &str = include_str!("rows.sql");
 const ROWS_APP: &str = include_str!("rows_app.sql");
 const ROWS_SHOP: &str = include_str!("rows_shop.sql");
 
+/// For so long after something went wrong a server is given to end its other connections, if it has crashed.
+const CRASH: Duration = Duration::from_millis(500);
 /// How often a condition is looked at.
 const POLL: Duration = Duration::from_millis(2);
 /// A replica that has not replayed a step for so long is kept from it.
@@ -266,9 +268,14 @@ impl Worlds {
         Worlds { direct, proxied, relay }
     }
 
-    /// True if one of the servers has ended all its connections: a backend of it has crashed.
-    pub(crate) fn have_crashed(&self) -> bool {
-        [&self.direct, &self.proxied].iter().any(|world| world.admins.values().any(Client::is_closed))
+    /// True if one of the servers ends all its connections: a backend of it has crashed. It takes a moment until the others hear of that.
+    pub(crate) async fn have_crashed(&self) -> bool {
+        let deadline = Instant::now() + CRASH;
+        let closed = || [&self.direct, &self.proxied].iter().any(|world| world.admins.values().any(Client::is_closed));
+        while !closed() && Instant::now() < deadline {
+            tokio::time::sleep(POLL).await;
+        }
+        closed()
     }
 
     /// Prepares both worlds for a session, and starts the proxy.
