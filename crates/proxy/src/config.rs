@@ -52,6 +52,8 @@ pub struct ProxyConfig {
     /// A statement that takes as long is logged, its literals taken out; 0 means never.
     #[serde(with = "humantime_serde")]
     pub slow_statement: Duration,
+    /// Which logins are in the log.
+    pub log_logins: LogLogins,
     /// Shapes of statements that each worker counts for `SHOW STATEMENTS`; 0 means none.
     pub statements_kept: usize,
     /// Which statements are traced, and where that is sent.
@@ -118,6 +120,7 @@ impl Default for ProxyConfig {
             idle_transaction_timeout: Duration::ZERO,
             query_timeout: Duration::ZERO,
             slow_statement: Duration::ZERO,
+            log_logins: LogLogins::Refused,
             statements_kept: 1_024,
             tracing: TracingConfig::default(),
             max_statement_bytes: 1 << 20,
@@ -134,6 +137,18 @@ impl Default for ProxyConfig {
             operators: Vec::new(),
         }
     }
+}
+
+/// Which logins are in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogLogins {
+    /// None.
+    Off,
+    /// Those that were refused, with the reason.
+    Refused,
+    /// Those, and whoever was let in.
+    All,
 }
 
 /// `[[proxy.peers]]`: another proxy of the same fleet.

@@ -11,8 +11,8 @@ use wire::md5;
 use wire::scram::Verifier;
 
 use crate::config::{
-    Access, AuthMethod, Consistency, HbaConfig, LaneMode, NotifyConfig, OnDegraded, OperatorConfig, PoolMode,
-    ProxyConfig, RouteTo, TracingConfig, UnknownFunctions, UnnamedMode, UserConfig,
+    Access, AuthMethod, Consistency, DatabaseConfig, HbaConfig, LaneMode, LogLogins, NotifyConfig, OnDegraded,
+    OperatorConfig, PoolMode, ProxyConfig, RouteTo, TracingConfig, UnknownFunctions, UnnamedMode, UserConfig,
 };
 use crate::console;
 use crate::hba::{self, Rule, Rules};
@@ -42,6 +42,8 @@ pub struct Settings {
     pub time_limits: TimeLimits,
     /// A statement that takes as long is logged; None: never.
     pub slow_statement: Option<Duration>,
+    /// Which logins are in the log.
+    pub log_logins: LogLogins,
     /// Which statements are traced; None: none.
     pub tracing: Option<Tracing>,
     /// Shapes of statements that each worker counts.
@@ -371,6 +373,7 @@ impl Settings {
             max_logins: config.max_logins.max(1),
             reserved_clients: config.reserved_clients,
             slow_statement: unless_zero(config.slow_statement),
+            log_logins: config.log_logins,
             statements_kept: config.statements_kept,
             tracing: config.tracing.endpoint.is_some().then(|| Tracing::new(&config.tracing)),
             login_timeout: config.login_timeout,
@@ -599,12 +602,12 @@ impl User {
         })
     }
 
-    /// A user that was looked up: with what `pg_authid` says of it, or a password in clear text. A verifier for the
+    /// A user that was looked up: with what `pg_authid` says of it, a password in clear text, or no secret. A verifier for the
     /// password is computed, which takes some milliseconds.
     ///
     /// # Errors
     /// The secret looks like a verifier and is none, or can't be a password.
-    pub fn looked_up(name: &str, secret: &str) -> Result<User, SettingsError> {
+    pub fn looked_up(name: &str, secret: Option<&str>) -> Result<User, SettingsError> {
         let mut user = User {
             auth: AuthMethod::ScramSha256,
             verifier: None,
@@ -614,6 +617,7 @@ impl User {
             max_clients: None,
             relays: None,
         };
+        let Some(secret) = secret else { return Ok(user) };
         if let Some(md5) = md5::Verifier::parse(secret) {
             user.md5 = Some(md5);
         } else if secret.starts_with("SCRAM-SHA-256$") {

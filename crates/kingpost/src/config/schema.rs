@@ -104,6 +104,7 @@ const PROXY: &[Key] = &[
     key("idle_transaction_timeout", OR_NEVER),
     key("query_timeout", OR_NEVER),
     key("slow_statement", OR_NEVER),
+    key("log_logins", Kind::Choice(&["off", "refused", "all"])),
     key("statements_kept", integer(0, 65_536)),
     key("tracing", Kind::Table(TRACING)),
     key("max_statement_bytes", integer(1024, 1 << 30)),
