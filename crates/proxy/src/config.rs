@@ -684,6 +684,15 @@ pub struct DatabaseConfig {
     /// Name on the servers; the same if not given.
     #[serde(default)]
     pub dbname: Option<String>,
+    /// Who logs in to the servers for this database; if not given, each client's own user.
+    #[serde(default)]
+    pub server_user: Option<String>,
+    /// The password of `server_user`.
+    #[serde(default, skip_serializing)]
+    pub server_password: Option<Secret>,
+    /// A file that holds it in its first line.
+    #[serde(default)]
+    pub server_password_file: Option<std::path::PathBuf>,
     /// Pool size for this database.
     #[serde(default)]
     pub pool_size: Option<usize>,
@@ -714,6 +723,25 @@ pub struct DatabaseConfig {
     /// Destination for this database: an alias with `route = "replica"` is a read-only address.
     #[serde(default)]
     pub route: Option<RouteTo>,
+}
+
+/// A text that is never shown.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
 }
 
 /// `[[proxy.users]]`. Of `password`, `password_file` and `verifier` at most one; without any the user can log in only

@@ -143,6 +143,8 @@ const LANE_BYTES: u32 = 12 << 10;
 pub struct Database {
     /// Its name on the servers; None: as the client says.
     pub dbname: Option<String>,
+    /// Who logs in to the servers; None: each client's own user.
+    pub server_user: Option<Arc<ServerUser>>,
     /// Server connections a user and node.
     pub pool_size: usize,
     /// Most clients.
@@ -159,6 +161,44 @@ pub struct Database {
     pub route: RouteTo,
     /// How its commits are held back, unless the user says otherwise.
     pub gate: Gate,
+}
+
+/// Who logs in to the servers for a database, in place of the clients' own users.
+#[derive(PartialEq, Eq)]
+pub struct ServerUser {
+    /// Its name on the servers.
+    pub name: Arc<str>,
+    /// Its password; None: the servers ask for none.
+    pub password: Option<String>,
+}
+
+impl std::fmt::Debug for ServerUser {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServerUser").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl ServerUser {
+    fn new(entry: &DatabaseConfig) -> Result<Option<Arc<ServerUser>>, SettingsError> {
+        let Some(name) = &entry.server_user else { return Ok(None) };
+        let password = match (&entry.server_password, &entry.server_password_file) {
+            (Some(_), Some(_)) => return Err(SettingsError::Secrets(name.clone())),
+            (Some(password), None) => Some(password.expose().to_owned()),
+            (None, Some(path)) => Some(first_line(name, path)?),
+            (None, None) => None,
+        };
+        Ok(Some(Arc::new(ServerUser { name: name.as_str().into(), password })))
+    }
+}
+
+/// The first line of a user's password file.
+fn first_line(user: &str, path: &Path) -> Result<String, SettingsError> {
+    let text = std::fs::read_to_string(path).map_err(|source| SettingsError::PasswordFile {
+        user: user.to_owned(),
+        path: path.to_owned(),
+        source,
+    })?;
+    Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
 /// How a pool's commits are held back.
@@ -303,6 +343,7 @@ impl Settings {
     pub fn new(config: &ProxyConfig) -> Result<Settings, SettingsError> {
         let default = Database {
             dbname: None,
+            server_user: None,
             max_clients: None,
             pool_size: config.pool.size,
             mode: config.pool.mode,
@@ -320,6 +361,7 @@ impl Settings {
         for entry in &config.databases {
             let database = Database {
                 dbname: entry.dbname.clone(),
+                server_user: ServerUser::new(entry)?,
                 max_clients: entry.max_clients,
                 pool_size: entry.pool_size.unwrap_or(default.pool_size),
                 mode: entry.pool_mode.unwrap_or(default.mode),
@@ -567,14 +609,7 @@ impl User {
         }
         let password = match (&entry.password, &entry.password_file) {
             (Some(password), _) => Some(password.clone()),
-            (None, Some(path)) => {
-                let text = std::fs::read_to_string(path).map_err(|source| SettingsError::PasswordFile {
-                    user: entry.name.clone(),
-                    path: path.clone(),
-                    source,
-                })?;
-                Some(text.lines().next().unwrap_or_default().to_owned())
-            }
+            (None, Some(path)) => Some(first_line(&entry.name, path)?),
             (None, None) => None,
         };
         let md5 = match (&password, &entry.verifier) {

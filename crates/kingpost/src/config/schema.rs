@@ -214,6 +214,9 @@ const NOTIFY: &[Key] = &[
 const DATABASE: &[Key] = &[
     required("name", Kind::Text),
     key("dbname", Kind::Text),
+    key("server_user", Kind::Text),
+    key("server_password", Kind::Secret),
+    key("server_password_file", Kind::Text),
     key("pool_size", POOL_SIZE),
     key("max_clients", integer(1, 1_000_000)),
     key("pool_mode", POOL_MODE),

@@ -295,6 +295,10 @@ impl Core {
                     pool.place = self.shared.registry.place(dbname, &pool.key.user);
                     outdated = true;
                 }
+                if pool.database.server_user != database.server_user {
+                    pool.greetings.clear();
+                    outdated = true;
+                }
                 pool.database = database.clone();
             }
             let gate = self.settings.gate(&pool.key.database, &pool.key.user);
