@@ -453,6 +453,12 @@ pub(crate) enum ConfigCommand {
     /// What has no counterpart is listed in a comment, with the reason.
     #[command(after_help = EXIT_CODES)]
     FromPgbouncer(FromPgbouncerArgs),
+    /// Prints a configuration file with every key, its default and what it does
+    #[command(after_help = EXIT_CODES)]
+    Default,
+    /// Prints a JSON schema of the configuration file, for editors: keys, types, bounds, defaults, descriptions
+    #[command(after_help = EXIT_CODES)]
+    Schema,
 }
 
 #[derive(Debug, Args)]

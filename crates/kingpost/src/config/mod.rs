@@ -9,6 +9,7 @@
 
 mod check;
 mod env;
+mod json_schema;
 mod problem;
 mod schema;
 #[cfg(test)]
@@ -28,7 +29,8 @@ use crate::registry::config::RegistryConfig;
 use proxy::config::ProxyConfig;
 use relay::config::RelayConfig;
 
-pub(crate) use check::{Stat, is_loopback};
+pub(crate) use check::{Stat, is_loopback, stat_file};
+pub(crate) use json_schema::{DESCRIBED, json_schema};
 pub(crate) use problem::{Problem, Severity};
 
 /// A password that is given itself, or as the first line of a file.
