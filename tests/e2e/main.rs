@@ -25,6 +25,8 @@ mod large;
 mod listen;
 mod login;
 mod losses;
+mod moving;
+mod observing;
 mod operations;
 mod parameters;
 mod pools;

@@ -397,10 +397,20 @@ fn check_auth_query(query: &AuthQueryConfig, stat: &dyn Fn(&Path) -> Stat, findi
         if *query != AuthQueryConfig::default() {
             findings.error(
                 format!("{of}.query"),
-                "missing, expected a query such as \"SELECT usename, passwd FROM pg_shadow WHERE usename = $1\"",
+                format!("missing, expected a query such as {:?}", crate::from_pgbouncer::SAFE_QUERY),
             );
         }
         return;
+    }
+    if query.query.to_ascii_lowercase().contains("pg_shadow") && !query.query.to_ascii_lowercase().contains("valuntil")
+    {
+        findings.warn(
+            format!("{of}.query"),
+            format!(
+                "lets in roles that have expired, for pg_shadow has their passwords, too; better is {:?}",
+                crate::from_pgbouncer::SAFE_QUERY
+            ),
+        );
     }
     if !query.query.contains("$1") {
         findings.error(format!("{of}.query"), "found no $1, expected it where the user's name is compared");

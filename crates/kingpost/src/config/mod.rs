@@ -193,7 +193,7 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, Failure> {
         Failure::config(format!("cannot read the configuration {}: {error}", path.display()))
             .advise("name the file with --config, or by the variable KINGPOST_CONFIG")
     })?;
-    Ok(parse(&path.display().to_string(), &text, std::env::vars_os(), &check::stat_file))
+    Ok(parse(&path.display().to_string(), &text, std::env::vars_os(), &stat_file))
 }
 
 /// Reads a text. `name` is what messages call it; `stat` looks at password files.
