@@ -112,6 +112,15 @@ fuzz: ## Fuzz each parser for FUZZ_SECONDS (says what to install if cargo-fuzz o
 	@scripts/setup build
 	@fuzz/run $(FUZZ_SECONDS)
 
+.PHONY: dist
+dist: ## What is installed, in dist/: tarball, .deb, bill of materials, SHA-256 sums
+	@scripts/setup build
+	@scripts/dist $(ARGS)
+
+.PHONY: try-dist
+try-dist: ## Install what make dist made on a fresh Debian, use it, remove it (needs root, mmdebstrap and the network)
+	@scripts/try-dist $(ARGS)
+
 .PHONY: fmt
 fmt: ## Format the code
 	cargo fmt --all

@@ -10,8 +10,8 @@ use toml::Table;
 
 use crate::common::{only_kingpost, shared, value};
 
-/// What PgBouncer's documentation gives as its `auth_query`.
-const AUTH_QUERY: &str = "SELECT usename, passwd FROM pg_shadow WHERE usename=$1";
+/// What the guide gives as the `auth_query`, and PgBouncer's documentation since 1.24.1.
+const AUTH_QUERY: &str = "SELECT rolname, CASE WHEN rolvaliduntil < now() THEN NULL ELSE rolpassword END FROM pg_authid WHERE rolname=$1 AND rolcanlogin";
 
 fn config(kingpost: &Kingpost, user: &str, password: &str) -> Config {
     let mut config = kingpost.endpoint().config();
@@ -76,6 +76,158 @@ async fn users_are_looked_up_and_passed_through_without_a_password_in_the_config
     for secret in [SCRAM_PASSWORD, "battery staple", "SCRAM-SHA-256$"] {
         assert!(!log.contains(secret), "{secret:?} is in the log:\n{log}");
     }
+}
+
+#[tokio::test]
+async fn who_may_not_log_in_any_more_loses_open_connections() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let primary = cluster.primary();
+    for role in ["expires", "loses", "dropped", "stays"] {
+        primary.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD '{role}'")).await;
+    }
+    primary.execute("CREATE ROLE expired LOGIN PASSWORD 'expired' VALID UNTIL '2001-01-01'").await;
+    primary.execute("CREATE ROLE group_role PASSWORD 'group_role'").await;
+    let kingpost = Kingpost::of(&cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .set("proxy.auth_query.query", AUTH_QUERY)
+        .set("proxy.auth_query.cache", "300ms")
+        .set("proxy.auth_query.negative_cache", "100ms")
+        .start()
+        .await;
+    // From the start: the servers let both in without a password.
+    for role in ["expired", "group_role"] {
+        assert_eq!(refusal(&kingpost, &config(&kingpost, role, role)).await.0, "28P01", "{role}");
+    }
+    let stays = kingpost.endpoint().connect_as(&config(&kingpost, "stays", "stays")).await;
+    stays.batch_execute("BEGIN").await.unwrap();
+    let pid = value(&stays, "SELECT pg_backend_pid()").await;
+    let backends = async |role: &str| {
+        primary.query(&format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{role}'")).await
+    };
+    for (role, change) in [
+        ("expires", "ALTER ROLE expires VALID UNTIL '2001-01-01'"),
+        ("loses", "ALTER ROLE loses NOLOGIN"),
+        ("dropped", "DROP ROLE dropped"),
+    ] {
+        // One that is idle, with its server connection in the pool; and one whose statement runs.
+        let idle = kingpost.endpoint().connect_as(&config(&kingpost, role, role)).await;
+        assert_eq!(value(&idle, "SELECT current_user").await, role);
+        let busy = kingpost.endpoint().connect_as(&config(&kingpost, role, role)).await;
+        let running = async { busy.simple_query("SELECT pg_sleep(600)").await.map(|_| ()) };
+        let losing = async {
+            let sleeping =
+                format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{role}' AND query LIKE '%sleep%'");
+            cluster.wait("the statement to run", async || (primary.query(&sleeping).await == "1").then_some(())).await;
+            primary.execute(change).await;
+            let ends = format!("{change} to close the idle client");
+            cluster.wait(&ends, async || idle.simple_query("SELECT 1").await.is_err().then_some(())).await;
+        };
+        let (running, ()) = futures_util::future::join(running, losing).await;
+        let error = running.expect_err("the statement's client is closed");
+        assert_eq!(sqlstate(&error), "28000", "{error:?}");
+        cluster.wait("its server connections to be closed", async || (backends(role).await == "0").then_some(())).await;
+        assert_eq!(refusal(&kingpost, &config(&kingpost, role, role)).await.0, "28P01", "{role}");
+    }
+    // Another user was looked up as often, and has noticed nothing: it is in the same transaction on the same connection.
+    assert_eq!(value(&stays, "SELECT pg_backend_pid()").await, pid);
+    stays.batch_execute("COMMIT").await.unwrap();
+    // Who may again gets in again.
+    primary.execute("ALTER ROLE expires VALID UNTIL 'infinity'").await;
+    let right = config(&kingpost, "expires", "expires");
+    cluster.wait("the role to be let in again", async || kingpost.endpoint().try_connect(&right).await.ok()).await;
+}
+
+#[tokio::test]
+async fn logins_and_refusals_are_logged_without_secrets() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .set("proxy.log_logins", "all")
+        .add("proxy.users", user(SCRAM_USER, SCRAM_PASSWORD))
+        .add("proxy.users", user(USER, "alice's own"))
+        .start()
+        .await;
+    kingpost.endpoint().connect_as(&config(&kingpost, SCRAM_USER, SCRAM_PASSWORD)).await;
+    let forged = "nobody\n2026-01-01 INFO all is well";
+    for (name, password) in [(USER, "a wrong guess"), (forged, "x")] {
+        assert_eq!(refusal(&kingpost, &config(&kingpost, name, password)).await.0, "28P01");
+    }
+    let log = std::fs::read_to_string(kingpost.process().log()).unwrap();
+    let line = |what: &[&str]| log.lines().any(|line| what.iter().all(|word| line.contains(word)));
+    assert!(line(&["kingpost::login", "logged in", SCRAM_USER, DATABASE, "127.0.0.1"]), "{log}");
+    assert!(line(&["kingpost::login", "login refused", USER, "28P01", "password authentication failed"]), "{log}");
+    assert!(!line(&["logged in", USER]), "{log}");
+    assert!(!log.contains("\n2026-01-01 INFO all is well"), "a name ends a line of the log:\n{log}");
+    for secret in ["a wrong guess", SCRAM_PASSWORD] {
+        assert!(!log.contains(secret), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn a_database_may_have_a_user_of_its_own_on_the_servers() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().replicas(1).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    cluster.primary().execute("CREATE ROLE ted LOGIN PASSWORD 'ted''s own'").await;
+    cluster.wait_caught_up().await;
+    let alias = |name: &str, password: Option<&str>| {
+        let mut table = database(name, "dbname", DATABASE);
+        // The servers ask this user for a password, by SCRAM.
+        table.insert("server_user".into(), SCRAM_USER.into());
+        if let Some(password) = password {
+            table.insert("server_password".into(), password.into());
+        }
+        table
+    };
+    let kingpost = Kingpost::of(&cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .add("proxy.users", user(USER, "alice's own"))
+        .add("proxy.users", user("ted", "ted's own"))
+        // A client of the name of the server_user, with another password.
+        .add("proxy.users", user(SCRAM_USER, "of the client"))
+        .add("proxy.databases", alias("shop", Some(SCRAM_PASSWORD)))
+        .add("proxy.databases", alias("wrong", Some("wrong")))
+        .add("proxy.databases", alias("none", None))
+        .add("proxy.databases", database(DATABASE, "pool_size", 3))
+        .start()
+        .await;
+    let of = |name: &str, password: &str, database: &str| {
+        let mut config = config(&kingpost, name, password);
+        config.dbname(database);
+        config
+    };
+    for (name, password) in [(USER, "alice's own"), ("ted", "ted's own"), (SCRAM_USER, "of the client")] {
+        let client = kingpost.endpoint().connect_as(&of(name, password, "shop")).await;
+        for route in ["primary", "replica"] {
+            let sql = format!("/* kingpost.route={route} */ SELECT session_user");
+            assert_eq!(value(&client, &sql).await, SCRAM_USER, "{name}");
+        }
+    }
+    // Of another database each is who it is.
+    for (name, password) in [(USER, "alice's own"), ("ted", "ted's own")] {
+        let client = kingpost.endpoint().connect_as(&of(name, password, DATABASE)).await;
+        assert_eq!(value(&client, "SELECT session_user").await, name);
+    }
+    // The password of the server_user is no client's, and a client's is not the server_user's.
+    assert_eq!(refusal(&kingpost, &of(SCRAM_USER, SCRAM_PASSWORD, "shop")).await.0, "28P01");
+    assert_eq!(refusal(&kingpost, &of(SCRAM_USER, "of the client", DATABASE)).await.0, "28P01");
+    for database in ["wrong", "none"] {
+        for (name, password) in [(USER, "alice's own"), (SCRAM_USER, "of the client")] {
+            let (code, said) = refusal(&kingpost, &of(name, password, database)).await;
+            assert!(code.starts_with("28"), "{database}: {code} {said}");
+        }
+    }
+    let log = std::fs::read_to_string(kingpost.process().log()).unwrap();
+    assert!(!log.contains(SCRAM_PASSWORD), "{log}");
 }
 
 #[tokio::test]

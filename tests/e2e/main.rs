@@ -4,6 +4,7 @@
 //! `common::shared`); what kills or slows servers has a cluster of its own.
 #![allow(clippy::unwrap_used)]
 
+mod activation;
 mod auth;
 mod cancel;
 mod candidates;
@@ -25,6 +26,8 @@ mod large;
 mod listen;
 mod login;
 mod losses;
+mod moving;
+mod observing;
 mod operations;
 mod parameters;
 mod pools;

@@ -395,6 +395,41 @@ async fn users_by_certificate() {
 }
 
 #[tokio::test]
+async fn a_certificate_lets_in_no_role_that_the_lookup_does_not_give() {
+    if only_kingpost() {
+        return;
+    }
+    let authority = Authority::new();
+    let cluster = Cluster::builder().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    cluster.primary().execute("CREATE ROLE carla LOGIN").await;
+    let kingpost = proxy(&cluster, &authority.issue("proxy", HERE), "require")
+        .set("proxy.auth", "cert")
+        .set("proxy.tls.ca_file", text(&authority.ca_file()))
+        .set("proxy.tls.client_cert", "verify-ca")
+        .set("proxy.auth_query.query", "SELECT rolname, rolpassword FROM pg_authid WHERE rolname=$1 AND rolcanlogin")
+        .set("proxy.auth_query.cache", "300ms")
+        .set("proxy.auth_query.negative_cache", "100ms")
+        .start()
+        .await;
+    let shows = authority.client(Some(&authority.issue("carla", &[])));
+    let mut as_carla = config(&kingpost);
+    as_carla.user("carla");
+    // Without a password: the certificate is the proof.
+    let client = connect(&as_carla, &shows).await.unwrap();
+    assert_eq!(value(&client, "SELECT current_user").await, "carla");
+    cluster.primary().execute("ALTER ROLE carla NOLOGIN").await;
+    // The server connection that is open would serve the role.
+    cluster
+        .wait("the client to be closed", async || client.simple_query("SELECT 1").await.is_err().then_some(()))
+        .await;
+    let error = connect(&as_carla, &shows).await.map(|_| ()).unwrap_err();
+    assert_eq!(sqlstate(&error), "28000", "{error:?}");
+    cluster.primary().execute("ALTER ROLE carla LOGIN").await;
+    cluster.wait("the role to be let in again", async || connect(&as_carla, &shows).await.ok()).await;
+}
+
+#[tokio::test]
 async fn scram_is_bound_to_the_certificate() {
     if only_kingpost() {
         return;

@@ -450,9 +450,15 @@ pub(crate) struct CheckArgs {
 pub(crate) enum ConfigCommand {
     /// Translates PgBouncer's configuration, users included
     ///
-    /// What has no counterpart is listed in a comment, with the reason.
+    /// Strict: a setting that can't be carried over is an error that names it, and nothing is written. What is written passes `kingpost check`.
     #[command(after_help = EXIT_CODES)]
     FromPgbouncer(FromPgbouncerArgs),
+    /// Prints a configuration file with every key, its default and what it does
+    #[command(after_help = EXIT_CODES)]
+    Default,
+    /// Prints a JSON schema of the configuration file, for editors: keys, types, bounds, defaults, descriptions
+    #[command(after_help = EXIT_CODES)]
+    Schema,
 }
 
 #[derive(Debug, Args)]
@@ -463,6 +469,21 @@ pub(crate) struct FromPgbouncerArgs {
     /// File to write, which must not exist; standard output if not given. It may hold passwords.
     #[arg(long, short, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
+    /// Setting to leave out, as the error names it (`databases.shop.connect_query`) or by its last part; may be given several times
+    #[arg(long, value_name = "KEY")]
+    pub(crate) ignore: Vec<String>,
+    /// Database to translate; may be given several times. Without it all are
+    #[arg(long, value_name = "NAME")]
+    pub(crate) database: Vec<String>,
+    /// The servers that the databases lead to are one primary and its replicas
+    #[arg(long)]
+    pub(crate) same_cluster: bool,
+    /// User that watches the servers; without it auth_user, or postgres. Its password comes by KINGPOST__CLUSTER__PASSWORD
+    #[arg(long, value_name = "NAME")]
+    pub(crate) probe_user: Option<String>,
+    /// Writes also what `kingpost check` finds wrong, because the files that it names are on another machine
+    #[arg(long)]
+    pub(crate) no_check: bool,
 }
 
 #[derive(Debug, Args)]

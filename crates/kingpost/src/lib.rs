@@ -81,6 +81,14 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Console(command) => console::command(&command),
         Command::Check(args) => serve::check(&args, &log),
         Command::Config(ConfigCommand::FromPgbouncer(args)) => from_pgbouncer::run(&args),
+        Command::Config(ConfigCommand::Default) => {
+            out::raw(config::DESCRIBED);
+            Ok(())
+        }
+        Command::Config(ConfigCommand::Schema) => {
+            out::line(format!("{:#}", config::json_schema()));
+            Ok(())
+        }
         Command::Up(args) => up::up(&args, &log),
         Command::Down(args) => up::down(&args),
         Command::Status(args) => match &args.config {

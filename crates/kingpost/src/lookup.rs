@@ -61,10 +61,11 @@ impl Lookup {
         let (answer, keep) = match found {
             Ok(Some(secret)) => {
                 let name = user.to_owned();
+                let keep = if secret.is_some() { config.cache } else { config.negative_cache };
                 // A password in clear text costs milliseconds of hashing.
-                let parsed = tokio::task::spawn_blocking(move || User::looked_up(&name, &secret)).await;
+                let parsed = tokio::task::spawn_blocking(move || User::looked_up(&name, secret.as_deref())).await;
                 match parsed {
-                    Ok(Ok(account)) => (Ok(Some(Arc::new(account))), config.cache),
+                    Ok(Ok(account)) => (Ok(Some(Arc::new(account))), keep),
                     Ok(Err(error)) => {
                         tracing::warn!(user, %error, "what auth_query gives is no secret that a user can log in with");
                         (Ok(None), config.negative_cache)
@@ -82,8 +83,8 @@ impl Lookup {
         self.desk.answer(user, &answer, keep);
     }
 
-    /// A user's secret; None: there is no such user, or it has none.
-    async fn ask(&self, config: &Arc<AuthQueryConfig>, user: &str) -> Result<Option<String>, String> {
+    /// A user's secret, if it has one; None: there is no such user, or it may not log in.
+    async fn ask(&self, config: &Arc<AuthQueryConfig>, user: &str) -> Result<Option<Option<String>>, String> {
         let client = self.client(config).await?;
         let rows = client.query(&config.query, &[&user]).await.map_err(|error| match error.as_db_error() {
             Some(said) => format!("auth_query: {} (SQLSTATE {})", said.message(), said.code().code()),
@@ -91,9 +92,11 @@ impl Lookup {
         })?;
         match rows.as_slice() {
             [] => Ok(None),
+            // A function that finds nobody may give a row of nothing.
+            [row] if row.len() >= 2 && matches!(row.try_get::<_, Option<String>>(0), Ok(None)) => Ok(None),
             [row] if row.len() >= 2 => row
                 .try_get::<_, Option<String>>(1)
-                .map(|secret| secret.filter(|secret| !secret.is_empty()))
+                .map(|secret| Some(secret.filter(|secret| !secret.is_empty())))
                 .map_err(|error| format!("auth_query: its second column is not a text: {error}")),
             [_] => Err("auth_query gives one column, expected two: a name and a secret".into()),
             rows => Err(format!("auth_query gives {} rows, expected at most one", rows.len())),

@@ -118,7 +118,10 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
             .await
             .map_err(|error| Failure::runtime(format!("not taken over, the old process goes on: {error}")))?;
     }
-    let sockets = taken.as_mut().map(|taken| std::mem::take(&mut taken.sockets)).unwrap_or_default();
+    let sockets = match taken.as_mut() {
+        Some(taken) => std::mem::take(&mut taken.sockets),
+        None => systemd::sockets(&config)?,
+    };
     let running = Arc::new(Running::start_on(&config, topology, sockets.proxy, &runtime)?);
     let admin = match config.metrics.listen.as_str() {
         "" => None,
@@ -253,7 +256,7 @@ fn sockets_of(
     admin: Option<&Admin>,
     console: Option<&Serving>,
 ) -> std::io::Result<Sockets> {
-    let named = |address: &String, fd| Socket { address: address.clone(), fd };
+    let named = |address: &String, fd| Socket { address: address.clone(), fd, of_manager: false };
     let metrics = admin.map(Admin::socket).transpose()?;
     let console = console.map(|serving| serving.console.socket()).transpose()?;
     Ok(Sockets {

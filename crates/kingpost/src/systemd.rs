@@ -1,8 +1,88 @@
-//! What a service manager wants to know (`Type=notify`): one datagram to `$NOTIFY_SOCKET`. Without that variable nothing happens.
+//! What a service manager and this process tell each other: the process says how it is (`Type=notify`, one datagram to `$NOTIFY_SOCKET`), and
+//! gets the sockets that the service manager listens on for it (socket activation, `$LISTEN_FDS`). Without those variables nothing happens.
 
+use std::io;
+use std::net::ToSocketAddrs;
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use listenfd::ListenFd;
+use proxy::Socket;
+
+use crate::config::Config;
+use crate::error::Failure;
+use crate::upgrade::Sockets;
+
+/// The sockets that the service manager has opened, each by the address in the configuration that it is for.
+///
+/// # Errors
+/// One is for no address of the configuration, or is no socket that listens.
+pub(crate) fn sockets(config: &Config) -> Result<Sockets, Failure> {
+    let mut given = ListenFd::from_env();
+    let mut sockets = Sockets::default();
+    for index in 0..given.len() {
+        let (fd, at) = take(&mut given, index)
+            .map_err(|error| Failure::environment(format!("socket {index} of the service manager: {error}")))?;
+        let socket = |address: &str, fd| Socket { address: address.into(), fd, of_manager: true };
+        if let Some(listen) = config.proxy.listen.iter().find(|listen| at.is(&listen.address)) {
+            sockets.proxy.push(socket(&listen.address, fd));
+        } else if at.is(&config.metrics.listen) {
+            sockets.metrics = Some(socket(&config.metrics.listen, fd));
+        } else if at.is(&config.console.listen) {
+            sockets.console = Some(socket(&config.console.listen, fd));
+        } else {
+            let what = format!(
+                "the service manager listens on {at}, which is no address of proxy.listen, metrics.listen or console.listen"
+            );
+            return Err(Failure::config(what)
+                .advise("ListenStream= of the socket unit and the configuration have to name the same addresses"));
+        }
+    }
+    Ok(sockets)
+}
+
+/// Where a socket listens.
+#[derive(Debug)]
+enum At {
+    Tcp(std::net::SocketAddr),
+    Unix(Option<std::path::PathBuf>),
+}
+
+impl At {
+    /// True if the configuration means this one by `address`.
+    fn is(&self, address: &str) -> bool {
+        match self {
+            At::Tcp(at) => address.to_socket_addrs().is_ok_and(|mut found| found.any(|found| found == *at)),
+            At::Unix(path) => path.as_deref().is_some_and(|path| path == std::path::Path::new(address)),
+        }
+    }
+}
+
+impl std::fmt::Display for At {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            At::Tcp(at) => at.fmt(f),
+            At::Unix(Some(path)) => path.display().fmt(f),
+            At::Unix(None) => f.write_str("a Unix socket without a path"),
+        }
+    }
+}
+
+fn take(given: &mut ListenFd, index: usize) -> io::Result<(OwnedFd, At)> {
+    // What is no TCP socket is left where it is.
+    if let Ok(Some(listener)) = given.take_tcp_listener(index) {
+        listener.set_nonblocking(true)?;
+        let at = At::Tcp(listener.local_addr()?);
+        return Ok((listener.into(), at));
+    }
+    let none = || io::Error::other("expected a stream socket (ListenStream=)");
+    let listener = given.take_unix_listener(index)?.ok_or_else(none)?;
+    listener.set_nonblocking(true)?;
+    let at = At::Unix(listener.local_addr()?.as_pathname().map(Into::into));
+    Ok((listener.into(), at))
+}
 
 /// Says it, if there is somebody to listen.
 pub(crate) fn notify(state: &str) {

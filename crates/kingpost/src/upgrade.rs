@@ -101,7 +101,7 @@ fn ask(path: &Path) -> io::Result<TakenOver> {
         return Err(other(format!("it sent {} sockets, and a list of others", fds.len())));
     }
     let mut fds = fds.into_iter();
-    let mut named = |address: Option<String>| Some(Socket { address: address?, fd: fds.next()? });
+    let mut named = |address: Option<String>| Some(Socket { address: address?, fd: fds.next()?, of_manager: false });
     let sockets = Sockets {
         proxy: list.proxy.into_iter().map_while(|address| named(Some(address))).collect(),
         metrics: named(list.metrics),
@@ -278,9 +278,9 @@ mod tests {
         let (one, two) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
         let addresses = [one.local_addr().unwrap(), two.local_addr().unwrap()];
         let sockets = Sockets {
-            proxy: vec![Socket { address: "a".into(), fd: one.into() }],
+            proxy: vec![Socket { address: "a".into(), fd: one.into(), of_manager: false }],
             metrics: None,
-            console: Some(Socket { address: "b".into(), fd: two.into() }),
+            console: Some(Socket { address: "b".into(), fd: two.into(), of_manager: false }),
         };
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("upgrade.sock");

@@ -30,7 +30,7 @@ pub type Ask = Box<dyn Fn(Arc<str>) -> bool + Send + Sync>;
 /// Whom to tell: worker and connection.
 pub(crate) type Waiting = (usize, Token);
 
-/// What came of a lookup. None: there is no such user, or it has no password.
+/// What came of a lookup. None: there is no such user, or it may not log in. One without a secret is let in by no password.
 pub type Answer = Result<Option<Arc<User>>, String>;
 
 /// What is known of users that are not configured.
@@ -40,9 +40,24 @@ pub struct Accounts {
     ask: OnceLock<Ask>,
 }
 
+/// Whether a user whose connections are open may still log in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// By what is known, yes.
+    Good,
+    /// It is being found out, or can't be.
+    Unknown,
+    /// There is such a role, and no password that lets it in.
+    NoPassword,
+    /// There is no such role, or it may not log in.
+    Gone,
+}
+
 #[derive(Default)]
 struct State {
     known: HashMap<Arc<str>, Known>,
+    /// When a user was last looked up again for the sake of open connections.
+    renewed: HashMap<Arc<str>, Instant>,
     asked: HashMap<Arc<str>, Asked>,
     waiting: usize,
 }
@@ -79,6 +94,47 @@ impl Accounts {
     /// What is known of a user; None: it has to be asked for.
     pub(crate) fn get(&self, user: &str, now: Instant) -> Option<Option<Arc<User>>> {
         self.state().known.get(user).filter(|known| now < known.until).map(|known| known.account.clone())
+    }
+
+    /// Whether a user with open connections may still log in. Has it looked up again if what is known is out of date; nobody waits for that.
+    pub(crate) fn standing(&self, user: &str, now: Instant) -> Standing {
+        let mut state = self.state();
+        let known =
+            state.known.get(user).map(|known| (known.until, known.account.as_ref().map(|user| user.has_secret())));
+        if known.is_none_or(|(until, _)| now >= until) {
+            self.renew(&mut state, user, now);
+        }
+        match known {
+            None => Standing::Unknown,
+            // That a user is gone holds until something else is known.
+            Some((_, None)) => Standing::Gone,
+            Some((_, Some(false))) => Standing::NoPassword,
+            Some((until, Some(true))) if now < until => Standing::Good,
+            Some((_, Some(true))) => Standing::Unknown,
+        }
+    }
+
+    /// Asks for a user again: once in [`LEAST_AGE`], also where the answers are errors.
+    fn renew(&self, state: &mut State, user: &str, now: Instant) {
+        let Some(ask) = self.ask.get() else { return };
+        let is_recent = |then: &Instant| now.saturating_duration_since(*then) < LEAST_AGE;
+        if state.renewed.get(user).is_some_and(is_recent)
+            || state.asked.contains_key(user)
+            || state.asked.len() >= MOST_ASKED
+        {
+            return;
+        }
+        if state.renewed.len() >= MOST_KNOWN {
+            state.renewed.retain(|_, then| is_recent(&*then));
+            if state.renewed.len() >= MOST_KNOWN {
+                return;
+            }
+        }
+        let name: Arc<str> = user.into();
+        if ask(name.clone()) {
+            state.renewed.insert(name.clone(), now);
+            state.asked.insert(name, Asked { waiting: Vec::new(), outdated: false });
+        }
     }
 
     /// Has a user looked up for a client; an error at once if that is impossible.
@@ -217,6 +273,36 @@ mod tests {
         accounts.clear();
         assert_eq!(accounts.answer("a", &Ok(None), KEEP, now).len(), 1);
         assert!(accounts.get("a", now).is_none());
+    }
+
+    #[test]
+    fn who_has_open_connections_is_looked_up_again_when_it_is_time() {
+        let (accounts, asked) = counting();
+        let count = || asked.load(Ordering::Relaxed);
+        let now = Instant::now();
+        let good = || Arc::new(User::looked_up("a", Some("secret")).unwrap());
+        accounts.answer("a", &Ok(Some(good())), KEEP, now);
+        assert_eq!((accounts.standing("a", now), count()), (Standing::Good, 0));
+        // Out of date: asked once, whoever looks meanwhile.
+        let later = now + KEEP;
+        assert_eq!(
+            (accounts.standing("a", later), accounts.standing("a", later), count()),
+            (Standing::Unknown, Standing::Unknown, 1)
+        );
+        // An error takes nothing away; it is asked again, but not at once.
+        accounts.answer("a", &Err("down".into()), Duration::ZERO, later);
+        assert_eq!((accounts.standing("a", later + LEAST_AGE / 2), count()), (Standing::Unknown, 1));
+        assert_eq!((accounts.standing("a", later + LEAST_AGE), count()), (Standing::Unknown, 2));
+        // No such role: that holds, also when its own time is over.
+        accounts.answer("a", &Ok(None), Duration::ZERO, later + LEAST_AGE);
+        assert_eq!(accounts.standing("a", later + LEAST_AGE * 3), Standing::Gone);
+        assert_eq!(count(), 3);
+        let bare = Arc::new(User::looked_up("a", None).unwrap());
+        accounts.answer("a", &Ok(Some(bare)), KEEP, later);
+        assert_eq!(accounts.standing("a", later), Standing::NoPassword);
+        // Another user is none of that.
+        accounts.answer("b", &Ok(Some(good())), KEEP, later);
+        assert_eq!(accounts.standing("b", later), Standing::Good);
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub struct ProxyConfig {
     /// A statement that takes as long is logged, its literals taken out; 0 means never.
     #[serde(with = "humantime_serde")]
     pub slow_statement: Duration,
+    /// Which logins are in the log.
+    pub log_logins: LogLogins,
     /// Shapes of statements that each worker counts for `SHOW STATEMENTS`; 0 means none.
     pub statements_kept: usize,
     /// Which statements are traced, and where that is sent.
@@ -118,6 +120,7 @@ impl Default for ProxyConfig {
             idle_transaction_timeout: Duration::ZERO,
             query_timeout: Duration::ZERO,
             slow_statement: Duration::ZERO,
+            log_logins: LogLogins::Refused,
             statements_kept: 1_024,
             tracing: TracingConfig::default(),
             max_statement_bytes: 1 << 20,
@@ -134,6 +137,18 @@ impl Default for ProxyConfig {
             operators: Vec::new(),
         }
     }
+}
+
+/// Which logins are in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogLogins {
+    /// None.
+    Off,
+    /// Those that were refused, with the reason.
+    Refused,
+    /// Those, and whoever was let in.
+    All,
 }
 
 /// `[[proxy.peers]]`: another proxy of the same fleet.
@@ -669,6 +684,15 @@ pub struct DatabaseConfig {
     /// Name on the servers; the same if not given.
     #[serde(default)]
     pub dbname: Option<String>,
+    /// Who logs in to the servers for this database; if not given, each client's own user.
+    #[serde(default)]
+    pub server_user: Option<String>,
+    /// The password of `server_user`.
+    #[serde(default, skip_serializing)]
+    pub server_password: Option<Secret>,
+    /// A file that holds it in its first line.
+    #[serde(default)]
+    pub server_password_file: Option<std::path::PathBuf>,
     /// Pool size for this database.
     #[serde(default)]
     pub pool_size: Option<usize>,
@@ -699,6 +723,25 @@ pub struct DatabaseConfig {
     /// Destination for this database: an alias with `route = "replica"` is a read-only address.
     #[serde(default)]
     pub route: Option<RouteTo>,
+}
+
+/// A text that is never shown.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
 }
 
 /// `[[proxy.users]]`. Of `password`, `password_file` and `verifier` at most one; without any the user can log in only

@@ -65,13 +65,15 @@ pub enum StartError {
     },
 }
 
-/// A socket that clients connect to, on its way from one process to another.
+/// A socket that clients connect to, opened by another process.
 #[derive(Debug)]
 pub struct Socket {
     /// As [`config::Listen::address`] has it.
     pub address: String,
     /// The socket.
     pub fd: OwnedFd,
+    /// The service manager listens on it, too: a Unix socket's file stays when this process ends.
+    pub of_manager: bool,
 }
 
 /// A running proxy.
@@ -122,7 +124,14 @@ impl Proxy {
             .map(|listen| {
                 let taken = sockets.iter().position(|socket| socket.address == listen.address);
                 let listener = match taken {
-                    Some(at) => Listener::adopt(listen, sockets.swap_remove(at).fd),
+                    Some(at) => {
+                        let socket = sockets.swap_remove(at);
+                        let listener = Listener::adopt(listen, socket.fd);
+                        if let (Ok(listener), true) = (&listener, socket.of_manager) {
+                            listener.leave();
+                        }
+                        listener
+                    }
                     None => Listener::bind(listen),
                 };
                 listener.map_err(|source| StartError::Listen { address: listen.address.clone(), source })
@@ -259,7 +268,9 @@ impl Proxy {
     /// There are no descriptors left.
     pub fn sockets(&self) -> io::Result<Vec<Socket>> {
         let listeners = self.listeners.iter().flat_map(|listeners| listeners.iter());
-        listeners.map(|of| Ok(Socket { address: of.configured.clone(), fd: of.duplicate()? })).collect()
+        listeners
+            .map(|of| Ok(Socket { address: of.configured.clone(), fd: of.duplicate()?, of_manager: false }))
+            .collect()
     }
 
     /// Another process accepts on the same sockets: stops accepting, and serves the clients that it has. What is still in a

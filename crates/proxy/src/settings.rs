@@ -11,8 +11,8 @@ use wire::md5;
 use wire::scram::Verifier;
 
 use crate::config::{
-    Access, AuthMethod, Consistency, HbaConfig, LaneMode, NotifyConfig, OnDegraded, OperatorConfig, PoolMode,
-    ProxyConfig, RouteTo, TracingConfig, UnknownFunctions, UnnamedMode, UserConfig,
+    Access, AuthMethod, Consistency, DatabaseConfig, HbaConfig, LaneMode, LogLogins, NotifyConfig, OnDegraded,
+    OperatorConfig, PoolMode, ProxyConfig, RouteTo, TracingConfig, UnknownFunctions, UnnamedMode, UserConfig,
 };
 use crate::console;
 use crate::hba::{self, Rule, Rules};
@@ -42,6 +42,8 @@ pub struct Settings {
     pub time_limits: TimeLimits,
     /// A statement that takes as long is logged; None: never.
     pub slow_statement: Option<Duration>,
+    /// Which logins are in the log.
+    pub log_logins: LogLogins,
     /// Which statements are traced; None: none.
     pub tracing: Option<Tracing>,
     /// Shapes of statements that each worker counts.
@@ -141,6 +143,8 @@ const LANE_BYTES: u32 = 12 << 10;
 pub struct Database {
     /// Its name on the servers; None: as the client says.
     pub dbname: Option<String>,
+    /// Who logs in to the servers; None: each client's own user.
+    pub server_user: Option<Arc<ServerUser>>,
     /// Server connections a user and node.
     pub pool_size: usize,
     /// Most clients.
@@ -157,6 +161,44 @@ pub struct Database {
     pub route: RouteTo,
     /// How its commits are held back, unless the user says otherwise.
     pub gate: Gate,
+}
+
+/// Who logs in to the servers for a database, in place of the clients' own users.
+#[derive(PartialEq, Eq)]
+pub struct ServerUser {
+    /// Its name on the servers.
+    pub name: Arc<str>,
+    /// Its password; None: the servers ask for none.
+    pub password: Option<String>,
+}
+
+impl std::fmt::Debug for ServerUser {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServerUser").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl ServerUser {
+    fn new(entry: &DatabaseConfig) -> Result<Option<Arc<ServerUser>>, SettingsError> {
+        let Some(name) = &entry.server_user else { return Ok(None) };
+        let password = match (&entry.server_password, &entry.server_password_file) {
+            (Some(_), Some(_)) => return Err(SettingsError::Secrets(name.clone())),
+            (Some(password), None) => Some(password.expose().to_owned()),
+            (None, Some(path)) => Some(first_line(name, path)?),
+            (None, None) => None,
+        };
+        Ok(Some(Arc::new(ServerUser { name: name.as_str().into(), password })))
+    }
+}
+
+/// The first line of a user's password file.
+fn first_line(user: &str, path: &Path) -> Result<String, SettingsError> {
+    let text = std::fs::read_to_string(path).map_err(|source| SettingsError::PasswordFile {
+        user: user.to_owned(),
+        path: path.to_owned(),
+        source,
+    })?;
+    Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
 /// How a pool's commits are held back.
@@ -301,6 +343,7 @@ impl Settings {
     pub fn new(config: &ProxyConfig) -> Result<Settings, SettingsError> {
         let default = Database {
             dbname: None,
+            server_user: None,
             max_clients: None,
             pool_size: config.pool.size,
             mode: config.pool.mode,
@@ -318,6 +361,7 @@ impl Settings {
         for entry in &config.databases {
             let database = Database {
                 dbname: entry.dbname.clone(),
+                server_user: ServerUser::new(entry)?,
                 max_clients: entry.max_clients,
                 pool_size: entry.pool_size.unwrap_or(default.pool_size),
                 mode: entry.pool_mode.unwrap_or(default.mode),
@@ -371,6 +415,7 @@ impl Settings {
             max_logins: config.max_logins.max(1),
             reserved_clients: config.reserved_clients,
             slow_statement: unless_zero(config.slow_statement),
+            log_logins: config.log_logins,
             statements_kept: config.statements_kept,
             tracing: config.tracing.endpoint.is_some().then(|| Tracing::new(&config.tracing)),
             login_timeout: config.login_timeout,
@@ -564,14 +609,7 @@ impl User {
         }
         let password = match (&entry.password, &entry.password_file) {
             (Some(password), _) => Some(password.clone()),
-            (None, Some(path)) => {
-                let text = std::fs::read_to_string(path).map_err(|source| SettingsError::PasswordFile {
-                    user: entry.name.clone(),
-                    path: path.clone(),
-                    source,
-                })?;
-                Some(text.lines().next().unwrap_or_default().to_owned())
-            }
+            (None, Some(path)) => Some(first_line(&entry.name, path)?),
             (None, None) => None,
         };
         let md5 = match (&password, &entry.verifier) {
@@ -599,12 +637,12 @@ impl User {
         })
     }
 
-    /// A user that was looked up: with what `pg_authid` says of it, or a password in clear text. A verifier for the
+    /// A user that was looked up: with what `pg_authid` says of it, a password in clear text, or no secret. A verifier for the
     /// password is computed, which takes some milliseconds.
     ///
     /// # Errors
     /// The secret looks like a verifier and is none, or can't be a password.
-    pub fn looked_up(name: &str, secret: &str) -> Result<User, SettingsError> {
+    pub fn looked_up(name: &str, secret: Option<&str>) -> Result<User, SettingsError> {
         let mut user = User {
             auth: AuthMethod::ScramSha256,
             verifier: None,
@@ -614,6 +652,7 @@ impl User {
             max_clients: None,
             relays: None,
         };
+        let Some(secret) = secret else { return Ok(user) };
         if let Some(md5) = md5::Verifier::parse(secret) {
             user.md5 = Some(md5);
         } else if secret.starts_with("SCRAM-SHA-256$") {

@@ -113,7 +113,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         check_cluster(config, &mut findings);
         check_listen(&config.proxy, &mut findings);
         check_peers(&config.proxy, &mut findings);
-        check_databases(&config.proxy, &mut findings);
+        check_databases(&config.proxy, stat, &mut findings);
         check_users(&config.proxy, stat, &mut findings);
         check_rules(&config.proxy, &mut findings);
         check_auth_query(&config.proxy.auth_query, stat, &mut findings);
@@ -253,7 +253,7 @@ fn check_peers(proxy: &ProxyConfig, findings: &mut Findings) {
     }
 }
 
-fn check_databases(proxy: &ProxyConfig, findings: &mut Findings) {
+fn check_databases(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     findings.unique("proxy.databases", ".name", proxy.databases.iter().map(|database| database.name.as_str()));
     for (index, database) in proxy.databases.iter().enumerate() {
         let path = format!("proxy.databases[{index}].dbname");
@@ -261,6 +261,20 @@ fn check_databases(proxy: &ProxyConfig, findings: &mut Findings) {
             Some("") => findings.error(path, "found \"\", expected the name of a database"),
             Some("*") => findings.error(path, "found \"*\", expected the name of a database"),
             _ => {}
+        }
+        let path = |key: &str| format!("proxy.databases[{index}].{key}");
+        let given = database.server_password.is_some() || database.server_password_file.is_some();
+        match database.server_user.as_deref() {
+            Some("") => findings.error(path("server_user"), "found \"\", expected the name of a user"),
+            None if given => findings.error(path("server_user"), "missing, expected the user whose password is given"),
+            _ => {}
+        }
+        if database.server_password.is_some() && database.server_password_file.is_some() {
+            findings
+                .error(path("server_password"), "found server_password_file beside it, expected at most one of them");
+        }
+        if let Some(file) = &database.server_password_file {
+            check_password_file(file, path("server_password_file"), stat, findings);
         }
     }
 }
@@ -383,10 +397,20 @@ fn check_auth_query(query: &AuthQueryConfig, stat: &dyn Fn(&Path) -> Stat, findi
         if *query != AuthQueryConfig::default() {
             findings.error(
                 format!("{of}.query"),
-                "missing, expected a query such as \"SELECT usename, passwd FROM pg_shadow WHERE usename = $1\"",
+                format!("missing, expected a query such as {:?}", crate::from_pgbouncer::SAFE_QUERY),
             );
         }
         return;
+    }
+    if query.query.to_ascii_lowercase().contains("pg_shadow") && !query.query.to_ascii_lowercase().contains("valuntil")
+    {
+        findings.warn(
+            format!("{of}.query"),
+            format!(
+                "lets in roles that have expired, for pg_shadow has their passwords, too; better is {:?}",
+                crate::from_pgbouncer::SAFE_QUERY
+            ),
+        );
     }
     if !query.query.contains("$1") {
         findings.error(format!("{of}.query"), "found no $1, expected it where the user's name is compared");

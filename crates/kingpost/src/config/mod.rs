@@ -9,6 +9,7 @@
 
 mod check;
 mod env;
+mod json_schema;
 mod problem;
 mod schema;
 #[cfg(test)]
@@ -28,7 +29,8 @@ use crate::registry::config::RegistryConfig;
 use proxy::config::ProxyConfig;
 use relay::config::RelayConfig;
 
-pub(crate) use check::{Stat, is_loopback};
+pub(crate) use check::{Stat, is_loopback, stat_file};
+pub(crate) use json_schema::{DESCRIBED, json_schema};
 pub(crate) use problem::{Problem, Severity};
 
 /// A password that is given itself, or as the first line of a file.
@@ -191,7 +193,7 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, Failure> {
         Failure::config(format!("cannot read the configuration {}: {error}", path.display()))
             .advise("name the file with --config, or by the variable KINGPOST_CONFIG")
     })?;
-    Ok(parse(&path.display().to_string(), &text, std::env::vars_os(), &check::stat_file))
+    Ok(parse(&path.display().to_string(), &text, std::env::vars_os(), &stat_file))
 }
 
 /// Reads a text. `name` is what messages call it; `stat` looks at password files.

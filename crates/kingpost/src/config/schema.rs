@@ -104,6 +104,7 @@ const PROXY: &[Key] = &[
     key("idle_transaction_timeout", OR_NEVER),
     key("query_timeout", OR_NEVER),
     key("slow_statement", OR_NEVER),
+    key("log_logins", Kind::Choice(&["off", "refused", "all"])),
     key("statements_kept", integer(0, 65_536)),
     key("tracing", Kind::Table(TRACING)),
     key("max_statement_bytes", integer(1024, 1 << 30)),
@@ -213,6 +214,9 @@ const NOTIFY: &[Key] = &[
 const DATABASE: &[Key] = &[
     required("name", Kind::Text),
     key("dbname", Kind::Text),
+    key("server_user", Kind::Text),
+    key("server_password", Kind::Secret),
+    key("server_password_file", Kind::Text),
     key("pool_size", POOL_SIZE),
     key("max_clients", integer(1, 1_000_000)),
     key("pool_mode", POOL_MODE),

@@ -59,7 +59,7 @@ fn what_the_guide_prints_is_accepted() {
     for (name, text) in PRINTED {
         for block in text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()) {
             count += 1;
-            let is_piece = ["[proxy.", "[[cluster.relays]]", "[cluster.tls]", "[console]"]
+            let is_piece = ["[proxy.", "[[proxy.databases]]", "[[cluster.relays]]", "[cluster.tls]", "[console]"]
                 .iter()
                 .any(|key| block.trim_start().starts_with(key));
             let is_piece = is_piece && !block.starts_with("[[proxy.users]]") && !block.starts_with("[proxy.users");

@@ -248,7 +248,7 @@ impl Scene<'_> {
                 host.clone().into(),
                 port.into(),
                 database.dbname.as_deref().unwrap_or(name).into(),
-                Value::Null,
+                database.server_user.as_ref().map(|user| user.name.to_string()).into(),
                 database.pool_size.into(),
                 0usize.into(),
                 0usize.into(),

@@ -61,7 +61,7 @@ use pool::Pools;
 use prepared::Statements;
 use routing::StrongReads;
 use server::Server;
-use session::{Cancel, Client, Doorkeeper, Paused, Phase};
+use session::{Cancel, Client, Doorkeeper, Journal, Paused, Phase, Revision};
 
 use api::Moving;
 pub use api::{Effect, Mail, Moved, Peer, Secure};
@@ -116,6 +116,9 @@ pub struct Core {
     noticed: Noticed,
     observing: Observing,
     doorkeeper: Doorkeeper,
+    journal: Journal,
+    /// When users that were looked up were last looked at.
+    revision: Revision,
     paused: Paused,
     /// Makes the driver take a turn, from any thread.
     bell: Arc<dyn Fn() + Send + Sync>,
@@ -150,6 +153,8 @@ impl Core {
             params: Interned::new(shared.registry.clone()),
             commits: Commits::new(&shared.topology),
             doorkeeper: Doorkeeper::new(now),
+            journal: Journal::new(now),
+            revision: Revision::new(now),
             settings,
             metrics,
             now,
@@ -421,6 +426,7 @@ impl Core {
         self.watch_relays();
         self.expire_servers();
         self.expire_clients();
+        self.revoke_users();
         self.expire_cancels();
         self.look_after_listeners();
         self.noticed.look_again_if_any();
@@ -430,6 +436,7 @@ impl Core {
         }
         self.forget_pools();
         self.observing.tick();
+        self.journal.tick();
         let classified = self.classifier.counters();
         self.metrics.classify_hits.set(classified.hits);
         self.metrics.classify_misses.set(classified.misses);

@@ -59,6 +59,8 @@ pub(in crate::core) struct Pool {
     /// Clients that have shown who they are, and server connections, whatever they are doing.
     pub clients: usize,
     pub servers: usize,
+    /// A client of it was let in by a lookup.
+    pub looked_up: bool,
     /// A server has let its user into its database.
     known: bool,
     /// Since when it has had neither clients nor server connections.
@@ -196,6 +198,7 @@ impl Core {
             nodes: Vec::new(),
             clients: 0,
             servers: 0,
+            looked_up: false,
             known: false,
             unused_since: Some(self.now),
             writers: VecDeque::new(),
@@ -290,6 +293,10 @@ impl Core {
                     pool.greetings.clear();
                     let dbname = database.dbname.as_deref().unwrap_or(&pool.key.database);
                     pool.place = self.shared.registry.place(dbname, &pool.key.user);
+                    outdated = true;
+                }
+                if pool.database.server_user != database.server_user {
+                    pool.greetings.clear();
                     outdated = true;
                 }
                 pool.database = database.clone();
@@ -740,6 +747,8 @@ impl Core {
         self.servers.insert(server);
         self.pools[p].servers += 1;
         self.pools[p].known = true;
+        self.pools[p].looked_up |=
+            self.settings.looks_up && self.settings.user(&key.user).is_none_or(|user| !user.has_secret());
         self.metrics.servers.add(1);
         self.metrics.server_connections_moved.add(1);
         if let Some(place) = self.pools[p].nodes.get_mut(node) {

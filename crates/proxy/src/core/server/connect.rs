@@ -6,12 +6,13 @@ use topology::Address;
 use wire::message;
 use wire::payload::{self, Authentication};
 use wire::scram::{Client as Scram, Credential, MECHANISM, MECHANISM_PLUS};
-use wire::{Frame, Sqlstate};
+use wire::{Frame, Sqlstate, md5};
 
 use super::{Note, Request, ServerPhase};
 use crate::core::parameters::{Applied, Params};
 use crate::core::prepared::Unnamed;
 use crate::core::session::Phase;
+use crate::core::shared::Passed;
 use crate::core::{Core, Effect, SMALL_MAX, Secure};
 
 /// Why a login to a server failed.
@@ -77,7 +78,8 @@ impl Core {
         let server = &mut self.servers[s];
         server.phase = ServerPhase::Login(None);
         let pool = &self.pools[server.pool];
-        let (user, database) = (pool.key.user.clone(), pool.database.dbname.clone());
+        let user = pool.database.server_user.as_ref().map_or_else(|| pool.key.user.clone(), |user| user.name.clone());
+        let database = pool.database.dbname.clone();
         let database = database.unwrap_or_else(|| pool.key.database.to_string());
         // Under the gate how a commit is flushed is the proxy's affair, whatever the user's or database's default is.
         let lazy = pool.gate.relays > 0 && self.commits.flushes();
@@ -154,12 +156,30 @@ impl Core {
     }
 
     fn authenticate(&mut self, s: usize, data: &[u8]) -> Result<(), Failure> {
-        let user = self.pools[self.servers[s].pool].key.user.clone();
-        let passed =
-            self.shared.passed.lock().unwrap_or_else(PoisonError::into_inner).get(&*user).cloned().unwrap_or_default();
-        let known =
-            self.settings.user(&user).and_then(|user| user.password.clone()).or_else(|| passed.password.clone());
+        let pool = &self.pools[self.servers[s].pool];
+        let server_user = pool.database.server_user.clone();
+        let user = server_user.as_ref().map_or_else(|| pool.key.user.clone(), |user| user.name.clone());
+        // What a client has shown is its own user's, not that of the database's server_user, whatever their names.
+        let passed = match &server_user {
+            Some(_) => Passed::default(),
+            None => {
+                let passed = self.shared.passed.lock().unwrap_or_else(PoisonError::into_inner);
+                passed.get(&*user).cloned().unwrap_or_default()
+            }
+        };
+        let known = match &server_user {
+            Some(user) => user.password.clone(),
+            None => {
+                self.settings.user(&user).and_then(|user| user.password.clone()).or_else(|| passed.password.clone())
+            }
+        };
         let has_password = known.is_some();
+        // Keys computed of a password are kept by name. A server_user may have another password for each database, and others than a client of
+        // its name. No name has a zero byte.
+        let keys_of = match &server_user {
+            Some(_) => format!("{user}\0{}", pool.key.database),
+            None => user.to_string(),
+        };
         let password = || {
             known.clone().ok_or_else(|| {
                 Failure::Refused(refusal(&format!(
@@ -182,7 +202,10 @@ impl Core {
                 self.send(s, |out| message::password(out, &password));
             }
             Authentication::Md5(salt) => {
-                let known = self.settings.user(&user).and_then(|user| user.md5.clone());
+                let known = match &server_user {
+                    Some(user) => user.password.as_ref().map(|password| md5::Verifier::new(&user.name, password)),
+                    None => self.settings.user(&user).and_then(|user| user.md5.clone()),
+                };
                 let verifier = known.or(passed.md5).ok_or_else(|| {
                     Failure::Refused(refusal(&format!(
                         "the server asks for an MD5 password of user {user:?}, and the proxy has none: give the user a password, password_file or md5 verifier"
@@ -191,7 +214,7 @@ impl Core {
                 self.send(s, |out| message::password(out, &verifier.answer(salt)));
             }
             Authentication::Sasl(mechanisms) if payload::has_mechanism(mechanisms, MECHANISM.as_bytes()) => {
-                let cached = self.shared.keys.lock().unwrap_or_else(PoisonError::into_inner).get(&*user).cloned();
+                let cached = self.shared.keys.lock().unwrap_or_else(PoisonError::into_inner).get(&*keys_of).cloned();
                 let credential = match passed.keys {
                     // What a client has shown is enough where the server has the same verifier.
                     Some(keys) if !has_password => Credential::Keys(keys),
@@ -222,7 +245,7 @@ impl Core {
                 client.verify(proof).map_err(|e| Failure::Refused(refusal(&e.to_string())))?;
                 if let Some(keys) = client.keys() {
                     let mut known = self.shared.keys.lock().unwrap_or_else(PoisonError::into_inner);
-                    known.insert(user.to_string(), keys.clone());
+                    known.insert(keys_of, keys.clone());
                 }
             }
             Authentication::Sasl(_) | Authentication::Other(_) => {

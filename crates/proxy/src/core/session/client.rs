@@ -72,6 +72,8 @@ pub(crate) struct Client {
     pub odd_strings: bool,
     /// Where statements go for this session, by listener or `SET kingpost.route`.
     pub route: Option<RouteTo>,
+    /// Whether a lookup has let it in, and by which proof.
+    pub looked_up: LookedUp,
     pub consistency: Option<Consistency>,
     /// Since when it waits, or since when its statement runs, or since when it is silent.
     pub since: Instant,
@@ -102,6 +104,17 @@ impl Client {
         self.names.settle();
         Some(held)
     }
+}
+
+/// Whether a lookup has let a client in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LookedUp {
+    /// The configuration has.
+    No,
+    /// What was found is what its password was compared with.
+    ByPassword,
+    /// There is such a role; its certificate says that it is the client's.
+    ByCertificate,
 }
 
 /// The server connection that a client is at: its slot.
@@ -380,6 +393,7 @@ impl Client {
             unflushed: false,
             odd_strings: false,
             route: peer.route,
+            looked_up: LookedUp::No,
             consistency: None,
             since: now,
             waited: 0,

@@ -12,7 +12,7 @@ use wire::startup::{self, End, Startup, V3_0, V3_2};
 use wire::{Severity, Sqlstate, md5, message, payload, scram};
 
 use super::cancel::{ClientPid, passed_on};
-use super::client::{Mark, Phase, Step};
+use super::client::{LookedUp, Mark, Phase, Step};
 use crate::accounts::Answer;
 use crate::config::Access;
 use crate::config::{AuthMethod, RouteTo};
@@ -219,7 +219,13 @@ impl Core {
         let login = Login { key, version, params: settings, console: access, exchange: Exchange::Asked(method) };
         let name = login.key.user.clone();
         self.clients[c].phase = Phase::Login(Box::new(login));
-        if !unproved || !matches!(method, AuthMethod::ScramSha256 | AuthMethod::Md5) {
+        self.clients[c].looked_up = match method {
+            AuthMethod::ScramSha256 | AuthMethod::Md5 if unproved => LookedUp::ByPassword,
+            // One that is listed for its certificate needs no more.
+            AuthMethod::Cert if unproved && known.is_none() => LookedUp::ByCertificate,
+            _ => LookedUp::No,
+        };
+        if self.clients[c].looked_up == LookedUp::No {
             return self.challenge(c, known);
         }
         match self.shared.accounts.get(&name, self.now) {
@@ -284,8 +290,7 @@ impl Core {
                 let identity = self.clients[c].identity.as_deref();
                 let is_user =
                     |identity: &&tls::Identity| identity.certificate && identity.common_name.as_deref() == Some(&*user);
-                let known = known.is_some() || (!console && self.settings.looks_up);
-                if !known || identity.filter(is_user).is_none() {
+                if known.is_none() || identity.filter(is_user).is_none() {
                     let text = certificate_refusal(identity.unwrap_or(&tls::Identity::default()), &user);
                     return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
                 }
@@ -453,6 +458,7 @@ impl Core {
         }
         let pool = self.pool(&key);
         self.pools[pool].clients += 1;
+        self.pools[pool].looked_up |= self.clients[c].looked_up != LookedUp::No;
         let params = self.params.intern(params);
         let client = &mut self.clients[c];
         client.again = super::client::Again::default();
@@ -477,6 +483,8 @@ impl Core {
         let Phase::Login(login) = &client.phase else { return };
         let version = login.version;
         let Some(greeting) = self.pools[client.pool].greetings.get(&client.params).cloned() else { return };
+        self.log_login(c);
+        let client = &self.clients[c];
         // A standby's address says so, any other must look like a primary to drivers that ask for one.
         let standby = client.route == Some(RouteTo::Replica);
         let (pid, secret) = self.cancel_key(c, version);
@@ -503,6 +511,7 @@ impl Core {
     /// Refuses a login.
     pub(in crate::core) fn fail_login(&mut self, c: usize, code: Sqlstate, text: &str) {
         self.metrics.clients_refused.add(1);
+        self.log_refusal(c, code, text);
         self.fatal(c, code, text);
     }
 

@@ -75,6 +75,7 @@ impl Core {
     pub(in crate::core) fn enter_console(&mut self, c: usize, access: Access) {
         let Phase::Login(login) = &self.clients[c].phase else { return };
         let (version, user) = (login.version, login.key.user.clone());
+        self.log_login(c);
         let (pid, secret) = self.cancel_key(c, version);
         self.tell(c, |out| {
             message::authentication_ok(out);
