@@ -262,14 +262,16 @@ impl Talk {
     /// Where this run and `other` part, with the turns before it; none if they are the same.
     pub fn first_difference(&self, other: &Talk) -> Option<String> {
         let turns = self.turns.len().max(other.turns.len());
-        let at = (0..turns).find(|&at| self.turns.get(at) != other.turns.get(at))?;
+        // (The sessions of the two may have logged in by other names.)
+        let said = |talk: &Talk, at: usize| talk.turns.get(at).map(|turn| turn.said.clone());
+        let at = (0..turns).find(|&at| said(self, at) != said(other, at))?;
         let mut text = String::new();
         for turn in &self.turns[at.saturating_sub(12)..at.min(self.turns.len())] {
             let _ = writeln!(text, "   {}\n      {}", turn.sent, in_short(&turn.said));
         }
-        let said = |turn: Option<&Turn>| turn.map_or("(the talk is over)".into(), |turn| in_short(&turn.said));
+        let shown = |turn: Option<&Turn>| turn.map_or("(the talk is over)".into(), |turn| in_short(&turn.said));
         let sent = self.turns.get(at).or(other.turns.get(at)).map_or("", |turn| turn.sent.as_str());
-        let (here, there) = (said(self.turns.get(at)), said(other.turns.get(at)));
+        let (here, there) = (shown(self.turns.get(at)), shown(other.turns.get(at)));
         let _ = write!(text, "=> {sent}\n      {here}\n   != {there}");
         Some(text)
     }

@@ -163,6 +163,14 @@ pub struct Database {
     pub gate: Gate,
 }
 
+impl Database {
+    /// The database and the user that a session has on the servers, for a client of `user` that has come to the database `name`. Together they decide
+    /// what a text means there.
+    pub(crate) fn on_servers<'a>(&'a self, name: &'a str, user: &'a str) -> (&'a str, &'a str) {
+        (self.dbname.as_deref().unwrap_or(name), self.server_user.as_ref().map_or(user, |user| &user.name))
+    }
+}
+
 /// Who logs in to the servers for a database, in place of the clients' own users.
 #[derive(PartialEq, Eq)]
 pub struct ServerUser {

@@ -2,9 +2,9 @@
 
 use kingpost_tests::oracle::Talk;
 use kingpost_tests::raw::{bind, close, describe, execute, parse, query, sync};
-use kingpost_tests::{DATABASE, USER};
+use kingpost_tests::{DATABASE, Kingpost, USER, database};
 
-use crate::common::name;
+use crate::common::{name, only_kingpost};
 use crate::isolation::{ONE, OTHER_DATABASE, OTHER_USER, REPLICA, TWO, UNNAMED, world};
 
 /// Prepares `text` as `name` and has it described; executes it, executes it once more with a description of the portal.
@@ -84,6 +84,40 @@ async fn a_table_of_one_name_in_two_users_schemas() {
         })
         .await;
     assert_eq!(direct.errors(), [""; 0]);
+}
+
+/// One user comes to one database by two names, and is another user on the servers by each of them (`server_user`): texts mean what they mean to
+/// that one.
+#[tokio::test]
+async fn a_table_of_one_name_in_the_schemas_of_two_server_users() {
+    let (world, _logs) = world().await;
+    if only_kingpost() {
+        return;
+    }
+    let (table, left, right) = (name("t"), name("left"), name("right"));
+    let admin = world.cluster.primary().admin().await;
+    for (role, columns) in [(&left, "1 AS id, 'left' AS secret_col"), (&right, "'right' AS note, 2::bigint AS n")] {
+        let sql = format!(
+            "CREATE ROLE {role} LOGIN; CREATE SCHEMA {role} AUTHORIZATION {role};
+             CREATE TABLE {role}.{table} AS SELECT {columns}; ALTER TABLE {role}.{table} OWNER TO {role}"
+        );
+        admin.batch_execute(&sql).await.unwrap();
+    }
+    let text = format!("SELECT * FROM {table}");
+    let mut direct = Talk::new(world.cluster.primary().port());
+    in_turn(&mut direct, &[(&left, DATABASE), (&right, DATABASE)], &text, &[]).await;
+    assert_eq!(direct.errors(), [""; 0]);
+    let alias = |role: &str| {
+        let mut alias = database(&format!("as_{role}"), "dbname", DATABASE);
+        alias.insert("server_user".into(), role.into());
+        alias
+    };
+    let tweaks = Kingpost::of(&world.cluster).set("proxy.workers", 1).set("proxy.pool.size", 1);
+    let tweaks = tweaks.set("proxy.routing.route", "primary").set("proxy.pool.unnamed", "shared");
+    let kingpost = tweaks.add("proxy.databases", alias(&left)).add("proxy.databases", alias(&right)).start().await;
+    let mut proxied = Talk::new(kingpost.port());
+    in_turn(&mut proxied, &[(USER, &format!("as_{left}")), (USER, &format!("as_{right}"))], &text, &[]).await;
+    assert_eq!(direct.first_difference(&proxied), None);
 }
 
 /// The same where the two schemas come from `ALTER ROLE … SET search_path`: no client has said anything.

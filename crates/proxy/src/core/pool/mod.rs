@@ -193,7 +193,7 @@ impl Core {
         let database = database.unwrap_or_else(|| self.settings.default_database().clone());
         let p = self.pools.insert(Pool {
             key: key.clone(),
-            place: self.shared.registry.place(database.dbname.as_deref().unwrap_or(&key.database), &key.user),
+            place: self.shared.registry.place(database.on_servers(&key.database, &key.user)),
             database,
             nodes: Vec::new(),
             clients: 0,
@@ -289,14 +289,9 @@ impl Core {
             let pool = &mut self.pools[p];
             let mut outdated = false;
             if let Some(database) = self.settings.database(&pool.key.database) {
-                if pool.database.dbname != database.dbname {
+                if pool.database.dbname != database.dbname || pool.database.server_user != database.server_user {
                     pool.greetings.clear();
-                    let dbname = database.dbname.as_deref().unwrap_or(&pool.key.database);
-                    pool.place = self.shared.registry.place(dbname, &pool.key.user);
-                    outdated = true;
-                }
-                if pool.database.server_user != database.server_user {
-                    pool.greetings.clear();
+                    pool.place = self.shared.registry.place(database.on_servers(&pool.key.database, &pool.key.user));
                     outdated = true;
                 }
                 pool.database = database.clone();

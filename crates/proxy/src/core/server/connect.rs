@@ -78,9 +78,8 @@ impl Core {
         let server = &mut self.servers[s];
         server.phase = ServerPhase::Login(None);
         let pool = &self.pools[server.pool];
-        let user = pool.database.server_user.as_ref().map_or_else(|| pool.key.user.clone(), |user| user.name.clone());
-        let database = pool.database.dbname.clone();
-        let database = database.unwrap_or_else(|| pool.key.database.to_string());
+        let (database, user) = pool.database.on_servers(&pool.key.database, &pool.key.user);
+        let (database, user) = (database.to_owned(), user.to_owned());
         // Under the gate how a commit is flushed is the proxy's affair, whatever the user's or database's default is.
         let lazy = pool.gate.relays > 0 && self.commits.flushes();
         let gated = (pool.gate.relays > 0).then_some(("synchronous_commit", if lazy { "off" } else { "on" }));
