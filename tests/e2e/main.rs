@@ -61,6 +61,7 @@ mod relay_tls;
 mod routing;
 mod sql;
 mod statements;
+mod strong;
 mod switch;
 mod switch_history;
 mod tenants;
