@@ -259,6 +259,25 @@ impl Core {
         }
     }
 
+    /// Tells a client of notifications. They tell of a commit, of whomever: where the client's pool waits for relays, they come when whatever had been
+    /// committed by now is durable there.
+    pub(in crate::core) fn tell_of_commit(&mut self, c: usize, tell: impl FnOnce(&mut Core)) {
+        if self.pools.get(self.clients[c].pool).is_none_or(|pool| pool.gate.relays == 0) {
+            return tell(self);
+        }
+        let in_unit = self.clients[c].output.last_gate().is_some_and(Gate::is_open);
+        self.close_gate(c);
+        if let Some(gate) = self.clients[c].output.last_gate_mut() {
+            gate.everything = true;
+        }
+        tell(self);
+        match self.clients[c].at.server() {
+            // With the end of the unit that is being answered.
+            Some(s) if in_unit => self.servers[s].work.committed = true,
+            _ => self.seal_gate(c, Seal::Commit),
+        }
+    }
+
     /// The server says no more until the client does (it has asked for what there is by Flush, or is to send COPY data): what the
     /// client needs in order to go on is not held back, unless something was committed.
     pub(in crate::core) fn pause_gate(&mut self, s: usize) {
