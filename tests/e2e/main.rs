@@ -62,6 +62,7 @@ mod routing;
 mod sql;
 mod statements;
 mod strong;
+mod strong_clients;
 mod switch;
 mod switch_history;
 mod tenants;
