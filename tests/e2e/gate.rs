@@ -4,9 +4,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use futures_util::SinkExt;
 use futures_util::future::join_all;
+use kingpost_tests::raw::{self, Raw};
 use kingpost_tests::{
     Cluster, ClusterBuilder, Cut, Failover, Kingpost, KingpostBuilder, Link, Relay, SOON, ShowLogs, sqlstate, within,
 };
@@ -328,4 +330,66 @@ async fn outlives(flush: &str) {
     let client = kingpost.connect().await;
     within("a commit on the new primary", SOON, gated.cluster.dir(), insert(&client, 1_000_000)).await.unwrap();
     assert_eq!(heir.query("SELECT count(*) FROM t WHERE n = 1000000").await, "1");
+}
+
+/// A client by hand that listens on `news` and is told of it.
+async fn listener(kingpost: &Kingpost, database: &str) -> Raw {
+    let mut raw = Raw::connect(kingpost.port()).await;
+    let parameters = [("user", kingpost_tests::USER), ("database", database)];
+    raw.send(&raw::startup(3 << 16, &parameters)).await;
+    raw.until(b'Z').await;
+    raw.send(&raw::query("LISTEN news")).await;
+    raw.until(b'Z').await;
+    raw
+}
+
+/// A notification tells of a commit: nobody hears it before the relay has the commit, by whichever connection it comes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_notification_waits_for_the_relay_as_the_commit_does() {
+    if only_kingpost() {
+        return;
+    }
+    let gated = Gated::start().await;
+    let _logs = ShowLogs(gated.cluster.dir());
+    let database = kingpost_tests::database;
+    let usual = database(kingpost_tests::DATABASE, "pool_mode", "transaction");
+    let builder = gated.proxy().add("proxy.databases", usual);
+    let builder = builder.add("proxy.databases", database("held", "pool_mode", "session"));
+    let builder = builder.add("proxy.databases", database("local", "commit_durability", "local"));
+    let kingpost = builder.start().await;
+    // By the pool's shared connection, by a connection of its own, and where nothing is held back.
+    let mut shared = listener(&kingpost, kingpost_tests::DATABASE).await;
+    let mut own = listener(&kingpost, "held").await;
+    let mut local = listener(&kingpost, "local").await;
+    let writer = kingpost.connect().await;
+    writer.batch_execute("NOTIFY news, 'one'").await.unwrap();
+    for raw in [&mut shared, &mut own, &mut local] {
+        let heard = within("a notification with a relay", SOON, gated.cluster.dir(), raw.next()).await.unwrap();
+        assert_eq!(heard.kind, b'A', "{heard:?}");
+    }
+
+    gated.separate();
+    let waiting = tokio::spawn(async move {
+        writer.batch_execute("BEGIN; INSERT INTO t VALUES (1); SELECT pg_notify('news', 'two'); COMMIT").await
+    });
+    // The pool that holds nothing back is told: so PostgreSQL has sent it to the others, too.
+    let heard = within("a notification where nothing is held", SOON, gated.cluster.dir(), local.next()).await.unwrap();
+    assert_eq!(heard.kind, b'A', "{heard:?}");
+    let told = async || (kingpost.metrics().await.sum("kingpost_notifications_told_total", &[]) >= 4.0).then_some(());
+    gated.cluster.wait("the proxy to have it for all who share a connection", told).await;
+    // A whole statement of somebody else's goes through each worker in between.
+    for _ in 0..20 {
+        assert_eq!(value(&kingpost.connect().await, "SELECT 7").await, "7");
+    }
+    for (raw, how) in [(&mut shared, "by the shared connection"), (&mut own, "by its own connection")] {
+        let early = tokio::time::timeout(Duration::from_millis(100), raw.next()).await;
+        assert!(early.is_err(), "heard {how} of a commit that no relay has: {early:?}");
+    }
+    assert!(!waiting.is_finished());
+    gated.cut.set(Link::Up);
+    within("the commit", SOON, gated.cluster.dir(), waiting).await.unwrap().unwrap();
+    for raw in [&mut shared, &mut own] {
+        let heard = within("the notification", SOON, gated.cluster.dir(), raw.next()).await.unwrap();
+        assert_eq!(heard.kind, b'A', "{heard:?}");
+    }
 }

@@ -61,6 +61,8 @@ mod relay_tls;
 mod routing;
 mod sql;
 mod statements;
+mod strong;
+mod strong_clients;
 mod switch;
 mod switch_history;
 mod tenants;

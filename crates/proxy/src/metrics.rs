@@ -139,6 +139,7 @@ metrics! {
         consistency_primary: "Reads sent to the primary because no replica had replayed the session's own writes yet",
         strong_reads: "Strong reads that asked where the primary was",
         strong_primary: "Strong reads sent to the primary because no replica had got there within strong_wait",
+        strong_unproven: "Statements of strong sessions refused, or connections closed, because too few relays said that the primary's term still stands",
         gated: "Answers held back until what they tell of was durable on enough relays",
         gate_degraded_commits: "Commits acknowledged though too few relays have them (on_degraded = local)",
         gate_refused: "Units refused because too few relays confirm commits (on_degraded = wait)",

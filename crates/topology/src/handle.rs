@@ -16,6 +16,7 @@ use crate::coordinate::Coordinator;
 use crate::flush::{Flush, Flushing};
 use crate::oracle::Driver;
 use crate::probe::Signal;
+use crate::proof::{self, Proofs, Standing};
 use crate::relays::{self, Durable, RelayStatus, Relays};
 use crate::times::{Clock, OracleTimes};
 use crate::view::{Address, NodeId, Term, View};
@@ -51,6 +52,7 @@ pub(crate) struct Shared {
     pub(crate) oracle: Oracle,
     pub(crate) flush: Flush,
     pub(crate) relays: Relays,
+    pub(crate) proofs: Proofs,
     /// Where the furthest replica is that reads may be given to.
     pub(crate) replayed: Arc<Watermark>,
     pub(crate) clock: Arc<Clock>,
@@ -106,6 +108,7 @@ impl Shared {
             oracle,
             flush: Flush::default(),
             relays,
+            proofs: Proofs::new(),
             replayed: Arc::default(),
             clock,
             signals: ArcSwap::default(),
@@ -130,6 +133,8 @@ impl Shared {
         self.view.store(Arc::new(view));
         self.epoch.store(epoch, Ordering::Release);
         drop(installing);
+        // What relays have said may prove the new term.
+        self.proofs.hear();
         self.published.send_replace(epoch);
         // Called without the lock: a subscriber may subscribe another.
         let subscribers = lock(&self.subscribers).clone();
@@ -191,7 +196,10 @@ impl Topology {
         let (fast_until, fast) = watch::channel(Instant::now());
         let (asks, asked) = watch::channel(None);
         let (settings, changes) = watch::channel(Arc::clone(&config));
+        // At once: until the tasks run a strong read would take it that there is nobody to ask.
+        shared.proofs.set_relays(config.relays.len());
         let relays = relays::run(Arc::clone(&shared), settings.subscribe());
+        let proofs = proof::run(Arc::clone(&shared), settings.subscribe());
         let coordinator = Coordinator::start(Arc::clone(&shared), runtime.clone(), config, fast, asks)?;
         let tasks = vec![
             runtime.spawn(coordinator.run(changes)).abort_handle(),
@@ -199,7 +207,7 @@ impl Topology {
         ];
         let driver = Driver { shared: Arc::clone(&shared), wanted, asked, before: Default::default() };
         let oracle = apart(async move {
-            tokio::join!(driver.run(), relays);
+            tokio::join!(driver.run(), relays, proofs);
         });
         let oracle = match oracle {
             Ok(oracle) => oracle,
@@ -286,6 +294,26 @@ impl Topology {
     #[must_use]
     pub fn relays(&self) -> Vec<RelayStatus> {
         self.shared.relays.status()
+    }
+
+    /// Tickets for "does the view's term still stand?"; None: no relays are configured, so that nobody can tell. Of an answer only the term
+    /// means anything: on that timeline whatever was acknowledged before the ticket was taken was acknowledged. While too few relays say so
+    /// there is no answer: whoever waits, waits for a bounded time.
+    #[must_use]
+    pub fn proof(&self) -> Option<&Oracle> {
+        (self.shared.proofs.relays() > 0).then_some(&self.shared.proofs.oracle)
+    }
+
+    /// What the relays said of the view's term when they were last asked: for a person.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        self.shared.relays.standing(self.shared.view.load().term)
+    }
+
+    /// As if so many relays could be asked whether the term stands. Meant for [`fixed`](Topology::fixed): answers to the tickets come from whoever
+    /// calls [`Oracle::begin`] and [`Oracle::complete`].
+    pub fn require_proof(&self, relays: usize) {
+        self.shared.proofs.set_relays(relays);
     }
 
     /// As if the relay `name` had told how far it is (None: it is gone). Meant for [`fixed`](Topology::fixed).

@@ -23,6 +23,7 @@
 //!   a standby restarted after a crash may be behind where it was.
 //! - An oracle's answer is used only if the server that gave it is out of recovery, on the view's timeline, and the view's
 //!   primary when the answer arrives. Its term is the timeline.
+//! - A term is proven ([`Topology::proof`]) only by answers of relays to a question that was sent after the ticket was taken.
 //! - Lag is measured against what the primary had written when, on this process's clock (`lag`): idleness makes none, and
 //!   the loss of the primary adds none.
 //! - A connection to a server begins with the certificates of the last good configuration ([`Topology::secure`]); one that is
@@ -38,6 +39,7 @@ mod handle;
 mod lag;
 mod oracle;
 mod probe;
+mod proof;
 mod relays;
 mod secure;
 pub mod session;
@@ -47,6 +49,7 @@ mod view;
 pub use config::{Candidacy, ClusterConfig, MOST_NODES, NodeConfig, RegistrySource, RelayConfig, StartError};
 pub use flush::Flushing;
 pub use handle::{NotReady, Topology};
+pub use proof::Standing;
 pub use relays::{Durable, MOST_RELAYS, RelayStatus};
 pub use session::{ConnectError, connect};
 pub use times::OracleTimes;

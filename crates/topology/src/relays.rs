@@ -6,6 +6,8 @@
 //!
 //! The mark for `n` is the n-th largest of their positions: so far at least `n` of them are. Positions count only on the view's
 //! term; with a new term there are new marks, and whoever waited at the old ones has to find out.
+//!
+//! On the same connection each relay is asked what it has promised, when somebody wants to know (`proof`).
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,17 +19,18 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_rustls::TlsConnector;
 use tracing::{info, warn};
 use watermark::{Lsn, Watermark};
 use wire::payload::{self, Authentication};
-use wire::replication::Flushed;
+use wire::replication::{ANSWERS_QUESTIONS, Flushed, Promised, Question};
 use wire::scram::{Client as Scram, Credential, MECHANISM};
 use wire::{Frame, HEADER, message};
 
 use crate::config::{ClusterConfig, RelayConfig, Target};
 use crate::handle::Shared;
+use crate::proof::{self, Standing};
 use crate::view::Term;
 
 /// Most relays of a cluster.
@@ -82,6 +85,8 @@ struct Tally(Vec<Entry>);
 struct Entry {
     config: RelayConfig,
     told: Option<Flushed>,
+    /// What it answered when it was last asked.
+    promised: Option<Promised>,
     connected: bool,
     error: Option<String>,
 }
@@ -99,6 +104,10 @@ impl Durable {
 // === impl Tally ===
 
 impl Entry {
+    fn new(config: RelayConfig) -> Entry {
+        Entry { config, told: None, promised: None, connected: false, error: None }
+    }
+
     fn is_on(&self, term: Term) -> bool {
         self.told.is_some_and(|told| told.system == term.system && told.timeline == term.timeline)
     }
@@ -151,6 +160,29 @@ impl Relays {
         tally.0.iter().map(status).collect()
     }
 
+    /// The last question by which this term is proven; 0: none.
+    pub(crate) fn proven(&self, term: Term) -> u64 {
+        let tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        proof::proven(term, tally.0.iter().map(|entry| entry.promised))
+    }
+
+    pub(crate) fn standing(&self, term: Term) -> Standing {
+        let tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let relays = tally.0.len();
+        // One that is not connected says nothing, whatever it has said.
+        let said = || tally.0.iter().filter(|entry| entry.connected).filter_map(|entry| entry.promised);
+        let stands = said().filter(|promised| proof::stands(*promised, term)).count();
+        Standing { relays, needed: proof::needed(relays), stands, ended: said().count() - stands }
+    }
+
+    /// A relay has answered.
+    fn hear(&self, name: &str, promised: Promised) {
+        let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = tally.0.iter_mut().find(|entry| entry.config.name == name) {
+            entry.promised = Some(promised);
+        }
+    }
+
     /// A view of this term is about to be seen: if it is a new one, positions known so far count no more.
     pub(crate) fn begin(&self, term: Term) {
         if self.durable.load().term != term {
@@ -185,7 +217,7 @@ impl Relays {
                 Some(at) => &mut tally.0[at],
                 None => {
                     let config = RelayConfig { name: name.into(), ..RelayConfig::default() };
-                    tally.0.push(Entry { config, told: None, connected: false, error: None });
+                    tally.0.push(Entry::new(config));
                     let last = tally.0.len() - 1;
                     &mut tally.0[last]
                 }
@@ -226,10 +258,11 @@ pub(crate) async fn run(shared: Arc<Shared>, mut settings: watch::Receiver<Arc<C
             tally.0.retain(|entry| wanted.contains(&entry.config));
             for relay in &wanted {
                 if !tally.0.iter().any(|entry| entry.config == *relay) {
-                    tally.0.push(Entry { config: relay.clone(), told: None, connected: false, error: None });
+                    tally.0.push(Entry::new(relay.clone()));
                 }
             }
         });
+        shared.proofs.set_relays(wanted.len());
         for relay in wanted {
             if !tasks.iter().any(|(known, _)| *known == relay) {
                 let task = tokio::spawn(follow(Arc::clone(&shared), relay.clone()));
@@ -300,6 +333,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 struct Line {
     stream: Box<dyn Stream>,
     input: Vec<u8>,
+    /// The relay answers a [`Question`].
+    answers: bool,
 }
 
 impl Line {
@@ -335,23 +370,47 @@ async fn watch_once(shared: &Arc<Shared>, relay: &RelayConfig) -> Result<std::co
     let login = timeout(LOGIN, log_in(relay, connector));
     let mut line = login.await.unwrap_or(Err(Unheard::Silent(LOGIN)))?;
     info!(relay = relay.name, address = relay.address, "connected to a relay");
+    let mut questions = shared.proofs.questions();
+    // What somebody may be waiting for was not asked on this connection.
+    let mut asked = 0;
+    let mut heard = Instant::now();
     loop {
-        let (tag, data) = timeout(SILENCE, line.message()).await.unwrap_or(Err(Unheard::Silent(SILENCE)))?;
-        match tag {
-            b'd' => {
-                let told =
-                    Flushed::read(&data).ok_or_else(|| Unheard::protocol("a message that says something else"))?;
-                shared.relays.with(&relay.name, |entry| {
-                    entry.told = Some(told);
-                    entry.connected = true;
-                    entry.error = None;
-                });
-            }
-            b'H' | b'N' | b'S' => {}
-            b'E' => return Err(refusal(&data)),
-            tag => return Err(Unheard::protocol(format_args!("a message {:?}", char::from(tag)))),
+        let number = *questions.borrow_and_update();
+        if line.answers && number != asked {
+            asked = number;
+            let send = line.send(|out| Question { number }.write(out));
+            timeout(SILENCE, send).await.unwrap_or(Err(Unheard::Silent(SILENCE)))?;
         }
+        let message = tokio::select! {
+            message = line.message() => message?,
+            Ok(()) = questions.changed() => continue,
+            () = sleep_until(heard + SILENCE) => return Err(Unheard::Silent(SILENCE)),
+        };
+        heard = Instant::now();
+        take_in(shared, &relay.name, message)?;
     }
+}
+
+/// Takes in what a relay says while `WATCH_FLUSHED` runs.
+fn take_in(shared: &Shared, name: &str, (tag, data): (u8, Vec<u8>)) -> Result<(), Unheard> {
+    match tag {
+        b'd' => match (Flushed::read(&data), Promised::read(&data)) {
+            (Some(told), _) => shared.relays.with(name, |entry| {
+                entry.told = Some(told);
+                entry.connected = true;
+                entry.error = None;
+            }),
+            (_, Some(promised)) => {
+                shared.relays.hear(name, promised);
+                shared.proofs.hear();
+            }
+            (None, None) => return Err(Unheard::protocol("a message that says something else")),
+        },
+        b'H' | b'N' | b'S' => {}
+        b'E' => return Err(refusal(&data)),
+        tag => return Err(Unheard::protocol(format_args!("a message {:?}", char::from(tag)))),
+    }
+    Ok(())
 }
 
 async fn log_in(relay: &RelayConfig, connector: Option<Arc<tls::Connector>>) -> Result<Line, Unheard> {
@@ -381,7 +440,7 @@ async fn log_in(relay: &RelayConfig, connector: Option<Arc<tls::Connector>>) -> 
             }
         }
     };
-    let mut line = Line { stream, input: Vec::new() };
+    let mut line = Line { stream, input: Vec::new(), answers: false };
     let user = relay.user.as_deref().unwrap_or_default();
     line.send(|out| {
         let parameters = [
@@ -419,6 +478,10 @@ async fn log_in(relay: &RelayConfig, connector: Option<Arc<tls::Connector>>) -> 
                 | Authentication::Md5(_)
                 | Authentication::Other(_) => return Err(Unheard::Method),
             },
+            b'S' => {
+                let (name, value) = ANSWERS_QUESTIONS;
+                line.answers |= payload::parameter_status(&data) == Some((name.as_bytes(), value.as_bytes()));
+            }
             b'E' => return Err(refusal(&data)),
             b'Z' => {
                 line.send(|out| message::query(out, "WATCH_FLUSHED")).await?;

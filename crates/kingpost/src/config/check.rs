@@ -13,6 +13,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 mod relay;
+mod strong;
 
 use super::Config;
 use super::problem::{Problem, Severity};
@@ -127,6 +128,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
     }
     relay::check(&config.relay, stat, &mut findings);
     failover::check(config, stat, &mut findings);
+    strong::check(config, &mut findings);
     registry::check(config, &mut findings);
     check_console(config, &mut findings);
     check_metrics(config, &mut findings);

@@ -156,6 +156,23 @@ fn golden_messages() {
                 "k.toml:6:20: warning: failover.acknowledgements: found 1, with 2 relays: a failover needs all of them, so that with one lost nothing can be failed over; with 3 relays and 2 acknowledgements one may be lost at any time",
             ],
         ),
+        // Strong reads that cannot be had, and some that would believe too few.
+        (
+            "[proxy]\nauth = \"trust\"\nrouting.consistency = \"strong\"\n[cluster]\nnodes = [{ name = \"a\", address = \"db:5432\" }]\n",
+            &[
+                "k.toml:3:23: warning: proxy.routing.consistency: found \"strong\" without [[cluster.relays]]: a proxy that is cut off together with an old primary goes on answering strong reads from it after a failover, because there is nobody it could ask; with relays it asks them",
+            ],
+        ),
+        (
+            "[proxy]\nauth = \"trust\"\n[[proxy.databases]]\nname = \"shop\"\nconsistency = \"strong\"\n\
+             [cluster]\nnodes = [{ name = \"a\", address = \"db:5432\" }]\nrelays = [{ name = \"r\", address = \"r:1\" }]\n\
+             [failover]\nacknowledgements = 2\n\
+             relays = [{ name = \"r\", address = \"r:1\" }, { name = \"s\", address = \"s:1\" }, { name = \"t\", address = \"t:1\" }]\n",
+            &[
+                "k.toml:8:10: warning: cluster.relays: found 1 of the relays, without \"s\" of [[failover.relays]]: a strong read asks those listed whether its primary was replaced, and a failover may be made with the others; expected all of them, by the same names",
+                "k.toml:8:10: warning: cluster.relays: found 1 of the relays, without \"t\" of [[failover.relays]]: a strong read asks those listed whether its primary was replaced, and a failover may be made with the others; expected all of them, by the same names",
+            ],
+        ),
         (
             "",
             &[

@@ -41,6 +41,7 @@ fn plan(seed: u64, style: Style) -> Plan {
         lanes: random.one_in(2),
         scarce: false,
         gated: false,
+        strong: false,
         unknown_functions,
         lies: false,
     }
@@ -103,6 +104,20 @@ fn nobody_hears_of_a_commit_before_the_relay_has_it() {
         held += world.counted(|metrics| metrics.gated.get());
     }
     assert!(held > 0, "nobody was held");
+}
+
+#[test]
+fn strong_sessions_hear_what_a_server_alone_would_say_once_it_is_proven() {
+    let mut asked = 0;
+    for seed in seeds(200) {
+        let faults = seed % 2 == 0;
+        let style = under_faults(seed, true);
+        let style = if faults { style } else { Style { stateful: true, cancels: false, ..style } };
+        let mut world = World::new(Plan { strong: true, gated: seed % 3 == 0, faults, ..plan(seed, style) });
+        world.run();
+        asked += world.proofs();
+    }
+    assert!(asked > 0, "nobody asked for proof");
 }
 
 /// The simulation itself: with a relay that confirms too much, answers come too early.

@@ -64,6 +64,7 @@ pub(super) async fn log_in(connection: &mut Connection, shared: &Shared) -> Resu
         ("DateStyle", "ISO, MDY"),
         ("TimeZone", "UTC"),
         ("standard_conforming_strings", "on"),
+        wire::replication::ANSWERS_QUESTIONS,
     ] {
         message::parameter_status(&mut out, name, value);
     }

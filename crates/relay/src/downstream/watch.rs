@@ -2,6 +2,10 @@
 //!
 //! What is told is what the upstream of this moment has been told (`Tail::confirmed`), not just what lies on the disk: what an
 //! earlier upstream has sent need not be in this one's history. 0 says that there is none at the moment.
+//!
+//! The proxy may ask meanwhile what the relay has promised ([`Question`]): a strong read needs to know that its primary was not left behind
+//! (docs/decisions/0048). The promise is looked at after the question was read, and a fence is answered after the promise has changed: who is
+//! told here that there is no fence was asked before anybody was told that there is one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +13,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use watermark::Lsn;
 use wire::Sqlstate;
-use wire::replication::{self, Flushed};
+use wire::replication::{self, Flushed, Promised, Question};
 
 use super::{Connection, Gone};
 use crate::log::Log;
@@ -25,6 +29,8 @@ pub(super) async fn run(connection: &mut Connection, shared: &Shared, log: &Arc<
     let mut told = None;
     let mut due = Instant::now();
     loop {
+        // Also those that came together with the command.
+        answer_questions(connection, shared, log).await?;
         // Before the tail is looked at: what changes after that ends the wait below.
         let changes = log.changes().get();
         let tail = log.tail();
@@ -48,17 +54,7 @@ pub(super) async fn run(connection: &mut Connection, shared: &Shared, log: &Arc<
             _ = tail.confirmed.reached(Lsn(at.0 + 1)) => {}
             _ = log.changes().reached(changes + 1) => {}
             () = sleep_until(due) => {}
-            heard = connection.read() => {
-                heard?;
-                match connection.buffered()? {
-                    None => {}
-                    Some((b'X', _)) => return Err(Gone::Closed),
-                    Some((tag, _)) => {
-                        let text = format!("a message {:?} while WATCH_FLUSHED runs", char::from(tag));
-                        return Err(connection.fatal(Sqlstate::PROTOCOL_VIOLATION, &text).await);
-                    }
-                }
-            }
+            heard = connection.read() => heard?,
             () = shared.stopped() => {
                 let text = "terminating connection due to administrator command";
                 connection.fatal(Sqlstate::ADMIN_SHUTDOWN, text).await;
@@ -66,4 +62,32 @@ pub(super) async fn run(connection: &mut Connection, shared: &Shared, log: &Arc<
             }
         }
     }
+}
+
+/// Answers what the proxy has asked so far: of several questions the last one, whose answer is everybody's.
+async fn answer_questions(connection: &mut Connection, shared: &Shared, log: &Log) -> Result<(), Gone> {
+    let mut last = None;
+    while let Some((tag, payload)) = connection.buffered()? {
+        match (tag, Question::read(&payload)) {
+            (b'X', _) => return Err(Gone::Closed),
+            (b'd', Some(question)) => last = Some(question),
+            (tag, _) => {
+                let text = format!("a message {:?} while WATCH_FLUSHED runs", char::from(tag));
+                return Err(connection.fatal(Sqlstate::PROTOCOL_VIOLATION, &text).await);
+            }
+        }
+    }
+    let Some(Question { number }) = last else { return Ok(()) };
+    let remembers = shared.promise.exists();
+    let promise = shared.promise.now();
+    let promised = Promised {
+        number,
+        system: log.identity().system_id,
+        term: promise.term(),
+        fenced: if remembers { promise.fenced_up_to() } else { u32::MAX },
+        timeline: log.tail().timeline.0,
+    };
+    let mut out = Vec::new();
+    promised.write(&mut out);
+    connection.send(&out).await
 }

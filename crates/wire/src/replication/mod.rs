@@ -11,7 +11,7 @@
 //! ```
 //!
 //! One command is not PostgreSQL's, and known to relays only: `WATCH_FLUSHED` begins a copy in which each message says how far the
-//! relay's log is durable ([`Flushed`]).
+//! relay's log is durable ([`Flushed`]). While it runs the client may ask what the relay has promised ([`Question`], [`Promised`]).
 //!
 //! Positions are plain numbers here: bytes from the beginning of the log. [`position`] writes and reads `X/X`.
 //!
@@ -27,8 +27,8 @@ mod tests;
 pub use command::{Command, CommandError, MAX_COMMAND, Order, is_slot_name};
 pub use rows::{Identity, Rows, TimelineEnd, identity, slot_created, slot_read, timeline_end, timeline_history};
 pub use stream::{
-    Event, Flushed, MAX_CONTROL, Reply, StreamError, WAL_HEADER, WalStream, copy_both, copy_out, feedback, keepalive,
-    read_reply, status, wal_header,
+    ANSWERS_QUESTIONS, Event, Flushed, MAX_CONTROL, Promised, Question, Reply, StreamError, WAL_HEADER, WalStream,
+    copy_both, copy_out, feedback, keepalive, read_reply, status, wal_header,
 };
 
 /// `X/X`.

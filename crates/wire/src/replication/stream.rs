@@ -281,6 +281,86 @@ impl Flushed {
     }
 }
 
+/// What a relay says of itself at login, as a `ParameterStatus`: it answers a [`Question`] while `WATCH_FLUSHED` runs. A relay of an
+/// earlier version does not say so, and closes the connection when it is asked.
+pub const ANSWERS_QUESTIONS: (&str, &str) = ("kingpost_answers_questions", "on");
+
+/// What a proxy asks of a relay while `WATCH_FLUSHED` runs: "what have you promised by now?". A `CopyData` message whose payload is `q` and
+/// the number, 8 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Question {
+    /// Rises with each question on a connection. The answer repeats it.
+    pub number: u64,
+}
+
+/// A relay's answer to a [`Question`]: what it had promised when it read the question, or later. A `CopyData` message whose payload is `p`,
+/// the question's number (8 bytes), system (8), term (8), fenced timeline (4) and timeline (4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Promised {
+    /// Of the question.
+    pub number: u64,
+    /// Identifier of the database system whose log the relay has.
+    pub system: u64,
+    /// The highest term of a failover that the relay has promised to; 0: none.
+    pub term: u64,
+    /// The last timeline of which the relay takes nothing more; 0: none. A relay that has lost its memory says `u32::MAX`: nobody may build on
+    /// anything it says.
+    pub fenced: u32,
+    /// The timeline that the relay's log is on.
+    pub timeline: u32,
+}
+
+impl Question {
+    const BYTES: usize = 1 + 8;
+
+    /// Appends it as a `CopyData` message.
+    pub fn write(self, out: &mut Vec<u8>) {
+        message(out, b'd', |out| {
+            out.push(b'q');
+            out.extend(self.number.to_be_bytes());
+        });
+    }
+
+    /// Reads the payload of a `CopyData` message; None if it is anything else.
+    #[must_use]
+    pub fn read(payload: &[u8]) -> Option<Question> {
+        let is_one = payload.first() == Some(&b'q') && payload.len() == Question::BYTES;
+        is_one.then(|| Question { number: number(payload, 1) })
+    }
+}
+
+impl Promised {
+    const BYTES: usize = 1 + 8 + 8 + 8 + 4 + 4;
+
+    /// Appends it as a `CopyData` message.
+    pub fn write(self, out: &mut Vec<u8>) {
+        message(out, b'd', |out| {
+            out.push(b'p');
+            for number in [self.number, self.system, self.term] {
+                out.extend(number.to_be_bytes());
+            }
+            out.extend(self.fenced.to_be_bytes());
+            out.extend(self.timeline.to_be_bytes());
+        });
+    }
+
+    /// Reads the payload of a `CopyData` message; None if it is anything else.
+    #[must_use]
+    pub fn read(payload: &[u8]) -> Option<Promised> {
+        if payload.first() != Some(&b'p') || payload.len() != Promised::BYTES {
+            return None;
+        }
+        let timeline = |at: usize| payload.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_be_bytes);
+        Some(Promised {
+            number: number(payload, 1),
+            system: number(payload, 9),
+            term: number(payload, 17),
+            fenced: timeline(25)?,
+            timeline: timeline(29)?,
+        })
+    }
+}
+
 /// `CopyOutResponse`: binary, no columns.
 pub fn copy_out(out: &mut Vec<u8>) {
     message(out, b'H', |out| out.extend([1, 0, 0]));

@@ -206,6 +206,24 @@ fn how_far_a_relay_is_comes_through() {
     assert!(Command::parse("WATCH_FLUSHED 1/0").is_err());
 }
 
+#[test]
+fn questions_and_promises_come_through_and_are_told_apart() {
+    let question = Question { number: u64::MAX - 2 };
+    let promised = Promised { number: 5, system: u64::MAX - 1, term: 2033, fenced: u32::MAX, timeline: 3 };
+    let (mut asked, mut answered) = (Vec::new(), Vec::new());
+    question.write(&mut asked);
+    promised.write(&mut answered);
+    assert_eq!(Question::read(&asked[HEADER..]), Some(question));
+    assert_eq!(Promised::read(&answered[HEADER..]), Some(promised));
+    assert_eq!((Question::read(&answered[HEADER..]), Promised::read(&asked[HEADER..])), (None, None));
+    assert_eq!(Flushed::read(&answered[HEADER..]), None);
+    for bytes in [&asked[HEADER..], &answered[HEADER..]] {
+        for end in 0..bytes.len() {
+            assert_eq!((Question::read(&bytes[..end]), Promised::read(&bytes[..end])), (None, None));
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn wal_comes_through_however_it_is_cut(
@@ -241,6 +259,8 @@ proptest! {
         }
         let _ = read_reply(&bytes);
         let _ = Flushed::read(&bytes);
+        let _ = Question::read(&bytes);
+        let _ = Promised::read(&bytes);
         let _ = Rows::read(&bytes);
         let _ = Command::parse(&text);
         let _ = Command::parse(&format!("START_REPLICATION {text}"));

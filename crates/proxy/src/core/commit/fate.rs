@@ -11,6 +11,8 @@ pub(in crate::core) enum State {
     Asked(Ticket, Term),
     /// It is durable when that is, on that term.
     At(Lsn, Term),
+    /// What is behind it was read on this term: it waits for this ticket of [`topology::Topology::proof`].
+    Proving(Ticket, Term),
 }
 
 /// What becomes of a client's first gate, from plain values.
@@ -20,6 +22,8 @@ pub(in crate::core) enum Fate {
     Ask(Ticket),
     /// It waits to be durable.
     Wait(Lsn),
+    /// It waits for proof that its term still stood.
+    Prove(Ticket),
     /// It is asked once more: the primary itself had not flushed it.
     Again,
     Pass,
@@ -34,6 +38,8 @@ pub(in crate::core) enum Fate {
 pub(in crate::core) struct Known {
     /// The oracle's answer to its ticket: on which timeline, the position, and whether the primary has flushed that.
     pub(in crate::core) answer: Option<(u64, Lsn, bool)>,
+    /// The term that is proven to have stood after its ticket was taken.
+    pub(in crate::core) proven: Option<u64>,
     pub(in crate::core) now: Term,
     /// Term and position of the mark it waits at.
     pub(in crate::core) durable: (Term, Lsn),
@@ -44,9 +50,17 @@ pub(in crate::core) struct Known {
 }
 
 pub(in crate::core) fn fate(state: State, known: Known) -> Fate {
-    let Known { answer, now, durable, degraded, lazy } = known;
+    let Known { answer, proven, now, durable, degraded, lazy } = known;
     let (term, lsn) = match state {
         State::Open => return Fate::Stay,
+        State::Proving(ticket, term) => {
+            return match proven {
+                Some(of) if of == u64::from(term.timeline) => Fate::Pass,
+                None if term == now => Fate::Prove(ticket),
+                // What was read may have been left behind with that term.
+                Some(_) | None => Fate::Unknown,
+            };
+        }
         State::At(lsn, term) => (term, Some(lsn)),
         State::Asked(_, term) => match answer {
             Some((of, _, _)) if of != u64::from(term.timeline) => return Fate::Unknown,
@@ -117,8 +131,27 @@ mod tests {
             (asked, unflushed, one, (one, Lsn(49)), no, Fate::Wait(Lsn(50))),
             (asked, unflushed, one, (one, Lsn(50)), no, Fate::Pass),
         ] {
-            let known = Known { answer, now, durable, degraded, lazy };
+            let known = Known { answer, proven: None, now, durable, degraded, lazy };
             assert_eq!(fate(state, known), expected, "{state:?} {known:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_read_waits_for_proof_of_its_own_term() {
+        let ticket = watermark::Oracle::new(|| {}).ticket();
+        let (one, two) = (Term { system: 1, timeline: 1 }, Term { system: 1, timeline: 2 });
+        for (proven, now, expected) in [
+            (None, one, Fate::Prove(ticket)),
+            (Some(1), one, Fate::Pass),
+            (Some(2), one, Fate::Unknown),
+            (None, two, Fate::Unknown),
+            (Some(2), two, Fate::Unknown),
+            // It stood when it was asked about; that there is another by now does not matter.
+            (Some(1), two, Fate::Pass),
+        ] {
+            // A state in which commits may pass proves nothing.
+            let known = Known { answer: None, proven, now, durable: (now, Lsn(99)), degraded: true, lazy: false };
+            assert_eq!(fate(State::Proving(ticket, one), known), expected, "{proven:?} {now:?}");
         }
     }
 }

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The server connection is back in its pool as soon as the server has answered; who waits is an entry in the worker's own
-//! heap. What must hold:
+//! heap. Two more things wait here: what a strong session has read behind the beginning of its transaction, for proof that the term still stood
+//! (docs/decisions/0048), and notifications, for the commit that they tell of. What must hold:
 //!
 //! - The ticket is taken after the server's answer was read: so its batch finds the commit flushed.
 //! - A gate opens only when the durable mark of its own term has passed, or where the configuration lets it in a degraded state.
@@ -25,9 +26,11 @@ use wire::message::Status;
 use wire::{Severity, Sqlstate, message};
 
 use super::fate::{Fate, Known, State, fate};
+use crate::config::Consistency;
 use crate::console::GateReport;
 use crate::core::memory::Token;
 use crate::core::pool::Pool;
+use crate::core::routing::UNPROVEN_HINT;
 use crate::core::session::At;
 use crate::core::{Core, DRAINING, over};
 use crate::settings::Gate as Settings;
@@ -41,6 +44,10 @@ const MOST_GATES: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Gate {
     state: State,
+    /// When it may pass otherwise, it waits for this proof.
+    proof: Option<Ticket>,
+    /// It waits for all that was there when it was closed, flushed or not: whose commit it tells of is not known.
+    everything: bool,
     since: Instant,
     /// Its client is in the heap for what `state` waits for.
     queued: bool,
@@ -84,9 +91,28 @@ impl Commits {
     }
 }
 
+/// What a gate waits for from the end of its unit on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::core) enum Seal {
+    /// What it tells of is a commit, or may be one, and a proof where its session is strong.
+    Commit,
+    /// Proof that its term still stood.
+    Proof,
+}
+
+/// What a gate waits for at the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Target {
+    Answer(Ticket),
+    Durable(Lsn),
+    Proof(Ticket),
+}
+
 /// A worker's clients that wait.
 struct Held {
     asked: Waiters<Token, Ticket>,
+    /// None until somebody waits there.
+    proved: Option<Waiters<Token, Ticket>>,
     /// For one relay, for two, …: at the marks of `durable`.
     durable: Vec<Option<Waiters<Token>>>,
     /// Since when the first gate of each has waited, in that order; those that have been opened go when they are at the front.
@@ -105,7 +131,7 @@ fn is_commit(tag: &[u8]) -> bool {
 
 impl Gate {
     pub(in crate::core) fn open(now: Instant) -> Gate {
-        Gate { state: State::Open, since: now, queued: false }
+        Gate { state: State::Open, proof: None, everything: false, since: now, queued: false }
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -153,47 +179,102 @@ impl Core {
         }
     }
 
-    /// Bytes of a server for its client: with a read barrier nothing that the primary says is written at once.
+    /// Bytes of a server for its client: with a read barrier nothing that the primary says is written at once, and to a strong session nothing
+    /// that is not proven.
     pub(in crate::core) fn bar_reads(&mut self, s: usize) {
-        if let Some(Settings { barrier: true, .. }) = self.gate_of(s)
-            && self.shows_undurable(s)
-            && let Some(c) = self.servers[s].client
-        {
+        let Some(c) = self.servers[s].client else { return };
+        let barrier = matches!(self.gate_of(s), Some(Settings { barrier: true, .. })) && self.shows_undurable(s);
+        if barrier || self.lacks_proof(s) {
             self.close_gate(c);
         }
     }
 
-    /// A `ReadyForQuery`, of whomever: true if the client it is for has to wait.
-    pub(in crate::core) fn ends_gated(&mut self, s: usize) -> bool {
+    /// Whether what this server says to its client has to be proven: the client's session is strong, and its unit was sent without proof,
+    /// because the session had the server connection already.
+    pub(in crate::core) fn lacks_proof(&self, s: usize) -> bool {
+        let server = &self.servers[s];
+        // Who is in a lane had its proof before.
+        let Some(c) = server.client.filter(|_| server.lane.is_empty()) else { return false };
+        !self.clients[c].proven && self.shared.topology.proof().is_some() && self.consistency(c) == Consistency::Strong
+    }
+
+    /// A `ReadyForQuery`, of whomever: what the client it is for has to wait for.
+    pub(in crate::core) fn ends_gated(&mut self, s: usize) -> Option<Seal> {
         let server = &mut self.servers[s];
         // They are of one unit, whether or not anybody hears its answer.
         let (committed, erred) = (std::mem::take(&mut server.work.committed), std::mem::take(&mut server.work.erred));
-        let Some(gate) = self.gate_of(s) else { return false };
-        let barrier = gate.barrier && self.shows_undurable(s);
-        let server = &self.servers[s];
-        // A statement that failed outside a transaction has told so, and committed nothing.
-        committed || barrier || (server.protocol.status() == Status::Idle && server.work.changed && !erred)
+        let commit = self.gate_of(s).is_some_and(|gate| {
+            let barrier = gate.barrier && self.shows_undurable(s);
+            let server = &self.servers[s];
+            // A statement that failed outside a transaction has told so, and committed nothing.
+            committed || barrier || (server.protocol.status() == Status::Idle && server.work.changed && !erred)
+        });
+        match commit {
+            true => Some(Seal::Commit),
+            false => self.lacks_proof(s).then_some(Seal::Proof),
+        }
+    }
+
+    /// What a client's gate waits for where it is not known what it tells of.
+    pub(in crate::core) fn seal_in_doubt(&self, c: usize) -> Seal {
+        if self.pools[self.clients[c].pool].gate.relays > 0 { Seal::Commit } else { Seal::Proof }
     }
 
     /// The client's unit is at its end, or so far that its output can't be kept any longer: its gate waits.
-    pub(in crate::core) fn seal_gate(&mut self, c: usize) {
-        let unflushed = self.commits_unflushed(c);
-        let client = &mut self.clients[c];
-        let Some(last) = client.output.last_gate_mut().filter(|gate| gate.is_open()) else { return };
-        // Before the ticket, so that the question which answers it comes with the flush, or behind it.
-        let topology = &self.shared.topology;
-        if unflushed {
-            topology.want_flush();
+    pub(in crate::core) fn seal_gate(&mut self, c: usize, seal: Seal) {
+        if !self.clients[c].output.last_gate().is_some_and(Gate::is_open) {
+            return;
         }
-        let ticket = topology.oracle().ticket();
-        let gate = Gate { state: State::Asked(ticket, self.view.term), since: self.now, queued: false };
-        *last = gate;
-        self.metrics.gated.add(1);
+        // Two that share a place wait for what both wait for.
+        let merges = self.clients[c].output.gates() >= MOST_GATES;
+        let seal = if merges { self.seal_in_doubt(c) } else { seal };
+        let everything = merges || self.clients[c].output.last_gate().is_some_and(|gate| gate.everything);
+        let unflushed = everything || self.commits_unflushed(c);
+        let strong = self.consistency(c) == Consistency::Strong;
+        let topology = &self.shared.topology;
+        let asks = strong && (merges || !self.clients[c].proven);
+        let proof = topology.proof().filter(|_| asks).map(|oracle| oracle.ticket());
+        let (state, proof) = match (seal, proof) {
+            (Seal::Commit, proof) => {
+                // Before the ticket, so that the question which answers it comes with the flush, or behind it.
+                if unflushed {
+                    topology.want_flush();
+                }
+                self.metrics.gated.add(1);
+                (State::Asked(topology.oracle().ticket(), self.view.term), proof)
+            }
+            (Seal::Proof, Some(ticket)) => (State::Proving(ticket, self.view.term), None),
+            // There is nobody to ask any more.
+            (Seal::Proof, None) => return self.drop_open_gate(c),
+        };
+        let gate = Gate { state, proof, everything, since: self.now, queued: false };
+        if let Some(last) = self.clients[c].output.last_gate_mut() {
+            *last = gate;
+        }
         match self.clients[c].output.gates() {
             1 => self.advance(c, false),
             // The one before waits for this one's commit, too: in order, and a little later than it must.
             MOST_GATES.. => self.clients[c].output.merge_gates(gate),
             _ => {}
+        }
+    }
+
+    /// Tells a client of notifications. They tell of a commit, of whomever: where the client's pool waits for relays, they come when whatever had been
+    /// committed by now is durable there.
+    pub(in crate::core) fn tell_of_commit(&mut self, c: usize, tell: impl FnOnce(&mut Core)) {
+        if self.pools.get(self.clients[c].pool).is_none_or(|pool| pool.gate.relays == 0) {
+            return tell(self);
+        }
+        let in_unit = self.clients[c].output.last_gate().is_some_and(Gate::is_open);
+        self.close_gate(c);
+        if let Some(gate) = self.clients[c].output.last_gate_mut() {
+            gate.everything = true;
+        }
+        tell(self);
+        match self.clients[c].at.server() {
+            // With the end of the unit that is being answered.
+            Some(s) if in_unit => self.servers[s].work.committed = true,
+            _ => self.seal_gate(c, Seal::Commit),
         }
     }
 
@@ -208,8 +289,11 @@ impl Core {
         if !self.clients[c].output.last_gate().is_some_and(Gate::is_open) {
             return;
         }
-        if server.work.committed || self.pools[server.pool].gate.barrier {
-            self.seal_gate(c)
+        let gate = self.pools[server.pool].gate;
+        if gate.relays > 0 && (server.work.committed || gate.barrier) {
+            self.seal_gate(c, Seal::Commit)
+        } else if self.lacks_proof(s) {
+            self.seal_gate(c, Seal::Proof)
         } else {
             self.drop_open_gate(c)
         }
@@ -228,7 +312,7 @@ impl Core {
     pub(in crate::core) fn bound_gate(&mut self, c: usize) {
         let client = &self.clients[c];
         if client.output.len() > self.settings.buffer_limit && client.output.last_gate().is_some_and(Gate::is_open) {
-            self.seal_gate(c);
+            self.seal_gate(c, self.seal_in_doubt(c));
         }
     }
 
@@ -242,14 +326,21 @@ impl Core {
             let pool = &self.pools[self.clients[c].pool];
             let (settings, lazy) = (pool.gate, pool.lazy);
             // Who may have committed without waiting for the flush waits for everything that was there by then.
-            let unflushed = self.commits_unflushed(c);
+            let unflushed = gate.everything || self.commits_unflushed(c);
             let answer = match gate.state {
                 State::Asked(ticket, _) => self.shared.topology.oracle().answer(ticket),
                 _ => None,
             };
             let answer = answer.map(|a| (a.term, if unflushed { a.lsn } else { a.flushed }, a.flushed >= a.lsn));
+            let proven = match (gate.state, self.shared.topology.proof()) {
+                (State::Proving(ticket, _), Some(oracle)) => oracle.answer(ticket).map(|answer| answer.term),
+                // There is nobody to ask any more.
+                (State::Proving(_, term), None) => Some(u64::from(term.timeline)),
+                _ => None,
+            };
             let known = Known {
                 answer,
+                proven,
                 now: self.view.term,
                 durable: (
                     self.commits.durable.term,
@@ -261,6 +352,15 @@ impl Core {
             };
             let (gate, target) = match fate(gate.state, known) {
                 Fate::Stay => return,
+                Fate::Pass if gate.proof.is_some() => {
+                    self.prove_gate(c);
+                    continue;
+                }
+                Fate::Pass if matches!(gate.state, State::Proving(..)) => {
+                    self.clients[c].output.open_gate(&mut self.buffers);
+                    self.tell(c, |_| {});
+                    continue;
+                }
                 Fate::Pass => {
                     let waited = self.now.saturating_duration_since(gate.since).as_micros() as u64;
                     self.metrics.gate_micros.observe(waited);
@@ -271,7 +371,8 @@ impl Core {
                     self.tell(c, |_| {});
                     continue;
                 }
-                Fate::Ask(ticket) => (gate, Ok(ticket)),
+                Fate::Ask(ticket) => (gate, Target::Answer(ticket)),
+                Fate::Prove(ticket) => (gate, Target::Proof(ticket)),
                 Fate::Again => {
                     let topology = &self.shared.topology;
                     topology.want_flush();
@@ -293,7 +394,7 @@ impl Core {
                     if let Some(first) = self.clients[c].output.first_gate_mut() {
                         *first = gate;
                     }
-                    (gate, Err(lsn))
+                    (gate, Target::Durable(lsn))
                 }
                 Fate::Unknown if may_close => return self.give_up_gate(c, "the primary was replaced"),
                 Fate::Unknown => return self.put_off(token),
@@ -313,6 +414,15 @@ impl Core {
         self.bound_input(c);
     }
 
+    /// A client's first gate could pass, but for the proof that it needs, too.
+    fn prove_gate(&mut self, c: usize) {
+        let Some(gate) = self.clients[c].output.first_gate_mut() else { return };
+        let Some(ticket) = gate.proof.take() else { return };
+        if let State::Asked(_, term) | State::At(_, term) = gate.state {
+            (gate.state, gate.queued) = (State::Proving(ticket, term), false);
+        }
+    }
+
     /// This client is looked at in the next turn, which is made to come.
     fn put_off(&mut self, token: Token) {
         self.commits.due.push(token);
@@ -320,7 +430,7 @@ impl Core {
     }
 
     /// False if there are too many.
-    fn wait_at(&mut self, token: Token, gate: Gate, target: Result<Ticket, Lsn>, relays: usize) -> bool {
+    fn wait_at(&mut self, token: Token, gate: Gate, target: Target, relays: usize) -> bool {
         if gate.queued {
             return true;
         }
@@ -333,14 +443,22 @@ impl Core {
             let bell = Arc::clone(bell);
             let asked = Waiters::new(Arc::clone(topology.oracle().answered()), MOST_WAITING, move || bell());
             let durable = (0..MOST_RELAYS).map(|_| None).collect();
-            Box::new(Held { asked, durable, since: VecDeque::new() })
+            Box::new(Held { asked, proved: None, durable, since: VecDeque::new() })
         });
         held.since.push_back((gate.since, token));
         match target {
-            Ok(ticket) => held.asked.insert(ticket, token).is_ok(),
-            Err(lsn) => {
-                let (Some(slot), Some(mark)) = (held.durable.get_mut(relays - 1), self.commits.durable.mark(relays))
-                else {
+            Target::Answer(ticket) => held.asked.insert(ticket, token).is_ok(),
+            Target::Proof(ticket) => {
+                let Some(oracle) = topology.proof() else { return false };
+                let proved = held.proved.get_or_insert_with(|| {
+                    let bell = Arc::clone(bell);
+                    Waiters::new(Arc::clone(oracle.answered()), MOST_WAITING, move || bell())
+                });
+                proved.insert(ticket, token).is_ok()
+            }
+            Target::Durable(lsn) => {
+                let slot = relays.checked_sub(1).and_then(|index| held.durable.get_mut(index));
+                let (Some(slot), Some(mark)) = (slot, self.commits.durable.mark(relays)) else {
                     return false;
                 };
                 let waiters = slot.get_or_insert_with(|| {
@@ -357,6 +475,9 @@ impl Core {
         let mut due = std::mem::take(&mut self.commits.due);
         if let Some(held) = &mut self.commits.held {
             while let Some(token) = held.asked.pop() {
+                due.push(token);
+            }
+            while let Some(token) = held.proved.as_mut().and_then(Waiters::pop) {
                 due.push(token);
             }
             for waiters in held.durable.iter_mut().flatten() {
@@ -429,16 +550,42 @@ impl Core {
 
     /// Nobody will ever say what became of it.
     fn give_up_gate(&mut self, c: usize, why: &str) {
-        self.metrics.gate_unknown.add(1);
         let relays = self.pools[self.clients[c].pool].gate.relays;
-        let text = format!(
-            "the transaction was committed on the primary, and whether it is durable on {relays} relay(s) is unknown: {why}"
-        );
-        tracing::warn!(why, relays, "a commit's outcome is unknown");
+        let gate = self.clients[c].output.first_gate();
+        let (text, hint) = if gate.is_some_and(|gate| matches!(gate.state, State::Proving(..))) {
+            self.metrics.strong_unproven.add(1);
+            tracing::warn!(
+                why,
+                "a strong session's answer is not given: it is not proven that its primary's term still stood"
+            );
+            let text = format!(
+                "the statement was executed, and it is not proven that its server was still the primary: {why}; its answer is not given"
+            );
+            (text, UNPROVEN_HINT)
+        } else if gate.is_some_and(|gate| gate.everything) {
+            self.metrics.gate_unknown.add(1);
+            tracing::warn!(
+                why,
+                relays,
+                "notifications are not passed on: it is unknown what became of the commit they tell of"
+            );
+            let text = format!(
+                "terminating connection: notifications are missing, for whether the commit that they tell of is durable on {relays} relay(s) \
+                 is unknown: {why}"
+            );
+            (text, "")
+        } else {
+            self.metrics.gate_unknown.add(1);
+            tracing::warn!(why, relays, "a commit's outcome is unknown");
+            let text = format!(
+                "the transaction was committed on the primary, and whether it is durable on {relays} relay(s) is unknown: {why}"
+            );
+            (text, "")
+        };
         let client = &mut self.clients[c];
         client.output.cut(&mut self.buffers);
         let out = client.output.append(&mut self.buffers);
-        message::error(out, Severity::Fatal, Sqlstate::TRANSACTION_RESOLUTION_UNKNOWN, &text, "");
+        message::error(out, Severity::Fatal, Sqlstate::TRANSACTION_RESOLUTION_UNKNOWN, &text, hint);
         self.close_client(c);
     }
 

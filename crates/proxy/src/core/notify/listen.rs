@@ -453,8 +453,12 @@ impl Core {
         (listening.queued, listening.due) = (0, false);
         let end = listening.end.take();
         self.metrics.notifications_told.add(queue.len() as u64);
-        for notification in queue {
-            self.tell_notification(c, &notification);
+        if !queue.is_empty() {
+            self.tell_of_commit(c, |core| {
+                for notification in queue {
+                    core.tell_notification(c, &notification);
+                }
+            });
         }
         match end {
             None => self.forget_listening(c),
@@ -505,14 +509,12 @@ impl Core {
         let Some(c) = self.servers[s].client else { return };
         let read =
             payload::notification(data).and_then(|(pid, name, text)| Some((pid, str::from_utf8(name).ok()?, text)));
-        match read {
-            Some((pid, name, text)) => {
-                let notification = self.notification(s, pid, name.into(), text, 0);
-                self.tell_notification(c, &notification);
-            }
+        let notification = read.map(|(pid, name, text)| self.notification(s, pid, name.into(), text, 0));
+        self.tell_of_commit(c, |core| match &notification {
+            Some(notification) => core.tell_notification(c, notification),
             // In an encoding of its own.
-            None => self.tell(c, |out| wire::message::message(out, b'A', |out| out.extend_from_slice(data))),
-        }
+            None => core.tell(c, |out| wire::message::message(out, b'A', |out| out.extend_from_slice(data))),
+        });
     }
 }
 

@@ -3,4 +3,4 @@
 mod route;
 mod strong;
 
-pub(in crate::core) use strong::{Reach, StrongReads};
+pub(in crate::core) use strong::{Hold, Proof, Reach, StrongReads, UNPROVEN_HINT};

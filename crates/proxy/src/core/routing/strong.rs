@@ -3,20 +3,31 @@
 //! The read takes a ticket of the oracle. Its answer, a position of the primary's, is where a replica must have got to; the read
 //! waits for both here, in its worker's own heaps: it holds no server and no thread, and a worker is woken when the lowest number
 //! that it waits for has been reached. What takes longer than `strong_wait` goes to the primary, which is never behind.
+//!
+//! Where relays are configured, whatever a strong session sends also waits for **proof**: enough relays say, after it has come, that the view's
+//! term still stands (docs/decisions/0048). Otherwise a proxy that is cut off together with an old primary would go on answering from that one.
+//! Both are asked at the same time. A statement that cannot have the proof before it is sent, because its session holds a server connection, has
+//! its answer held back for it (`commit`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use topology::Role;
+use topology::{Role, Standing};
 use watermark::{Lsn, Ticket, Waiters};
 
 use crate::config::Consistency;
 use crate::core::memory::Token;
+use crate::core::pool::Want;
 use crate::core::{Core, over};
 
 /// Most reads that wait in one worker; more go to the primary.
 const MOST_WAITING: usize = 1 << 17;
+
+/// What somebody can do whose strong read could not have its proof.
+pub(in crate::core) const UNPROVEN_HINT: &str = "Another primary may have been made that this proxy does not reach. Check that the proxy \
+    reaches the relays of [[cluster.relays]], and SHOW RELAYS on its console; a failover that was begun ends, or is called off by \
+    \"kingpost failover --abort\". SET kingpost.consistency = 'session' reads without this proof.";
 
 /// What a strong read knows of the position that it must see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,9 +44,37 @@ pub(in crate::core) enum Reach {
     Primary,
 }
 
+/// What a unit of a strong session knows of its term.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::core) enum Proof {
+    /// Nobody was asked, or nobody can tell.
+    Unasked,
+    /// It waits for the answer to this ticket of [`topology::Topology::proof`].
+    Asked(Ticket),
+    /// This term stood after the unit had come.
+    Of(u64),
+}
+
+/// What becomes of a unit that is about to be given a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::core) enum Hold {
+    /// It may be given one.
+    Go,
+    /// It waits; its client is `waiting`, and the unit is dispatched again when it need not any more.
+    Wait,
+    /// It has waited for proof for long enough, or too many wait.
+    Refuse,
+}
+
 impl Reach {
     fn is_waiting(self) -> bool {
         matches!(self, Reach::Asked(_) | Reach::Behind { .. })
+    }
+}
+
+impl Proof {
+    fn is_waiting(self) -> bool {
+        matches!(self, Proof::Asked(_))
     }
 }
 
@@ -54,8 +93,11 @@ impl StrongReads {
 struct Strong {
     asked: Waiters<Token, Ticket>,
     behind: Waiters<Token, Lsn>,
-    /// When each has waited long enough, in that order.
+    proved: Option<Waiters<Token, Ticket>>,
+    /// When each has waited long enough for a replica, in that order.
     deadlines: VecDeque<(Instant, Token)>,
+    /// Since when each waits for proof, in that order; who waits no more goes when it is at the front.
+    unproven: VecDeque<(Instant, Token)>,
 }
 
 /// What becomes of a strong read, from plain values: what its position is known to be, and where the fastest replica that may be
@@ -74,6 +116,16 @@ fn decide(reach: Reach, term: u64, fastest: Option<Lsn>, late: bool) -> Reach {
     }
 }
 
+/// What is known of a term that has to be proven, from plain values. `answer`: the term that the answer to its ticket is about. None: it has
+/// to be asked.
+fn prove(proof: Proof, answer: Option<u64>, term: u64) -> Option<Proof> {
+    match (proof, answer) {
+        (Proof::Of(of), _) | (Proof::Asked(_), Some(of)) => (of == term).then_some(Proof::Of(term)),
+        (Proof::Asked(_), None) => Some(proof),
+        (Proof::Unasked, _) => None,
+    }
+}
+
 impl Core {
     /// What a read of this client is sure to see.
     pub(in crate::core) fn consistency(&self, c: usize) -> Consistency {
@@ -82,12 +134,72 @@ impl Core {
         client.consistency.or_else(of_database).unwrap_or(Consistency::Session)
     }
 
-    /// A read is about to be given a server. True if it has to wait before: the client is then `waiting`, and its unit is
-    /// dispatched again when it need not any more.
-    pub(in crate::core) fn hold_read(&mut self, c: usize) -> bool {
+    /// A unit is about to be given a server.
+    pub(in crate::core) fn hold_unit(&mut self, c: usize, want: Want) -> Hold {
+        self.clients[c].proven = false;
         if self.consistency(c) != Consistency::Strong {
-            return false;
+            return Hold::Go;
         }
+        // Before anything is waited for: the questions are on their way at the same time.
+        if self.clients[c].unit.proof == Proof::Unasked
+            && let Some(proof) = self.shared.topology.proof()
+        {
+            self.clients[c].unit.proof = Proof::Asked(proof.ticket());
+            self.clients[c].since = self.now;
+        }
+        if want == Want::Read && self.hold_read(c) { Hold::Wait } else { self.hold_for_proof(c) }
+    }
+
+    /// Whether the term of this view still stood when the unit had come.
+    fn hold_for_proof(&mut self, c: usize) -> Hold {
+        let topology = Arc::clone(&self.shared.topology);
+        let Some(oracle) = topology.proof() else { return Hold::Go };
+        let term = u64::from(self.view.term.timeline);
+        let before = self.clients[c].unit.proof;
+        let answer = match before {
+            Proof::Asked(ticket) => oracle.answer(ticket).map(|answer| answer.term),
+            Proof::Unasked | Proof::Of(_) => None,
+        };
+        let proof = prove(before, answer, term).unwrap_or_else(|| Proof::Asked(oracle.ticket()));
+        self.clients[c].unit.proof = proof;
+        let Proof::Asked(ticket) = proof else {
+            // What is sent before a Sync or Flush, and behind these bytes, may come much later.
+            self.clients[c].proven = self.clients[c].unit.whole;
+            return Hold::Go;
+        };
+        let since = self.clients[c].since;
+        if over(since, self.settings.no_primary_timeout, self.now) {
+            return Hold::Refuse;
+        }
+        let token = self.clients[c].token;
+        let bell = Arc::clone(&self.bell);
+        let strong = self.strong_reads();
+        let proved = strong
+            .proved
+            .get_or_insert_with(|| Waiters::new(Arc::clone(oracle.answered()), MOST_WAITING, move || bell()));
+        if proved.insert(ticket, token).is_err() {
+            return Hold::Refuse;
+        }
+        if strong.unproven.back() != Some(&(since, token)) {
+            strong.unproven.push_back((since, token));
+        }
+        self.clients[c].waiting = true;
+        self.metrics.clients_waiting.add(1);
+        Hold::Wait
+    }
+
+    /// What a client is told whose unit could not have its proof; nothing of it was executed.
+    pub(in crate::core) fn unproven_text(&self) -> String {
+        let Standing { relays, needed, stands, ended } = self.shared.topology.standing();
+        format!(
+            "a strong read needs proof that its primary has not been replaced: {needed} of {relays} relay(s) have to say so, {stands} did, and \
+             {ended} said that its timeline {} is being left or has been; nothing was executed",
+            self.view.term.timeline
+        )
+    }
+
+    /// A read is about to be given a server. True if it has to wait before, for its position or for a replica.
+    fn hold_read(&mut self, c: usize) -> bool {
         let term = u64::from(self.view.term.timeline);
         let fastest = self.fastest_replica();
         let late = match self.clients[c].unit.reach {
@@ -131,15 +243,9 @@ impl Core {
     /// False if there are too many already.
     fn wait_strong(&mut self, c: usize, reach: Reach, first: bool) -> bool {
         let (token, since) = (self.clients[c].token, self.clients[c].since);
-        let topology = &self.shared.topology;
-        let strong = self.strong.0.get_or_insert_with(|| {
-            let (asked, behind) = (Arc::clone(&self.bell), Arc::clone(&self.bell));
-            Box::new(Strong {
-                asked: Waiters::new(Arc::clone(topology.oracle().answered()), MOST_WAITING, move || asked()),
-                behind: Waiters::new(Arc::clone(topology.replayed()), MOST_WAITING, move || behind()),
-                deadlines: VecDeque::new(),
-            })
-        });
+        let topology = Arc::clone(&self.shared.topology);
+        let deadline = since + self.settings.strong_wait;
+        let strong = self.strong_reads();
         let put = match reach {
             Reach::Asked(ticket) => strong.asked.insert(ticket, token).is_ok(),
             Reach::Behind { lsn, .. } => {
@@ -152,11 +258,26 @@ impl Core {
             return false;
         }
         if first {
-            strong.deadlines.push_back((since + self.settings.strong_wait, token));
+            strong.deadlines.push_back((deadline, token));
         }
         self.clients[c].waiting = true;
         self.metrics.clients_waiting.add(1);
         true
+    }
+
+    /// Those who wait in this worker.
+    fn strong_reads(&mut self) -> &mut Strong {
+        let (topology, bell) = (&self.shared.topology, &self.bell);
+        self.strong.0.get_or_insert_with(|| {
+            let (asked, behind) = (Arc::clone(bell), Arc::clone(bell));
+            Box::new(Strong {
+                asked: Waiters::new(Arc::clone(topology.oracle().answered()), MOST_WAITING, move || asked()),
+                behind: Waiters::new(Arc::clone(topology.replayed()), MOST_WAITING, move || behind()),
+                proved: None,
+                deadlines: VecDeque::new(),
+                unproven: VecDeque::new(),
+            })
+        })
     }
 
     /// Where the fastest replica is that reads may be given to; None if there is none.
@@ -173,6 +294,22 @@ impl Core {
         }
         while let Some(token) = strong.behind.pop() {
             self.wake_strong(token);
+        }
+        while let Some(token) = strong.proved.as_mut().and_then(Waiters::pop) {
+            self.wake_strong(token);
+        }
+        while let Some(&(since, token)) = strong.unproven.front() {
+            let waits = self.is_client(token) && {
+                let client = &self.clients[token.index()];
+                client.waiting && client.since == since && client.unit.proof.is_waiting()
+            };
+            if waits && !over(since, self.settings.no_primary_timeout, self.now) {
+                break;
+            }
+            strong.unproven.pop_front();
+            if waits {
+                self.wake_strong(token);
+            }
         }
         while let Some(&(deadline, token)) = strong.deadlines.front() {
             if deadline > self.now {
@@ -192,7 +329,7 @@ impl Core {
             return;
         }
         let client = &mut self.clients[token.index()];
-        if client.waiting && client.unit.reach.is_waiting() {
+        if client.waiting && (client.unit.reach.is_waiting() || client.unit.proof.is_waiting()) {
             client.waiting = false;
             self.metrics.clients_waiting.sub(1);
             self.runnable.push_back(token);
@@ -201,7 +338,10 @@ impl Core {
 
     /// When the first of those who wait will have waited long enough.
     pub(in crate::core) fn strong_patience(&self) -> Option<Duration> {
-        let deadline = self.strong.0.as_ref()?.deadlines.front()?.0;
+        let strong = self.strong.0.as_ref()?;
+        let replica = strong.deadlines.front().map(|entry| entry.0);
+        let proof = strong.unproven.front().map(|entry| entry.0 + self.settings.no_primary_timeout);
+        let deadline = replica.into_iter().chain(proof).min()?;
         Some(deadline.saturating_duration_since(self.now).max(Duration::from_millis(1)))
     }
 }
@@ -232,6 +372,24 @@ mod tests {
             (behind(5), 1, there(4), true, Reach::Primary),
         ] {
             assert_eq!(decide(reach, term, fastest, late), expected, "{reach:?} {term} {fastest:?} {late}");
+        }
+    }
+
+    #[test]
+    fn a_term_is_proven_by_an_answer_about_that_term() {
+        let ticket = watermark::Oracle::new(|| {}).ticket();
+        let asked = Proof::Asked(ticket);
+        for (proof, answer, term, expected) in [
+            (Proof::Unasked, None, 1, None),
+            (asked, None, 1, Some(asked)),
+            (asked, Some(1), 1, Some(Proof::Of(1))),
+            // The primary is another since: that one's term has to be asked about.
+            (asked, Some(1), 2, None),
+            (asked, Some(2), 1, None),
+            (Proof::Of(1), None, 1, Some(Proof::Of(1))),
+            (Proof::Of(1), None, 2, None),
+        ] {
+            assert_eq!(prove(proof, answer, term), expected, "{proof:?} {answer:?} {term}");
         }
     }
 }

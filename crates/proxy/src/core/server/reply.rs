@@ -167,18 +167,26 @@ impl Core {
                 }
                 Verdict::Ready | Verdict::SwallowReady | Verdict::NotBegun => {
                     let end = if verdict == Verdict::Ready { used + there } else { used };
-                    let gated = self.ends_gated(s) && verdict == Verdict::Ready;
+                    let seal = self.ends_gated(s).filter(|_| verdict == Verdict::Ready);
                     let client = self.servers[s].client;
-                    if gated && let Some(c) = client {
+                    if seal.is_some()
+                        && let Some(c) = client
+                    {
                         self.give(s, &bytes[from..used]);
                         from = used;
                         self.close_gate(c);
                     }
                     self.give(s, &bytes[from..end]);
-                    match client {
-                        Some(c) if gated => self.seal_gate(c),
-                        Some(c) => self.drop_open_gate(c),
-                        None => {}
+                    match (client, seal) {
+                        (Some(c), Some(seal)) => self.seal_gate(c, seal),
+                        (Some(c), None) => self.drop_open_gate(c),
+                        (None, _) => {}
+                    }
+                    if verdict == Verdict::Ready
+                        && let Some(c) = client.filter(|&c| self.clients.contains(c))
+                    {
+                        // The proof was for this unit.
+                        self.clients[c].proven = false;
                     }
                     if !self.is_server(token) {
                         return bytes.len();
@@ -229,7 +237,7 @@ impl Core {
             }
         }
         self.give(s, &bytes[from..used]);
-        if self.pools[self.servers[s].pool].gate.relays > 0 {
+        if self.pools[self.servers[s].pool].gate.relays > 0 || self.lacks_proof(s) {
             self.pause_gate(s);
             if !self.is_server(token) {
                 return bytes.len();

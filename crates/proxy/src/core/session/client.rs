@@ -21,7 +21,7 @@ use crate::core::memory::{Idle, Seldom, Spare};
 use crate::core::notify::Listening;
 use crate::core::parameters::Params;
 use crate::core::prepared::{Names, Statement};
-use crate::core::routing::Reach;
+use crate::core::routing::{Proof, Reach};
 use crate::core::{Core, Effect, Peer, UNIT_MAX};
 
 /// A connection from an application. Small: there may be very many that do nothing.
@@ -79,6 +79,8 @@ pub(crate) struct Client {
     pub since: Instant,
     /// For how long it has last waited, in microseconds; 0 once that was told of.
     pub waited: u32,
+    /// The term still stood after its unit in flight had come: the unit's answer needs no more proof.
+    pub proven: bool,
     /// It waits in its pool's queue.
     pub waiting: bool,
     /// Its server owes so many answers that no more is sent to it.
@@ -256,6 +258,8 @@ pub(in crate::core) struct Unit {
     pub key: u64,
     /// What it must see, if it is a strong read.
     pub reach: Reach,
+    /// Whether its term still stands, if its session is strong.
+    pub proof: Proof,
 }
 
 impl Default for Unit {
@@ -287,6 +291,7 @@ impl Idle for Unit {
         executed: false,
         key: 0,
         reach: Reach::Unasked,
+        proof: Proof::Unasked,
     };
 
     fn idle() -> &'static Unit {
@@ -397,6 +402,7 @@ impl Client {
             consistency: None,
             since: now,
             waited: 0,
+            proven: false,
             waiting: false,
             held_up: false,
             blocked: false,

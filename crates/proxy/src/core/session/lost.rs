@@ -247,7 +247,7 @@ impl Core {
         self.give_up_replay(c);
         // What the client has not been told may have been committed; what it is told now comes behind that.
         let token = self.clients[c].token;
-        self.seal_gate(c);
+        self.seal_gate(c, self.seal_in_doubt(c));
         if !self.is_client(token) {
             return;
         }

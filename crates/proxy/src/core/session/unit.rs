@@ -10,12 +10,12 @@ use sql::{Access, Class, Control, Flags, Pins};
 use wire::frontend::Message;
 use wire::message::Status;
 use wire::payload::Named;
-use wire::{Frame, Sqlstate, message};
+use wire::{Frame, Severity, Sqlstate, message};
 
 use super::client::{Aborted, Again, Pass, Sole, Step, Unit};
 use super::login::error;
 use crate::config::PoolMode;
-use crate::core::pool::Want;
+use crate::core::routing::{Hold, UNPROVEN_HINT};
 use crate::core::{CLASSIFY_MAX, Core, UNIT_MAX};
 
 /// What clients are told that begin one in statement mode.
@@ -410,8 +410,14 @@ impl Core {
             return Step::Again;
         }
         let want = self.want(c);
-        if want == Want::Read && self.hold_read(c) {
-            return Step::Blocked;
+        match self.hold_unit(c, want) {
+            Hold::Go => {}
+            Hold::Wait => return Step::Blocked,
+            Hold::Refuse => {
+                self.metrics.strong_unproven.add(1);
+                let text = self.unproven_text();
+                return self.refuse_scanned_with(c, Sqlstate::CANNOT_CONNECT_NOW, &text, UNPROVEN_HINT);
+            }
         }
         // A client that has sent more than this is better served by a connection that it can fill by itself.
         if bytes.len() == self.clients[c].unit.scanned && self.enter_lane(c, want, bytes, false) {
@@ -422,6 +428,11 @@ impl Core {
 
     /// The unit that was looked at goes to no server: its client gets an error.
     fn refuse_scanned(&mut self, c: usize, code: Sqlstate, text: &str) -> Step {
+        self.refuse_scanned_with(c, code, text, "")
+    }
+
+    /// The same, with a hint.
+    fn refuse_scanned_with(&mut self, c: usize, code: Sqlstate, text: &str, hint: &str) -> Step {
         let client = &mut self.clients[c];
         let unit = client.unit.take();
         if unit.whole {
@@ -429,7 +440,7 @@ impl Core {
         } else {
             client.skipping = true;
         }
-        self.tell(c, |out| error(out, code, text));
+        self.tell(c, |out| message::error(out, Severity::Error, code, text, hint));
         self.fail_begun(c);
         if unit.whole {
             self.ready(c);

@@ -47,6 +47,8 @@ pub(super) struct Plan {
     pub scarce: bool,
     /// Commits are told when a relay has them, which is some time after the primary has.
     pub gated: bool,
+    /// Sessions are strong, and each of their answers needs proof that the primary's term still stands.
+    pub strong: bool,
     /// What is done about functions that leave something in the session.
     pub unknown_functions: UnknownFunctions,
     /// The relay confirms what it does not have: to see that this is noticed.
@@ -206,6 +208,9 @@ impl World {
         let nodes: Vec<Arc<Node>> =
             (0..plan.nodes).map(|i| Arc::new(Node::new(NodeId(i as u16), format!("n{i}")))).collect();
         let topology = Topology::fixed(view(&nodes, Some(0), 1));
+        if plan.strong {
+            topology.require_proof(1);
+        }
         let config = ProxyConfig {
             auth: AuthMethod::Trust,
             buffer_limit: 16 << 10,
@@ -223,7 +228,11 @@ impl World {
                 ..PoolConfig::default()
             },
             routing: RoutingConfig {
-                consistency: *random.pick(&[Consistency::Session, Consistency::Eventual]),
+                consistency: if plan.strong {
+                    Consistency::Strong
+                } else {
+                    *random.pick(&[Consistency::Session, Consistency::Eventual])
+                },
                 read_functions: vec!["sneaky".into()],
                 ..RoutingConfig::default()
             },
@@ -515,6 +524,14 @@ impl World {
                 if oracle.wanted() > Wanted::No {
                     let batch = oracle.begin();
                     oracle.complete(batch, Answer { term: u64::from(self.timeline), lsn, flushed: lsn });
+                }
+                // The relays have their say at another time than the primary.
+                if self.random.one_in(2)
+                    && let Some(proof) = self.topology.proof()
+                    && proof.wanted() > Wanted::No
+                {
+                    let batch = proof.begin();
+                    proof.complete(batch, Answer { term: u64::from(self.timeline), lsn: Lsn(0), flushed: Lsn(0) });
                 }
                 for node in &self.topology.view().nodes {
                     node.node.replayed.publish(lsn);
@@ -962,6 +979,11 @@ impl World {
             .collect();
         assert!(stuck.is_empty(), "{:?}\nstuck: {stuck:#?}\n{}", self.plan, self.describe());
         self.at_rest();
+    }
+
+    /// How many questions about the term have been answered.
+    pub(super) fn proofs(&self) -> u64 {
+        self.topology.proof().map_or(0, |proof| watermark::Number::to_u64(proof.answered().get()))
     }
 
     /// How often a counter of all cores has counted.
