@@ -1,8 +1,9 @@
-//! `delay TARGET-PORT MICROSECONDS`: a TCP forwarder to a port of this machine, each byte of which arrives so much later, in its order.
-//! It prints the port that it listens on. For a few connections: two threads for each direction.
+//! `delay TARGET MICROSECONDS [ADDRESS]`: a TCP forwarder to a port of this machine, or to a Unix socket, each byte of which arrives so much later, in its
+//! order. It listens on 127.0.0.1 or ADDRESS, and prints the port. For a few connections: two threads for each direction.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,17 +12,62 @@ use std::time::{Duration, Instant};
 const CHUNK: usize = 256 << 10;
 const UNDER_WAY: usize = 4096;
 
+/// One side of a connection.
+enum Side {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Side {
+    /// To a port, or to a Unix socket by its path.
+    fn connect(target: &str) -> std::io::Result<Side> {
+        match target.parse::<u16>() {
+            Ok(port) => TcpStream::connect(("127.0.0.1", port)).map(Side::Tcp),
+            Err(_) => UnixStream::connect(target).map(Side::Unix),
+        }
+    }
+
+    fn another(&self) -> std::io::Result<Side> {
+        match self {
+            Side::Tcp(stream) => stream.set_nodelay(true).and_then(|()| stream.try_clone()).map(Side::Tcp),
+            Side::Unix(stream) => stream.try_clone().map(Side::Unix),
+        }
+    }
+
+    fn read(&mut self, chunk: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Side::Tcp(stream) => stream.read(chunk),
+            Side::Unix(stream) => stream.read(chunk),
+        }
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match self {
+            Side::Tcp(stream) => stream.write_all(bytes),
+            Side::Unix(stream) => stream.write_all(bytes),
+        }
+    }
+
+    fn shutdown(&self) {
+        let _ = match self {
+            Side::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            Side::Unix(stream) => stream.shutdown(Shutdown::Both),
+        };
+    }
+}
+
 fn main() -> std::io::Result<()> {
-    let number = |at| std::env::args().nth(at).and_then(|word| word.parse().ok()).expect("delay TARGET-PORT MICROSECONDS");
-    let (target, delay) = (number(1) as u16, Duration::from_micros(number(2)));
-    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let word = |at| std::env::args().nth(at);
+    let usage = "delay TARGET MICROSECONDS [ADDRESS]";
+    let target = word(1).expect(usage);
+    let delay = Duration::from_micros(word(2).and_then(|word| word.parse().ok()).expect(usage));
+    let listener = TcpListener::bind((word(3).unwrap_or_else(|| "127.0.0.1".into()), 0))?;
     println!("{}", listener.local_addr()?.port());
     for client in listener.incoming() {
-        let client = client?;
+        let client = Side::Tcp(client?);
         // Nobody there: the client hears of it by the end of its connection.
-        let Ok(server) = TcpStream::connect(("127.0.0.1", target)) else { continue };
-        for (from, to) in [(client.try_clone()?, server.try_clone()?), (server, client)] {
-            to.set_nodelay(true)?;
+        let Ok(server) = Side::connect(&target) else { continue };
+        for (from, to) in [(client.another()?, server.another()?), (server, client)] {
             let (sender, receiver) = sync_channel(UNDER_WAY);
             thread::spawn(move || receive(from, delay, &sender));
             thread::spawn(move || pass_on(to, &receiver));
@@ -30,7 +76,7 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-fn receive(mut from: TcpStream, delay: Duration, under_way: &SyncSender<(Instant, Vec<u8>)>) {
+fn receive(mut from: Side, delay: Duration, under_way: &SyncSender<(Instant, Vec<u8>)>) {
     let mut chunk = vec![0; CHUNK];
     while let Ok(count) = from.read(&mut chunk) {
         if count == 0 || under_way.send((Instant::now() + delay, chunk[..count].to_vec())).is_err() {
@@ -39,7 +85,7 @@ fn receive(mut from: TcpStream, delay: Duration, under_way: &SyncSender<(Instant
     }
 }
 
-fn pass_on(mut to: TcpStream, under_way: &Receiver<(Instant, Vec<u8>)>) {
+fn pass_on(mut to: Side, under_way: &Receiver<(Instant, Vec<u8>)>) {
     for (due, bytes) in under_way {
         let left = due.saturating_duration_since(Instant::now());
         if !left.is_zero() {
@@ -49,5 +95,5 @@ fn pass_on(mut to: TcpStream, under_way: &Receiver<(Instant, Vec<u8>)>) {
             return;
         }
     }
-    let _ = to.shutdown(Shutdown::Both);
+    to.shutdown();
 }

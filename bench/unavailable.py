@@ -1,12 +1,13 @@
 """`bench/run --only failover`: how long nothing can be written, by fault, and what of that time goes where.
 
 A primary and two standbys, three relays of which a commit waits for two, two `kingpost watch` with etcd, and clients that insert through a proxy,
-all with the defaults but for `relay.upstream.timeout`. All paths to the primary go through a forwarder, which can be stopped (silence) or killed.
+all with the defaults. All paths to the primary go through a forwarder, which can be stopped (silence) or killed.
 
 - `killed`: kill -9 of the primary's processes; connections are closed by the kernel
 - `frozen`: the primary's processes stand still, and wake up later
 - `cut`: the forwarder before the primary is killed: it lives, and nobody reaches it
 - `silent`: the forwarder stands still: no connection is closed, and nothing comes
+- `gone`: the forwarder is in a network namespace of its own, and no packet gets there or comes from there any more (only as root)
 - `coordinator`: the primary is killed, and the watcher that holds the lock dies right after its fence
 - `switchover`: `kingpost switchover` without a `stop` program
 
@@ -19,9 +20,10 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 
 from bench import pgwire
@@ -29,17 +31,15 @@ from bench.cluster import DATABASE, USER, Cluster
 from bench.delay import Network
 from bench.errors import BenchError
 from bench.gate import start_proxy
-from bench.process import free_port, tail
+from bench.process import die_with_parent, free_port, stop, tail
 from bench.stats import summary
 from bench.window import save
 
-ARMS = ("killed", "frozen", "cut", "silent", "coordinator", "switchover")
+ARMS = ("killed", "frozen", "cut", "silent", "gone", "coordinator", "switchover")
 CLIENTS = 16
 RELAYS = 3
 ACKNOWLEDGEMENTS = 2
 WARM_SECONDS = 3
-# How long a relay takes silence of its upstream for a pause: of the defaults the only one that is changed.
-PATIENCE = "2s"
 LIMIT_SECONDS = 90
 PARTS = ("noticing", "deciding", "catching up", "promoting", "finding")
 HEADER = (
@@ -54,7 +54,58 @@ class Synchronous(Cluster):
     """Small servers, whose standbys try again at once when they are led elsewhere."""
 
     def settings(self):
-        return super().settings() | {"shared_buffers": "64MB", "wal_retrieve_retry_interval": "100ms"}
+        own = {"shared_buffers": "64MB", "wal_retrieve_retry_interval": "100ms", "unix_socket_directories": str(self.workspace.path)}
+        return super().settings() | own
+
+
+class Island:
+    """A network namespace with one address, as a host of its own, that can be cut off so that packets are just lost."""
+
+    def __init__(self):
+        self._name = f"kpb{os.getpid()}"
+        self._here, self._there = f"{self._name}h", f"{self._name}t"
+        # Of TEST-NET-2, by our own number: two that run at once do not meet.
+        block = os.getpid() % 64 * 4
+        self._host, self.address = f"198.51.100.{block + 1}", f"198.51.100.{block + 2}"
+
+    @staticmethod
+    def is_possible():
+        """Whether namespaces can be made here."""
+        return os.geteuid() == 0 and shutil.which("ip") is not None
+
+    def __enter__(self):
+        _ip("netns", "add", self._name)
+        try:
+            _ip("link", "add", self._here, "type", "veth", "peer", "name", self._there)
+            _ip("link", "set", self._there, "netns", self._name)
+            _ip("address", "add", f"{self._host}/30", "dev", self._here)
+            _ip("link", "set", self._here, "up")
+            _ip("-n", self._name, "address", "add", f"{self.address}/30", "dev", self._there)
+            _ip("-n", self._name, "link", "set", self._there, "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        # The kernel takes the namespace away some time later; the link is to be gone before the next one is made.
+        subprocess.run(["ip", "link", "delete", self._here], check=False, capture_output=True)
+        subprocess.run(["ip", "netns", "delete", self._name], check=False)
+
+    def inside(self, command):
+        """The command that runs there."""
+        return ["ip", "netns", "exec", self._name, *command]
+
+    def cut(self):
+        """From now on packets go, in both directions, to a station that does not exist."""
+        _ip("neighbour", "replace", self.address, "lladdr", "02:00:00:00:00:01", "dev", self._here, "nud", "permanent")
+        _ip("-n", self._name, "neighbour", "replace", self._host, "lladdr", "02:00:00:00:00:02", "dev", self._there, "nud", "permanent")
+
+
+def _ip(*words):
+    done = subprocess.run(["ip", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
+    if done.returncode:
+        raise BenchError(f"ip {' '.join(words)}: {done.stderr.strip()}")
 
 
 def run(options, binary, workspace, pg_bin, say, out):
@@ -69,7 +120,10 @@ def run(options, binary, workspace, pg_bin, say, out):
     network = Network(workspace)
     for repetition in range(options.repetitions):
         for arm in arms:
-            with Fleet(binary, workspace, pg_bin, network, etcd) as fleet:
+            if arm == "gone" and not Island.is_possible():
+                say("failover, gone: left out, it needs root and ip")
+                continue
+            with Fleet(binary, workspace, pg_bin, network, etcd, arm == "gone") as fleet:
                 figures = fleet.measure(arm)
             parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in figures["parts"].items())
             say(f"failover, {arm}: {figures['without']:.2f} s without writes ({parts}), {figures['lost']} lost")
@@ -82,10 +136,11 @@ def run(options, binary, workspace, pg_bin, say, out):
 class Fleet:
     """Everything, started anew for each fault."""
 
-    def __init__(self, binary, workspace, pg_bin, network, etcd):
+    def __init__(self, binary, workspace, pg_bin, network, etcd, has_island):
         self._binary, self._workspace, self._network, self._etcd = binary, workspace, network, etcd
         self._directory = workspace.directory(f"failover-{time.monotonic_ns()}")
         self._stack = ExitStack()
+        self._island = Island() if has_island else None
         self.cluster = Synchronous(pg_bin, _Below(workspace, self._directory), 200)
 
     def __enter__(self):
@@ -104,19 +159,20 @@ class Fleet:
         cluster.start_replicas()
         cluster.query("CREATE TABLE acked (n bigint PRIMARY KEY)")
         self._forwarder = self._network_link()
-        ports = [self._forwarder[1], *cluster.ports[1:]]
-        nodes = "".join(f'[[cluster.nodes]]\nname = "n{number}"\naddress = "127.0.0.1:{port}"\n' for number, port in enumerate(ports))
+        nodes = [f"{self._island.address if self._island else '127.0.0.1'}:{self._forwarder[1]}"]
+        nodes += [f"127.0.0.1:{port}" for port in cluster.ports[1:]]
+        nodes = "".join(f'[[cluster.nodes]]\nname = "n{number}"\naddress = "{address}"\n' for number, address in enumerate(nodes))
         self._nodes = f'[cluster]\nuser = "{USER}"\ndatabase = "{DATABASE}"\n{nodes}'
         self._relays = [self._relay(f"relay{number}") for number in range(RELAYS)]
         names = ", ".join(name for name, _ in self._relays)
-        for node in range(len(ports)):
+        for node in range(len(cluster.ports)):
             cluster.query(f"ALTER SYSTEM SET synchronous_standby_names = 'ANY {ACKNOWLEDGEMENTS} ({names})'", node)
             if node:
                 relay = self._relays[node % RELAYS][1]
                 cluster.query(f"ALTER SYSTEM SET primary_conninfo = 'host=127.0.0.1 port={relay} user={USER}'", node)
             cluster.query("SELECT pg_reload_conf()", node)
         self._until(lambda: len(cluster.query("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'quorum'")) == RELAYS)
-        for node in range(1, len(ports)):
+        for node in range(1, len(cluster.ports)):
             self._until(lambda node=node: cluster.query("SELECT 1 FROM pg_stat_wal_receiver WHERE status = 'streaming'", node))
         text = f'[proxy]\nauth = "trust"\n[[proxy.operators]]\nname = "operator"\n{self._nodes}'
         _, self._port, _ = self._stack.enter_context(start_proxy(self._workspace, self._directory, self._binary, text))
@@ -134,7 +190,12 @@ class Fleet:
 
     def _network_link(self):
         log = self._directory / "forwarder.log"
-        process = self._server([self._network.program, self.cluster.primary, 0], "forwarder")
+        if self._island:
+            island = self._stack.enter_context(self._island)
+            socket = self._directory / f".s.PGSQL.{self.cluster.primary}"
+            process = self._stack.enter_context(_as_root(island.inside([self._network.program, socket, 0, island.address]), log))
+        else:
+            process = self._server([self._network.program, self.cluster.primary, 0], "forwarder")
         self._until(lambda: log.read_text().endswith("\n"))
         return process, int(log.read_text())
 
@@ -151,7 +212,6 @@ operator = true
 [relay.upstream]
 address = ""
 user = "{USER}"
-timeout = "{PATIENCE}"
 application_name = "{name}"
 slot = "{name}"
 [proxy]
@@ -230,6 +290,8 @@ listen = "127.0.0.1:{free_port()}"
             self._signal_primary(signal.SIGKILL)
         elif arm == "frozen":
             self._signal_primary(signal.SIGSTOP)
+        elif arm == "gone":
+            self._island.cut()
         else:
             self._forwarder[0].send_signal(signal.SIGKILL if arm == "cut" else signal.SIGSTOP)
 
@@ -244,6 +306,19 @@ listen = "127.0.0.1:{free_port()}"
 
     def _logs(self):
         return "\n".join(tail(path, 12) for path in sorted(self._directory.glob("*.log")))
+
+
+@contextmanager
+def _as_root(command, log):
+    """A process that only root may start; it ends with the block, or with us."""
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=lambda: die_with_parent(signal.SIGKILL)
+        )
+    try:
+        yield process
+    finally:
+        stop(process, signal.SIGKILL)
 
 
 class _Below:

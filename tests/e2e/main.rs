@@ -14,6 +14,7 @@ mod consistency;
 mod console;
 mod copy;
 mod failover;
+mod failover_races;
 mod faults;
 mod fleet;
 mod gate;

@@ -2,11 +2,15 @@
 //! against what is there.
 //!
 //! The sequence of faults comes from a seed, which is printed: `KINGPOST_TORTURE_SEED` gives it again, and
-//! `KINGPOST_TORTURE_FAILOVERS` how many changes of the primary to make (`make torture`): a third of them while commits wait in
-//! PostgreSQL's own synchronous replication, a third while they wait in the proxy's gate, a third while they wait there and leave
-//! their flush to its questions.
+//! `KINGPOST_TORTURE_FAILOVERS` how many changes of the primary to make (`make torture`): a quarter of them while commits wait in
+//! PostgreSQL's own synchronous replication, a quarter while they wait in the proxy's gate, a quarter while they wait there and leave
+//! their flush to its questions; and a quarter in a fleet with three relays and two watchers, which decide by themselves. What comes when depends on the machine as well:
+//! a seed gives the same faults again, not the same moments.
 
 mod history;
+mod quorum;
+mod random;
+mod scene;
 mod world;
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,6 +19,8 @@ use kingpost_tests::{Link, ShowLogs};
 
 use crate::common::only_kingpost;
 use history::Violation;
+use quorum::Quorum;
+use scene::Scene;
 use world::{Durability, World};
 
 fn number(variable: &str) -> Option<u64> {
@@ -37,14 +43,13 @@ async fn nothing_that_was_flushed_with_others_is_lost_whatever_dies() {
     torture(Durability::Flush).await;
 }
 
-/// A third of the failovers.
+/// A quarter of the failovers.
 async fn torture(durability: Durability) {
     if only_kingpost() {
         return;
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let seed = number("KINGPOST_TORTURE_SEED").unwrap_or(u64::from(now.subsec_nanos()));
-    let failovers = number("KINGPOST_TORTURE_FAILOVERS").map_or(2, |all| all.div_ceil(3));
+    let seed = seed();
+    let failovers = number("KINGPOST_TORTURE_FAILOVERS").map_or(2, |all| all.div_ceil(4));
     eprintln!("{durability:?}: KINGPOST_TORTURE_SEED={seed}, {failovers} failovers");
     let mut world = World::start(seed, durability).await;
     let dir = world.cluster.dir().to_owned();
@@ -67,6 +72,69 @@ async fn torture(durability: Durability) {
         world.failovers, world.others
     );
     assert_none(&violations, &world);
+}
+
+fn seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    number("KINGPOST_TORTURE_SEED").unwrap_or(u64::from(now.subsec_nanos()))
+}
+
+/// Three relays, of which a commit waits for two, and watchers that decide: every kind of fault of one part, and of some two.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_lost_and_there_is_one_primary_with_three_relays() {
+    if only_kingpost() {
+        return;
+    }
+    let seed = seed();
+    let failovers = number("KINGPOST_TORTURE_FAILOVERS").map_or(2, |all| all.div_ceil(4));
+    eprintln!("quorum: KINGPOST_TORTURE_SEED={seed}, {failovers} failovers");
+    let Some(mut world) = Quorum::start(seed).await else { return };
+    let dir = world.cluster.dir().to_owned();
+    let _logs = ShowLogs(&dir);
+    let clients = world.clients(4);
+    clients.progress(&world, 50).await;
+    let (began, mut checked) = (std::time::Instant::now(), 0);
+    let check = async |world: &Quorum, clients: &history::Clients| {
+        let (acknowledged, lost) = world.lost_directly().await;
+        assert!(
+            lost.is_empty(),
+            "seed {}, after {} failovers: {} of {acknowledged} that were acknowledged by a server directly are lost, such as {:?}\nfaults: {}",
+            world.seed,
+            world.failovers,
+            lost.len(),
+            &lost[..lost.len().min(10)],
+            world.faults.join("\n")
+        );
+        let violations = clients.check(world).await;
+        assert!(
+            violations.is_empty(),
+            "seed {}, after {} failovers: {} violations, such as {:?}\nfaults: {}",
+            world.seed,
+            world.failovers,
+            violations.len(),
+            &violations[..violations.len().min(10)],
+            world.faults.join("\n")
+        );
+        acknowledged
+    };
+    while world.failovers < failovers {
+        world.fault().await;
+        clients.progress(&world, 30).await;
+        if world.failovers >= checked + 20 {
+            checked = world.failovers;
+            check(&world, &clients).await;
+            eprintln!("{} failovers, {:?}", world.failovers, began.elapsed());
+        }
+    }
+    let summary = clients.end(&world).await;
+    let directly = check(&world, &clients).await;
+    eprintln!(
+        "quorum: seed {seed}, {} failovers and switchovers, {} other faults, {} relays begun anew, in {:?}; {summary}; {directly} acknowledged by a server directly",
+        world.failovers,
+        world.others,
+        world.resets,
+        began.elapsed()
+    );
 }
 
 fn assert_none(violations: &[Violation], world: &World) {

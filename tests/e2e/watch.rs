@@ -1,6 +1,11 @@
 //! `kingpost watch`: it says what is to be done, or does it under a lock in etcd.
 
-use kingpost_tests::{Cluster, Etcd, Port, SOON, ShowLogs, http_get, wait_until};
+use std::time::Duration;
+
+use kingpost_tests::certs::Authority;
+use kingpost_tests::{
+    Cluster, Cut, ETCD_PASSWORD, ETCD_USER, Etcd, Failover, Link, Port, SOON, ShowLogs, http_get, wait_until,
+};
 
 use crate::common::only_kingpost;
 use crate::fleet::Fleet;
@@ -91,7 +96,8 @@ async fn replaces_a_primary_that_is_silent() {
     if only_kingpost() {
         return;
     }
-    let fleet = Fleet::builder().replicas(1).patience("2s").start().await;
+    // Their defaults: the connections are kept for 20 s.
+    let fleet = Fleet::builder().replicas(1).patience("20s").start().await;
     let cluster = &fleet.cluster;
     let _logs = ShowLogs(cluster.dir());
     let [n0, n1] = cluster.nodes() else { panic!("two nodes") };
@@ -105,4 +111,99 @@ async fn replaces_a_primary_that_is_silent() {
     says(cluster, &log, "n1 is the primary").await;
     assert_eq!(n1.query("SELECT pg_is_in_recovery()").await, "f");
     n0.sigcont();
+}
+
+/// etcd with TLS, certificates of clients and access control, as companies have it. It is started again in between, by which it forgets the tokens that it has
+/// given.
+#[tokio::test(flavor = "multi_thread")]
+async fn has_its_lock_in_an_etcd_with_tls_and_users() {
+    if only_kingpost() {
+        return;
+    }
+    let fleet = fleet().await;
+    let cluster = &fleet.cluster;
+    let _logs = ShowLogs(cluster.dir());
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let Some(mut etcd) = Etcd::start_secured(cluster, &authority).await else { return };
+    // etcd takes nothing over HTTP from a certificate that has a common name, when it knows users.
+    let (own, named) = (authority.issue("", &["kingpost"]), authority.issue("kingpost", &["kingpost"]));
+    let password = cluster.dir().join("etcd.password");
+    std::fs::write(&password, format!("{ETCD_PASSWORD}\n")).unwrap();
+    let file = |path: &std::path::Path| path.display().to_string();
+    let with_tls = fleet
+        .failover()
+        .set("failover.etcd.endpoints", vec![etcd.url()])
+        .set("failover.etcd.ca_file", file(&authority.ca_file()))
+        .set("failover.etcd.cert_file", file(&own.cert))
+        .set("failover.etcd.key_file", file(&own.key));
+    let user = |failover: &Failover| failover.clone().copy(cluster).set("failover.etcd.user", ETCD_USER);
+    let failover = user(&with_tls).set("failover.etcd.password_file", file(&password));
+    // Whatever is wrong is said before anything depends on it, and the password is in no text.
+    for (what, failover, says) in [
+        ("nobody", with_tls.clone().copy(cluster), "permission denied"),
+        ("a wrong password", user(&with_tls).set("failover.etcd.password", "wrong-one"), "invalid user ID or password"),
+        ("no password", user(&with_tls), "failover.etcd.user: found no password"),
+        (
+            "a strange CA",
+            failover.clone().copy(cluster).set("failover.etcd.ca_file", file(&stranger.ca_file())),
+            "TLS: ",
+        ),
+        (
+            "a certificate with a name",
+            failover
+                .clone()
+                .copy(cluster)
+                .set("failover.etcd.cert_file", file(&named.cert))
+                .set("failover.etcd.key_file", file(&named.key)),
+            "must not have a common name",
+        ),
+    ] {
+        // etcd answers nobody before it has elected a leader, of which there is one here.
+        let checked = async || Some(failover.run(&["check", "--online"]).await.text).filter(|text| text.contains(says));
+        let text = wait_until(&format!("{what}: {says:?}"), SOON, cluster.dir(), checked).await;
+        assert!(!text.contains("wrong-one") && !text.contains(ETCD_PASSWORD), "{what}: {text}");
+    }
+    let text = failover.succeed(&["check", "--online"]).await;
+    assert!(!text.contains(ETCD_PASSWORD), "{text}");
+    // Endpoints of the configuration.
+    let (_watch, log) = failover.start(&["watch", "--after", "1s", "--etcd"]);
+    says(cluster, &log, "n0 is the primary").await;
+    etcd.start_again().await;
+    cluster.primary().kill9().await;
+    says(cluster, &log, "n1 is the primary").await;
+    assert_eq!(cluster.replica(0).query("SELECT pg_is_in_recovery()").await, "f");
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert!(said.contains("promoted n1") && !said.contains(ETCD_PASSWORD), "{said}");
+}
+
+/// A watcher that stood still finds all its waits over, and the answers in its sockets. It takes nobody for silent.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watcher_that_stood_still_takes_nobody_for_silent() {
+    if only_kingpost() {
+        return;
+    }
+    let fleet = fleet().await;
+    let cluster = &fleet.cluster;
+    let _logs = ShowLogs(cluster.dir());
+    // A look takes so long that the watcher stands still in the middle of one.
+    let links: Vec<Cut> = cluster.nodes().iter().map(|node| Cut::to(node.port())).collect();
+    let mut failover = fleet.failover();
+    for (node, link) in cluster.nodes().iter().zip(&links) {
+        link.set(Link::Slow(Duration::from_millis(30)));
+        failover = failover.tag(node.name(), "address", format!("127.0.0.1:{}", link.port()));
+    }
+    let (watch, log) = failover.start(&["watch", "--after", "1s"]);
+    says(cluster, &log, "n0 is the primary").await;
+    for pause in [2100, 2300, 2500, 2700, 2900] {
+        watch.signal(libc::SIGSTOP);
+        // Not to wait for something: how long it stands still is what is tried.
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        watch.signal(libc::SIGCONT);
+        tokio::time::sleep(Duration::from_millis(pause / 2)).await;
+    }
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert!(!said.contains("no primary answers"), "{said}");
+    // And it has not gone blind.
+    cluster.primary().kill9().await;
+    says(cluster, &log, "it is time for `kingpost failover`: n1 would be the primary").await;
 }

@@ -1,19 +1,34 @@
-//! A real etcd with one member.
+//! A real etcd with one member, open to all or with TLS and users.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::certs::{Authority, Pair};
 use crate::cluster::Cluster;
 use crate::port::Port;
 use crate::process::{Process, RunAs, command};
 use crate::wait::{SOON, wait_until};
 
+/// The user of an etcd with access control.
+pub const ETCD_USER: &str = "watcher";
+/// Its password.
+pub const ETCD_PASSWORD: &str = "the-watchers-own";
+
 /// A running etcd. Ended when dropped.
 #[derive(Debug)]
 pub struct Etcd {
+    program: String,
+    dir: PathBuf,
     client: Port,
-    _peer: Port,
-    _process: Process,
+    peer: Port,
+    /// The CA's certificate, and etcd's own with its key.
+    tls: Option<(PathBuf, Pair)>,
+    process: Option<Process>,
 }
 
 impl Etcd {
@@ -28,22 +43,83 @@ impl Etcd {
             return None;
         }
         let (client, peer) = (Port::reserve(), Port::reserve());
-        let [url, peers] = [&client, &peer].map(|port| format!("http://127.0.0.1:{}", port.number()));
-        let mut etcd = command(Path::new(&program), RunAs::Tests, "KILL");
-        etcd.arg("--data-dir").arg(cluster.dir().join("etcd"));
-        etcd.args(["--listen-client-urls", &url, "--advertise-client-urls", &url, "--listen-peer-urls", &peers]);
-        etcd.args(["--initial-advertise-peer-urls", &peers, "--initial-cluster", &format!("default={peers}")]);
+        let mut etcd = Etcd { program, dir: cluster.dir().to_owned(), client, peer, tls: None, process: None };
+        etcd.start_again().await;
+        Some(etcd)
+    }
+
+    /// The same with TLS, certificates of clients asked for, and access control: [`ETCD_USER`] may do what a watcher must.
+    ///
+    /// # Panics
+    /// When it does not start, or refuses what is set.
+    pub async fn start_secured(cluster: &Cluster, authority: &Authority) -> Option<Etcd> {
+        let mut etcd = Etcd::start(cluster).await?;
+        let text = |text: &str| STANDARD.encode(text);
+        let grant = |kind: &str, prefix: &str, end: &str| {
+            format!(
+                r#"{{"name":"watching","perm":{{"permType":"{kind}","key":"{}","range_end":"{}"}}}}"#,
+                text(prefix),
+                text(end)
+            )
+        };
+        for (path, body) in [
+            ("user/add", r#"{"name":"root","password":"of-root"}"#.to_owned()),
+            ("user/grant", r#"{"user":"root","role":"root"}"#.to_owned()),
+            ("role/add", r#"{"name":"watching"}"#.to_owned()),
+            ("role/grant", grant("READWRITE", "/kingpost/failover/", "/kingpost/failover0")),
+            ("role/grant", grant("READ", "/service/", "/service0")),
+            ("user/add", format!(r#"{{"name":"{ETCD_USER}","password":"{ETCD_PASSWORD}"}}"#)),
+            ("user/grant", format!(r#"{{"user":"{ETCD_USER}","role":"watching"}}"#)),
+            ("enable", "{}".to_owned()),
+        ] {
+            let answer = etcd.post(&format!("/v3/auth/{path}"), &body).await;
+            assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+        }
+        // Without a name in it: etcd would take that for the user of whatever comes over HTTP.
+        etcd.tls = Some((authority.ca_file(), authority.issue("", &["127.0.0.1"])));
+        etcd.start_again().await;
+        Some(etcd)
+    }
+
+    /// Kills it and starts it again with the same data. It forgets the tokens that it has given.
+    ///
+    /// # Panics
+    /// When it does not listen in time.
+    pub async fn start_again(&mut self) {
+        self.process = None;
+        let (client, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer.number()));
+        let mut etcd = command(Path::new(&self.program), RunAs::Tests, "KILL");
+        etcd.arg("--data-dir").arg(self.dir.join("etcd"));
+        etcd.args(["--listen-client-urls", &client, "--advertise-client-urls", &client, "--listen-peer-urls", &peer]);
+        etcd.args(["--initial-advertise-peer-urls", &peer, "--initial-cluster", &format!("default={peer}")]);
+        if let Some((ca, pair)) = &self.tls {
+            etcd.arg("--cert-file").arg(&pair.cert).arg("--key-file").arg(&pair.key);
+            etcd.arg("--client-cert-auth").arg("--trusted-ca-file").arg(ca);
+        }
         etcd.stdin(Stdio::null());
-        let process = Process::start("etcd", etcd, &cluster.dir().join("etcd.log"));
-        wait_until("etcd", SOON, cluster.dir(), async || {
-            tokio::net::TcpStream::connect(("127.0.0.1", client.number())).await.ok()
+        self.process = Some(Process::start("etcd", etcd, &self.dir.join("etcd.log")));
+        wait_until("etcd", SOON, &self.dir, async || {
+            TcpStream::connect(("127.0.0.1", self.client.number())).await.ok()
         })
         .await;
-        Some(Etcd { client, _peer: peer, _process: process })
     }
 
     /// Where its clients connect.
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.client.number())
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://127.0.0.1:{}", self.client.number())
+    }
+
+    /// The answer to a request, as it came.
+    async fn post(&self, path: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.client.number())).await.expect("etcd listens");
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).await.expect("etcd reads");
+        let mut answer = String::new();
+        stream.take(1 << 16).read_to_string(&mut answer).await.expect("etcd answers");
+        answer
     }
 }

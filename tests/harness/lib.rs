@@ -37,7 +37,7 @@ mod wait;
 pub use cluster::{Cluster, ClusterBuilder};
 pub use cut::{Cut, Link};
 pub use endpoint::{DATABASE, Endpoint, SCRAM_PASSWORD, SCRAM_USER, USER, sqlstate};
-pub use etcd::Etcd;
+pub use etcd::{ETCD_PASSWORD, ETCD_USER, Etcd};
 pub use failover::{Failover, Ran};
 pub use kingpost::{Kingpost, KingpostBuilder, Subject, database, kingpost_bin, subject, user};
 pub use metrics::{Labels, Metrics, Sample, get as http_get};

@@ -420,8 +420,9 @@ pub(crate) struct SwitchoverArgs {
 pub(crate) struct WatchArgs {
     #[command(flatten)]
     pub(crate) config: WhichConfig,
-    /// Endpoints of etcd, http://host:port with commas in between: a lost primary is replaced, under a lock there
-    #[arg(long, value_name = "ENDPOINTS")]
+    /// A lost primary is replaced, under a lock in etcd. Endpoints: https://host:port or http://host:port with commas in between; without them those of
+    /// the configuration, which also has user, password and certificates
+    #[arg(long, value_name = "ENDPOINTS", num_args = 0..=1, default_missing_value = "")]
     pub(crate) etcd: Option<String>,
     /// How long the primary must be lost before anything is done. Longer than it takes to restart a server, if that is to be waited for
     #[arg(long, default_value = "1s", value_name = "DURATION", value_parser = humantime::parse_duration)]
@@ -441,7 +442,7 @@ pub(crate) struct CheckArgs {
     /// Configuration file
     #[arg(long, short, env = "KINGPOST_CONFIG", default_value = "kingpost.toml", value_name = "FILE")]
     pub(crate) config: PathBuf,
-    /// Also asks the servers, relays and proxies that the failover section names whether they agree with it
+    /// Also asks the servers, relays, proxies and the etcd that the failover section names whether they agree with it
     #[arg(long)]
     pub(crate) online: bool,
 }

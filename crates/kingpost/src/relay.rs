@@ -181,8 +181,10 @@ impl Relaying {
         if self.named.load(Ordering::Acquire) {
             return None;
         }
-        let topology = self.topology.read().unwrap_or_else(PoisonError::into_inner);
-        primary_of(topology.as_ref()?)
+        let topology = self.topology()?;
+        let status = self.relay.status();
+        let held = status.log.as_ref().map(|log| (log.timeline, log.fenced));
+        goes_over(topology.view().term.timeline, held, !status.upstream.is_empty()).then(|| primary_of(&topology))?
     }
 
     fn reload(&self, config: &Config) -> Result<(), Failure> {
@@ -206,6 +208,14 @@ impl Relaying {
             topology.shutdown();
         }
     }
+}
+
+/// Whether a relay goes over to the primary of this timeline. `held` is the log's timeline, and whether nothing more is taken on it; `follows`: it has an upstream.
+///
+/// Who watches the servers here may see a promotion later than the operator who had it made, and has told the relay. To go back to the old primary for that
+/// moment would keep commits of the new one waiting.
+fn goes_over(timeline: u32, held: Option<(u32, bool)>, follows: bool) -> bool {
+    held.is_none_or(|(own, fenced)| !follows || timeline > own || (timeline == own && !fenced))
 }
 
 /// The cluster as a relay watches it: servers only. What other relays have made durable is for proxies.
@@ -432,4 +442,24 @@ fn describe_downstreams(status: &Status, exposition: &mut Exposition) {
     each("relay_downstream_lag_bytes", "Durable here and not yet durable there.", &|downstream| {
         behind(downstream.flushed)
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn to_which_primary_a_relay_goes_over() {
+        for (what, timeline, held, follows, expected) in [
+            ("a new relay", 1, None, false, true),
+            ("the same timeline", 2, Some((2, false)), true, true),
+            ("a promotion", 3, Some((2, false)), true, true),
+            ("a promotion that it was fenced for", 3, Some((2, true)), true, true),
+            ("the one that it was fenced away from", 2, Some((2, true)), true, false),
+            ("the one before", 1, Some((2, false)), true, false),
+            ("it has none, and says why it takes nothing of this one", 1, Some((2, true)), false, true),
+        ] {
+            assert_eq!(goes_over(timeline, held, follows), expected, "{what}");
+        }
+    }
 }

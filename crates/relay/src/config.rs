@@ -102,7 +102,7 @@ impl Default for UpstreamConfig {
             slot: "kingpost_relay".into(),
             application_name: "kingpost_relay".into(),
             status_interval: Duration::from_secs(10),
-            heartbeat: Duration::from_secs(2),
+            heartbeat: Duration::from_millis(500),
             timeout: Duration::from_secs(20),
         }
     }

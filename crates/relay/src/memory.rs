@@ -20,43 +20,44 @@ const STEP: Duration = Duration::from_secs(3);
 
 /// What a relay remembers, as it tells others: the answer to `KINGPOST PROMISE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Recollection {
+pub struct Recollection {
     /// Of the process, at random: so that a relay knows itself.
-    pub(crate) instance: u64,
+    pub instance: u64,
     /// Of the cluster; None: it has no log.
-    pub(crate) system: Option<u64>,
+    pub system: Option<u64>,
     /// The timeline of its log; 0: it has none.
-    pub(crate) timeline: u32,
+    pub timeline: u32,
     /// None: it does not know what it promised.
-    pub(crate) memory: Option<Memory>,
+    pub memory: Option<Memory>,
 }
 
 /// The part of a promise that others take over.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Memory {
-    pub(crate) term: u64,
+pub struct Memory {
+    /// The highest term that was promised to; 0: none.
+    pub term: u64,
     /// The last timeline of which nothing more is taken; 0: none.
-    pub(crate) fenced: u32,
+    pub fenced: u32,
     /// Who goes on from the end of it.
-    pub(crate) chosen: Option<Choice>,
+    pub chosen: Option<Choice>,
 }
 
 /// What was heard of others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Evidence {
+pub struct Evidence {
     /// The upstream's timeline.
-    pub(crate) upstream: u32,
+    pub upstream: u32,
     /// The servers' timelines, or why they do not answer.
-    pub(crate) servers: Vec<(String, Result<u32, String>)>,
+    pub servers: Vec<(String, Result<u32, String>)>,
     /// What the other relays remember, or why they do not answer.
-    pub(crate) relays: Vec<(String, Result<Recollection, String>)>,
+    pub relays: Vec<(String, Result<Recollection, String>)>,
     /// How many relays must have a commit before it is acknowledged.
-    pub(crate) acknowledgements: Option<usize>,
+    pub acknowledgements: Option<usize>,
 }
 
 /// What follows of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Conclusion {
+pub enum Conclusion {
     /// This is promised, as far as it counts.
     Known(Promise),
     /// All were asked, and no relay remembers anything. The newest timeline that anybody is on.
@@ -69,7 +70,8 @@ pub(crate) enum Conclusion {
 }
 
 /// What is known of this relay's promises. `is_new`: an operator says that those who answer are all there is.
-pub(crate) fn conclude(evidence: &Evidence, is_new: bool) -> Conclusion {
+#[must_use]
+pub fn conclude(evidence: &Evidence, is_new: bool) -> Conclusion {
     let told = |(_, answer): &(String, Result<Recollection, String>)| answer.as_ref().ok().cloned();
     let answers: Vec<Recollection> = evidence.relays.iter().filter_map(told).collect();
     let memories: Vec<&Memory> = answers.iter().filter_map(|answer| answer.memory.as_ref()).collect();

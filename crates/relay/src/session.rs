@@ -12,13 +12,13 @@ use wire::{Frame, HEADER, message};
 
 use crate::channel::Channel;
 use crate::error::{Cause, Peer, SessionError};
-use crate::socket::Socket;
+use crate::socket::{Place, Socket};
 
 /// Bytes read at most at once.
 const READ: usize = 1 << 20;
 /// Longest answer to a command, in bytes: a timeline's history may have very many lines.
 const MAX_ANSWER: usize = 4 << 20;
-/// Longest time to connect, during which nobody can be told to follow another: a host that is gone answers nothing.
+/// Longest time to connect to one address: a host that is gone answers nothing.
 const CONNECT: Duration = Duration::from_secs(3);
 /// Longest time for any one step of a login or a command, where nothing else is said.
 pub(crate) const STEP: Duration = Duration::from_secs(10);
@@ -75,18 +75,33 @@ pub(crate) struct Heard {
 }
 
 impl Session {
-    /// Connects and logs in. `known` gets a handle before anything is waited for, to end it by.
+    /// Connects and logs in. `known` gets a handle before anything is waited for, to end it by; of each address that the name has, if the first one does not
+    /// answer.
     pub(crate) fn open<E: From<SessionError>>(
         login: &Login<'_>,
-        known: impl FnOnce(Channel) -> Result<(), E>,
+        known: impl Fn(Channel) -> Result<(), E>,
     ) -> Result<Session, E> {
         let failed = |cause| SessionError { peer: login.peer.clone(), cause };
         let address = login.address;
         let connect = |source| failed(Cause::Connect { address: address.into(), source });
-        let socket = Socket::connect(address, CONNECT).map_err(connect)?;
+        let mut reached = Err(std::io::Error::from(ErrorKind::NotFound));
+        for place in Place::all(address).map_err(connect)? {
+            let socket = match Socket::begin(&place) {
+                Ok(socket) => socket,
+                Err(error) => {
+                    reached = Err(error);
+                    continue;
+                }
+            };
+            known(Channel::plain(socket.try_clone().map_err(connect)?))?;
+            reached = socket.connected(CONNECT).map(|()| socket);
+            if reached.is_ok() {
+                break;
+            }
+        }
+        let socket = reached.map_err(connect)?;
         socket.notice_a_dead_host(login.host_timeout).map_err(connect)?;
         socket.set_timeouts(login.step, login.step).map_err(connect)?;
-        known(Channel::plain(socket.try_clone().map_err(connect)?))?;
         let target = match &login.connector {
             // As with servers: a Unix socket has no TLS.
             Some(connector) if !address.starts_with('/') => {

@@ -1,13 +1,15 @@
 //! A blocking connection to a server, over TCP or a Unix socket.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 /// A connection. Reading and writing may go on in two threads at once, each with its own clone.
 #[derive(Debug)]
@@ -16,24 +18,66 @@ pub(crate) enum Socket {
     Unix(UnixStream),
 }
 
-impl Socket {
-    /// Connects to `host:port` or the path of a Unix socket; each address that a name has is tried for `limit`.
-    pub(crate) fn connect(address: &str, limit: Duration) -> io::Result<Socket> {
+/// One place to connect to.
+#[derive(Debug)]
+pub(crate) enum Place {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl Place {
+    /// Where `host:port`, or the path of a Unix socket, leads to: each address that a name has.
+    pub(crate) fn all(address: &str) -> io::Result<Vec<Place>> {
         if address.starts_with('/') {
-            return Ok(Socket::Unix(UnixStream::connect(address)?));
+            return Ok(vec![Place::Unix(address.into())]);
         }
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-        for address in address.to_socket_addrs()? {
-            match TcpStream::connect_timeout(&address, limit) {
-                Ok(stream) => {
-                    // Acknowledgements are small, and commits wait for them.
-                    stream.set_nodelay(true)?;
-                    return Ok(Socket::Tcp(stream));
-                }
-                Err(error) => last = error,
+        let all: Vec<Place> = address.to_socket_addrs()?.map(Place::Tcp).collect();
+        if all.is_empty() { Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address")) } else { Ok(all) }
+    }
+}
+
+impl Socket {
+    /// Begins to connect. The socket may be ended by [`Socket::shutdown`] from then on, also while [`Socket::connected`] waits: a host that is gone lets that take
+    /// all of its time.
+    pub(crate) fn begin(place: &Place) -> io::Result<Socket> {
+        let address = match place {
+            Place::Unix(path) => return Ok(Socket::Unix(UnixStream::connect(path)?)),
+            Place::Tcp(address) => address,
+        };
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+        match rustix::net::connect(&socket, address) {
+            Ok(()) | Err(Errno::INPROGRESS) => Ok(Socket::Tcp(TcpStream::from(socket))),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits until it is connected, for `limit` at most.
+    pub(crate) fn connected(&self, limit: Duration) -> io::Result<()> {
+        let Socket::Tcp(stream) = self else { return Ok(()) };
+        let end = Instant::now() + limit;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let left = Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            match poll(&mut [PollFd::new(stream, PollFlags::OUT)], Some(&left)) {
+                Ok(0) => return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer")),
+                Ok(_) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
-        Err(last)
+        if let Some(error) = stream.take_error()? {
+            return Err(error);
+        }
+        // One that was ended meanwhile has no peer.
+        stream.peer_addr()?;
+        stream.set_nonblocking(false)?;
+        // Acknowledgements are small, and commits wait for them.
+        stream.set_nodelay(true)
     }
 
     /// See [`notice_a_dead_host`].
@@ -134,7 +178,8 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         for (limit, timeout, idle) in [(20_000, 20_000, 5), (10, 1000, 1), (u64::MAX, 86_400_000, 21_600)] {
-            let socket = Socket::connect(&address, Duration::from_secs(5)).unwrap();
+            let socket = Socket::begin(&Place::all(&address).unwrap()[0]).unwrap();
+            socket.connected(Duration::from_secs(5)).unwrap();
             let Socket::Tcp(stream) = &socket else { panic!("a TCP socket") };
             socket.notice_a_dead_host(Duration::from_millis(limit)).unwrap();
             let fd = stream.as_fd();
@@ -143,5 +188,29 @@ mod tests {
             assert_eq!(sockopt::tcp_keepidle(fd).unwrap(), Duration::from_secs(idle));
             assert_eq!(sockopt::tcp_keepcnt(fd).unwrap(), 3);
         }
+    }
+    /// A host that is gone answers no SYN, nor does a listener whose queue is full.
+    #[test]
+    fn waiting_for_a_connection_can_be_ended() {
+        let queue = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&queue, &"127.0.0.1:0".parse::<SocketAddr>().unwrap()).unwrap();
+        rustix::net::listen(&queue, 0).unwrap();
+        let listener = std::net::TcpListener::from(queue);
+        let place = Place::Tcp(listener.local_addr().unwrap());
+        let mut full = Vec::new();
+        let waits = loop {
+            let socket = Socket::begin(&place).unwrap();
+            match socket.connected(Duration::from_millis(200)) {
+                Ok(()) => full.push(socket),
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => break socket,
+                Err(error) => panic!("{error}"),
+            }
+            assert!(full.len() < 100, "the queue is never full");
+        };
+        let other = waits.try_clone().unwrap();
+        let thread = std::thread::spawn(move || waits.connected(Duration::from_secs(60)));
+        other.shutdown();
+        let ended = thread.join().unwrap().unwrap_err();
+        assert_ne!(ended.kind(), io::ErrorKind::TimedOut, "{ended}");
     }
 }

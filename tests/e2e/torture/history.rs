@@ -9,7 +9,7 @@ use std::time::Duration;
 use kingpost_tests::{Endpoint, SOON, sqlstate, wait_until, within};
 use tokio_postgres::{Client, Error};
 
-use super::world::{Durability, World};
+use super::scene::Scene;
 
 /// Codes that say that it may have been done; so does a connection that is lost.
 const UNKNOWN: [&str; 3] = ["08007", "40003", ""];
@@ -77,21 +77,21 @@ impl Clients {
     }
 
     /// Waits until so many more were acknowledged.
-    pub(super) async fn progress(&self, world: &World, more: u64) {
+    pub(super) async fn progress(&self, world: &impl Scene, more: u64) {
         let target = self.acknowledged.load(Ordering::Relaxed) + more;
-        let what = format!("{more} more commits after {}", world.faults.last().map_or("the start", String::as_str));
-        wait_until(&what, SOON, world.cluster.dir(), async || {
+        let what = format!("{more} more commits after {}", world.last());
+        wait_until(&what, SOON, world.dir(), async || {
             (self.acknowledged.load(Ordering::Relaxed) >= target).then_some(())
         })
         .await;
     }
 
     /// Ends them; a summary.
-    pub(super) async fn end(&self, world: &World) -> String {
+    pub(super) async fn end(&self, world: &impl Scene) -> String {
         self.stop.store(true, Ordering::Relaxed);
         let tasks: Vec<_> = self.tasks.lock().unwrap().drain(..).collect();
         for task in tasks {
-            within("a client to end", SOON, world.cluster.dir(), task).await.unwrap();
+            within("a client to end", SOON, world.dir(), task).await.unwrap();
         }
         let (mut of, mut reads, mut reconnects) = ([0_u64; 3], 0, 0);
         for record in &self.records {
@@ -112,7 +112,7 @@ impl Clients {
     }
 
     /// Holds what was told until now against what is there.
-    pub(super) async fn check(&self, world: &World) -> Vec<Violation> {
+    pub(super) async fn check(&self, world: &impl Scene) -> Vec<Violation> {
         let mut violations = Vec::new();
         let told: Vec<BTreeMap<i64, Outcome>> =
             self.records.iter().map(|record| record.lock().unwrap().outcomes.clone()).collect();
@@ -142,7 +142,7 @@ impl Clients {
             }
         }
         // PostgreSQL's own synchronous replication shows after a restart what the relay may not have.
-        if world.durability != Durability::Native {
+        if world.has_barriers() {
             let gone = seen.into_iter().filter(|(client, n)| !there[*client].contains_key(n));
             violations.extend(gone.map(|(client, n)| Violation::Vanished { client, n }));
         }

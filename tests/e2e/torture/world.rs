@@ -1,10 +1,13 @@
 //! A fleet, and what can happen to it.
 
+use std::path::Path;
 use std::time::Duration;
 
 use kingpost_tests::{Cluster, Cut, Failover, Kingpost, Link, Node, Relay};
 
 use super::history::Clients;
+use super::random::Random;
+use super::scene::Scene;
 
 /// What a commit waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +26,7 @@ pub(super) enum Durability {
 /// Three servers, a relay between them, a proxy in front; forwarders between relay and servers, and proxy and servers.
 pub(super) struct World {
     pub(super) seed: u64,
-    random: u64,
+    random: Random,
     pub(super) durability: Durability,
     pub(super) cluster: Cluster,
     relay: Relay,
@@ -36,6 +39,24 @@ pub(super) struct World {
     pub(super) others: u64,
     /// What happened so far, in order.
     pub(super) faults: Vec<String>,
+}
+
+impl Scene for World {
+    fn dir(&self) -> &Path {
+        self.cluster.dir()
+    }
+
+    fn primary(&self) -> &Node {
+        &self.cluster.nodes()[self.primary]
+    }
+
+    fn last(&self) -> &str {
+        self.faults.last().map_or("the start", String::as_str)
+    }
+
+    fn has_barriers(&self) -> bool {
+        self.durability != Durability::Native
+    }
 }
 
 impl World {
@@ -85,7 +106,7 @@ impl World {
         let failover = Failover::of(&cluster, &[&relay]).proxy(&kingpost).stopping(&cluster);
         World {
             seed,
-            random: seed,
+            random: Random(seed),
             durability,
             cluster,
             relay,
@@ -104,22 +125,13 @@ impl World {
         Clients::start(self.kingpost.endpoint(), count)
     }
 
-    pub(super) fn primary(&self) -> &Node {
-        &self.cluster.nodes()[self.primary]
-    }
-
     /// What happens to bytes between the relay and the primary.
     pub(super) fn relay_link(&self, link: Link) {
         self.relay_links[self.primary].set(link);
     }
 
-    /// splitmix64: the same sequence for the same seed.
     fn draw(&mut self, below: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % below
+        self.random.draw(below)
     }
 
     /// One of the standbys.

@@ -338,8 +338,19 @@ const FAILOVER: &[Key] = &[
     key("tls", Kind::Table(CLUSTER_TLS)),
     key("stop", Kind::Texts),
     key("rejoin", Kind::Texts),
+    key("etcd", Kind::Table(FAILOVER_ETCD)),
     key("relays", Kind::Tables(FAILOVER_RELAY)),
     key("proxies", Kind::Tables(FAILOVER_PROXY)),
+];
+
+const FAILOVER_ETCD: &[Key] = &[
+    key("endpoints", Kind::Texts),
+    key("user", Kind::Text),
+    key("password", Kind::Secret),
+    key("password_file", Kind::Text),
+    key("ca_file", Kind::Text),
+    key("cert_file", Kind::Text),
+    key("key_file", Kind::Text),
 ];
 
 const FAILOVER_RELAY: &[Key] = &[

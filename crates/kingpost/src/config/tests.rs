@@ -59,9 +59,16 @@ fn what_the_guide_prints_is_accepted() {
     for (name, text) in PRINTED {
         for block in text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()) {
             count += 1;
-            let is_piece = ["[proxy.", "[[proxy.databases]]", "[[cluster.relays]]", "[cluster.tls]", "[console]"]
-                .iter()
-                .any(|key| block.trim_start().starts_with(key));
+            let is_piece = [
+                "[proxy.",
+                "[[proxy.databases]]",
+                "[[cluster.relays]]",
+                "[cluster.tls]",
+                "[console]",
+                "[failover.etcd]",
+            ]
+            .iter()
+            .any(|key| block.trim_start().starts_with(key));
             let is_piece = is_piece && !block.starts_with("[[proxy.users]]") && !block.starts_with("[proxy.users");
             let whole = if is_piece { format!("{GOOD}{block}") } else { block.to_owned() };
             let found = load_text(&whole, &[]).problems;
@@ -489,6 +496,7 @@ fn the_schema_is_that_of_the_types() {
         (&["relay", "upstream"], known::<relay::config::UpstreamConfig>(&[])),
         (&["relay", "users"], known::<relay::config::UserConfig>(&[])),
         (&["failover"], known::<FailoverConfig>(&[])),
+        (&["failover", "etcd"], known::<crate::failover::etcd::EtcdConfig>(&[])),
         (&["failover", "relays"], known::<RelayPartConfig>(&[])),
         (&["failover", "proxies"], known::<PartConfig>(&[])),
         (&["registry"], known::<RegistryConfig>(&[])),

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::etcd::EtcdConfig;
+
 /// `[failover]`: what `kingpost failover`, `switchover` and `watch` need to know beside `[cluster]`.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -32,6 +34,8 @@ pub(crate) struct FailoverConfig {
     pub(crate) stop: Vec<String>,
     /// Program that brings a former primary back as a standby; empty: it is said what to do.
     pub(crate) rejoin: Vec<String>,
+    /// `[failover.etcd]`.
+    pub(crate) etcd: EtcdConfig,
     /// `[[failover.relays]]`.
     pub(crate) relays: Vec<RelayPartConfig>,
     /// `[[failover.proxies]]`.
@@ -51,6 +55,7 @@ impl Default for FailoverConfig {
             lag_limit: None,
             stop: Vec::new(),
             rejoin: Vec::new(),
+            etcd: EtcdConfig::default(),
             relays: Vec::new(),
             proxies: Vec::new(),
         }
@@ -68,6 +73,7 @@ impl fmt::Debug for FailoverConfig {
             .field("lag_limit", &self.lag_limit)
             .field("stop", &self.stop)
             .field("rejoin", &self.rejoin)
+            .field("etcd", &self.etcd)
             .field("relays", &self.relays)
             .field("proxies", &self.proxies)
             .finish_non_exhaustive()

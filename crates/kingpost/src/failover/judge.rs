@@ -1,6 +1,6 @@
 //! What a look at everything comes to, for somebody who watches. Pure: no I/O, no clock of its own.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::plan::{Situation, Survey, Undecided};
 
@@ -81,10 +81,11 @@ pub(super) fn course(survey: &Survey, force: bool) -> Result<Course, Undecided> 
     })
 }
 
-/// What was seen so far.
+/// What was seen so far. Times are those of a clock that runs only while the watcher does ([`super::awake`]): a primary is not lost for longer because the
+/// watcher stood still.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
-    last: Option<(Judgement, Instant)>,
+    last: Option<(Judgement, Duration)>,
     advised: bool,
 }
 
@@ -101,7 +102,7 @@ pub(super) enum Due {
 
 impl Watched {
     /// Takes a judgement in; true if it is another than before.
-    pub(super) fn see(&mut self, judgement: &Judgement, now: Instant) -> bool {
+    pub(super) fn see(&mut self, judgement: &Judgement, now: Duration) -> bool {
         if self.last.as_ref().is_some_and(|(last, _)| last == judgement) {
             return false;
         }
@@ -111,9 +112,9 @@ impl Watched {
     }
 
     /// What is due of whoever acts, or advises, once the primary was lost for as long as `after`.
-    pub(super) fn due(&mut self, now: Instant, after: Duration, acts: bool) -> Due {
+    pub(super) fn due(&mut self, now: Duration, after: Duration, acts: bool) -> Due {
         let Some((Judgement::Lost | Judgement::Unfinished, since)) = &self.last else { return Due::Nothing };
-        if now.saturating_duration_since(*since) < after {
+        if now.saturating_sub(*since) < after {
             return Due::Nothing;
         }
         match (acts, self.advised) {
@@ -133,8 +134,7 @@ mod tests {
 
     #[test]
     fn what_is_due() {
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
+        let at = Duration::from_secs;
         let after = Duration::from_secs(2);
         for (acts, first, again) in [(true, Due::Failover, Due::Failover), (false, Due::Advice, Due::Nothing)] {
             let mut watched = Watched::default();

@@ -13,18 +13,20 @@
 
 mod abort;
 mod acknowledge;
+mod awake;
 mod away;
 mod ballot;
 pub(crate) mod config;
 mod conninfo;
 mod elect;
-mod etcd;
+pub(crate) mod etcd;
 mod follow;
 mod held;
 mod hooks;
 mod judge;
 mod leftovers;
 mod lock;
+mod lookout;
 #[cfg(test)]
 mod model;
 mod note;
@@ -48,6 +50,7 @@ use crate::error::Failure;
 use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
 use crate::{logging, out};
 use away::away;
+use etcd::Etcd;
 use leftovers::Leftover;
 pub(crate) use plan::needed;
 use plan::{Locked, ProxySeen, ProxyState, Situation, Survey};
@@ -99,6 +102,12 @@ pub(crate) fn check(config: Config) -> Result<(), Failure> {
         let mut found = survey.disagreements(counted);
         found.extend(acknowledge::gates(&proxies, counted));
         let mut lines: Vec<String> = found.iter().map(|found| format!("  {found}")).collect();
+        if !steps.config.failover.etcd.endpoints.is_empty() {
+            let etcd = Etcd::new(&steps.config.failover.etcd, "")?;
+            if let Err(why) = etcd.check(&watch::lock_key(&steps.config)).await {
+                lines.push(format!("  {why}"));
+            }
+        }
         lines.extend(
             survey
                 .servers

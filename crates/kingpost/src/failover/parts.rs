@@ -22,8 +22,10 @@ use crate::error::Failure;
 const APPLICATION: &str = "kingpost failover";
 /// Longest time for one look at a part, unless less is said.
 const LOOK: Duration = Duration::from_secs(2);
+/// The same where somebody else limits looks, on a clock that may stand still: then this ends what nobody waits for any more.
+const PATIENT: Duration = Duration::from_secs(10);
 /// The same for one that has not answered a moment ago.
-const GLANCE: Duration = Duration::from_millis(500);
+const GLANCE: Duration = Duration::from_millis(300);
 /// Longest time for a relay to carry out an order; it has a limit of its own below.
 const ORDER: Duration = Duration::from_secs(50);
 
@@ -77,6 +79,17 @@ impl std::fmt::Debug for Login {
     }
 }
 
+fn server_seen(node: &NodeConfig, state: Said<ServerState>) -> ServerSeen {
+    let never = node.failover == Candidacy::Never;
+    let tags = Tags { never, priority: node.failover_priority, zone: node.zone.clone() };
+    ServerSeen { name: node.name.clone(), address: node.address.clone(), tags, state }
+}
+
+fn relay_seen(login: &Login, standing: Said<Standing>) -> RelaySeen {
+    let Login { part, application, .. } = login;
+    RelaySeen { name: part.name.clone(), address: part.address.clone(), application: application.clone(), standing }
+}
+
 /// An error in words.
 pub(super) type Said<T> = Result<T, String>;
 
@@ -122,6 +135,12 @@ impl Parts {
         self.look = limit;
     }
 
+    /// The same for somebody who limits each look on a clock of his own. Looks of the two are not in each other's way.
+    pub(super) fn patient(&self) -> Parts {
+        let relays = self.relays.iter().map(|login| Login { looking: Arc::default(), ..login.clone() }).collect();
+        Parts { look: PATIENT, relays, ..self.clone() }
+    }
+
     pub(super) fn nodes(&self) -> &[NodeConfig] {
         &self.cluster.nodes
     }
@@ -149,34 +168,48 @@ impl Parts {
     }
 
     async fn survey_within(&self, limit: impl Fn(&str) -> Duration) -> Survey {
-        let servers = self.cluster.nodes.iter().map(|node| {
-            let limit = limit(&node.name);
-            async move {
-                let tags = Tags {
-                    never: node.failover == Candidacy::Never,
-                    priority: node.failover_priority,
-                    zone: node.zone.clone(),
-                };
-                let state = self.look_within(&node.name, limit).await;
-                ServerSeen { name: node.name.clone(), address: node.address.clone(), tags, state }
-            }
-        });
-        let relays = self.relays.iter().map(|login| {
-            let limit = limit(&login.part.name);
-            async move {
-                let standing = self.order_within(&login.part.name, Order::Look, limit).await;
-                RelaySeen {
-                    name: login.part.name.clone(),
-                    address: login.part.address.clone(),
-                    application: login.application.clone(),
-                    standing,
-                }
-            }
-        });
+        let servers =
+            self.cluster.nodes.iter().map(|node| self.see_server(node, tokio::time::sleep(limit(&node.name))));
+        let relays = self.relays.iter().enumerate();
+        let relays = relays.map(|(index, login)| self.see_relay(index, tokio::time::sleep(limit(&login.part.name))));
         let (servers, relays) = tokio::join!(join_all(servers), join_all(relays));
         let mut survey = Survey { servers, relays, acknowledgements: self.acknowledgements };
-        survey.acknowledgements = survey.acknowledged_by(self.acknowledgements);
+        self.count(&mut survey);
         survey
+    }
+
+    /// Takes in what the servers of a survey say of how many relays their commits wait for.
+    pub(super) fn count(&self, survey: &mut Survey) {
+        survey.acknowledgements = survey.acknowledged_by(self.acknowledgements);
+    }
+
+    /// A survey in which nobody has been looked at.
+    pub(super) fn unseen(&self) -> Survey {
+        let why = "it has not been looked at yet";
+        let servers = self.cluster.nodes.iter().map(|node| server_seen(node, Err(why.into())));
+        let relays = self.relays.iter().map(|login| relay_seen(login, Err(why.into())));
+        Survey { servers: servers.collect(), relays: relays.collect(), acknowledgements: self.acknowledgements }
+    }
+
+    /// Looks at a server until `limit` is over.
+    pub(super) async fn see_server(&self, node: &NodeConfig, limit: impl Future<Output = ()>) -> ServerSeen {
+        let state = tokio::select! {
+            biased;
+            state = self.look(&node.name) => state,
+            () = limit => Err("it does not answer in time".into()),
+        };
+        server_seen(node, state)
+    }
+
+    /// Looks at the relay of this index until `limit` is over.
+    pub(super) async fn see_relay(&self, index: usize, limit: impl Future<Output = ()>) -> RelaySeen {
+        let login = &self.relays[index];
+        let standing = tokio::select! {
+            biased;
+            standing = self.order(&login.part.name, Order::Look) => standing,
+            () = limit => Err("it does not answer in time".into()),
+        };
+        relay_seen(login, standing)
     }
 
     /// A session on a server, also on one that lets nobody else in.
@@ -209,16 +242,12 @@ impl Parts {
     async fn connect(&self, node: &str, application: &str, settings: &str) -> Said<Client> {
         let known = self.cluster.nodes.iter().find(|known| known.name == node);
         let known = known.ok_or_else(|| format!("no node is named {node}"))?;
-        let client = topology::connect(&self.cluster, known, application, settings, LOOK).await;
+        let client = topology::connect(&self.cluster, known, application, settings, self.look.max(LOOK)).await;
         client.map_err(|error| error.to_string())
     }
 
     /// How a server stands.
     pub(super) async fn look(&self, node: &str) -> Said<ServerState> {
-        self.look_within(node, self.look).await
-    }
-
-    async fn look_within(&self, node: &str, limit: Duration) -> Said<ServerState> {
         let look = async {
             let (client, locked) = self.session_and_lock(node).await?;
             let row = client.query_one(ASK, &[]).await.map_err(|error| describe(&error))?;
@@ -232,7 +261,7 @@ impl Parts {
             }
             Ok(state)
         };
-        within(limit, look).await
+        within(self.look, look).await
     }
 
     /// Runs statements on a server, each a transaction of its own; the first value of the last one.
@@ -245,10 +274,6 @@ impl Parts {
     /// Has a relay carry out an order.
     pub(super) async fn order(&self, relay: &str, order: Order) -> Said<Standing> {
         let limit = if order == Order::Look { self.look } else { ORDER };
-        self.order_within(relay, order, limit).await
-    }
-
-    async fn order_within(&self, relay: &str, order: Order, limit: Duration) -> Said<Standing> {
         let looking = (order == Order::Look).then(|| self.looking(relay)).flatten();
         if looking.as_ref().is_some_and(|looking| looking.swap(true, Ordering::AcqRel)) {
             // The thread that asked last is still waiting: no second one waits beside it.

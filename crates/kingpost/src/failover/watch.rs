@@ -4,38 +4,36 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Ends;
+use super::awake::Awake;
 use super::away::away;
-use super::etcd::Etcd;
+use super::etcd::{Etcd, PATRONI};
 use super::held::{Held, SHORTEST};
 use super::judge::{Due, Judgement, Watched, judge};
+use super::lookout::{LOOK, Lookout};
 use super::plan::{self, Situation, Survey};
 use super::report::{Report, check_address};
 use super::steps::Steps;
 use crate::admin::Admin;
 use crate::cli::WatchArgs;
+use crate::config::Config;
 use crate::error::Failure;
 
-/// Time from one look to the next.
-const PACE: Duration = Duration::from_millis(500);
-/// Longest time for one look at a server or a relay: with the pace it bounds how late a silence is noticed.
-const LOOK: Duration = Duration::from_secs(1);
 /// How long etcd may take to answer for the first time.
 const STARTING: Duration = Duration::from_secs(10);
+/// Time after an attempt to take a lock that somebody else has: whoever has it may die.
+const TAKEN: Duration = Duration::from_millis(250);
 /// Time after an attempt that failed; it doubles while they fail.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
 
 /// Until a signal.
 pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> Result<(), Failure> {
     steps.parts.look_within_at_most(LOOK);
-    let etcd = args.etcd.as_deref().map(Etcd::new).transpose().map_err(Failure::config)?;
+    let etcd = args.etcd.as_deref().map(|endpoints| Etcd::new(&steps.config.failover.etcd, endpoints)).transpose()?;
     if let Some(etcd) = &etcd {
         may_act(&steps, etcd, args.ttl).await?;
     }
-    let lock = Locking {
-        key: format!("/kingpost/failover/{}", steps.config.cluster.name),
-        owner: format!("{}:{}", host(), std::process::id()),
-        ttl: args.ttl,
-    };
+    let lock =
+        Locking { key: lock_key(&steps.config), owner: format!("{}:{}", host(), std::process::id()), ttl: args.ttl };
     steps.say(format_args!(
         "watching {} servers and {} relays; a lost primary is {}",
         steps.parts.nodes().len(),
@@ -50,20 +48,24 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
         }
         None => None,
     };
+    let patient = steps.parts.patient();
+    let awake = Awake::start();
+    let mut lookout = Lookout::new(&patient, &awake);
     let mut watched = Watched::default();
     let mut again = AGAIN.0;
     let mut busy = false;
+    let mut not_before = Duration::ZERO;
     loop {
-        let began = Instant::now();
         let survey = tokio::select! {
-            survey = steps.parts.survey() => survey,
+            survey = lookout.next() => survey,
             name = stop.next() => return ended(&steps, name),
         };
-        let judgement = judge(&survey);
+        let judgement = judge(survey);
         report.looked(&judgement);
-        if watched.see(&judgement, began) {
+        if watched.see(&judgement, awake.now()) {
             again = AGAIN.0;
             busy = false;
+            not_before = Duration::ZERO;
             steps.say(match &judgement {
                 Judgement::Healthy(primary) => format!("{primary} is the primary"),
                 Judgement::Unsure(why) => format!("no primary answers: {why}"),
@@ -71,36 +73,39 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
                 Judgement::Unfinished => "a failover was begun, and has not ended".into(),
             });
         }
-        let mut pause = PACE.saturating_sub(began.elapsed());
-        match (watched.due(Instant::now(), args.after, etcd.is_some()), &etcd) {
+        match (watched.due(awake.now(), args.after, etcd.is_some()), &etcd) {
             (Due::Nothing, _) | (Due::Failover, None) => {}
-            (Due::Advice, _) => advise(&steps, &survey),
+            (Due::Advice, _) => advise(&steps, survey),
+            (Due::Failover, Some(_)) if awake.now() < not_before => {}
             (Due::Failover, Some(etcd)) => {
                 steps.began = Instant::now();
                 report.begins();
-                let result = guarded(&steps, etcd, &lock).await;
+                let result = guarded(&steps, etcd, &lock, survey).await;
                 report.ends(result.as_ref().ok().copied());
                 match result {
-                    Ok(true) => {}
+                    // What was seen before is long ago.
+                    Ok(true) => lookout = Lookout::new(&patient, &awake),
                     Ok(false) => {
-                        // Whoever has it may die: this one looks at the same pace as ever.
+                        not_before = awake.now() + TAKEN;
                         if !std::mem::replace(&mut busy, true) {
                             steps.say("somebody else has the lock: it is theirs to do");
                         }
                     }
                     Err(failure) => {
                         steps.say(format_args!("failed: {failure}"));
-                        pause = again;
+                        lookout = Lookout::new(&patient, &awake);
+                        not_before = awake.now() + again;
                         again = (again * 2).min(AGAIN.1);
                     }
                 }
             }
         }
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            name = stop.next() => return ended(&steps, name),
-        }
     }
+}
+
+/// Where in etcd the lock is.
+pub(super) fn lock_key(config: &Config) -> String {
+    format!("/kingpost/failover/{}", config.cluster.name)
 }
 
 fn ended(steps: &Steps, signal: &str) -> Result<(), Failure> {
@@ -123,13 +128,13 @@ async fn may_act(steps: &Steps, etcd: &Etcd, ttl: Duration) -> Result<(), Failur
     // It may be starting, too, as after a power cut.
     let began = Instant::now();
     let keys = loop {
-        match etcd.keys("/service/").await {
+        match etcd.keys(PATRONI).await {
             Ok(keys) => break keys,
             Err(why) if began.elapsed() > STARTING => return Err(Failure::runtime(format!("cannot ask etcd: {why}"))),
-            Err(_) => tokio::time::sleep(PACE).await,
+            Err(_) => tokio::time::sleep(STARTING / 20).await,
         }
     };
-    let patroni = format!("/service/{}/leader", steps.config.cluster.name);
+    let patroni = format!("{PATRONI}{}/leader", steps.config.cluster.name);
     if keys.contains(&patroni) {
         return Err(Failure::config(format!("etcd has {patroni}: Patroni decides who is primary of this cluster"))
             .advise("watch without --etcd: it advises; proxies and relays follow Patroni's decisions by themselves"));
@@ -155,15 +160,15 @@ struct Locking {
     ttl: Duration,
 }
 
-/// A failover under the lock; false: somebody else has it.
-async fn guarded(steps: &Steps, etcd: &Etcd, lock: &Locking) -> Result<bool, Failure> {
+/// A failover under the lock; false: somebody else has it. `seen`: what was known before.
+async fn guarded(steps: &Steps, etcd: &Etcd, lock: &Locking, seen: &Survey) -> Result<bool, Failure> {
     let held = Held::take(etcd, &lock.key, &lock.owner, lock.ttl).await;
     let Some(held) = held.map_err(|why| Failure::runtime(format!("cannot take the lock: {why}")))? else {
         return Ok(false);
     };
     steps.step("locked");
-    // Who had the lock before may have done it.
-    let survey = steps.parts.survey().await;
+    // Who had the lock before may have done it. Who has not answered for so long is not waited for once more.
+    let survey = steps.parts.survey_again(seen).await;
     let result = match (judge(&survey), survey.situation()) {
         // An earlier run was interrupted before it had elected anything, and the primary lives: that it goes on takes no more than to
         // take the fences away.

@@ -12,6 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use super::files::{self, failed};
 use super::history::MAX_HISTORY_BYTES;
 use super::segment::PAGE;
 use super::wal::{PAGE_BYTES, Stop, Walker, is_page};
-use super::{History, Identity, LogError, MAX_SPARES, STATE_FILE, Segment, Start, Timeline};
+use super::{History, Identity, LogError, MAX_SPARES, STATE_FILE, Segment, SegmentSize, Start, Timeline};
 
 /// Files are read in pieces of this size.
 const PIECE: usize = 128 * PAGE_BYTES;
@@ -196,9 +197,7 @@ pub(super) fn recover(
     let mut buffer = vec![0; PIECE];
     for (segment, file) in &walk.files {
         let path = dir.join(segment.name(size));
-        let begin = size.start(segment.number).max(durable_to);
-        let to = end.0.min(size.start(segment.number).0 + size.bytes());
-        let mut at = begin.0;
+        let Range { start: mut at, end: to } = written_again(size, segment.number, durable_to, end, unflushed);
         while at < to {
             let here = buffer.len().min((to - at) as usize);
             let offset = at - size.start(segment.number).0;
@@ -242,6 +241,13 @@ pub(super) fn recover(
         set_aside,
     };
     Ok(Recovered { report, held, ahead })
+}
+
+/// What of a segment may not have been flushed, and is written again. `durable_to` and everything before was durable before the segment was begun. And of what had been
+/// written no more than `unflushed` bytes had not been flushed: it ended at `end` or behind that. Where segments are large that is a small part of one.
+fn written_again(size: SegmentSize, number: u64, durable_to: Lsn, end: Lsn, unflushed: u64) -> Range<u64> {
+    let start = size.start(number).max(durable_to).0.max(end.0.saturating_sub(unflushed));
+    start..end.0.min(size.start(number).0 + size.bytes())
 }
 
 /// Whether the segment has pages of its own positions behind the page at `stopped`: WAL that had been written, and that
@@ -502,5 +508,31 @@ pub fn identify(dir: &Path) -> Result<Option<Identity>, LogError> {
         Ok(None) => Ok(None),
         Err(LogError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    const MB: u64 = 1 << 20;
+
+    #[test]
+    fn what_is_written_again() {
+        for (what, segment_mb, number, durable_mb, end_mb, expected) in [
+            ("a small one, all of it", 16, 5, 16, 90, (80, 90)),
+            ("before the last one", 16, 4, 16, 90, (64, 80)),
+            ("what was durable before it was begun", 16, 1, 20, 90, (26, 32)),
+            ("a large one, its end only", 1024, 1, 960, 1624, (1560, 1624)),
+            ("one with little in it", 1024, 1, 960, 1030, (1024, 1030)),
+            ("the one before it", 1024, 0, 960, 1030, (966, 1024)),
+            ("one that is behind the end", 1024, 2, 960, 1030, (2048, 1030)),
+        ] {
+            let size = SegmentSize::new(segment_mb * MB).unwrap();
+            let range = written_again(size, number, Lsn(durable_mb * MB), Lsn(end_mb * MB), 64 * MB);
+            assert_eq!((range.start / MB, range.end / MB), expected, "{what}");
+        }
     }
 }

@@ -13,8 +13,10 @@ use crate::memory::Memory;
 pub(crate) use file::{NotPromised, PromiseFile};
 
 /// What a relay has promised.
+///
+/// A value without I/O: `kingpost failover`'s model drives the same rules through all orders of events.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Promise {
+pub struct Promise {
     term: u64,
     fence: Option<Fence>,
     redirect: Option<Redirect>,
@@ -32,23 +34,23 @@ struct Owed {
 
 /// Nothing more is taken on a timeline and older ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fence {
+struct Fence {
     timeline: u32,
     chosen: Option<Choice>,
 }
 
 /// Which node is to go on from the end of a timeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Choice {
+pub struct Choice {
     /// In which it was chosen.
-    pub(crate) term: u64,
+    pub term: u64,
     /// Its configured name.
-    pub(crate) node: String,
+    pub node: String,
 }
 
 /// An upstream that an operator has named in place of the configured one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Redirect {
+struct Redirect {
     /// What the configuration said then. As soon as it says something else, that counts.
     configured: String,
     address: String,
@@ -119,17 +121,20 @@ pub enum PromiseError {
 
 impl Promise {
     /// The highest term that was promised to; 0: none.
-    pub(crate) fn term(&self) -> u64 {
+    #[must_use]
+    pub fn term(&self) -> u64 {
         self.term
     }
 
     /// The last timeline of which nothing more is taken, whatever timeline the log is on; 0: none.
-    pub(crate) fn fenced_up_to(&self) -> u32 {
+    #[must_use]
+    pub fn fenced_up_to(&self) -> u32 {
         self.fence.as_ref().map_or(0, |fence| fence.timeline)
     }
 
     /// The fence, if the log, which is on timeline `own`, has not passed it: the last timeline that ends here, and the choice.
-    pub(crate) fn standing(&self, own: u32) -> Option<(u32, Option<&Choice>)> {
+    #[must_use]
+    pub fn standing(&self, own: u32) -> Option<(u32, Option<&Choice>)> {
         let fence = self.fence.as_ref().filter(|fence| fence.timeline >= own)?;
         Some((fence.timeline, fence.chosen.as_ref()))
     }
@@ -144,7 +149,10 @@ impl Promise {
 
     /// To a higher term: nothing more is taken on `timeline` and older ones. What was chosen to go on from the end of the same timeline
     /// stays. `own` is the timeline that the log is on, durable up to `flushed`.
-    pub(crate) fn fence(&self, term: u64, timeline: u32, own: u32, flushed: Lsn) -> Result<Promise, PromiseError> {
+    ///
+    /// # Errors
+    /// The term is not higher, the timeline has ended before, or the log lacks what was acknowledged in an earlier life.
+    pub fn fence(&self, term: u64, timeline: u32, own: u32, flushed: Lsn) -> Result<Promise, PromiseError> {
         self.must_be_higher(term)?;
         if timeline < own {
             return Err(PromiseError::Timeline { own, given: timeline });
@@ -159,7 +167,10 @@ impl Promise {
     }
 
     /// The term's holder chooses `node` to go on from the end of the fenced timeline.
-    pub(crate) fn choose(&self, term: u64, node: &str, own: u32) -> Result<Promise, PromiseError> {
+    ///
+    /// # Errors
+    /// Another term was promised to, or no fence stands.
+    pub fn choose(&self, term: u64, node: &str, own: u32) -> Result<Promise, PromiseError> {
         self.must_be_the_term(term)?;
         let (timeline, _) = self.standing(own).ok_or(PromiseError::NotFenced)?;
         let chosen = Some(Choice { term, node: node.into() });
@@ -171,7 +182,10 @@ impl Promise {
     ///
     /// A relay cannot see whether the node was promoted, or still can be. Who gives the order must know that it cannot: the node answers as
     /// a standby, and whoever chose it holds no term any more by which it would still promote it.
-    pub(crate) fn withdraw(&self, term: u64, node: &str, own: u32) -> Result<Promise, PromiseError> {
+    ///
+    /// # Errors
+    /// Another term was promised to, no fence stands, or another node is chosen.
+    pub fn withdraw(&self, term: u64, node: &str, own: u32) -> Result<Promise, PromiseError> {
         self.must_be_the_term(term)?;
         let (timeline, chosen) = self.standing(own).ok_or(PromiseError::NotFenced)?;
         match chosen {
@@ -219,13 +233,15 @@ impl Promise {
     }
 
     /// What others remember. `fenced` 0: nothing was fenced.
-    pub(crate) fn learnt(term: u64, fenced: u32, chosen: Option<Choice>) -> Promise {
+    #[must_use]
+    pub fn learnt(term: u64, fenced: u32, chosen: Option<Choice>) -> Promise {
         let fence = (fenced > 0).then_some(Fence { timeline: fenced, chosen });
         Promise { term, fence, ..Promise::default() }
     }
 
     /// What another relay takes over that has lost its memory.
-    pub(crate) fn memory(&self) -> Memory {
+    #[must_use]
+    pub fn memory(&self) -> Memory {
         let chosen = self.fence.as_ref().and_then(|fence| fence.chosen.clone());
         Memory { term: self.term, fenced: self.fenced_up_to(), chosen }
     }

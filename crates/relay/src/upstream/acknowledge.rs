@@ -193,11 +193,13 @@ impl Reporter {
         }
         while !self.told.stop.load(Ordering::Acquire) {
             let last = self.reports().last;
-            parker.wait(Lsn(1), Some((last + self.interval).min(look_at)));
+            let until = (last + self.interval).min(look_at);
+            parker.wait(Lsn(1), Some(until));
             let now = Instant::now();
+            let late = now.saturating_duration_since(until) > self.patience / 2;
             let asked = self.told.asked.swap(false, Ordering::AcqRel);
             let mut reports = self.reports();
-            let silence = judge(now, self.silent_since(&reports), asked_at, self.patience);
+            let silence = judge(now, self.silent_since(&reports), asked_at, self.patience, late);
             let due = now.saturating_duration_since(reports.last) >= self.interval;
             let ask = silence == Silence::Ask;
             if (asked || due || ask || self.durable() > reports.sent) && !self.report(&mut reports, ask) {

@@ -17,8 +17,15 @@ pub(super) enum Silence {
 }
 
 /// `since`: the receiver has waited since then, and nothing came; None: it has something to do. `asked`: when the upstream was asked the last
-/// time. It has `patience` to say something, and as long again to answer.
-pub(super) fn judge(now: Instant, since: Option<Instant>, asked: Option<Instant>, patience: Duration) -> Silence {
+/// time. It has `patience` to say something, and as long again to answer. `late`: this process comes much later than it meant to, because it
+/// or its machine stood still; the answer may be on its way, so the upstream is asked once more.
+pub(super) fn judge(
+    now: Instant,
+    since: Option<Instant>,
+    asked: Option<Instant>,
+    patience: Duration,
+    late: bool,
+) -> Silence {
     let Some(since) = since else { return Silence::Wait(now + patience) };
     if now < since + patience {
         return Silence::Wait(since + patience);
@@ -26,6 +33,7 @@ pub(super) fn judge(now: Instant, since: Option<Instant>, asked: Option<Instant>
     match asked.filter(|asked| *asked >= since) {
         None => Silence::Ask,
         Some(asked) if now < asked + patience => Silence::Wait(asked + patience),
+        Some(_) if late => Silence::Ask,
         Some(_) => Silence::Unheard(now + patience),
     }
 }
@@ -52,7 +60,13 @@ mod tests {
             (2500, Some(500), Some(500), Silence::Unheard(at(4500)), "asked at the same moment"),
         ] {
             let asked = asked.map(at);
-            assert_eq!(judge(at(now), since.map(at), asked, patience), expected, "{why}");
+            assert_eq!(judge(at(now), since.map(at), asked, patience, false), expected, "{why}");
+            let late = if let Silence::Unheard(_) = expected { Silence::Ask } else { expected };
+            assert_eq!(
+                judge(at(now), since.map(at), asked, patience, true),
+                late,
+                "{why}, and this process comes late"
+            );
         }
     }
 }

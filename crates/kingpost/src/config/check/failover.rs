@@ -23,6 +23,12 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mu
     if let Some(file) = &failover.password_file {
         check_password_file(file, "failover.password_file".into(), stat, findings);
     }
+    if let Err((key, why)) = failover.etcd.check() {
+        findings.error(format!("failover.etcd.{key}"), why);
+    }
+    if let Some(file) = &failover.etcd.password_file {
+        check_password_file(file, "failover.etcd.password_file".into(), stat, findings);
+    }
     if !failover.relays.is_empty() && failover.acknowledgements > failover.relays.len() {
         findings.error(
             "failover.acknowledgements",

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! What a run decides is decided by the code that decides it in earnest: [`course`](super::judge::course), [`super::plan`],
-//! [`super::ballot`]. The rules of relays (their promise) and of servers (the note) are written down in [`world`] once more, and the adversary is
-//! [`Action`].
+//! [`super::ballot`]. What a relay promises, and what one that came back empty concludes, is decided by the relay's own [`Promise`](::relay::Promise) and
+//! [`conclude`](::relay::conclude). The rule of servers (the note, which is in SQL) is written down in [`world`] once more, and the adversary is [`Action`].
 //!
 //! *What must hold*: what was acknowledged is on every later timeline; two primaries that both get commits acknowledged there are never.
 //! With one mend taken out ([`Mends`]) the checker has to find how that is broken.

@@ -3,7 +3,7 @@
 use super::super::ballot::{Ballot, next_term, to_be_noted};
 use super::super::judge::{Course, course};
 use super::super::plan::{Candidate, Election, RelaySeen, Rules, Situation, Survey, candidates};
-use super::world::{NAMES, SERVERS, World};
+use super::world::{NAMES, SERVERS, World, index};
 use super::{Action, Fleet};
 
 /// How far a run is.
@@ -61,10 +61,6 @@ fn bit(server: usize) -> u8 {
 
 fn names(bits: u8) -> Vec<String> {
     (0..SERVERS).filter(|server| bits & bit(*server) != 0).map(|server| NAMES[server].to_owned()).collect()
-}
-
-fn index(name: &str) -> u8 {
-    NAMES.iter().position(|known| *known == name).map_or(0, |index| index as u8)
 }
 
 fn bits<'a>(names: impl Iterator<Item = &'a str>) -> u8 {

@@ -3,7 +3,7 @@
 //! A log is a timeline's *branch* and a position on it. A branch begins where its primary was promoted, so that two servers that are promoted to the
 //! same timeline are two branches.
 
-use ::relay::Standing;
+use ::relay::{Choice, Conclusion, Evidence, Memory, Promise, Recollection, Standing, conclude};
 
 use super::super::plan::tests::{relay as relay_seen, server as server_seen};
 use watermark::Lsn;
@@ -51,9 +51,9 @@ struct Branch {
     end: u8,
 }
 
-/// What a relay has promised: a copy of the rules of the relay's own.
+/// What a relay has promised, in few bytes. What it promises next is decided by the relay's own [`Promise`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Promise {
+struct Promised {
     term: u16,
     /// The last timeline of which nothing more is taken; 0: none.
     fenced: u8,
@@ -61,12 +61,37 @@ struct Promise {
     chosen: Option<(u16, u8)>,
 }
 
+impl Promised {
+    fn real(self) -> Promise {
+        let choice = |(term, node): (u16, u8)| Choice { term: term.into(), node: NAMES[usize::from(node)].into() };
+        Promise::learnt(self.term.into(), self.fenced.into(), self.chosen.map(choice))
+    }
+
+    fn of(promise: &Promise) -> Promised {
+        let Memory { term, fenced, chosen } = promise.memory();
+        let chosen = chosen.and_then(|choice| Some((u16::try_from(choice.term).ok()?, index(&choice.node))));
+        // The model's terms and timelines are small.
+        Promised { term: term as u16, fenced: fenced as u8, chosen }
+    }
+
+    /// What stands on a log of this timeline: the fence and the choice.
+    fn standing(self, own: u8) -> Option<(u8, Option<(u16, u8)>)> {
+        let promise = self.real();
+        let (timeline, chosen) = promise.standing(own.into())?;
+        Some((timeline as u8, chosen.map(|choice| (choice.term as u16, index(&choice.node)))))
+    }
+}
+
+pub(super) fn index(name: &str) -> u8 {
+    NAMES.iter().position(|known| *known == name).map_or(0, |index| index as u8)
+}
+
 /// A relay, and what others know of it: together, so that relays can be put in an order in which states that differ in the relays' names only
 /// are one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Relay {
     /// None: its directory is empty.
-    holds: Option<(Log, Promise)>,
+    holds: Option<(Log, Promised)>,
     /// What the primary of each branch has heard from it.
     confirmed: Vec<u8>,
     /// What each run has heard from it.
@@ -94,7 +119,7 @@ impl World {
     pub(super) fn new(fleet: &Fleet) -> World {
         let log = Log { branch: 0, end: 0 };
         let relay = Relay {
-            holds: Some((log, Promise::default())),
+            holds: Some((log, Promised::default())),
             confirmed: vec![0],
             answers: vec![Answer::default(); fleet.runs],
         };
@@ -221,8 +246,7 @@ impl World {
     pub(super) fn relay_seen(&self, relay: usize, answers: bool) -> RelaySeen {
         let mut seen = relay_seen(RELAYS[relay], None);
         if let Some((log, promise)) = self.relays[relay].holds.filter(|_| answers) {
-            let stands = promise.fenced >= self.timeline(log);
-            let (fenced, chosen) = if stands { (promise.fenced, promise.chosen) } else { (0, None) };
+            let (fenced, chosen) = promise.standing(self.timeline(log)).unwrap_or_default();
             seen.standing = Ok(standing(promise.term, self.timeline(log), log.end, fenced, chosen));
         }
         seen
@@ -290,20 +314,25 @@ impl World {
         relay.confirmed[branch] = relay.confirmed[branch].max(log.end);
     }
 
-    /// By the relay's rule: w others that remember are enough, because every fence was put up on one of them, too.
+    /// By the relay's own conclusion from what the others remember. A server does not answer, so that enough of them have to.
     fn learn(&mut self, fleet: &Fleet, relay: usize, branch: usize) -> Option<()> {
-        let mut promise = Promise::default();
+        let mut promise = Promised::default();
         if fleet.mends.remembers {
-            let others: Vec<(Log, Promise)> = self.relays.iter().filter_map(|other| other.holds).collect();
-            if others.len() < fleet.acknowledgements {
-                return None;
+            let others = self.relays.iter().enumerate().filter(|(other, _)| *other != relay).map(|(other, relay)| {
+                let held = relay.holds.map(|(log, promise)| (self.timeline(log), promise.real().memory()));
+                let (timeline, memory) = held.map_or((0, None), |(timeline, memory)| (timeline.into(), Some(memory)));
+                (String::new(), Ok(Recollection { instance: other as u64, system: Some(1), timeline, memory }))
+            });
+            let evidence = Evidence {
+                upstream: self.branches[branch].timeline.into(),
+                servers: vec![(String::new(), Err(String::new()))],
+                relays: others.collect(),
+                acknowledgements: Some(fleet.acknowledgements),
+            };
+            match conclude(&evidence, false) {
+                Conclusion::Known(known) => promise = Promised::of(&known),
+                Conclusion::Nobody { .. } | Conclusion::Silent(_) => return None,
             }
-            let timelines = others.iter().map(|(log, _)| self.timeline(*log));
-            let newest = timelines.chain([self.branches[branch].timeline]).max()?;
-            promise.term = others.iter().map(|(_, promise)| promise.term).max()?;
-            promise.fenced = others.iter().map(|(_, promise)| promise.fenced).max()?.max(newest - 1);
-            let same = others.iter().filter(|(_, other)| other.fenced == promise.fenced);
-            promise.chosen = same.filter_map(|(_, other)| other.chosen).max();
         }
         // It begins where the primary is, and counts from then on; before, it refuses to be fenced.
         self.relays[relay].holds = Some((self.written(branch), promise));
@@ -332,33 +361,27 @@ impl World {
     pub(super) fn fence(&mut self, relay: usize, term: u16, timeline: u8) -> Option<Snapshot> {
         let (log, promise) = self.relays[relay].holds?;
         let own = self.timeline(log);
-        if term <= promise.term || timeline < own {
-            return None;
-        }
-        let chosen = promise.chosen.filter(|_| promise.fenced == timeline);
-        self.relays[relay].holds = Some((log, Promise { term, fenced: timeline, chosen }));
+        let next = promise.real().fence(term.into(), timeline.into(), own.into(), Lsn(lsn(log.end))).ok()?;
+        let next = Promised::of(&next);
+        self.relays[relay].holds = Some((log, next));
+        let (_, chosen) = next.standing(own)?;
         Some(Snapshot { timeline: own, end: log.end, chosen })
     }
 
-    /// What a relay is fenced for, if it has promised to this very term.
-    fn held(&mut self, relay: usize, term: u16) -> Option<&mut Promise> {
-        let (log, promise) = self.relays[relay].holds?;
-        let stands = promise.term == term && promise.fenced >= self.timeline(log);
-        self.relays[relay].holds.as_mut().filter(|_| stands).map(|(_, promise)| promise)
+    /// A relay carries out an order, or refuses; false: it refuses.
+    fn order_relay(&mut self, relay: usize, order: impl Fn(&Promise, u32) -> Option<Promise>) -> bool {
+        let Some((log, promise)) = self.relays[relay].holds else { return false };
+        let Some(next) = order(&promise.real(), self.timeline(log).into()) else { return false };
+        self.relays[relay].holds = Some((log, Promised::of(&next)));
+        true
     }
 
     pub(super) fn choose(&mut self, relay: usize, term: u16, node: u8) -> bool {
-        self.held(relay, term).map(|promise| promise.chosen = Some((term, node))).is_some()
+        self.order_relay(relay, |promise, own| promise.choose(term.into(), NAMES[usize::from(node)], own).ok())
     }
 
     pub(super) fn withdraw(&mut self, relay: usize, term: u16, node: u8) -> bool {
-        match self.held(relay, term) {
-            Some(promise) if promise.chosen.is_none_or(|(_, chosen)| chosen == node) => {
-                promise.chosen = None;
-                true
-            }
-            _ => false,
-        }
+        self.order_relay(relay, |promise, own| promise.withdraw(term.into(), NAMES[usize::from(node)], own).ok())
     }
 
     /// A run's term is noted on a server, unless that is promoted or has a later one.

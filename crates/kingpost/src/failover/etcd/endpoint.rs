@@ -1,0 +1,200 @@
+//! One endpoint of etcd: where it is, whether it is reached over TLS, and one request to it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// Longest answer that is read.
+const LARGEST: usize = 1 << 20;
+/// Most characters of an answer that is no JSON in an error.
+const LONGEST: usize = 200;
+
+/// A connection, with TLS or without.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// A member of an etcd cluster.
+#[derive(Clone)]
+pub(crate) struct Endpoint {
+    /// `host:port`.
+    pub(super) address: String,
+    /// Whether it is `https://`.
+    pub(super) is_secure: bool,
+    tls: Option<tls::Target>,
+}
+
+/// Why there is no answer.
+pub(super) struct Refused {
+    /// In words; no secret is in them.
+    pub(super) text: String,
+    /// The token is not known (any more): it has expired, or the member has been started again.
+    pub(super) is_for_the_token: bool,
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", if self.is_secure { "https" } else { "http" }, self.address)
+    }
+}
+
+impl Endpoint {
+    /// Reads `host:port`, `http://host:port` or `https://host:port`. The last one is not ready before [`Endpoint::secure`].
+    ///
+    /// # Errors
+    /// The text is none of them.
+    pub(super) fn read(text: &str) -> Result<Endpoint, String> {
+        let (is_secure, address) = match text.strip_prefix("https://") {
+            Some(address) => (true, address),
+            None => (false, text.strip_prefix("http://").unwrap_or(text)),
+        };
+        let address = address.trim_end_matches('/');
+        let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
+        if !matches!(port, Some(Ok(_))) || address.contains(['/', '@']) {
+            return Err("one is no endpoint of etcd: expected https://host:port or http://host:port".into());
+        }
+        Ok(Endpoint { address: address.to_owned(), is_secure, tls: None })
+    }
+
+    /// With what TLS is spoken to it.
+    ///
+    /// # Errors
+    /// Its host is nothing that a certificate can be for.
+    pub(super) fn secure(&mut self, connector: Option<&Arc<tls::Connector>>) -> Result<(), String> {
+        let host = self.address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
+        self.tls = connector.and_then(|connector| tls::Target::new(Arc::clone(connector), host));
+        match &self.tls {
+            Some(_) => Ok(()),
+            None => Err(format!("{host:?} is no name that a certificate can be for")),
+        }
+    }
+
+    /// Sends one request on a connection of its own, and reads the answer.
+    pub(super) async fn ask(&self, path: &str, body: &Value, token: Option<&str>) -> Result<Value, Refused> {
+        let stream = TcpStream::connect(&self.address).await?;
+        let stream: Box<dyn Stream> = match &self.tls {
+            None if self.is_secure => return Err(Refused::because("TLS is not set up".into())),
+            None => Box::new(stream),
+            Some(target) => {
+                let connector = TlsConnector::from(target.connector.speaking(&[b"http/1.1"]));
+                Box::new(connector.connect(target.name.clone(), stream).await.map_err(explained)?)
+            }
+        };
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(async move {
+            // An error shows at the request.
+            let _ = connection.await;
+        });
+        let mut request = Request::builder()
+            .method(Method::POST)
+            .uri(path)
+            .header(HOST, &self.address)
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body.to_string())))?;
+        if let Some(token) = token {
+            let mut value = HeaderValue::from_str(token).map_err(|_| Refused::because("its token is odd".into()))?;
+            value.set_sensitive(true);
+            request.headers_mut().insert(AUTHORIZATION, value);
+        }
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let bytes = Limited::new(response.into_body(), LARGEST).collect().await?.to_bytes();
+        match serde_json::from_slice(&bytes) {
+            Ok(answer) if status.is_success() => Ok(answer),
+            Ok(answer) => Err(refused(status.as_u16(), &answer)),
+            Err(_) => Err(not_json(status.as_u16(), &bytes)),
+        }
+    }
+}
+
+/// What an answer that is an error comes to. etcd says `{"error": "etcdserver: invalid auth token", "code": 16}`, later versions with `message` beside it.
+fn refused(status: u16, answer: &Value) -> Refused {
+    let text = answer["message"].as_str().or(answer["error"].as_str()).unwrap_or("no reason given");
+    // UNAUTHENTICATED of gRPC; and the users have changed since the token was given.
+    let is_for_the_token =
+        answer["code"] == 16 || text.contains("invalid auth token") || text.contains("revision of auth store is old");
+    let advice = match text {
+        text if text.contains("permission denied") => {
+            ": the user needs a role with readwrite on /kingpost/failover/ and read on /service/"
+        }
+        text if text.contains("user name is empty") => {
+            ": access control is on, so set user and password_file in [failover.etcd]"
+        }
+        _ => "",
+    };
+    Refused { text: format!("{text} (status {status}){advice}"), is_for_the_token }
+}
+
+/// An answer that is no JSON: of something that is no etcd, or of etcd's gateway itself.
+fn not_json(status: u16, bytes: &[u8]) -> Refused {
+    let text: String = String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).take(LONGEST).collect();
+    let advice = match text.contains("CommonName") {
+        true => ": where access control is on, the certificate of cert_file must not have a common name",
+        false => "",
+    };
+    Refused::because(format!("{text:?} (status {status}){advice}"))
+}
+
+/// In the words that the other connections use.
+fn explained(error: std::io::Error) -> Refused {
+    let known = error.get_ref().and_then(|inner| inner.downcast_ref::<tls::rustls::Error>());
+    let why = known.map_or_else(|| error.to_string(), |known| tls::LinkError::from(known.clone()).to_string());
+    Refused::because(format!("TLS: {why}"))
+}
+
+impl Refused {
+    fn because(text: String) -> Refused {
+        Refused { text, is_for_the_token: false }
+    }
+}
+
+/// Of the connection, of HTTP, of an answer that is too long.
+impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Refused {
+    fn from(error: E) -> Refused {
+        let error = error.into();
+        let source = error.source().map(|source| format!(": {source}")).unwrap_or_default();
+        Refused::because(format!("{error}{source}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn refusals() {
+        for (answer, token, says) in [
+            (json!({ "error": "etcdserver: invalid auth token", "code": 16 }), true, "invalid auth token (status 401)"),
+            (json!({ "error": "etcdserver: revision of auth store is old", "code": 3 }), true, "is old"),
+            (json!({ "error": "etcdserver: permission denied", "code": 7 }), false, "readwrite on /kingpost/failover/"),
+            (json!({ "error": "etcdserver: user name is empty", "code": 3 }), false, "set user"),
+            (
+                json!({ "code": 3, "message": "etcdserver: authentication failed, invalid user ID or password" }),
+                false,
+                "invalid user ID",
+            ),
+            (json!("odd"), false, "no reason given"),
+        ] {
+            let why = refused(401, &answer);
+            assert_eq!(why.is_for_the_token, token, "{answer}");
+            assert!(why.text.contains(says), "{answer}: {}", why.text);
+        }
+        let gateway = not_json(
+            400,
+            b"CommonName of client sending a request against gateway will be ignored and not used as expected\n",
+        );
+        assert!(gateway.text.contains("must not have a common name") && !gateway.is_for_the_token, "{}", gateway.text);
+        assert!(not_json(200, &[b'x'; 5000]).text.len() < 300);
+    }
+}

@@ -1,0 +1,360 @@
+//! A lock in etcd, over the JSON of its gateway: a key that lives as long as a lease is kept alive.
+//!
+//! With a user, etcd gives a token for the password, which goes with each request. Tokens expire (after five minutes without use, by default) and are
+//! forgotten when a member starts again: whoever is refused for that logs in once more.
+
+mod endpoint;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::config::{is_loopback, secret};
+use crate::error::Failure;
+use endpoint::{Endpoint, Refused};
+
+/// Longest time for one endpoint: less than the shortest life of a lock, so that an endpoint that is gone costs none.
+const LIMIT: Duration = Duration::from_secs(1);
+/// Where Patroni has its keys, which are looked for.
+pub(super) const PATRONI: &str = "/service/";
+/// Where Debian and those like it keep the CAs that everybody trusts.
+const SYSTEM_CAS: &str = "/etc/ssl/certs/ca-certificates.crt";
+
+/// `[failover.etcd]`: where `kingpost watch --etcd` has its lock.
+#[derive(Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct EtcdConfig {
+    /// `https://host:port`, or `http://host:port`.
+    pub(crate) endpoints: Vec<String>,
+    /// A user of etcd; empty: its access control is off.
+    pub(crate) user: String,
+    /// The user's password.
+    #[serde(skip_serializing)]
+    pub(crate) password: Option<String>,
+    /// File with the password in the first line.
+    pub(crate) password_file: Option<PathBuf>,
+    /// PEM: CAs that etcd's certificate is verified with; None: those of the system.
+    pub(crate) ca_file: Option<PathBuf>,
+    /// PEM: the certificate that is shown to etcd.
+    pub(crate) cert_file: Option<PathBuf>,
+    /// PEM: that certificate's private key, without a passphrase.
+    pub(crate) key_file: Option<PathBuf>,
+}
+
+impl fmt::Debug for EtcdConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdConfig")
+            .field("endpoints", &self.endpoints)
+            .field("user", &self.user)
+            .field("ca_file", &self.ca_file)
+            .field("cert_file", &self.cert_file)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is wrong with `[failover.etcd]`: the key, and why.
+pub(crate) type Wrong = (&'static str, String);
+
+impl EtcdConfig {
+    /// Whether it can be used, files for TLS included.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub(crate) fn check(&self) -> Result<(), Wrong> {
+        self.endpoints().map(drop)
+    }
+
+    /// The endpoints, ready to be asked. Reads the files for TLS, and no password.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    fn endpoints(&self) -> Result<Vec<Endpoint>, Wrong> {
+        let read = |text: &String| Endpoint::read(text).map_err(|why| ("endpoints", why));
+        let mut endpoints: Vec<Endpoint> = self.endpoints.iter().map(read).collect::<Result<_, _>>()?;
+        if let Some(other) = endpoints.iter().find(|endpoint| endpoint.is_secure != endpoints[0].is_secure) {
+            return Err(("endpoints", format!("found {other} among others: expected https for all, or http for all")));
+        }
+        let has_password = self.password.is_some() || self.password_file.is_some();
+        if self.password.is_some() && self.password_file.is_some() {
+            return Err(("password", "found password and password_file, expected at most one of them".into()));
+        }
+        match (self.user.is_empty(), has_password) {
+            (false, false) => return Err(("user", "found no password: expected password or password_file".into())),
+            (true, true) => return Err(("password", "found no user that it is of".into())),
+            _ => {}
+        }
+        if let Some(open) = endpoints.iter().find(|endpoint| !endpoint.is_secure && !is_loopback(&endpoint.address))
+            && has_password
+        {
+            return Err((
+                "endpoints",
+                format!("found {open} and a password, which anybody on the way could read: expected https"),
+            ));
+        }
+        let has_files = self.ca_file.is_some() || self.cert_file.is_some() || self.key_file.is_some();
+        if endpoints.iter().any(|endpoint| endpoint.is_secure) {
+            let config = tls::ConnectConfig {
+                mode: tls::ConnectMode::VerifyFull,
+                ca_file: Some(self.ca_file.clone().unwrap_or_else(|| SYSTEM_CAS.into())),
+                cert_file: self.cert_file.clone(),
+                key_file: self.key_file.clone(),
+                ..tls::ConnectConfig::default()
+            };
+            let connector = tls::Connector::new(&config).map_err(|error| (error.setting(), error.to_string()))?;
+            let connector = connector.map(Arc::new);
+            for endpoint in &mut endpoints {
+                endpoint.secure(connector.as_ref()).map_err(|why| ("endpoints", why))?;
+            }
+        } else if has_files && !endpoints.is_empty() {
+            return Err(("endpoints", "found http and files for TLS: expected https".into()));
+        }
+        Ok(endpoints)
+    }
+}
+
+/// Some endpoints of one etcd.
+#[derive(Clone)]
+pub(super) struct Etcd {
+    endpoints: Arc<[Endpoint]>,
+    login: Option<Arc<Login>>,
+    /// The one that answered last is asked first.
+    answered: Arc<AtomicUsize>,
+}
+
+/// A user, and the token that etcd has given for the password.
+struct Login {
+    user: String,
+    password: String,
+    token: Mutex<Option<String>>,
+}
+
+/// A lock that is held until `until`, unless it is kept.
+#[derive(Debug)]
+pub(super) struct Lock {
+    lease: String,
+    ttl: Duration,
+    /// By this machine's clock, and a little before etcd's own end.
+    pub(super) until: Instant,
+}
+
+impl Lock {
+    pub(super) fn copy(&self) -> Lock {
+        Lock { lease: self.lease.clone(), ttl: self.ttl, until: self.until }
+    }
+}
+
+impl Etcd {
+    /// Of the configuration, whose files are read. `endpoints`: those of the command line, with commas in between; empty: those of the configuration.
+    ///
+    /// # Errors
+    /// One is none, a file is not good, or there are no endpoints.
+    pub(super) fn new(config: &EtcdConfig, endpoints: &str) -> Result<Etcd, Failure> {
+        let given = endpoints.split(',').map(str::trim).filter(|endpoint| !endpoint.is_empty());
+        let mut config = config.clone();
+        if !endpoints.is_empty() {
+            config.endpoints = given.map(str::to_owned).collect();
+        }
+        let wrong = |(key, why): Wrong| Failure::config(format!("failover.etcd.{key}: {why}"));
+        let endpoints = config.endpoints().map_err(wrong)?;
+        if endpoints.is_empty() {
+            return Err(Failure::config("no endpoint of etcd is given")
+                .advise("say --etcd https://etcd1:2379, or set endpoints in [failover.etcd]"));
+        }
+        let password = secret(config.password.as_ref(), config.password_file.as_deref())?;
+        let login = password.map(|password| Arc::new(Login { user: config.user, password, token: Mutex::default() }));
+        Ok(Etcd { endpoints: endpoints.into(), login, answered: Arc::default() })
+    }
+
+    /// Takes the lock if nobody has it.
+    ///
+    /// # Errors
+    /// No endpoint answers as it should.
+    pub(super) async fn lock(&self, key: &str, owner: &str, ttl: Duration) -> Result<Option<Lock>, String> {
+        let asked = Instant::now();
+        let granted = self.ask("/v3/lease/grant", &json!({ "TTL": ttl.as_secs().max(2).to_string() })).await?;
+        let lease = granted["ID"].as_str().ok_or("etcd grants no lease")?.to_owned();
+        let body = json!({
+            "compare": [{ "key": encode(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0" }],
+            "success": [{ "request_put": { "key": encode(key), "value": encode(owner), "lease": lease } }],
+        });
+        let taken = self.ask("/v3/kv/txn", &body).await;
+        if !taken.as_ref().is_ok_and(|answer| answer["succeeded"] == true) {
+            // The lease ends by itself; sooner is tidier.
+            let _ = self.ask("/v3/lease/revoke", &json!({ "ID": lease })).await;
+            return taken.map(|_| None);
+        }
+        Ok(Some(Lock { lease, ttl, until: end(asked, ttl) }))
+    }
+
+    /// Keeps a lock.
+    ///
+    /// # Errors
+    /// It is lost, or etcd does not answer: it holds until `until` all the same.
+    pub(super) async fn keep(&self, lock: &mut Lock) -> Result<(), String> {
+        let asked = Instant::now();
+        let answer = self.ask("/v3/lease/keepalive", &json!({ "ID": lock.lease })).await?;
+        let left = answer["result"]["TTL"].as_str().and_then(|ttl| ttl.parse::<u64>().ok()).unwrap_or(0);
+        if left == 0 {
+            lock.until = asked;
+            return Err("the lease has ended".into());
+        }
+        lock.until = end(asked, lock.ttl.min(Duration::from_secs(left)));
+        Ok(())
+    }
+
+    /// Gives a lock back.
+    pub(super) async fn unlock(&self, lock: &Lock) {
+        // If it cannot be given back, it ends by itself.
+        let _ = self.ask("/v3/lease/revoke", &json!({ "ID": lock.lease })).await;
+    }
+
+    /// Keys that begin with `prefix`.
+    ///
+    /// # Errors
+    /// No endpoint answers as it should.
+    pub(super) async fn keys(&self, prefix: &str) -> Result<Vec<String>, String> {
+        let mut end = prefix.as_bytes().to_vec();
+        if let Some(last) = end.last_mut() {
+            *last += 1;
+        }
+        let body =
+            json!({ "key": encode(prefix), "range_end": STANDARD.encode(&end), "keys_only": true, "limit": "1000" });
+        let answer = self.ask("/v3/kv/range", &body).await?;
+        let keys = answer["kvs"].as_array().into_iter().flatten();
+        let key = |entry: &Value| String::from_utf8(STANDARD.decode(entry["key"].as_str()?).ok()?).ok();
+        Ok(keys.filter_map(key).collect())
+    }
+
+    /// Whether each endpoint by itself lets this program in, and lets it see the keys that it needs; one that is never asked because
+    /// another one answers is wrong for long without anybody noticing.
+    ///
+    /// # Errors
+    /// What each one of those that do not says.
+    pub(super) async fn check(&self, key: &str) -> Result<(), String> {
+        let mut failures = Vec::new();
+        for index in 0..self.endpoints.len() {
+            let endpoint = Arc::from([self.endpoints[index].clone()]);
+            let alone = Etcd { endpoints: endpoint, login: self.login.clone(), answered: Arc::default() };
+            for prefix in [key, PATRONI] {
+                if let Err(why) = alone.keys(prefix).await {
+                    failures.push(why);
+                    break;
+                }
+            }
+        }
+        if failures.is_empty() { Ok(()) } else { Err(failures.join("\n  ")) }
+    }
+
+    /// Asks one endpoint after the other, logged in where there is a user.
+    async fn ask(&self, path: &str, body: &Value) -> Result<Value, String> {
+        let Some(login) = &self.login else { return self.ask_with(path, body, None).await.map_err(|why| why.text) };
+        let known = login.token();
+        let token = match &known {
+            Some(token) => token.clone(),
+            None => self.log_in(login).await?,
+        };
+        match self.ask_with(path, body, Some(&token)).await {
+            // Of a token that had been given before. A new one that is refused stays refused.
+            Err(why) if why.is_for_the_token && known.is_some() => {
+                let token = self.log_in(login).await?;
+                self.ask_with(path, body, Some(&token)).await
+            }
+            other => other,
+        }
+        .map_err(|why| why.text)
+    }
+
+    /// Has etcd give a token.
+    async fn log_in(&self, login: &Login) -> Result<String, String> {
+        let body = json!({ "name": login.user, "password": login.password });
+        let answer = self.ask_with("/v3/auth/authenticate", &body, None).await;
+        let answer = answer.map_err(|why| format!("cannot log in as {:?}: {}", login.user, why.text))?;
+        let token = answer["token"].as_str().ok_or("etcd gives no token")?.to_owned();
+        *login.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
+        Ok(token)
+    }
+
+    async fn ask_with(&self, path: &str, body: &Value, token: Option<&str>) -> Result<Value, Refused> {
+        let mut failures = Vec::new();
+        let first = self.answered.load(Ordering::Relaxed);
+        for index in (0..self.endpoints.len()).map(|index| (first + index) % self.endpoints.len()) {
+            let endpoint = &self.endpoints[index];
+            match tokio::time::timeout(LIMIT, endpoint.ask(path, body, token)).await {
+                Ok(Ok(answer)) => {
+                    self.answered.store(index, Ordering::Relaxed);
+                    return Ok(answer);
+                }
+                // Another member would say the same.
+                Ok(Err(why)) if why.is_for_the_token => return Err(why),
+                Ok(Err(why)) => failures.push(format!("etcd at {endpoint}: {}", why.text)),
+                Err(_) => failures.push(format!("etcd at {endpoint}: no answer within {LIMIT:?}")),
+            }
+        }
+        Err(Refused { text: failures.join("; "), is_for_the_token: false })
+    }
+}
+
+impl Login {
+    fn token(&self) -> Option<String> {
+        self.token.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A tenth less than what was agreed, from before it was asked for: clocks run differently.
+fn end(asked: Instant, ttl: Duration) -> Instant {
+    asked + ttl * 9 / 10
+}
+
+fn encode(text: &str) -> String {
+    STANDARD.encode(text)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn config(endpoints: &[&str]) -> EtcdConfig {
+        EtcdConfig { endpoints: endpoints.iter().map(|text| (*text).to_owned()).collect(), ..EtcdConfig::default() }
+    }
+
+    #[test]
+    fn what_is_configured() {
+        let user = |config: EtcdConfig| EtcdConfig { user: "u".into(), password: Some("secret".into()), ..config };
+        let missing = Some(PathBuf::from("/does/not/exist"));
+        for (what, config, wrong) in [
+            ("nothing", config(&[]), None),
+            ("an address", config(&["127.0.0.1:2379"]), None),
+            ("two", config(&["http://a:2379", "http://b:2379/"]), None),
+            ("no port", config(&["http://a"]), Some("endpoints")),
+            ("a path", config(&["a:1/x"]), Some("endpoints")),
+            ("both kinds", config(&["http://a:1", "https://a:2"]), Some("endpoints")),
+            ("a user, here", user(config(&["http://127.0.0.1:1"])), None),
+            ("a user, elsewhere", user(config(&["http://a:1"])), Some("endpoints")),
+            ("no password", EtcdConfig { user: "u".into(), ..config(&["http://127.0.0.1:1"]) }, Some("user")),
+            ("no user", EtcdConfig { user: String::new(), ..user(config(&["http://127.0.0.1:1"])) }, Some("password")),
+            (
+                "two passwords",
+                EtcdConfig { password_file: missing.clone(), ..user(config(&["http://127.0.0.1:1"])) },
+                Some("password"),
+            ),
+            ("no such CA", EtcdConfig { ca_file: missing.clone(), ..config(&["https://a:1"]) }, Some("ca_file")),
+            ("a CA for nothing", EtcdConfig { ca_file: missing, ..config(&["http://a:1"]) }, Some("endpoints")),
+        ] {
+            let found = config.endpoints().err();
+            assert_eq!(found.as_ref().map(|(key, _)| *key), wrong, "{what}: {found:?}");
+            assert!(!format!("{config:?} {found:?}").contains("secret"), "{what}");
+        }
+        let both = Etcd::new(&config(&["http://a:1"]), "b:2, c:3").unwrap();
+        assert_eq!(both.endpoints.iter().map(ToString::to_string).collect::<Vec<_>>(), ["http://b:2", "http://c:3"]);
+        assert!(Etcd::new(&config(&[]), "").is_err());
+    }
+}

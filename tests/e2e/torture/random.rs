@@ -1,0 +1,15 @@
+//! What comes next, by a seed.
+
+/// splitmix64: the same sequence for the same seed.
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    /// A number below this one.
+    pub(super) fn draw(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % below
+    }
+}
