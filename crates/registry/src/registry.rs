@@ -17,6 +17,7 @@ use crate::health::{Alive, Watch};
 use crate::heartbeat::Doubts;
 use crate::model::{
     Health, Instance, InstanceId, Invalid, Limits, Metadata, NamespaceName, Patch, Registration, Revision, ServiceKey,
+    visible,
 };
 use crate::peers::{self, Peers};
 use crate::settings::Settings;
@@ -222,6 +223,7 @@ impl Registry {
     /// As of any write.
     pub async fn put_service(&self, key: ServiceKey, metadata: Metadata) -> Result<Written, WriteError> {
         metadata.check(&self.inner.settings.limits)?;
+        visible("service name", key.name())?;
         let (found, limit) = (self.inner.cache.entries(), self.inner.settings.limits.services);
         if found >= limit && self.inner.cache.entry(&key).is_none() {
             return Err(WriteError::Full { what: "services", found, limit });
@@ -276,6 +278,12 @@ impl Registry {
         self.inner.cache.revision()
     }
 
+    /// The last commit that changed anything in the namespace, whichever of its services; 0 of a namespace in which there never was
+    /// anything. What changes in other namespaces does not show.
+    pub fn revision_in(&self, namespace: &NamespaceName) -> Revision {
+        self.inner.cache.revision_in(namespace)
+    }
+
     /// The last commit that changed anything of the service; 0 of one that never was. Also of one that has gone, for as long
     /// as its tombstones are kept; after that 0 again.
     pub fn revision_of(&self, key: &ServiceKey) -> Revision {
@@ -313,7 +321,26 @@ impl Registry {
         self.wait(entry.entry.mark(), after, deadline).await
     }
 
-    /// As [`Registry::watch`], for any change at all.
+    /// As [`Registry::watch`], for any change in a namespace.
+    ///
+    /// # Errors
+    /// When too many watch.
+    pub async fn watch_namespace(
+        &self,
+        namespace: &NamespaceName,
+        after: Revision,
+        deadline: Instant,
+    ) -> Result<Revision, WatchError> {
+        let now = self.revision_in(namespace);
+        if now > after {
+            return Ok(now);
+        }
+        let cache = &self.inner.cache;
+        let waited = WaitedNamespace { cache, namespace, mark: cache.namespace_or_new(namespace) };
+        self.wait(&waited.mark, after, deadline).await
+    }
+
+    /// As [`Registry::watch`], for any change at all. For the node itself: a client may see only its own namespaces.
     ///
     /// # Errors
     /// When too many watch.
@@ -382,6 +409,19 @@ struct Waited<'a> {
 impl Drop for Waited<'_> {
     fn drop(&mut self) {
         self.cache.leave(self.key, &self.entry);
+    }
+}
+
+/// A namespace that is waited for, for as long as it is.
+struct WaitedNamespace<'a> {
+    cache: &'a Cache,
+    namespace: &'a NamespaceName,
+    mark: Arc<Mark>,
+}
+
+impl Drop for WaitedNamespace<'_> {
+    fn drop(&mut self) {
+        self.cache.leave_namespace(self.namespace, &self.mark);
     }
 }
 

@@ -89,7 +89,8 @@ impl Running {
             .map_err(|error| Failure::environment(format!("cannot start the registry: {error}")))?;
         let mut limits = config.http();
         limits.connections = affordable(limits.connections, crate::run::raise_descriptor_limit());
-        let context = Context::new(registry.clone(), config.auth(), limits, config.node.clone(), audit.clone());
+        let context = Context::new(registry.clone(), config.auth(), limits, config.node.clone(), audit.clone())
+            .known_as(config.hosts.clone());
         let door = context.door();
         let stats = Arc::clone(&context.stats);
         let server = Server::start(mounts, context);
@@ -239,9 +240,13 @@ impl Source for Running {
 /// The DNS server's metrics.
 fn describe_dns(stats: &dns::Stats, exposition: &mut Exposition) {
     let mut queries = exposition.metric(Type::Counter, "registry_dns_queries_total", "DNS questions, by outcome.");
-    for (outcome, counter) in
-        [("found", &stats.found), ("empty", &stats.empty), ("refused", &stats.refused), ("dropped", &stats.dropped)]
-    {
+    for (outcome, counter) in [
+        ("found", &stats.found),
+        ("empty", &stats.empty),
+        ("refused", &stats.refused),
+        ("dropped", &stats.dropped),
+        ("limited", &stats.limited),
+    ] {
         queries.sample(&[("outcome", outcome)], counter.load(Ordering::Relaxed));
     }
     exposition.counter(

@@ -21,13 +21,14 @@ mod error;
 mod eureka;
 mod grpc;
 mod gzip;
+mod host;
 pub mod identity;
 mod limits;
 mod native;
 mod places;
 mod polaris;
 mod prometheus;
-mod rate;
+pub(crate) mod rate;
 mod reply;
 mod request;
 mod server;
@@ -87,6 +88,8 @@ pub struct Context {
     pub stats: Arc<HttpStats>,
     /// What Consul's clients are told that this node is called.
     pub node: String,
+    /// By which names a registry without a login is asked for, beside those of this machine.
+    hosts: Vec<String>,
     /// Who changed what.
     audit: AuditLog,
     /// How often each may ask.
@@ -166,7 +169,27 @@ impl Context {
         let (auth, rates) = (Arc::new(ArcSwap::from_pointee(auth)), Rates::new(limits.rate));
         let applications = eureka::Whole::default();
         let (stats, began) = (Arc::default(), Instant::now());
-        Context { registry, auth, limits, stats, node, audit, rates, began, past, applications, places, stopping }
+        let hosts = Vec::new();
+        Context { registry, auth, limits, stats, node, hosts, audit, rates, began, past, applications, places, stopping }
+    }
+
+    /// Names, beside those of this machine, by which a registry without a login is asked for: without a port.
+    #[must_use]
+    pub fn known_as(self, hosts: Vec<String>) -> Context {
+        Context { hosts, ..self }
+    }
+
+    /// Refuses, where everybody is let in, who asks by a name that is not the registry's.
+    fn meant(&self, uri: &hyper::Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+        if !matches!(**self.auth.load(), Auth::None) {
+            return Ok(());
+        }
+        match host::of(uri, headers) {
+            Some(host) if !host::is_known(host, &self.hosts) => {
+                Err(ApiError::Misdirected { host: host.chars().take(255).collect() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A handle by which who is let in can be replaced while the server runs.
