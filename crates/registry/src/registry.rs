@@ -1,6 +1,7 @@
 //! The handle that everything else uses.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -23,6 +24,7 @@ use crate::peers::{self, Peers};
 use crate::settings::Settings;
 use crate::status::{Counters, Status, add};
 use crate::store::{Outcome, Record, Store, Write, WriteKind};
+use crate::writable::Writable;
 use crate::writer::{self, Answer, Request};
 
 /// A registry node. A clone is the same node.
@@ -59,6 +61,7 @@ pub(crate) struct Inner {
     queue: mpsc::Sender<Request>,
     watchers: AtomicUsize,
     store_error: Mutex<Option<String>>,
+    pub(crate) writable: Mutex<Writable>,
     pub(crate) peers: Peers,
     /// The store's history, as of the last read.
     epoch: AtomicI64,
@@ -106,6 +109,7 @@ impl Registry {
             queue,
             watchers: AtomicUsize::new(0),
             store_error: Mutex::new(None),
+            writable: Mutex::default(),
             peers,
             epoch: AtomicI64::new(0),
             behind: Notify::new(),
@@ -114,6 +118,7 @@ impl Registry {
             tasks: Mutex::new(JoinSet::new()),
             settings,
         });
+        inner.health.keep_from_probes(inner.peers.bound());
         inner.catch_up().await?;
         peers::start(&inner).await?;
         {
@@ -135,6 +140,12 @@ impl Registry {
         self.inner.stop.send_replace(true);
         let mut tasks = std::mem::take(&mut *self.inner.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         while tasks.join_next().await.is_some() {}
+    }
+
+    /// Addresses of this process that probes do not ask, unless `probe_allow` has them: whoever may register an instance could otherwise
+    /// look at what only the registry's machine reaches, such as its metrics.
+    pub fn keep_from_probes(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
+        self.inner.health.keep_from_probes(addresses);
     }
 
     /// The limits that it keeps.
@@ -370,12 +381,16 @@ impl Registry {
     pub fn status(&self) -> Status {
         let inner = &self.inner;
         let store_error = inner.store_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let writable = inner.writable.lock().unwrap_or_else(PoisonError::into_inner);
+        let write_error = writable.error().map(str::to_owned);
+        drop(writable);
         let mut counts = inner.counters.get();
         counts.graces = inner.health.graces();
         Status {
-            ready: store_error.is_none() && !*inner.stop.borrow(),
+            ready: store_error.is_none() && write_error.is_none() && !*inner.stop.borrow(),
             store: inner.store.name(),
             store_error,
+            write_error,
             revision: self.revision(),
             epoch: inner.epoch.load(Ordering::Relaxed),
             instances: inner.cache.instances(),
