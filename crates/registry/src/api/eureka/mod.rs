@@ -4,19 +4,20 @@
 //! write it is upper case. An instance whose lease is over is not shown from that moment, and is removed after three more
 //! leases; a heartbeat before brings it back.
 //!
-//! Not there: peer replication, remote regions (`regions=` is ignored), and registering in XML (clients do it in JSON).
+//! Not there: peer replication, and remote regions (`regions=` is ignored).
 //!
 //! Format: <https://github.com/Netflix/eureka/wiki/Eureka-REST-operations>.
 
 mod view;
 mod whole;
 mod wire;
+mod xml;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use hyper::header::{ACCEPT, CONTENT_ENCODING, VARY};
+use hyper::header::{ACCEPT, CONTENT_TYPE};
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -234,9 +235,15 @@ impl Call<'_> {
     }
 
     async fn register(&self, app: &str) -> Result<Reply, ApiError> {
-        let body: Value = self.request.json()?;
-        let sent = wire::read(&body)?;
-        let service = self.service(app)?;
+        let body = &self.request.body;
+        let says_xml = self.request.header(&CONTENT_TYPE).is_some_and(|kind| kind.contains("xml"));
+        let looks_so = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'<');
+        let tree: Value = if says_xml || looks_so { xml::read(body)? } else { self.request.json()? };
+        let sent = wire::read(&tree)?;
+        if let Some(own) = sent.app.as_ref().filter(|own| app_name(own) != app_name(app)) {
+            return Err(ApiError::bad(format!("instance.app: found {own:?}, expected {app:?} as in the address")));
+        }
+        let service = self.service(app).await?;
         let id = identity::eureka(&self.namespace, app, &sent.id)?;
         let ttl = Duration::from_secs(sent.lease_seconds);
         let written = self.context.registry.change(&id, |before| {
