@@ -132,6 +132,21 @@ def calls(figures):
     return lines
 
 
+def whole(figures):
+    of = chosen(figures, section="whole")
+    rows = [[what, *(shown(found, key, digits) for key, digits in [("rate", 0), ("p50", 2), ("p99", 1), ("us", 0)])]
+            for what in values(of, "what") for found in [chosen(of, what=what)] if "p50" in found[0]]
+    if not rows:
+        return []
+    lines = [f"\nAnswers about all services, {of[0]['instances']:,} instances in 100 services, and heartbeats beside them, with 50 "
+             "registrations a second:\n", *table(["", "a second", "p50 ms", "p99 ms", "us CPU each"], rows)]
+    memory = chosen(of, what="eight ask for /eureka/apps at once")
+    if memory:
+        lines += [f"\nEight who ask for `/eureka/apps` at once, {shown(memory, 'answer_mb', 1)} MB each: "
+                  f"{shown(memory, 'grown_mb', 1)} MB more in memory at most than before."]
+    return lines
+
+
 def probes(figures):
     of = chosen(figures, section="probes")
     rows = [[what, f"{found[0]['targets']:,}", shown(found, "rate"), shown(found, "us", 1), shown(found, "core", 2),
@@ -192,6 +207,13 @@ def targets(figures):
             target(f"{store}: {what}, p99 ms", middle(of, "p99", what=what, store=store), limit, at_most=True, digits=1)
         target(f"{store}: register to visible, p50 ms", middle(of, "p50", what="register to visible", store=store), 5,
                at_most=True, digits=2)
+    of = chosen(figures, section="whole")
+    target("Eureka's delta with nothing new, us CPU", middle(of, "us", what="Eureka's delta with nothing new"), 50, at_most=True)
+    target("/eureka/apps, nothing new, p50 ms", middle(of, "p50", what="/eureka/apps, nothing new"), 20, at_most=True, digits=1)
+    target("/eureka/apps, after a change, p50 ms", middle(of, "p50", what="/eureka/apps, after a change"), 20, at_most=True, digits=1)
+    for name in ["", ", gzip"]:
+        target(f"heartbeats beside 8 watchers{name}, p99 ms",
+               middle(of, "p99", what=f"heartbeats, 500 a second, beside 8 watchers{name}"), 20, at_most=True, digits=1)
     of = chosen(figures, section="many", what="fresh")
     for store in values(of, "store"):
         for name, key, limit in [("resident MB", "resident_mb", 300), ("full load ms", "load_ms", 2000),
@@ -208,7 +230,7 @@ def machine(of):
 
 
 def figures(of):
-    return "\n".join([*registrations(of), *tables(of), *calls(of), *probes(of), *many(of), *targets(of)]) + "\n"
+    return "\n".join([*registrations(of), *tables(of), *calls(of), *whole(of), *probes(of), *many(of), *targets(of)]) + "\n"
 
 
 def markdown(found, of, command):

@@ -34,6 +34,17 @@ class RegistryReport(unittest.TestCase):
         slow = [figure(entries=16, repetition=0, rate=7000.0)]
         self.assertIn("| at least 8,000 | 7,000 | no |", "\n".join(report.targets(slow)))
 
+    def test_answers_about_all_services(self):
+        whole = [{"section": "whole", "what": what, "instances": 50_000, "rate": 900.0, "p50": p50, "p99": p50, "us": 40.0} for what, p50 in [
+            ("Eureka's delta with nothing new", 0.1), ("/eureka/apps, after a change", 30.0),
+            ("heartbeats, 500 a second, beside 8 watchers", 12.0)]]
+        whole.append({"section": "whole", "what": "eight ask for /eureka/apps at once", "answer_mb": 60.0, "grown_mb": 2.5})
+        text = report.markdown(whole, MACHINE, "bench/registry")
+        self.assertIn("| Eureka's delta with nothing new, us CPU | at most 50 | 40 | yes |", text)
+        self.assertIn("| /eureka/apps, after a change, p50 ms | at most 20 | 30.0 | no |", text)
+        self.assertIn("| heartbeats beside 8 watchers, p99 ms | at most 20 | 12.0 | yes |", text)
+        self.assertIn("60.0 MB each: 2.5 MB more in memory", text)
+
     def test_a_ratio_is_taken_within_each_repetition(self):
         # The second repetition had half the machine: of what both kinds lost nothing is seen.
         found = [figure(entries=entries, repetition=n, rate=rate)

@@ -19,7 +19,7 @@ impl Services for Nothing {
 
 fuzz_target!(|data: &[u8]| {
     let zone = Zone { domain: "consul".into(), ttl: Duration::ZERO, namespaces: vec![NamespaceName::default()] };
-    for over in [Over::Udp, Over::Tcp] {
+    for over in [Over::Udp, Over::ForeignUdp, Over::Tcp] {
         if let Some(answered) = answer(data, over, &zone, &Nothing, 0) {
             assert!(over == Over::Tcp || answered.bytes.len() <= 1232);
             assert_eq!(answered.bytes[..2], data[..2], "the answer to this question");

@@ -37,6 +37,7 @@ mod protocol;
 mod psql;
 mod registry;
 mod registry_clients;
+mod registry_doors;
 mod registry_fire;
 mod registry_fronts;
 mod registry_identity;

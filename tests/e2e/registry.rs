@@ -184,10 +184,10 @@ async fn whatever_comes_it_goes_on() {
     for bytes in [
         &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
         b"GET\r\n\r\n",
-        b"GET /%ff HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"GET /%ff HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
         b"\0\0\0\0\0\0\0\0\r\n\r\n",
-        b"POST /v1/namespaces/default/instances HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: nonsense\r\n\r\n",
+        b"POST /v1/namespaces/default/instances HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: nonsense\r\n\r\n",
     ] {
         if let Some(answer) = node.raw(bytes).await {
             assert!((400..500).contains(&answer.status), "{} {}", answer.status, answer.body);
@@ -198,16 +198,17 @@ async fn whatever_comes_it_goes_on() {
     let answer = node.raw(format!("GET / HTTP/1.1\r\n{many}\r\n").as_bytes()).await;
     assert!(answer.is_none_or(|answer| answer.status == 431), "too many headers");
     // Bodies: too large by what they announce, by what they are, and never coming.
-    let announced = b"POST /v1/namespaces/default/instances HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000000\r\n\r\n";
+    let announced =
+        b"POST /v1/namespaces/default/instances HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000000\r\n\r\n";
     let answer = node.raw(announced).await.expect("an answer at once");
     assert_eq!((answer.status, &answer.json()["error"]["limit"]), (413, &json!("registry.body_bytes")));
     let chunk = format!("1000\r\n{}\r\n", "x".repeat(0x1000));
     let chunked = format!(
-        "POST /v1/namespaces/default/instances HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}{chunk}0\r\n\r\n"
+        "POST /v1/namespaces/default/instances HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}{chunk}0\r\n\r\n"
     );
     let answer = node.raw(chunked.as_bytes()).await.expect("an answer");
     assert_eq!(answer.status, 413, "{}", answer.body);
-    let stalled = b"POST /v1/namespaces/default/instances HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{";
+    let stalled = b"POST /v1/namespaces/default/instances HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{";
     let answer = node.raw(stalled).await.expect("an answer");
     assert_eq!((answer.status, &answer.json()["error"]["limit"]), (408, &json!("registry.body_timeout")));
     // A header that never ends: the connection is closed.
@@ -232,7 +233,7 @@ async fn whatever_comes_it_goes_on() {
     }
     let mut waiting = TcpStream::connect(("127.0.0.1", node.port())).await.unwrap();
     let path = "/v1/namespaces/default/services/none/watch";
-    waiting.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
+    waiting.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).await.unwrap();
     // It has its place before anybody else asks for one.
     let mut begun = [0; 256];
     let read = waiting.read(&mut begun).await.unwrap();

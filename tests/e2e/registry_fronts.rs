@@ -116,6 +116,101 @@ async fn every_field_of_consuls_structures_is_honoured_or_refused() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// An instance of Eureka as XML: attributes for `@name`, text for `$`.
+fn xml(name: &str, value: &Value) -> String {
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let Some(map) = value.as_object() else { return format!("<{name}>{}</{name}>", text(value)) };
+    let attributes = map.iter().filter_map(|(key, value)| Some((key.strip_prefix('@')?, text(value))));
+    let attributes: String = attributes.map(|(key, value)| format!(" {key}=\"{value}\"")).collect();
+    let inner = map.iter().filter(|(key, _)| !key.starts_with('@'));
+    let inner: String = inner.map(|(key, value)| if key == "$" { text(value) } else { xml(key, value) }).collect();
+    format!("<{name}{attributes}>{inner}</{name}>")
+}
+
+#[tokio::test]
+async fn every_field_of_eurekas_structures_is_honoured_or_refused_in_json_and_xml() {
+    use Field::*;
+    let node = RegistryNode::start("").await;
+    let _logs = ShowLogs(node.dir());
+    let center =
+        json!({ "@class": "com.netflix.appinfo.AmazonInfo", "name": "Amazon", "metadata": { "ami-id": "i1" } });
+    let fields: &[(&str, Value, Field)] = &[
+        ("instanceId", json!("id-7"), Shown("/instanceId")),
+        ("hostName", json!("a.example"), Shown("/hostName")),
+        ("ipAddr", json!("10.7.7.7"), Shown("/ipAddr")),
+        ("sid", json!("s7"), Shown("/sid")),
+        ("appGroupName", json!("GROUP"), Shown("/appGroupName")),
+        ("port", json!({ "$": 8081, "@enabled": "true" }), Shown("/port")),
+        ("port", json!({ "$": 8081, "@enabled": "false" }), Shown("/port")),
+        ("securePort", json!({ "$": 8443, "@enabled": "true" }), Shown("/securePort")),
+        ("homePageUrl", json!("http://a/"), Shown("/homePageUrl")),
+        ("statusPageUrl", json!("http://a/s"), Shown("/statusPageUrl")),
+        ("healthCheckUrl", json!("http://a/h"), Shown("/healthCheckUrl")),
+        ("secureHealthCheckUrl", json!("https://a/h"), Shown("/secureHealthCheckUrl")),
+        ("vipAddress", json!("vip"), Shown("/vipAddress")),
+        ("secureVipAddress", json!("svip"), Shown("/secureVipAddress")),
+        ("countryId", json!(49), Shown("/countryId")),
+        ("dataCenterInfo", center, Shown("/dataCenterInfo")),
+        ("status", json!("STARTING"), Shown("/status")),
+        ("overriddenstatus", json!("OUT_OF_SERVICE"), Shown("/overriddenstatus")),
+        ("isCoordinatingDiscoveryServer", json!("true"), Shown("/isCoordinatingDiscoveryServer")),
+        ("metadata", json!({ "zone": "a", "management.port": "1" }), Shown("/metadata")),
+        ("lastDirtyTimestamp", json!("1700000000000"), Shown("/lastDirtyTimestamp")),
+        ("asgName", json!("asg"), Shown("/asgName")),
+        ("leaseInfo.renewalIntervalInSecs", json!(7), Shown("/leaseInfo/renewalIntervalInSecs")),
+        ("leaseInfo.durationInSecs", json!(77), Shown("/leaseInfo/durationInSecs")),
+        ("leaseInfo.registrationTimestamp", json!(1), NoEffect),
+        ("leaseInfo.lastRenewalTimestamp", json!(1), NoEffect),
+        ("leaseInfo.renewalTimestamp", json!(1), NoEffect),
+        ("leaseInfo.evictionTimestamp", json!(1), NoEffect),
+        ("leaseInfo.serviceUpTimestamp", json!(1), NoEffect),
+        ("lastUpdatedTimestamp", json!("1"), NoEffect),
+        ("actionType", json!("ADDED"), NoEffect),
+        ("app", json!("OTHER"), Refused),
+        ("port", json!({ "$": 99999, "@enabled": "true" }), Refused),
+        ("status", json!("FINE"), Refused),
+        ("overriddenstatus", json!("FINE"), Refused),
+        ("countryId", json!("Utopia"), Refused),
+        ("dataCenterInfo", json!("MyOwn"), Refused),
+        ("metadata", json!("a=b"), Refused),
+        ("leaseInfo", json!("30"), Refused),
+        ("leaseInfo.durationInSecs", json!("soon"), Refused),
+        ("lastDirtyTimestamp", json!("yesterday"), Refused),
+        ("homePageUrl", json!({ "a": "b" }), Refused),
+    ];
+    let mut wrong = Vec::new();
+    for (number, (field, value, expected)) in fields.iter().enumerate() {
+        for form in ["json", "xml"] {
+            let app = format!("APP{number}{}", form.to_uppercase());
+            let mut sent = json!({ "hostName": "h", "ipAddr": "10.0.0.1", "port": { "$": 80, "@enabled": "true" } });
+            match field.split_once('.') {
+                Some((part, field)) => sent[part] = json!({ field: value }),
+                None => sent[field] = value.clone(),
+            }
+            let (kind, body) = match form {
+                "json" => ("application/json", json!({ "instance": sent }).to_string()),
+                _ => ("application/xml", xml("instance", &sent)),
+            };
+            let answer = node.ask("POST", &format!("/eureka/apps/{app}"), &[("Content-Type", kind)], &body).await;
+            let good = match expected {
+                Refused => answer.status == 400 && !answer.body.trim().is_empty(),
+                NoEffect => answer.status == 204,
+                Shown(pointer) => {
+                    let path = format!("/eureka/apps/{app}");
+                    let shown = node.ask("GET", &path, &[("Accept", "application/json")], "").await;
+                    let shown = serde_json::from_str::<Value>(&shown.body).unwrap_or_default();
+                    let shown = shown["application"]["instance"][0].pointer(pointer);
+                    answer.status == 204 && shown == Some(value)
+                }
+            };
+            if !good {
+                wrong.push(format!("{field} = {value} in {form}: {} {}", answer.status, answer.body.trim()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 #[tokio::test]
 async fn consuls_clients_do_not_spin() {
     let node = RegistryNode::start("").await;

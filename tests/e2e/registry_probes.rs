@@ -40,7 +40,8 @@ async fn until(node: &RegistryNode, wanted: &[(&str, &str)]) {
 
 #[tokio::test]
 async fn registry_probes_ask_redis_and_grpc() {
-    let node = RegistryNode::start("").await;
+    // The registry itself is asked, too.
+    let node = RegistryNode::start("[registry.health]\nprobe_allow = [\"127.0.0.1\"]").await;
     let _logs = ShowLogs(node.dir());
     let ports = [Port::reserve(), Port::reserve(), Port::reserve()];
     let open = redis(node.dir(), &ports[0], &[]);

@@ -77,7 +77,7 @@ async fn one_token_does_not_take_all_waits() {
     let watch = async |token: &str| {
         let mut stream = TcpStream::connect(("127.0.0.1", node.port())).await.unwrap();
         let path = "/v1/namespaces/default/services/none/watch";
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut begun = [0; 12];
         stream.read_exact(&mut begun).await.unwrap();
@@ -102,7 +102,7 @@ async fn connections_beyond_the_limit_are_closed_at_once() {
     for _ in 0..4 {
         let mut stream = TcpStream::connect(("127.0.0.1", node.port())).await.unwrap();
         // Answered: so it is counted.
-        stream.write_all(b"GET /v1/status/leader HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        stream.write_all(b"GET /v1/status/leader HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
         let mut begun = [0; 12];
         stream.read_exact(&mut begun).await.unwrap();
         idle.push(stream);

@@ -8,6 +8,10 @@
 //! cargo run --release -p registry --example http -- discover 127.0.0.1:8632 256 5
 //! cargo run --release -p registry --example http -- find 127.0.0.1:8632 16 5
 //! cargo run --release -p registry --example http -- visible 127.0.0.1:8632 127.0.0.1:8632 500
+//! cargo run --release -p registry --example http -- get 127.0.0.1:8632 1 5 /eureka/apps/delta 'Accept: application/json'
+//! cargo run --release -p registry --example http -- renewed 127.0.0.1:8632 50 /eureka/apps
+//! cargo run --release -p registry --example http -- paced 127.0.0.1:8632 heartbeat 20000 500 5
+//! cargo run --release -p registry --example http -- watchers 127.0.0.1:8632 8 5
 //! cargo run --release -p registry --example http -- listen 127.0.1.1:9999,127.0.1.2:9999
 //! cargo run --release -p registry --example http -- etcd 127.0.0.1:2379 0 20000 256 8 20
 //! ```
@@ -39,13 +43,15 @@ const SERVICES: usize = 100;
 struct Connection {
     stream: TcpStream,
     buffer: BytesMut,
+    /// The `X-Consul-Index` that came last.
+    index: u64,
 }
 
 impl Connection {
     async fn open(address: &str) -> Connection {
         let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
-        Connection { stream, buffer: BytesMut::with_capacity(16 * 1024) }
+        Connection { stream, buffer: BytesMut::with_capacity(16 * 1024), index: 0 }
     }
 
     /// Sends a request and reads its answer: the status, and the body if it is `wanted`.
@@ -67,6 +73,11 @@ impl Connection {
             {
                 length = value.trim().parse::<usize>().ok();
             }
+            if let Some((name, value)) = line.split_once(':')
+                && name.eq_ignore_ascii_case("x-consul-index")
+            {
+                self.index = value.trim().parse().unwrap();
+            }
         }
         let length = if status == 204 { 0 } else { length.unwrap_or_else(|| panic!("no length: {head}")) };
         while self.buffer.len() < length {
@@ -79,7 +90,7 @@ impl Connection {
 
 fn request(method: &str, path: &str, body: &str) -> Vec<u8> {
     let length = body.len();
-    format!("{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}")
+    format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}")
         .into_bytes()
 }
 
@@ -167,6 +178,90 @@ fn counted(first: usize, count: usize) -> impl Fn() -> Option<usize> {
 fn timed(first: usize, count: usize, seconds: usize) -> impl Fn() -> Option<usize> {
     let (taken, end) = (AtomicUsize::new(0), Instant::now() + Duration::from_secs(seconds as u64));
     move || (Instant::now() < end).then(|| first + taken.fetch_add(1, Ordering::Relaxed) % count)
+}
+
+fn get(path: &str, header: Option<&str>) -> Vec<u8> {
+    let header = header.map(|header| format!("{header}\r\n")).unwrap_or_default();
+    format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n").into_bytes()
+}
+
+/// `count` times a registration, and then the question, whose time counts: the answer is of something that has just changed.
+async fn renewed(address: &str, count: usize, asked: &[u8]) {
+    let mut connection = Connection::open(address).await;
+    let salt = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() as usize % 1_000_000_000;
+    let (begun, cpu) = (Instant::now(), common::cpu());
+    let mut times = Vec::new();
+    for n in 0..count {
+        let changed = request("PUT", &path_of(n), &format!("{{\"host\":\"h{salt}\",\"port\":{n}}}"));
+        assert!(connection.ask(&changed, false).await.0 < 300);
+        let began = Instant::now();
+        assert_eq!(connection.ask(asked, false).await.0, 200);
+        times.push(began.elapsed());
+    }
+    report(times, begun.elapsed(), cpu, 1);
+}
+
+fn path_of(n: usize) -> String {
+    format!("/v1/namespaces/default/services/service-{:05}/instances/i{n:08}", n % SERVICES)
+}
+
+/// So many heartbeats, or else registrations that change something, a second, whether the one before is answered or not. What counts is the
+/// time from when each was due.
+async fn paced(address: &str, beats: bool, count: usize, rate: usize, seconds: usize) {
+    /// Connections that take turns.
+    const CONNECTIONS: usize = 64;
+    let salt = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() as usize % 1_000_000_000;
+    let cpu = common::cpu();
+    let begun = tokio::time::Instant::now() + Duration::from_millis(100);
+    let mut tasks = tokio::task::JoinSet::new();
+    for first in 0..CONNECTIONS.min(rate * seconds) {
+        let mut connection = Connection::open(address).await;
+        tasks.spawn(async move {
+            let mut times = Vec::new();
+            for n in (first..rate * seconds).step_by(CONNECTIONS) {
+                let due = begun + Duration::from_secs_f64(n as f64 / rate as f64);
+                tokio::time::sleep_until(due).await;
+                let which = n * 7919 % count;
+                let asked = if beats {
+                    request("PUT", &format!("/v1/namespaces/default/instances/i{which:08}/heartbeat"), "")
+                } else {
+                    request("PUT", &path_of(which), &format!("{{\"host\":\"h{salt}-{n}\",\"port\":1}}"))
+                };
+                let (status, body) = connection.ask(&asked, false).await;
+                assert!((200..300).contains(&status), "{status} {body}");
+                times.push(due.elapsed());
+            }
+            times
+        });
+    }
+    let times: Vec<Duration> = tasks.join_all().await.into_iter().flatten().collect();
+    report(times, begun.elapsed(), cpu, 1);
+}
+
+/// Clients that wait, again and again, for any change of any service: half of them for the names of services, half for all checks, as
+/// Traefik and Fabio do.
+async fn watchers(address: &str, clients: usize, seconds: usize, header: Option<&str>) {
+    let (begun, cpu) = (Instant::now(), common::cpu());
+    let end = begun + Duration::from_secs(seconds as u64);
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..clients {
+        let mut connection = Connection::open(address).await;
+        let path = if n % 2 == 0 { "/v1/catalog/services" } else { "/v1/health/state/any" };
+        let header = header.map(str::to_owned);
+        tasks.spawn(async move {
+            let (mut index, mut times) = (0, Vec::new());
+            while Instant::now() < end {
+                let began = Instant::now();
+                let asked = get(&format!("{path}?index={index}&wait=1s"), header.as_deref());
+                assert_eq!(connection.ask(&asked, false).await.0, 200);
+                index = connection.index;
+                times.push(began.elapsed());
+            }
+            times
+        });
+    }
+    let times: Vec<Duration> = tasks.join_all().await.into_iter().flatten().collect();
+    report(times, begun.elapsed(), cpu, 1);
 }
 
 /// From sending a registration at one address to the answer of a blocking query at the other, one at a time.
@@ -347,10 +442,18 @@ async fn main() {
             let packed = arguments.has(4).map(|how| format!("Accept-Encoding: {how}\r\n")).unwrap_or_default();
             run(address, clients, timed(0, SERVICES, seconds), move |n| {
                 let path = format!("/v1/namespaces/default/services/service-{n:05}/instances");
-                vec![format!("GET {path} HTTP/1.1\r\nHost: x\r\n{packed}\r\n").into_bytes()]
+                vec![format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{packed}\r\n").into_bytes()]
             })
             .await;
         }
+        "get" => {
+            let (clients, seconds, path) = (number(2), number(3), arguments.text(4).to_owned());
+            let asked = get(&path, arguments.has(5));
+            run(address, clients, timed(0, 1, seconds), move |_| vec![asked.clone()]).await;
+        }
+        "renewed" => renewed(address, number(2), &get(arguments.text(3), arguments.has(4))).await,
+        "paced" => paced(address, arguments.text(2) == "heartbeat", number(3), number(4), number(5)).await,
+        "watchers" => watchers(address, number(2), number(3), arguments.has(4)).await,
         "visible" => visible(address, arguments.text(2), number(3)).await,
         "etcd" => {
             // A lease, and the instance under it, as etcd's clients register; through its HTTP gateway.
@@ -373,7 +476,7 @@ async fn main() {
         }
         "listen" => listen(address).await,
         other => panic!(
-            "{other}: expected register, heartbeat, heartbeats, streamed, discover, find, visible, etcd or listen"
+            "{other}: expected register, heartbeat, heartbeats, streamed, discover, find, get, renewed, paced, watchers, visible, etcd or listen"
         ),
     }
 }

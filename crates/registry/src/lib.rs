@@ -34,6 +34,7 @@ mod registry;
 mod settings;
 mod status;
 pub mod store;
+mod writable;
 mod writer;
 
 pub use cache::{Change, Encoding, Found, Instances, ServiceSnapshot};

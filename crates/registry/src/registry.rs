@@ -1,6 +1,7 @@
 //! The handle that everything else uses.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,11 +18,13 @@ use crate::health::{Alive, Watch};
 use crate::heartbeat::Doubts;
 use crate::model::{
     Health, Instance, InstanceId, Invalid, Limits, Metadata, NamespaceName, Patch, Registration, Revision, ServiceKey,
+    visible,
 };
 use crate::peers::{self, Peers};
 use crate::settings::Settings;
 use crate::status::{Counters, Status, add};
 use crate::store::{Outcome, Record, Store, Write, WriteKind};
+use crate::writable::Writable;
 use crate::writer::{self, Answer, Request};
 
 /// A registry node. A clone is the same node.
@@ -58,6 +61,7 @@ pub(crate) struct Inner {
     queue: mpsc::Sender<Request>,
     watchers: AtomicUsize,
     store_error: Mutex<Option<String>>,
+    pub(crate) writable: Mutex<Writable>,
     pub(crate) peers: Peers,
     /// The store's history, as of the last read.
     epoch: AtomicI64,
@@ -105,6 +109,7 @@ impl Registry {
             queue,
             watchers: AtomicUsize::new(0),
             store_error: Mutex::new(None),
+            writable: Mutex::default(),
             peers,
             epoch: AtomicI64::new(0),
             behind: Notify::new(),
@@ -113,6 +118,7 @@ impl Registry {
             tasks: Mutex::new(JoinSet::new()),
             settings,
         });
+        inner.health.keep_from_probes(inner.peers.bound());
         inner.catch_up().await?;
         peers::start(&inner).await?;
         {
@@ -134,6 +140,12 @@ impl Registry {
         self.inner.stop.send_replace(true);
         let mut tasks = std::mem::take(&mut *self.inner.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         while tasks.join_next().await.is_some() {}
+    }
+
+    /// Addresses of this process that probes do not ask, unless `probe_allow` has them: whoever may register an instance could otherwise
+    /// look at what only the registry's machine reaches, such as its metrics.
+    pub fn keep_from_probes(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
+        self.inner.health.keep_from_probes(addresses);
     }
 
     /// The limits that it keeps.
@@ -222,6 +234,7 @@ impl Registry {
     /// As of any write.
     pub async fn put_service(&self, key: ServiceKey, metadata: Metadata) -> Result<Written, WriteError> {
         metadata.check(&self.inner.settings.limits)?;
+        visible("service name", key.name())?;
         let (found, limit) = (self.inner.cache.entries(), self.inner.settings.limits.services);
         if found >= limit && self.inner.cache.entry(&key).is_none() {
             return Err(WriteError::Full { what: "services", found, limit });
@@ -276,6 +289,12 @@ impl Registry {
         self.inner.cache.revision()
     }
 
+    /// The last commit that changed anything in the namespace, whichever of its services; 0 of a namespace in which there never was
+    /// anything. What changes in other namespaces does not show.
+    pub fn revision_in(&self, namespace: &NamespaceName) -> Revision {
+        self.inner.cache.revision_in(namespace)
+    }
+
     /// The last commit that changed anything of the service; 0 of one that never was. Also of one that has gone, for as long
     /// as its tombstones are kept; after that 0 again.
     pub fn revision_of(&self, key: &ServiceKey) -> Revision {
@@ -313,7 +332,26 @@ impl Registry {
         self.wait(entry.entry.mark(), after, deadline).await
     }
 
-    /// As [`Registry::watch`], for any change at all.
+    /// As [`Registry::watch`], for any change in a namespace.
+    ///
+    /// # Errors
+    /// When too many watch.
+    pub async fn watch_namespace(
+        &self,
+        namespace: &NamespaceName,
+        after: Revision,
+        deadline: Instant,
+    ) -> Result<Revision, WatchError> {
+        let now = self.revision_in(namespace);
+        if now > after {
+            return Ok(now);
+        }
+        let cache = &self.inner.cache;
+        let waited = WaitedNamespace { cache, namespace, mark: cache.namespace_or_new(namespace) };
+        self.wait(&waited.mark, after, deadline).await
+    }
+
+    /// As [`Registry::watch`], for any change at all. For the node itself: a client may see only its own namespaces.
     ///
     /// # Errors
     /// When too many watch.
@@ -343,12 +381,16 @@ impl Registry {
     pub fn status(&self) -> Status {
         let inner = &self.inner;
         let store_error = inner.store_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let writable = inner.writable.lock().unwrap_or_else(PoisonError::into_inner);
+        let write_error = writable.error().map(str::to_owned);
+        drop(writable);
         let mut counts = inner.counters.get();
         counts.graces = inner.health.graces();
         Status {
-            ready: store_error.is_none() && !*inner.stop.borrow(),
+            ready: store_error.is_none() && write_error.is_none() && !*inner.stop.borrow(),
             store: inner.store.name(),
             store_error,
+            write_error,
             revision: self.revision(),
             epoch: inner.epoch.load(Ordering::Relaxed),
             instances: inner.cache.instances(),
@@ -382,6 +424,19 @@ struct Waited<'a> {
 impl Drop for Waited<'_> {
     fn drop(&mut self) {
         self.cache.leave(self.key, &self.entry);
+    }
+}
+
+/// A namespace that is waited for, for as long as it is.
+struct WaitedNamespace<'a> {
+    cache: &'a Cache,
+    namespace: &'a NamespaceName,
+    mark: Arc<Mark>,
+}
+
+impl Drop for WaitedNamespace<'_> {
+    fn drop(&mut self) {
+        self.cache.leave_namespace(self.namespace, &self.mark);
     }
 }
 

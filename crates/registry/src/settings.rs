@@ -52,7 +52,8 @@ pub struct HealthSettings {
     pub probes: usize,
     /// Ranges of addresses (`10.0.0.0/8`) that may be probed, whatever `probe_deny` has.
     pub probe_allow: Vec<String>,
-    /// Ranges of addresses that are not probed: an instance whose target is there is critical.
+    /// Ranges of addresses that are not probed: an instance whose target is there is critical. The addresses at which the registry
+    /// itself listens are not probed either.
     pub probe_deny: Vec<String>,
     /// When much is lost at once.
     pub brake: BrakeSettings,

@@ -8,12 +8,14 @@ use crate::model::{Revision, ServiceKey};
 /// How the registry is.
 #[derive(Clone, Debug)]
 pub struct Status {
-    /// Everything was loaded once, and the store answered when it was asked last.
+    /// Everything was loaded once, the store answered when it was asked last, and takes writes.
     pub ready: bool,
     /// Kind of the store.
     pub store: &'static str,
     /// Why the store did not answer, if it did not.
     pub store_error: Option<String>,
+    /// Why the store does not take writes, if it does not.
+    pub write_error: Option<String>,
     /// Of the whole.
     pub revision: Revision,
     /// The store's history.

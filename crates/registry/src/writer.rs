@@ -7,8 +7,8 @@
 //! What a batch comes to is foreseen from memory. Where the store, its counter locked, is where the memory is, that holds, and no row
 //! has to be read; else they are, and it is found out anew.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -158,7 +158,13 @@ async fn commit(inner: &Inner, batch: &Arc<Batch>) -> Result<Committed, WriteErr
     loop {
         attempt += 1;
         let error = match inner.store.commit(Arc::clone(batch)).await {
-            Ok(committed) => return Ok(committed),
+            Ok(committed) => {
+                // A batch that said nothing new has written nothing.
+                if committed.wrote {
+                    noted(inner, Ok(()));
+                }
+                return Ok(committed);
+            }
             Err(StoreError::Undetermined { reason, planned, .. }) => {
                 add(&inner.counters.undetermined, 1);
                 match resolve(inner, batch.number).await {
@@ -179,6 +185,10 @@ async fn commit(inner: &Inner, batch: &Arc<Batch>) -> Result<Committed, WriteErr
             _ => false,
         };
         if !again {
+            // To be in each other's way is no fault of the store.
+            if !matches!(error, StoreError::Conflict { .. }) {
+                noted(inner, Err(error.to_string()));
+            }
             return Err(WriteError::Unavailable { reason: error.to_string().into() });
         }
         if matches!(error, StoreError::Conflict { .. }) {
@@ -186,6 +196,10 @@ async fn commit(inner: &Inner, batch: &Arc<Batch>) -> Result<Committed, WriteErr
             tokio::time::sleep(Duration::from_millis(u64::from(attempt) * 5)).await;
         }
     }
+}
+
+fn noted(inner: &Inner, written: Result<(), String>) {
+    inner.writable.lock().unwrap_or_else(PoisonError::into_inner).commit(written, Instant::now());
 }
 
 /// Whether batch `number` was committed, once the store says so; `None` if it does not in time.

@@ -383,6 +383,7 @@ const REGISTRY: &[Key] = &[
     key("store", Kind::Secret),
     key("node", Kind::Text),
     key("auth", Kind::Choice(&["none", "tokens"])),
+    key("hosts", Kind::Texts),
     key("connections", integer(1, 1_000_000)),
     key("connections_per_address", integer(1, 1_000_000)),
     key("header_bytes", integer(8 << 10, 1 << 20)),
@@ -408,6 +409,7 @@ const REGISTRY_DNS: &[Key] = &[
     key("domain", Kind::Text),
     key("ttl", Kind::Duration { zero: true }),
     key("namespaces", Kind::Texts),
+    key("per_second", integer(0, 1_000_000)),
     key("connections", integer(1, 100_000)),
     key("idle_timeout", POSITIVE),
 ];

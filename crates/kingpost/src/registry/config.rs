@@ -37,6 +37,8 @@ pub(crate) struct RegistryConfig {
     pub(crate) node: String,
     /// Who is let in.
     pub(crate) auth: AuthMethod,
+    /// Names, beside those of this machine, by which a registry without a login may be asked for.
+    pub(crate) hosts: Vec<String>,
     /// Most connections.
     pub(crate) connections: usize,
     /// Most connections from one address, loopback excepted.
@@ -153,6 +155,8 @@ pub(crate) struct DnsConfig {
     pub(crate) ttl: Duration,
     /// The namespaces that are seen; names without one are looked for in the first.
     pub(crate) namespaces: Vec<String>,
+    /// Most answers a second in datagrams to one network of other machines; 0: any number.
+    pub(crate) per_second: u32,
     /// Most TCP connections.
     pub(crate) connections: usize,
     /// Longest silence on a TCP connection.
@@ -169,6 +173,7 @@ impl Default for DnsConfig {
             domain: "consul".into(),
             ttl: Duration::ZERO,
             namespaces: vec!["default".into()],
+            per_second: limits.per_second,
             connections: limits.connections,
             idle_timeout: limits.idle,
         }
@@ -187,7 +192,12 @@ impl DnsConfig {
 
     /// Its bounds.
     pub(crate) fn limits(&self) -> dns::Limits {
-        dns::Limits { connections: self.connections, idle: self.idle_timeout }
+        dns::Limits {
+            connections: self.connections,
+            idle: self.idle_timeout,
+            per_second: self.per_second,
+            ..dns::Limits::default()
+        }
     }
 }
 
@@ -224,6 +234,7 @@ impl Default for RegistryConfig {
             store: StoreAddress("sqlite:/var/lib/kingpost/registry.sqlite".into()),
             node: "kingpost".into(),
             auth: AuthMethod::Tokens,
+            hosts: Vec::new(),
             connections: http.connections,
             connections_per_address: http.connections_per_address,
             header_bytes: http.header_bytes,

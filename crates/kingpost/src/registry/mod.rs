@@ -71,6 +71,9 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
             }
         },
     };
+    // Metrics and console tell what only operators should see.
+    let operators = [admin.as_ref().map(Admin::address), console.as_ref().map(|serving| serving.console.address())];
+    running.registry.keep_from_probes(operators.into_iter().flatten());
     let listen: Vec<String> = running.addresses().iter().map(ToString::to_string).collect();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),

@@ -87,9 +87,11 @@ impl Running {
         let registry = Registry::open(config.settings(peers), store)
             .await
             .map_err(|error| Failure::environment(format!("cannot start the registry: {error}")))?;
+        registry.keep_from_probes(addresses.iter().copied().chain(dns.as_ref().map(|(address, _)| *address)));
         let mut limits = config.http();
         limits.connections = affordable(limits.connections, crate::run::raise_descriptor_limit());
-        let context = Context::new(registry.clone(), config.auth(), limits, config.node.clone(), audit.clone());
+        let context = Context::new(registry.clone(), config.auth(), limits, config.node.clone(), audit.clone())
+            .known_as(config.hosts.clone());
         let door = context.door();
         let stats = Arc::clone(&context.stats);
         let server = Server::start(mounts, context);
@@ -228,10 +230,11 @@ impl Source for Running {
 
     fn ready(&self) -> Result<(), String> {
         let status = self.registry.status();
-        match (status.ready, status.store_error) {
-            (true, _) => Ok(()),
-            (false, Some(error)) => Err(format!("the store: {error}")),
-            (false, None) => Err("stopping".into()),
+        match (status.ready, status.store_error, status.write_error) {
+            (true, ..) => Ok(()),
+            (false, Some(error), _) => Err(format!("the store: {error}")),
+            (false, None, Some(error)) => Err(format!("the store takes no writes: {error}")),
+            (false, None, None) => Err("stopping".into()),
         }
     }
 }
@@ -239,9 +242,13 @@ impl Source for Running {
 /// The DNS server's metrics.
 fn describe_dns(stats: &dns::Stats, exposition: &mut Exposition) {
     let mut queries = exposition.metric(Type::Counter, "registry_dns_queries_total", "DNS questions, by outcome.");
-    for (outcome, counter) in
-        [("found", &stats.found), ("empty", &stats.empty), ("refused", &stats.refused), ("dropped", &stats.dropped)]
-    {
+    for (outcome, counter) in [
+        ("found", &stats.found),
+        ("empty", &stats.empty),
+        ("refused", &stats.refused),
+        ("dropped", &stats.dropped),
+        ("limited", &stats.limited),
+    ] {
         queries.sample(&[("outcome", outcome)], counter.load(Ordering::Relaxed));
     }
     exposition.counter(
@@ -254,7 +261,7 @@ fn describe_dns(stats: &dns::Stats, exposition: &mut Exposition) {
 /// The registry's metrics.
 fn describe(registry: &Registry, stats: &HttpStats, exposition: &mut Exposition) {
     let status = registry.status();
-    exposition.gauge("registry_ready", "1 while the store answers.", status.ready);
+    exposition.gauge("registry_ready", "1 while the store answers and takes writes.", status.ready);
     exposition.gauge("registry_revision", "Revision of the whole.", status.revision.0);
     exposition.gauge("registry_instances", "Instances.", status.instances);
     exposition.gauge("registry_services", "Services, those included that are only waited for.", status.services);

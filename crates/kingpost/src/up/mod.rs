@@ -151,11 +151,12 @@ async fn serve(
         let known = known.as_ref().map_err(Failure::again)?;
         let listener = tokio::net::TcpListener::from_std(metrics.0)
             .map_err(|error| Failure::runtime(format!("cannot serve metrics: {error}")))?;
-        let _admin = Admin::serve(listener, Arc::clone(&running), admin::IDLE)?;
+        let admin = Admin::serve(listener, Arc::clone(&running), admin::IDLE)?;
         let listener = tokio::net::TcpListener::from_std(console.0)
             .map_err(|error| Failure::runtime(format!("cannot serve the console: {error}")))?;
         let scene = running.scene().with_registry(known.known());
-        let _console = scene.serve(listener, &config.console, running.topology())?;
+        let serving = scene.serve(listener, &config.console, running.topology())?;
+        known.registry.keep_from_probes([admin.address(), serving.console.address()]);
         tokio::select! {
             result = check_through_proxy(&running, nodes.len() > 1, step) => result?,
             failure = stop.failure() => return Err(failure),

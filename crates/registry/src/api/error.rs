@@ -17,6 +17,15 @@ pub enum ApiError {
         /// What it knows, for the `Allow` header.
         allow: &'static str,
     },
+    /// The request is for somebody else, by the name that it was sent to.
+    #[error(
+        "the host {host:?} is not known: with registry.auth = \"none\" only names and addresses of this machine are answered, and those of \
+         registry.hosts; add it there, or use tokens"
+    )]
+    Misdirected {
+        /// The name.
+        host: String,
+    },
     /// The body is not what it is said, or has, to be.
     #[error("the body is {found:?}, expected {expected}")]
     UnsupportedMediaType {
@@ -105,6 +114,7 @@ impl ApiError {
         match self {
             ApiError::BadRequest(_) | ApiError::Invalid(_) => StatusCode::BAD_REQUEST,
             ApiError::NoSuchPath(_) | ApiError::NotFound { .. } | ApiError::Missing(_) => StatusCode::NOT_FOUND,
+            ApiError::Misdirected { .. } => StatusCode::MISDIRECTED_REQUEST,
             ApiError::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             ApiError::UnsupportedMediaType { .. } => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ApiError::Unauthorized => StatusCode::UNAUTHORIZED,
@@ -123,6 +133,7 @@ impl ApiError {
         match self {
             ApiError::BadRequest(_) => "bad_request",
             ApiError::NoSuchPath(_) => "no_such_path",
+            ApiError::Misdirected { .. } => "misdirected",
             ApiError::MethodNotAllowed { .. } => "method_not_allowed",
             ApiError::UnsupportedMediaType { .. } => "unsupported_media_type",
             ApiError::NotFound { .. } | ApiError::Missing(_) => "not_found",

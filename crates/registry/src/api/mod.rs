@@ -21,17 +21,19 @@ mod error;
 mod eureka;
 mod grpc;
 mod gzip;
+mod host;
 pub mod identity;
 mod limits;
 mod native;
 mod places;
 mod polaris;
 mod prometheus;
-mod rate;
+pub(crate) mod rate;
 mod reply;
 mod request;
 mod server;
 mod stats;
+mod whole;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -53,6 +55,8 @@ pub use reply::{Body, Reply};
 pub use request::{Request, format_duration, parse_duration};
 pub use server::{Mount, Server, Tls};
 pub use stats::{BUCKETS_MICROS, FrontStats, HttpStats};
+pub use whole::Pieces;
+use whole::Whole;
 
 use crate::{Invalid, NamespaceName, Registry, Revision, ServiceKey, WatchError, WriteError};
 
@@ -75,6 +79,15 @@ pub enum Front {
     Polaris,
 }
 
+/// What a client may wait for: nothing that reaches beyond one namespace, so that nobody is woken by, or counts, the changes of others.
+#[derive(Debug, Clone, Copy)]
+enum Watched<'a> {
+    /// One service.
+    Service(&'a ServiceKey),
+    /// All services of a namespace.
+    Namespace(&'a NamespaceName),
+}
+
 /// What all fronts work with.
 pub struct Context {
     /// The core.
@@ -87,6 +100,8 @@ pub struct Context {
     pub stats: Arc<HttpStats>,
     /// What Consul's clients are told that this node is called.
     pub node: String,
+    /// By which names a registry without a login is asked for, beside those of this machine.
+    hosts: Vec<String>,
     /// Who changed what.
     audit: AuditLog,
     /// How often each may ask.
@@ -95,8 +110,8 @@ pub struct Context {
     began: Instant,
     /// What Eureka's deltas begin from.
     past: eureka::Past,
-    /// Eureka's answer with all applications.
-    applications: eureka::Whole,
+    /// Answers that are about all services.
+    whole: Whole,
     /// One for each request that waits for a change.
     places: Arc<Places>,
     /// Becomes true when the server stops: whoever waits answers with what there is.
@@ -164,9 +179,42 @@ impl Context {
         let past = eureka::Past::default();
         past.note(std::time::Instant::now(), registry.revision());
         let (auth, rates) = (Arc::new(ArcSwap::from_pointee(auth)), Rates::new(limits.rate));
-        let applications = eureka::Whole::default();
         let (stats, began) = (Arc::default(), Instant::now());
-        Context { registry, auth, limits, stats, node, audit, rates, began, past, applications, places, stopping }
+        let hosts = Vec::new();
+        Context {
+            registry,
+            auth,
+            limits,
+            stats,
+            node,
+            hosts,
+            audit,
+            rates,
+            began,
+            past,
+            whole: Whole::new(),
+            places,
+            stopping,
+        }
+    }
+
+    /// Names, beside those of this machine, by which a registry without a login is asked for: without a port.
+    #[must_use]
+    pub fn known_as(self, hosts: Vec<String>) -> Context {
+        Context { hosts, ..self }
+    }
+
+    /// Refuses, where everybody is let in, who asks by a name that is not the registry's.
+    fn meant(&self, uri: &hyper::Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+        if !matches!(**self.auth.load(), Auth::None) {
+            return Ok(());
+        }
+        match host::of(uri, headers) {
+            Some(host) if !host::is_known(host, &self.hosts) => {
+                Err(ApiError::Misdirected { host: host.chars().take(255).collect() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A handle by which who is let in can be replaced while the server runs.
@@ -240,11 +288,11 @@ impl Context {
         self.place(Some(&self.identify(request)?), request.peer)
     }
 
-    /// Waits until a service (or with none, anything) has a revision above `after`, the time is over, or the server stops.
+    /// Waits until what is watched has a revision above `after`, the time is over, or the server stops.
     async fn wait(
         &self,
         request: &Request,
-        service: Option<&ServiceKey>,
+        watched: Watched<'_>,
         after: Revision,
         limit: Duration,
     ) -> Result<(), ApiError> {
@@ -252,9 +300,9 @@ impl Context {
         let deadline = Instant::now() + limit.min(self.limits.wait);
         let mut stopping = self.stopping.clone();
         let changed = async {
-            match service {
-                Some(service) => self.registry.watch(service, after, deadline).await,
-                None => self.registry.watch_all(after, deadline).await,
+            match watched {
+                Watched::Service(service) => self.registry.watch(service, after, deadline).await,
+                Watched::Namespace(namespace) => self.registry.watch_namespace(namespace, after, deadline).await,
             }
         };
         tokio::select! {
@@ -264,12 +312,20 @@ impl Context {
         }
     }
 
-    /// Whether `wanted`, above the `now` of an existing service, is what another node calls the same content: after collecting
-    /// tombstones, and after a restart, nodes may know of one service's last change by different numbers. This node has
+    /// The revision of what is watched.
+    fn revision_of(&self, watched: Watched<'_>) -> Revision {
+        match watched {
+            Watched::Service(service) => self.registry.revision_of(service),
+            Watched::Namespace(namespace) => self.registry.revision_in(namespace),
+        }
+    }
+
+    /// Whether `wanted`, above the `now` of an existing service or namespace, is what another node calls the same content: after
+    /// collecting tombstones, and after a restart, nodes may know of one last change by different numbers. This node has
     /// seen all up to `wanted`, so there is nothing newer. (To answer at once would make a client that is sent to one node
     /// and then the other come back for ever.)
-    fn is_ahead(&self, service: Option<&ServiceKey>, now: Revision, wanted: Revision) -> bool {
-        service.is_some() && now > Revision(0) && wanted > now && wanted <= self.registry.revision()
+    fn is_ahead(&self, now: Revision, wanted: Revision) -> bool {
+        now > Revision(0) && wanted > now && wanted <= self.registry.revision()
     }
 
     /// Refuses a batch that is too long.

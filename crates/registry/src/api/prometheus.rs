@@ -10,8 +10,10 @@ use hyper::Method;
 use serde::Serialize;
 
 use super::auth::Role;
+use super::reply::JSON;
+use super::whole::{Composer, Key};
 use super::{ApiError, Context, RESERVED, Reply, Request, namespace};
-use crate::{Health, Instance, ServiceKey};
+use crate::{Encoding, Health, Instance, Revision, ServiceKey, ServiceSnapshot};
 
 /// One group: an instance, for each has labels of its own.
 #[derive(Debug, Serialize)]
@@ -32,23 +34,60 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     if let Some(wanted) = &wanted {
         caller.needs(Role::Read, wanted.as_str())?;
     }
-    let services = match (&wanted, request.param("service")) {
-        (Some(namespace), Some(name)) => {
-            context.registry.snapshot(&ServiceKey::new(namespace, name)?).into_iter().collect()
-        }
-        (namespace, None) => context.registry.services(namespace.as_ref()),
-        (None, Some(_)) => return Err(ApiError::bad("service without namespace: expected both")),
-    };
     let all = request.flag("all");
-    let groups: Vec<Group> = services
-        .iter()
-        .filter(|service| caller.may(Role::Read, service.key.namespace()))
-        .flat_map(|service| service.instances.iter())
-        .filter(|instance| all || instance.is_usable())
-        .map(|instance| group(instance))
-        .collect();
-    let reply = Reply::ok(&groups);
-    Ok(if request.accepts_gzip() { reply.gzip() } else { reply })
+    let packed = request.accepts_gzip();
+    if let Some(name) = request.param("service") {
+        let Some(namespace) = &wanted else { return Err(ApiError::bad("service without namespace: expected both")) };
+        let services: Vec<_> = context.registry.snapshot(&ServiceKey::new(namespace, name)?).into_iter().collect();
+        let body = context.whole.once(packed, move |out| targets(&services, all, out)).await?;
+        return Ok(Reply::pieces(JSON, body, packed));
+    }
+    let registry = context.registry.clone();
+    let body = match wanted {
+        Some(namespace) => {
+            let key = key(namespace.as_str(), all, packed);
+            let stamp = || (context.registry.revision_in(&namespace), Revision(0));
+            let of = namespace.clone();
+            let make = move |out: &mut Composer| targets(&registry.services(Some(&of)), all, out);
+            context.whole.get(key, stamp, make).await?
+        }
+        None if caller.may(Role::Read, "*") => {
+            let stamp = || (context.registry.revision(), Revision(0));
+            let make = move |out: &mut Composer| targets(&registry.services(None), all, out);
+            context.whole.get(key("", all, packed), stamp, make).await?
+        }
+        None => {
+            let make = move |out: &mut Composer| {
+                let mut services = registry.services(None);
+                services.retain(|service| caller.may(Role::Read, service.key.namespace()));
+                targets(&services, all, out);
+            };
+            context.whole.once(packed, make).await?
+        }
+    };
+    Ok(Reply::pieces(JSON, body, packed))
+}
+
+fn key(namespace: &str, all: bool, packed: bool) -> Key {
+    let what = if all { "prometheus.all" } else { "prometheus" };
+    Key { what, namespace: namespace.to_owned(), more: String::new(), packed }
+}
+
+/// The groups of `services`: of usable instances, or of all.
+fn targets(services: &[Arc<ServiceSnapshot>], all: bool, out: &mut Composer) {
+    let encoding = if all { Encoding::HttpSdAll } else { Encoding::HttpSd };
+    out.text("[");
+    let mut some = false;
+    for service in services {
+        some |= out.part(if some { "," } else { "" }, service, encoding, |service| {
+            let wanted = service.instances.iter().filter(|instance| all || instance.is_usable());
+            let groups: Vec<Group> = wanted.map(|instance| group(instance)).collect();
+            let list = serde_json::to_string(&groups).unwrap_or_default();
+            let inner = list.strip_prefix('[').and_then(|list| list.strip_suffix(']')).unwrap_or_default();
+            inner.to_owned().into()
+        });
+    }
+    out.text("]");
 }
 
 fn group(instance: &Instance) -> Group {

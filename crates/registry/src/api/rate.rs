@@ -19,7 +19,7 @@ pub struct RateLimit {
 
 /// Who is measured.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum Who {
+pub(crate) enum Who {
     /// By its name.
     Token(String),
     Address(IpAddr),
@@ -30,28 +30,28 @@ pub(super) enum Who {
 /// For each caller, when it would have asked if it had asked evenly (the generic cell rate algorithm): one number a caller,
 /// and one comparison a request.
 #[derive(Debug, Default)]
-pub(super) struct Rates {
+pub(crate) struct Rates {
     limit: RateLimit,
     /// Nanoseconds on the caller's clock.
     due: Mutex<HashMap<Who, u64>>,
 }
 
 impl Rates {
-    pub(super) fn new(limit: RateLimit) -> Rates {
+    pub(crate) fn new(limit: RateLimit) -> Rates {
         Rates { limit, due: Mutex::default() }
     }
 
-    pub(super) fn is_off(&self) -> bool {
+    pub(crate) fn is_off(&self) -> bool {
         self.limit.per_second == 0
     }
 
     /// The limit that was in the way.
-    pub(super) fn per_second(&self) -> u32 {
+    pub(crate) fn per_second(&self) -> u32 {
         self.limit.per_second
     }
 
     /// Whether somebody may ask at `now`, measured from any fixed moment.
-    pub(super) fn admit(&self, who: Who, now: Duration) -> bool {
+    pub(crate) fn admit(&self, who: Who, now: Duration) -> bool {
         if self.is_off() {
             return true;
         }

@@ -12,12 +12,15 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 
 use super::error::ApiError;
+use super::whole::Pieces;
 
 /// The body of an answer.
 #[derive(Debug)]
 pub enum Body {
     /// All of it at once; `None` once it was sent.
     Whole(Option<Bytes>),
+    /// All of it at once, in pieces that others share; the next one, and how many bytes are left.
+    Pieces(Pieces, usize, u64),
     /// Pieces as they come, until the sender is dropped.
     Stream(mpsc::Receiver<Bytes>),
 }
@@ -29,6 +32,12 @@ impl HttpBody for Body {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.get_mut() {
             Body::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Body::Pieces(pieces, next, left) => {
+                let piece = pieces.piece(*next);
+                *next += 1;
+                *left -= piece.as_ref().map_or(0, |piece| piece.len() as u64);
+                Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
+            }
             Body::Stream(pieces) => pieces.poll_recv(cx).map(|piece| piece.map(|bytes| Ok(Frame::data(bytes)))),
         }
     }
@@ -36,6 +45,7 @@ impl HttpBody for Body {
     fn is_end_stream(&self) -> bool {
         match self {
             Body::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
+            Body::Pieces(.., left) => *left == 0,
             Body::Stream(_) => false,
         }
     }
@@ -43,6 +53,7 @@ impl HttpBody for Body {
     fn size_hint(&self) -> SizeHint {
         match self {
             Body::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Body::Pieces(.., left) => SizeHint::with_exact(*left),
             Body::Stream(_) => SizeHint::default(),
         }
     }
@@ -78,6 +89,19 @@ impl Reply {
         let mut response = Response::new(Body::Whole(Some(bytes.into())));
         *response.status_mut() = status;
         response.headers_mut().insert(header::CONTENT_TYPE, kind);
+        Reply { response, waited: false }
+    }
+
+    /// A body that others share, with status 200; `packed`: it is gzip.
+    pub(super) fn pieces(kind: HeaderValue, body: Pieces, packed: bool) -> Reply {
+        let left = body.len();
+        let mut response = Response::new(Body::Pieces(body, 0, left));
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, kind);
+        headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+        if packed {
+            headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        }
         Reply { response, waited: false }
     }
 

@@ -6,15 +6,15 @@ use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context as TaskContext, Poll};
+use std::task::{Context as TaskContext, Poll, ready};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::{BodyExt, Either, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -275,10 +275,13 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         () = stopped(&mut stopping) => return Ok(()),
     };
     let is_http2 = begun == HTTP2;
-    let io = TokioIo::new(Patient::new(stream, begun, limits.write_timeout));
+    // Of HTTP/2 a stream is refused alone: there the connection is not closed for it.
+    let unread = Arc::new(AtomicBool::new(false));
+    let linger = (!is_http2).then(|| Arc::clone(&unread));
+    let io = TokioIo::new(Patient::new(stream, begun, limits.write_timeout, linger));
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let (shared, fronts) = (Arc::clone(&shared), Arc::clone(&fronts));
-        async move { Ok::<_, Infallible>(dispatch(request, peer.ip(), &fronts, &shared).await) }
+        let (shared, fronts, unread) = (Arc::clone(&shared), Arc::clone(&fronts), Arc::clone(&unread));
+        async move { Ok::<_, Infallible>(dispatch(request, peer.ip(), &fronts, &shared, &unread).await) }
     });
     if is_http2 {
         let connection = http2::Builder::new(TokioExecutor::new())
@@ -339,9 +342,10 @@ async fn dispatch(
     peer: IpAddr,
     fronts: &[Front],
     shared: &Shared,
+    unread: &AtomicBool,
 ) -> hyper::Response<Either<Body, tonic::body::Body>> {
     if request.version() != hyper::Version::HTTP_2 || !grpc::is_grpc(request.headers()) {
-        return answer(request, peer, fronts, &shared.context).await.map(Either::Left);
+        return answer(request, peer, fronts, &shared.context, unread).await.map(Either::Left);
     }
     let began = Instant::now();
     let (front, response) = shared.grpc.answer(request, peer, fronts).await;
@@ -360,18 +364,22 @@ async fn answer(
     peer: IpAddr,
     fronts: &[Front],
     context: &Arc<Context>,
+    unread: &AtomicBool,
 ) -> hyper::Response<Body> {
     let began = Instant::now();
+    // Until all of the body was read.
+    unread.store(!request.body().is_end_stream(), Ordering::Relaxed);
     let path = request.uri().path();
     let front = Front::of_path(path).filter(|front| fronts.contains(front));
     // Where nothing is served the first front of the address says so in its own form.
     let speaker = front.or_else(|| fronts.first().copied()).unwrap_or(Front::Native);
-    let result = match front {
-        Some(front) => match read(request, peer, context).await {
+    let result = match (front, context.meant(request.uri(), request.headers())) {
+        (_, Err(error)) => Err(error),
+        (Some(front), _) => match read(request, peer, context, unread).await {
             Ok(request) => front.handle(context, request).await,
             Err(error) => Err(error),
         },
-        None => Err(ApiError::NoSuchPath(path.chars().take(200).collect())),
+        (None, _) => Err(ApiError::NoSuchPath(path.chars().take(200).collect())),
     };
     let reply = result.unwrap_or_else(|error| {
         context.refused(&error);
@@ -385,7 +393,12 @@ async fn answer(
 }
 
 /// Reads the body, within its limits.
-async fn read(request: hyper::Request<Incoming>, peer: IpAddr, context: &Context) -> Result<Request, ApiError> {
+async fn read(
+    request: hyper::Request<Incoming>,
+    peer: IpAddr,
+    context: &Context,
+    unread: &AtomicBool,
+) -> Result<Request, ApiError> {
     let limits = &context.limits;
     let too_large =
         || ApiError::TooLarge { what: "the body", limit: "registry.body_bytes", value: limits.body_bytes as u64 };
@@ -404,7 +417,10 @@ async fn read(request: hyper::Request<Incoming>, peer: IpAddr, context: &Context
     }
     let collected = tokio::time::timeout(limits.body_timeout, Limited::new(body, limits.body_bytes).collect()).await;
     request.body = match collected {
-        Ok(Ok(collected)) => collected.to_bytes(),
+        Ok(Ok(collected)) => {
+            unread.store(false, Ordering::Relaxed);
+            collected.to_bytes()
+        }
         Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(too_large()),
         Ok(Err(error)) => return Err(ApiError::bad(format!("the body broke off: {error}"))),
         Err(_) => {
@@ -415,7 +431,12 @@ async fn read(request: hyper::Request<Incoming>, peer: IpAddr, context: &Context
     Ok(request)
 }
 
-/// A stream whose peer must take something now and then.
+/// After an answer to a request whose body was not read to its end, so much of the body is still taken, and dropped, for so long at most.
+/// A socket that is closed with unread bytes tells the client so at once, and the client loses the answer that it has not read yet.
+const LINGER_BYTES: usize = 64 << 20;
+const LINGER: Duration = Duration::from_secs(5);
+
+/// A stream whose peer must take something now and then, and which is closed so that the peer gets the last answer.
 struct Patient<S> {
     stream: S,
     /// What was read of it already.
@@ -423,11 +444,26 @@ struct Patient<S> {
     limit: Duration,
     /// Runs while a write waits.
     timer: Option<Pin<Box<Sleep>>>,
+    /// Whether something is left of the request that was answered last; `None`: nobody looks.
+    unread: Option<Arc<AtomicBool>>,
+    closing: Closing,
+}
+
+/// How far the end of a connection is.
+enum Closing {
+    /// Not begun, or our side is not closed yet.
+    Open,
+    /// Our side is closed; what still comes is dropped: so many bytes more, until then.
+    Lingers {
+        left: usize,
+        until: Pin<Box<Sleep>>,
+    },
+    Closed,
 }
 
 impl<S> Patient<S> {
-    fn new(stream: S, begun: Bytes, limit: Duration) -> Patient<S> {
-        Patient { stream, begun, limit, timer: None }
+    fn new(stream: S, begun: Bytes, limit: Duration, unread: Option<Arc<AtomicBool>>) -> Patient<S> {
+        Patient { stream, begun, limit, timer: None, unread, closing: Closing::Open }
     }
 
     fn check<T>(&mut self, cx: &mut TaskContext<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -455,7 +491,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.check(cx, polled)
@@ -479,6 +515,32 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        let this = &mut *self;
+        loop {
+            match &mut this.closing {
+                Closing::Open => {
+                    ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
+                    let unread = this.unread.as_ref().is_some_and(|unread| unread.load(Ordering::Relaxed));
+                    this.closing = match unread {
+                        true => Closing::Lingers { left: LINGER_BYTES, until: Box::pin(tokio::time::sleep(LINGER)) },
+                        false => Closing::Closed,
+                    };
+                }
+                Closing::Lingers { left, until } => {
+                    if until.as_mut().poll(cx).is_ready() {
+                        this.closing = Closing::Closed;
+                        continue;
+                    }
+                    let mut dropped = [0; 16 << 10];
+                    let mut buffer = ReadBuf::new(&mut dropped);
+                    let read = ready!(Pin::new(&mut this.stream).poll_read(cx, &mut buffer));
+                    match buffer.filled().len() {
+                        came if read.is_ok() && came > 0 && *left > came => *left -= came,
+                        _ => this.closing = Closing::Closed,
+                    }
+                }
+                Closing::Closed => return Poll::Ready(Ok(())),
+            }
+        }
     }
 }

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use super::index::Index;
 use super::ring::Ring;
-use super::{Cache, Change, ServiceSnapshot, write};
-use crate::model::{Instance, InstanceId, Metadata, Revision, ServiceKey};
+use super::{Cache, Change, ServiceSnapshot, read, write};
+use crate::model::{Instance, InstanceId, Metadata, NamespaceName, Revision, ServiceKey};
 use crate::store::{Head, InstanceRow, Interner, Record, ServiceRow, Sink};
 
 /// The one that writes to a cache: what it has seen so far.
@@ -145,6 +145,7 @@ impl Applier {
         for change in &log {
             by_service.entry(change.service().clone()).or_default().push(change.clone());
         }
+        let mut namespaces: BTreeMap<NamespaceName, Revision> = BTreeMap::new();
         for (key, touched) in services {
             let entry = cache.entry_or_new(&key);
             let before = entry.snapshot.load();
@@ -158,7 +159,12 @@ impl Applier {
             }
             drop(ring);
             entry.mark.publish(revision);
+            let namespace = NamespaceName::of(&key);
+            let known = cache.revision_in(&namespace).max(revision);
+            let of_namespace = namespaces.entry(namespace).or_default();
+            *of_namespace = known.max(*of_namespace);
         }
+        cache.publish_namespaces(namespaces);
         let mut ring = cache.ring.lock().unwrap_or_else(PoisonError::into_inner);
         log.into_iter().for_each(|change| ring.push(change));
         drop(ring);
@@ -217,10 +223,15 @@ impl Applier {
         for key in cache.keys() {
             services.entry(key).or_default();
         }
+        let same_history = self.loaded && head.epoch == self.epoch && head.v >= self.cursor;
+        // In one history no namespace goes back, also where what changed last in it is forgotten by now.
+        let known = read(&cache.namespaces).iter().map(|(name, mark)| (name.clone(), mark.get())).collect::<Vec<_>>();
+        let kept = |revision| if same_history { revision } else { Revision(0) };
+        let mut namespaces: BTreeMap<_, _> = known.into_iter().map(|(name, revision)| (name, kept(revision))).collect();
         for (key, mut whole) in services {
             whole.instances.sort_unstable_by(|a, b| a.id.cmp(&b.id));
             let entry = cache.entry_or_new(&key);
-            let same_history = self.loaded && head.epoch == self.epoch && head.v >= self.cursor;
+            let namespace = NamespaceName::of(&key);
             let mut after = ServiceSnapshot::new(key, whole.revision, whole.metadata, &whole.instances);
             let before = entry.snapshot.load();
             // Tombstones that told of the last change may be gone. What is not as it was has changed by now: whoever waits
@@ -240,7 +251,10 @@ impl Applier {
                 Ring::new(cache.memory.service_changes, head.v);
             entry.snapshot.store(Arc::new(after));
             entry.mark.publish(revision);
+            let of_namespace = namespaces.entry(namespace).or_default();
+            *of_namespace = revision.max(*of_namespace);
         }
+        cache.publish_namespaces(namespaces);
         *cache.ring.lock().unwrap_or_else(PoisonError::into_inner) = Ring::new(cache.memory.changes, head.v);
         (self.cursor, self.epoch, self.loaded) = (head.v, head.epoch, true);
         cache.whole.publish(head.v);

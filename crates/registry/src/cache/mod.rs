@@ -11,7 +11,7 @@ mod mark;
 mod ring;
 mod snapshot;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -47,6 +47,8 @@ pub(crate) struct Cache {
     shards: Vec<RwLock<HashMap<ServiceKey, Arc<Entry>, RandomState>>>,
     index: RwLock<Index>,
     whole: Mark,
+    /// Of each namespace the last commit that changed anything in it.
+    namespaces: RwLock<HashMap<NamespaceName, Arc<Mark>, RandomState>>,
     ring: Mutex<Ring>,
     memory: Memory,
     entries: AtomicUsize,
@@ -66,6 +68,7 @@ impl Cache {
             shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
             index: RwLock::default(),
             whole: Mark::new(Revision(0)),
+            namespaces: RwLock::default(),
             ring: Mutex::new(Ring::new(memory.changes, Revision(0))),
             memory,
             entries: AtomicUsize::new(0),
@@ -79,6 +82,41 @@ impl Cache {
 
     pub(crate) fn whole(&self) -> &Mark {
         &self.whole
+    }
+
+    /// Of a namespace: the last commit that changed anything in it; 0 of one in which there never was anything.
+    pub(crate) fn revision_in(&self, namespace: &NamespaceName) -> Revision {
+        read(&self.namespaces).get(namespace).map_or(Revision(0), |mark| mark.get())
+    }
+
+    /// The mark of a namespace, made where there is none.
+    pub(crate) fn namespace_or_new(&self, namespace: &NamespaceName) -> Arc<Mark> {
+        if let Some(mark) = read(&self.namespaces).get(namespace) {
+            return Arc::clone(mark);
+        }
+        let mut namespaces = write(&self.namespaces);
+        Arc::clone(namespaces.entry(namespace.clone()).or_insert_with(|| Arc::new(Mark::new(Revision(0)))))
+    }
+
+    /// Ends a wait at the mark of a namespace: a mark that was only made to be waited at, and at which nobody waits any more, goes.
+    pub(crate) fn leave_namespace(&self, namespace: &NamespaceName, mark: &Arc<Mark>) {
+        if mark.get() > Revision(0) {
+            return;
+        }
+        let mut namespaces = write(&self.namespaces);
+        // Two: the map's and the caller's. Nobody gets another while the map is locked.
+        let only =
+            namespaces.get(namespace).is_some_and(|found| Arc::ptr_eq(found, mark)) && Arc::strong_count(mark) == 2;
+        if only && mark.get() == Revision(0) {
+            namespaces.remove(namespace);
+        }
+    }
+
+    /// Publishes what namespaces have come to. Snapshots are there already.
+    fn publish_namespaces(&self, revisions: BTreeMap<NamespaceName, Revision>) {
+        for (namespace, revision) in revisions {
+            self.namespace_or_new(&namespace).publish(revision);
+        }
     }
 
     pub(crate) fn snapshot(&self, key: &ServiceKey) -> Option<Arc<ServiceSnapshot>> {

@@ -1,7 +1,7 @@
 //! A service as it was at one revision.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 
@@ -21,12 +21,22 @@ pub struct ServiceSnapshot {
     pub instances: Instances,
     /// Of all instances, whatever their order; equal on all nodes that hold the same.
     pub digest: Digest,
-    encodings: [OnceLock<Bytes>; Encoding::COUNT],
+    /// Few of a service's encodings are asked for, so there is room for none before that.
+    encodings: Mutex<Vec<(Encoding, Form, Encoded)>>,
+}
+
+/// An encoding that is made by the first who asks; others wait for that.
+type Encoded = Arc<OnceLock<Bytes>>;
+
+/// Whether an encoding is one for compressed bodies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Plain,
+    Packed,
 }
 
 /// What a front makes of a whole service, kept with the snapshot for whoever asks next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
 pub enum Encoding {
     /// The native front's JSON.
     NativeJson,
@@ -38,20 +48,26 @@ pub enum Encoding {
     ConsulPassing,
     /// Consul's `/v1/catalog/service`.
     ConsulCatalog,
+    /// The service's entry of Consul's `/v1/catalog/services`: name and tags.
+    ConsulTags,
+    /// Consul's checks of all instances, without the brackets of the list.
+    ConsulChecks,
+    /// Those that are passing.
+    ConsulChecksPassing,
+    /// Those that are warning.
+    ConsulChecksWarning,
+    /// Those that are critical.
+    ConsulChecksCritical,
     /// Eureka's application, XML.
     EurekaXml,
     /// Eureka's application, JSON.
     EurekaJson,
     /// How many instances have which of Eureka's statuses.
     EurekaStatuses,
-    /// Prometheus' http_sd.
+    /// Prometheus' http_sd of the usable instances, without the brackets of the list.
     HttpSd,
-    /// For the gRPC fronts.
-    Protobuf,
-}
-
-impl Encoding {
-    const COUNT: usize = Encoding::Protobuf as usize + 1;
+    /// The same of all instances.
+    HttpSdAll,
 }
 
 impl ServiceSnapshot {
@@ -77,8 +93,7 @@ impl ServiceSnapshot {
         instances: Instances,
         digest: Digest,
     ) -> ServiceSnapshot {
-        let encodings = [const { OnceLock::new() }; Encoding::COUNT];
-        ServiceSnapshot { key, revision, metadata, instances, digest, encodings }
+        ServiceSnapshot { key, revision, metadata, instances, digest, encodings: Mutex::default() }
     }
 
     /// This one with `changes` (`None`: gone) at `revision`.
@@ -114,6 +129,28 @@ impl ServiceSnapshot {
 
     /// The bytes that `make` gives of this snapshot; made once, then shared. `make` depends on nothing but the snapshot.
     pub fn encoded(&self, encoding: Encoding, make: impl FnOnce(&ServiceSnapshot) -> Bytes) -> Bytes {
-        self.encodings[encoding as usize].get_or_init(|| make(self)).clone()
+        self.slot(encoding, Form::Plain).get_or_init(|| make(self)).clone()
+    }
+
+    /// As [`ServiceSnapshot::encoded`], of the form for compressed bodies.
+    pub(crate) fn encoded_packed(&self, encoding: Encoding, make: impl FnOnce(&ServiceSnapshot) -> Bytes) -> Bytes {
+        self.slot(encoding, Form::Packed).get_or_init(|| make(self)).clone()
+    }
+
+    /// What [`ServiceSnapshot::encoded`] has made, if it has.
+    pub(crate) fn known(&self, encoding: Encoding) -> Option<Bytes> {
+        let encodings = self.encodings.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = encodings.iter().find(|(known, form, _)| (*known, *form) == (encoding, Form::Plain))?;
+        found.2.get().cloned()
+    }
+
+    fn slot(&self, encoding: Encoding, form: Form) -> Encoded {
+        let mut encodings = self.encodings.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((.., found)) = encodings.iter().find(|(known, of, _)| (*known, *of) == (encoding, form)) {
+            return Arc::clone(found);
+        }
+        let slot = Encoded::default();
+        encodings.push((encoding, form, Arc::clone(&slot)));
+        slot
     }
 }

@@ -16,8 +16,10 @@ use crate::{Instance, ServiceSnapshot};
 /// What the question came over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Over {
-    /// A datagram.
+    /// A datagram from this machine.
     Udp,
+    /// A datagram that seems to come from another machine: its answer may go to somebody who asked for nothing.
+    ForeignUdp,
     /// A connection.
     Tcp,
 }
@@ -28,6 +30,7 @@ pub(super) enum Outcome {
     Found,
     Empty,
     Refused,
+    Limited,
 }
 
 /// An answer.
@@ -41,6 +44,8 @@ pub struct Answered {
 
 /// Largest answer in a datagram, whatever the client says it can take: what passes without fragments.
 const DATAGRAM: usize = 1232;
+/// How many times as long as its question an answer in a datagram to another machine may be. The rest is fetched over TCP.
+const AMPLIFICATION: usize = 4;
 /// Largest to a client that says nothing.
 const CLASSIC: usize = 512;
 /// Most instances of a service that one question looks at; of more, so many from a random one on.
@@ -53,6 +58,7 @@ type AnyName = Name<Vec<u8>>;
 
 /// Answers a question; `None` to what is none, or an answer itself. `random` decides on the order of instances.
 pub fn answer(query: &[u8], over: Over, zone: &Zone, services: &dyn Services, random: u64) -> Option<Answered> {
+    let asked_in = query.len();
     let query = Message::from_octets(query).ok()?;
     // Answering answers could go on for ever.
     if query.header().qr() {
@@ -61,9 +67,10 @@ pub fn answer(query: &[u8], over: Over, zone: &Zone, services: &dyn Services, ra
     let opt = query.opt();
     let most = match (over, &opt) {
         (Over::Tcp, _) => usize::from(u16::MAX),
-        (Over::Udp, Some(opt)) => usize::from(opt.udp_payload_size()).clamp(CLASSIC, DATAGRAM),
-        (Over::Udp, None) => CLASSIC,
+        (_, Some(opt)) => usize::from(opt.udp_payload_size()).clamp(CLASSIC, DATAGRAM),
+        (_, None) => CLASSIC,
     };
+    let most = if over == Over::ForeignUdp { most.min(AMPLIFICATION * asked_in) } else { most };
     let mut draft = Draft { with_opt: opt.is_some(), most, authoritative: false, ttl: ttl(zone) };
     if query.header().opcode() != Opcode::QUERY {
         return draft.error(&query, OptRcode::NOTIMP);
@@ -101,6 +108,17 @@ pub fn answer(query: &[u8], over: Over, zone: &Zone, services: &dyn Services, ra
         Meaning::Service(wanted) => instances(&wanted, services, random).map(|list| of_service(&list, rtype)),
     };
     draft.records(&query, &asked, &apex, rtype, records)
+}
+
+/// The answer that says no more than that it is cut, so that the client asks again over TCP; `None` as of [`answer`].
+pub(super) fn cut(query: &[u8], zone: &Zone) -> Option<Answered> {
+    let query = Message::from_octets(query).ok()?;
+    if query.header().qr() || query.sole_question().is_err() {
+        return None;
+    }
+    let draft = Draft { with_opt: query.opt().is_some(), most: CLASSIC, authoritative: true, ttl: ttl(zone) };
+    let answer = draft.start(&query, Rcode::NOERROR)?;
+    draft.finish(answer.additional(), OptRcode::NOERROR, Outcome::Limited, true)
 }
 
 fn ttl(zone: &Zone) -> Ttl {

@@ -222,3 +222,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_answer_to_another_machine_is_at_most_four_times_as_long_as_its_question() {
+    let hosts: Vec<String> = (1..=200).map(|n| format!("10.0.0.{n}")).collect();
+    let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    let fixed = services(&[("web", &hosts), ("one", &["10.0.0.1"])], |_| {});
+    for (name, rtype, all) in [
+        ("web.service.consul", Rtype::A, false),
+        ("web.service.consul", Rtype::SRV, false),
+        ("one.service.consul", Rtype::A, true),
+        ("one.service.consul", Rtype::SRV, true),
+        ("nobody.service.consul", Rtype::A, true),
+    ] {
+        for opt in [None, Some(1232), Some(65_000)] {
+            let question = query(name, rtype, opt);
+            let answered = answer(&question, Over::ForeignUdp, &zone(), &fixed, 5).unwrap();
+            let (asked, sent) = (question.len(), answered.bytes.len());
+            assert!(sent <= 4 * asked, "{name} {rtype} {opt:?}: {sent} bytes for {asked}");
+            let message = Message::from_octets(answered.bytes).unwrap();
+            assert_eq!(message.header().tc(), !all, "{name} {rtype} {opt:?}: who gets only a part is told so");
+            let short = cut(&question, &zone()).unwrap().bytes;
+            assert!(short.len() <= asked + OPT_BYTES, "{} bytes for {asked}", short.len());
+            assert!(Message::from_octets(short).unwrap().header().tc());
+        }
+    }
+    assert!(cut(b"no question", &zone()).is_none());
+}

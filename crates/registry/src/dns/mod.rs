@@ -8,6 +8,7 @@
 //! login in DNS, so only the namespaces that the zone lists are seen. Formats: RFC 1035, 2782, 6891, 7766.
 
 mod answer;
+mod limit;
 mod name;
 mod server;
 
@@ -38,11 +39,16 @@ pub struct Limits {
     pub connections: usize,
     /// Longest silence on a TCP connection, also in the middle of a message.
     pub idle: Duration,
+    /// Most answers a second, in datagrams, to one network of other machines (/24, of IPv6 /56), and as many at once after a silence; 0: any
+    /// number. What is beyond is referred to TCP, or not answered.
+    pub per_second: u32,
+    /// Whether datagrams from loopback addresses have no such limit, nor one of their size beside that of all datagrams.
+    pub trust_loopback: bool,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { connections: 512, idle: Duration::from_secs(10) }
+        Limits { connections: 512, idle: Duration::from_secs(10), per_second: 200, trust_loopback: true }
     }
 }
 
@@ -69,6 +75,8 @@ pub struct Stats {
     pub refused: AtomicU64,
     /// Answers that did not fit into a datagram: the client comes again over TCP.
     pub truncated: AtomicU64,
+    /// Questions of networks that had more answers than [`Limits::per_second`]: referred to TCP, or not answered.
+    pub limited: AtomicU64,
     /// What came and was no question: dropped without a word.
     pub dropped: AtomicU64,
 }

@@ -1,17 +1,18 @@
 //! Sockets: datagrams one after the other, connections with limits.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::answer::{Answered, Outcome};
+use super::answer::{Answered, Outcome, cut};
+use super::limit::{Limiter, Verdict};
 use super::{Limits, Over, Stats, Zone, answer};
 use crate::Registry;
 
@@ -71,6 +72,9 @@ struct Shared {
     limits: Limits,
     stats: Arc<Stats>,
     random: AtomicU64,
+    limiter: Limiter,
+    /// What the limiter measures from.
+    began: Instant,
 }
 
 impl Server {
@@ -81,7 +85,8 @@ impl Server {
         // Without randomness instances come in an order that can be guessed: no harm.
         let _ = getrandom::fill(&mut seed);
         let random = AtomicU64::new(u64::from_le_bytes(seed));
-        let shared = Arc::new(Shared { zone, registry, limits, stats: Arc::clone(&stats), random });
+        let (limiter, began) = (Limiter::new(limits.per_second), Instant::now());
+        let shared = Arc::new(Shared { zone, registry, limits, stats: Arc::clone(&stats), random, limiter, began });
         let mut tasks = JoinSet::new();
         tasks.spawn(datagrams(listener.udp, Arc::clone(&shared)));
         tasks.spawn(connections(listener.tcp, shared));
@@ -95,9 +100,28 @@ impl Server {
 }
 
 impl Shared {
+    /// The answer to a datagram, if its network gets one.
+    fn answer_datagram(&self, query: &[u8], peer: IpAddr) -> Option<Vec<u8>> {
+        // Nobody else can send from a loopback address, and all of this machine may come through one resolver.
+        if self.limits.trust_loopback && peer.to_canonical().is_loopback() {
+            return self.answer(query, Over::Udp);
+        }
+        match self.limiter.judge(peer, self.began.elapsed()) {
+            Verdict::Whole => self.answer(query, Over::ForeignUdp),
+            Verdict::Cut => self.count(cut(query, &self.zone)),
+            Verdict::Silence => {
+                self.stats.limited.fetch_add(1, Ordering::Relaxed);
+                None
+            }
+        }
+    }
+
     fn answer(&self, query: &[u8], over: Over) -> Option<Vec<u8>> {
         let random = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-        let answered = answer(query, over, &self.zone, &self.registry, random);
+        self.count(answer(query, over, &self.zone, &self.registry, random))
+    }
+
+    fn count(&self, answered: Option<Answered>) -> Option<Vec<u8>> {
         let Some(Answered { bytes, outcome, truncated }) = answered else {
             self.stats.dropped.fetch_add(1, Ordering::Relaxed);
             return None;
@@ -106,6 +130,7 @@ impl Shared {
             Outcome::Found => &self.stats.found,
             Outcome::Empty => &self.stats.empty,
             Outcome::Refused => &self.stats.refused,
+            Outcome::Limited => &self.stats.limited,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         self.stats.truncated.fetch_add(u64::from(truncated), Ordering::Relaxed);
@@ -118,7 +143,8 @@ async fn datagrams(socket: UdpSocket, shared: Arc<Shared>) {
     loop {
         match socket.recv_from(&mut buffer).await {
             Ok((length, peer)) => {
-                let Some(answer) = buffer.get(..length).and_then(|query| shared.answer(query, Over::Udp)) else {
+                let Some(answer) = buffer.get(..length).and_then(|query| shared.answer_datagram(query, peer.ip()))
+                else {
                     continue;
                 };
                 // Not waited for: an answer for which there is no room is lost, as any datagram may be.

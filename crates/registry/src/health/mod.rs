@@ -10,6 +10,7 @@
 //! is found is written through the batch writer, with the revision it was found at: whoever registered again meanwhile wins.
 
 mod brake;
+mod clock;
 mod grpc;
 mod lease;
 mod mysql;
@@ -21,19 +22,23 @@ mod resolver;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::BuildHasher as _;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use brake::{Brake, Missing};
+use clock::Clock;
 use lease::{Leases, Renewed};
 use prober::Targets;
 pub(crate) use reach::Range;
+use reach::Reach;
 use reaper::Reaper;
 
 use crate::cache::Changes;
@@ -81,12 +86,11 @@ pub(crate) struct Watch {
     returned: Mutex<HashMap<InstanceId, Arc<Instance>>>,
     returned_news: Notify,
     targets: Mutex<Targets>,
+    /// What may be probed.
+    reach: ArcSwap<Reach>,
     reaper: Mutex<Reaper>,
     brakes: Mutex<Brakes>,
-    /// When this node was last seen to run: see [`Watch::stood_still`].
-    ran: AtomicU64,
-    /// When it was last found to have stood still; 0: never.
-    stood: AtomicU64,
+    clock: Clock,
     graces: AtomicU64,
 }
 
@@ -105,16 +109,16 @@ const TICK_ENTRIES: usize = 2000;
 const AGAIN: u64 = 1000;
 /// Instances that are looked at to find out how many of a service, or of the whole, are missing.
 const SAMPLE: usize = 1024;
-/// A node that has not run for so many milliseconds stood still.
-const STILL: u64 = 1500;
 const RETURNED: usize = 100_000;
 /// What was seen alive and could not be written is tried again after this.
 const REVIVE_AGAIN: Duration = Duration::from_millis(250);
 
 impl Watch {
     pub(crate) fn new(settings: HealthSettings) -> Watch {
+        let reach = ArcSwap::from_pointee(Reach::new(&settings.probe_allow, &settings.probe_deny));
         Watch {
             settings,
+            reach,
             began: Instant::now(),
             hasher: RandomState::default(),
             shards: (0..SHARDS).map(|_| Mutex::new(Leases::new())).collect(),
@@ -123,13 +127,23 @@ impl Watch {
             targets: Mutex::default(),
             reaper: Mutex::default(),
             brakes: Mutex::default(),
-            ran: AtomicU64::new(0),
-            stood: AtomicU64::new(0),
+            clock: Clock::default(),
             graces: AtomicU64::new(0),
         }
     }
 
+    /// Addresses at which this process listens: they are not probed, unless the settings allow it.
+    pub(crate) fn keep_from_probes(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
+        let after = self.reach.load().without(addresses);
+        self.reach.store(Arc::new(after));
+    }
+
+    /// The time by which everything is judged: milliseconds in which this node ran.
     fn now(&self) -> u64 {
+        self.clock.at(self.since_start())
+    }
+
+    fn since_start(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
@@ -174,11 +188,10 @@ impl Watch {
     /// node stood still: what was sent meanwhile may not have been read yet.
     pub(crate) fn silence(&self, ids: &[InstanceId]) -> Option<Vec<Option<u32>>> {
         self.stood_still();
-        let now = self.now();
-        let stood = self.stood.load(Ordering::Relaxed);
-        if stood > 0 && now.saturating_sub(stood) < STILL {
+        if self.clock.has_just_stood(self.since_start()) {
             return None;
         }
+        let now = self.now();
         let silence =
             |id| self.shard(id).silence(id, now).map(|silence| u32::try_from(silence).unwrap_or(u32::MAX - 1));
         Some(ids.iter().map(silence).collect())
@@ -209,15 +222,12 @@ impl Watch {
     /// Whether this node did not run for a while (stopped, or starved): then signs of life wait unread, and silence says
     /// nothing. Gives grace if so.
     fn stood_still(&self) -> bool {
-        let now = self.now();
-        let before = self.ran.swap(now, Ordering::Relaxed);
-        let still = now.saturating_sub(before) > STILL;
-        if still {
-            self.stood.store(now, Ordering::Relaxed);
-            tracing::warn!(milliseconds = now - before, "this node stood still: every lease is prolonged");
+        let stood = self.clock.look(self.since_start());
+        if let Some(milliseconds) = stood {
+            tracing::warn!(milliseconds, "this node stood still: every lease is prolonged");
             self.grace();
         }
-        still
+        stood.is_some()
     }
 
     /// Of a service, those of the sample that are late.
@@ -374,7 +384,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Starts what watches.
 pub(crate) fn start(inner: &Arc<Inner>, tasks: &mut JoinSet<()>) {
-    inner.health.ran.store(inner.health.now(), Ordering::Relaxed);
+    inner.health.clock.start(inner.health.since_start());
     tasks.spawn(stay_awake(Arc::clone(inner)));
     tasks.spawn(revive(Arc::clone(inner)));
     if inner.settings.health.enabled {

@@ -1,6 +1,6 @@
 //! Active probes: one question to one target, and what its answers add up to.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::reach::Reach;
@@ -28,6 +28,21 @@ enum Kind {
     Mysql,
     Redis,
     Grpc { service: String },
+}
+
+/// What a probe found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) health: Health,
+    /// The target's machine refused the connection: it is there, and nobody listens. That is no fault of this node or of the network, as
+    /// silence may be, so no brake keeps the instance.
+    pub(crate) refused: bool,
+}
+
+impl From<Health> for Found {
+    fn from(health: Health) -> Found {
+        Found { health, refused: false }
+    }
 }
 
 /// Answers so far: N of the same in a row change the verdict.
@@ -93,32 +108,44 @@ impl Question {
 
     /// Asks, on behalf of an instance of `namespace`. Whatever goes wrong, and whatever takes too long, is critical. The time limit begins
     /// when the address is known. `None`: it was not asked, for its name could not be looked up now.
-    pub(crate) async fn ask(&self, namespace: &str, resolver: &Resolver, reach: &Reach) -> Option<Health> {
+    pub(crate) async fn ask(&self, namespace: &str, resolver: &Resolver, reach: &Reach) -> Option<Found> {
         let addresses = match resolver.resolve(namespace, &self.target).await {
             Looked::Addresses(addresses) => addresses,
             Looked::Failed => {
                 tracing::debug!(target = self.target, "probe: the name has no address");
-                return Some(Health::Critical);
+                return Some(Health::Critical.into());
             }
             Looked::Later => return None,
         };
-        let may: Vec<SocketAddr> = addresses.into_iter().filter(|address| reach.may(*address)).collect();
+        let may: Vec<SocketAddr> = addresses.into_iter().filter(|address| reach.may(*address, is_here)).collect();
         if may.is_empty() {
-            tracing::debug!(target = self.target, "probe: registry.health.probe_deny has the address");
-            return Some(Health::Critical);
+            tracing::debug!(
+                target = self.target,
+                "probe: registry.health.probe_deny has the address, or the registry itself listens there"
+            );
+            return Some(Health::Critical.into());
         }
         Some(match tokio::time::timeout(self.timeout, self.answer(&may)).await {
-            Ok(Ok(health)) => health,
+            Ok(Ok(found)) => found,
             Ok(Err(error)) => {
                 tracing::debug!(target = self.target, "probe: {error}");
-                Health::Critical
+                Health::Critical.into()
             }
-            Err(_) => Health::Critical,
+            Err(_) => Health::Critical.into(),
         })
     }
 
-    async fn answer(&self, addresses: &[SocketAddr]) -> std::io::Result<Health> {
-        let mut stream = TcpStream::connect(addresses).await?;
+    async fn answer(&self, addresses: &[SocketAddr]) -> std::io::Result<Found> {
+        match TcpStream::connect(addresses).await {
+            Ok(stream) => self.talk(stream).await.map(Found::from),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                Ok(Found { health: Health::Critical, refused: true })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn talk(&self, mut stream: TcpStream) -> std::io::Result<Health> {
         match &self.kind {
             Kind::Tcp => Ok(Health::Passing),
             Kind::Http { path } => {
@@ -144,6 +171,11 @@ impl Question {
             Kind::Grpc { service } => grpc::ask(stream, &self.target, service).await,
         }
     }
+}
+
+/// Whether an address is one of this machine: one can be bound. Sends nothing.
+fn is_here(address: IpAddr) -> bool {
+    address.is_loopback() || std::net::UdpSocket::bind((address, 0)).is_ok()
 }
 
 /// What is read of an answer, at most.

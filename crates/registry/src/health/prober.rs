@@ -8,8 +8,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::brake::Missing;
-use super::probe::{Question, Row};
-use super::reach::Reach;
+use super::probe::{Found, Question, Row};
 use super::resolver::Resolver;
 use super::{Cause, lock, set_health};
 use crate::model::{Health, Instance, InstanceId, Pace, ServiceKey};
@@ -154,11 +153,9 @@ pub(crate) async fn run(inner: Arc<Inner>) {
     let mut stop = inner.stop.subscribe();
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut asking = JoinSet::new();
-    let settings = &inner.settings.health;
-    let reach = Arc::new(Reach::new(&settings.probe_allow, &settings.probe_deny));
+    let mut asking: JoinSet<(InstanceId, Question, Option<Found>, u64)> = JoinSet::new();
     let resolver = Arc::new(Resolver::default());
-    let (mut gone, mut back) = (Vec::new(), Vec::new());
+    let (mut gone, mut refused, mut back) = (Vec::new(), Vec::new(), Vec::new());
     loop {
         tokio::select! {
             biased;
@@ -169,14 +166,15 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         let watch = &inner.health;
         let now = watch.now();
         while let Some(answer) = asking.try_join_next() {
-            let Ok((id, question, health, asked)) = answer else { continue };
-            let Some(health) = health else {
+            let Ok((id, question, found, asked)) = answer else { continue };
+            let Some(found) = found else {
                 lock(&watch.targets).later(&id, &question, now);
                 continue;
             };
             add(&inner.counters.probes, 1);
-            add(&inner.counters.failed_probes, u64::from(health == Health::Critical));
-            match lock(&watch.targets).answered(&id, &question, health, asked, now) {
+            add(&inner.counters.failed_probes, u64::from(found.health == Health::Critical));
+            match lock(&watch.targets).answered(&id, &question, found.health, asked, now) {
+                Some((instance, Health::Critical)) if found.refused => refused.push(instance),
                 Some((instance, Health::Critical)) => gone.push(instance),
                 Some((instance, verdict)) => back.push((instance, verdict)),
                 None => {}
@@ -192,6 +190,8 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         let (believed, held) = watch.believed(Cause::Probe, gone, missing, || whole);
         add(&inner.counters.held, held as u64);
         set_health(&inner, believed, Health::Critical).await;
+        // No brake: that nobody listens there is certain.
+        set_health(&inner, std::mem::take(&mut refused), Health::Critical).await;
         for health in [Health::Passing, Health::Warning] {
             let (these, others): (Vec<_>, Vec<_>) = back.drain(..).partition(|(_, verdict)| *verdict == health);
             back = others;
@@ -207,10 +207,10 @@ pub(crate) async fn run(inner: Arc<Inner>) {
                 lock(&watch.targets).skip(&id, now);
                 continue;
             }
-            let (resolver, reach) = (Arc::clone(&resolver), Arc::clone(&reach));
+            let (resolver, reach) = (Arc::clone(&resolver), watch.reach.load_full());
             asking.spawn(async move {
-                let health = question.ask(id.namespace(), &resolver, &reach).await;
-                (id, question, health, now)
+                let found = question.ask(id.namespace(), &resolver, &reach).await;
+                (id, question, found, now)
             });
         }
     }

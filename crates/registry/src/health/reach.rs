@@ -11,11 +11,12 @@ pub(crate) struct Range {
     mask: u128,
 }
 
-/// What may be probed: what `allow` has, then what `deny` has not.
+/// What may be probed: what `allow` has, then what neither `deny` has nor this process listens at.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reach {
     allow: Vec<Range>,
     deny: Vec<Range>,
+    own: Vec<SocketAddr>,
 }
 
 /// IPv4 addresses are looked at as IPv6 ones, `::ffff:10.0.0.1`: so neither form gets round a rule for the other.
@@ -46,13 +47,31 @@ impl Reach {
     /// From the texts of ranges. What is none is left out: settings are checked before.
     pub(crate) fn new(allow: &[String], deny: &[String]) -> Reach {
         let ranges = |texts: &[String]| texts.iter().filter_map(|text| text.parse().ok()).collect();
-        Reach { allow: ranges(allow), deny: ranges(deny) }
+        Reach { allow: ranges(allow), deny: ranges(deny), own: Vec::new() }
     }
 
-    pub(crate) fn may(&self, address: SocketAddr) -> bool {
+    /// With sockets of this process.
+    #[must_use]
+    pub(crate) fn without(&self, own: impl IntoIterator<Item = SocketAddr>) -> Reach {
+        let mut after = self.clone();
+        after.own.extend(own);
+        after
+    }
+
+    /// Whether `address` may be probed. `is_here` says whether an address is one of this machine.
+    pub(crate) fn may(&self, address: SocketAddr, is_here: impl Fn(IpAddr) -> bool) -> bool {
         let number = number(address.ip());
         let has = |ranges: &[Range]| ranges.iter().any(|range| number & range.mask == range.first);
-        has(&self.allow) || !has(&self.deny)
+        has(&self.allow) || !(has(&self.deny) || self.is_own(address, is_here))
+    }
+
+    fn is_own(&self, address: SocketAddr, is_here: impl Fn(IpAddr) -> bool) -> bool {
+        let target = address.ip().to_canonical();
+        self.own.iter().filter(|own| own.port() == address.port()).any(|own| {
+            let bound = own.ip().to_canonical();
+            // Who connects to 0.0.0.0 comes to this machine.
+            bound == target || target.is_unspecified() || (bound.is_unspecified() && is_here(target))
+        })
     }
 }
 
@@ -62,6 +81,29 @@ mod tests {
 
     use super::*;
     use crate::settings::HealthSettings;
+
+    #[test]
+    fn own_ports_are_not_probed() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let default = Reach::new(&[], &[]).without([at("127.0.0.1:8632"), at("0.0.0.0:9632"), at("[::]:7632")]);
+        let allowed = Reach { allow: vec!["127.0.0.1".parse().unwrap()], ..default.clone() };
+        let here = |ip: IpAddr| ip.is_loopback() || ip == IpAddr::from([10, 0, 0, 1]);
+        for (target, by_default, with_allow) in [
+            ("127.0.0.1:8632", false, true),
+            ("[::ffff:127.0.0.1]:8632", false, true),
+            ("127.0.0.1:8633", true, true),
+            ("10.0.0.1:8632", true, true),
+            ("0.0.0.0:8632", false, false),
+            ("10.0.0.1:9632", false, false),
+            ("127.9.9.9:9632", false, false),
+            ("10.0.0.2:9632", true, true),
+            ("[::1]:7632", false, false),
+            ("10.0.0.1:7632", false, false),
+        ] {
+            let may = [&default, &allowed].map(|reach| reach.may(at(target), here));
+            assert_eq!(may, [by_default, with_allow], "{target}");
+        }
+    }
 
     #[test]
     fn who_may_be_probed() {
@@ -81,7 +123,8 @@ mod tests {
             ("2001:db8::1", true, true, false),
         ] {
             let at = SocketAddr::new(address.parse().unwrap(), 80);
-            assert_eq!([default.may(at), one.may(at), own.may(at)], [by_default, with_one, only_own], "{address}");
+            let may = [&default, &one, &own].map(|reach| reach.may(at, |_| false));
+            assert_eq!(may, [by_default, with_one, only_own], "{address}");
         }
         for text in ["", "10.0.0.0/33", "::/129", "10.0.0/8", "name", "10.0.0.0/", "10.0.0.0/-1"] {
             assert!(text.parse::<Range>().is_err(), "{text:?}");

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::digest::Content;
 use super::limits::{self, Invalid, Limits};
+use super::text::visible;
 use super::{Check, Digest, InstanceId, Metadata, NamespaceName, Revision, ServiceKey};
 
 /// Whether an instance can be used, as far as its check says.
@@ -188,6 +189,8 @@ impl Registration {
                 expected: "that of its service",
             });
         }
+        visible("instance id", self.id.local())?;
+        visible("service name", self.service.name())?;
         limits::text("host", &self.host, 1, 253)?;
         if self.host.contains(char::is_whitespace) {
             return Err(Invalid::Character { what: "host", allowed: "a name or address, without spaces" });
@@ -197,7 +200,11 @@ impl Registration {
         let Location { region, zone, campus } = &self.location;
         for (what, part) in [("region", region), ("zone", zone), ("campus", campus)] {
             limits::text(what, part, 0, 64)?;
+            visible(what, part)?;
         }
+        visible("host", &self.host)?;
+        visible("protocol", &self.protocol)?;
+        visible("version", &self.version)?;
         if let Some(check) = &self.check {
             check.check()?;
         }
@@ -360,8 +367,12 @@ mod tests {
     #[test]
     fn refuses() {
         type Change = fn(&mut Registration);
-        let cases: [(Change, bool); 7] = [
+        let cases: [(Change, bool); 11] = [
             (|_| {}, true),
+            (|r| r.service = ServiceKey::parse("default/we\u{202e}bsite").unwrap(), false),
+            (|r| r.id = InstanceId::parse("default/i\u{200b}").unwrap(), false),
+            (|r| r.location.zone = "a\u{feff}".into(), false),
+            (|r| r.metadata = Metadata::from_pairs([("k\u{200b}", "v")]).unwrap(), false),
             (|r| r.host = String::new(), false),
             (|r| r.host = "a b".into(), false),
             (|r| r.host = "x".repeat(254), false),

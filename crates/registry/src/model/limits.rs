@@ -74,6 +74,16 @@ pub enum Invalid {
         /// What is allowed.
         allowed: &'static str,
     },
+    /// A character that a reader does not see, or that changes the order of what is seen.
+    #[error(
+        "{what} holds {found}, a control character or one that is not seen: nobody could tell the name from another one"
+    )]
+    Invisible {
+        /// What.
+        what: &'static str,
+        /// The character, as `U+202E`.
+        found: String,
+    },
     /// A number or combination that makes no sense.
     #[error("{what}: {found}; expected {expected}")]
     Value {

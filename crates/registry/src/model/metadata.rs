@@ -96,6 +96,7 @@ impl Metadata {
         let (mut entries, mut bytes) = (0, 0);
         for (key, value) in self.iter() {
             limits::at_most("metadata key, in bytes", key.len(), limits.metadata_key_bytes)?;
+            super::visible("metadata key", key)?;
             limits::at_most("metadata value, in bytes", value.len(), limits.metadata_value_bytes)?;
             entries += 1;
             bytes += key.len() + value.len();

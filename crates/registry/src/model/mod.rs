@@ -6,6 +6,7 @@ mod instance;
 mod limits;
 mod metadata;
 mod name;
+mod text;
 
 pub use check::{Check, CheckKind, Pace};
 pub use digest::Digest;
@@ -13,6 +14,7 @@ pub use instance::{Health, Instance, Location, Patch, Registration};
 pub use limits::{Invalid, Limits};
 pub use metadata::Metadata;
 pub use name::{InstanceId, NamespaceName, ServiceKey};
+pub use text::{is_invisible, visible};
 
 /// The number that grows: each committed batch gets the next one, over all nodes of a store. 0 is before the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]

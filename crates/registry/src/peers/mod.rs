@@ -67,6 +67,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// The other nodes, and this one among them.
 pub(crate) struct Peers {
     own: NodeId,
+    /// The port that is taken here.
+    bound: SocketAddr,
     address: String,
     judges: bool,
     began: Instant,
@@ -124,6 +126,7 @@ impl Peers {
         };
         let peers = Peers {
             own: NodeId(crate::store::random()),
+            bound,
             address,
             judges,
             began: Instant::now(),
@@ -205,6 +208,11 @@ impl Peers {
         peers
     }
 
+    /// The socket for the others, as it is here.
+    pub(crate) fn bound(&self) -> Option<SocketAddr> {
+        Some(self.bound)
+    }
+
     /// Where the others reach this node.
     pub(crate) fn address(&self) -> &str {
         &self.address
@@ -278,6 +286,8 @@ async fn attend(inner: Arc<Inner>) {
             _ = stop.wait_for(|stop| *stop) => break,
             result = turn => result,
         };
+        let written = result.as_ref().map(|()| ()).map_err(ToString::to_string);
+        lock(&inner.writable).beat(written, tokio::time::Instant::now());
         match result {
             Ok(()) => failing = false,
             Err(error) if !failing => {

@@ -22,6 +22,15 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
             Ok(_) => {}
         }
     }
+    for (index, host) in registry.hosts.iter().enumerate() {
+        let address = host.parse::<std::net::IpAddr>().is_ok();
+        if host.is_empty() || !(address || host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c))) {
+            findings.error(
+                format!("registry.hosts[{index}]"),
+                format!("found {host:?}, expected a host name without a port"),
+            );
+        }
+    }
     dns(config, findings);
     secure(config, findings);
     if registry.listen.is_empty() {

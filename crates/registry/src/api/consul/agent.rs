@@ -10,9 +10,10 @@ use tokio::time::Instant;
 use super::catalog::write;
 use super::entry::{self, AgentService, Check, DATACENTER};
 use super::wire::{self, CHECK_ID, Kept, Object, Probe, status};
-use super::{CONTENT_HASH, Call, DEFAULT_WAIT, done, registration_of};
+use super::{CONTENT_HASH, Call, DEFAULT_WAIT, Scope, add, done, registration_of};
 use crate::api::identity::in_consul;
-use crate::api::{ApiError, Reply};
+use crate::api::whole::Composer;
+use crate::api::{ApiError, Reply, Watched};
 use crate::{Beat, CheckKind, Edit, Health, Instance, InstanceId, Metadata, Patch, Registration};
 
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
@@ -70,29 +71,36 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
         ["members"] => Ok(Reply::ok(&[member(own)])),
         ["version"] => Ok(Reply::ok(&json!({ "HumanVersion": env!("CARGO_PKG_VERSION") }))),
         ["services"] => {
-            let mut services: BTreeMap<String, AgentService> = BTreeMap::new();
-            for (instance, kept) in &own_instances(call) {
-                let service = AgentService::new(instance, kept);
-                if call.fits(&service) {
-                    // Several hosts may have one id. The client's own host has the plain key, the others the instance id.
-                    let plain = !services.contains_key(&service.id) || call.comes_from(instance);
-                    let key = if plain { service.id.clone() } else { instance.id.local().to_owned() };
-                    if let Some(other) = services.insert(key, service) {
-                        services.insert(other.instance_id().to_owned(), other);
+            let peer = call.peer();
+            let make = move |scope: &Scope, out: &mut Composer| {
+                let mut services: BTreeMap<String, AgentService> = BTreeMap::new();
+                for (instance, kept) in &own_instances(scope) {
+                    let service = AgentService::new(instance, kept);
+                    if scope.fits(&service) {
+                        // Several hosts may have one id. The client's own host has the plain key, the others the instance id.
+                        let plain = !services.contains_key(&service.id) || comes_from(instance, &peer);
+                        let key = if plain { service.id.clone() } else { instance.id.local().to_owned() };
+                        if let Some(other) = services.insert(key, service) {
+                            services.insert(other.instance_id().to_owned(), other);
+                        }
                     }
                 }
-            }
-            Ok(Reply::ok(&services))
+                add(out, &services);
+            };
+            call.whole("consul.agent.services", &call.peer(), make).await
         }
         ["service", id] => watched_service(call, id).await,
         ["checks"] => {
-            let checks: BTreeMap<String, Check> = own_instances(call)
-                .iter()
-                .flat_map(|(instance, kept)| entry::checks(instance, kept, own))
-                .filter(|check| call.fits(check))
-                .map(|check| (check.check_id.clone(), check))
-                .collect();
-            Ok(Reply::ok(&checks))
+            let make = |scope: &Scope, out: &mut Composer| {
+                let checks: BTreeMap<String, Check> = own_instances(scope)
+                    .iter()
+                    .flat_map(|(instance, kept)| entry::checks(instance, kept, &scope.node))
+                    .filter(|check| scope.fits(check))
+                    .map(|check| (check.check_id.clone(), check))
+                    .collect();
+                add(out, &checks);
+            };
+            call.whole("consul.agent.checks", "", make).await
         }
         ["health", "service", "id", id] => {
             let instance = call.agent_service(id).await?;
@@ -132,7 +140,7 @@ async fn watched_service(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
             return Ok(Reply::ok(&shown).header(CONTENT_HASH, hash).waited(waited));
         }
         waited = true;
-        call.context.wait(call.request, Some(&instance.service), revision, left).await?;
+        call.context.wait(call.request, Watched::Service(&instance.service), revision, left).await?;
     }
 }
 
@@ -141,12 +149,17 @@ fn member(own: &str) -> Value {
 }
 
 /// The instances of this node, which all of our nodes are.
-fn own_instances(call: &Call<'_>) -> Vec<(Arc<Instance>, Kept)> {
-    let all = call.instances().into_iter().map(|instance| {
+fn own_instances(scope: &Scope) -> Vec<(Arc<Instance>, Kept)> {
+    let all = scope.instances().into_iter().map(|instance| {
         let kept = Kept::of(&instance);
         (instance, kept)
     });
-    all.filter(|(_, kept)| kept.agent || kept.node.is_empty() || kept.node == call.context.node).collect()
+    all.filter(|(_, kept)| kept.agent || kept.node.is_empty() || kept.node == scope.node).collect()
+}
+
+/// Whether the host that registered `instance` is `peer`.
+fn comes_from(instance: &Instance, peer: &str) -> bool {
+    *instance.host == *peer || instance.metadata.get(wire::FROM) == Some(peer)
 }
 
 /// Health as a status code: 200 passing, 429 warning, 503 critical.

@@ -1,14 +1,19 @@
 //! `/v1/catalog/…`: what there is, and registration by somebody else than the service itself.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use serde_json::{Value, json};
+use bytes::Bytes;
+use hyper::StatusCode;
+use serde_json::Value;
 
 use super::entry::{self, AgentService, CatalogService, Node};
 use super::wire::{self, Kept, Object};
-use super::{Call, DATACENTER};
+use super::{Call, DATACENTER, Scope, add, entries, has_tags};
+use crate::api::reply::JSON;
+use crate::api::whole::Composer;
 use crate::api::{ApiError, Reply, identity};
-use crate::{Health, Instance, InstanceId, Registration};
+use crate::{Encoding, Health, Instance, InstanceId, Registration, ServiceSnapshot};
 
 /// Instances with one client's id that are looked through for one of a certain node.
 const MOST_ON_NODES: usize = 1000;
@@ -25,84 +30,132 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
 }
 
 async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
-    let own = call.context.node.as_str();
     match path {
         ["datacenters"] => Ok(Reply::ok(&[DATACENTER])),
         ["services"] => {
             let blocked = call.blocked(None).await?;
-            let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-            for service in call.services() {
-                let mut tags = BTreeSet::new();
-                let mut any = service.instances.is_empty() && call.filter.is_none();
-                for instance in &service.instances {
-                    if call.filter.is_none() || call.fits(&CatalogService::new(instance, own)) {
-                        any = true;
-                        tags.extend(Kept::of(instance).tags);
-                    }
-                }
-                // A service that nobody is in is none to Consul.
-                if any && !service.instances.is_empty() {
-                    names.insert(service.key.name().to_owned(), tags);
-                }
-            }
-            Ok(blocked.show(Reply::ok(&names)))
+            Ok(blocked.show(call.whole("consul.services", "", services).await?))
         }
         ["service", name] => {
             let key = call.service(name)?;
             let blocked = call.blocked(Some(&key)).await?;
-            let snapshot = call.context.registry.snapshot(&key);
-            let list = snapshot.iter().flat_map(|snapshot| snapshot.instances.iter());
-            let entries: Vec<CatalogService> = list
-                .filter(|instance| call.has_tags(&Kept::of(instance).tags))
-                .map(|instance| CatalogService::new(instance, own))
-                .filter(|entry| call.fits(entry))
-                .collect();
-            Ok(blocked.show(Reply::ok(&entries)))
+            let Some(snapshot) = call.context.registry.snapshot(&key) else {
+                return Ok(blocked.show(Reply::ok(&[(); 0])));
+            };
+            let wanted = call.wanted_tags();
+            let list = if call.filter.is_none() && wanted.is_empty() {
+                let every = |snapshot: &ServiceSnapshot, scope: &Scope| {
+                    entries(snapshot.instances.iter().map(|instance| CatalogService::new(instance, &scope.node)))
+                };
+                call.of_service(snapshot, Encoding::ConsulCatalog, every).await?
+            } else {
+                let fitting = move |snapshot: &ServiceSnapshot, scope: &Scope| {
+                    let list = snapshot.instances.iter().filter(|it| has_tags(&Kept::of(it).tags, &wanted));
+                    let list = list.map(|instance| CatalogService::new(instance, &scope.node));
+                    entries(list.filter(|entry| scope.fits(entry)))
+                };
+                call.look_through(snapshot, fitting).await?
+            };
+            Ok(blocked.show(bracketed(&list)))
         }
         ["connect", _] => Ok(call.blocked(None).await?.show(Reply::ok(&[(); 0]))),
         ["nodes"] => {
             let blocked = call.blocked(None).await?;
-            let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
-            nodes.insert(own.to_owned(), Node::new(own, "127.0.0.1", 1));
-            for instance in call.instances() {
-                let kept = Kept::of(&instance);
-                if !kept.node.is_empty() {
-                    let node = Node::of(&instance, &kept, own);
-                    nodes.entry(kept.node).or_insert(node);
-                }
-            }
-            let nodes: Vec<Node> = nodes.into_values().filter(|node| call.fits(node)).collect();
-            Ok(blocked.show(Reply::ok(&nodes)))
+            Ok(blocked.show(call.whole("consul.nodes", "", nodes).await?))
         }
         ["node", name] => {
             let blocked = call.blocked(None).await?;
-            let on_it: Vec<_> = on_node(call, name);
-            let shown = match on_it.first() {
-                _ if *name == own => Node::new(name, "127.0.0.1", 1),
-                Some(instance) => Node::of(instance, &Kept::of(instance), own),
-                // As Consul says that there is no such node.
-                None => return Ok(blocked.show(Reply::ok(&Value::Null))),
-            };
-            let services: BTreeMap<String, AgentService> = on_it
-                .iter()
-                .map(|instance| AgentService::new(instance, &Kept::of(instance)))
-                .filter(|service| call.fits(service))
-                .map(|service| (service.id.clone(), service))
-                .collect();
-            let node = json!({ "Node": shown, "Services": services });
-            Ok(blocked.show(Reply::ok(&node)))
+            let name = (*name).to_owned();
+            let wanted = name.clone();
+            Ok(blocked.show(call.whole("consul.node", &name, move |scope, out| node(scope, &wanted, out)).await?))
         }
         _ => Err(call.no_such_path()),
     }
 }
 
+/// A list whose entries are there.
+pub(super) fn bracketed(list: &[u8]) -> Reply {
+    Reply::bytes(StatusCode::OK, JSON, [&b"["[..], list, b"]"].concat())
+}
+
+/// Names of services with the tags of their instances.
+fn services(scope: &Scope, out: &mut Composer) {
+    out.text("{");
+    let mut some = false;
+    for service in scope.services() {
+        let before = if some { "," } else { "" };
+        if scope.filter.is_none() {
+            some |= out.part(before, &service, Encoding::ConsulTags, |service| tags(service, |_| true));
+        } else {
+            let entry = tags(&service, |instance| scope.fits(&CatalogService::new(instance, &scope.node)));
+            if !entry.is_empty() {
+                out.text(before);
+                out.text(&entry);
+                some = true;
+            }
+        }
+    }
+    out.text("}");
+}
+
+/// `"name":["tag"]`, of the instances that fit; nothing if none does: a service that nobody is in is none to Consul.
+fn tags(service: &ServiceSnapshot, fits: impl Fn(&Instance) -> bool) -> Bytes {
+    let mut tags = BTreeSet::new();
+    let mut any = false;
+    for instance in service.instances.iter().filter(|instance| fits(instance)) {
+        any = true;
+        tags.extend(Kept::of(instance).tags);
+    }
+    if !any {
+        return Bytes::new();
+    }
+    let entry = serde_json::to_string(&BTreeMap::from([(service.key.name(), tags)])).unwrap_or_default();
+    let inner = entry.strip_prefix('{').and_then(|entry| entry.strip_suffix('}')).unwrap_or_default();
+    inner.to_owned().into()
+}
+
+fn nodes(scope: &Scope, out: &mut Composer) {
+    let own = scope.node.as_str();
+    let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
+    nodes.insert(own.to_owned(), Node::new(own, "127.0.0.1", 1));
+    for instance in scope.instances() {
+        let kept = Kept::of(&instance);
+        if !kept.node.is_empty() {
+            let node = Node::of(&instance, &kept, own);
+            nodes.entry(kept.node).or_insert(node);
+        }
+    }
+    out.text("[");
+    out.text(entries(nodes.into_values().filter(|node| scope.fits(node))));
+    out.text("]");
+}
+
+/// A node and its services; `null`, as Consul says it, if there is none of this name.
+fn node(scope: &Scope, name: &str, out: &mut Composer) {
+    let own = scope.node.as_str();
+    let on_it = on_node(scope, name);
+    let shown = match on_it.first() {
+        _ if *name == *own => Node::new(name, "127.0.0.1", 1),
+        Some(instance) => Node::of(instance, &Kept::of(instance), own),
+        None => return out.text("null"),
+    };
+    out.text("{\"Node\":");
+    add(out, &shown);
+    out.text(",\"Services\":");
+    let services = on_it.iter().map(|instance| AgentService::new(instance, &Kept::of(instance)));
+    let services: BTreeMap<String, AgentService> =
+        services.filter(|service| scope.fits(service)).map(|service| (service.id.clone(), service)).collect();
+    add(out, &services);
+    out.text("}");
+}
+
 /// The instances on a node. This registry's own node stands for all agents.
-fn on_node(call: &Call<'_>, node: &str) -> Vec<std::sync::Arc<Instance>> {
-    let own = &call.context.node;
-    let mut list = call.instances();
+fn on_node(scope: &Scope, node: &str) -> Vec<Arc<Instance>> {
+    let own = scope.node.as_str();
+    let mut list = scope.instances();
     list.retain(|instance| {
         let kept = Kept::of(instance);
-        entry::node_name(&kept, own) == node || (kept.agent && node == own)
+        entry::node_name(&kept, own) == node || (kept.agent && *node == *own)
     });
     list
 }
@@ -170,7 +223,11 @@ async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
         return Err(ApiError::bad("CheckID: a check is removed by registering its service without one"));
     }
     let ids: Vec<_> = match service {
-        "" => on_node(call, node).iter().map(|instance| instance.id.clone()).collect(),
+        "" => {
+            let (scope, node) = (call.scope(), node.to_owned());
+            let found = call.context.whole.apart(move || on_node(&scope, &node)).await?;
+            found.iter().map(|instance| instance.id.clone()).collect()
+        }
         service => on_node_by_id(call, node, service).await?.into_iter().collect(),
     };
     for some in ids.chunks(call.context.registry.limits().call_rows.max(1)) {

@@ -3,12 +3,14 @@
 use bytes::Bytes;
 use hyper::StatusCode;
 
-use super::Call;
+use super::catalog::bracketed;
 use super::entry::{self, Check, ServiceEntry};
 use super::wire::{Kept, health, status};
+use super::{Call, Scope, entries, has_tags};
 use crate::api::reply::JSON;
+use crate::api::whole::Composer;
 use crate::api::{ApiError, Reply};
-use crate::{Encoding, Health, ServiceSnapshot};
+use crate::{Encoding, Health, Instance, ServiceSnapshot};
 
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     call.reads()?;
@@ -17,10 +19,14 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
         ["checks", name] => {
             let key = call.service(name)?;
             let blocked = call.blocked(Some(&key)).await?;
-            let snapshot = call.context.registry.snapshot(&key);
-            let list = snapshot.iter().flat_map(|snapshot| snapshot.instances.iter());
-            let checks: Vec<Check> = list.flat_map(|instance| checks(call, instance)).collect();
-            Ok(blocked.show(Reply::ok(&checks)))
+            let Some(snapshot) = call.context.registry.snapshot(&key) else {
+                return Ok(blocked.show(bracketed(b"")));
+            };
+            let list = match call.filter {
+                None => call.of_service(snapshot, Encoding::ConsulChecks, |it, scope| checks(it, scope, None)).await?,
+                Some(_) => call.look_through(snapshot, |it, scope| checks(it, scope, None)).await?,
+            };
+            Ok(blocked.show(bracketed(&list)))
         }
         ["state", state] => {
             let wanted = match *state {
@@ -30,22 +36,20 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
                 })?),
             };
             let blocked = call.blocked(None).await?;
-            let fits = |check: &Check| wanted.is_none_or(|wanted| check.is(status(wanted)));
-            let all = call.instances();
-            let checks: Vec<Check> =
-                all.iter().flat_map(|instance| checks(call, instance)).filter(|check| fits(check)).collect();
-            Ok(blocked.show(Reply::ok(&checks)))
+            let make = move |scope: &Scope, out: &mut Composer| in_state(scope, wanted, out);
+            Ok(blocked.show(call.whole("consul.state", wanted.map_or("any", status), make).await?))
         }
         ["node", node] => {
             let blocked = call.blocked(None).await?;
-            let all = call.instances();
-            let own = &call.context.node;
-            let checks: Vec<Check> = all
-                .iter()
-                .filter(|instance| entry::node_name(&Kept::of(instance), own) == *node)
-                .flat_map(|instance| checks(call, instance))
-                .collect();
-            Ok(blocked.show(Reply::ok(&checks)))
+            let wanted = (*node).to_owned();
+            let make = move |scope: &Scope, out: &mut Composer| {
+                let mut all = scope.instances();
+                all.retain(|instance| entry::node_name(&Kept::of(instance), &scope.node) == wanted);
+                out.text("[");
+                out.text(entries(all.iter().flat_map(|instance| of_instance(instance, scope, None))));
+                out.text("]");
+            };
+            Ok(blocked.show(call.whole("consul.node.checks", node, make).await?))
         }
         // The mesh: nothing is in it.
         ["connect" | "ingress", _] => Ok(call.blocked(None).await?.show(Reply::bytes(StatusCode::OK, JSON, "[]"))),
@@ -53,9 +57,40 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
     }
 }
 
-fn checks(call: &Call<'_>, instance: &crate::Instance) -> Vec<Check> {
-    let mut checks = entry::checks(instance, &Kept::of(instance), &call.context.node);
-    checks.retain(|check| call.fits(check));
+/// The checks of all services that are in a state; `None`: in any.
+fn in_state(scope: &Scope, state: Option<Health>, out: &mut Composer) {
+    let encoding = match state {
+        None => Encoding::ConsulChecks,
+        Some(Health::Passing) => Encoding::ConsulChecksPassing,
+        Some(Health::Warning) => Encoding::ConsulChecksWarning,
+        Some(Health::Critical) => Encoding::ConsulChecksCritical,
+    };
+    out.text("[");
+    let mut some = false;
+    for service in scope.services() {
+        let before = if some { "," } else { "" };
+        if scope.filter.is_none() {
+            some |= out.part(before, &service, encoding, |service| checks(service, scope, state));
+        } else {
+            let list = checks(&service, scope, state);
+            if !list.is_empty() {
+                out.text(before);
+                out.text(&list);
+                some = true;
+            }
+        }
+    }
+    out.text("]");
+}
+
+/// The checks of a service that are in a state and pass the filter, without the brackets of the list.
+fn checks(service: &ServiceSnapshot, scope: &Scope, state: Option<Health>) -> Bytes {
+    entries(service.instances.iter().flat_map(|instance| of_instance(instance, scope, state)))
+}
+
+fn of_instance(instance: &Instance, scope: &Scope, state: Option<Health>) -> Vec<Check> {
+    let mut checks = entry::checks(instance, &Kept::of(instance), &scope.node);
+    checks.retain(|check| state.is_none_or(|state| check.is(status(state))) && scope.fits(check));
     checks
 }
 
@@ -64,25 +99,24 @@ async fn service(call: &Call<'_>, name: &str) -> Result<Reply, ApiError> {
     let blocked = call.blocked(Some(&key)).await?;
     let passing = call.request.flag("passing");
     let plain = call.filter.is_none() && call.request.param("tag").is_none();
-    let own = call.context.node.as_str();
     let reply = match call.context.registry.snapshot(&key) {
         None => Reply::bytes(StatusCode::OK, JSON, "[]"),
         // What nearly everybody asks is written once a revision.
         Some(snapshot) if plain => {
             let slot = if passing { Encoding::ConsulPassing } else { Encoding::ConsulHealth };
-            let bytes = snapshot.encoded(slot, |snapshot| encode(snapshot, passing, own));
-            Reply::bytes(StatusCode::OK, JSON, bytes)
+            let make = move |snapshot: &ServiceSnapshot, scope: &Scope| encode(snapshot, passing, &scope.node);
+            Reply::bytes(StatusCode::OK, JSON, call.of_service(snapshot, slot, make).await?)
         }
         Some(snapshot) => {
-            let entries: Vec<ServiceEntry> = snapshot
-                .instances
-                .iter()
-                .filter(|instance| !passing || entry::worst(instance) == Health::Passing)
-                .filter(|instance| call.has_tags(&Kept::of(instance).tags))
-                .map(|instance| ServiceEntry::new(instance, own))
-                .filter(|entry| call.fits(entry))
-                .collect();
-            Reply::ok(&entries)
+            let wanted = call.wanted_tags();
+            let fitting = move |snapshot: &ServiceSnapshot, scope: &Scope| {
+                let list = snapshot.instances.iter();
+                let list = list.filter(|instance| !passing || entry::worst(instance) == Health::Passing);
+                let list = list.filter(|instance| has_tags(&Kept::of(instance).tags, &wanted));
+                let list = list.map(|instance| ServiceEntry::new(instance, &scope.node));
+                entries(list.filter(|entry| scope.fits(entry)))
+            };
+            bracketed(&call.look_through(snapshot, fitting).await?)
         }
     };
     let reply = if call.request.accepts_gzip() { reply.gzip() } else { reply };

@@ -17,14 +17,19 @@ mod wire;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use hyper::header::HeaderName;
 use hyper::{Method, StatusCode};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::auth::{Caller, Role};
-use super::{ApiError, Context, Reply, Request, identity, namespace};
-use crate::{Instance, InstanceId, NamespaceName, Registration, Revision, ServiceKey, ServiceSnapshot};
+use super::reply::JSON;
+use super::whole::{Composer, Key};
+use super::{ApiError, Context, Reply, Request, Watched, identity, namespace};
+use crate::{
+    Encoding, Instance, InstanceId, NamespaceName, Registration, Registry, Revision, ServiceKey, ServiceSnapshot,
+};
 use entry::DATACENTER;
 use filter::Filter;
 
@@ -60,8 +65,20 @@ struct Call<'a> {
     request: &'a Request,
     caller: Caller,
     namespace: NamespaceName,
-    filter: Option<Filter>,
+    filter: Option<Arc<Filter>>,
 }
+
+/// What a list of a namespace's services is made of, without the request: lists are made on another thread.
+struct Scope {
+    registry: Registry,
+    namespace: NamespaceName,
+    /// What this registry's node is called.
+    node: String,
+    filter: Option<Arc<Filter>>,
+}
+
+/// A service with more instances is looked through on another thread.
+const MOST_AT_ONCE: usize = 256;
 
 pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
     let path = request.path();
@@ -81,7 +98,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         request,
         caller,
         namespace: namespace(name)?,
-        filter: request.param("filter").filter(|text| !text.is_empty()).map(Filter::parse).transpose()?,
+        filter: request.param("filter").filter(|text| !text.is_empty()).map(Filter::parse).transpose()?.map(Arc::new),
     };
     call.supported()?;
     match path.as_slice() {
@@ -165,12 +182,6 @@ impl Call<'_> {
         self.request.peer.to_canonical().to_string()
     }
 
-    /// Whether the host that registered `instance` is the one that the request came from.
-    fn comes_from(&self, instance: &Instance) -> bool {
-        let peer = self.peer();
-        *instance.host == *peer || instance.metadata.get(wire::FROM) == Some(peer.as_str())
-    }
-
     /// The instance id of the service `id` of the agent on `host`. What was imported, or put into the catalog, with that id and
     /// address is the same service.
     fn agent_identity(&self, host: &str, id: &str) -> Result<InstanceId, ApiError> {
@@ -247,9 +258,91 @@ impl Call<'_> {
         }
     }
 
+    fn scope(&self) -> Scope {
+        Scope {
+            registry: self.context.registry.clone(),
+            namespace: self.namespace.clone(),
+            node: self.context.node.clone(),
+            filter: self.filter.clone(),
+        }
+    }
+
+    /// An answer that is about all services of the namespace: made on another thread, and without a filter once a revision and `more` for all
+    /// who ask.
+    async fn whole(
+        &self,
+        what: &'static str,
+        more: &str,
+        make: impl FnOnce(&Scope, &mut Composer) + Send + 'static,
+    ) -> Result<Reply, ApiError> {
+        let (scope, packed) = (self.scope(), self.request.accepts_gzip());
+        let make = move |out: &mut Composer| make(&scope, out);
+        let body = if self.filter.is_some() {
+            self.context.whole.once(packed, make).await?
+        } else {
+            let key = Key { what, namespace: self.namespace.as_str().to_owned(), more: more.to_owned(), packed };
+            let stamp = || (self.context.registry.revision_in(&self.namespace), Revision(0));
+            self.context.whole.get(key, stamp, make).await?
+        };
+        Ok(Reply::pieces(JSON, body, packed))
+    }
+
+    /// An answer that is about one service: what `make` gives of the whole of it, kept under `encoding`.
+    async fn of_service(
+        &self,
+        snapshot: Arc<ServiceSnapshot>,
+        encoding: Encoding,
+        make: impl FnOnce(&ServiceSnapshot, &Scope) -> Bytes + Send + 'static,
+    ) -> Result<Bytes, ApiError> {
+        let scope = self.scope();
+        if snapshot.instances.len() <= MOST_AT_ONCE || snapshot.known(encoding).is_some() {
+            return Ok(snapshot.encoded(encoding, |snapshot| make(snapshot, &scope)));
+        }
+        self.context.whole.apart(move || snapshot.encoded(encoding, |snapshot| make(snapshot, &scope))).await
+    }
+
+    /// As [`Call::of_service`], of what only this request asks for.
+    async fn look_through<T: Send + 'static>(
+        &self,
+        snapshot: Arc<ServiceSnapshot>,
+        look: impl FnOnce(&ServiceSnapshot, &Scope) -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let scope = self.scope();
+        if snapshot.instances.len() <= MOST_AT_ONCE {
+            return Ok(look(&snapshot, &scope));
+        }
+        self.context.whole.apart(move || look(&snapshot, &scope)).await
+    }
+
+    /// The tags of `?tag=`, all of which are wanted.
+    fn wanted_tags(&self) -> Vec<String> {
+        self.request.params("tag").filter(|tag| !tag.is_empty()).map(str::to_owned).collect()
+    }
+
+    /// Holds a blocking query back until the service (or with none, anything in the namespace) has a higher index. What it gives is the
+    /// index of the answer: read before the answer is, so that a change in between is reported once more, and never lost.
+    async fn blocked(&self, service: Option<&ServiceKey>) -> Result<Blocked, ApiError> {
+        let watched = service.map_or(Watched::Namespace(&self.namespace), Watched::Service);
+        let revision = || self.context.revision_of(watched);
+        let wanted = self.request.number("index")?.unwrap_or(0);
+        let now = revision();
+        let ahead = self.context.is_ahead(now, Revision(wanted));
+        // An index that was never given out is one of another store: the client has to begin again. The lowest index is 1.
+        if wanted == 0 || (wanted != now.0.max(1) && !ahead) {
+            return Ok(Blocked { index: now, waited: false });
+        }
+        let seen = if ahead { Revision(wanted) } else { now };
+        let wait = self.request.duration("wait")?.filter(|wait| !wait.is_zero()).unwrap_or(DEFAULT_WAIT);
+        let wait = wait.min(self.context.limits.wait);
+        self.context.wait(self.request, watched, seen, wait + jitter(wait)).await?;
+        Ok(Blocked { index: revision(), waited: true })
+    }
+}
+
+impl Scope {
     /// The services of the namespace.
     fn services(&self) -> Vec<Arc<ServiceSnapshot>> {
-        self.context.registry.services(Some(&self.namespace))
+        self.registry.services(Some(&self.namespace))
     }
 
     /// The instances of the namespace.
@@ -262,30 +355,32 @@ impl Call<'_> {
         let Some(filter) = &self.filter else { return true };
         serde_json::to_value(entry).is_ok_and(|entry: Value| filter.fits(&entry))
     }
+}
 
-    /// Whether the request lists all tags of `?tag=`.
-    fn has_tags(&self, tags: &[String]) -> bool {
-        self.request.params("tag").filter(|tag| !tag.is_empty()).all(|tag| tags.iter().any(|found| found == tag))
-    }
+/// Whether all tags that are wanted are there.
+fn has_tags(tags: &[String], wanted: &[String]) -> bool {
+    wanted.iter().all(|tag| tags.contains(tag))
+}
 
-    /// Holds a blocking query back until the service (or with none, anything) has a higher index. What it gives is the
-    /// index of the answer: read before the answer is, so that a change in between is reported once more, and never lost.
-    async fn blocked(&self, service: Option<&ServiceKey>) -> Result<Blocked, ApiError> {
-        let registry = &self.context.registry;
-        let revision = || service.map_or_else(|| registry.revision(), |service| registry.revision_of(service));
-        let wanted = self.request.number("index")?.unwrap_or(0);
-        let now = revision();
-        let ahead = self.context.is_ahead(service, now, Revision(wanted));
-        // An index that was never given out is one of another store: the client has to begin again. The lowest index is 1.
-        if wanted == 0 || (wanted != now.0.max(1) && !ahead) {
-            return Ok(Blocked { index: now, waited: false });
+/// Entries in JSON, one after the other with commas between: a list without its brackets.
+fn entries<T: Serialize>(entries: impl Iterator<Item = T>) -> Bytes {
+    let mut list = Vec::new();
+    for entry in entries {
+        if !list.is_empty() {
+            list.push(b',');
         }
-        let seen = if ahead { Revision(wanted) } else { now };
-        let wait = self.request.duration("wait")?.filter(|wait| !wait.is_zero()).unwrap_or(DEFAULT_WAIT);
-        let wait = wait.min(self.context.limits.wait);
-        self.context.wait(self.request, service, seen, wait + jitter(wait)).await?;
-        Ok(Blocked { index: revision(), waited: true })
+        let before = list.len();
+        // Our own types: none has a Serialize that fails.
+        if serde_json::to_writer(&mut list, &entry).is_err() {
+            list.truncate(before);
+        }
     }
+    list.into()
+}
+
+/// Adds a JSON value.
+fn add(out: &mut Composer, value: &impl Serialize) {
+    out.text(serde_json::to_vec(value).unwrap_or_default());
 }
 
 /// Up to a sixteenth of a wait: clients that began together do not come back together.

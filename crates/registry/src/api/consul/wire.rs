@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::api::identity::CLIENT_ID;
 use crate::api::{ApiError, RESERVED, parse_duration};
-use crate::{Check, CheckKind, Health, Instance, Location, Metadata, Pace};
+use crate::{Check, CheckKind, Health, Instance, Location, Metadata, Pace, visible};
 
 /// The metadata key under which [`Kept`] is kept.
 pub(super) const KEPT: &str = "kingpost.consul";
@@ -271,8 +271,10 @@ pub(super) fn service(value: &Value, name_key: &str) -> Result<Service, ApiError
         return Err(ApiError::bad(format!("Meta: {key:?} begins with {RESERVED:?}, which is reserved")));
     }
     let check = check_of(&object)?;
+    let tags = object.texts("tags")?;
+    tags.iter().try_for_each(|tag| visible("tag", tag))?;
     let kept = Kept {
-        tags: object.texts("tags")?,
+        tags,
         check_name: check.as_ref().map(|check| check.name.clone()).unwrap_or_default(),
         notes: check.as_ref().map(|check| check.notes.clone()).unwrap_or_default(),
         tagged_addresses: object.get("taggedaddresses").filter(|value| value.is_object()).cloned(),

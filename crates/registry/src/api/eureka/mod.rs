@@ -4,31 +4,32 @@
 //! write it is upper case. An instance whose lease is over is not shown from that moment, and is removed after three more
 //! leases; a heartbeat before brings it back.
 //!
-//! Not there: peer replication, remote regions (`regions=` is ignored), and registering in XML (clients do it in JSON).
+//! Not there: peer replication, and remote regions (`regions=` is ignored).
 //!
 //! Format: <https://github.com/Netflix/eureka/wiki/Eureka-REST-operations>.
 
 mod view;
 mod whole;
 mod wire;
+mod xml;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use hyper::header::{ACCEPT, CONTENT_ENCODING, VARY};
+use hyper::header::{ACCEPT, CONTENT_TYPE};
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::auth::{Caller, Role};
 use super::reply::{JSON, XML};
+use super::whole::{Composer, Key, Pieces};
 use super::{ApiError, Context, RESERVED, Reply, Request, identity};
 use crate::{
-    Beat, Change, Check, CheckKind, Edit, Instance, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision,
+    Beat, Check, CheckKind, Edit, Instance, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision,
     ServiceKey, ServiceSnapshot,
 };
 use view::{Form, app_name};
-pub(super) use whole::Whole;
 use wire::{KEPT, Kept};
 
 /// The namespace of all applications: Eureka has none.
@@ -89,11 +90,11 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     let reply = match (method.as_str(), path) {
         ("GET", ["apps"]) => call.applications().await?,
         ("GET", ["apps", "delta"]) => call.delta().await?,
-        ("GET", ["apps", app]) => call.application(app)?,
+        ("GET", ["apps", app]) => call.application(app).await?,
         ("GET", ["apps", app, id]) => call.show("instance", view::instance(&*call.found(Some(app), id)?, "ADDED")),
         ("GET", ["instances", id]) => call.show("instance", view::instance(&*call.found(None, id)?, "ADDED")),
-        ("GET", ["vips", vip]) => call.vip("vipAddress", vip)?,
-        ("GET", ["svips", vip]) => call.vip("secureVipAddress", vip)?,
+        ("GET", ["vips", vip]) => call.vip("vipAddress", vip).await?,
+        ("GET", ["svips", vip]) => call.vip("secureVipAddress", vip).await?,
         ("POST", ["apps", app]) => call.register(app).await?,
         ("PUT", ["apps", app, id]) => call.heartbeat(app, id).await?,
         ("DELETE", ["apps", app, id]) => call.cancel(app, id).await?,
@@ -121,14 +122,15 @@ impl Call<'_> {
     }
 
     /// The service of an application. One whose name is not in lower case came through another front.
-    fn service(&self, app: &str) -> Result<ServiceKey, ApiError> {
+    async fn service(&self, app: &str) -> Result<ServiceKey, ApiError> {
         let usual = ServiceKey::new(&self.namespace, &app.to_lowercase())?;
-        let registry = &self.context.registry;
+        let registry = self.context.registry.clone();
         if registry.snapshot(&usual).is_some() {
             return Ok(usual);
         }
-        let upper = app_name(app);
-        let other = registry.services(Some(&self.namespace)).into_iter().find(|it| app_name(it.key.name()) == upper);
+        let (upper, namespace) = (app_name(app), self.namespace.clone());
+        let same = move || registry.services(Some(&namespace)).into_iter().find(|it| app_name(it.key.name()) == upper);
+        let other = self.context.whole.apart(same).await?;
         Ok(other.map_or(usual, |service| service.key.clone()))
     }
 
@@ -167,30 +169,35 @@ impl Call<'_> {
         self.known(Some(app), id)?.ok_or_else(missing)
     }
 
-    fn services(&self) -> Vec<Arc<ServiceSnapshot>> {
-        self.context.registry.services(Some(&self.namespace))
+    /// An answer about all applications: made by `make`, once for each `more`, revision and `since`.
+    async fn all(
+        &self,
+        what: &'static str,
+        more: &str,
+        since: Revision,
+        make: impl FnOnce(&whole::All, &mut Composer) + Send + 'static,
+    ) -> Result<Pieces, ApiError> {
+        let (registry, namespace, form) = (&self.context.registry, &self.namespace, self.form);
+        let packed = self.request.accepts_gzip();
+        let more = format!("{} {more}", if form == Form::Xml { "xml" } else { "json" });
+        let key = Key { what, namespace: NAMESPACE.into(), more, packed };
+        let stamp = || (registry.revision_in(namespace), since);
+        let (registry_there, namespace_there) = (registry.clone(), namespace.clone());
+        let make = move |out: &mut Composer| make(&whole::All::new(registry_there, &namespace_there, form), out);
+        self.context.whole.get(key, stamp, make).await
     }
 
-    fn tree(&self, version: Revision, hash_code: String, applications: Vec<Value>) -> Reply {
-        let tree = json!({
-            "versions__delta": version.to_string(),
-            "apps__hashcode": hash_code,
-            "application": applications,
-        });
-        self.show("applications", tree)
+    fn reply(&self, body: Pieces) -> Reply {
+        Reply::pieces(if self.form == Form::Xml { XML } else { JSON }, body, self.request.accepts_gzip())
     }
 
     async fn applications(&self) -> Result<Reply, ApiError> {
-        let registry = &self.context.registry;
-        self.context.past.note(Instant::now(), registry.revision());
-        let compressed = self.request.accepts_gzip();
-        let body = self.context.applications.body(registry, &self.namespace, self.form, compressed).await?;
-        let reply = Reply::bytes(StatusCode::OK, if self.form == Form::Xml { XML } else { JSON }, body);
-        Ok(if compressed { reply.header(CONTENT_ENCODING, "gzip").header(VARY, "Accept-Encoding") } else { reply })
+        self.context.past.note(Instant::now(), self.context.registry.revision());
+        Ok(self.reply(self.all("eureka.apps", "", Revision(0), whole::All::applications).await?))
     }
 
-    fn application(&self, app: &str) -> Result<Reply, ApiError> {
-        let snapshot = self.context.registry.snapshot(&self.service(app)?);
+    async fn application(&self, app: &str) -> Result<Reply, ApiError> {
+        let snapshot = self.context.registry.snapshot(&self.service(app).await?);
         let services: Vec<_> = snapshot.into_iter().collect();
         match shown(&services, |_| true).pop() {
             Some(application) => Ok(self.show("application", application)),
@@ -198,59 +205,45 @@ impl Call<'_> {
         }
     }
 
-    fn vip(&self, field: &str, vip: &str) -> Result<Reply, ApiError> {
-        let services = self.services();
-        let fits = |instance: &Instance| match Kept::of(instance) {
-            Some(kept) => kept.text(field).split(',').any(|one| one.trim() == vip),
-            None => field == "vipAddress" && instance.service.name() == vip,
-        };
-        let applications = shown(&services, fits);
-        if applications.is_empty() {
-            return Err(ApiError::NotFound { what: "address", name: vip.to_owned() });
+    async fn vip(&self, field: &'static str, vip: &str) -> Result<Reply, ApiError> {
+        let wanted = vip.to_owned();
+        let body = self.all(field, vip, Revision(0), move |all, out| {
+            let fits = |instance: &Instance| match Kept::of(instance) {
+                Some(kept) => kept.text(field).split(',').any(|one| one.trim() == wanted),
+                None => field == "vipAddress" && *instance.service.name() == *wanted,
+            };
+            all.wanted(fits, out);
+        });
+        match body.await? {
+            body if body.is_empty() => Err(ApiError::NotFound { what: "address", name: vip.to_owned() }),
+            body => Ok(self.reply(body)),
         }
-        Ok(self.tree(self.context.registry.revision(), String::new(), applications))
     }
 
     /// What changed in the last minutes; all there is where that is not known any more.
     async fn delta(&self) -> Result<Reply, ApiError> {
         let registry = &self.context.registry;
-        let revision = registry.revision();
-        self.context.past.note(Instant::now(), revision);
-        let services = self.services();
-        let code = whole::hash_code(&services);
-        let changes = self.context.past.begin().and_then(|since| registry.all_changes(since));
-        let Some(changes) = changes else { return self.applications().await };
-        // The last word on each instance counts.
-        let mut latest: BTreeMap<(String, String), Value> = BTreeMap::new();
-        for change in changes.iter().filter(|change| change.service().namespace() == NAMESPACE) {
-            let app = app_name(change.service().name());
-            match change {
-                Change::Put(instance) => {
-                    let action = match view::status(instance) {
-                        None => "DELETED",
-                        Some(_) if instance.ctime == instance.mtime => "ADDED",
-                        Some(_) => "MODIFIED",
-                    };
-                    latest.insert((app, identity::in_eureka(instance).to_owned()), view::instance(instance, action));
-                }
-                Change::Removed { last, mtime, .. } => {
-                    latest.insert((app, identity::in_eureka(last).to_owned()), view::gone(last, *mtime));
-                }
-                Change::Service { .. } => {}
-            }
+        self.context.past.note(Instant::now(), registry.revision());
+        let Some(begin) = self.context.past.begin() else { return self.applications().await };
+        let quiet = registry.revision_in(&self.namespace) <= begin;
+        if !quiet && registry.all_changes(begin).is_none() {
+            return self.applications().await;
         }
-        let mut applications: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-        for ((app, _), instance) in latest {
-            applications.entry(app).or_default().push(instance);
-        }
-        let applications = applications.into_iter().map(|(name, list)| view::application(&name, list)).collect();
-        Ok(self.tree(revision, code, applications))
+        // While nothing changes it does not matter since when.
+        let since = if quiet { Revision(0) } else { begin };
+        Ok(self.reply(self.all("eureka.delta", "", since, move |all, out| all.delta(begin, out)).await?))
     }
 
     async fn register(&self, app: &str) -> Result<Reply, ApiError> {
-        let body: Value = self.request.json()?;
-        let sent = wire::read(&body)?;
-        let service = self.service(app)?;
+        let body = &self.request.body;
+        let says_xml = self.request.header(&CONTENT_TYPE).is_some_and(|kind| kind.contains("xml"));
+        let looks_so = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'<');
+        let tree: Value = if says_xml || looks_so { xml::read(body)? } else { self.request.json()? };
+        let sent = wire::read(&tree)?;
+        if let Some(own) = sent.app.as_ref().filter(|own| app_name(own) != app_name(app)) {
+            return Err(ApiError::bad(format!("instance.app: found {own:?}, expected {app:?} as in the address")));
+        }
+        let service = self.service(app).await?;
         let id = identity::eureka(&self.namespace, app, &sent.id)?;
         let ttl = Duration::from_secs(sent.lease_seconds);
         let written = self.context.registry.change(&id, |before| {

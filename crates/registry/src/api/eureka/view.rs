@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
-use super::wire::{KEPT, Kept};
+use super::wire::{KEPT, Kept, TEXTS};
 use crate::api::RESERVED;
 use crate::api::identity::in_eureka;
 use crate::{Health, Instance};
@@ -67,9 +67,12 @@ pub(super) fn instance(instance: &Instance, action: &str) -> Value {
         "ipAddr": &*instance.host,
         "status": status(instance).unwrap_or("DOWN"),
         "overriddenstatus": if kept.overridden.is_empty() { "UNKNOWN" } else { &kept.overridden },
-        "port": { "$": instance.port, "@enabled": plain_on.to_string() },
+        "port": {
+            "$": kept.fields.get("plainPort").and_then(Value::as_u64).unwrap_or(u64::from(instance.port)),
+            "@enabled": plain_on.to_string(),
+        },
         "securePort": kept.fields.get("securePort").cloned().unwrap_or_else(|| json!({ "$": 443, "@enabled": "false" })),
-        "countryId": 1,
+        "countryId": kept.fields.get("countryId").filter(|value| value.is_number()).cloned().unwrap_or_else(|| json!(1)),
         "dataCenterInfo": kept.fields.get("dataCenterInfo").filter(|value| value.is_object()).cloned()
             .unwrap_or_else(|| json!({ "@class": DATA_CENTER, "name": "MyOwn" })),
         "leaseInfo": {
@@ -82,21 +85,12 @@ pub(super) fn instance(instance: &Instance, action: &str) -> Value {
         },
         "metadata": metadata,
         "vipAddress": text_or("vipAddress", name),
-        "isCoordinatingDiscoveryServer": "false",
+        "isCoordinatingDiscoveryServer": text_or("isCoordinatingDiscoveryServer", "false"),
         "lastUpdatedTimestamp": instance.mtime.to_string(),
         "lastDirtyTimestamp": kept.last_dirty.to_string(),
         "actionType": action,
     });
-    for field in [
-        "sid",
-        "appGroupName",
-        "homePageUrl",
-        "statusPageUrl",
-        "healthCheckUrl",
-        "secureHealthCheckUrl",
-        "secureVipAddress",
-        "asgName",
-    ] {
+    for field in TEXTS.iter().filter(|field| shown.get(**field).is_none()).copied().collect::<Vec<_>>() {
         if let Some(value) = kept.fields.get(field).filter(|value| value.is_string()) {
             shown[field] = value.clone();
         }

@@ -1,107 +1,150 @@
-//! `/eureka/apps`: all applications in one body, which every client of Eureka asks for.
+//! What Eureka's clients ask of all applications at once: `/eureka/apps`, the delta, addresses.
 //!
-//! What one service comes to is made once a revision of the service and kept with its snapshot; the body of all of them once a revision
-//! of the registry, and shared by all who ask. Both are made on a thread for blocking work: the threads that answer heartbeats do not wait.
+//! What one service comes to is kept with its snapshot, and bodies are put together of that as [`super::super::whole`] says.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::sync::Mutex;
 
 use super::view::{self, Form, HashCode, app_name};
-use crate::api::{ApiError, gzip};
-use crate::{Encoding, NamespaceName, Registry, Revision, ServiceSnapshot};
+use super::{NAMESPACE, shown};
+use crate::api::identity;
+use crate::api::whole::Composer;
+use crate::{Change, Encoding, Instance, NamespaceName, Registry, Revision, ServiceSnapshot};
 
-/// The bodies that were made last: by form, and whether compressed.
-#[derive(Debug, Default)]
-pub(in crate::api) struct Whole {
-    made: [Mutex<Option<(Revision, Bytes)>>; 4],
+/// All applications as they are.
+pub(super) struct All {
+    registry: Registry,
+    form: Form,
+    /// Read before the services are.
+    revision: Revision,
+    services: Vec<Arc<ServiceSnapshot>>,
 }
 
-impl Whole {
-    /// The body as of now.
-    ///
-    /// # Errors
-    /// The server stops.
-    pub(super) async fn body(
-        &self,
-        registry: &Registry,
-        namespace: &NamespaceName,
-        form: Form,
-        compressed: bool,
-    ) -> Result<Bytes, ApiError> {
-        let slot = usize::from(form == Form::Json) + 2 * usize::from(compressed);
-        // Who waits here gets what the one before makes, unless there is something newer.
-        let mut made = self.made[slot].lock().await;
-        // Read first: a change in between is in the body, and the body is made again.
-        let revision = registry.revision();
-        if let Some((at, body)) = made.as_ref()
-            && *at == revision
-        {
-            return Ok(body.clone());
+impl All {
+    pub(super) fn new(registry: Registry, namespace: &NamespaceName, form: Form) -> All {
+        let revision = registry.revision_in(namespace);
+        let services = registry.services(Some(namespace));
+        All { registry, form, revision, services }
+    }
+
+    /// How many instances have which status.
+    fn hash_code(&self) -> String {
+        let mut code = HashCode::default();
+        for service in &self.services {
+            let counts = service.encoded(Encoding::EurekaStatuses, |service| {
+                let mut code = HashCode::default();
+                let statuses = service.instances.iter().filter_map(|instance| view::status(instance));
+                statuses.for_each(|status| code.add(status));
+                code.text().into()
+            });
+            code.add_text(&counts);
         }
-        let (registry, namespace) = (registry.clone(), namespace.clone());
-        let making = tokio::task::spawn_blocking(move || {
-            let body = body(&registry.services(Some(&namespace)), revision, form);
-            Bytes::from(if compressed { gzip::pack(body.as_bytes()) } else { body.into_bytes() })
-        });
-        let body = making.await.map_err(|_| ApiError::Unavailable("the registry is stopping".into()))?;
-        *made = Some((revision, body.clone()));
-        Ok(body)
+        code.text()
     }
-}
 
-/// How many instances of all `services` have which status.
-pub(super) fn hash_code(services: &[Arc<ServiceSnapshot>]) -> String {
-    let mut code = HashCode::default();
-    for service in services {
-        let counts = service.encoded(Encoding::EurekaStatuses, |service| {
-            let mut code = HashCode::default();
-            service.instances.iter().filter_map(|instance| view::status(instance)).for_each(|status| code.add(status));
-            code.text().into()
-        });
-        code.add_text(&counts);
-    }
-    code.text()
-}
-
-fn body(services: &[Arc<ServiceSnapshot>], revision: Revision, form: Form) -> String {
-    let code = hash_code(services);
-    // Two services whose names differ in case only are one application.
-    let mut applications: BTreeMap<String, Vec<&Arc<ServiceSnapshot>>> = BTreeMap::new();
-    for service in services {
-        applications.entry(app_name(service.key.name())).or_default().push(service);
-    }
-    let parts: Vec<Bytes> = applications
-        .iter()
-        .map(|(name, services)| match services.as_slice() {
-            [one] => {
-                let slot = if form == Form::Xml { Encoding::EurekaXml } else { Encoding::EurekaJson };
-                one.encoded(slot, |service| application(name, &[service], form))
+    /// All of them.
+    pub(super) fn applications(&self, out: &mut Composer) {
+        let form = self.form;
+        // Two services whose names differ in case only are one application.
+        let mut applications: BTreeMap<String, Vec<&Arc<ServiceSnapshot>>> = BTreeMap::new();
+        for service in &self.services {
+            applications.entry(app_name(service.key.name())).or_default().push(service);
+        }
+        begin(form, out);
+        let mut some = false;
+        for (name, services) in &applications {
+            let before = if some && form == Form::Json { "," } else { "" };
+            match services.as_slice() {
+                [one] => {
+                    let encoding = if form == Form::Xml { Encoding::EurekaXml } else { Encoding::EurekaJson };
+                    some |= out.part(before, one, encoding, |service| application(name, &[service], form));
+                }
+                several => {
+                    let several: Vec<&ServiceSnapshot> = several.iter().map(|one| &***one).collect();
+                    let part = application(name, &several, form);
+                    if !part.is_empty() {
+                        out.text(before);
+                        out.text(&part);
+                        some = true;
+                    }
+                }
             }
-            several => application(name, &several.iter().map(|one| &***one).collect::<Vec<_>>(), form),
-        })
-        .filter(|part| !part.is_empty())
-        .collect();
-    let parts = parts.iter().map(|part| std::str::from_utf8(part).unwrap_or_default());
-    // The order of keys is that of `Call::tree`.
-    match form {
-        Form::Xml => {
-            let parts: String = parts.collect();
-            format!(
-                "<?xml version=\"1.0\" encoding=\"UTF-8\"?><applications>{parts}<apps__hashcode>{code}</apps__hashcode>\
-                 <versions__delta>{revision}</versions__delta></applications>"
-            )
         }
+        end(&self.hash_code(), self.revision, form, out);
+    }
+
+    /// What changed after `since`: of each instance the last word. All of them where that is not known any more.
+    pub(super) fn delta(&self, since: Revision, out: &mut Composer) {
+        let Some(changes) = self.registry.all_changes(since) else { return self.applications(out) };
+        let mut latest = BTreeMap::new();
+        for change in changes.iter().filter(|change| change.service().namespace() == NAMESPACE) {
+            let app = app_name(change.service().name());
+            match change {
+                Change::Put(instance) => {
+                    let action = match view::status(instance) {
+                        None => "DELETED",
+                        Some(_) if instance.ctime == instance.mtime => "ADDED",
+                        Some(_) => "MODIFIED",
+                    };
+                    latest.insert((app, identity::in_eureka(instance).to_owned()), view::instance(instance, action));
+                }
+                Change::Removed { last, mtime, .. } => {
+                    latest.insert((app, identity::in_eureka(last).to_owned()), view::gone(last, *mtime));
+                }
+                Change::Service { .. } => {}
+            }
+        }
+        let mut applications: BTreeMap<String, Vec<_>> = BTreeMap::new();
+        for ((app, _), instance) in latest {
+            applications.entry(app).or_default().push(instance);
+        }
+        begin(self.form, out);
+        for (number, (name, list)) in applications.into_iter().enumerate() {
+            add(&view::application(&name, list), number > 0, self.form, out);
+        }
+        end(&self.hash_code(), self.revision, self.form, out);
+    }
+
+    /// The applications that have an instance which is wanted; nothing at all if there is none.
+    pub(super) fn wanted(&self, wanted: impl Fn(&Instance) -> bool, out: &mut Composer) {
+        let applications = shown(&self.services, wanted);
+        if applications.is_empty() {
+            return;
+        }
+        begin(self.form, out);
+        for (number, application) in applications.iter().enumerate() {
+            add(application, number > 0, self.form, out);
+        }
+        end("", self.revision, self.form, out);
+    }
+}
+
+fn begin(form: Form, out: &mut Composer) {
+    out.text(match form {
+        Form::Xml => "<?xml version=\"1.0\" encoding=\"UTF-8\"?><applications>",
+        Form::Json => "{\"applications\":{\"application\":[",
+    });
+}
+
+fn add(application: &serde_json::Value, behind: bool, form: Form, out: &mut Composer) {
+    match form {
+        Form::Xml => out.text(view::xml_part("application", application)),
         Form::Json => {
-            let parts = parts.collect::<Vec<_>>().join(",");
-            format!(
-                "{{\"applications\":{{\"application\":[{parts}],\"apps__hashcode\":\"{code}\",\
-                 \"versions__delta\":\"{revision}\"}}}}"
-            )
+            out.text(if behind { "," } else { "" });
+            out.text(application.to_string());
         }
     }
+}
+
+fn end(code: &str, revision: Revision, form: Form, out: &mut Composer) {
+    out.text(match form {
+        Form::Xml => format!(
+            "<apps__hashcode>{code}</apps__hashcode><versions__delta>{revision}</versions__delta></applications>"
+        ),
+        Form::Json => format!("],\"apps__hashcode\":\"{code}\",\"versions__delta\":\"{revision}\"}}}}"),
+    });
 }
 
 /// One application; empty where none of its instances is shown.

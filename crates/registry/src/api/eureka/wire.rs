@@ -28,8 +28,8 @@ pub(super) struct Kept {
     pub(super) fields: Map<String, Value>,
 }
 
-/// The fields that are kept as they were sent.
-const FIELDS: [&str; 16] = [
+/// The texts that are kept as they were sent, and shown.
+pub(super) const TEXTS: [&str; 11] = [
     "hostName",
     "sid",
     "appGroupName",
@@ -39,13 +39,8 @@ const FIELDS: [&str; 16] = [
     "secureHealthCheckUrl",
     "vipAddress",
     "secureVipAddress",
-    "countryId",
-    "dataCenterInfo",
-    "securePort",
-    "portEnabled",
     "asgName",
     "isCoordinatingDiscoveryServer",
-    "renewalIntervalInSecs",
 ];
 
 impl Default for Kept {
@@ -89,6 +84,8 @@ pub(super) fn status(name: &str) -> Result<String, ApiError> {
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) id: String,
+    /// The application, if the instance names it.
+    pub(super) app: Option<String>,
     pub(super) host: String,
     pub(super) port: u16,
     pub(super) lease_seconds: u64,
@@ -124,40 +121,92 @@ fn port(value: Option<&Value>) -> Result<(u16, bool), ApiError> {
     found.map(|port| (port, enabled)).ok_or_else(|| ApiError::bad(format!("port {value}: expected 0 to 65535")))
 }
 
-/// Reads `{"instance": {…}}`.
+/// A part of an instance, whose fields are looked up by name. A field of another kind than expected is an error: nothing that was sent is
+/// dropped in silence.
+struct Part<'a> {
+    map: &'a Map<String, Value>,
+    /// What messages call it.
+    name: &'a str,
+}
+
+impl<'a> Part<'a> {
+    /// `null`, and the empty text that an empty element of XML is, are nothing.
+    fn get(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).filter(|value| !value.is_null() && value.as_str() != Some(""))
+    }
+
+    fn wrong(&self, name: &str, expected: &str) -> ApiError {
+        ApiError::bad(format!("{}.{name}: expected {expected}", self.name))
+    }
+
+    fn text(&self, name: &str) -> Result<Option<String>, ApiError> {
+        self.get(name).map(|value| text(value).ok_or_else(|| self.wrong(name, "text"))).transpose()
+    }
+
+    fn integer(&self, name: &str) -> Result<Option<i64>, ApiError> {
+        let read = |value: &Value| value.as_i64().or_else(|| value.as_str()?.trim().parse().ok());
+        self.get(name).map(|value| read(value).ok_or_else(|| self.wrong(name, "a whole number"))).transpose()
+    }
+
+    fn part(&self, name: &'a str) -> Result<Option<Part<'a>>, ApiError> {
+        let read = |value: &'a Value| value.as_object().ok_or_else(|| self.wrong(name, "an object"));
+        let map = self.get(name).map(read).transpose()?;
+        Ok(map.map(|map| Part { map, name }))
+    }
+}
+
+/// Reads `{"instance": {…}}`. What the server itself says of an instance (`lastUpdatedTimestamp`, `actionType`, the time stamps of the lease)
+/// has no effect, as with the original.
 pub(super) fn read(body: &Value) -> Result<Sent, ApiError> {
-    let instance = body
+    let map = body
         .get("instance")
         .and_then(Value::as_object)
         .ok_or_else(|| ApiError::bad("the body: expected {\"instance\": {…}}"))?;
-    let field = |name: &str| instance.get(name).and_then(text).filter(|text| !text.is_empty());
-    let host = field("ipAddr")
-        .or_else(|| field("hostName"))
+    let instance = Part { map, name: "instance" };
+    let host_name = instance.text("hostName")?;
+    let host = instance
+        .text("ipAddr")?
+        .or_else(|| host_name.clone())
         .ok_or_else(|| ApiError::bad("the instance has no ipAddr and no hostName"))?;
     // As the original: an instance without an id is known by its host's name.
-    let id = field("instanceId").or_else(|| field("hostName")).unwrap_or_else(|| host.clone());
+    let id = instance.text("instanceId")?.or(host_name).unwrap_or_else(|| host.clone());
     let (plain, plain_on) = port(instance.get("port"))?;
     let (secure, secure_on) = port(instance.get("securePort"))?;
-    let lease = instance.get("leaseInfo").and_then(Value::as_object);
-    let lease_field = |name: &str| lease.and_then(|lease| lease.get(name)).and_then(number).filter(|found| *found > 0);
+    let chosen = if plain_on || !secure_on { plain } else { secure };
     let mut fields = Map::new();
-    for name in FIELDS {
-        if let Some(value) =
-            instance.get(name).filter(|value| !value.is_null() && **value != Value::String(String::new()))
-        {
-            fields.insert(name.into(), value.clone());
+    for name in TEXTS {
+        if let Some(value) = instance.text(name)? {
+            fields.insert(name.into(), value.into());
         }
     }
-    if !fields.contains_key("hostName") {
-        fields.insert("hostName".into(), host.clone().into());
-    }
+    fields.entry("hostName").or_insert_with(|| host.clone().into());
     fields.insert("portEnabled".into(), plain_on.into());
-    if let Some(renewal) = lease_field("renewalIntervalInSecs") {
-        fields.insert("renewalIntervalInSecs".into(), renewal.into());
+    if plain != chosen && instance.get("port").is_some() {
+        fields.insert("plainPort".into(), plain.into());
+    }
+    if instance.get("securePort").is_some() {
+        fields.insert("securePort".into(), serde_json::json!({ "$": secure, "@enabled": secure_on.to_string() }));
+    }
+    if let Some(country) = instance.integer("countryId")? {
+        fields.insert("countryId".into(), country.into());
+    }
+    if let Some(center) = instance.part("dataCenterInfo")? {
+        fields.insert("dataCenterInfo".into(), center.map.clone().into());
+    }
+    let mut lease_seconds = None;
+    if let Some(lease) = instance.part("leaseInfo")? {
+        // As the original: what is not above 0 is the default.
+        let above = |found: Option<i64>| found.and_then(|seconds| u64::try_from(seconds).ok()).filter(|it| *it > 0);
+        // The second name is that of Eureka's documented schema.
+        let old = above(lease.integer("evictionDurationInSecs")?);
+        lease_seconds = above(lease.integer("durationInSecs")?).or(old);
+        if let Some(renewal) = above(lease.integer("renewalIntervalInSecs")?) {
+            fields.insert("renewalIntervalInSecs".into(), renewal.into());
+        }
     }
     let mut metadata = Vec::new();
-    if let Some(map) = instance.get("metadata").and_then(Value::as_object) {
-        for (key, value) in map.iter().filter(|(key, _)| !key.starts_with('@')) {
+    if let Some(sent) = instance.part("metadata")? {
+        for (key, value) in sent.map.iter().filter(|(key, _)| !key.starts_with('@')) {
             let value = match value {
                 Value::Null => String::new(),
                 value => text(value).ok_or_else(|| ApiError::bad(format!("metadata {key:?}: expected text")))?,
@@ -165,22 +214,22 @@ pub(super) fn read(body: &Value) -> Result<Sent, ApiError> {
             metadata.push((key.clone(), value));
         }
     }
-    let overridden = field("overriddenstatus").or_else(|| field("overriddenStatus")).unwrap_or_default();
-    let overridden = if overridden.is_empty() { overridden } else { status(&overridden)? };
+    let overridden = match instance.text("overriddenstatus")? {
+        Some(found) => Some(found),
+        None => instance.text("overriddenStatus")?,
+    };
+    let overridden = overridden.map(|name| status(&name)).transpose()?.filter(|name| name != "UNKNOWN");
     Ok(Sent {
         id,
+        app: instance.text("app")?,
         host,
-        port: if plain_on || !secure_on { plain } else { secure },
-        lease_seconds: lease_field("durationInSecs").unwrap_or(DEFAULT_LEASE_SECONDS),
+        port: chosen,
+        lease_seconds: lease_seconds.unwrap_or(DEFAULT_LEASE_SECONDS),
         metadata,
         kept: Kept {
-            status: status(&field("status").unwrap_or_else(|| "UP".into()))?,
-            overridden: if overridden == "UNKNOWN" { String::new() } else { overridden },
-            last_dirty: instance
-                .get("lastDirtyTimestamp")
-                .and_then(number)
-                .and_then(|n| i64::try_from(n).ok())
-                .unwrap_or(0),
+            status: status(&instance.text("status")?.unwrap_or_else(|| "UP".into()))?,
+            overridden: overridden.unwrap_or_default(),
+            last_dirty: instance.integer("lastDirtyTimestamp")?.unwrap_or(0),
             fields,
         },
     })
@@ -232,6 +281,11 @@ mod tests {
             json!({"instance": {"ipAddr": "h", "port": {"$": 99999}}}),
             json!({"instance": {"ipAddr": "h", "status": "FINE"}}),
             json!({"instance": {"ipAddr": "h", "metadata": {"a": {"b": 1}}}}),
+            json!({"instance": {"ipAddr": "h", "metadata": "a=b"}}),
+            json!({"instance": {"ipAddr": "h", "dataCenterInfo": "MyOwn"}}),
+            json!({"instance": {"ipAddr": "h", "leaseInfo": {"durationInSecs": "soon"}}}),
+            json!({"instance": {"ipAddr": "h", "lastDirtyTimestamp": "yesterday"}}),
+            json!({"instance": {"ipAddr": "h", "homePageUrl": ["a"]}}),
         ] {
             assert!(read(&sent).is_err(), "{sent}");
         }

@@ -127,6 +127,9 @@ impl Services {
             let speaker = fronts.first().copied().unwrap_or(Front::Native);
             return (speaker, Status::unimplemented("there is no such service here").into_http());
         };
+        if let Err(error) = self.context.meant(request.uri(), request.headers()) {
+            return (found.front, Status::from(error).into_http());
+        }
         let who = Who { headers: request.headers().clone(), peer };
         // Before anything of the body is read.
         let caller = self.context.identify_by(&who.headers, None);
@@ -211,7 +214,7 @@ impl From<ApiError> for Status {
             }
             ApiError::NotFound { .. } | ApiError::Missing(_) => Code::NotFound,
             ApiError::Unauthorized => Code::Unauthenticated,
-            ApiError::Forbidden { .. } => Code::PermissionDenied,
+            ApiError::Forbidden { .. } | ApiError::Misdirected { .. } => Code::PermissionDenied,
             ApiError::TooLarge { .. } | ApiError::Busy { .. } => Code::ResourceExhausted,
             ApiError::BodyTimeout { .. } => Code::DeadlineExceeded,
             ApiError::Conflict(_) => Code::FailedPrecondition,

@@ -139,7 +139,8 @@ impl pb::registry_server::Registry for Native {
         let request = request.into_inner();
         let ns = named(&request.namespace)?;
         who.needs(context, Role::Read, ns.as_str())?;
-        let all = context.registry.services(Some(&ns));
+        let registry = context.registry.clone();
+        let all = context.whole.apart(move || registry.services(Some(&ns))).await.map_err(Status::from)?;
         let mut wanted = all.iter().filter(|service| service.key.name() > request.from.as_str());
         let services: Vec<_> = wanted
             .by_ref()

@@ -12,12 +12,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::{CONTENT_ENCODING, ETAG, HeaderName, IF_NONE_MATCH, VARY};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::auth::{Caller, Role};
 use super::reply::JSON;
-use super::{ApiError, Context, Reply, Request, changed, gzip, namespace, several};
-use crate::{Beat, Encoding, InstanceId, NamespaceName, Patch, Registration, Revision, ServiceKey, ServiceSnapshot};
+use super::{ApiError, Context, Reply, Request, Watched, changed, gzip, namespace, several};
+use crate::{
+    Beat, Encoding, InstanceId, NamespaceName, Patch, Registration, Registry, Revision, ServiceKey, ServiceSnapshot,
+};
 use crate::{Outcome as Written, WriteError};
 use filter::Filter;
 use routes::{Op, Route};
@@ -44,7 +46,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     }
     let caller = context.identify(request)?;
     if route.op == Op::ListNamespaces {
-        return Ok(list_namespaces(context, caller));
+        return list_namespaces(context, caller).await;
     }
     let ns = namespace(route.namespace)?;
     caller.needs(route.op.role(), ns.as_str())?;
@@ -166,20 +168,21 @@ fn done<'a>(id: &'a str, written: &crate::Written) -> Outcome<'a> {
     Outcome::Done { id, revision: written.revision, outcome: outcome(written) }
 }
 
-fn list_namespaces(context: &Context, caller: Caller) -> Reply {
-    let names = context.registry.namespaces();
+async fn list_namespaces(context: &Context, caller: Caller) -> Result<Reply, ApiError> {
+    let registry = context.registry.clone();
+    let names = context.whole.apart(move || registry.namespaces()).await?;
     let seen: Vec<&str> = names.iter().map(NamespaceName::as_str).filter(|name| caller.may(Role::Read, name)).collect();
-    Reply::ok(&json!({ "namespaces": seen }))
+    Ok(Reply::ok(&json!({ "namespaces": seen })))
 }
 
 /// Holds a request with `after` back until there is something newer. Says whether it did.
-async fn hold(context: &Context, request: &Request, service: Option<&ServiceKey>) -> Result<bool, ApiError> {
+async fn hold(context: &Context, request: &Request, watched: Watched<'_>) -> Result<bool, ApiError> {
     let Some(after) = request.number("after")? else { return Ok(false) };
     let limit = request.duration("wait")?.unwrap_or(DEFAULT_WAIT);
-    let now = service.map_or_else(|| context.registry.revision(), |service| context.registry.revision_of(service));
+    let now = context.revision_of(watched);
     // A number that was never given out is one of another store.
-    if now == Revision(after) || context.is_ahead(service, now, Revision(after)) {
-        context.wait(request, service, Revision(after), limit).await?;
+    if now == Revision(after) || context.is_ahead(now, Revision(after)) {
+        context.wait(request, watched, Revision(after), limit).await?;
         return Ok(true);
     }
     Ok(false)
@@ -195,13 +198,28 @@ fn page(request: &Request) -> Result<usize, ApiError> {
 
 async fn list_services(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
     let limit = page(request)?;
-    let waited = hold(context, request, None).await?;
+    let waited = hold(context, request, Watched::Namespace(ns)).await?;
     // Before the list, so that what comes in between is seen by the next question.
-    let revision = context.registry.revision();
-    let prefix = request.param("prefix").unwrap_or_default();
-    let from = request.param("from").unwrap_or_default();
+    let revision = context.registry.revision_in(ns);
+    let prefix = request.param("prefix").unwrap_or_default().to_owned();
+    let from = request.param("from").unwrap_or_default().to_owned();
     let protected = protected(context);
-    let services = context.registry.services(Some(ns));
+    let (registry, ns) = (context.registry.clone(), ns.clone());
+    let page = context.whole.apart(move || list_page(&registry, &ns, &prefix, &from, limit, &protected, revision));
+    Ok(Reply::ok(&page.await?).header(REVISION, revision.0).waited(waited))
+}
+
+/// Services of a namespace from behind `from` on, `limit` of them.
+fn list_page(
+    registry: &Registry,
+    ns: &NamespaceName,
+    prefix: &str,
+    from: &str,
+    limit: usize,
+    protected: &HashSet<ServiceKey>,
+    revision: Revision,
+) -> Value {
+    let services = registry.services(Some(ns));
     let mut wanted =
         services.iter().filter(|service| service.key.name().starts_with(prefix) && service.key.name() > from);
     let listed: Vec<Listed<'_>> = wanted
@@ -217,8 +235,7 @@ async fn list_services(context: &Context, request: &Request, ns: &NamespaceName)
         })
         .collect();
     let next = wanted.next().and_then(|_| listed.last()).map(|last| last.service);
-    let body = json!({ "namespace": ns, "revision": revision, "services": listed, "next": next });
-    Ok(Reply::ok(&body).header(REVISION, revision.0).waited(waited))
+    json!({ "namespace": ns, "revision": revision, "services": listed, "next": next })
 }
 
 fn get_service(context: &Context, service: &ServiceKey) -> Result<Reply, ApiError> {
@@ -246,7 +263,7 @@ fn existing(context: &Context, service: &ServiceKey) -> Result<Arc<ServiceSnapsh
 
 async fn discover(context: &Context, request: &Request, service: &ServiceKey) -> Result<Reply, ApiError> {
     let filter = Filter::of(request)?;
-    let waited = hold(context, request, Some(service)).await?;
+    let waited = hold(context, request, Watched::Service(service)).await?;
     let snapshot = existing(context, service)?;
     // The digest beside the revision: another store may have the same numbers.
     let tag = format!("\"{}-{}\"", snapshot.revision, snapshot.digest);

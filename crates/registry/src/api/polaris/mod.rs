@@ -72,7 +72,7 @@ pub(super) fn code_of(error: &ApiError) -> u32 {
         }
         ApiError::NotFound { .. } | ApiError::Missing(_) => code::NOT_FOUND,
         ApiError::Unauthorized => code::UNAUTHORIZED,
-        ApiError::Forbidden { .. } => code::NOT_ALLOWED,
+        ApiError::Forbidden { .. } | ApiError::Misdirected { .. } => code::NOT_ALLOWED,
         ApiError::TooLarge { .. } => code::BATCH_TOO_LARGE,
         ApiError::Busy { .. } => code::TOO_MANY,
         ApiError::Conflict(_) => code::CONFLICT,

@@ -1,0 +1,441 @@
+//! Answers that are about all services of a namespace: made away from the threads that answer heartbeats, once for all who ask.
+//!
+//! ```text
+//!  ServiceSnapshot ─▶ its part, encoded once a snapshot ─┐
+//!  ServiceSnapshot ─▶ its part, as before ───────────────┴─▶ Composer ─▶ Pieces: handles of the parts, no copy ─▶ every client
+//! ```
+//!
+//! A body is made once a revision and shared. What one service comes to is kept with the service's snapshot: after a change only the parts of
+//! the services that changed are encoded again. Large parts are not copied into a body; so the parts are in memory once, whoever asks.
+//! A compressed body is one gzip stream of parts that were compressed one by one: blocks of DEFLATE may follow each other (RFC 1951, 3.2), and
+//! the check sums of parts are combined.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use flate2::Compression;
+use flate2::write::DeflateEncoder;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use super::ApiError;
+use crate::{Encoding, Revision, ServiceSnapshot};
+
+/// Bodies that are remembered; of more, those that were asked for longest ago are made anew.
+const REMEMBERED: usize = 64;
+/// Parts shorter than this are copied: a handle, a write and a block for each would cost more.
+const SHORT: usize = 4096;
+/// A body that took long to make, because nothing of it was there yet or the machine is busy, rests for so long at most.
+const LONGEST_REST: Duration = Duration::from_millis(250);
+/// What is gathered of short parts before it becomes a piece.
+const GATHERED: usize = 64 << 10;
+/// The beginning of a gzip stream: no name, no time, unknown system (RFC 1952).
+const GZIP: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
+/// The end of a DEFLATE stream: a last block with nothing in it.
+const LAST_BLOCK: [u8; 2] = [3, 0];
+
+/// What a body is of. Another value is another content.
+pub(super) type Stamp = (Revision, Revision);
+
+/// Which body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Key {
+    /// Whose: `consul.nodes`.
+    pub(super) what: &'static str,
+    /// The namespace; empty: all.
+    pub(super) namespace: String,
+    /// What else was asked for: the name of a node, a state.
+    pub(super) more: String,
+    /// Whether it is gzip.
+    pub(super) packed: bool,
+}
+
+/// The bodies that were made last.
+#[derive(Debug)]
+pub(super) struct Whole {
+    /// Who was asked for last is last.
+    made: Mutex<Vec<(Key, Arc<Slot>)>>,
+    /// Held by who looks through all of the registry: one at a time, so that however many ask, one processor is busy with it, and the memory
+    /// that it takes is taken once.
+    turn: Arc<Semaphore>,
+}
+
+/// A body. Who waits for the lock gets what the one before makes.
+type Slot = tokio::sync::Mutex<Option<Made>>;
+
+#[derive(Debug)]
+struct Made {
+    stamp: Stamp,
+    body: Pieces,
+    /// Before this the body is not made again: making a body takes at most half of one processor, however often something changes.
+    rests: Instant,
+}
+
+/// A body in pieces. A clone shares them.
+#[derive(Debug, Clone, Default)]
+pub struct Pieces {
+    pieces: Arc<[Bytes]>,
+    bytes: u64,
+}
+
+/// Puts a body together.
+#[derive(Debug)]
+pub(super) struct Composer {
+    packed: bool,
+    pieces: Vec<Bytes>,
+    /// Text that is no piece yet.
+    gathered: BytesMut,
+    sum: crc32fast::Hasher,
+    /// Bytes before compression.
+    length: u64,
+}
+
+// === impl Whole ===
+
+impl Whole {
+    pub(super) fn new() -> Whole {
+        Whole { made: Mutex::default(), turn: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// The body for `key`, no older than this call. `stamp` tells what it would be of; `make` is called where the last one is of
+    /// something else.
+    ///
+    /// # Errors
+    /// The server stops.
+    pub(super) async fn get(
+        &self,
+        key: Key,
+        stamp: impl Fn() -> Stamp,
+        make: impl FnOnce(&mut Composer) + Send + 'static,
+    ) -> Result<Pieces, ApiError> {
+        let packed = key.packed;
+        let mut made = self.slot(key).lock_owned().await;
+        if let Some(made) = made.as_ref() {
+            if made.stamp == stamp() {
+                return Ok(made.body.clone());
+            }
+            tokio::time::sleep_until(made.rests).await;
+        }
+        let turn = Arc::clone(&self.turn).acquire_owned().await.map_err(|_| stopping())?;
+        // Read first: a change in between is in the body, and the body is made again.
+        let stamp = stamp();
+        // Should the client leave meanwhile, what was made is there for the next one.
+        let making = tokio::task::spawn_blocking(move || {
+            let began = Instant::now();
+            let body = composed(packed, make);
+            *made = Some(Made { stamp, body: body.clone(), rests: Instant::now() + began.elapsed().min(LONGEST_REST) });
+            drop(turn);
+            body
+        });
+        making.await.map_err(|_| stopping())
+    }
+
+    /// A body that nobody else asks for.
+    ///
+    /// # Errors
+    /// The server stops.
+    pub(super) async fn once(
+        &self,
+        packed: bool,
+        make: impl FnOnce(&mut Composer) + Send + 'static,
+    ) -> Result<Pieces, ApiError> {
+        self.apart(move || composed(packed, make)).await
+    }
+
+    /// What looks through all of the registry: on a thread of its own, one at a time.
+    ///
+    /// # Errors
+    /// The server stops.
+    pub(super) async fn apart<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turn = Arc::clone(&self.turn).acquire_owned().await.map_err(|_| stopping())?;
+        let working = tokio::task::spawn_blocking(move || {
+            let done = work();
+            drop(turn);
+            done
+        });
+        working.await.map_err(|_| stopping())
+    }
+
+    fn slot(&self, key: Key) -> Arc<Slot> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = made.iter().position(|(known, _)| *known == key);
+        let entry = match found {
+            Some(at) => made.remove(at),
+            None => (key, Arc::default()),
+        };
+        let slot = Arc::clone(&entry.1);
+        if made.len() >= REMEMBERED {
+            made.remove(0);
+        }
+        made.push(entry);
+        slot
+    }
+}
+
+fn stopping() -> ApiError {
+    ApiError::Unavailable("the registry is stopping".into())
+}
+
+fn composed(packed: bool, make: impl FnOnce(&mut Composer)) -> Pieces {
+    let mut composer = Composer::new(packed);
+    make(&mut composer);
+    composer.finish()
+}
+
+// === impl Composer ===
+
+impl Composer {
+    fn new(packed: bool) -> Composer {
+        Composer { packed, pieces: Vec::new(), gathered: BytesMut::new(), sum: crc32fast::Hasher::new(), length: 0 }
+    }
+
+    /// Adds text.
+    pub(super) fn text(&mut self, text: impl AsRef<[u8]>) {
+        let text = text.as_ref();
+        self.length += text.len() as u64;
+        self.gathered.extend_from_slice(text);
+        if self.gathered.len() >= GATHERED {
+            self.end_piece();
+        }
+    }
+
+    /// Adds what a service comes to, with `before` in front, and says whether that was anything. `make` depends on nothing but the snapshot;
+    /// what it gives is kept with the snapshot under `encoding`.
+    pub(super) fn part(
+        &mut self,
+        before: &str,
+        service: &ServiceSnapshot,
+        encoding: Encoding,
+        make: impl Fn(&ServiceSnapshot) -> Bytes,
+    ) -> bool {
+        if self.packed {
+            let part = service.encoded_packed(encoding, |service| {
+                // The plain form is not kept for the sake of the compressed one.
+                packed_part(&service.known(encoding).unwrap_or_else(|| make(service)))
+            });
+            let Some((kind, rest)) = part.split_first() else { return false };
+            self.text(before);
+            match (kind, rest.split_first_chunk::<8>()) {
+                (1, Some((head, _))) => {
+                    let [a, b, c, d, e, f, g, h] = *head;
+                    let (sum, length) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
+                    self.end_piece();
+                    self.sum.combine(&crc32fast::Hasher::new_with_initial_len(sum, u64::from(length)));
+                    self.length += u64::from(length);
+                    self.pieces.push(part.slice(9..));
+                }
+                _ => self.text(rest),
+            }
+            return true;
+        }
+        let part = service.encoded(encoding, make);
+        if part.is_empty() {
+            return false;
+        }
+        self.text(before);
+        if part.len() < SHORT {
+            self.text(&part);
+        } else {
+            self.end_piece();
+            self.length += part.len() as u64;
+            self.pieces.push(part);
+        }
+        true
+    }
+
+    fn end_piece(&mut self) {
+        if self.gathered.is_empty() {
+            return;
+        }
+        let text = self.gathered.split().freeze();
+        if self.packed {
+            self.sum.update(&text);
+            self.pieces.push(deflate(&text).into());
+        } else {
+            self.pieces.push(text);
+        }
+    }
+
+    fn finish(mut self) -> Pieces {
+        self.end_piece();
+        if self.packed && self.length > 0 {
+            let mut end = BytesMut::with_capacity(10);
+            end.extend_from_slice(&LAST_BLOCK);
+            end.put_u32_le(self.sum.clone().finalize());
+            // RFC 1952: the length modulo 2^32.
+            end.put_u32_le(self.length as u32);
+            self.pieces.insert(0, Bytes::from_static(&GZIP));
+            self.pieces.push(end.freeze());
+        }
+        let bytes = self.pieces.iter().map(|piece| piece.len() as u64).sum();
+        Pieces { pieces: self.pieces.into(), bytes }
+    }
+}
+
+/// A part as it is kept for compressed bodies: nothing; `0` and the text, if it is short; else `1`, check sum, length, and blocks of DEFLATE.
+fn packed_part(plain: &Bytes) -> Bytes {
+    if plain.is_empty() {
+        return Bytes::new();
+    }
+    let mut part = BytesMut::new();
+    match u32::try_from(plain.len()) {
+        Ok(length) if plain.len() >= SHORT => {
+            let blocks = deflate(plain);
+            part.reserve(9 + blocks.len());
+            part.put_u8(1);
+            part.put_u32_le(crc32fast::hash(plain));
+            part.put_u32_le(length);
+            part.extend_from_slice(&blocks);
+        }
+        _ => {
+            part.put_u8(0);
+            part.extend_from_slice(plain);
+        }
+    }
+    part.freeze()
+}
+
+/// Blocks of DEFLATE that end at a byte's end and are not the last ones of a stream.
+fn deflate(bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write as _;
+    let mut encoder = DeflateEncoder::new(Vec::with_capacity(bytes.len() / 8 + 64), Compression::fast());
+    // Writing into memory does not fail.
+    let _ = encoder.write_all(bytes).and_then(|()| encoder.flush());
+    let mut blocks = std::mem::take(encoder.get_mut());
+    blocks.shrink_to_fit();
+    blocks
+}
+
+// === impl Pieces ===
+
+impl Pieces {
+    /// The piece with this number.
+    pub(super) fn piece(&self, at: usize) -> Option<Bytes> {
+        self.pieces.get(at).cloned()
+    }
+
+    /// How many bytes all of them have.
+    pub fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::Read as _;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::{InstanceId, Registration, ServiceKey};
+
+    fn service(name: &str) -> ServiceSnapshot {
+        let key = ServiceKey::parse(&format!("default/{name}")).unwrap();
+        let id = InstanceId::parse(&format!("default/{name}")).unwrap();
+        let instance = crate::Instance::registered(Registration::new(id, key.clone(), "h", 1), None);
+        ServiceSnapshot::new(key, Revision(1), None, &[Arc::new(instance)])
+    }
+
+    fn text(body: &Pieces) -> Vec<u8> {
+        let text: Vec<u8> = body.pieces.iter().flat_map(|piece| piece.iter().copied()).collect();
+        assert_eq!(text.len() as u64, body.len());
+        text
+    }
+
+    /// What `make` gives, compressed and not.
+    fn both(make: impl Fn(&mut Composer)) -> (Vec<u8>, Pieces) {
+        let plain = text(&composed(false, &make));
+        let packed = composed(true, &make);
+        let mut unpacked = Vec::new();
+        let packed_text = text(&packed);
+        // Not a decoder of many streams: there is one. Of nothing there is none.
+        if !packed_text.is_empty() {
+            flate2::read::GzDecoder::new(&packed_text[..]).read_to_end(&mut unpacked).unwrap();
+        }
+        assert_eq!(unpacked.len(), plain.len());
+        assert!(unpacked == plain, "the compressed body is another one");
+        (plain, packed)
+    }
+
+    #[test]
+    fn compressed_parts_are_one_stream() {
+        let services: Vec<_> = (0..50).map(|n| service(&format!("s{n}"))).collect();
+        // Short ones, long ones, and some of which there is nothing.
+        let part = |snapshot: &ServiceSnapshot| {
+            let number: usize = snapshot.key.name()[1..].parse().unwrap();
+            Bytes::from(format!("{} ", snapshot.key).repeat((number % 5) * number * 30))
+        };
+        let (plain, packed) = both(|out| {
+            out.text("[");
+            let mut some = false;
+            for service in &services {
+                some |= out.part(if some { "," } else { "" }, service, Encoding::ConsulChecks, part);
+            }
+            out.text("]");
+        });
+        let parts: Vec<_> = services.iter().map(part).filter(|part| !part.is_empty()).collect();
+        assert_eq!(plain, [&b"["[..], &parts.join(&b","[..]), b"]"].concat());
+        assert!(packed.len() < plain.len() as u64 / 4);
+        let (empty, nothing) = both(|_| {});
+        assert!(empty.is_empty() && nothing.is_empty());
+    }
+
+    #[test]
+    fn long_parts_are_shared_and_not_copied() {
+        let long = service("long");
+        let make = |_: &ServiceSnapshot| Bytes::from(vec![b'x'; 1 << 20]);
+        let body = || {
+            composed(false, |out| {
+                out.part("", &long, Encoding::EurekaXml, make);
+            })
+        };
+        let bodies = [body(), body(), body()];
+        let at: Vec<_> = bodies.iter().map(|body| body.pieces[0].as_ptr()).collect();
+        assert!(at.iter().all(|place| *place == at[0]), "one place in memory");
+    }
+
+    #[tokio::test]
+    async fn a_body_is_made_once_a_stamp_however_many_ask() {
+        let whole = Arc::new(Whole::new());
+        let (made, at) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(1)));
+        let ask = |more: &str| {
+            let (whole, made, at) = (Arc::clone(&whole), Arc::clone(&made), Arc::clone(&at));
+            let key = Key { what: "t", namespace: "n".into(), more: more.into(), packed: false };
+            let stamp = move || (Revision(at.load(Ordering::SeqCst) as u64), Revision(0));
+            tokio::spawn(async move {
+                let make = move |out: &mut Composer| {
+                    made.fetch_add(1, Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(5));
+                    out.text("x");
+                };
+                whole.get(key, stamp, make).await.unwrap()
+            })
+        };
+        let many: Vec<_> = (0..20).map(|_| ask("")).collect();
+        for one in many {
+            assert_eq!(text(&one.await.unwrap()), b"x");
+        }
+        assert_eq!(made.load(Ordering::SeqCst), 1);
+        at.fetch_add(1, Ordering::SeqCst);
+        ask("").await.unwrap();
+        assert_eq!(made.load(Ordering::SeqCst), 2, "another revision");
+        // Somebody who leaves does not undo what was begun.
+        at.fetch_add(1, Ordering::SeqCst);
+        ask("").abort();
+        ask("").await.unwrap();
+        for n in 0..2 * REMEMBERED {
+            ask(&n.to_string()).await.unwrap();
+        }
+        assert_eq!(whole.made.lock().unwrap().len(), REMEMBERED, "there is a bound");
+    }
+}
