@@ -3,6 +3,7 @@
 
 mod common;
 #[path = "common/fire.rs"]
+#[allow(dead_code, reason = "its comparison of cursors is for the other stores")]
 mod fire;
 #[path = "../../../tests/tikv/rig.rs"]
 mod rig;
@@ -72,15 +73,6 @@ async fn under_fire() {
         }
     };
     fire::under_fire(|| store::open(&address), 12, disturb).await;
-}
-
-/// As on the other stores: a reader that goes by the time of changes misses rows, the one that goes by the counter does not.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cursor_of_times_misses_rows_and_the_counter_does_not() {
-    let Some(rig) = Rig::start() else { return };
-    let (counter, time) = fire::missed(|| opened(&rig, "cursors"), 6).await;
-    assert_eq!(counter, 0);
-    assert!(time > 0, "what was stamped early and committed late is missed by time");
 }
 
 /// A commit whose every reply is lost has happened or not, and the registry finds out which by the batch's number.
