@@ -142,7 +142,7 @@ pub enum StoreError {
     },
     /// The address of a store that cannot be understood. Holds no secret.
     #[error(
-        "store address: {reason}; expected sqlite:FILE, postgres://user@host/database or mysql://user@host/database"
+        "store address: {reason}; expected sqlite:FILE, postgres://user@host/database, mysql://user@host/database or tikv://pd:2379/PREFIX"
     )]
     Address {
         /// Why.

@@ -377,6 +377,11 @@ impl Registry {
         }
     }
 
+    /// What the client of the TiKV cluster that the store is in counts and times; none, where the store is something else.
+    pub fn tikv_figures(&self) -> Option<&Arc<crate::store::TikvFigures>> {
+        self.inner.store.figures()
+    }
+
     /// How it is.
     pub fn status(&self) -> Status {
         let inner = &self.inner;

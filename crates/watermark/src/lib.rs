@@ -10,7 +10,7 @@
 //!
 //! [`Lsn`] is a position in a write-ahead log. [`Watermark`] is one atomic, monotone number, mostly an `Lsn`; [`Waiters`],
 //! [`Parker`] and [`Reached`] are the ways to wait at it. [`Oracle`] is the bookkeeping of a batched reader of a growing
-//! number.
+//! number, [`Dispenser`] that of a batched source of numbers of which nobody gets one twice.
 //!
 //! # Invariants
 //!
@@ -24,13 +24,15 @@
 //! - A ticket is never answered by a batch that was begun before the ticket was taken.
 //! - A ticket is never forgotten: while it has no answer, a batch that will answer it is under way, or one is wanted.
 //! - A reader never sees the term of one answer with the position of another.
+//! - A dispenser gives no number twice, and none from a batch that began before it was asked for.
 //!
-//! Model-checked by loom (`src/model/`); it needs a target directory of its own, because the flag rebuilds everything:
+//! Model-checked by loom (`src/model/`), the dispenser not yet; it needs a target directory of its own, because the flag rebuilds everything:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p watermark --release --lib
 //! ```
 
+mod dispenser;
 mod heap;
 mod lsn;
 mod mark;
@@ -45,6 +47,7 @@ mod waiters;
 #[cfg(all(test, not(loom)))]
 mod waiting_tests;
 
+pub use dispenser::{Dispenser, Draw, Drawn, Lapsed, MOST_TAKERS, Place, Range};
 pub use lsn::{Lsn, ParseLsnError};
 pub use mark::{Number, Watermark};
 pub use oracle::{Answer, Batch, Oracle, Ticket, Wanted};

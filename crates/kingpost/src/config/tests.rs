@@ -237,7 +237,7 @@ fn golden_messages() {
             &[
                 "k.toml:3:10: registry.listen: found \"0.0.0.0:8632\" with auth = \"none\": anybody who reaches it could change everything; expected a loopback address, or auth = \"tokens\"",
                 "k.toml:4:17: registry.consul_listen: found \"here\" without a port, expected host:port",
-                "k.toml:5:9: registry.store: found another kind, expected sqlite:FILE, postgres://… or mysql://…",
+                "k.toml:5:9: registry.store: found another kind, expected sqlite:FILE, postgres://…, mysql://… or tikv://…",
             ],
         ),
         (

@@ -279,6 +279,9 @@ fn describe(registry: &Registry, stats: &HttpStats, exposition: &mut Exposition)
         let help = format!("Count of {} since the start.", name.replace('_', " "));
         exposition.counter(&format!("registry_{name}_total"), &help, value);
     }
+    if let Some(figures) = registry.tikv_figures() {
+        describe_tikv(figures, exposition);
+    }
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     exposition.counter("registry_connections_accepted_total", "Connections accepted.", load(&stats.accepted));
     exposition.counter(
@@ -314,6 +317,33 @@ fn describe(registry: &Registry, stats: &HttpStats, exposition: &mut Exposition)
     let above = buckets.last().copied().unwrap_or(0);
     let help = "Time to answer a request; those that wait for a change left out.";
     exposition.histogram("registry_request_seconds", help, &pairs, above, sum as f64 / 1e6);
+}
+
+/// The client of the TiKV cluster that the store is in. Waiting for a batch of timestamps and PD's answer are apart: where a
+/// service is slow, it matters which.
+fn describe_tikv(figures: &registry::store::TikvFigures, exposition: &mut Exposition) {
+    for (name, value) in figures.counts().each() {
+        let help = format!("TiKV: count of {} since the start.", name.replace('_', " "));
+        exposition.counter(&format!("registry_tikv_{name}_total"), &help, value);
+    }
+    for (name, help, histogram) in [
+        (
+            "registry_tikv_timestamp_wait_seconds",
+            "From the question for a timestamp to the sending of its batch.",
+            &figures.timestamp_wait,
+        ),
+        (
+            "registry_tikv_timestamp_round_trip_seconds",
+            "From the sending of a batch of timestamps to PD's answer.",
+            &figures.timestamp_round_trip,
+        ),
+    ] {
+        let (counts, micros) = histogram.read();
+        let bounds = registry::store::TIKV_BUCKETS_MICROS.iter().map(|bound| *bound as f64 / 1e6);
+        let pairs: Vec<(f64, u64)> = bounds.zip(counts).collect();
+        let above = counts.last().copied().unwrap_or(0);
+        exposition.histogram(name, help, &pairs, above, micros as f64 / 1e6);
+    }
 }
 
 #[cfg(test)]

@@ -9,11 +9,13 @@ mod plan;
 mod postgres;
 mod row;
 mod sqlite;
+mod tikv;
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
+pub use ::tikv::{BUCKETS as TIKV_BUCKETS_MICROS, Figures as TikvFigures};
 pub use mysql::MySql;
 #[cfg(test)]
 pub(crate) use plan::{Existing, plan};
@@ -22,6 +24,7 @@ pub use postgres::Postgres;
 pub(crate) use row::Columns;
 pub use row::{InstanceRow, Interner, Record, ServiceRow};
 pub use sqlite::Sqlite;
+pub use tikv::TiKv;
 
 use crate::error::StoreError;
 use crate::model::Revision;
@@ -163,9 +166,14 @@ pub trait Store: Send + Sync + 'static {
     /// Returns when there may be something after `seen`; also now and then without. Never fails: a store that cannot be
     /// reached lets time pass.
     fn changed(&self, seen: Revision) -> BoxFuture<'_, ()>;
+
+    /// What the client of a TiKV cluster counts and times; none, where the store is something else.
+    fn figures(&self) -> Option<&Arc<TikvFigures>> {
+        None
+    }
 }
 
-/// Opens the store at `address`, `sqlite:FILE`, `postgres://…` or `mysql://…`, and brings its schema up to date.
+/// Opens the store at `address`, `sqlite:FILE`, `postgres://…`, `mysql://…` or `tikv://…`, and brings its schema up to date.
 ///
 /// # Errors
 /// When the address makes no sense, or the database cannot be opened or migrated.
@@ -180,6 +188,7 @@ pub async fn open(address: &str) -> Result<Arc<dyn Store>, StoreError> {
         "sqlite" => Err(StoreError::Address { reason: "sqlite: without a file" }),
         "postgres" | "postgresql" => Ok(Arc::new(Postgres::open(address).await?)),
         "mysql" => Ok(Arc::new(MySql::open(address).await?)),
+        "tikv" => Ok(Arc::new(TiKv::open(address).await?)),
         _ => Err(StoreError::Address { reason: "this kind of store is not known" }),
     }
 }

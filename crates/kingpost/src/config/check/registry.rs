@@ -49,9 +49,10 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
         findings.error("registry.peer_advertise", format!("found {found:?}, expected host or host:port"));
     }
     let store = &registry.store.0;
-    let known = ["sqlite:", "postgres://", "postgresql://", "mysql://"];
+    let known = ["sqlite:", "postgres://", "postgresql://", "mysql://", "tikv://"];
     if !known.iter().any(|kind| store.starts_with(kind) && store.len() > kind.len()) {
-        findings.error("registry.store", "found another kind, expected sqlite:FILE, postgres://… or mysql://…");
+        findings
+            .error("registry.store", "found another kind, expected sqlite:FILE, postgres://…, mysql://… or tikv://…");
     }
     if store.starts_with("sqlite::memory:") || store.starts_with("sqlite:file:") {
         findings.error(

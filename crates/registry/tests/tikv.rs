@@ -1,0 +1,177 @@
+//! The store in TiKV: a real PD, and unistore in TiKV's place (`tests/tikv`). Without them these tests are skipped.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "common/fire.rs"]
+#[allow(dead_code, reason = "its comparison of cursors is for the other stores")]
+mod fire;
+#[path = "../../../tests/tikv/rig.rs"]
+mod rig;
+#[path = "common/suite.rs"]
+mod suite;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use registry::store::WriteKind;
+use registry::{Revision, Store, StoreError, store};
+use rig::Rig;
+
+async fn opened(rig: &Rig, prefix: &str) -> Result<Arc<dyn Store>, StoreError> {
+    store::open(&rig.address(prefix)).await
+}
+
+fn register(n: usize, what: &str) -> WriteKind {
+    WriteKind::Register(Box::new(registration(n, what)))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contract() {
+    let Some(rig) = Rig::start() else { return };
+    // In the middle of the rows, of the feed, and between the counter and everything else.
+    for key in ["k/contract/d", "k/contract/f/0000000000000004", "k/contract/i/default/instance-3", "k/contract/s"] {
+        rig.split(key);
+    }
+    suite::all(|| opened(&rig, "contract")).await;
+    // Another registry in the same cluster has nothing of that.
+    let other = opened(&rig, "contract2").await.unwrap();
+    assert_eq!(suite::read(&other, 0).await.head.v, Revision(0));
+    assert!(suite::read(&other, 0).await.records.is_empty());
+    assert!(
+        store::open(&rig.address("contract")).await.unwrap().attend(None, &[]).await.unwrap().secret
+            != other.attend(None, &[]).await.unwrap().secret
+    );
+}
+
+/// Nodes write and read while regions split, requests and replies are lost, stores say that they are busy or lead nothing, and the store
+/// is started again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_fire() {
+    let Some(mut rig) = Rig::start() else { return };
+    let address = rig.address("fire");
+    let disturb = async {
+        for round in 0..8 {
+            for (call, mode) in [
+                ("KvCommit", "reply"),
+                ("KvCommit", "request"),
+                ("KvPrewrite", "reply"),
+                ("KvPrewrite", "request"),
+                ("KvBatchGet", "epoch"),
+                ("KvScan", "request"),
+                ("KvGet", "busy"),
+                ("KvPrewrite", "leader"),
+                ("KvCommit", "epoch"),
+            ] {
+                rig.fault(call, mode, round, 2);
+            }
+            rig.split(&format!("k/fire/i/default/instance-{}", round * 9));
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            if round == 4 {
+                rig.restart_store();
+            }
+        }
+    };
+    fire::under_fire(|| store::open(&address), 12, disturb).await;
+}
+
+/// A commit whose every reply is lost has happened or not, and the registry finds out which by the batch's number.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_nobody_answered_for_is_found_out() {
+    let Some(rig) = Rig::start() else { return };
+    let store = opened(&rig, "lost").await.unwrap();
+    for (number, mode, happened) in [(1, "reply", true), (2, "request", false)] {
+        rig.fault("KvCommit", mode, 0, 10_000);
+        let committed = store.commit(suite::batch(number, vec![register(1, mode)])).await;
+        assert!(matches!(committed, Err(StoreError::Undetermined { .. })), "{mode}: {committed:?}");
+        rig.clear();
+        let found = store.resolve(number).await.unwrap();
+        assert_eq!(found.is_some(), happened, "{mode}");
+        // It stays so.
+        let read = suite::read(&store, 0).await;
+        assert_eq!(read.head.v, Revision(1), "{mode}");
+        assert_eq!(store.resolve(number).await.unwrap(), found, "{mode}");
+    }
+    // And what was not written keeps nobody from writing.
+    let again = store.commit(suite::batch(3, vec![register(1, "again")])).await.unwrap();
+    assert_eq!(again.revision, Revision(2));
+}
+
+/// A node that dies between the two phases of its commit leaves locks. Another one waits for their time to live, and goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_dead_node_had_half_committed_is_undone_or_done() {
+    let Some(rig) = Rig::start() else { return };
+    // The counter in one region, the rows in another: what is committed at the one may be open at the other.
+    rig.split("k/dead/d");
+    for (step, call, committed) in [(1, "KvPrewrite", false), (2, "KvCommit", false)] {
+        let dying = opened(&rig, "dead").await.unwrap();
+        let other = opened(&rig, "dead").await.unwrap();
+        let before = suite::read(&other, 0).await.head.v;
+        rig.clear();
+        // The first request locks the counter, or would commit it; none of the node's comes through after that.
+        rig.fault(call, "request", u32::from(call == "KvPrewrite"), 10_000);
+        let batch = suite::batch(step, vec![register(1, "dying"), register(2, "dying")]);
+        let dies = tokio::spawn(async move { dying.commit(batch).await });
+        let began = std::time::Instant::now();
+        while rig.calls(call) < 3 {
+            assert!(began.elapsed() < PATIENCE, "{call} was not tried");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        dies.abort();
+        let _ = dies.await;
+        rig.clear();
+        let head = suite::read(&other, 0).await.head.v;
+        assert_eq!(head > before, committed, "{call}");
+        let next = other
+            .commit(suite::batch(1, vec![register(1, "other"), register(2, &format!("other {step}"))]))
+            .await
+            .unwrap();
+        assert_eq!(next.revision, Revision(head.0 + 1), "{call}");
+    }
+}
+
+/// PD stands still: calls end at their deadline with an error and not later, and when PD goes on so does the registry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pd_that_stands_still_is_an_error_in_time() {
+    let Some(mut rig) = Rig::start() else { return };
+    let store = opened(&rig, "still").await.unwrap();
+    store.commit(suite::batch(1, vec![register(1, "a")])).await.unwrap();
+    rig.freeze_pd(0);
+    // Twice the patience of a commit: whoever waits longer waits for PD, not for the deadline.
+    let committed =
+        tokio::time::timeout(Duration::from_secs(30), store.commit(suite::batch(2, vec![register(1, "b")])));
+    let committed = committed.await.expect("a deadline");
+    assert!(matches!(committed, Err(StoreError::Unavailable { .. })), "{committed:?}");
+    rig.thaw_pd(0);
+    let number = succeeds(&store, 3).await;
+    rig.kill_pd(0);
+    rig.start_pd(0);
+    succeeds(&store, number).await;
+}
+
+/// Batches from `number` on until one is committed, and the first number after that.
+async fn succeeds(store: &Arc<dyn Store>, number: u64) -> u64 {
+    let began = std::time::Instant::now();
+    for number in number.. {
+        match store.commit(suite::batch(number, vec![register(1, &format!("try {number}"))])).await {
+            Ok(_) => return number + 1,
+            Err(error) => assert!(began.elapsed() < 2 * PATIENCE, "{error}"),
+        }
+    }
+    unreachable!("numbers do not end")
+}
+
+#[tokio::test]
+async fn what_is_not_there_or_newer_is_said_so() {
+    let error = store::open("tikv://u:sesame@127.0.0.1:1/p").await.err().unwrap();
+    assert!(!format!("{error} {error:?}").contains("sesame"), "{error:?}");
+    assert!(matches!(store::open("tikv://127.0.0.1:1").await.err(), Some(StoreError::Address { .. })));
+    let Some(rig) = Rig::start() else { return };
+    drop(opened(&rig, "newer").await.unwrap());
+    let deadline = || tokio::time::Instant::now() + PATIENCE;
+    let client = tikv::Client::connect(rig.endpoints(), tikv::Security::none(), deadline()).await.unwrap();
+    let at = client.timestamp(deadline()).await.unwrap();
+    let write = tikv::Write::Put("k/newer/v".into(), "\x01999".into());
+    client.commit(at, vec![write], deadline()).await.unwrap();
+    assert!(matches!(opened(&rig, "newer").await.err(), Some(StoreError::Newer { found: 999, .. })));
+}

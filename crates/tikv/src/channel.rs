@@ -1,0 +1,152 @@
+//! Connections to PD and TiKV: one to each address, made when it is first needed, over TLS or without.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use crate::error::Error;
+
+const CONNECT: Duration = Duration::from_secs(2);
+/// A connection over which nothing comes is asked for a sign of life after this, and given up after so much more.
+const ALIVE: Duration = Duration::from_secs(5);
+/// Room for what a server may send before it is read.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 4 << 20;
+
+/// Whether and how connections are encrypted.
+#[derive(Clone, Default)]
+pub struct Security(Option<Arc<ClientConfig>>);
+
+impl std::fmt::Debug for Security {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Security").field(&self.0.as_ref().map(|_| "TLS")).finish()
+    }
+}
+
+impl Security {
+    /// Without TLS.
+    #[must_use]
+    pub fn none() -> Security {
+        Security(None)
+    }
+
+    /// TLS: servers' certificates must be of a CA of `ca_file`, and for the host that is connected to. With `own`, a certificate and its
+    /// key are shown to servers that ask for one. All are PEM files.
+    ///
+    /// # Errors
+    /// When a file cannot be used; a key that others may read is refused.
+    pub fn tls(ca_file: PathBuf, own: Option<(PathBuf, PathBuf)>) -> Result<Security, Error> {
+        let (cert_file, key_file) = own.unzip();
+        let config = tls::ConnectConfig {
+            mode: tls::ConnectMode::VerifyFull,
+            ca_file: Some(ca_file),
+            cert_file,
+            key_file,
+            ..tls::ConnectConfig::default()
+        };
+        let connector = tls::Connector::new(&config).map_err(|error| Error::Tls(Arc::new(error)))?;
+        Ok(Security(connector.map(|connector| connector.speaking(&[b"h2"]))))
+    }
+
+    /// Of the `http://host:port` and `https://host:port` that a server says it has: the address to use, without the scheme.
+    pub(crate) fn address_of<'a>(&self, urls: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+        let scheme = if self.0.is_some() { "https://" } else { "http://" };
+        urls.into_iter().find_map(|url| url.strip_prefix(scheme)).map(|address| address.trim_end_matches('/'))
+    }
+}
+
+/// The connections. Who looks one up takes no lock.
+#[derive(Debug)]
+pub(crate) struct Channels {
+    pub(crate) security: Security,
+    open: ArcSwap<HashMap<String, Channel>>,
+}
+
+/// More addresses than a cluster has: then all connections are forgotten, and made anew as they are needed.
+const MOST: usize = 4096;
+
+impl Channels {
+    pub(crate) fn new(security: Security) -> Channels {
+        Channels { security, open: ArcSwap::default() }
+    }
+
+    /// The connection to `address`, `host:port`. It connects with the first call over it, and again after it was lost.
+    ///
+    /// # Errors
+    /// When this is no address.
+    pub(crate) fn get(&self, address: &str) -> Result<Channel, Error> {
+        if let Some(channel) = self.open.load().get(address) {
+            return Ok(channel.clone());
+        }
+        let channel = self.own(address)?;
+        self.open.rcu(|open| {
+            let mut open = if open.len() < MOST { HashMap::clone(open) } else { HashMap::new() };
+            open.insert(address.to_owned(), channel.clone());
+            open
+        });
+        Ok(channel)
+    }
+
+    /// A connection that nobody else uses.
+    pub(crate) fn own(&self, address: &str) -> Result<Channel, Error> {
+        let wrong = |_| Error::refused("connecting", "this is no host:port");
+        let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(wrong)?;
+        let endpoint = endpoint
+            .connect_timeout(CONNECT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(ALIVE)
+            .keep_alive_timeout(ALIVE)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW);
+        let tls = self.security.0.clone();
+        Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |uri| connect(uri, tls.clone()))))
+    }
+}
+
+/// What a connection is made of: bytes, encrypted or not.
+trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
+
+impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Stream for T {}
+
+async fn connect(uri: Uri, tls: Option<Arc<ClientConfig>>) -> std::io::Result<TokioIo<Box<dyn Stream>>> {
+    use std::io::{Error, ErrorKind};
+    let authority = uri.authority().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no host"))?;
+    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    let port = authority.port_u16().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no port"))?;
+    let stream = TcpStream::connect((host, port)).await?;
+    stream.set_nodelay(true)?;
+    let Some(tls) = tls else { return Ok(TokioIo::new(Box::new(stream))) };
+    let name = ServerName::try_from(host.to_owned()).map_err(|error| Error::new(ErrorKind::InvalidInput, error))?;
+    let stream = TlsConnector::from(tls).connect(name, stream).await?;
+    Ok(TokioIo::new(Box::new(stream)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_reached_as_the_settings_say_and_never_otherwise() {
+        let urls = ["http://a:1", "https://a:2/"];
+        assert_eq!(Security::none().address_of(urls), Some("a:1"));
+        assert_eq!(Security::none().address_of(["https://a:2"]), None);
+        let tls = Security(Some(Arc::new(
+            ClientConfig::builder_with_provider(Arc::new(tokio_rustls::rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .expect("versions")
+                .with_root_certificates(tokio_rustls::rustls::RootCertStore::empty())
+                .with_no_client_auth(),
+        )));
+        assert_eq!(tls.address_of(urls), Some("a:2"));
+        assert_eq!(tls.address_of(["http://a:1"]), None);
+    }
+}

@@ -1,0 +1,165 @@
+//! Locks of others: what became of their transactions, and what that makes of the lock.
+//!
+//! A transaction is what its primary key says: a lock there, and it is under way; a commit, and it is committed; nothing or a rollback,
+//! and it is not. Whoever finds a lock whose time to live is over by PD's clock rolls the primary back first, so that its owner cannot
+//! commit any more, and only then takes the lock away.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::backoff::Backoff;
+use crate::error::Error;
+use crate::figures::add;
+use crate::pd::clip;
+use crate::proto::tikvpb;
+use crate::region::Sent;
+use crate::{Client, Key, Timestamp};
+
+/// What became of a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// It is under way: it may still be committed.
+    Open,
+    /// Committed then.
+    Committed(u64),
+    /// Rolled back for good.
+    RolledBack,
+}
+
+impl Client {
+    /// Deals with what has kept a read or a prewrite from its keys: resolves the locks of transactions that have ended, or whose time is
+    /// over, and waits for a moment where one has not. Afterwards it is to be tried again.
+    ///
+    /// # Errors
+    /// What is no lock; [`Error::Late`].
+    pub(crate) async fn unlock(
+        &self,
+        errors: impl IntoIterator<Item = tikvpb::KeyError>,
+        backoff: &mut Backoff,
+        doing: &'static str,
+    ) -> Result<(), Error> {
+        // By transaction: its start and its primary key.
+        let mut locks: BTreeMap<(u64, Key), Vec<tikvpb::LockInfo>> = BTreeMap::new();
+        for error in errors {
+            let Some(lock) = error.locked else { return Err(judge(&error, doing)) };
+            add(&self.figures.locks_met, 1);
+            locks.entry((lock.lock_version, lock.primary_lock.clone())).or_default().push(lock);
+        }
+        let mut open = false;
+        for ((start, primary), locks) in locks {
+            let ttl = locks.iter().map(|lock| lock.lock_ttl).max().unwrap_or_default();
+            match self.fate(start, &primary, ttl, backoff).await? {
+                Fate::Open => open = true,
+                Fate::Committed(commit) => self.resolve(start, commit, &locks, backoff).await?,
+                Fate::RolledBack => self.resolve(start, 0, &locks, backoff).await?,
+            }
+        }
+        if open {
+            backoff.again("a lock of a transaction that is under way").await?;
+        }
+        Ok(())
+    }
+
+    /// What became of the transaction that began at `start`. Rolls it back if its time to live is over.
+    async fn fate(&self, start: u64, primary: &Key, ttl: u64, backoff: &mut Backoff) -> Result<Fate, Error> {
+        let deadline = backoff.deadline;
+        let mut roll_back = false;
+        loop {
+            let now = self.timestamps.within(deadline).await?;
+            let region = self.regions.of(primary, deadline).await?;
+            let request = tikvpb::CheckTxnStatusRequest {
+                context: region.context(),
+                primary_key: primary.clone(),
+                lock_ts: start,
+                caller_start_ts: 0,
+                current_ts: now.0,
+                rollback_if_not_exist: roll_back,
+                // A transaction of somebody who commits asynchronously goes on in the usual way.
+                force_sync_commit: true,
+            };
+            let mut store = region.client();
+            let sent = self.regions.send(&region, backoff, store.kv_check_txn_status(request)).await;
+            let Sent::Done(reply) = sent.map_err(|(error, _)| error)? else { continue };
+            if let Some(error) = reply.error {
+                // Its primary is not there, and nothing says that it was: it may still come, while its time to live lasts.
+                if error.txn_not_found.is_some() && !roll_back {
+                    if now.millis() < Timestamp(start).millis().saturating_add(ttl) {
+                        return Ok(Fate::Open);
+                    }
+                    roll_back = true;
+                    continue;
+                }
+                if error.locked.is_some() {
+                    return Ok(Fate::Open);
+                }
+                return Err(judge(&error, "asking what became of a transaction"));
+            }
+            return Ok(match (reply.lock_ttl, reply.commit_version) {
+                (0, 0) => Fate::RolledBack,
+                (0, commit) => Fate::Committed(commit),
+                _ => Fate::Open,
+            });
+        }
+    }
+
+    /// Takes the locks of a transaction that has ended away.
+    async fn resolve(
+        &self,
+        start: u64,
+        commit: u64,
+        locks: &[tikvpb::LockInfo],
+        backoff: &mut Backoff,
+    ) -> Result<(), Error> {
+        let mut left: Vec<Key> = locks.iter().map(|lock| lock.key.clone()).collect();
+        left.sort_unstable();
+        left.dedup();
+        while let Some(first) = left.first() {
+            let region = self.regions.of(first, backoff.deadline).await?;
+            let fits = left.iter().take_while(|key| region.holds(key)).count();
+            let request = tikvpb::ResolveLockRequest {
+                context: region.context(),
+                start_version: start,
+                commit_version: commit,
+                keys: left[..fits].to_vec(),
+            };
+            let mut store = region.client();
+            let sent = self.regions.send(&region, backoff, store.kv_resolve_lock(request)).await;
+            let Sent::Done(reply) = sent.map_err(|(error, _)| error)? else { continue };
+            if let Some(error) = reply.error {
+                return Err(judge(&error, "resolving a lock"));
+            }
+            add(&self.figures.locks_resolved, fits as u64);
+            left.drain(..fits);
+        }
+        Ok(())
+    }
+}
+
+/// What a key's error is, other than a lock. Its text may hold the key, so only what is known to hold none is passed on.
+pub(crate) fn judge(error: &tikvpb::KeyError, doing: &'static str) -> Error {
+    if error.conflict.is_some() {
+        return Error::conflict(doing, "a later transaction has written the same key");
+    }
+    if error.txn_not_found.is_some() {
+        return Error::conflict(doing, "another transaction has rolled this one back");
+    }
+    if !error.retryable.is_empty() {
+        return Error::conflict(doing, "the store asks to begin anew");
+    }
+    if error.locked.is_some() {
+        return Error::conflict(doing, "a key is locked");
+    }
+    if !error.abort.is_empty() {
+        return Error::refused(doing, format!("the store has given it up: {}", kind_of(&error.abort)));
+    }
+    Error::refused(doing, "an error of a key that is not known here")
+}
+
+/// The first words of the store's message, up to where a key might begin.
+fn kind_of(message: &str) -> String {
+    clip(message).chars().take_while(|c| c.is_alphabetic() || matches!(c, ' ' | '_' | ':')).take(60).collect()
+}
+
+/// Time to live of our own locks: a transaction that takes longer may be rolled back by anybody. Long enough for a store that stands
+/// still for a moment; and so long, at most, a node that died keeps others waiting.
+pub(crate) const TIME_TO_LIVE: Duration = Duration::from_secs(3);

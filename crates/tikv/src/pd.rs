@@ -1,0 +1,209 @@
+//! PD: who leads it, where regions and stores are.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use tokio::time::Instant;
+use tonic::transport::Channel;
+use tonic::{Response, Status};
+
+use crate::backoff::Backoff;
+use crate::channel::Channels;
+use crate::error::Error;
+use crate::proto::pdpb::{self, pd_client::PdClient};
+
+/// So long one member may take to answer.
+const ANSWER: Duration = Duration::from_secs(1);
+/// More members than a cluster has.
+const MOST_MEMBERS: usize = 16;
+
+/// PD's members.
+#[derive(Debug)]
+pub(crate) struct Pd {
+    pub(crate) channels: Arc<Channels>,
+    /// As configured.
+    endpoints: Vec<String>,
+    /// As the members said last.
+    members: ArcSwap<Vec<String>>,
+    leader: ArcSwapOption<Leader>,
+    /// Of the first answer: addresses that belong to another cluster later are refused.
+    cluster: OnceLock<u64>,
+}
+
+/// Who leads.
+#[derive(Debug)]
+pub(crate) struct Leader {
+    /// `host:port`.
+    pub(crate) address: String,
+    pub(crate) cluster: u64,
+    channel: Channel,
+}
+
+impl Leader {
+    pub(crate) fn header(&self) -> Option<pdpb::RequestHeader> {
+        Some(pdpb::RequestHeader { cluster_id: self.cluster })
+    }
+}
+
+/// What every answer of PD has.
+pub(crate) trait Answer {
+    fn header(&self) -> Option<&pdpb::ResponseHeader>;
+}
+
+macro_rules! answers {
+    ($($name:ident),*) => { $(impl Answer for pdpb::$name {
+        fn header(&self) -> Option<&pdpb::ResponseHeader> {
+            self.header.as_ref()
+        }
+    })* };
+}
+
+answers!(GetMembersResponse, GetRegionResponse, GetStoreResponse, TsoResponse);
+
+impl Pd {
+    pub(crate) fn new(endpoints: Vec<String>, channels: Arc<Channels>) -> Pd {
+        Pd {
+            channels,
+            endpoints,
+            members: ArcSwap::default(),
+            leader: ArcSwapOption::empty(),
+            cluster: OnceLock::new(),
+        }
+    }
+
+    /// The leader, as it was known last, or as the members say.
+    ///
+    /// # Errors
+    /// [`Error::Late`].
+    pub(crate) async fn leader(&self, deadline: Instant) -> Result<Arc<Leader>, Error> {
+        if let Some(leader) = self.leader.load_full() {
+            return Ok(leader);
+        }
+        let mut backoff = Backoff::new("finding PD's leader", deadline);
+        loop {
+            let mut why: Arc<str> = "no address".into();
+            // The members as they are by now, and, should they all be others meanwhile, those of the settings.
+            let members = self.members.load_full();
+            let asked: Vec<&String> =
+                members.iter().chain(self.endpoints.iter().filter(|one| !members.contains(one))).collect();
+            for address in asked {
+                match self.ask(address, deadline).await {
+                    Ok(leader) => {
+                        let leader = Arc::new(leader);
+                        self.leader.store(Some(Arc::clone(&leader)));
+                        return Ok(leader);
+                    }
+                    Err(reason) => why = format!("{address}: {reason}").into(),
+                }
+            }
+            backoff.again(why).await?;
+        }
+    }
+
+    /// Whoever was thought to lead does not, or does not answer.
+    pub(crate) fn forget(&self, leader: &Arc<Leader>) {
+        let known = self.leader.load();
+        if known.as_ref().is_some_and(|known| Arc::ptr_eq(known, leader)) {
+            self.leader.compare_and_swap(&known, None);
+        }
+    }
+
+    /// Asks the member at `address` who leads.
+    async fn ask(&self, address: &str, deadline: Instant) -> Result<Leader, Arc<str>> {
+        let channel = self.channels.get(address).map_err(|error| Arc::<str>::from(error.to_string()))?;
+        let mut client = PdClient::new(channel);
+        let until = deadline.min(Instant::now() + ANSWER);
+        let asked = tokio::time::timeout_at(until, client.get_members(pdpb::GetMembersRequest::default()));
+        let said = asked.await.map_err(|_| "no answer")?.map_err(|status| describe(&status))?.into_inner();
+        refusal(&said)?;
+        let cluster = said.header.as_ref().map_or(0, |header| header.cluster_id);
+        if *self.cluster.get_or_init(|| cluster) != cluster {
+            return Err("a member of another cluster".into());
+        }
+        let security = &self.channels.security;
+        let of = |member: &pdpb::Member| {
+            security.address_of(member.client_urls.iter().map(String::as_str)).map(str::to_owned)
+        };
+        let members: Vec<String> = said.members.iter().filter_map(of).take(MOST_MEMBERS).collect();
+        self.members.store(Arc::new(members));
+        let leader = said.leader.as_ref().ok_or("there is no leader")?;
+        let address =
+            of(leader).ok_or("the leader has no address for connections as these are, with or without TLS")?;
+        let channel = self.channels.get(&address).map_err(|error| Arc::<str>::from(error.to_string()))?;
+        Ok(Leader { address, cluster, channel })
+    }
+
+    /// Asks the leader, and again whoever leads then, until there is an answer.
+    async fn call<T, F>(
+        &self,
+        doing: &'static str,
+        deadline: Instant,
+        call: impl Fn(PdClient<Channel>, Option<pdpb::RequestHeader>) -> F,
+    ) -> Result<T, Error>
+    where
+        T: Answer,
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let mut backoff = Backoff::new(doing, deadline);
+        loop {
+            let leader = self.leader(deadline).await?;
+            let until = deadline.min(Instant::now() + ANSWER);
+            let asked = call(PdClient::new(leader.channel.clone()), leader.header());
+            let why = match tokio::time::timeout_at(until, asked).await {
+                Ok(Ok(answer)) => match refusal(answer.get_ref()) {
+                    Ok(()) => return Ok(answer.into_inner()),
+                    Err(reason) => reason,
+                },
+                Ok(Err(status)) => describe(&status),
+                Err(_) => "PD's leader does not answer".into(),
+            };
+            self.forget(&leader);
+            backoff.again(why).await?;
+        }
+    }
+
+    /// The region that holds `key` (encoded), and the peer that leads it, if one is known.
+    pub(crate) async fn region(
+        &self,
+        key: Vec<u8>,
+        deadline: Instant,
+    ) -> Result<(Option<pdpb::Region>, Option<pdpb::Peer>), Error> {
+        let answer = self.call("finding a region", deadline, |mut client, header| {
+            let request = pdpb::GetRegionRequest { header, region_key: key.clone().into() };
+            async move { client.get_region(request).await }
+        });
+        let answer = answer.await?;
+        Ok((answer.region, answer.leader))
+    }
+
+    /// Where a store is: `host:port`.
+    pub(crate) async fn store(&self, store_id: u64, deadline: Instant) -> Result<Option<String>, Error> {
+        let answer = self.call("finding a store", deadline, |mut client, header| async move {
+            client.get_store(pdpb::GetStoreRequest { header, store_id }).await
+        });
+        Ok(answer.await?.store.map(|store| store.address))
+    }
+}
+
+/// Why PD did not do what it was asked, in an answer that came.
+pub(crate) fn refusal(answer: &impl Answer) -> Result<(), Arc<str>> {
+    match answer.header().and_then(|header| header.error.as_ref()) {
+        Some(error) => Err(clip(&error.message)),
+        None => Ok(()),
+    }
+}
+
+/// A status, in words.
+pub(crate) fn describe(status: &Status) -> Arc<str> {
+    let mut words = format!("{:?}: {}", status.code(), status.message());
+    if let Some(source) = std::error::Error::source(status) {
+        words = format!("{words}: {source}");
+    }
+    clip(&words)
+}
+
+/// What a server said, in one line of a bounded length.
+pub(crate) fn clip(text: &str) -> Arc<str> {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect::<String>().into()
+}

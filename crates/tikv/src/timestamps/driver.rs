@@ -1,0 +1,144 @@
+//! Moves batches between the pipeline and PD: finds the leader, opens a stream, and does so again when the stream breaks or stands
+//! still.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tonic::Streaming;
+
+use super::pipeline::{Pipeline, Said};
+use super::{Settings, Shared};
+use crate::backoff::Backoff;
+use crate::figures::add;
+use crate::pd::{Leader, Pd, describe, refusal};
+use crate::proto::pdpb::{TsoRequest, TsoResponse, pd_client::PdClient};
+
+/// How often it is looked whether the stream stands still.
+const LOOK: Duration = Duration::from_millis(100);
+/// So long one search for the leader may take before it is begun anew.
+const SEARCH: Duration = Duration::from_secs(5);
+
+/// Runs until the source is dropped.
+pub(super) async fn run(pd: &Pd, settings: Settings, shared: &Shared) {
+    tokio::select! {
+        () = shared.end.notified() => {}
+        () = streams(pd, settings, shared) => {}
+    }
+}
+
+/// One stream after the other.
+async fn streams(pd: &Pd, settings: Settings, shared: &Shared) {
+    let mut pipeline = Pipeline::new(settings.in_flight);
+    loop {
+        let mut backoff = Backoff::new("a stream of timestamps", Instant::now() + SEARCH);
+        // How often in a row nothing came of a stream: the wait between two grows with that, and begins anew after an answer.
+        loop {
+            let Ok(leader) = pd.leader(backoff.deadline).await else { break };
+            let before = shared.figures.counts().timestamp_batches;
+            let why = stream(pd, &leader, settings, shared, &mut pipeline).await;
+            pipeline.lost();
+            pd.forget(&leader);
+            add(&shared.figures.timestamp_streams_lost, 1);
+            tracing::warn!(leader = leader.address, "PD's stream of timestamps was lost: {why}");
+            let answered = shared.figures.counts().timestamp_batches > before;
+            if answered || backoff.again(why).await.is_err() {
+                break;
+            }
+        }
+    }
+}
+
+/// Asks over one stream until it ends; why it did.
+async fn stream(
+    pd: &Pd,
+    leader: &Arc<Leader>,
+    settings: Settings,
+    shared: &Shared,
+    pipeline: &mut Pipeline,
+) -> Arc<str> {
+    // A connection of its own: one that stands still is given up without taking others with it, and a large answer to somebody else
+    // is not in the way.
+    let channel = match pd.channels.own(&leader.address) {
+        Ok(channel) => channel,
+        Err(error) => return error.to_string().into(),
+    };
+    // At most as many as may be on their way are in here.
+    let (questions, mut asked) = mpsc::unbounded_channel::<u32>();
+    let header = leader.header();
+    let requests = futures_util::stream::poll_fn(move |context| {
+        asked.poll_recv(context).map(|count| count.map(|count| TsoRequest { header, count }))
+    });
+    let mut client = PdClient::new(channel);
+    // The server's side of the stream begins with its first answer.
+    let mut opening = pin!(async { client.tso(requests.boxed()).await.map(tonic::Response::into_inner) });
+    let mut answers: Option<Streaming<TsoResponse>> = None;
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        while let Some(count) = pipeline.next(&shared.dispenser, shared.now()) {
+            if questions.send(count).is_err() {
+                return "the stream was closed".into();
+            }
+        }
+        let answer = match &mut answers {
+            None => tokio::select! {
+                biased;
+                opened = &mut opening => match opened {
+                    Ok(stream) => {
+                        answers = Some(stream);
+                        continue;
+                    }
+                    Err(status) => return describe(&status),
+                },
+                () = shared.wake.notified() => continue,
+                _ = look.tick() => None,
+            },
+            Some(stream) => tokio::select! {
+                biased;
+                answer = stream.message() => Some(answer),
+                () = shared.wake.notified() => continue,
+                _ = look.tick() => None,
+            },
+        };
+        match answer {
+            Some(Ok(Some(answer))) => {
+                if let Err(why) = land(&answer, shared, pipeline, &questions) {
+                    return why;
+                }
+            }
+            Some(Ok(None)) => return "PD has closed the stream".into(),
+            Some(Err(status)) => return describe(&status),
+            None => {
+                let waits = pipeline.waits_since().map(|since| shared.now().saturating_sub(since));
+                if waits.is_some_and(|waits| waits > settings.stall) {
+                    return format!("no answer for {:?}", settings.stall).into();
+                }
+            }
+        }
+    }
+}
+
+/// An answer is there: the next batch goes on its way first, then those of this one are told.
+fn land(
+    answer: &TsoResponse,
+    shared: &Shared,
+    pipeline: &mut Pipeline,
+    questions: &mpsc::UnboundedSender<u32>,
+) -> Result<(), Arc<str>> {
+    refusal(answer)?;
+    let at = answer.timestamp.as_ref().ok_or("an answer without a timestamp")?;
+    let said = Said { count: answer.count, physical: at.physical, logical: at.logical, suffix_bits: at.suffix_bits };
+    let now = shared.now();
+    let landed = pipeline.answered(said, now).inspect_err(|_| add(&shared.figures.timestamps_refused, 1))?;
+    if let Some(count) = pipeline.next(&shared.dispenser, now) {
+        // Where the stream is closed the loop finds that out.
+        let _ = questions.send(count);
+    }
+    shared.count(landed.takers(), landed.round_trip);
+    landed.publish(&shared.dispenser);
+    Ok(())
+}

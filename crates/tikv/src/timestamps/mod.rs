@@ -1,0 +1,159 @@
+//! Timestamps of PD: each higher than all that were given before it was asked for, and nobody's twice.
+//!
+//! A caller takes a place in the batch that is sent next; one that is on its way is never joined. Some batches are on their way at
+//! the same time, over one stream, and are answered in order. While as many are on their way as may be, callers gather: so a
+//! batch is small where PD is quick and large where there is much to do, and nobody waits for a batch to fill.
+//!
+//! The thread that drives the stream publishes an answer and goes on: callers compute their own timestamps from it.
+
+mod driver;
+mod pipeline;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use watermark::{Dispenser, MOST_TAKERS};
+
+use crate::error::Error;
+use crate::figures::{Figures, add};
+use crate::pd::Pd;
+
+/// Bits of a timestamp that count within a millisecond.
+const LOGICAL_BITS: u32 = 18;
+
+/// A moment in the order of all transactions of a cluster: milliseconds since 1970 as PD has them, and a number within the
+/// millisecond in the lower 18 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(pub u64);
+
+impl Timestamp {
+    /// Milliseconds since 1970, by PD's clock.
+    #[must_use]
+    pub fn millis(self) -> u64 {
+        self.0 >> LOGICAL_BITS
+    }
+}
+
+/// How timestamps are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Batches that may be on their way at the same time: 1 to 64. More shorten the wait where the round trip is long, and make
+    /// batches smaller, which costs CPU.
+    pub in_flight: usize,
+    /// A stream over which an answer does not come for so long is given up, and PD's leader looked for anew.
+    pub stall: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { in_flight: 4, stall: Duration::from_secs(2) }
+    }
+}
+
+/// The source. Dropped, it ends its thread; whoever waits then waits until the own deadline.
+#[derive(Debug)]
+pub struct Timestamps {
+    shared: Arc<Shared>,
+}
+
+/// What callers and the thread share.
+#[derive(Debug)]
+struct Shared {
+    dispenser: Dispenser,
+    figures: Arc<Figures>,
+    /// Times in notes are from here.
+    began: Instant,
+    /// The driver has to look: somebody waits, or everything ends.
+    wake: Arc<Notify>,
+    /// Wakes the driver, also out of a wait for PD, when the source is dropped.
+    end: Notify,
+}
+
+impl Timestamps {
+    /// Starts the thread. It looks for PD's leader by itself, again whenever there is another.
+    pub(crate) fn start(pd: Arc<Pd>, settings: Settings, figures: Arc<Figures>) -> Result<Timestamps, Error> {
+        let wake = Arc::new(Notify::new());
+        let waker = Arc::clone(&wake);
+        let shared = Arc::new(Shared {
+            dispenser: Dispenser::new(move || waker.notify_one()),
+            figures,
+            began: Instant::now(),
+            wake,
+            end: Notify::new(),
+        });
+        let failed = |error| Error::Thread(Arc::new(error));
+        // A runtime of its own: where the process is busy, the driver must not wait in line with those it serves.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let driven = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("timestamps".into());
+        thread.spawn(move || runtime.block_on(driver::run(&pd, settings, &driven))).map_err(failed)?;
+        Ok(Timestamps { shared })
+    }
+
+    /// Connects to the PD members at `endpoints`, for timestamps alone.
+    ///
+    /// # Errors
+    /// When no member names a leader until `deadline`.
+    pub async fn connect(
+        endpoints: Vec<String>,
+        security: crate::Security,
+        settings: Settings,
+        deadline: Instant,
+    ) -> Result<Timestamps, Error> {
+        let pd = Arc::new(Pd::new(endpoints, Arc::new(crate::channel::Channels::new(security))));
+        pd.leader(deadline).await?;
+        Timestamps::start(pd, settings, Arc::new(Figures::default()))
+    }
+
+    /// A timestamp from after this call began, whenever there is one. May be dropped at any time.
+    ///
+    /// # Errors
+    /// [`Error::Crowded`].
+    pub async fn next(&self) -> Result<Timestamp, Error> {
+        loop {
+            let asked = self.shared.began.elapsed();
+            let place = self.shared.dispenser.take().ok_or(Error::Crowded(MOST_TAKERS))?;
+            // Polled a thousand batches late, a caller has lost its number, and asks for another.
+            if let Ok(drawn) = self.shared.dispenser.drawn(place).await {
+                let sent = Duration::from_micros(drawn.note);
+                self.shared.figures.timestamp_wait.add(sent.saturating_sub(asked));
+                return Ok(Timestamp(drawn.number));
+            }
+        }
+    }
+
+    /// As [`Timestamps::next`], until `deadline`.
+    ///
+    /// # Errors
+    /// [`Error::Late`], [`Error::Crowded`].
+    pub async fn within(&self, deadline: Instant) -> Result<Timestamp, Error> {
+        let next = tokio::time::timeout_at(deadline, self.next());
+        next.await.map_err(|_| Error::Late { doing: "a timestamp", last: "PD gave none".into() })?
+    }
+
+    /// Counted since the start.
+    #[must_use]
+    pub fn figures(&self) -> &Arc<Figures> {
+        &self.shared.figures
+    }
+}
+
+impl Drop for Timestamps {
+    fn drop(&mut self) {
+        self.shared.end.notify_one();
+    }
+}
+
+impl Shared {
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn count(&self, takers: u32, round_trip: Duration) {
+        add(&self.figures.timestamps, u64::from(takers));
+        add(&self.figures.timestamp_batches, 1);
+        self.figures.timestamp_round_trip.add(round_trip);
+    }
+}

@@ -1,0 +1,268 @@
+//! The bookkeeping of a batched source of unique numbers.
+//!
+//! An [`Oracle`](crate::Oracle) gives everyone in a batch the same answer. Here everyone needs a number that nobody else gets: a
+//! taker's place is the batch and the index in the batch, and one answer to the batch is a range of numbers. Nobody joins a
+//! batch that is already on its way, so a number is always from after it was asked for.
+
+use std::fmt;
+
+use crate::mark::Watermark;
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// Ranges kept. Who looks later than that has lost its place ([`Lapsed`]) and takes another one.
+#[cfg(not(loom))]
+const KEPT: usize = 1024;
+/// Small, so that the model can see the driver overwrite a slot that is being read.
+#[cfg(loom)]
+const KEPT: usize = 2;
+
+/// Bits of a word that count takers; the batch is above them. At a million batches a second the batches last for half a year, at
+/// the ten thousand that a server may answer for half a century.
+const TAKER_BITS: u32 = 20;
+const TAKERS: u64 = (1 << TAKER_BITS) - 1;
+
+/// Most takers of one batch. Far from where the count would run into the batch, for takers that look at the same time.
+pub const MOST_TAKERS: u32 = 1 << 17;
+
+/// Where a taker's number will be: the index in a batch that had not been sent when the place was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    batch: u64,
+    index: u64,
+}
+
+/// A batch that is on its way. Batches are answered in the order in which they began; one whose answer was lost is asked for again,
+/// by the driver.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a batch that is not completed leaves its takers waiting"]
+pub struct Draw {
+    number: u64,
+    takers: u32,
+}
+
+/// What a batch was answered with: number `n` of its takers gets `first + n * step`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// The first number.
+    pub first: u64,
+    /// From one number to the next.
+    pub step: u64,
+    /// For all takers of the batch: what the driver wants to tell them.
+    pub note: u64,
+}
+
+/// A taker's own number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drawn {
+    /// The number. Nobody else gets it.
+    pub number: u64,
+    /// The note of the batch.
+    pub note: u64,
+}
+
+/// The place's number is not kept any more: too many batches were answered since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lapsed;
+
+/// Hands out places and keeps the ranges. Many takers; one driver that calls [`begin`](Dispenser::begin) and
+/// [`complete`](Dispenser::complete).
+pub struct Dispenser {
+    /// The batch that takers join, and how many have: one word, so that a taker's index and the size of the batch cannot disagree.
+    filling: AtomicU64,
+    /// The newest batch answered.
+    answered: Watermark<u64>,
+    slots: Box<[Slot]>,
+    wake: Box<dyn Fn() + Send + Sync>,
+}
+
+/// Written by the driver alone; `batch` says whose range it holds, 0 while it is being written.
+#[derive(Default)]
+struct Slot {
+    batch: AtomicU64,
+    first: AtomicU64,
+    step: AtomicU64,
+    note: AtomicU64,
+}
+
+// === impl Draw ===
+
+impl Draw {
+    /// How many wait for it; at least one.
+    #[must_use]
+    pub fn takers(&self) -> u32 {
+        self.takers
+    }
+}
+
+// === impl Dispenser ===
+
+impl Dispenser {
+    /// `wake` is called, from a taker's thread, once a batch: by the first who joins.
+    pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Dispenser {
+        Dispenser {
+            filling: AtomicU64::new(1 << TAKER_BITS),
+            answered: Watermark::new(0),
+            slots: (0..KEPT).map(|_| Slot::default()).collect(),
+            wake: Box::new(wake),
+        }
+    }
+
+    /// A place in the next batch. `None`: [`MOST_TAKERS`] are in it.
+    #[must_use]
+    pub fn take(&self) -> Option<Place> {
+        if self.waiting() >= MOST_TAKERS {
+            return None;
+        }
+        let word = self.filling.fetch_add(1, Ordering::SeqCst);
+        let place = Place { batch: word >> TAKER_BITS, index: word & TAKERS };
+        if place.index == 0 {
+            (self.wake)();
+        }
+        Some(place)
+    }
+
+    /// How many are in the batch that has not been sent.
+    #[must_use]
+    pub fn waiting(&self) -> u32 {
+        (self.filling.load(Ordering::SeqCst) & TAKERS) as u32
+    }
+
+    /// The number of a place, if it has arrived. It never blocks.
+    #[must_use]
+    pub fn number(&self, place: Place) -> Option<Result<Drawn, Lapsed>> {
+        if self.answered.get() < place.batch {
+            return None;
+        }
+        let slot = &self.slots[place.batch as usize % KEPT];
+        if slot.batch.load(Ordering::Acquire) != place.batch {
+            return Some(Err(Lapsed));
+        }
+        let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        let (first, step, note) = (load(&slot.first), load(&slot.step), load(&slot.note));
+        fence(Ordering::Acquire);
+        if slot.batch.load(Ordering::Relaxed) != place.batch {
+            return Some(Err(Lapsed));
+        }
+        Some(Ok(Drawn { number: first.wrapping_add(place.index.wrapping_mul(step)), note }))
+    }
+
+    /// Completes with the number of a place. May be dropped at any time; its number is then nobody's.
+    ///
+    /// # Errors
+    /// [`Lapsed`], if so many batches were answered before this was polled that the number is gone.
+    pub async fn drawn(&self, place: Place) -> Result<Drawn, Lapsed> {
+        self.answered.reached(place.batch).await;
+        self.number(place).unwrap_or(Err(Lapsed))
+    }
+
+    /// To be called by the driver before it asks the source: from here on takers join the next batch. `None`: nobody waits.
+    pub fn begin(&self) -> Option<Draw> {
+        let word = self.filling.load(Ordering::SeqCst);
+        if word & TAKERS == 0 {
+            return None;
+        }
+        // Only the driver changes the batch; takers that come in between are counted by the swap.
+        let number = word >> TAKER_BITS;
+        let word = self.filling.swap((number + 1) << TAKER_BITS, Ordering::SeqCst);
+        Some(Draw { number, takers: (word & TAKERS) as u32 })
+    }
+
+    /// The answer to a batch. To be called in the order in which batches began, by one thread at a time.
+    pub fn complete(&self, draw: Draw, range: Range) {
+        let slot = &self.slots[draw.number as usize % KEPT];
+        slot.batch.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        slot.first.store(range.first, Ordering::Relaxed);
+        slot.step.store(range.step, Ordering::Relaxed);
+        slot.note.store(range.note, Ordering::Relaxed);
+        slot.batch.store(draw.number, Ordering::Release);
+        self.answered.publish(draw.number);
+    }
+}
+
+impl fmt::Debug for Dispenser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dispenser")
+            .field("waiting", &self.waiting())
+            .field("answered", &self.answered)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    fn dispenser() -> (Dispenser, Arc<AtomicUsize>) {
+        let wakes = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&wakes);
+        let dispenser = Dispenser::new(move || {
+            counter.fetch_add(1, Ordering::SeqCst);
+        });
+        (dispenser, wakes)
+    }
+
+    fn from(first: u64) -> Range {
+        Range { first, step: 1, note: first }
+    }
+
+    #[test]
+    fn each_taker_of_a_batch_has_a_number_of_its_own() {
+        let (dispenser, wakes) = dispenser();
+        assert_eq!(dispenser.begin(), None, "nobody waits");
+        let places = [(); 3].map(|()| dispenser.take().unwrap());
+        assert_eq!(wakes.load(Ordering::SeqCst), 1, "woken once a batch");
+        let draw = dispenser.begin().unwrap();
+        assert_eq!(draw.takers(), 3);
+        assert_eq!(places.map(|place| dispenser.number(place)), [None; 3]);
+        dispenser.complete(draw, Range { first: 10, step: 4, note: 7 });
+        let drawn = places.map(|place| dispenser.number(place).unwrap().unwrap());
+        assert_eq!(drawn.map(|drawn| drawn.number), [10, 14, 18]);
+        assert!(drawn.iter().all(|drawn| drawn.note == 7));
+    }
+
+    #[test]
+    fn nobody_joins_a_batch_that_is_on_its_way() {
+        let (dispenser, wakes) = dispenser();
+        let early = dispenser.take().unwrap();
+        let first = dispenser.begin().unwrap();
+        let late = dispenser.take().unwrap();
+        assert_eq!(wakes.load(Ordering::SeqCst), 2);
+        dispenser.complete(first, from(1));
+        assert_eq!((dispenser.number(early), dispenser.number(late)), (Some(Ok(Drawn { number: 1, note: 1 })), None));
+        let second = dispenser.begin().unwrap();
+        dispenser.complete(second, from(2));
+        assert_eq!(dispenser.number(late), Some(Ok(Drawn { number: 2, note: 2 })));
+    }
+
+    #[test]
+    fn a_place_that_nobody_looks_at_lapses_and_gives_nobody_elses_number() {
+        let (dispenser, _) = dispenser();
+        let old = dispenser.take().unwrap();
+        for number in 1..=KEPT as u64 {
+            let draw = dispenser.begin().unwrap();
+            dispenser.complete(draw, from(number));
+            assert_eq!(dispenser.number(old), Some(Ok(Drawn { number: 1, note: 1 })), "after {number}");
+            dispenser.take().unwrap();
+        }
+        let draw = dispenser.begin().unwrap();
+        dispenser.complete(draw, from(9999));
+        assert_eq!(dispenser.number(old), Some(Err(Lapsed)));
+    }
+
+    #[test]
+    fn a_batch_has_a_limit() {
+        let (dispenser, _) = dispenser();
+        for _ in 0..MOST_TAKERS {
+            assert!(dispenser.take().is_some());
+        }
+        assert_eq!(dispenser.take(), None);
+        assert_eq!(dispenser.begin().unwrap().takers(), MOST_TAKERS);
+        assert!(dispenser.take().is_some());
+    }
+}
