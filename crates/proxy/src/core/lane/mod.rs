@@ -10,7 +10,8 @@
 //! - The front seat's client is the server connection's `client`, so `reply` need not know of lanes. Clients of the
 //!   other seats are `At::Lane`, and get nothing until their seat is in front.
 //! - A seat's unit is kept and its answer is held back, as with any read (`Client::replay`). If the unit fails for a
-//!   reason that lies outside of it, the unit is sent again, `alone` from then on: on a connection to itself.
+//!   reason that lies outside of it, the unit is sent again, and `alone`: on a connection to itself. (After a lost
+//!   connection it is alone only from the second loss on.)
 //! - A seat whose client has gone or moved on stays until the server has answered it; the answer is dropped.
 //! - No unit enters a lane that is held up (`Lane::closed`, a slow front seat), or while clients wait for a connection
 //!   to that node. So every lane comes to an end and its connection becomes free, however many clients there are.
