@@ -42,7 +42,7 @@ pub struct Shared {
     /// Numbers for the probes (notifications of the proxy's own) that show which notifications have been delivered.
     pub(crate) tide: Tide,
     /// Bytes of notifications that are on their way between workers.
-    pub(crate) notices: AtomicUsize,
+    pub(crate) notification_bytes: AtomicUsize,
     /// Random: makes cancel keys, and the salts that unknown users are shown.
     pub secret: [u8; 32],
     /// Number of clients of all workers.
@@ -67,7 +67,7 @@ impl Shared {
             inside: AtomicUsize::new(0),
             senders: Senders::default(),
             tide: Tide::default(),
-            notices: AtomicUsize::new(0),
+            notification_bytes: AtomicUsize::new(0),
             secret,
             clients: AtomicUsize::new(0),
             workers,

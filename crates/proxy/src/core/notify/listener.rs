@@ -135,10 +135,10 @@ impl Core {
                     self.channel_answered(p, &channel, listens);
                 }
             }
-            Word::Heard(notice) => {
-                self.shared.notices.fetch_sub(notice.size(), Ordering::Relaxed);
+            Word::Heard(notification) => {
+                self.shared.notification_bytes.fetch_sub(notification.size(), Ordering::Relaxed);
                 if let Some(p) = self.pools.find(key) {
-                    self.hear(p, &notice);
+                    self.hear(p, &notification);
                 }
             }
             Word::Lost(why) => {
@@ -360,7 +360,7 @@ impl Core {
                 self.probe_listener(s);
             }
             let paused = self.servers.get(s).is_some_and(|server| server.token == token && server.paused);
-            if paused && self.shared.notices.load(Ordering::Relaxed) < MOST_ON_THEIR_WAY / 2 {
+            if paused && self.shared.notification_bytes.load(Ordering::Relaxed) < MOST_ON_THEIR_WAY / 2 {
                 self.servers[s].paused = false;
                 self.effects.push(Effect::Resume(token));
             }
@@ -397,13 +397,13 @@ impl Core {
         // After a probe, the senders of the next notifications will be certain.
         let probes = listener.sent.is_empty() && over(listener.probed, PACE, now) && proven < self.shared.tide.wanted();
         self.metrics.notifications.add(1);
-        let notice = Arc::new(self.notification(s, pid, name, text, proven));
+        let notification = Arc::new(self.notification(s, pid, name, text, proven));
         if probes {
             self.probe_listener(s);
         }
         for worker in workers {
-            let on_their_way = self.shared.notices.fetch_add(notice.size(), Ordering::Relaxed);
-            self.say_to(p, worker, Word::Heard(notice.clone()));
+            let on_their_way = self.shared.notification_bytes.fetch_add(notification.size(), Ordering::Relaxed);
+            self.say_to(p, worker, Word::Heard(notification.clone()));
             let server = &mut self.servers[s];
             if on_their_way > MOST_ON_THEIR_WAY && !server.paused {
                 server.paused = true;

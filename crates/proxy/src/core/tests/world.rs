@@ -1067,7 +1067,7 @@ impl World {
             assert!(gauges.iter().all(|gauge| gauge.get() == 0), "{plan:?}: {:?}", gauges.map(|g| g.get()));
             assert_eq!(metrics.servers.get(), core.servers.len() as u64, "{plan:?}");
         }
-        assert_eq!(self.shared.notices.load(Ordering::Relaxed), 0, "{plan:?}");
+        assert_eq!(self.shared.notification_bytes.load(Ordering::Relaxed), 0, "{plan:?}");
         assert_eq!(self.shared.budgets.open(), servers, "the budget counts what is open: {plan:?}");
         assert_eq!(self.shared.clients.load(Ordering::Relaxed), 0);
         for link in self.links.values() {
