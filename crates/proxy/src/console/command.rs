@@ -14,7 +14,7 @@ pub(super) enum Command {
     Reload,
     Shutdown,
     Pause(Option<String>),
-    /// Pauses all databases for this long, unless the command is repeated.
+    /// Pauses all databases for this long; a program that repeats the command in time prolongs the pause.
     PauseFor(Duration),
     Resume(Option<String>),
     /// Ends `PauseFor` once a primary on this timeline, or a later one, is known.

@@ -59,7 +59,7 @@ pub trait Process: Send + Sync {
     /// Reads the configuration again.
     ///
     /// # Errors
-    /// It is refused, and the old one stays; the text says why.
+    /// The new configuration is refused and the old one stays; the text says why.
     fn reload(&self) -> Result<(), String>;
     /// Begins to stop, as SIGTERM does.
     fn stop(&self);
@@ -130,7 +130,7 @@ enum Outcome {
 /// Whether a text is a command of the console.
 ///
 /// # Errors
-/// It is not: what whoever sent it is told.
+/// The text is no command: the message for its sender.
 pub fn understands(text: &str) -> Result<(), String> {
     command::parse(text).map(drop)
 }

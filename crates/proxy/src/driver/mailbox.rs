@@ -25,8 +25,8 @@ pub(crate) enum Letter {
     Stop,
 }
 
-/// A worker's mailbox. Its lock is held for a push or a swap only. A statement posts no letter, unless it needs a
-/// connection from another worker.
+/// A worker's mailbox. Its lock is held for a push or a swap only. Few statements post a letter: one that
+/// needs a server connection from another worker, or a LISTEN.
 pub(crate) struct Mailbox {
     letters: Mutex<Vec<Letter>>,
     wake: Wake,

@@ -104,7 +104,7 @@ pub(super) enum Flag {
     Sending = 1 << 8,
     /// Bytes have arrived while reading was paused, and are kept.
     Held = 1 << 9,
-    /// So many bytes are kept, or the end of the stream, that receiving has stopped.
+    /// So many bytes are kept that receiving has stopped; or the end of the stream has come.
     Enough = 1 << 10,
 }
 

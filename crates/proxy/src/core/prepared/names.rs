@@ -193,8 +193,8 @@ impl Names {
         }
     }
 
-    /// That is known again: gives the statement that the name stands for from now on. `None` if `replace_for_now` has
-    /// not changed the name.
+    /// It is known again under which parameters the client's texts are read: gives the statement that the name stands
+    /// for from now on. `None` if `replace_for_now` has not changed the name.
     pub(crate) fn settled(&mut self, name: &[u8]) -> Option<&Arc<Statement>> {
         let named = self.named.as_mut().filter(|named| named.unsettled)?;
         let entry = named.entries.get_mut(name)?;

@@ -171,7 +171,7 @@ impl protocol::Note for Note {
             Note::Execute { dropped, .. } => dropped.is_some(),
             Note::Query { undo, dropped, .. } => undo.is_change() || dropped.is_some(),
             Note::RefusedQuery { undo, .. } | Note::FailedQuery { undo, .. } => undo.is_change(),
-            // These can't be skipped because of an error in a client's earlier unit, or change nothing for a later one.
+            // Messages that the proxy adds around the client's own: no later unit relies on them.
             Note::Ahead | Note::ParseAhead(_) | Note::Inserted => false,
             Note::Client | Note::Own | Note::Begin | Note::Evict(_) | Note::CloseOwn => false,
             Note::Bind(_)
