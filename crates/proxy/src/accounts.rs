@@ -1,12 +1,13 @@
-//! Users that are not configured: their verifiers are looked up on a server (`auth_query`), and kept for a while.
+//! Users that are not configured: their verifiers are looked up on a server (`auth_query`) and cached.
 //!
 //! ```text
 //!  core: begins a login ─Effect::LookUp─▶ Accounts ─(whoever serves it)─▶ a server
 //!        goes on with it ◀─Mail::Account──    └ keeps what was found, and that nothing was
 //! ```
 //!
-//! Bounds: names kept, names being asked for, and clients that wait for one. What was found is kept for `cache`, that there is no
-//! such user for `negative_cache`; a wrong password has it looked up again, for it may be the password that has changed.
+//! Bounds: names in the cache, names being looked up, and clients that wait. A found account is cached for `cache`, the
+//! absence of a user for `negative_cache`. After a wrong password the user is looked up again, since the password may
+//! have been changed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,25 +16,26 @@ use std::time::{Duration, Instant};
 use crate::core::token::Token;
 use crate::settings::User;
 
-/// Names that are remembered; when there are more, all that are out of date are forgotten, or else all.
+/// Most names in the cache. When it is full, expired entries are dropped; if none have expired, all entries are.
 const MOST_KNOWN: usize = 10_000;
-/// Names that are being asked for at a time.
+/// Most names being looked up at a time.
 const MOST_ASKED: usize = 256;
-/// Clients that wait for an answer at a time.
+/// Most clients that wait for a lookup at a time.
 const MOST_WAITING: usize = 10_000;
-/// A wrong password has a verifier looked up again if it is older than this: guessing makes at most so many questions.
+/// After a wrong password, an entry is looked up again only if it is older than this: that bounds the lookups that
+/// guessing can cause.
 const LEAST_AGE: Duration = Duration::from_secs(1);
 
-/// Asks for a user's secret; false if it can't take more. The answer goes to `Accounts::answer`.
+/// Starts the lookup of a user's secret; false if it can take no more. The result goes to `Accounts::answer`.
 pub type Ask = Box<dyn Fn(Arc<str>) -> bool + Send + Sync>;
 
-/// Whom to tell: worker and connection.
+/// The worker and the connection that wait.
 pub(crate) type Waiting = (usize, Token);
 
-/// What came of a lookup. None: there is no such user, or it may not log in. One without a secret is let in by no password.
+/// The result of a lookup. `None`: there is no such user, or it has no password.
 pub type Answer = Result<Option<Arc<User>>, String>;
 
-/// What is known of users that are not configured.
+/// The accounts of users that are not configured.
 #[derive(Default)]
 pub struct Accounts {
     state: Mutex<State>,
@@ -62,10 +64,10 @@ struct State {
     waiting: usize,
 }
 
-/// A question on its way.
+/// A lookup under way.
 struct Asked {
     waiting: Vec<Waiting>,
-    /// The configuration has changed since: its answer is told and not kept.
+    /// The configuration has changed since the lookup began: its result is passed on, but not cached.
     outdated: bool,
 }
 
@@ -86,12 +88,12 @@ impl Accounts {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says who asks the servers. Only the first call counts.
+    /// Sets who carries lookups out. Only the first call counts.
     pub fn serve(&self, ask: Ask) {
         let _ = self.ask.set(ask);
     }
 
-    /// What is known of a user; None: it has to be asked for.
+    /// The cached account of a user; `None` if the user has to be looked up.
     pub(crate) fn get(&self, user: &str, now: Instant) -> Option<Option<Arc<User>>> {
         self.state().known.get(user).filter(|known| now < known.until).map(|known| known.account.clone())
     }
@@ -137,7 +139,7 @@ impl Accounts {
         }
     }
 
-    /// Has a user looked up for a client; an error at once if that is impossible.
+    /// Has a user looked up for a client. An error if that is not possible.
     pub(crate) fn ask(&self, user: &str, who: Waiting) -> Result<(), &'static str> {
         let mut state = self.state();
         let ask = self.ask.get().ok_or("the proxy is still starting")?;
@@ -158,7 +160,8 @@ impl Accounts {
         Ok(())
     }
 
-    /// What a user's verifier is, to be kept for so long; gives who waits for it. An error is not kept.
+    /// Takes the result of a lookup, to be cached for `keep`, and gives the clients that wait for it. An error is not
+    /// cached.
     pub(crate) fn answer(&self, user: &str, answer: &Answer, keep: Duration, now: Instant) -> Vec<Waiting> {
         let mut state = self.state();
         let asked = state.asked.remove(user).unwrap_or(Asked { waiting: Vec::new(), outdated: false });
@@ -177,7 +180,8 @@ impl Accounts {
         asked.waiting
     }
 
-    /// A password did not fit: if what is known is not new, it is looked up again next time.
+    /// A password was wrong: unless the cached account is new, it is dropped, so that the next login looks the user up
+    /// again.
     pub(crate) fn doubt(&self, user: &str, now: Instant) {
         let mut state = self.state();
         if state.known.get(user).is_some_and(|known| now.saturating_duration_since(known.since) >= LEAST_AGE) {
@@ -185,7 +189,7 @@ impl Accounts {
         }
     }
 
-    /// Forgets everything: the configuration has changed.
+    /// Drops all accounts, because the configuration has changed.
     pub(crate) fn clear(&self) {
         let mut state = self.state();
         state.known.clear();

@@ -1,4 +1,4 @@
-//! What a user writes about the proxy.
+//! The proxy's part of the configuration file.
 
 use std::time::Duration;
 
@@ -8,93 +8,96 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProxyConfig {
-    /// Where clients connect.
+    /// The addresses that clients connect to.
     pub listen: Vec<Listen>,
-    /// Worker threads; 0 means one a core.
+    /// Number of worker threads; 0: one per CPU core.
     pub workers: usize,
-    /// What the workers wait with.
+    /// How workers wait for their sockets.
     pub driver: Driver,
-    /// Unix socket by which another process of the same user can take over (`--take-over`, SIGUSR2); none: it cannot.
+    /// The Unix socket by which another process of the same user can take over (`--take-over`, SIGUSR2). Not set: no
+    /// process can.
     pub upgrade_socket: Option<std::path::PathBuf>,
-    /// For how long clients may stay with a process that was taken over.
+    /// How long clients may stay with a process that was taken over.
     #[serde(with = "humantime_serde")]
     pub drain_timeout: Duration,
-    /// How clients prove who they are.
+    /// The authentication method of clients.
     pub auth: AuthMethod,
-    /// Who may come from where, and how: the first rule that fits takes the place of `auth`. None: no rules.
+    /// Rules for who may connect from where, and with which method. The first rule that fits replaces `auth`. Not set:
+    /// no rules.
     pub hba: Vec<HbaConfig>,
-    /// The same as a file in the form of `pg_hba.conf`; read again by a reload. Not together with `hba`.
+    /// A file with such rules in the format of `pg_hba.conf`, which a reload reads again. Not together with `hba`.
     pub hba_file: Option<std::path::PathBuf>,
-    /// Users that are not listed, or listed without a secret, are looked up on a server.
+    /// How users that are not listed, or listed without a secret, are looked up on a server.
     pub auth_query: AuthQueryConfig,
     /// TLS with clients.
     pub tls: tls::ListenConfig,
-    /// Most clients that are logged in at a time, all together; more are refused with 53300.
+    /// Most clients that are logged in at a time, over all databases. Further ones are refused with 53300.
     pub max_clients: usize,
-    /// Most connections of one IP address, the console's not counted; 0: as many as `max_clients`.
+    /// Most connections from one IP address, not counting the console's; 0: as many as `max_clients`.
     pub max_clients_per_address: usize,
-    /// Most connections that have not logged in yet; for a further one that which has been at it for longest is closed.
+    /// Most connections that have not logged in yet. For a further one, the connection whose login has taken the
+    /// longest is closed.
     pub max_logins: usize,
-    /// Connections beyond `max_clients` that only operators get, in the console.
+    /// Connections beyond `max_clients`, for operators in the console only.
     pub reserved_clients: usize,
-    /// Time from accept to a completed login.
+    /// Longest time from accept to the end of the login.
     #[serde(with = "humantime_serde")]
     pub login_timeout: Duration,
-    /// A client that is in no transaction and sends nothing for as long is closed; 0 means never.
+    /// A client that is idle outside a transaction for this long is closed; 0: never.
     #[serde(with = "humantime_serde")]
     pub client_idle_timeout: Duration,
-    /// A client that sends nothing for as long while it is in a transaction is closed; 0 means never.
+    /// A client that is idle in a transaction for this long is closed; 0: never.
     #[serde(with = "humantime_serde")]
     pub idle_transaction_timeout: Duration,
-    /// A client whose statement runs for longer is closed, and the statement cancelled; 0 means never.
+    /// A client whose statement runs for longer than this is closed, and the statement is cancelled; 0: never.
     #[serde(with = "humantime_serde")]
     pub query_timeout: Duration,
-    /// A statement that takes as long is logged, its literals taken out; 0 means never.
+    /// A statement that takes at least this long is logged, without its literals; 0: never.
     #[serde(with = "humantime_serde")]
     pub slow_statement: Duration,
     /// Which logins are in the log.
     pub log_logins: LogLogins,
-    /// Shapes of statements that each worker counts for `SHOW STATEMENTS`; 0 means none.
+    /// Statement shapes that each worker counts for `SHOW STATEMENTS`; 0: none.
     pub statements_kept: usize,
-    /// Which statements are traced, and where that is sent.
+    /// Which statements are traced, and where their spans are sent.
     pub tracing: TracingConfig,
-    /// Longest statement text that is looked at and kept, in bytes: a longer simple query or unnamed statement goes to
-    /// the primary unexamined, a longer named statement is refused with 54000.
+    /// Longest statement text that is examined and kept, in bytes. A longer simple query or unnamed statement goes to
+    /// the primary unexamined. A longer named statement is refused with 54000.
     pub max_statement_bytes: usize,
-    /// Output kept for a slow client or server before its peer is no longer read, in bytes.
+    /// Most output buffered for a slow client or server before the other side is not read any more, in bytes.
     pub buffer_limit: usize,
-    /// Which of several proxies side by side this one is, from 1 to 31; 0 means there are no others. Clients of it have cancel keys
-    /// that say so.
+    /// The number of this proxy among several, from 1 to 31; 0 if there is only one. The process ids that clients are
+    /// told contain this number.
     pub peer_id: u8,
-    /// The others, which cancel requests for their clients are passed on to.
+    /// The other proxies: a cancel request for one of their clients is passed on.
     pub peers: Vec<PeerConfig>,
     /// This proxy's zone: reads prefer replicas of the same zone.
     pub zone: Option<String>,
-    /// Pool settings for every database and user that has none of its own.
+    /// Pool settings for databases and users without settings of their own.
     pub pool: PoolConfig,
     /// Where statements go.
     pub routing: RoutingConfig,
-    /// When a client hears that its transaction is committed.
+    /// Where a commit must be durable before its client is told.
     pub gate: GateConfig,
     /// LISTEN and NOTIFY.
     pub notify: NotifyConfig,
-    /// Databases that clients may name. None listed: every name, passed on as it is.
+    /// The databases that clients may ask for. If none is listed, any name is passed on to the servers.
     pub databases: Vec<DatabaseConfig>,
-    /// Users that may log in. None listed (only possible with `auth = "trust"`): every name.
+    /// The users that may log in. If none is listed (possible with `auth = "trust"` only), any name may.
     pub users: Vec<UserConfig>,
-    /// Who may log in to the console, the database `kingpost`, and to nothing else.
+    /// The users of the console (the database `kingpost`), who can't log in to other databases.
     pub operators: Vec<OperatorConfig>,
 }
 
-/// What workers wait with.
+/// How workers wait for their sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Driver {
-    /// `epoll`, and a call for each read and write.
+    /// `epoll`, with a system call for each read and write.
     Epoll,
-    /// io_uring: a call a turn. Where the system does not let us, epoll, and a warning.
+    /// io_uring, with one system call a turn. If the system does not permit io_uring: epoll, with a warning.
     IoUring,
-    /// io_uring where the system lets us, or else epoll.
+    /// io_uring if the system permits it, otherwise epoll.
     Auto,
 }
 
@@ -155,9 +158,9 @@ pub enum LogLogins {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerConfig {
-    /// Its `peer_id`.
+    /// The other proxy's `peer_id`.
     pub id: u8,
-    /// Where it listens: `ip:port`, or the path of a Unix socket.
+    /// The other proxy's address: `ip:port`, or the path of a Unix socket.
     pub address: String,
 }
 
@@ -167,7 +170,7 @@ pub struct PeerConfig {
 pub struct Listen {
     /// `host:port`, or the absolute path of a Unix socket to make. Port 0 lets the system choose.
     pub address: String,
-    /// Every statement of clients that come in here goes there, unless a hint says otherwise.
+    /// Where statements of clients of this address go, unless a hint says otherwise.
     pub route: Option<RouteTo>,
 }
 
@@ -200,20 +203,20 @@ impl From<Listen> for ListenForm {
     }
 }
 
-/// A fixed destination.
+/// Where statements go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouteTo {
-    /// The primary.
+    /// To the primary.
     Primary,
-    /// A replica; what writes there is answered from the primary all the same.
+    /// To a replica. A statement that writes is run on the primary nevertheless.
     Replica,
-    /// By what the statement is: the default.
+    /// Reads to replicas, writes to the primary: the default.
     Auto,
 }
 
 impl RouteTo {
-    /// As the configuration writes it.
+    /// The name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -224,23 +227,23 @@ impl RouteTo {
     }
 }
 
-/// How clients prove who they are.
+/// How clients authenticate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AuthMethod {
-    /// No proof. Refused by `kingpost check` for an address that is not loopback or a Unix socket.
+    /// Without proof. `kingpost check` refuses it for an address that is neither loopback nor a Unix socket.
     Trust,
     /// SCRAM-SHA-256; under TLS also SCRAM-SHA-256-PLUS.
     #[serde(rename = "scram-sha-256")]
     ScramSha256,
-    /// MD5, for old clients; a user with a SCRAM verifier is asked for SCRAM all the same.
+    /// MD5, for old clients. A user with a SCRAM verifier is asked for SCRAM nevertheless.
     Md5,
     /// A certificate whose common name (CN) is the user's name.
     Cert,
 }
 
 impl AuthMethod {
-    /// As the configuration writes it.
+    /// The name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -252,7 +255,7 @@ impl AuthMethod {
     }
 }
 
-/// `[[proxy.hba]]`: a rule, its fields as in a line of `pg_hba.conf`.
+/// `[[proxy.hba]]`: a rule, with fields as in a line of `pg_hba.conf`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct HbaConfig {
@@ -270,17 +273,18 @@ pub struct HbaConfig {
     pub method: String,
 }
 
-/// `[proxy.tracing]`: OpenTelemetry's spans of statements.
+/// `[proxy.tracing]`: OpenTelemetry spans of statements.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TracingConfig {
-    /// `http://host:port` of a collector that takes OTLP over gRPC; none: nothing is traced.
+    /// `http://host:port` of a collector that takes OTLP over gRPC. Not set: nothing is traced.
     pub endpoint: Option<String>,
-    /// Share of statements that are traced by chance; none: only those that [`comments`](Self::comments) are for.
+    /// Share of statements that are traced by chance. Not set: none, except for those of [`comments`](Self::comments).
     pub ratio: Option<f64>,
-    /// Whether a statement whose comment has a `traceparent` is traced when, and only when, that is sampled.
+    /// Whether a `traceparent` in a statement's comment decides: the statement is traced if, and only if, its parent is
+    /// sampled.
     pub comments: bool,
-    /// What the spans are said to come from.
+    /// The service name in the spans.
     pub service_name: String,
 }
 
@@ -290,28 +294,29 @@ impl Default for TracingConfig {
     }
 }
 
-/// `[proxy.auth_query]`: where the verifiers of users come from that the configuration has none of.
+/// `[proxy.auth_query]`: how the accounts of users without a configured secret are looked up.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuthQueryConfig {
-    /// With the user's name as `$1`, gives at most one row: a name, and a secret as in `pg_authid` (or NULL). Empty: nobody is looked up.
+    /// The query. It gets the user's name as `$1` and gives at most one row: the name, and the secret as in `pg_authid`
+    /// (or NULL). Empty: no user is looked up.
     pub query: String,
-    /// User that it runs as; the cluster's probing user if not given.
+    /// The user that runs the query; the cluster's probing user if not set.
     pub user: Option<String>,
-    /// Its password.
+    /// The password of that user.
     #[serde(skip_serializing)]
     pub password: Option<String>,
     /// File that holds the password (one line).
     pub password_file: Option<std::path::PathBuf>,
-    /// Database that it runs in; the probes' if not given.
+    /// The database in which the query runs; that of the probes if not set.
     pub database: Option<String>,
-    /// Time for which what was found is used again.
+    /// How long a found account is cached.
     #[serde(with = "humantime_serde")]
     pub cache: Duration,
-    /// Time for which it is remembered that there is no such user.
+    /// How long the absence of a user is cached.
     #[serde(with = "humantime_serde")]
     pub negative_cache: Duration,
-    /// Longest time for a lookup, connecting included.
+    /// Longest time for a lookup, including the connection.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
 }
@@ -345,20 +350,20 @@ impl std::fmt::Debug for AuthQueryConfig {
     }
 }
 
-/// When a client holds on to a server connection.
+/// How long a client keeps a server connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PoolMode {
     /// For a transaction.
     Transaction,
-    /// For a statement, or a batch of them in one message or up to one Sync: transaction blocks are refused.
+    /// For a statement, or for several in one message or up to one Sync. Transaction blocks are refused.
     Statement,
-    /// From its first statement until it leaves; everything goes to the primary.
+    /// From the client's first statement until the client leaves. Everything goes to the primary.
     Session,
 }
 
 impl PoolMode {
-    /// As the configuration writes it.
+    /// The name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -369,27 +374,27 @@ impl PoolMode {
     }
 }
 
-/// What is done about functions of which nothing is known, `DO` and `CALL`: they may leave anything in the session (parameters, advisory
-/// locks, temporary tables), and the next client would meet it.
+/// How `DO`, `CALL` and functions about which nothing is known are treated. They may leave anything in the session
+/// (parameters, advisory locks, temporary tables), which the next client would meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnknownFunctions {
-    /// Nothing.
+    /// As if they left nothing.
     Trust,
-    /// What they may have left is cleared before another client gets the server connection.
+    /// The session is cleaned of everything they may have left, before another client gets the server connection.
     #[default]
     Reset,
-    /// Their client keeps its server connection.
+    /// The client keeps its server connection.
     Pin,
 }
 
-/// What becomes of statements that are parsed without a name.
+/// How unnamed statements are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnnamedMode {
-    /// A server parses one text once, and keeps it for all clients, where nobody can tell.
+    /// A server parses a recurring text once and keeps it for all clients, where no client can tell.
     Shared,
-    /// They are parsed each time.
+    /// Each one is parsed every time.
     Parsed,
 }
 
@@ -397,10 +402,10 @@ pub enum UnnamedMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LaneMode {
-    /// Plain reads that are known to be quick and small, when there are more of them than connections they would have to
-    /// themselves. In transaction mode only.
+    /// Yes, for plain reads that are known to be fast and small, if there are more of them than connections. In
+    /// transaction mode only.
     Auto,
-    /// Never.
+    /// No.
     Off,
 }
 
@@ -408,11 +413,11 @@ pub enum LaneMode {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolConfig {
-    /// When a client holds on to a server connection.
+    /// How long a client keeps a server connection.
     pub mode: PoolMode,
     /// Most server connections for one database and user on one node.
     pub size: usize,
-    /// Longest wait for a server connection; then 53300, and the client stays connected.
+    /// Longest wait for a server connection. After that the statement fails with 53300, and the client stays connected.
     #[serde(with = "humantime_serde")]
     pub wait_timeout: Duration,
     /// Longest wait while there is no primary.
@@ -421,32 +426,32 @@ pub struct PoolConfig {
     /// A server connection older than this is closed when it is next idle; 0 means never.
     #[serde(with = "humantime_serde")]
     pub server_lifetime: Duration,
-    /// A server connection idle for longer is closed; 0 means never.
+    /// A server connection that is idle for longer than this is closed; 0: never.
     #[serde(with = "humantime_serde")]
     pub server_idle_timeout: Duration,
     /// Longest time to connect and log in to a server.
     #[serde(with = "humantime_serde")]
     pub connect_timeout: Duration,
-    /// Prepared statements kept in one server connection; the longest unused is closed for a new one.
+    /// Most prepared statements in one server connection. For a new one, the least recently used is closed.
     pub prepared_per_server: usize,
-    /// A BEGIN is answered at once, and goes to a server with the statement after it.
+    /// Whether a BEGIN is answered at once and sent to a server together with the next statement.
     pub defer_begin: bool,
-    /// What is done about functions of which nothing is known.
+    /// How functions about which nothing is known are treated.
     pub unknown_functions: UnknownFunctions,
-    /// Whether an unnamed statement that comes again is kept by servers, as prepared ones are.
+    /// Whether servers keep an unnamed statement that recurs, like a prepared one.
     pub unnamed: UnnamedMode,
     /// Whether statements of several clients may share a server connection.
     pub lanes: LaneMode,
     /// Most statements on one shared connection at a time.
     pub lane_depth: usize,
-    /// Connections a worker uses for one database and user on one node before statements share them.
+    /// Connections that a worker uses for one database and user on one node, before statements share them.
     pub lane_width: usize,
-    /// A statement that runs for longer on a shared connection has it to itself from then on; a quarter of this is what counts as
-    /// quick.
+    /// When a statement on a shared connection has run for this long, the statements behind it are sent elsewhere.
+    /// Statements that take less than a quarter of this count as fast.
     #[serde(with = "humantime_serde")]
     pub lane_stall: Duration,
-    /// Time that a worker with many statements on shared connections lets their answers gather before it looks at them; 0:
-    /// none.
+    /// How long a worker with many statements on shared connections lets their answers gather before it reads them; 0:
+    /// not at all.
     #[serde(with = "humantime_serde")]
     pub lane_gather: Duration,
 }
@@ -482,12 +487,12 @@ pub enum Consistency {
     Eventual,
     /// At least everything this client has committed.
     Session,
-    /// Everything that anybody was told to be committed before the read began.
+    /// Everything that any client was told is committed before the read began.
     Strong,
 }
 
 impl Consistency {
-    /// As the configuration writes it.
+    /// The name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -506,13 +511,13 @@ pub struct RoutingConfig {
     pub route: RouteTo,
     /// What a read on a replica is sure to see.
     pub consistency: Consistency,
-    /// Longest time that a strong read waits for a replica that has everything it must see; then the primary answers it.
+    /// Longest wait of a strong read for a replica that has replayed enough. After that the primary answers.
     #[serde(with = "humantime_serde")]
     pub strong_wait: Duration,
-    /// Functions (`name` or `schema.name`) that only read, beyond PostgreSQL's own: SELECTs that call them may go to a
-    /// replica.
+    /// Functions (`name` or `schema.name`) that only read, besides PostgreSQL's own. A SELECT that calls them may go to
+    /// a replica.
     pub read_functions: Vec<String>,
-    /// Statement shapes kept per worker.
+    /// Most statement shapes that each worker caches.
     pub cache_entries: usize,
 }
 
@@ -528,17 +533,17 @@ impl Default for RoutingConfig {
     }
 }
 
-/// Where a commit is durable when its client hears of it.
+/// Where a commit must be durable before its client is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum CommitDurability {
-    /// On the primary, as PostgreSQL itself sees to it.
+    /// On the primary, as PostgreSQL guarantees.
     Local,
-    /// Also on so many relays: `relay` is one, `quorum(2)` two.
+    /// Also on this many relays: `relay` means one, `quorum(2)` two.
     Relays(usize),
 }
 
-/// A text that is no [`CommitDurability`].
+/// A text that is not a valid [`CommitDurability`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("found {0:?}, expected \"local\", \"relay\" or \"quorum(n)\" with n from 1 to {most}", most = topology::MOST_RELAYS)]
 pub struct NoDurability(String);
@@ -570,7 +575,7 @@ impl From<CommitDurability> for String {
 }
 
 impl CommitDurability {
-    /// How many relays.
+    /// The number of relays.
     #[must_use]
     pub fn relays(self) -> usize {
         match self {
@@ -580,25 +585,27 @@ impl CommitDurability {
     }
 }
 
-/// What becomes of commits while too few relays confirm them.
+/// What happens to commits while too few relays confirm them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnDegraded {
-    /// They wait, and new writes are refused: nothing is acknowledged that is not durable.
+    /// They wait, and new writes are refused: a commit that is not durable is never acknowledged.
     Wait,
-    /// They are acknowledged though only the primary has them.
+    /// They are acknowledged, although only the primary has them.
     Local,
 }
 
-/// Who flushes the primary's log for commits that are held back.
+/// How the primary's log is flushed for commits that are held back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Flush {
-    /// Every commit for itself.
+    /// Each commit flushes by itself.
     Commit,
-    /// The oracle, for all commits of a batch; on servers before PostgreSQL 17 as [`Flush::Commit`].
+    /// The oracle has one flush done for all commits of a batch. On servers before PostgreSQL 17: like
+    /// [`Flush::Commit`].
     Batch,
-    /// The same on all servers: before PostgreSQL 17 by a transaction, which takes a transaction id a batch.
+    /// Like [`Flush::Batch`] on all servers. Before PostgreSQL 17 it takes a transaction, and so a transaction id, per
+    /// batch.
     BatchTransaction,
 }
 
@@ -616,19 +623,19 @@ impl From<Flush> for topology::Flushing {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GateConfig {
-    /// Where a commit is durable when its client hears of it.
+    /// Where a commit must be durable before its client is told.
     pub commit_durability: CommitDurability,
-    /// What becomes of commits while too few relays confirm them.
+    /// What happens to commits while too few relays confirm them.
     pub on_degraded: OnDegraded,
-    /// For how long too few relays must have confirmed anything for that.
+    /// How long too few relays must have confirmed anything before `on_degraded` applies.
     #[serde(with = "humantime_serde")]
     pub degraded_after: Duration,
-    /// Longest time that an answer is held back; then the client's connection ends with 08007: the outcome is unknown.
+    /// Longest time that an answer is held back. After that the client is closed with 08007: the outcome is unknown.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
-    /// Whether reads on the primary are held back, too, until what they may show is durable.
+    /// Whether answers to reads on the primary are held back as well, until what they may show is durable.
     pub read_barrier: bool,
-    /// Who flushes the primary's log for them.
+    /// How the primary's log is flushed for commits that are held back.
     pub flush: Flush,
 }
 
@@ -645,13 +652,13 @@ impl Default for GateConfig {
     }
 }
 
-/// Who listens for clients that LISTEN, in transaction and statement mode.
+/// Which server connection listens for a client's LISTEN, in transaction and statement mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ListenMode {
     /// One server connection for all clients of a database and user.
     Shared,
-    /// Each client's own, which it then keeps.
+    /// The client's server connection, which the client then keeps.
     Pinned,
 }
 
@@ -659,13 +666,14 @@ pub enum ListenMode {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NotifyConfig {
-    /// Who listens.
+    /// Which server connection listens.
     pub listen: ListenMode,
-    /// Channels of one client; one that wants more keeps its server connection.
+    /// Most channels of one client. A client that wants more keeps its server connection.
     pub channels_per_client: usize,
-    /// Channels of one shared connection; a client that wants a further one keeps its server connection.
+    /// Most channels of one shared connection. A client that wants a further channel keeps its server connection.
     pub channels: usize,
-    /// Notifications kept for a client that does not read, or is in a transaction, in bytes; with more it is closed.
+    /// Most notifications waiting for a client that does not read or is in a transaction, in bytes. A client with more
+    /// is closed.
     pub queue_bytes: usize,
 }
 
@@ -679,9 +687,9 @@ impl Default for NotifyConfig {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DatabaseConfig {
-    /// Name that clients give; `*` stands for every name not listed.
+    /// The name that clients use; `*` stands for every name that is not listed.
     pub name: String,
-    /// Name on the servers; the same if not given.
+    /// The name on the servers; the same if not set.
     #[serde(default)]
     pub dbname: Option<String>,
     /// Who logs in to the servers for this database; if not given, each client's own user.
@@ -702,7 +710,7 @@ pub struct DatabaseConfig {
     /// Pool mode for this database.
     #[serde(default)]
     pub pool_mode: Option<PoolMode>,
-    /// What is done about functions of which nothing is known, for this database.
+    /// How functions about which nothing is known are treated, for this database.
     #[serde(default)]
     pub unknown_functions: Option<UnknownFunctions>,
     /// Whether statements may share server connections, for this database.
@@ -711,16 +719,16 @@ pub struct DatabaseConfig {
     /// Consistency for this database.
     #[serde(default)]
     pub consistency: Option<Consistency>,
-    /// Where this database's commits are durable.
+    /// Where this database's commits must be durable before the client is told.
     #[serde(default)]
     pub commit_durability: Option<CommitDurability>,
-    /// What becomes of this database's commits while too few relays confirm them.
+    /// What happens to this database's commits while too few relays confirm them.
     #[serde(default)]
     pub on_degraded: Option<OnDegraded>,
-    /// Whether this database's reads on the primary are held back, too.
+    /// Whether answers to this database's reads on the primary are held back as well.
     #[serde(default)]
     pub read_barrier: Option<bool>,
-    /// Destination for this database: an alias with `route = "replica"` is a read-only address.
+    /// Where this database's statements go. An alias with `route = "replica"` is a read-only address.
     #[serde(default)]
     pub route: Option<RouteTo>,
 }
@@ -744,24 +752,24 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// `[[proxy.users]]`. Of `password`, `password_file` and `verifier` at most one; without any the user can log in only
-/// under `auth = "trust"`.
+/// `[[proxy.users]]`. At most one of `password`, `password_file` and `verifier` may be set. Without any, the user can
+/// log in only under `auth = "trust"`.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct UserConfig {
-    /// Name, for clients and on the servers.
+    /// The name, for clients and on the servers.
     pub name: String,
-    /// How this user proves who it is; as `proxy.auth` if not given. Never `trust`.
+    /// The user's authentication method; `proxy.auth` if not set. Never `trust`.
     #[serde(default)]
     pub auth: Option<AuthMethod>,
-    /// Password, for clients and towards the servers.
+    /// The password, for clients and for logins to servers.
     #[serde(default, skip_serializing)]
     pub password: Option<String>,
     /// File that holds the password (one line).
     #[serde(default)]
     pub password_file: Option<std::path::PathBuf>,
-    /// `SCRAM-SHA-256$…` or `md5…` as in `pg_authid`: enough to let clients in, and, with what a client shows then, to log in to
-    /// servers that have the same.
+    /// `SCRAM-SHA-256$…` or `md5…` as in `pg_authid`. It is enough to let clients in. With what a client proves then,
+    /// the proxy can log in to servers that have the same verifier.
     #[serde(default, skip_serializing)]
     pub verifier: Option<String>,
     /// Pool size for this user.
@@ -770,7 +778,7 @@ pub struct UserConfig {
     /// Most clients of this user.
     #[serde(default)]
     pub max_clients: Option<usize>,
-    /// Where this user's commits are durable, whatever the database says.
+    /// Where this user's commits must be durable, whatever the database says.
     #[serde(default)]
     pub commit_durability: Option<CommitDurability>,
 }
@@ -785,7 +793,7 @@ impl std::fmt::Debug for UserConfig {
     }
 }
 
-/// What somebody may do in the console.
+/// What a user of the console may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Access {
@@ -797,7 +805,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// As the configuration writes it.
+    /// The name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -807,14 +815,14 @@ impl Access {
     }
 }
 
-/// `[[proxy.operators]]`: an account that manages the proxy and reads nobody's data. Of `password`, `password_file` and
-/// `verifier` at most one, as with users.
+/// `[[proxy.operators]]`: an account that manages the proxy and can't read data. At most one of `password`,
+/// `password_file` and `verifier`, as with users.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct OperatorConfig {
     /// Name.
     pub name: String,
-    /// How this operator proves who it is; as `proxy.auth` if not given. Never `trust`.
+    /// The operator's authentication method; `proxy.auth` if not set. Never `trust`.
     #[serde(default)]
     pub auth: Option<AuthMethod>,
     /// Password.
@@ -826,13 +834,13 @@ pub struct OperatorConfig {
     /// `SCRAM-SHA-256$…` as in `pg_authid`.
     #[serde(default, skip_serializing)]
     pub verifier: Option<String>,
-    /// What is allowed.
+    /// What the operator may do.
     #[serde(default)]
     pub role: Access,
 }
 
 impl OperatorConfig {
-    /// Its name and secrets, as those of a user.
+    /// The operator's name and secrets as those of a user.
     #[must_use]
     pub fn as_user(&self) -> UserConfig {
         UserConfig {

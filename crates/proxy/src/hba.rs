@@ -1,134 +1,134 @@
-//! Who may come from where, and how it proves who it is: rules in the form of PostgreSQL's `pg_hba.conf`. The first rule
-//! that fits decides; if none does, the client is refused.
+//! Who may connect from where, and how clients authenticate: rules in the format of PostgreSQL's `pg_hba.conf`. The
+//! first rule that fits a connection decides; if none does, the client is refused.
 //!
-//! Of that form is read: `local`, `host`, `hostssl`, `hostnossl`; databases by name, `all`, `sameuser`; users by name, `all`; an
-//! address with a prefix length or a mask, `all`; the methods of [`Method`]; `clientcert=verify-ca|verify-full`. Whatever else
-//! PostgreSQL knows (`+role`, `@file`, `/regex`, `samehost`, host names, other methods) is an error and never skipped: a rule that
-//! is not understood must not let somebody in, or out.
+//! Supported are: `local`, `host`, `hostssl`, `hostnossl`; databases by name, `all`, `sameuser`; users by name, `all`;
+//! an address with a prefix length or a mask, `all`; the methods of [`Method`]; `clientcert=verify-ca|verify-full`.
+//! Everything else that PostgreSQL knows (`+role`, `@file`, `/regex`, `samehost`, host names, other methods) is an
+//! error and is never skipped: a rule that is not understood must not let somebody in, or keep somebody out.
 
 use std::net::IpAddr;
 use std::str::FromStr;
 
 use crate::config::AuthMethod;
 
-/// Longest text, in bytes.
+/// Longest text of a rules file, in bytes.
 pub const MAX_TEXT: usize = 1 << 20;
 /// Most rules.
 pub const MAX_RULES: usize = 10_000;
-/// Most errors that are reported at a time.
+/// Most errors reported at a time.
 const MAX_ERRORS: usize = 20;
 
-/// Rules, in the order in which they are looked at.
+/// Rules, in the order in which they are tried.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules(Vec<Rule>);
 
 /// One rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// How a client comes.
+    /// The kind of connection.
     pub kind: Kind,
-    /// To which databases, as clients name them.
+    /// The databases, by the names that clients use.
     pub databases: Vec<Name>,
-    /// As which users.
+    /// The users.
     pub users: Vec<Name>,
-    /// From where; None: from anywhere.
+    /// The client's network; `None`: any address.
     pub from: Option<Network>,
-    /// What it must do.
+    /// What the client must do.
     pub method: Method,
-    /// What certificate it must show besides.
+    /// The certificate that the client must show, besides the method.
     pub certificate: Certificate,
 }
 
-/// How a client comes.
+/// The kind of connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// By a Unix socket.
+    /// A Unix socket.
     Local,
-    /// By TCP.
+    /// TCP, with or without TLS.
     Host,
-    /// By TCP with TLS.
+    /// TCP with TLS.
     HostSsl,
-    /// By TCP without TLS.
+    /// TCP without TLS.
     HostNoSsl,
 }
 
-/// A database's or user's name in a rule.
+/// A database or a user in a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Name {
-    /// Whatever it is called.
+    /// Any name.
     All,
-    /// Of databases: the one that is called as the user.
+    /// For databases: the name of the user.
     SameUser,
-    /// This one.
+    /// This name.
     Is(Box<str>),
 }
 
-/// Addresses with a common prefix.
+/// A network: addresses with a common prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {
     address: IpAddr,
     bits: u8,
 }
 
-/// What a rule asks for.
+/// What a rule demands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
-    /// Nobody gets in.
+    /// The client is refused.
     Reject,
-    /// A proof.
+    /// The client authenticates by this method.
     Auth(AuthMethod),
 }
 
-/// The certificate that a rule asks for beside its method.
+/// The certificate that a rule demands besides its method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Certificate {
-    /// None.
+    /// No certificate.
     No,
-    /// One of a CA of `[proxy.tls]`.
+    /// A certificate of a CA in `[proxy.tls]`.
     Any,
-    /// One whose common name is the user's.
+    /// A certificate whose common name is the user's name.
     OfUser,
 }
 
-/// Somebody who wants to come in.
+/// A connection that rules are applied to.
 #[derive(Debug, Clone, Copy)]
 pub struct Attempt<'a> {
-    /// Its address; None: it comes by a Unix socket.
+    /// The client's address; `None` over a Unix socket.
     pub address: Option<IpAddr>,
-    /// It speaks TLS.
+    /// The connection has TLS.
     pub tls: bool,
-    /// The database it names.
+    /// The database that the client asks for.
     pub database: &'a str,
-    /// The user it names.
+    /// The user that the client claims to be.
     pub user: &'a str,
 }
 
-/// What is wrong with a line.
+/// Why a line is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {message}")]
 pub struct Error {
-    /// Counted from 1.
+    /// The line's number, from 1.
     pub line: usize,
     /// What was found, and what was expected.
     pub message: String,
 }
 
-/// The fields of a rule as a configuration writes them, one string each.
+/// The fields of a rule as strings, as in the configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct Fields<'a> {
     /// `local`, `host`, `hostssl`, `hostnossl`.
     pub kind: &'a str,
     /// A list separated by commas.
     pub database: &'a str,
-    /// Likewise.
+    /// A list separated by commas.
     pub user: &'a str,
-    /// Of `host` and its kin only.
+    /// For `host`, `hostssl` and `hostnossl` only.
     pub address: Option<&'a str>,
-    /// And options, if any.
+    /// The method, followed by options if there are any.
     pub method: &'a str,
 }
 
-/// A word of a line; keywords are keywords only without quotes.
+/// A word of a line. A quoted word is never a keyword.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Word {
     text: String,
@@ -138,7 +138,7 @@ struct Word {
 // === impl Rules ===
 
 impl Rules {
-    /// Rules in this order.
+    /// Takes rules in this order.
     ///
     /// # Errors
     /// There are more than [`MAX_RULES`].
@@ -146,10 +146,10 @@ impl Rules {
         if rules.len() > MAX_RULES { Err(too_many()) } else { Ok(Rules(rules)) }
     }
 
-    /// Reads a file's text.
+    /// Reads the text of a rules file.
     ///
     /// # Errors
-    /// Every line that is wrong, up to a number.
+    /// All invalid lines, up to a maximum.
     pub fn parse(text: &str) -> Result<Rules, Vec<Error>> {
         if text.len() > MAX_TEXT {
             let message = format!("the file has {} bytes, expected at most {MAX_TEXT}", text.len());
@@ -159,7 +159,7 @@ impl Rules {
         let mut lines = text.lines().enumerate();
         while let Some((at, first)) = lines.next() {
             let mut line = first.to_owned();
-            // A backslash at its end joins a line with the next.
+            // A backslash at the end of a line joins it with the next line.
             while line.ends_with('\\') {
                 line.pop();
                 match lines.next() {
@@ -182,13 +182,13 @@ impl Rules {
         if errors.is_empty() { Ok(Rules(rules)) } else { Err(errors) }
     }
 
-    /// The first rule that fits.
+    /// The first rule that fits the connection.
     #[must_use]
     pub fn first(&self, attempt: &Attempt<'_>) -> Option<&Rule> {
         self.0.iter().find(|rule| rule.fits(attempt))
     }
 
-    /// All of them, in their order.
+    /// All rules, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Rule> {
         self.0.iter()
     }
@@ -201,7 +201,7 @@ fn too_many() -> String {
 // === impl Rule ===
 
 impl Rule {
-    /// A rule from its fields.
+    /// Makes a rule of its fields.
     ///
     /// # Errors
     /// What was found, and what was expected.
@@ -248,7 +248,7 @@ impl Rule {
             && self.from.is_none_or(|network| attempt.address.is_some_and(|address| network.has(address)))
     }
 
-    /// True if it lets somebody from another machine in without a proof.
+    /// True if the rule lets clients from other machines in without authentication.
     #[must_use]
     pub fn is_open(&self) -> bool {
         let near = self.from.is_some_and(|network| {
@@ -289,7 +289,7 @@ const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5 or cert";
 // === impl Network ===
 
 impl Network {
-    /// None stands for everywhere.
+    /// `None` stands for any address.
     fn parse(text: &str, mask: Option<&str>) -> Result<Option<Network>, String> {
         let wrong = || match mask {
             Some(mask) => format!("found the address \"{text} {mask}\", expected {EXPECTED_ADDRESS}"),

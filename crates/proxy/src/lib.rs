@@ -6,8 +6,8 @@
 //!                control: topology (views, replayed LSNs, oracle), settings
 //! ```
 //!
-//! [`Proxy::start`] starts the threads; [`Proxy::reload`] and [`Proxy::shutdown`] talk to them by mail. Nothing in here is
-//! asynchronous in the sense of tokio, and nothing waits for anything but its own event loop.
+//! [`Proxy::start`] starts the threads; [`Proxy::reload`] and [`Proxy::shutdown`] reach them by mail. Nothing here runs
+//! on tokio, and no thread waits for anything but its own event loop.
 
 pub mod accounts;
 pub mod config;
@@ -38,37 +38,38 @@ use driver::worker::Worker;
 use metrics::{Metrics, Snapshot};
 use settings::{Settings, SettingsError};
 
-/// Most workers: a client's cancel key has eight bits for its worker, and a pool a word of bits for all of them.
+/// Most workers: the process id that a client is told has eight bits for its worker, and the sets of workers in a
+/// pool's budget have as many bits.
 const MOST_WORKERS: usize = core::MOST_WORKERS;
 
-/// Why a proxy could not start, or take a new configuration.
+/// Why a proxy could not start, or could not take a new configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The configuration is no good.
+    /// The configuration is invalid.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// An address can't be listened on.
+    /// A listening address can't be used.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// As configured.
+        /// The address as configured.
         address: String,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// The system refused a thread, a descriptor or random bytes.
     #[error("cannot start {what}: {source}")]
     System {
-        /// What for.
+        /// What it was needed for.
         what: &'static str,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
 }
 
-/// A socket that clients connect to, opened by another process.
+/// A listening socket on its way from one process to another.
 #[derive(Debug)]
 pub struct Socket {
-    /// As [`config::Listen::address`] has it.
+    /// The address as in [`config::Listen::address`].
     pub address: String,
     /// The socket.
     pub fd: OwnedFd,
@@ -81,7 +82,7 @@ pub struct Proxy {
     mailboxes: Arc<Vec<Mailbox>>,
     metrics: Vec<Arc<Metrics>>,
     addresses: Vec<String>,
-    /// Until it has stopped accepting.
+    /// Present until the proxy has stopped accepting.
     listeners: Option<Arc<Vec<Listener>>>,
     shared: Arc<Shared>,
     room: Arc<Room>,
@@ -91,7 +92,7 @@ pub struct Proxy {
     workers: Vec<JoinHandle<()>>,
 }
 
-/// For whoever looks users up that are not configured.
+/// For whoever looks up users that are not configured.
 #[derive(Clone)]
 pub struct LookupDesk {
     mailboxes: Arc<Vec<Mailbox>>,
@@ -99,12 +100,13 @@ pub struct LookupDesk {
 }
 
 impl LookupDesk {
-    /// Says who is asked: `ask` is given a name, and gives false if it can take no more. Only the first call counts.
+    /// Sets who looks users up: `ask` gets a name, and returns false if it can take no more. Only the first call
+    /// counts.
     pub fn serve(&self, ask: accounts::Ask) {
         self.shared.accounts.serve(ask);
     }
 
-    /// What a lookup has found, to be kept for so long.
+    /// The result of a lookup, to be kept for `keep`.
     pub fn answer(&self, user: &str, answer: &accounts::Answer, keep: Duration) {
         for (worker, client) in self.shared.accounts.answer(user, answer, keep, Instant::now()) {
             self.mailboxes[worker].post(Letter::Core(Mail::Account { client, answer: answer.clone() }));
@@ -113,8 +115,9 @@ impl LookupDesk {
 }
 
 impl Proxy {
-    /// Listens and starts the workers. Clients that come before the topology has a primary wait for it. `sockets`: what
-    /// another process has handed over; of addresses that are not among them new ones are made, and what is not configured is closed.
+    /// Listens and starts the workers. Clients that connect before the topology has a primary wait for it. `sockets`:
+    /// listening sockets that another process has handed over. Configured addresses that are not among them get new
+    /// sockets; sockets whose address is not configured are closed.
     pub fn start(config: &ProxyConfig, topology: Arc<Topology>, mut sockets: Vec<Socket>) -> Result<Proxy, StartError> {
         let system = |what| move |source| StartError::System { what, source };
         let settings = Arc::new(Settings::new(config)?);
@@ -182,7 +185,7 @@ impl Proxy {
             };
             std::thread::Builder::new().name("acceptor".into()).spawn(body).map_err(system("the acceptor"))?
         };
-        // The workers have the desks: the console ends with the last of them.
+        // The workers hold the desks: the console's thread ends with the last of them.
         drop(desk);
         let console = {
             let room = room.clone();
@@ -210,7 +213,7 @@ impl Proxy {
         })
     }
 
-    /// Where clients can connect, ports chosen by the system included.
+    /// The addresses that clients can connect to, with the ports that the system has chosen.
     #[must_use]
     pub fn addresses(&self) -> Vec<String> {
         self.addresses.clone()
@@ -228,13 +231,14 @@ impl Proxy {
         Ok(())
     }
 
-    /// Where questions for users come from, and answers go to.
+    /// Takes lookups of users out, and gives their results back.
     #[must_use]
     pub fn lookups(&self) -> LookupDesk {
         LookupDesk { mailboxes: self.mailboxes.clone(), shared: self.shared.clone() }
     }
 
-    /// Gives this whatever is traced from here on; it is called by workers, and must not block. Only the first call counts.
+    /// Sends all spans from here on to `sink`, which is called by workers and must not block. Only the first call
+    /// counts.
     pub fn trace_to(&self, sink: trace::Sink) {
         let _ = self.shared.sink.set(sink);
     }
@@ -244,25 +248,25 @@ impl Proxy {
         let _ = self.room.process.set(process);
     }
 
-    /// For whoever shows the proxy, also after its end.
+    /// A view of the proxy that stays valid after its end.
     #[must_use]
     pub fn observer(&self) -> Observer {
         Observer::new(self.room.clone())
     }
 
-    /// The workers' numbers, added up.
+    /// The workers' counters, added up.
     #[must_use]
     pub fn metrics(&self) -> Snapshot {
         Snapshot::of(self.metrics.iter().map(|metrics| &**metrics))
     }
 
-    /// Turns that each worker's loop has made: they grow as long as it is alive.
+    /// Turns of each worker's loop; a number that does not grow shows a worker that hangs.
     #[must_use]
     pub fn turns(&self) -> Vec<u64> {
         self.metrics.iter().map(|metrics| metrics.turns.get()).collect()
     }
 
-    /// The listening sockets once more, for a process that takes over.
+    /// Duplicates of the listening sockets, for a process that takes over.
     ///
     /// # Errors
     /// There are no descriptors left.
@@ -273,8 +277,8 @@ impl Proxy {
             .collect()
     }
 
-    /// Another process accepts on the same sockets: stops accepting, and serves the clients that it has. What is still in a
-    /// queue is the other's.
+    /// Another process accepts on the same sockets: stops accepting, and goes on serving the connected clients. The
+    /// other process gets the connections that are still in a queue.
     pub fn stop_accepting(&mut self) {
         for listener in self.listeners.iter().flat_map(|listeners| listeners.iter()) {
             listener.leave();
@@ -282,7 +286,7 @@ impl Proxy {
         self.end_acceptor();
     }
 
-    /// Clients that are connected.
+    /// Number of connected clients.
     #[must_use]
     pub fn clients(&self) -> usize {
         self.shared.clients.load(Ordering::Relaxed)
@@ -331,7 +335,7 @@ impl Drop for Proxy {
     }
 }
 
-/// Whether the workers get io_uring.
+/// Whether the workers use io_uring.
 fn rings(driver: Driver) -> bool {
     if driver == Driver::Epoll {
         return false;
@@ -349,7 +353,7 @@ fn rings(driver: Driver) -> bool {
     }
 }
 
-/// A thread whose state is no longer known would answer some clients and not others: better none.
+/// Aborts the process if a thread fails: without it some clients would be served and others not.
 fn or_abort(what: &str, body: impl FnOnce() -> io::Result<()>) {
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
     match result {

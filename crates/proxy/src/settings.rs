@@ -1,4 +1,4 @@
-//! The configuration, resolved: what the workers look things up in.
+//! The configuration in the form in which the workers use it.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -17,40 +17,40 @@ use crate::config::{
 use crate::console;
 use crate::hba::{self, Rule, Rules};
 
-/// Everything a worker needs to know of the configuration. Immutable; a reload makes a new one.
+/// What workers need of the configuration. Immutable; a reload makes a new value.
 #[derive(Debug)]
 pub struct Settings {
-    /// How clients prove who they are, unless their user says otherwise.
+    /// The authentication method of clients, unless a rule or their user says otherwise.
     pub auth: AuthMethod,
-    /// TLS with clients; None: there is none.
+    /// TLS with clients; `None` if there is none.
     pub tls: Option<Arc<tls::Acceptor>>,
-    /// Who may come from where; None: there are no rules, and `auth` counts for all.
+    /// Rules for who may come from where; `None`: no rules, and `auth` applies to all.
     pub hba: Option<Rules>,
-    /// Users that are not listed are looked up.
+    /// Users that are not configured are looked up on a server.
     pub looks_up: bool,
-    /// Most clients that are logged in.
+    /// Most clients that have logged in.
     pub max_clients: usize,
-    /// Most connections of one address; 0: no limit.
+    /// Most connections from one address; 0: no limit.
     pub max_clients_per_address: usize,
     /// Most connections that have not logged in.
     pub max_logins: usize,
-    /// Clients beyond these, for the console alone.
+    /// Further clients, for the console only.
     pub reserved_clients: usize,
-    /// Time from accept to a completed login.
+    /// Longest time from accept to the end of the login.
     pub login_timeout: Duration,
     /// Time limits of clients that have logged in.
     pub time_limits: TimeLimits,
-    /// A statement that takes as long is logged; None: never.
+    /// Statements that take at least this long are logged; `None`: no log.
     pub slow_statement: Option<Duration>,
     /// Which logins are in the log.
     pub log_logins: LogLogins,
-    /// Which statements are traced; None: none.
+    /// Which statements are traced; `None`: none.
     pub tracing: Option<Tracing>,
-    /// Shapes of statements that each worker counts.
+    /// Statement shapes with counts, per worker.
     pub statements_kept: usize,
     /// Longest named statement, in bytes.
     pub max_statement: usize,
-    /// Output kept for a slow peer, in bytes.
+    /// Most output buffered for a slow peer, in bytes.
     pub buffer_limit: usize,
     /// This proxy's zone.
     pub zone: Option<String>,
@@ -58,37 +58,38 @@ pub struct Settings {
     pub wait_timeout: Duration,
     /// Longest wait for a primary.
     pub no_primary_timeout: Duration,
-    /// Age at which an idle server connection is closed.
+    /// Age at which a server connection is closed once it is idle.
     pub server_lifetime: Option<Duration>,
-    /// Idle time after which it is closed.
+    /// Idle time after which a server connection is closed.
     pub server_idle_timeout: Option<Duration>,
     /// Longest time to connect and log in to a server.
     pub connect_timeout: Duration,
-    /// Which of several proxies this is; 0: there is only one.
+    /// The number of this proxy among several; 0 if there is only one.
     pub peer: u8,
-    /// Where the others are.
+    /// The addresses of the other proxies.
     pub peers: HashMap<u8, Address>,
-    /// Prepared statements per server connection.
+    /// Most prepared statements per server connection.
     pub prepared_per_server: usize,
-    /// BEGIN goes to a server with the statement after it.
+    /// Whether BEGIN is put off until the next statement.
     pub defer_begin: bool,
-    /// Unnamed statements are shared, too.
+    /// Whether server connections keep unnamed statements that recur.
     pub share_unnamed: bool,
     /// Shared lanes.
     pub lanes: Lanes,
-    /// Longest time that a strong read waits for a replica.
+    /// Longest wait of a strong read for a replica.
     pub strong_wait: Duration,
-    /// Longest time that an answer is held back.
+    /// Longest time that an answer to a commit is held back.
     pub gate_timeout: Duration,
-    /// Who flushes the primary's log for the commits that are held back.
+    /// Who has the primary flush commits whose answers are held back.
     pub gate_flush: topology::Flushing,
-    /// For how long too few relays must have confirmed anything before commits wait or are degraded.
+    /// For how long too few relays must have confirmed anything, before commits wait or are acknowledged in a degraded
+    /// state.
     pub gate_degraded_after: Duration,
     /// LISTEN and NOTIFY.
     pub notify: NotifyConfig,
-    /// Functions that only read.
+    /// Functions that are known to only read.
     pub read_functions: Vec<String>,
-    /// Statement shapes kept per worker.
+    /// Most statement shapes that each worker caches.
     pub cache_entries: usize,
     default: Database,
     pool_size: usize,
@@ -98,23 +99,23 @@ pub struct Settings {
     operators: HashMap<String, Operator>,
 }
 
-/// How long a client may be in a state; None: for ever.
+/// How long a client may be in a state; `None`: no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimeLimits {
-    /// In no transaction, and silent.
+    /// Idle, outside a transaction.
     pub idle: Option<Duration>,
-    /// In a transaction, and silent.
+    /// Idle in a transaction.
     pub idle_transaction: Option<Duration>,
-    /// A statement runs.
+    /// Running a statement.
     pub query: Option<Duration>,
 }
 
-/// Somebody who may log in to the console, and nowhere else.
+/// A user of the console, who can't log in to databases.
 #[derive(Debug, Clone)]
 pub struct Operator {
-    /// How it proves who it is.
+    /// The operator's credentials.
     pub account: User,
-    /// What is allowed.
+    /// What the operator is allowed to do.
     pub access: Access,
 }
 
@@ -123,43 +124,43 @@ pub struct Operator {
 pub struct Lanes {
     /// Most statements in one lane.
     pub depth: usize,
-    /// Lanes a worker, pool and node before statements share one.
+    /// Lanes per worker, pool and node, before statements share one.
     pub width: usize,
-    /// A shape that usually takes as long has connections to itself.
+    /// Statements of a shape that usually takes this long do not share a connection.
     pub slow: Duration,
-    /// A statement that has run for as long has its connection to itself from then on.
+    /// When a statement has run for this long, the statements behind it are sent elsewhere.
     pub stall: Duration,
-    /// Time that answers are let gather; 0: none.
+    /// How long answers may gather; 0: not at all.
     pub gather: Duration,
-    /// A shape that answers as much has connections to itself, in bytes.
+    /// Statements of a shape with answers of this size do not share a connection, in bytes.
     pub bytes: u32,
 }
 
-/// Answers up to this size share a lane, in bytes: they can be held back until they are whole.
+/// Largest answer of a statement in a lane, in bytes: the whole answer can be held back.
 const LANE_BYTES: u32 = 12 << 10;
 
 /// How a database is served.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Database {
-    /// Its name on the servers; None: as the client says.
+    /// The database's name on the servers; `None`: the name that clients use.
     pub dbname: Option<String>,
     /// Who logs in to the servers; None: each client's own user.
     pub server_user: Option<Arc<ServerUser>>,
-    /// Server connections a user and node.
+    /// Server connections per user and node.
     pub pool_size: usize,
-    /// Most clients.
+    /// Most clients of the database.
     pub max_clients: Option<usize>,
-    /// When a client holds on to a server connection.
+    /// How long a client keeps a server connection.
     pub mode: PoolMode,
-    /// What is done about functions of which nothing is known.
+    /// How functions about which nothing is known are treated.
     pub unknown_functions: UnknownFunctions,
     /// Whether statements of several clients may share a server connection.
     pub lanes: bool,
-    /// What a read on a replica is sure to see.
+    /// What reads on replicas are sure to see.
     pub consistency: Consistency,
     /// Where statements go.
     pub route: RouteTo,
-    /// How its commits are held back, unless the user says otherwise.
+    /// How answers to commits are held back, unless the user says otherwise.
     pub gate: Gate,
 }
 
@@ -209,33 +210,33 @@ fn first_line(user: &str, path: &Path) -> Result<String, SettingsError> {
     Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
-/// How a pool's commits are held back.
+/// How a pool's answers to commits are held back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
-    /// Until so many relays have them durably; 0: they are not.
+    /// Until this many relays have the commit durably; 0: not at all.
     pub relays: usize,
-    /// When too few relays confirm anything they are acknowledged all the same.
+    /// When too few relays confirm anything, commits are acknowledged nevertheless.
     pub degrade: bool,
-    /// Reads on the primary are held back, too.
+    /// Answers to reads on the primary are held back as well.
     pub barrier: bool,
 }
 
 /// A user that may log in.
 #[derive(Clone)]
 pub struct User {
-    /// How it proves who it is.
+    /// The authentication method.
     pub auth: AuthMethod,
-    /// What a client must prove to know; None: nothing to compare with, so SCRAM does not let the user in.
+    /// The SCRAM verifier of the client's password. `None`: a login by SCRAM always fails.
     pub verifier: Option<Verifier>,
-    /// The same for MD5; also what MD5 towards a server takes.
+    /// The MD5 verifier; used for the client's login, and for MD5 logins to servers.
     pub md5: Option<md5::Verifier>,
-    /// Towards the servers.
+    /// The password for logins to servers.
     pub password: Option<String>,
-    /// Pool size of this user.
+    /// The size of this user's pools.
     pub pool_size: Option<usize>,
     /// Most clients of this user.
     pub max_clients: Option<usize>,
-    /// On how many relays its commits are durable when it hears of them.
+    /// On how many relays the user's commits must be durable before they are acknowledged.
     pub relays: Option<usize>,
 }
 
@@ -245,21 +246,21 @@ impl std::fmt::Debug for User {
     }
 }
 
-/// What makes a configuration unusable.
+/// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// More than one secret, where one is expected.
+    /// More than one secret for a user.
     #[error("user {0:?}: give at most one of password, password_file and verifier")]
     Secrets(String),
     /// The password can't be used.
     #[error("user {user:?}: password: {source}")]
     Password {
-        /// Whose.
+        /// The user.
         user: String,
-        /// Why.
+        /// The reason.
         source: wire::scram::Error,
     },
-    /// The verifier is not one.
+    /// The verifier has neither format.
     #[error(
         "user {0:?}: verifier: expected SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey> or md5<hash> as in pg_authid"
     )]
@@ -267,65 +268,65 @@ pub enum SettingsError {
     /// Certificates or keys can't be used.
     #[error("[proxy.tls] {0}")]
     Tls(#[from] tls::Error),
-    /// A user proves who it is by its certificate, and nobody is asked for one.
+    /// A user authenticates by certificate, and the listener asks for none.
     #[error(
         "user {0:?} has auth = \"cert\": [proxy.tls] needs a mode other than \"disable\" and a client_cert other than \"none\""
     )]
     NoCertificates(String),
-    /// A single user is trusted.
+    /// A single user has the method `trust`.
     #[error("user {0:?} has auth = \"trust\", which is possible for all users together only")]
     Trusted(String),
     /// The password file can't be read.
     #[error("user {user:?}: cannot read password_file {path}: {source}")]
     PasswordFile {
-        /// Whose.
+        /// The user.
         user: String,
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
-    /// A rule of who may come from where makes no sense.
+    /// A rule is invalid.
     #[error("proxy.hba[{index}]: {message}")]
     Rule {
-        /// Which, counted from 0.
+        /// The rule's index, from 0.
         index: usize,
         /// What was found, and what was expected.
         message: String,
     },
-    /// Lines of the file of rules make no sense.
+    /// Lines of the rules file are invalid.
     #[error("{}", rule_errors(.path, .errors))]
     RuleFile {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Line by line.
+        /// One error per line.
         errors: Vec<hba::Error>,
     },
-    /// The file of rules can't be read.
+    /// The rules file can't be read.
     #[error("cannot read hba_file {path}: {source}")]
     RuleFileUnreadable {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
-    /// Rules in two places.
+    /// Rules are given in two places.
     #[error("found both proxy.hba and proxy.hba_file, expected at most one of them")]
     TwoRules,
-    /// A rule asks for a certificate that no client shows.
+    /// A rule demands a certificate, and the listener asks for none.
     #[error(
         "a rule of who may log in asks for a certificate: [proxy.tls] needs a mode other than \"disable\" and a client_cert other than \"none\""
     )]
     RuleWithoutCertificates,
-    /// A peer's address is none.
+    /// A peer's address is invalid.
     #[error("proxy.peers: found {0:?}, expected ip:port or the absolute path of a Unix socket")]
     Peer(String),
-    /// A second entry of the same name.
+    /// Two entries have the same name.
     #[error("{kind} {name:?} is configured twice")]
     Twice {
         /// `user` or `database`.
         kind: &'static str,
-        /// Its name.
+        /// The entry's name.
         name: String,
     },
 }
@@ -333,15 +334,15 @@ pub enum SettingsError {
 /// Which statements are traced.
 #[derive(Debug, Clone, Copy)]
 pub struct Tracing {
-    /// By chance, those whose random number is not above it; 0: none.
+    /// A statement is traced if its random number is at most this; 0: none by chance.
     pub below: u64,
-    /// Those whose comment says so.
+    /// Statements with a `traceparent` in a comment are traced.
     pub comments: bool,
 }
 
 impl Tracing {
     fn new(config: &TracingConfig) -> Tracing {
-        // Saturates: 1.0 is all of them.
+        // The conversion saturates: a ratio of 1.0 gives the maximum.
         Tracing { below: (config.ratio.unwrap_or(0.0) * 2f64.powi(64)) as u64, comments: config.comments }
     }
 }

@@ -1,12 +1,12 @@
 //! Message headers.
 
-/// Bytes of a message header: a tag and a length that counts itself but not the tag.
+/// Bytes of a message header: a tag, and a length that counts its own four bytes but not the tag.
 pub const HEADER: usize = 5;
 
-/// Longest payload PostgreSQL takes or makes (`PQ_LARGE_MESSAGE_LIMIT`: 1 GiB less one).
+/// Longest payload that PostgreSQL accepts or sends (`PQ_LARGE_MESSAGE_LIMIT`: 1 GiB less one).
 pub const MAX_PAYLOAD: usize = (1 << 30) - 1;
 
-/// A header, checked.
+/// A message header whose length has been checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
     /// Kind of message.
@@ -15,21 +15,21 @@ pub struct Frame {
     pub payload: usize,
 }
 
-/// What can be wrong with a header.
+/// Why a header is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The length is below its own four bytes or above what PostgreSQL allows.
+    /// The length is below its own four bytes, or above PostgreSQL's limit.
     #[error("message {:?} announces a length of {length} bytes: expected 4 to {}", char::from(*tag), MAX_PAYLOAD + 4)]
     Length {
         /// Kind of message.
         tag: u8,
-        /// As announced.
+        /// The length in the header.
         length: u32,
     },
 }
 
 impl Frame {
-    /// Reads the header at the start of `bytes`; None while fewer than [`HEADER`] bytes are there.
+    /// Reads the header at the start of `bytes`. `None` if there are fewer than [`HEADER`] bytes.
     pub fn read(bytes: &[u8]) -> Result<Option<Frame>, FrameError> {
         let Some(&[tag, a, b, c, d]) = bytes.first_chunk::<HEADER>() else { return Ok(None) };
         let length = u32::from_be_bytes([a, b, c, d]);

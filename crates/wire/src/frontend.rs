@@ -1,83 +1,83 @@
-//! Messages from a client, decoded without copying. PostgreSQL calls this side the frontend.
+//! Messages of a client (the frontend), decoded without copying.
 //!
-//! Whoever acts on a client's messages matches on [`Message`], so that the compiler asks about each of them everywhere.
-//! Formats: PostgreSQL's documentation, "Frontend/Backend Protocol", "Message Formats".
+//! Code that acts on a client's messages matches on [`Message`], so that the compiler points out every kind that is not
+//! handled. Formats: PostgreSQL documentation, "Frontend/Backend Protocol", "Message Formats".
 
 use crate::frame::{Frame, HEADER};
 use crate::payload::{self, Named};
 
-/// A message after the login, as far as the proxy needs to look into it.
+/// A message after the login, decoded as far as the proxy needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// `Q`: a text of any number of statements.
+    /// `Q`: runs a text of any number of statements.
     Query {
-        /// Without its NUL.
+        /// The text, without its NUL.
         text: &'a [u8],
     },
     /// `P`: makes a prepared statement.
     Parse {
-        /// Of the statement; empty: the unnamed one.
+        /// Name of the statement; empty: the unnamed statement.
         name: &'a [u8],
-        /// Without its NUL.
+        /// The text, without its NUL.
         text: &'a [u8],
-        /// Count and ids of the declared parameter types, as on the wire.
+        /// The declared parameter types as on the wire: the count, then the type OIDs.
         types: &'a [u8],
     },
-    /// `B`: makes a portal of a prepared statement. Its values may be long: they need not be there.
+    /// `B`: makes a portal of a prepared statement. The values may be long, and need not have arrived.
     Bind {
-        /// The portal; empty: the unnamed one.
+        /// Name of the portal; empty: the unnamed portal.
         portal: &'a [u8],
-        /// The prepared statement's name; empty: the unnamed one.
+        /// Name of the prepared statement; empty: the unnamed statement.
         statement: &'a [u8],
-        /// Formats, values and result formats, as on the wire, as much of them as is there.
+        /// Formats, values and result formats as on the wire, as far as they have arrived.
         rest: &'a [u8],
     },
-    /// `D`: asks what columns a statement or portal has.
+    /// `D`: asks for the columns of a statement or portal.
     Describe(Named<'a>),
-    /// `C`: drops a statement or portal.
+    /// `C`: closes a statement or portal.
     Close(Named<'a>),
     /// `E`: runs a portal.
     Execute {
-        /// The portal; empty: the unnamed one.
+        /// Name of the portal; empty: the unnamed portal.
         portal: &'a [u8],
-        /// At most so many rows; 0: all.
+        /// The most rows to return; 0: all.
         rows: u32,
     },
-    /// `S`: ends a unit; errors before it are over.
+    /// `S`: ends a unit. A server that skips messages after an error stops skipping here.
     Sync,
-    /// `H`: what has been asked for is to be answered.
+    /// `H`: asks the server to send its answers so far.
     Flush,
-    /// `F`: calls a function by its id.
+    /// `F`: calls a function by its OID.
     FunctionCall,
     /// `d`: a piece of COPY data.
     CopyData,
     /// `c`: the end of COPY data.
     CopyDone,
-    /// `f`: the client gives COPY up.
+    /// `f`: the client aborts the COPY.
     CopyFail,
-    /// `X`: the client leaves.
+    /// `X`: the client disconnects.
     Terminate,
 }
 
-/// A message that is not of its format, or of a kind that a client does not send after its login.
+/// A message that violates its format, or of a kind that clients do not send after the login.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
-    /// The payload does not fit the kind.
+    /// The payload violates the format of the message.
     #[error("invalid {0} message")]
     Payload(&'static str),
-    /// There is no such kind, or not here.
+    /// No such kind of message, or not at this point.
     #[error("unexpected message {:?}", char::from(*.0))]
     Kind(u8),
 }
 
-/// Longest names of a Bind together, and longest payload of an Execute, a Describe or a Close, in bytes.
+/// Longest names of a Bind together; also the longest payload of an Execute, a Describe or a Close, in bytes.
 const MOST_NAMES: usize = 64 << 10;
 
 impl<'a> Message<'a> {
-    /// Decodes the message that `bytes` begin with; `frame` is its header, read before. None: more of it has to arrive.
+    /// Decodes the message at the start of `bytes`; `frame` is its header. `None` if more of the message has to arrive.
     ///
-    /// All of a Query, Parse, Describe, Close or Execute must be there. Of a Bind the names are enough, and of COPY data and a
-    /// function call the header: such a message can be passed on in pieces.
+    /// A Query, Parse, Describe, Close or Execute must have arrived whole. For a Bind the names are enough, and for
+    /// COPY data and a function call the header: such messages can be passed on in pieces.
     pub fn read(frame: Frame, bytes: &'a [u8]) -> Result<Option<Message<'a>>, Invalid> {
         let there = &bytes[HEADER.min(bytes.len())..frame.total().min(bytes.len())];
         let whole = (there.len() == frame.payload).then_some(there);
@@ -132,8 +132,8 @@ impl<'a> Message<'a> {
     }
 }
 
-/// The whole messages at the start of `bytes`, each with its own bytes, header included. Ends where one is not whole, or not of its
-/// format: for bytes that have been looked at before.
+/// The whole messages at the start of `bytes`, each with its bytes, header included. Stops at a message that is
+/// incomplete or invalid: meant for bytes that have been checked before.
 pub fn messages(bytes: &[u8]) -> impl Iterator<Item = (Message<'_>, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {

@@ -1,9 +1,9 @@
 //! PostgreSQL protocol 3 (3.0 and 3.2), sans-I/O: bytes in, values and bytes out.
 //!
-//! Messages are not turned into owned values. [`frame`] reads the five-byte header that every message has after
-//! start-up; [`startup`] reads the packets before it; [`frontend`] says what a client's message is; [`payload`] picks single
-//! fields out of the few payloads that a proxy must understand; [`message`] appends messages to a buffer; [`scram`] and
-//! [`md5`] are the authentication exchanges; [`replication`] is what standbys speak.
+//! Messages are not turned into owned values. [`frame`] reads the five-byte header of every message after the startup;
+//! [`startup`] reads the packets before that. [`frontend`] decodes clients' messages, [`payload`] reads single fields
+//! of the few other payloads that a proxy must understand, and [`message`] appends messages to a buffer. [`scram`] and
+//! [`md5`] are the authentication exchanges, [`replication`] is the protocol of standbys.
 //!
 //! Source of the formats: PostgreSQL documentation, "Frontend/Backend Protocol", "Message Formats".
 

@@ -1,20 +1,21 @@
 //! MD5 authentication, for clients and servers that are too old for SCRAM.
 //!
-//! A verifier is `md5` and the hexadecimal MD5 of password and user name; what is sent is `md5` and the hexadecimal MD5 of
-//! that hash (without its `md5`) and the four bytes of salt that the other side chose. Whoever has the verifier can log in:
-//! it is as good as the password. Source: PostgreSQL documentation, "Protocol Flow", AuthenticationMD5Password.
+//! A verifier is `md5` and the hexadecimal MD5 of password and user name. The answer to a challenge is `md5` and the
+//! hexadecimal MD5 of the verifier (without `md5`) and the four bytes of salt that the server chose. The verifier is as
+//! good as the password: it is enough to log in. Source: PostgreSQL documentation, "Protocol Flow",
+//! AuthenticationMD5Password.
 
 use std::fmt;
 
 use md5::{Digest as _, Md5};
 use subtle::ConstantTimeEq as _;
 
-/// What a server keeps of a password (`pg_authid.rolpassword`): a secret.
+/// The form in which a server stores a password (`pg_authid.rolpassword`): a secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Verifier([u8; 32]);
 
 impl Verifier {
-    /// The verifier of this user's password. The user's name is its salt.
+    /// The verifier for this user's password. The user name is the salt.
     #[must_use]
     pub fn new(user: &str, password: &str) -> Verifier {
         Verifier(hash(password.as_bytes(), user.as_bytes()))
@@ -27,14 +28,14 @@ impl Verifier {
         digits.iter().all(u8::is_ascii_hexdigit).then(|| Verifier(digits.map(|digit| digit.to_ascii_lowercase())))
     }
 
-    /// What is sent for this salt: the contents of `PasswordMessage`, without its NUL.
+    /// The answer to a challenge with this salt: the contents of `PasswordMessage`, without its NUL.
     #[must_use]
     pub fn answer(&self, salt: [u8; 4]) -> String {
         let digits = hash(&self.0, &salt);
         format!("md5{}", String::from_utf8_lossy(&digits))
     }
 
-    /// Whether this is the answer for this salt.
+    /// Whether `answer` is right for this salt.
     #[must_use]
     pub fn accepts(&self, salt: [u8; 4], answer: &[u8]) -> bool {
         self.answer(salt).as_bytes().ct_eq(answer).into()
@@ -47,7 +48,7 @@ impl fmt::Debug for Verifier {
     }
 }
 
-/// Four bytes that nobody can foresee.
+/// Four random bytes.
 ///
 /// # Errors
 /// The system gives no random bytes.
@@ -57,7 +58,7 @@ pub fn salt() -> Result<[u8; 4], getrandom::Error> {
     Ok(salt)
 }
 
-/// In hexadecimal digits.
+/// The MD5 of the two parts, in hexadecimal digits.
 fn hash(one: &[u8], other: &[u8]) -> [u8; 32] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let sum = Md5::new().chain_update(one).chain_update(other).finalize();

@@ -8,12 +8,12 @@ pub fn message(out: &mut Vec<u8>, tag: u8, fill: impl FnOnce(&mut Vec<u8>)) {
     let at = out.len();
     out.extend([0; 4]);
     fill(out);
-    // A payload that this process makes itself is never near 4 GiB.
+    // Payloads that this process makes are far below 4 GiB.
     let length = (out.len() - at) as u32;
     out[at..at + 4].copy_from_slice(&length.to_be_bytes());
 }
 
-/// Appends the header of a message whose payload of `payload` bytes follows by other means.
+/// Appends the header of a message. The caller appends the `payload` bytes of the payload separately.
 pub fn header(out: &mut Vec<u8>, tag: u8, payload: usize) {
     out.push(tag);
     out.extend(((payload + 4) as u32).to_be_bytes());
@@ -69,7 +69,7 @@ pub fn error_with_detail(out: &mut Vec<u8>, severity: Severity, code: Sqlstate, 
         ] {
             if !value.is_empty() {
                 out.push(field);
-                // A NUL would end the field early and shift all that follows.
+                // A NUL would end the field early, and the rest would be misread.
                 out.extend(value.iter().map(|&b| if b == 0 { b'?' } else { b }));
                 out.push(0);
             }
@@ -82,7 +82,7 @@ pub fn error_with_detail(out: &mut Vec<u8>, severity: Severity, code: Sqlstate, 
 pub fn warning(out: &mut Vec<u8>, code: Sqlstate, text: &str) {
     let at = out.len();
     error(out, Severity::Error, code, text, "");
-    // Same layout, other tag and words.
+    // The layout is the same; tag and severity differ.
     let payload = out.split_off(at + crate::HEADER);
     out.truncate(at);
     let rest = payload.splitn(3, |&b| b == 0).nth(2).unwrap_or_default();
@@ -164,7 +164,7 @@ pub fn backend_key(out: &mut Vec<u8>, pid: u32, secret: &[u8]) {
     });
 }
 
-/// `NegotiateProtocolVersion`: the newest version that this side speaks, and the options it does not know.
+/// `NegotiateProtocolVersion`: the newest version that the sender speaks, and the options that it does not know.
 pub fn negotiate_version(out: &mut Vec<u8>, newest: u32, unknown: &[&[u8]]) {
     message(out, b'v', |out| {
         out.extend(newest.to_be_bytes());
@@ -175,14 +175,14 @@ pub fn negotiate_version(out: &mut Vec<u8>, newest: u32, unknown: &[&[u8]]) {
     });
 }
 
-/// A column of a `RowDescription`, in text form, of no table.
+/// A column of a `RowDescription`, in text format and of no table.
 #[derive(Debug, Clone, Copy)]
 pub struct Column<'a> {
     /// Name.
     pub name: &'a str,
-    /// Type's object id.
+    /// OID of the type.
     pub kind: u32,
-    /// Type's size in bytes; -1 for one that varies.
+    /// Size of the type in bytes; -1 if it varies.
     pub size: i16,
 }
 
@@ -265,7 +265,7 @@ pub fn query(out: &mut Vec<u8>, text: &str) {
     message(out, b'Q', |out| cstr(out, text.as_bytes()));
 }
 
-/// `Parse`; `types` is the count and the type ids, as on the wire.
+/// `Parse`; `types` is the count and the type OIDs, as on the wire.
 pub fn parse(out: &mut Vec<u8>, name: &[u8], text: &[u8], types: &[u8]) {
     message(out, b'P', |out| {
         cstr(out, name);
@@ -274,7 +274,7 @@ pub fn parse(out: &mut Vec<u8>, name: &[u8], text: &[u8], types: &[u8]) {
     });
 }
 
-/// `Bind` of a prepared statement that takes no parameters, its results as text.
+/// `Bind` of a prepared statement without parameters, with results in text format.
 pub fn bind(out: &mut Vec<u8>, portal: &[u8], statement: &[u8]) {
     message(out, b'B', |out| {
         cstr(out, portal);
@@ -284,7 +284,7 @@ pub fn bind(out: &mut Vec<u8>, portal: &[u8], statement: &[u8]) {
     });
 }
 
-/// `Execute` of a portal to its end.
+/// `Execute` of a portal, without a limit on rows.
 pub fn execute(out: &mut Vec<u8>, portal: &[u8]) {
     message(out, b'E', |out| {
         cstr(out, portal);

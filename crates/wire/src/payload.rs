@@ -1,4 +1,4 @@
-//! Single fields out of message payloads.
+//! Reads single fields of message payloads.
 
 use crate::Sqlstate;
 
@@ -6,7 +6,7 @@ use crate::Sqlstate;
 #[must_use]
 #[inline]
 pub fn cstr(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    // Most are names, which are short: what is quick for a long text is slow to begin with.
+    // Most strings are names, which are short: `memchr` is fast for long texts, but slow to start.
     let end = match bytes.first_chunk::<8>() {
         Some(first) => match first_nul(u64::from_le_bytes(*first)) {
             Some(end) => end,
@@ -17,22 +17,22 @@ pub fn cstr(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&bytes[..end], &bytes[end + 1..]))
 }
 
-/// Which of eight bytes is the first 0, counted from the lowest. (Subtracting 1 from each sets the highest bit of those that were 0; a borrow only
-/// reaches bytes behind the first one.)
+/// The index of the first of eight bytes that is 0, counted from the lowest. (Subtracting 1 from each byte sets the
+/// highest bit of those that are 0. A borrow only reaches bytes behind the first 0.)
 fn first_nul(bytes: u64) -> Option<usize> {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     let nuls = bytes.wrapping_sub(ONES) & !bytes & (ONES << 7);
     (nuls != 0).then_some(nuls.trailing_zeros() as usize / 8)
 }
 
-/// A text that is all of a payload, without its NUL: `Query`.
+/// The text of a `Query`: the whole payload, without its NUL.
 #[must_use]
 pub fn text(payload: &[u8]) -> Option<&[u8]> {
     let (&0, text) = payload.split_last()? else { return None };
     memchr::memchr(0, text).is_none().then_some(text)
 }
 
-/// `Parse`: statement name, text, and the rest (parameter types, as they are).
+/// `Parse`: statement name, text, and the declared parameter types as on the wire.
 #[must_use]
 pub fn parse(payload: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (name, rest) = cstr(payload)?;
@@ -41,7 +41,7 @@ pub fn parse(payload: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     (types.len() == 2 + 4 * count).then_some((name, text, types))
 }
 
-/// `Bind`: portal, statement, and the rest, from as much of the payload as is there.
+/// `Bind`: portal, statement, and the rest, as far as the payload has arrived.
 #[must_use]
 pub fn bind(payload: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (portal, rest) = cstr(payload)?;
@@ -49,15 +49,15 @@ pub fn bind(payload: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((portal, statement, rest))
 }
 
-/// `Execute`: portal, and the most rows (0: all).
+/// `Execute`: portal, and the most rows to return (0: all).
 #[must_use]
 pub fn execute(payload: &[u8]) -> Option<(&[u8], u32)> {
     let (portal, rest) = cstr(payload)?;
     Some((portal, u32::from_be_bytes(rest.try_into().ok()?)))
 }
 
-/// The value with this number, counted from 0, of those in the rest of a `Bind`; None if it is NULL or not there. In which format
-/// it is the rest's beginning says.
+/// The value with this number (from 0) in the rest of a `Bind`. `None` if it is NULL or missing. Whether it is text or
+/// binary is not looked at.
 #[must_use]
 pub fn bound_value(rest: &[u8], number: usize) -> Option<&[u8]> {
     let (formats, rest) = rest.split_first_chunk::<2>()?;
@@ -75,7 +75,7 @@ pub fn bound_value(rest: &[u8], number: usize) -> Option<&[u8]> {
     values.get(..usize::try_from(i32::from_be_bytes(*length)).ok()?)
 }
 
-/// What `Describe` and `Close` name.
+/// What a `Describe` or a `Close` refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Named<'a> {
     /// A prepared statement.
@@ -96,19 +96,19 @@ pub fn named(payload: &[u8]) -> Option<Named<'_>> {
     }
 }
 
-/// A column of a `RowDescription`: what a client's reading of its rows depends on. (Which table it comes from, and in which format
-/// its values are sent, is left out.)
+/// A column of a `RowDescription`: the part on which reading the rows depends. (The column's table and its format are
+/// left out.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Column<'a> {
-    /// Its name.
+    /// The column's name.
     pub name: &'a [u8],
-    /// The type's id.
+    /// OID of the type.
     pub kind: u32,
-    /// The type's modifier; -1: none.
+    /// The type modifier; -1: none.
     pub modifier: i32,
 }
 
-/// Calls `each` with the columns of a `RowDescription`, in order. None: it is not of its format.
+/// Calls `each` with the columns of a `RowDescription`, in order. `None` if the payload is invalid.
 pub fn each_column(payload: &[u8], mut each: impl FnMut(Column<'_>)) -> Option<()> {
     let (count, mut rest) = payload.split_first_chunk::<2>()?;
     for _ in 0..u16::from_be_bytes(*count) {
@@ -126,7 +126,7 @@ pub fn each_column(payload: &[u8], mut each: impl FnMut(Column<'_>)) -> Option<(
     rest.is_empty().then_some(())
 }
 
-/// `ErrorResponse` and `NoticeResponse`: the field of this type.
+/// The value of this field in an `ErrorResponse` or `NoticeResponse`.
 #[must_use]
 pub fn error_field(payload: &[u8], field: u8) -> Option<&[u8]> {
     let mut rest = payload;
@@ -143,7 +143,7 @@ pub fn error_field(payload: &[u8], field: u8) -> Option<&[u8]> {
     }
 }
 
-/// The code of an `ErrorResponse`.
+/// The SQLSTATE of an `ErrorResponse`.
 #[must_use]
 pub fn sqlstate(payload: &[u8]) -> Option<Sqlstate> {
     error_field(payload, b'C').and_then(|code| code.try_into().ok()).map(Sqlstate)
@@ -174,22 +174,22 @@ pub fn backend_key(payload: &[u8]) -> Option<(u32, &[u8])> {
     (4..=256).contains(&secret.len()).then_some((u32::from_be_bytes(*pid), secret))
 }
 
-/// What an `Authentication…` message asks for.
+/// The request in an `Authentication…` message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Authentication<'a> {
-    /// Done.
+    /// The login has succeeded.
     Ok,
-    /// The password in clear.
+    /// A password in clear text.
     Cleartext,
-    /// MD5 with this salt.
+    /// An MD5 answer for this salt.
     Md5([u8; 4]),
     /// SASL with one of these mechanisms (a list of C strings).
     Sasl(&'a [u8]),
-    /// SASL goes on.
+    /// Data of a SASL exchange.
     SaslContinue(&'a [u8]),
-    /// SASL ends.
+    /// The last data of a SASL exchange.
     SaslFinal(&'a [u8]),
-    /// Something else.
+    /// Another method, by its number.
     Other(u32),
 }
 
@@ -208,7 +208,7 @@ pub fn authentication(payload: &[u8]) -> Option<Authentication<'_>> {
     })
 }
 
-/// True if a list of C strings ended by an empty one contains `wanted`.
+/// True if the list of C strings, which an empty string ends, contains `wanted`.
 #[must_use]
 pub fn has_mechanism(mut list: &[u8], wanted: &[u8]) -> bool {
     while let Some((name, rest)) = cstr(list) {

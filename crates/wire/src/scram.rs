@@ -9,14 +9,14 @@
 //! ```
 //!
 //! What must hold:
-//! - The text that is carried here is the SASL payload, without the protocol message around it.
-//! - The user name in the message is ignored, as PostgreSQL does: the startup packet has named the user.
+//! - The texts here are the SASL payloads, without the protocol messages around them.
+//! - The user name in the exchange is ignored, as in PostgreSQL: the startup packet has named the user.
 //! - Channel binding is that of RFC 5929 by the server's certificate (`tls-server-end-point`), under TLS: see
-//!   [`Server::offer_binding`] and [`Client::bound`]. A client that could bind (`y`) while binding was offered has been lied to
-//!   about the offer, and is refused.
-//! - Everything secret is compared in constant time and is absent from `Debug` and from errors.
-//! - Deriving keys from a password costs milliseconds ([`SaltedKeys::derive`]); every other step, microseconds. An event
-//!   loop gives the client cached [`SaltedKeys`] and pays only when the server's salt has changed.
+//!   [`Server::offer_binding`] and [`Client::bound`]. If a client says that it could bind but was not offered to (`y`),
+//!   and it was offered, somebody has changed the offer: the client is refused.
+//! - Secrets are compared in constant time, and appear in no `Debug` output and no error.
+//! - Deriving keys from a password takes milliseconds ([`SaltedKeys::derive`]), every other step microseconds. An event
+//!   loop gives the client cached [`SaltedKeys`], and pays only when the server's salt has changed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,57 +40,57 @@ use text::{Attributes, check_nonce, decode, decode_key, parse_iterations, text};
 /// The mechanism without channel binding.
 pub const MECHANISM: &str = "SCRAM-SHA-256";
 
-/// The mechanism with channel binding: where both sides have TLS, nobody between them can pass the exchange on.
+/// The mechanism with channel binding: nobody between two TLS ends can pass the exchange on.
 pub const MECHANISM_PLUS: &str = "SCRAM-SHA-256-PLUS";
 
-/// The gs2 header with which a client binds.
+/// The gs2 header of a client that binds.
 const BOUND: &str = "p=tls-server-end-point,,";
 
-/// Rounds of a verifier made here: what PostgreSQL itself uses.
+/// Iterations of a verifier made here: PostgreSQL's default.
 pub const DEFAULT_ITERATIONS: u32 = 4096;
 
-/// More rounds than this are refused: a hostile server could otherwise make its client work for minutes.
+/// Most iterations accepted: a hostile server could otherwise make its client work for minutes.
 pub const MAX_ITERATIONS: u32 = 1_000_000;
 
-/// The longest SASL payload read, in bytes. Honest ones are below 300.
+/// Longest SASL payload accepted, in bytes. Usual ones are below 300.
 pub const MAX_MESSAGE: usize = 4096;
 
-/// The longest password, in bytes: what fits PostgreSQL's own limit of an authentication message.
+/// Longest password, in bytes: PostgreSQL's own limit of an authentication message.
 pub const MAX_PASSWORD: usize = 65_535;
 
-/// The longest salt, in bytes. PostgreSQL makes 16.
+/// Longest salt, in bytes. PostgreSQL's has 16.
 pub const MAX_SALT: usize = 1024;
 
 const SALT_LEN: usize = 16;
-/// Raw bytes of a nonce; 24 characters once encoded, as PostgreSQL's.
+/// Bytes of a nonce; 24 characters in base64, as in PostgreSQL.
 const NONCE_LEN: usize = 18;
 const KEY_LEN: usize = 32;
 
 type Key = [u8; KEY_LEN];
 
-/// Why an exchange ended. None of them carries anything secret.
+/// Why an exchange ended. No variant carries a secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A message or a stored verifier does not have the form the RFC gives it.
+    /// A message or a stored verifier violates the format of the RFC.
     #[error("malformed SCRAM data: {0}")]
     Malformed(&'static str),
-    /// Well-formed, but asks for something that is not offered.
+    /// The message asks for something that is not offered.
     #[error("unsupported in SCRAM-SHA-256 here: {0}")]
     Unsupported(&'static str),
-    /// The client's proof does not fit the verifier, or the user does not exist: the two look alike on purpose.
+    /// The client's proof is wrong, or the user does not exist: both look the same on purpose.
     #[error("the password does not match")]
     WrongPassword,
-    /// The server could not prove that it knows the password's verifier: it may be an impostor.
+    /// The server could not prove that it knows the verifier: it may be an impostor.
     #[error("wrong server signature: the server does not know this password; is it the right address?")]
     ServerSignature,
     /// The server ended the exchange with an error of its own (RFC 5802, `server-error-value`).
     #[error("the server refused the SCRAM exchange: {0}")]
     Refused(&'static str),
-    /// The client has only derived keys, and the server now uses another salt or number of rounds.
+    /// The client has derived keys only, and the server uses another salt or iteration count.
     #[error("the SCRAM keys are for another salt or iteration count: log in with the password again")]
     StaleKeys,
-    /// A step was called twice or before the one it follows: a bug of the caller.
+    /// A step was called twice, or too early: a bug of the caller.
     #[error("SCRAM step out of order: {0}")]
     OutOfOrder(&'static str),
     /// The system gave no random bytes.
@@ -100,10 +100,10 @@ pub enum Error {
 
 // === Server ===
 
-/// The side that holds a verifier. One value a login: [`Server::first`], then [`Server::last`], each once.
+/// The side that has the verifier. One value per login: [`Server::first`], then [`Server::last`], each once.
 pub struct Server {
     verifier: Verifier,
-    /// A user that does not exist: goes through the same steps and never succeeds.
+    /// For a user that does not exist: takes the same steps and never succeeds.
     mock: bool,
     /// Hash of the server's certificate, if binding was offered.
     end_point: Option<Vec<u8>>,
@@ -115,10 +115,10 @@ pub struct Server {
 enum ServerState {
     Start,
     Challenged {
-        /// What the last message has to repeat in base64: the gs2 header of the first (`biws`, `eSws`), and the certificate's
-        /// hash if it binds.
+        /// What the final message has to repeat in base64: the gs2 header of the first message (`biws`, `eSws`) and, if
+        /// the client binds, the certificate's hash.
         binding: String,
-        /// Both nonces, as the last message has to repeat them.
+        /// Both nonces, which the final message has to repeat.
         nonce: String,
         /// `client-first-message-bare,server-first-message,`: all of AuthMessage but its last part.
         transcript: Vec<u8>,
@@ -127,33 +127,34 @@ enum ServerState {
 }
 
 impl Server {
-    /// Expects the client to prove the password that the verifier was made from.
+    /// Expects the client to prove that it knows the password of this verifier.
     pub fn new(verifier: Verifier) -> Self {
         Self { verifier, mock: false, end_point: None, plus: false, state: ServerState::Start }
     }
 
-    /// For a user that does not exist or has no verifier: the exchange looks as any other and ends in
-    /// [`Error::WrongPassword`], so that nobody can find out which users there are. `secret` is random, and the same as
-    /// long as the process lives (better: for all processes behind one address), so that a user's salt stays the same.
+    /// For a user that does not exist or has no verifier. The exchange looks like any other and ends in
+    /// [`Error::WrongPassword`], so it does not tell which users exist. `secret` is random and constant for the life of
+    /// the process (better: the same in all processes behind one address), so that a user's salt stays the same.
     pub fn mock(user: &str, secret: &[u8]) -> Self {
         let salt = hmac(secret, user.as_bytes())[..SALT_LEN].to_vec();
         let verifier = Verifier { iterations: DEFAULT_ITERATIONS, salt, stored_key: [0; 32], server_key: [0; 32] };
         Self { verifier, mock: true, end_point: None, plus: false, state: ServerState::Start }
     }
 
-    /// Offers [`MECHANISM_PLUS`] beside [`MECHANISM`]: `end_point` is the hash of the certificate that the client has seen.
+    /// Offers [`MECHANISM_PLUS`] besides [`MECHANISM`]. `end_point`: the hash of the certificate that the client has
+    /// seen.
     #[must_use]
     pub fn offer_binding(mut self, end_point: Option<Vec<u8>>) -> Self {
         self.end_point = end_point;
         self
     }
 
-    /// The mechanisms to offer, in the order of preference.
+    /// The mechanisms to offer, best first.
     pub fn mechanisms(&self) -> &'static [&'static str] {
         if self.end_point.is_some() { &[MECHANISM_PLUS, MECHANISM] } else { &[MECHANISM] }
     }
 
-    /// Takes the client's choice.
+    /// Takes the mechanism that the client has chosen.
     ///
     /// # Errors
     /// [`Error::Unsupported`]: it was not offered.
@@ -183,7 +184,7 @@ impl Server {
         let message = text(client_first)?;
         let (binding, rest) = match (message.as_bytes().first(), &self.end_point) {
             (Some(b'p'), Some(end_point)) if self.plus => {
-                // Of the header the authorization identity is still to be looked at: it must be empty.
+                // The rest of the header is the authorization identity, which must be empty.
                 let binding = BASE64.encode([BOUND.as_bytes(), end_point].concat());
                 match message.strip_prefix("p=tls-server-end-point,") {
                     Some(rest) => (binding, Some(rest)),
@@ -196,7 +197,7 @@ impl Server {
             (Some(b'y'), Some(_)) => {
                 return Err(Error::Malformed("the client believes that channel binding was not offered: it was"));
             }
-            // The client could bind and believes that we cannot: true.
+            // The client could bind and believes that the server can't, which is true.
             (Some(b'y'), None) => ("eSws".to_owned(), message.strip_prefix("y,")),
             _ => return Err(Error::Malformed("the channel binding flag is none of n, y, p")),
         };
@@ -220,7 +221,7 @@ impl Server {
         Ok(reply.into_bytes())
     }
 
-    /// Takes the client's final message; gives the server's final one, with which the login has succeeded.
+    /// Takes the client's final message and gives the server's final message: the login has succeeded.
     ///
     /// # Errors
     /// [`Error::WrongPassword`], always so for [`Server::mock`]; [`Error::Malformed`]; [`Error::OutOfOrder`].
@@ -248,7 +249,7 @@ impl Server {
         let client_key = xor(&proof, &hmac(&self.verifier.stored_key, &transcript));
         let given: Key = Sha256::digest(client_key).into();
         let right = bool::from(given.ct_eq(&self.verifier.stored_key));
-        // Signed in every case, so that success and failure take the same steps up to here.
+        // Computed in every case, so that success and failure take the same steps up to here.
         let signature = hmac(&self.verifier.server_key, &transcript);
         if !right || self.mock {
             return Err(Error::WrongPassword);
@@ -262,8 +263,8 @@ impl Server {
         Ok(format!("v={}", BASE64.encode(signature)).into_bytes())
     }
 
-    /// After [`Server::last`] has succeeded: the keys that the client has shown it has. With them the same user can be
-    /// logged in to any server that has the same verifier, without anybody knowing the password.
+    /// The keys that the client has proved, once [`Server::last`] has succeeded. They are enough to log in as this user
+    /// to any server with the same verifier, without the password.
     pub fn into_keys(self) -> Option<SaltedKeys> {
         match self.state {
             ServerState::Done(keys) => keys,
@@ -286,18 +287,18 @@ impl fmt::Debug for Server {
 
 // === Client ===
 
-/// With what a client logs in.
+/// What a client proves its identity with.
 #[derive(Clone)]
 pub enum Credential {
-    /// The password; and the keys of an earlier login with it, if there are, which save the derivation as long as the
-    /// server's salt is still theirs.
+    /// A password, and the keys of an earlier login with it, if any. They save the derivation while the server's salt
+    /// stays the same.
     Password {
         /// Clear text, not yet prepared.
         password: Arc<str>,
-        /// What [`Client::keys`] gave after an earlier login.
+        /// The keys from [`Client::keys`] of an earlier login.
         cached: Option<Arc<SaltedKeys>>,
     },
-    /// Keys only: a user passed through from [`Server::into_keys`].
+    /// Keys only, from [`Server::into_keys`] of the user's own login.
     Keys(Arc<SaltedKeys>),
 }
 
@@ -317,7 +318,7 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// The side that logs in. One value a login: [`Client::first`], [`Client::final_`], [`Client::verify`], each once.
+/// The side that logs in. One value per login: [`Client::first`], [`Client::final_`], [`Client::verify`], each once.
 pub struct Client {
     credential: Credential,
     /// `client-first-message-bare`; ends with the nonce.
@@ -327,19 +328,19 @@ pub struct Client {
     state: ClientState,
 }
 
-/// What a client says about channel binding.
+/// What the client says about channel binding.
 enum Binding {
-    /// It cannot bind.
+    /// It can't bind.
     None,
-    /// It could, and the server has not offered to.
+    /// It could bind, but the server has not offered to.
     NotOffered,
-    /// It binds to the certificate of this hash.
+    /// It binds to the certificate with this hash.
     EndPoint(Vec<u8>),
 }
 
 enum ClientState {
     Start,
-    /// The key is there to check the signature by.
+    /// The proof was sent; `signature` is what the server has to answer.
     Proved {
         keys: Arc<SaltedKeys>,
         signature: Key,
@@ -361,8 +362,8 @@ impl Client {
         Self { credential, nonce_at: bare.len() - nonce.len(), bare, binding: Binding::None, state: ClientState::Start }
     }
 
-    /// Under TLS: `end_point` is the hash of the server's certificate, `offered` whether the server offers
-    /// [`MECHANISM_PLUS`], which is then the one to choose ([`Client::mechanism`]).
+    /// For a login under TLS. `end_point`: the hash of the server's certificate. `offered`: the server offers
+    /// [`MECHANISM_PLUS`], which then is the mechanism to choose ([`Client::mechanism`]).
     #[must_use]
     pub fn bound(mut self, end_point: Vec<u8>, offered: bool) -> Self {
         self.binding = if offered { Binding::EndPoint(end_point) } else { Binding::NotOffered };
@@ -390,8 +391,8 @@ impl Client {
         format!("{}{}", self.gs2_header(), self.bare).into_bytes()
     }
 
-    /// Takes the server's first message, gives the client's final one. Derives the keys when none are cached for the
-    /// server's salt and iteration count: see [`SaltedKeys::derive`] for what that costs.
+    /// Takes the server's first message and gives the client's final message. Derives the keys if none are cached for
+    /// the server's salt and iteration count; see [`SaltedKeys::derive`] for the cost.
     ///
     /// # Errors
     /// [`Error::Malformed`], [`Error::Unsupported`], [`Error::StaleKeys`], [`Error::OutOfOrder`].
@@ -439,7 +440,7 @@ impl Client {
         }
     }
 
-    /// Takes the server's final message. Only when this is `Ok` is the server known to be the right one.
+    /// Takes the server's final message. The server is known to be the right one only if this is `Ok`.
     ///
     /// # Errors
     /// [`Error::ServerSignature`], [`Error::Refused`], [`Error::Malformed`], [`Error::OutOfOrder`].
@@ -461,7 +462,7 @@ impl Client {
         Ok(())
     }
 
-    /// After [`Client::verify`] has succeeded: the keys it went with, for the caller to cache.
+    /// The keys of the login, once [`Client::verify`] has succeeded, for the caller to cache.
     pub fn keys(&self) -> Option<&Arc<SaltedKeys>> {
         match &self.state {
             ClientState::Done(keys) => keys.as_ref(),
@@ -482,7 +483,7 @@ impl fmt::Debug for Client {
     }
 }
 
-/// Only the RFC's own words: what the other side wrote would end in a log.
+/// Only the RFC's own error values are repeated, since the text may end up in a log and comes from the peer.
 fn known_refusal(value: &str) -> &'static str {
     const KNOWN: [&str; 9] = [
         "invalid-encoding",

@@ -1,8 +1,8 @@
-//! The packets before the first message: a length and a code, no tag.
+//! The packets before the first message: a length and a code, without a tag.
 
 use crate::payload::cstr;
 
-/// Longest startup packet PostgreSQL takes (`MAX_STARTUP_PACKET_LENGTH`).
+/// Longest startup packet that PostgreSQL accepts (`MAX_STARTUP_PACKET_LENGTH`).
 pub const MAX_STARTUP: usize = 10_000;
 
 /// Protocol 3.0.
@@ -17,46 +17,46 @@ const CANCEL: u32 = 1234 << 16 | 5678;
 /// A packet before the first message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Startup<'a> {
-    /// Asks for TLS: answer `S` or `N`.
+    /// SSLRequest: asks for TLS. The answer is `S` or `N`.
     Ssl,
-    /// Asks for GSSAPI encryption: answer `G` or `N`.
+    /// GSSENCRequest: asks for GSSAPI encryption. The answer is `G` or `N`.
     Gss,
-    /// Asks to cancel what another connection is running.
+    /// CancelRequest: asks to cancel the statement that another connection runs.
     Cancel {
-        /// As given in that connection's `BackendKeyData`.
+        /// The process id in the other connection's `BackendKeyData`.
         pid: u32,
-        /// Likewise.
+        /// The secret key there.
         secret: &'a [u8],
     },
-    /// Starts a session.
+    /// StartupMessage: starts a session.
     Login {
-        /// Protocol version asked for: major in the high half.
+        /// The protocol version that the client asks for: major in the high 16 bits, minor in the low ones.
         version: u32,
-        /// Name and value, each ended by NUL; see [`parameters`].
+        /// Names and values, each ended by NUL; see [`parameters`].
         parameters: &'a [u8],
     },
 }
 
-/// What can be wrong with such a packet.
+/// Why a startup packet is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StartupError {
-    /// Too short or too long; also what a client of another protocol looks like.
+    /// Too short or too long. Packets of other protocols usually end up here, too.
     #[error("invalid length of startup packet: {0} bytes, expected 8 to {MAX_STARTUP}")]
     Length(u32),
     /// Not protocol 3.
     #[error("unsupported frontend protocol {major}.{minor}: server supports 3.0 to 3.2")]
     Version {
-        /// As asked for.
+        /// The version asked for.
         major: u16,
-        /// As asked for.
+        /// The version asked for.
         minor: u16,
     },
-    /// The contents don't end where they should.
+    /// The contents do not end where the format says.
     #[error("invalid startup packet layout: expected terminator as last byte")]
     Layout,
 }
 
-/// Reads the packet at the start of `bytes`: the packet and its length, or None while it is not whole.
+/// Reads the packet at the start of `bytes`: gives the packet and its length in bytes, or `None` if it is incomplete.
 pub fn read(bytes: &[u8]) -> Result<Option<(Startup<'_>, usize)>, StartupError> {
     let Some(length) = bytes.first_chunk::<4>() else { return Ok(None) };
     let length = u32::from_be_bytes(*length);
@@ -93,9 +93,9 @@ pub fn read(bytes: &[u8]) -> Result<Option<(Startup<'_>, usize)>, StartupError> 
 /// How a list of parameters ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// By the empty name, as it should.
+    /// With an empty name, as the format says.
     Whole,
-    /// In some other way.
+    /// In another way.
     Broken,
 }
 
@@ -127,9 +127,9 @@ pub fn parameters(mut list: &[u8]) -> impl Iterator<Item = Result<(&[u8], &[u8])
     })
 }
 
-/// Splits the startup parameter `options` as the server does: words at white space, a backslash takes the next byte as it
-/// is. `-c name=value`, `-cname=value` and `--name=value` become pairs (dashes in a name are underscores). Err: the word that is none
-/// of these.
+/// Splits the startup parameter `options` as the server does: into words at white space, where a backslash escapes the
+/// next character. `-c name=value`, `-cname=value` and `--name=value` become pairs; dashes in a name become
+/// underscores. `Err`: the word that has none of these forms.
 pub fn options(value: &str) -> Result<Vec<(String, String)>, String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;

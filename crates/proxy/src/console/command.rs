@@ -1,4 +1,4 @@
-//! What an operator types.
+//! The commands that operators type.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub(super) enum Command {
     Reload,
     Shutdown,
     Pause(Option<String>),
-    /// Of all databases, for so long unless it is said again.
+    /// Pauses all databases for this long; a program that repeats the command in time prolongs the pause.
     PauseFor(Duration),
     Resume(Option<String>),
     /// Ends `PauseFor` once a primary on this timeline, or a later one, is known.
@@ -26,7 +26,7 @@ pub(super) enum Command {
     ResetStatements,
 }
 
-/// What there is to be seen.
+/// What `SHOW` can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Show {
     Help,
@@ -77,7 +77,7 @@ pub(super) const SHOWS: &[(&str, Show, &str)] = &[
     ("STATE", Show::State, "whether the proxy is active or paused"),
 ];
 
-/// The rest, for `SHOW HELP`.
+/// The other commands, for `SHOW HELP`.
 pub(super) const ACTIONS: &[(&str, &str)] = &[
     ("RELOAD", "read the configuration again"),
     ("PAUSE [db]", "let transactions end, close server connections, hold clients; returns when all is closed"),
@@ -96,12 +96,12 @@ pub(super) const ACTIONS: &[(&str, &str)] = &[
 ];
 
 impl Command {
-    /// True if it changes nothing.
+    /// True if the command changes nothing.
     pub(super) fn only_looks(&self) -> bool {
         matches!(self, Command::Show(_) | Command::Nothing)
     }
 
-    /// The database that it is about.
+    /// The database that the command is about.
     pub(super) fn database(&self) -> Option<&str> {
         match self {
             Command::Pause(name)
@@ -121,7 +121,7 @@ impl Show {
     }
 }
 
-/// Reads one command. Case does not matter, but for names of databases; these may be in double quotes.
+/// Parses a command. Case does not matter except in names of databases, which may be in double quotes.
 pub(super) fn parse(text: &str) -> Result<Command, String> {
     let mut words = words(text)?.into_iter();
     let Some(first) = words.next() else { return Ok(Command::Nothing) };
@@ -130,7 +130,7 @@ pub(super) fn parse(text: &str) -> Result<Command, String> {
     let command = match name.as_str() {
         "SHOW" => {
             let Some(what) = argument() else { return Err("SHOW what? SHOW HELP lists it".into()) };
-            // `SHOW PREPARED_STATEMENTS` is PgBouncer's.
+            // PgBouncer's name is `SHOW PREPARED_STATEMENTS`.
             let what = what.to_ascii_uppercase().replace("PREPARED_STATEMENTS", "PREPARED");
             match SHOWS.iter().find(|(name, _, _)| *name == what) {
                 Some((_, show, _)) => Command::Show(*show),
@@ -181,7 +181,7 @@ pub(super) fn parse(text: &str) -> Result<Command, String> {
     }
 }
 
-/// `30s`, `2min` or a number of seconds.
+/// Reads `30s`, `2min` or a number of seconds.
 fn lease(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().map(Duration::from_secs);
     let time = seconds.or_else(|| humantime::parse_duration(text).ok());
@@ -189,7 +189,7 @@ fn lease(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("PAUSE FOR {text:?}: expected a time from 1s to 10min, such as 30s"))
 }
 
-/// Words, quoted or not; a semicolon at the end is dropped, comments are white space.
+/// Splits a text into words, quoted or not. A semicolon at the end is dropped; comments are white space.
 fn words(text: &str) -> Result<Vec<String>, String> {
     let mut words = Vec::new();
     let mut ended = false;

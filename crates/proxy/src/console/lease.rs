@@ -1,7 +1,7 @@
 //! A pause that ends by itself: `PAUSE FOR 30s`, for a program that moves the primary. Pure: no clock, no I/O.
 //!
-//! Whoever pauses by lease says it again before the time is over. If that program dies, clients wait no longer than the rest of
-//! the lease.
+//! The program repeats the command before the time is over. If it dies, clients wait no longer than the rest of the
+//! lease.
 
 use std::time::{Duration, Instant};
 
@@ -12,22 +12,22 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// Begins a lease, or renews the one that there is.
+    /// Starts a lease, or renews the current one.
     pub(super) fn renew(&mut self, now: Instant, time: Duration) {
         self.until = Some(now + time);
     }
 
-    /// Ends it; true if there was one.
+    /// Ends the lease; true if there was one.
     pub(super) fn end(&mut self) -> bool {
         self.until.take().is_some()
     }
 
-    /// Ends it if its time is over; true if it ended just now.
+    /// Ends the lease if its time is over; true if it has just ended.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         self.until.is_some_and(|until| until <= now) && self.end()
     }
 
-    /// How much is left of it; none: there is no lease.
+    /// How much of the lease is left; `None` if there is none.
     pub(super) fn left(&self, now: Instant) -> Option<Duration> {
         self.until.map(|until| until.saturating_duration_since(now))
     }

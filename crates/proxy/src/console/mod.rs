@@ -1,16 +1,16 @@
-//! The console: a database of the proxy's own, named `kingpost`, in which operators look around and act.
+//! The console: a database named `kingpost` in the proxy itself, in which operators look and act.
 //!
 //! ```text
 //!  operator ──psql──▶ worker: core ──Request──▶ console thread ──Look──▶ every worker
 //!                               ◀──Mail::Answer── (command, show) ◀──Report──
 //! ```
 //!
-//! A worker only passes the text on and the answer back, so nothing here can slow a statement down by more than the
-//! [`Report`] that a worker writes when it is asked for one. One thread serves all consoles, one command after the other; a command
-//! that takes time (`PAUSE`, `WAIT_CLOSE`) is kept in a list and looked at again, and nobody waits behind it.
+//! A worker only passes commands on and answers back, so the console can delay a statement only by the time that a
+//! worker takes for a [`Report`]. One thread serves all consoles, one command after the other. A command that takes
+//! time (`PAUSE`, `WAIT_CLOSE`) is put in a list and checked again later, so no other command waits for it.
 //!
-//! Commands and columns are PgBouncer's where the thing is the same, so that what reads its console reads this one
-//! (its usage page, "Admin console").
+//! Commands and columns are those of PgBouncer where the meaning is the same, so that programs for its console work
+//! with this one (PgBouncer's usage page, "Admin console").
 
 mod command;
 mod durable;
@@ -38,48 +38,48 @@ pub use observer::Observer;
 pub use report::{ClientReport, GateReport, LaneReport, Look, Operation, PoolReport, Report, ServerReport, Totals};
 use show::{Averages, Scene};
 
-/// Names of the database that is the console; the second is what PgBouncer's tools ask for.
+/// Names of the console database; the second one is what tools for PgBouncer ask for.
 pub const DATABASES: [&str; 2] = ["kingpost", "pgbouncer"];
 
-/// Commands that wait for the console thread.
+/// Most commands that wait for the console's thread.
 const QUEUE: usize = 64;
-/// Commands that wait for something to happen, all consoles together.
+/// Most commands that wait for an event, over all consoles.
 const MOST_PENDING: usize = 64;
-/// Time between two looks at what pending commands wait for.
+/// Time between two checks of what pending commands wait for.
 const POLL: Duration = Duration::from_millis(20);
 /// Longest wait for the workers' reports.
 const REPORTS: Duration = Duration::from_secs(5);
-/// Longest wait for a primary that somebody says is there.
+/// Longest wait for a primary that a caller says is there.
 const TIMELINE: Duration = Duration::from_secs(60);
-/// Time over which `SHOW STATS` averages.
+/// Period over which `SHOW STATS` averages.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// What the process around the proxy does for an operator.
+/// What the process around the proxy can do for an operator.
 pub trait Process: Send + Sync {
     /// Reads the configuration again.
     ///
     /// # Errors
-    /// It is refused, and the old one stays; the text says why.
+    /// The new configuration is refused and the old one stays; the text says why.
     fn reload(&self) -> Result<(), String>;
     /// Begins to stop, as SIGTERM does.
     fn stop(&self);
 }
 
-/// A command of an operator.
+/// An operator's command.
 #[derive(Debug)]
 pub(crate) struct Request {
-    /// Whose worker and connection.
+    /// The worker and the connection that sent the command.
     pub(crate) worker: usize,
     pub(crate) client: Token,
     pub(crate) text: String,
     pub(crate) access: Access,
 }
 
-/// Where workers put requests.
+/// Where workers put commands.
 #[derive(Clone)]
 pub(crate) struct Desk(SyncSender<Request>);
 
-/// What the console knows of the proxy.
+/// What the console uses of the proxy.
 pub(crate) struct Room {
     /// What the workers wait with.
     pub(crate) driver: &'static str,
@@ -93,7 +93,7 @@ pub(crate) struct Room {
     pub(crate) started: Instant,
 }
 
-/// The console thread's state.
+/// The state of the console's thread.
 struct Console {
     room: Arc<Room>,
     pending: Vec<Pending>,
@@ -101,7 +101,7 @@ struct Console {
     averages: Averages,
 }
 
-/// A command that waits for something.
+/// A command that waits for an event.
 struct Pending {
     worker: usize,
     client: Token,
@@ -110,17 +110,18 @@ struct Pending {
 }
 
 enum Until {
-    /// No server connection of this database (of any, if None) is open.
+    /// No server connection of this database is open (`None`: of any database).
     Closed(Option<String>),
-    /// None that was opened before the command and is to be closed is open.
+    /// No server connection is open that was to be closed when the command came.
     ClosedOld(Option<String>, Instant),
-    /// No server connection is open, and no answer to a commit is held back: what the lease pauses is at rest.
+    /// No server connection is open, and no answer to a commit is held back: everything that the lease pauses is at
+    /// rest.
     Quiet,
-    /// A primary on this timeline, or a later one, is known; or this time has come.
+    /// A primary on this timeline or a later one is known, or this time has come.
     Timeline(u32, Instant),
 }
 
-/// What a command comes to.
+/// The result of a command.
 enum Outcome {
     Answer(Vec<u8>),
     Wait(Until, &'static str),
@@ -129,7 +130,7 @@ enum Outcome {
 /// Whether a text is a command of the console.
 ///
 /// # Errors
-/// It is not: what whoever sent it is told.
+/// The text is no command: the message for its sender.
 pub fn understands(text: &str) -> Result<(), String> {
     command::parse(text).map(drop)
 }
@@ -166,7 +167,8 @@ impl Room {
         }
     }
 
-    /// What every worker has. A worker that does not answer in time is left out: better a part than nothing.
+    /// The reports of all workers. A worker that does not answer in time is left out: a partial answer is better than
+    /// none.
     fn look(&self, look: Look, limit: Duration) -> Vec<Report> {
         let (sender, receiver) = sync_channel(self.mailboxes.len());
         for mailbox in self.mailboxes.iter() {
@@ -196,7 +198,7 @@ impl Room {
 
 // === impl Console ===
 
-/// Serves consoles until every desk is gone.
+/// Serves consoles until all desks are gone.
 pub(crate) fn run(room: Arc<Room>, requests: &Receiver<Request>) {
     let averages = Averages::new(room.started);
     let mut console = Console { room, pending: Vec::new(), lease: Lease::default(), averages };
@@ -284,7 +286,7 @@ impl Console {
                 if database.is_none() {
                     self.lease.end();
                 }
-                // A PAUSE that was not over yet never will be.
+                // A PAUSE that is still pending can't come to its end any more.
                 self.refuse("RESUME came before everything was closed", |until| match until {
                     Until::Closed(of) => database.is_none() || *of == database,
                     Until::Quiet => database.is_none(),
@@ -353,7 +355,7 @@ impl Console {
         ended(out)
     }
 
-    /// Refuses the pending commands that wait for something like this.
+    /// Refuses pending commands of this kind.
     fn refuse(&mut self, why: &str, which: impl Fn(&Until) -> bool) {
         let room = &self.room;
         self.pending.retain(|pending| {
@@ -392,7 +394,7 @@ impl Console {
             _ => None,
         });
         match wanted.min() {
-            // Whoever asks knows that it is there: it need not wait for the next probe.
+            // The caller knows that the primary is there, so the next probe is not waited for.
             Some(wanted) if wanted > there => topology.probe_now(),
             Some(_) if self.lease.end() => {
                 self.room.tell_all(&Operation::ResumeLeased);
@@ -411,7 +413,7 @@ impl Console {
         let reports = self.room.look(Look { servers: true, ..Look::default() }, REPORTS);
         let open = |database: &Option<String>, before: Option<Instant>| {
             reports.iter().flat_map(|report| &report.servers).any(|server| {
-                // One that listens stays for as long as its clients do.
+                // A listening connection stays as long as its clients do.
                 server.state != "listening"
                     && database.as_ref().is_none_or(|name| **name == *server.database)
                     && before.is_none_or(|before| server.retire && server.connected <= before)

@@ -1,4 +1,4 @@
-//! Looking and acting from inside the process, without the console's protocol.
+//! Looking at the proxy, and acting on it, from inside the process and without the console's protocol.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,11 @@ use crate::core::Mail;
 use crate::driver::mailbox::Letter;
 use crate::metrics::Snapshot;
 
-/// Longest wait for the workers' reports: who looks every second would rather have a part now than all of it later.
+/// Longest wait for the workers' reports: whoever looks every second prefers a partial answer now to a complete one
+/// later.
 const REPORTS: Duration = Duration::from_secs(1);
 
-/// A handle to a running proxy for whoever shows it. After the proxy's end it sees nothing any more.
+/// A handle to a running proxy. After the proxy's end it sees nothing any more.
 #[derive(Clone)]
 pub struct Observer(Arc<Room>);
 
@@ -21,19 +22,19 @@ impl Observer {
         Observer(room)
     }
 
-    /// The workers' numbers, added up.
+    /// The workers' counters, added up.
     #[must_use]
     pub fn metrics(&self) -> Snapshot {
         Snapshot::of(self.0.metrics.iter().map(|metrics| &**metrics))
     }
 
-    /// Every pool, over all workers. Blocks until they have answered, at most for a second.
+    /// All pools, over all workers. Blocks until the workers have answered, at most for a second.
     #[must_use]
     pub fn pools(&self) -> Vec<PoolReport> {
         show::wholes(&self.0.look(Look::default(), REPORTS))
     }
 
-    /// Every client with its number in `SHOW CLIENTS`. Blocks likewise.
+    /// All clients, with their numbers in `SHOW CLIENTS`. Blocks likewise.
     #[must_use]
     pub fn clients(&self) -> Vec<(u64, ClientReport)> {
         let reports = self.0.look(Look { clients: true, ..Look::default() }, REPORTS);
@@ -44,18 +45,18 @@ impl Observer {
         reports.into_iter().flat_map(of).collect()
     }
 
-    /// Whether clients may name this database.
+    /// Whether clients may ask for this database.
     #[must_use]
     pub fn has_database(&self, name: &str) -> bool {
         self.0.settings().database(name).is_some()
     }
 
-    /// Begins it in every worker, and does not wait for its end.
+    /// Starts the operation in every worker, and does not wait for its end.
     pub fn operate(&self, operation: &Operation) {
         self.0.tell_all(operation);
     }
 
-    /// Closes a client by its number in `SHOW CLIENTS`; false: there is none. Blocks as [`Observer::clients`].
+    /// Closes a client by its number in `SHOW CLIENTS`; false if there is none. Blocks like [`Observer::clients`].
     #[must_use]
     pub fn kill_client(&self, id: u64) -> bool {
         let reports = self.0.look(Look { clients: true, ..Look::default() }, REPORTS);

@@ -1,4 +1,4 @@
-//! What a worker says of itself when it is asked.
+//! A worker's report to the console.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,50 +11,50 @@ use crate::core::statistics::StatementReport;
 use crate::core::token::Token;
 use crate::settings::Gate;
 
-/// What a report is to have beyond its pools.
+/// What a report is to contain besides its pools.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Look {
-    /// Every client.
+    /// All clients.
     pub clients: bool,
-    /// Every server connection.
+    /// All server connections.
     pub servers: bool,
-    /// Every shape of statement.
+    /// All statement shapes.
     pub statements: bool,
 }
 
-/// What an operator has done to it, in every worker.
+/// An operation of an operator, sent to every worker.
 #[derive(Debug, Clone)]
 pub enum Operation {
-    /// Server connections of this database (None: of all) are given to nobody any more, and closed when they are free.
+    /// Pauses a database (`None`: all): no server connection is given out, and each one is closed when it is free.
     Pause(Option<String>),
-    /// They are given out again, whoever paused them.
+    /// Ends pauses of a database (`None`: all), whoever began them.
     Resume(Option<String>),
-    /// As `Pause` of all databases, on behalf of a program whose lease ends; what an operator has paused stays so.
+    /// Pauses all databases, for a program that holds a lease. Separate from `Pause`: an operator's pause stays.
     PauseLeased,
     /// Ends `PauseLeased`, and nothing else.
     ResumeLeased,
-    /// They are closed when they are free, and new ones opened.
+    /// Closes server connections of a database (`None`: of all) when they are free; new ones are opened as needed.
     Reconnect(Option<String>),
-    /// Clients and server connections of it are closed now, and it is paused.
+    /// Closes clients and server connections of a database (`None`: of all) now, and pauses it.
     Kill(Option<String>),
-    /// One client is closed.
+    /// Closes one client.
     KillClient(Token),
-    /// Statements are counted from here.
+    /// Resets the statistics of statements.
     ResetStatements,
 }
 
-/// One worker at one moment.
+/// The state of one worker.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Its number.
+    /// The worker's number.
     pub worker: usize,
-    /// Its part of every pool.
+    /// The worker's part of each pool.
     pub pools: Vec<PoolReport>,
-    /// Its clients, if they were asked for.
+    /// The clients, if they were asked for.
     pub clients: Vec<ClientReport>,
-    /// Its server connections, if they were asked for.
+    /// The server connections, if they were asked for.
     pub servers: Vec<ServerReport>,
-    /// Shapes of statements and their numbers, if they were asked for.
+    /// Statement shapes and their counts, if they were asked for.
     pub statements: Vec<StatementReport>,
     /// Clients that have not logged in.
     pub logging_in: usize,
@@ -63,55 +63,55 @@ pub struct Report {
 /// One worker's part of a pool.
 #[derive(Debug, Clone)]
 pub struct PoolReport {
-    /// As clients name it.
+    /// The database, by the name that clients use.
     pub database: Arc<str>,
-    /// Whose.
+    /// The user.
     pub user: Arc<str>,
-    /// When a client holds on to a server connection.
+    /// How long a client keeps a server connection.
     pub mode: PoolMode,
-    /// An operator has paused it.
+    /// The pool is paused.
     pub paused: bool,
-    /// Clients of it.
+    /// Clients of the pool.
     pub clients: usize,
-    /// Of these, those that wait for a server connection.
+    /// Clients that wait for a server connection.
     pub waiting: usize,
     /// How long the first of them has waited.
     pub oldest_wait: Duration,
     /// Server connections in use.
     pub busy: usize,
-    /// Idle ones.
+    /// Idle server connections.
     pub idle: usize,
-    /// Those being opened.
+    /// Server connections being opened.
     pub connecting: usize,
-    /// Those that wait for a cancel request to arrive before they are used again.
+    /// Server connections that wait until a cancel request has arrived.
     pub cancelling: usize,
-    /// How its commits are held back; None: they are not.
+    /// How answers to commits are held back; `None`: they are not.
     pub gate: Option<GateReport>,
-    /// Since the worker started.
+    /// Counts since the worker started.
     pub totals: Totals,
 }
 
-/// How one worker's part of a pool holds commits back, and which.
+/// How one worker's part of a pool holds back answers to commits, and how many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GateReport {
-    /// What is configured.
+    /// The configuration.
     pub settings: Gate,
-    /// Server connections leave the flush of their commits to the oracle's questions.
+    /// Servers do not flush commits of this pool; the oracle's queries have them flushed.
     pub lazy: bool,
-    /// Fewer relays than `settings.relays` have confirmed anything for longer than is allowed.
+    /// Fewer relays than `settings.relays` have confirmed anything for longer than the limit.
     pub degraded: bool,
-    /// Clients of which an answer is held back.
+    /// Clients with an answer that is held back.
     pub held: usize,
-    /// For how long the first of these has been.
+    /// For how long the first such answer has been held back.
     pub longest: Duration,
 }
 
-/// What a pool has done.
+/// Counts of one pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Times a server connection was given to a client.
+    /// How often a server connection was given to a client.
     pub assignments: u64,
-    /// Times one came back.
+    /// How often a server connection was given back.
     pub transactions: u64,
     /// Statements (simple queries and extended-protocol batches) that a server answered.
     pub queries: u64,
@@ -130,89 +130,89 @@ pub struct Totals {
 /// A client.
 #[derive(Debug, Clone)]
 pub struct ClientReport {
-    /// Its name inside its worker.
+    /// The client's token, which is unique within its worker.
     pub token: Token,
-    /// Who; empty before it has said so.
+    /// The user; empty before the startup packet.
     pub user: Arc<str>,
-    /// Of which database.
+    /// The database.
     pub database: Arc<str>,
     /// `login`, `waiting`, `active`, `idle`, `console`.
     pub state: &'static str,
-    /// Since when it is connected.
+    /// When the client connected.
     pub connected: Instant,
-    /// Since when it waits, or since when its statement runs.
+    /// Since when the client waits, or its statement runs.
     pub since: Option<Instant>,
-    /// The server connection it holds.
+    /// The server connection that the client uses.
     pub server: Option<Token>,
-    /// What it calls itself.
+    /// The client's `application_name`.
     pub application: String,
-    /// Prepared statements it has names for.
+    /// Number of the client's prepared statements.
     pub prepared: usize,
-    /// What keeps it on its server connection.
+    /// The reasons why the client keeps its server connection.
     pub pins: sql::Pins,
-    /// It speaks TLS.
+    /// The client speaks TLS.
     pub tls: bool,
-    /// From where; None for a Unix socket. Filled in by the driver.
+    /// The client's address; `None` over a Unix socket. Filled in by the driver.
     pub address: Option<SocketAddr>,
-    /// Where it came in. Likewise.
+    /// The address that the client connected to; likewise.
     pub local: Option<SocketAddr>,
 }
 
 /// A server connection.
 #[derive(Debug, Clone)]
 pub struct ServerReport {
-    /// Its name inside its worker.
+    /// The server connection's token, which is unique within its worker.
     pub token: Token,
-    /// Who.
+    /// The user.
     pub user: Arc<str>,
-    /// Of which database, as clients name it.
+    /// The database, by the name that clients use.
     pub database: Arc<str>,
-    /// On which node.
+    /// The node.
     pub node: NodeId,
     /// `login`, `active`, `idle`, `being_canceled`, `closing`.
     pub state: &'static str,
-    /// It is closed as soon as nobody uses it.
+    /// The connection is closed as soon as nobody uses it.
     pub retire: bool,
-    /// Since when it is open or being opened.
+    /// Since when the connection is open, or being opened.
     pub connected: Instant,
-    /// Since when it is in its state.
+    /// Since when the connection is in this state.
     pub since: Instant,
-    /// The client that holds it.
+    /// The client that uses the connection.
     pub client: Option<Token>,
-    /// The server's process.
+    /// The backend's process id.
     pub pid: u32,
-    /// It speaks TLS.
+    /// The connection speaks TLS.
     pub tls: bool,
-    /// Statements on it, if it is a shared lane.
+    /// The statements on the connection, if it is a lane.
     pub lane: Option<LaneReport>,
-    /// Prepared statements it has.
+    /// Ids of the prepared statements that the connection has.
     pub prepared: Vec<u64>,
-    /// What its session is called at the moment.
+    /// The `application_name` of the client that uses the connection.
     pub application: String,
-    /// To where; None for a Unix socket. Filled in by the driver.
+    /// The server's address; `None` over a Unix socket. Filled in by the driver.
     pub address: Option<SocketAddr>,
-    /// From where. Likewise.
+    /// The local address; likewise.
     pub local: Option<SocketAddr>,
 }
 
 impl ClientReport {
-    /// What keeps it on its server connection, by name.
+    /// The reasons why the client keeps its server connection, by name.
     pub fn pinned_by(&self) -> impl Iterator<Item = &'static str> + use<> {
         let pins = self.pins;
         sql::Pins::NAMES.iter().filter(move |(pin, _)| pins.0 & pin.0 != 0).map(|(_, name)| *name)
     }
 }
 
-/// A server connection that is a shared lane.
+/// A server connection that is a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneReport {
-    /// Statements on it that have not been answered.
+    /// Statements that have not been answered.
     pub statements: usize,
-    /// Statements let in since it last had none.
+    /// Statements admitted since the connection was last free.
     pub admitted: u32,
-    /// Since when the front one runs.
+    /// Since when the front statement runs.
     pub since: Instant,
-    /// Nobody enters any more.
+    /// No more statements are admitted.
     pub closed: bool,
 }
 

@@ -19,7 +19,7 @@ use crate::core::token::Token;
 use crate::metrics::{Metrics, Snapshot};
 use crate::settings::Settings;
 
-/// Everything that a table can be made of.
+/// All that tables are made from.
 pub(super) struct Scene<'a> {
     pub(super) reports: &'a [Report],
     pub(super) settings: &'a Settings,
@@ -36,7 +36,7 @@ pub(super) struct Scene<'a> {
     pub(super) own: (usize, Token),
 }
 
-/// What databases do in a second, over the last full period.
+/// What databases do per second, averaged over the last full period.
 #[derive(Debug)]
 pub(super) struct Averages {
     since: Instant,
@@ -99,7 +99,7 @@ fn by_database(reports: &[Report]) -> BTreeMap<Arc<str>, Totals> {
     totals
 }
 
-/// The client that has this number, and its worker.
+/// The client with this number, and its worker.
 pub(super) fn client_of(reports: &[Report], id: u64) -> Option<(usize, Token)> {
     let mut clients =
         reports.iter().flat_map(|report| report.clients.iter().map(|client| (report.worker, client.token)));
@@ -132,7 +132,7 @@ pub(super) fn wholes(reports: &[Report]) -> Vec<PoolReport> {
     wholes.into_values().collect()
 }
 
-/// Columns that `SHOW CLIENTS` and `SHOW SERVERS` have in common, as PgBouncer has them.
+/// Columns that `SHOW CLIENTS` and `SHOW SERVERS` have in common, as in PgBouncer.
 const CONNECTION: &[(&str, Of)] = &[
     ("type", Text),
     ("user", Text),
@@ -174,7 +174,7 @@ const COUNTS: &[Count] = &[
 // === impl Scene ===
 
 impl Scene<'_> {
-    /// What `SHOW` of this shows.
+    /// The table for this `SHOW`.
     pub(super) fn table(&self, show: Show) -> Table {
         match show {
             Show::Help => help(),
@@ -642,7 +642,7 @@ impl Scene<'_> {
 /// Statements that `SHOW STATEMENTS` lists.
 const MOST_STATEMENTS: usize = 500;
 
-/// What statements have taken over all workers, by their texts without literals.
+/// The counts of statements over all workers, by their texts without literals.
 fn statements(reports: &[Report]) -> Table {
     let mut sums: BTreeMap<String, Counts> = BTreeMap::new();
     for statement in reports.iter().flat_map(|report| &report.statements) {
@@ -704,7 +704,7 @@ fn place(address: Option<SocketAddr>) -> (Value, Value) {
     }
 }
 
-/// A moment as the clock on the wall had it: UTC, to the second.
+/// A moment in UTC, to the second.
 fn wall(at: Instant, now: Instant) -> String {
     let then = SystemTime::now() - now.saturating_duration_since(at);
     humantime::format_rfc3339_seconds(then).to_string().replace('T', " ").replace('Z', " UTC")

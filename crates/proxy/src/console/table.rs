@@ -75,7 +75,7 @@ impl Table {
         Table { columns: columns.to_vec(), rows: Vec::new() }
     }
 
-    /// One row more.
+    /// Adds a row.
     pub(super) fn row(&mut self, row: Vec<Value>) {
         debug_assert_eq!(row.len(), self.columns.len(), "{:?}", self.columns);
         self.rows.push(row);

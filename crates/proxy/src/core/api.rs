@@ -1,4 +1,4 @@
-//! What a core is given beside bytes, and what it asks of its driver.
+//! What a core is given besides bytes, and what it asks of its driver.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,159 +15,162 @@ use crate::config::{Access, RouteTo};
 use crate::console::Operation;
 use crate::settings::Settings;
 
-/// What a client connection came with.
+/// Where a client connection came from.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Peer {
-    /// The listener's fixed destination.
+    /// The fixed destination that the listener is configured with.
     pub route: Option<RouteTo>,
-    /// It came over a Unix socket: there is no TLS, and none is asked for.
+    /// The client came over a Unix socket, where TLS is neither offered nor required.
     pub local: bool,
-    /// From where; None: over a Unix socket.
+    /// The client's address; `None` over a Unix socket.
     pub address: Option<IpAddr>,
 }
 
-/// What one worker sends another.
+/// A letter from one worker (or the control thread) to another.
 pub enum Mail {
-    /// An idle server connection is wanted. Any answer is an [`Effect::Move`].
+    /// Another worker wants an idle server connection. If this worker gives one, it sends it by [`Effect::Move`].
     Want {
-        /// Of which pool.
+        /// The pool of the connection.
         key: PoolKey,
-        /// On which node.
+        /// The node of the connection.
         node: NodeId,
-        /// By which worker.
+        /// The worker that wants the connection.
         from: usize,
     },
-    /// A cancel request for one of this worker's clients.
+    /// A cancel request for a client of this worker.
     Cancel {
-        /// As the requester sent it.
+        /// The process id of the cancel request, as the requester sent it.
         pid: u32,
-        /// Likewise.
+        /// The secret key of the cancel request, likewise.
         secret: Vec<u8>,
-        /// Which worker is to be told when it is done.
+        /// The worker that is told when the request has been handled.
         from: usize,
-        /// The requester's connection there.
+        /// The requester's connection on that worker.
         requester: Token,
     },
-    /// A cancel request has had its effect, or none: the requester may be closed.
+    /// The cancel request has been handled, whether or not it cancelled something: the requester's connection may be
+    /// closed.
     Cancelled(Token),
-    /// About a pool's shared connection that listens.
+    /// About the server connection that listens for all clients of a pool.
     Listen {
-        /// Which pool.
+        /// The pool.
         key: PoolKey,
-        /// What.
+        /// What is asked or answered.
         word: Word,
     },
     /// A new configuration.
     Settings(Arc<Settings>),
-    /// What the console says to one of this worker's clients.
+    /// The console's answer to one of this worker's clients.
     Answer {
-        /// Whose command it was.
+        /// The client whose command is answered.
         client: Token,
-        /// Messages up to `ReadyForQuery`.
+        /// Messages of the protocol, up to and with `ReadyForQuery`.
         bytes: Vec<u8>,
     },
-    /// What a lookup has found for one of this worker's clients.
+    /// The result of looking up a user for a client of this worker.
     Account {
-        /// Whose login it was.
+        /// The client that logs in.
         client: Token,
-        /// What there is to compare its proof with.
+        /// The account, with the verifier or password that the client's proof is compared with.
         answer: Answer,
     },
-    /// An operator's doing.
+    /// A command of an operator.
     Operate(Operation),
-    /// Idle clients are closed now; the others when their transaction ends.
+    /// Shutdown: idle clients are closed now, the others when their transaction ends.
     Drain,
 }
 
-/// What the driver is asked to do.
+/// What the core asks the driver to do.
 pub enum Effect {
-    /// Connect a socket; then [`Core::connected`](super::Core::connected) or [`Core::closed`](super::Core::closed).
+    /// Connect a socket, then call [`Core::connected`](super::Core::connected) or
+    /// [`Core::closed`](super::Core::closed).
     Connect {
-        /// For this connection.
+        /// The core's token for the new connection.
         token: Token,
-        /// Where to.
+        /// Where to connect to.
         address: Address,
     },
-    /// From here on the connection speaks TLS. What the core still has to write to it goes before that, in clear;
-    /// what it was given and has not used ([`Core::early`](super::Core::early)) is TLS already. Then [`Core::secured`](super::Core::secured) or [`Core::insecure`](super::Core::insecure).
+    /// Start TLS on a connection. Output that the core has not seen written yet is sent first, in clear. Bytes that the
+    /// core was given and has not used ([`Core::early`](super::Core::early)) are already TLS. Then call
+    /// [`Core::secured`](super::Core::secured) or [`Core::insecure`](super::Core::insecure).
     Secure {
-        /// Which.
+        /// The connection.
         token: Token,
-        /// How.
+        /// As TLS server or as TLS client.
         with: Secure,
     },
-    /// Write `last` as far as that goes at once, and close. The token is no longer known to the core.
+    /// Write as much of `last` as the socket takes at once, and close. The core no longer knows the token.
     Close {
-        /// Which.
+        /// The connection.
         token: Token,
-        /// What was still to be written.
+        /// Bytes that were still to be written.
         last: Vec<u8>,
     },
-    /// Stop reading.
+    /// Stop reading from the connection.
     Pause(Token),
-    /// Read again.
+    /// Read from the connection again.
     Resume(Token),
-    /// Give a connection, socket and all, to another worker.
+    /// Give a connection, with its socket, to another worker.
     Move {
-        /// Which socket. The token is no longer known to the core.
+        /// The connection. The core no longer knows the token.
         token: Token,
-        /// To which worker.
+        /// The worker that takes the connection.
         to: usize,
-        /// What goes with the socket: for [`Core::adopt`](super::Core::adopt).
+        /// The state that goes with the socket, for [`Core::adopt`](super::Core::adopt).
         moved: Box<Moved>,
     },
-    /// Ask the console: its answer comes by [`Mail::Answer`].
+    /// Pass a command on to the console, which answers by [`Mail::Answer`].
     Ask {
-        /// For this client.
+        /// The client that sent the command.
         client: Token,
-        /// The command.
+        /// The text of the command.
         text: String,
-        /// What the client may do.
+        /// What the client is allowed to do.
         access: Access,
     },
-    /// Look a user up: what is found comes by [`Mail::Account`].
+    /// Look up a user; the result comes as [`Mail::Account`].
     LookUp {
-        /// For this client.
+        /// The client that logs in.
         client: Token,
-        /// Its name.
+        /// The user's name.
         user: Arc<str>,
     },
     /// Send mail to a worker.
     Post {
-        /// To which.
+        /// The worker.
         to: usize,
-        /// What.
+        /// The letter.
         mail: Mail,
     },
 }
 
-/// How a connection begins with TLS.
+/// How a connection starts TLS.
 #[derive(Debug)]
 pub enum Secure {
-    /// As the server.
+    /// The peer is a client.
     Accept {
-        /// With the certificates of the day.
+        /// Has the current certificates.
         acceptor: Arc<tls::Acceptor>,
-        /// The client began with it, without SSLRequest.
+        /// The client began with TLS directly, without SSLRequest.
         direct: bool,
     },
-    /// As the client.
+    /// The peer is a server.
     Connect(tls::Target),
 }
 
 /// A connection on its way to another worker.
 pub struct Moved(pub(super) Moving);
 
-/// Which.
+/// What moves.
 pub(super) enum Moving {
-    /// An idle server connection of this pool.
+    /// An idle server connection of the pool `key`.
     Server { key: PoolKey, server: Box<Server> },
-    /// A client that has shown who it is, and has not been told so.
+    /// A client that has authenticated and has not been told so yet.
     Client(Box<Client>),
 }
 
 impl Moved {
-    /// Bytes have come for it meanwhile.
+    /// Adds bytes that arrived while the connection was on its way.
     pub(super) fn received(&mut self, bytes: &[u8]) {
         match &mut self.0 {
             Moving::Server { server, .. } => server.input.extend_from_slice(bytes),

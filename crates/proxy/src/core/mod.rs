@@ -7,10 +7,10 @@
 //! ```
 //!
 //! A [`Core`] is given bytes, the time and mail from other workers; it appends to the outputs of its connections and
-//! to a list of [`Effect`]s. It never touches a socket or a clock, so the same code runs under the event loop, in unit
-//! tests and under a fuzzer. TLS is below it: the core decides when a connection begins with it ([`Effect::Secure`]) and
-//! what its peer's certificate is good for; what it is given and what it gives is plaintext.
-//!
+//! A [`Core`] is given bytes, the time and mail from other workers. It appends to the outputs of its connections and to
+//! a list of [`Effect`]s. It never touches a socket or a clock, so the same code runs under the event loop, in unit
+//! tests and under a fuzzer. TLS is a layer below: the core decides when a connection starts TLS ([`Effect::Secure`])
+//! and whether the peer's certificate is good enough; all bytes that the core reads and writes are plaintext.
 //! Some folders are types with private fields, which know nothing of a `Core`: `prepared`, `parameters`, `server::protocol`,
 //! `lane::{fit, cost}`, `commit::fate`, `observe::{statistics, trace}`, `memory`. The others say what a `Core` does:
 //!
@@ -73,25 +73,28 @@ pub use pool::PoolKey;
 pub(crate) use prepared::StatementName;
 pub use shared::Shared;
 
-/// Runs the state of what a server connection owes against a model of a server, by messages that a fuzzer thinks of.
+/// Checks `server::protocol` (what a server connection still owes) against a model of a server, with messages made from
+/// the fuzzer's bytes.
 #[cfg(fuzzing)]
 pub fn fuzz_protocol(data: &[u8]) {
     server::protocol::model::fuzz(data);
 }
 
-/// Longest text that is parsed to find out what it is, in bytes; a longer one goes to the primary.
+/// Longest statement text that is parsed to classify it, in bytes. A longer statement goes to the primary.
 const CLASSIFY_MAX: usize = 64 << 10;
-/// Longest unit that is kept whole before its destination is decided, and that can be sent again, in bytes.
+/// Longest unit (see [`session`]) that is buffered whole before its node is chosen, and that can be sent again, in
+/// bytes.
 const UNIT_MAX: usize = 64 << 10;
-/// Reply bytes held back so that the statement can still be sent to another server, in bytes.
+/// Most reply bytes of one unit that are held back so that the unit can still be sent to another server.
 const HOLD_MAX: usize = 16 << 10;
-/// Longest message of a server that is kept whole though it is not a statement's rows (errors, authentication), in bytes.
+/// Longest server message outside of a result's rows (an error, an authentication request) that is buffered whole, in
+/// bytes.
 const SMALL_MAX: usize = 64 << 10;
 /// Longest description (`RowDescription`, `ParameterDescription`) that is kept whole, in bytes: 1664 columns with names of 63 bytes are 140 kB,
 /// 65535 parameters 262 kB.
 const DESCRIPTION_MAX: usize = 512 << 10;
 
-/// What clients are told at the end.
+/// The text of the FATAL error that clients get when the proxy shuts down.
 const DRAINING: &str = "terminating connection: the proxy is shutting down";
 
 /// One worker's state.
@@ -120,22 +123,22 @@ pub struct Core {
     /// When users that were looked up were last looked at.
     revision: Revision,
     paused: Paused,
-    /// Makes the driver take a turn, from any thread.
+    /// Wakes the driver for a turn; may be called from any thread.
     bell: Arc<dyn Fn() + Send + Sync>,
     buffers: Buffers,
-    /// Clients whose kept input can be looked at again.
+    /// Clients whose buffered input is to be looked at again in this step.
     runnable: VecDeque<Token>,
-    /// Clients that go to other workers at the end of this step.
+    /// Clients that move to another worker at the end of this step, with the number of that worker.
     leaving: Vec<(Token, usize)>,
-    /// Server connections whose `ReadyForQuery` was put off: it can be looked at again.
+    /// Server connections whose `ReadyForQuery` was put off and can now be handled.
     unheld: VecDeque<Token>,
-    /// Connections with something to write.
+    /// Connections that have output for the driver to write.
     dirty: Vec<Token>,
     effects: Vec<Effect>,
     draining: bool,
-    /// When it began; clients count their seconds from here.
+    /// When the worker started; [`Client::connected`] counts seconds from here.
     born: Instant,
-    /// The last node that was known to be primary.
+    /// The node that was primary last, also while there is none.
     last_primary: Option<NodeId>,
     random: u64,
 }
@@ -159,7 +162,8 @@ impl Core {
             metrics,
             now,
             view,
-            // As with the driver's sockets: mapped apart from the start, and not in memory where it is not used.
+            // The slab's memory is mapped once, up front; the pages that no client has used yet take no physical
+            // memory.
             clients: slab::Slab::with_capacity(1024),
             servers: slab::Slab::new(),
             cancels: slab::Slab::new(),
@@ -184,14 +188,15 @@ impl Core {
         }
     }
 
-    /// What makes the driver take a turn, from any thread: called when something has been reached that a client waits for.
+    /// Sets the call that wakes the driver for a turn, from any thread: made when a position that a client waits for
+    /// has been reached.
     pub fn wake_by(&mut self, bell: Arc<dyn Fn() + Send + Sync>) {
         self.bell = bell;
     }
 
     // --- what the driver calls ---
 
-    /// A new turn begins at this time.
+    /// A new turn of the event loop begins at `now`.
     pub fn turn(&mut self, now: Instant) {
         let then = std::mem::replace(&mut self.now, now);
         self.metrics.turns.add(1);
@@ -213,7 +218,7 @@ impl Core {
         }
     }
 
-    /// Takes a client connection in.
+    /// Takes in a client connection that the acceptor has accepted.
     pub fn accept(&mut self, peer: Peer) -> Token {
         let index = self.clients.vacant_key();
         let token = self.token(Kind::Client, index);
@@ -225,7 +230,7 @@ impl Core {
         token
     }
 
-    /// Bytes have arrived.
+    /// The peer of this connection has sent `bytes` (plaintext).
     pub fn received(&mut self, token: Token, bytes: &[u8]) {
         match token.kind() {
             Kind::Client if self.is_client(token) => {
@@ -242,8 +247,8 @@ impl Core {
             }
             Kind::Cancel if self.is_cancel(token) => self.cancel_received(token.index(), bytes),
             Kind::Server | Kind::Client => {
-                // What one read of the socket gave comes in pieces (records of TLS): the first may have sent the connection on its
-                // way to another worker, and the rest goes with it.
+                // One read of the socket can give several TLS records, so several calls. The first may have sent the
+                // connection on its way to another worker (`Effect::Move`): the bytes of the later ones travel with it.
                 let moved = self.effects.iter_mut().rev().find_map(|effect| match effect {
                     Effect::Move { token: of, moved, .. } if *of == token => Some(moved),
                     _ => None,
@@ -257,7 +262,7 @@ impl Core {
         self.run();
     }
 
-    /// Bytes that the core was given and has not used: to be asked for once, when [`Effect::Secure`] is carried out.
+    /// Bytes that the core was given and has not used. The driver asks once, when it carries out [`Effect::Secure`].
     pub fn early(&mut self, token: Token) -> Vec<u8> {
         match token.kind() {
             Kind::Client if self.is_client(token) => {
@@ -272,7 +277,7 @@ impl Core {
         }
     }
 
-    /// A connection's handshake is done.
+    /// The TLS handshake of a connection is done.
     pub fn secured(&mut self, token: Token, identity: tls::Identity) {
         match token.kind() {
             Kind::Client if self.is_client(token) => {
@@ -290,7 +295,7 @@ impl Core {
         self.run();
     }
 
-    /// A connection's TLS can't go on: as [`closed`](Core::closed).
+    /// TLS has failed on a connection, which is then treated as [`closed`](Core::closed).
     pub fn insecure(&mut self, token: Token, why: &str) {
         self.metrics.tls_failures.add(1);
         if token.kind() == Kind::Client {
@@ -299,7 +304,7 @@ impl Core {
         self.closed(token, why);
     }
 
-    /// A connection that the core asked for is there.
+    /// A connection that the core asked for by [`Effect::Connect`] is established.
     pub fn connected(&mut self, token: Token) {
         match token.kind() {
             Kind::Server if self.is_server(token) => self.server_connected(token.index()),
@@ -309,7 +314,8 @@ impl Core {
         self.run();
     }
 
-    /// The peer closed the connection, or it broke, or could not be made. The driver has not closed it yet.
+    /// The peer closed the connection, or the connection broke or could not be made. The driver still has the socket
+    /// open.
     pub fn closed(&mut self, token: Token, why: &str) {
         match token.kind() {
             Kind::Client if self.is_client(token) => self.close_client(token.index()),
@@ -320,7 +326,7 @@ impl Core {
         self.run();
     }
 
-    /// What is to be written to a connection.
+    /// The bytes that the driver is to write to this connection.
     pub fn output(&self, token: Token) -> Option<&Output> {
         match token.kind() {
             Kind::Client if self.is_client(token) => Some(&self.clients[token.index()].output),
@@ -330,7 +336,7 @@ impl Core {
         }
     }
 
-    /// The first `count` bytes of the output were written.
+    /// The driver has written the first `count` bytes of the connection's output.
     pub fn wrote(&mut self, token: Token, count: usize) {
         let limit = self.settings.buffer_limit / 2;
         match token.kind() {
@@ -347,7 +353,7 @@ impl Core {
                 }
                 let client = &self.clients[token.index()];
                 if client.paused && client.output.unread() < limit {
-                    // Whether it may be read again depends on its server, too.
+                    // The client's server connection may still be too slow for the client to be read again.
                     self.bound_input(token.index());
                 }
             }
@@ -379,17 +385,18 @@ impl Core {
         Some(token)
     }
 
-    /// A turn is at its end: what has come in has been dealt with. To be called before the effects are asked for the last time.
+    /// The end of a turn: all input has been handled. The driver calls this before it takes the effects for the last
+    /// time.
     pub fn end_turn(&mut self) {
         self.publish_idle();
     }
 
-    /// The effects since the last call, moved into `into`.
+    /// Moves the effects since the last call to the end of `into`.
     pub fn take_effects(&mut self, into: &mut Vec<Effect>) {
         into.append(&mut self.effects);
     }
 
-    /// Mail from another worker or from control.
+    /// A letter from another worker or from the control thread.
     pub fn mail(&mut self, mail: Mail) {
         match mail {
             Mail::Want { key, node, from } => self.wanted(&key, node, from),
@@ -420,7 +427,7 @@ impl Core {
         self.run();
     }
 
-    /// Looks after everything that has a time limit. To be called a few times a second.
+    /// Enforces time limits and does other periodic work. The driver calls this a few times a second.
     pub fn tick(&mut self) {
         self.expire_logins();
         self.watch_relays();
@@ -443,7 +450,7 @@ impl Core {
         self.run();
     }
 
-    /// Carries out [`Effect::LookUp`]; an error if it can't be done.
+    /// Carries out [`Effect::LookUp`]: asks for the user's account. The answer comes as [`Mail::Account`].
     pub fn look_up(&self, user: &str, client: Token) -> Result<(), &'static str> {
         self.metrics.user_lookups.add(1);
         self.shared.accounts.ask(user, (self.id, client))
@@ -456,7 +463,7 @@ impl Core {
 
     // --- shared by the parts ---
 
-    /// Seconds since the worker began; in 136 years it stands still.
+    /// Seconds since the worker started; saturates after 136 years.
     fn seconds(&self) -> u32 {
         u32::try_from(self.now.saturating_duration_since(self.born).as_secs()).unwrap_or(u32::MAX)
     }
@@ -478,7 +485,8 @@ impl Core {
         self.cancels.get(token.index()).is_some_and(|cancel| cancel.token == token)
     }
 
-    /// Lets clients that were held up go on. Bounded: a client is put in the queue only by an event of its own or of its server.
+    /// Lets clients and server connections that were held up go on. The loop ends: each enters its queue only by an
+    /// event of its own or of its peer.
     fn run(&mut self) {
         loop {
             if let Some(token) = self.unheld.pop_front() {
@@ -516,7 +524,7 @@ impl Core {
             server.paused = true;
             self.effects.push(Effect::Pause(server.token));
         }
-        // The proxy's own answers count, too: who does not read them is not read.
+        // The proxy's own answers count as well: a client that does not read them is not read from.
         let client = &mut self.clients[c];
         if client.output.unread() > self.settings.buffer_limit && !client.paused {
             client.paused = true;
@@ -541,7 +549,7 @@ impl Core {
         }
     }
 
-    /// Tells a client why, and closes it.
+    /// Sends the client a FATAL error and closes it.
     fn fatal(&mut self, c: usize, code: Sqlstate, text: &str) {
         let client = &mut self.clients[c];
         client.output.retract(&mut self.buffers);
@@ -549,7 +557,7 @@ impl Core {
         self.close_client(c);
     }
 
-    /// The client broke the protocol.
+    /// Closes a client that broke the protocol, with an error that says how.
     fn violation(&mut self, c: usize, text: &str) {
         self.metrics.protocol_errors.add(1);
         self.fatal(c, Sqlstate::PROTOCOL_VIOLATION, text);
@@ -602,7 +610,7 @@ fn classifier(settings: &Settings) -> Classifier {
     })
 }
 
-/// A time limit that is over.
+/// True if `limit` has passed since `since`.
 fn over(since: Instant, limit: Duration, now: Instant) -> bool {
     now.saturating_duration_since(since) >= limit
 }

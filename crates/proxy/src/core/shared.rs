@@ -16,43 +16,45 @@ use crate::accounts::Accounts;
 
 /// What all workers of a process share.
 ///
-/// Its locks are taken when connections are made, when a pool gets its first client, when a worker meets a text for the first time, and
-/// when a notification has come: never for a statement that is known.
+/// A lock in here is taken when a connection is made, when a pool gets its first client, when a worker meets a
+/// statement text or a set of parameters for the first time, and when a notification has come: never for a statement
+/// that the worker knows.
 pub struct Shared {
-    /// Who is primary, and how far the replicas are.
+    /// The roles of the nodes, and how far each replica has replayed.
     pub topology: Arc<Topology>,
-    /// Prepared statements by content.
+    /// Prepared statements, shared by text and scope.
     pub(crate) registry: Arc<Registry>,
-    /// Server connections in all workers.
+    /// Bounds on server connections, over all workers.
     pub(crate) budgets: Budgets,
-    /// Derived SCRAM keys of the last login to a server, by user.
+    /// SCRAM keys derived at the last login to a server, by user.
     pub keys: Mutex<HashMap<String, Arc<SaltedKeys>>>,
-    /// Users that are looked up on a server.
+    /// Users whose accounts are looked up on a server.
     pub accounts: Accounts,
-    /// What clients have shown of themselves, by user: enough to log in to the servers as them.
+    /// Credentials that clients have proved, by user: with them the proxy can log in to servers as that user.
     pub(crate) passed: Mutex<HashMap<String, Passed>>,
-    /// Clients by address, database and user.
+    /// Number of clients by address, database and user.
     pub(crate) counts: Mutex<Counts>,
-    /// Clients of all workers that have logged in.
+    /// Number of clients of all workers that have logged in.
     pub(crate) inside: AtomicUsize,
-    /// Whose notifications servers' processes send.
+    /// Which client each backend runs statements for, so that notifications carry the process id that the client was
+    /// told.
     pub(crate) senders: Senders,
-    /// Numbers of the probes that say which notifications have been heard.
+    /// Numbers for the probes (notifications of the proxy's own) that show which notifications have been delivered.
     pub(crate) tide: Tide,
-    /// Bytes of notifications on their way between workers.
-    pub(crate) notices: AtomicUsize,
-    /// Makes cancel keys and the salts of users that do not exist.
+    /// Bytes of notifications that are on their way between workers.
+    pub(crate) notification_bytes: AtomicUsize,
+    /// Random: makes cancel keys, and the salts that unknown users are shown.
     pub secret: [u8; 32],
-    /// Clients of all workers.
+    /// Number of clients of all workers.
     pub clients: AtomicUsize,
     /// Number of workers.
     pub workers: usize,
-    /// Takes what is traced; nothing is set where nothing is.
+    /// Takes the spans that are traced; not set where tracing is off.
     pub sink: OnceLock<Sink>,
 }
 
 impl Shared {
-    /// Of a process with so many workers, in which nothing has happened. `secret` is random.
+    /// For a process with `workers` workers. `secret` is random.
     pub fn new(topology: Arc<Topology>, workers: usize, secret: [u8; 32]) -> Arc<Shared> {
         Arc::new(Shared {
             topology,
@@ -65,7 +67,7 @@ impl Shared {
             inside: AtomicUsize::new(0),
             senders: Senders::default(),
             tide: Tide::default(),
-            notices: AtomicUsize::new(0),
+            notification_bytes: AtomicUsize::new(0),
             secret,
             clients: AtomicUsize::new(0),
             workers,
@@ -74,13 +76,13 @@ impl Shared {
     }
 }
 
-/// With what the proxy can log in as a user, because a client has.
+/// Credentials of a user whom a client has logged in as: the proxy logs in to servers with them.
 #[derive(Clone, Default)]
 pub(crate) struct Passed {
-    /// By SCRAM, where the server has the verifier that the client was compared with.
+    /// SCRAM keys; usable where the server has the verifier that the client was checked against.
     pub(crate) keys: Option<Arc<SaltedKeys>>,
-    /// By MD5.
+    /// An MD5 verifier.
     pub(crate) md5: Option<wire::md5::Verifier>,
-    /// Where the lookup gave it in clear text.
+    /// The password, where the account lookup gave it in clear text.
     pub(crate) password: Option<String>,
 }

@@ -1,5 +1,5 @@
-//! The one thread that accepts, and hands each connection to the least loaded worker. (With a listener a worker the
-//! kernel would spread them by hash, and unevenly.)
+//! The one thread that accepts connections. It hands each connection to the worker with the fewest clients. (With a
+//! listener in each worker the kernel would distribute connections by hash, and unevenly.)
 
 use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
@@ -16,9 +16,9 @@ use crate::config::Listen;
 use crate::core::Peer;
 use crate::metrics::Metrics;
 
-/// Connections that the kernel keeps for us until we accept them.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: i32 = 4096;
-/// Connections accepted from one listener before the next has its turn.
+/// Connections accepted from one listener before the next listener's turn.
 const BATCH: usize = 64;
 
 /// A socket that clients connect to.
@@ -26,22 +26,22 @@ pub(crate) struct Listener {
     fd: OwnedFd,
     tcp: bool,
     peer: Peer,
-    /// As it can be connected to.
+    /// The address to connect to.
     pub(crate) address: String,
-    /// As the configuration has it.
+    /// The address as the configuration has it.
     pub(crate) configured: String,
-    /// A Unix socket's file, removed at the end.
+    /// The file of a Unix socket, removed at the end.
     path: Option<PathBuf>,
-    /// Another process listens on the same socket: the file stays.
+    /// Another process listens on the same socket, so the file stays.
     handed_over: AtomicBool,
 }
 
 impl Listener {
-    /// Listens where the configuration says.
+    /// Listens on the configured address.
     pub(crate) fn bind(listen: &Listen) -> io::Result<Listener> {
         if listen.address.starts_with('/') {
             let path = PathBuf::from(&listen.address);
-            // A file that nobody listens on is left over from a process that was killed.
+            // If nobody listens on the file, a process that was killed has left it behind.
             if path.exists() && UnixStream::connect(&path).is_err() {
                 std::fs::remove_file(&path)?;
             }
@@ -60,7 +60,7 @@ impl Listener {
         Ok(Listener::new(listen, fd, address, None))
     }
 
-    /// Goes on with a socket that another process has listened on by the same configuration.
+    /// Takes over a socket on which another process has listened for the same configuration.
     pub(crate) fn adopt(listen: &Listen, fd: OwnedFd) -> io::Result<Listener> {
         let local = listen.address.starts_with('/');
         let path = local.then(|| PathBuf::from(&listen.address));
@@ -77,12 +77,12 @@ impl Listener {
         Listener { fd, tcp: path.is_none(), peer, address, configured, path, handed_over: AtomicBool::new(false) }
     }
 
-    /// The same socket once more, for another process.
+    /// A duplicate of the socket, for another process.
     pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
         self.fd.try_clone()
     }
 
-    /// Another process has it: its file stays.
+    /// Another process has taken the socket over: its file stays.
     pub(crate) fn leave(&self) {
         self.handed_over.store(true, Ordering::Release);
     }
@@ -102,7 +102,7 @@ impl Drop for Listener {
     }
 }
 
-/// Ends the acceptor.
+/// Tells the acceptor to stop.
 pub(crate) struct Stop {
     flag: AtomicBool,
     wake: Wake,
@@ -119,7 +119,7 @@ impl Stop {
     }
 }
 
-/// Accepts until it is told to stop.
+/// Accepts connections until it is told to stop.
 pub(crate) fn run(
     listeners: &[Listener],
     stop: &Stop,
@@ -148,7 +148,8 @@ pub(crate) fn run(
                     }
                     Ok(None) => break,
                     Err(error) => {
-                        // Out of descriptors, as a rule. The connection waits; so do we, instead of spinning.
+                        // Usually the process is out of descriptors. The connection stays in the queue; the pause
+                        // avoids a busy loop.
                         if !std::mem::replace(&mut complained, true) {
                             tracing::error!(%error, address = listener.address, "cannot accept a connection");
                         }
@@ -162,7 +163,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// The worker with the fewest clients, those on their way to it included.
+/// The worker with the fewest clients, counting those that are on their way to it.
 fn least_loaded(handed: &[u64], metrics: &[Arc<Metrics>]) -> usize {
     let load = |i: &usize| metrics[*i].clients.get() + handed[*i].saturating_sub(metrics[*i].clients_accepted.get());
     (0..handed.len()).min_by_key(load).unwrap_or(0)

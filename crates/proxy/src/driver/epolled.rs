@@ -8,10 +8,10 @@ use super::sys::{self, Event};
 use super::worker::{BUFFER, Flag, MAILBOX, Poller, Waits, Worker, slot};
 use crate::core::token::Token;
 
-/// Events taken a turn.
+/// Most events taken in one turn.
 const EVENTS: usize = 256;
 
-/// What the last wait has brought.
+/// The events of the last wait.
 struct Events {
     events: [Event; EVENTS],
     count: usize,
@@ -39,7 +39,7 @@ impl Waits for Events {
 }
 
 impl Worker {
-    /// Runs until it is told to stop.
+    /// Runs until the worker is told to stop.
     pub(super) fn run_epoll(&mut self) -> io::Result<()> {
         if let Poller::Epoll(epoll) = &self.poller {
             epoll.add_level(self.mailboxes[self.id].fd(), MAILBOX)?;
@@ -76,7 +76,7 @@ impl Worker {
         }
     }
 
-    /// Reads a socket once; one whose end was announced is read again until it comes.
+    /// Reads a socket once. A socket whose end was announced is read again and again, until the end is reached.
     fn read(&mut self, token: Token) {
         let Some(socket) = slot(&mut self.sockets, token) else { return };
         if socket.is(Flag::Paused) {
@@ -88,7 +88,7 @@ impl Worker {
         match sys::receive(socket.fd.as_fd(), &mut self.buffer) {
             Ok(0) => self.core.closed(token, "the peer closed the connection"),
             Ok(n) => {
-                // A short read has emptied the socket: the next bytes make a new event.
+                // A short read has emptied the socket, so the next bytes will make a new event.
                 if (n == BUFFER || socket.is(Flag::Ended)) && !socket.set(Flag::Queued, true) {
                     self.again.push(token);
                 }
@@ -104,7 +104,7 @@ impl Worker {
         }
     }
 
-    /// Writes what the core has for a socket.
+    /// Writes a connection's output, as far as the socket takes it.
     pub(super) fn flush_epoll(&mut self, token: Token) {
         loop {
             let Some(socket) = slot(&mut self.sockets, token) else { return };
@@ -124,7 +124,7 @@ impl Worker {
                     let all = n == bytes.len();
                     self.core.wrote(token, n);
                     if !all {
-                        // The socket is full: it says when it is not.
+                        // The socket is full: its next event says when there is room.
                         return;
                     }
                 }

@@ -1,4 +1,4 @@
-//! What threads send to a worker.
+//! Letters from other threads to a worker.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -12,19 +12,21 @@ use tls::Link;
 
 /// A letter to a worker.
 pub(crate) enum Letter {
-    /// A client connection.
+    /// A client connection that was accepted.
     Client(OwnedFd, Peer),
-    /// A connection from another worker, with its TLS if it has that, and what has come on the way.
+    /// A connection from another worker: the socket, the TLS link if there is one, the core's state, and bytes that
+    /// arrived on the way.
     Moved(OwnedFd, Option<Box<Link>>, Box<Moved>, Vec<u8>),
-    /// The console wants to know what there is.
+    /// The console wants a report.
     Look(Look, SyncSender<Report>),
     /// For the core.
     Core(Mail),
-    /// End, whatever is still open.
+    /// Stop, whatever is still open.
     Stop,
 }
 
-/// A worker's mailbox. The lock is held for a push or a swap; nothing in the path of a statement takes it.
+/// A worker's mailbox. Its lock is held for a push or a swap only. Few statements post a letter: one that
+/// needs a server connection from another worker, or a LISTEN.
 pub(crate) struct Mailbox {
     letters: Mutex<Vec<Letter>>,
     wake: Wake,
@@ -43,7 +45,7 @@ impl Mailbox {
         }
     }
 
-    /// Makes the worker have a look around.
+    /// Makes the worker take a turn.
     pub(crate) fn ring(&self) {
         self.wake.ring();
     }
@@ -52,7 +54,7 @@ impl Mailbox {
         self.wake.fd()
     }
 
-    /// Moves all letters into `into`, which is empty.
+    /// Moves all letters into `into`, which must be empty.
     pub(crate) fn take(&self, into: &mut Vec<Letter>) {
         self.wake.quiet();
         std::mem::swap(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner), into);

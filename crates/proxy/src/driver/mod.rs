@@ -1,8 +1,8 @@
 //! The event loop: sockets on one side, [`crate::core::Core`] on the other.
 //!
-//! This is the only part of the crate with system calls in it, and the only one with `unsafe` ([`sys`], [`ring`]). It decides nothing:
-//! it reads what is there, gives it to the core, does what the core asks, and writes each connection that has output once
-//! a turn.
+//! All system calls of the crate are here, and all `unsafe` ([`sys`], [`ring`]). The driver decides nothing. It reads
+//! what has arrived, gives it to the core, carries out the core's effects, and writes each connection that has output
+//! once a turn.
 
 pub(crate) mod acceptor;
 mod epolled;

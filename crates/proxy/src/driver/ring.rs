@@ -1,4 +1,4 @@
-//! An io_uring instance with buffers for what is received, wrapped so that the rest needs no `unsafe`.
+//! An io_uring instance and its receive buffers, wrapped so that other modules need no `unsafe`.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::io;
@@ -11,20 +11,20 @@ use std::time::Duration;
 use io_uring::types::{BufRingEntry, Fd};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
-/// Submissions that fit in the queue; more are submitted before the turn's end.
+/// Size of the submission queue. When it is full, submissions are made before the end of the turn.
 const ENTRIES: u32 = 256;
-/// Completions that fit in theirs; the kernel keeps what does not.
+/// Size of the completion queue; the kernel keeps completions that do not fit.
 const COMPLETIONS: u32 = 1024;
-/// Buffers that sockets are received into: a power of two.
+/// Number of receive buffers; a power of two.
 const BUFFERS: u16 = 64;
-/// Bytes of one of them.
+/// Size of a receive buffer, in bytes.
 const LENGTH: usize = 16 << 10;
-/// Times that submissions are tried that the kernel does not take.
+/// How often submissions are tried again that the kernel does not take.
 const TRIES: usize = 1000;
-/// The only group of buffers.
+/// The only buffer group.
 const GROUP: u16 = 0;
 
-/// Longest wait of the probe.
+/// Longest wait in the probe.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 const ENTER_GETEVENTS: u32 = 1;
@@ -46,7 +46,7 @@ struct Timespec {
     nanos: i64,
 }
 
-/// What has become of a submission.
+/// The completion of a submission.
 #[derive(Clone, Copy)]
 pub(super) struct Completion {
     pub(super) data: u64,
@@ -55,13 +55,13 @@ pub(super) struct Completion {
 }
 
 impl Completion {
-    /// There will be more of the same submission.
+    /// True if the same submission will complete again.
     pub(super) fn more(self) -> bool {
         cqueue::more(self.flags)
     }
 }
 
-/// The buffers, and the ring by which the kernel gets them. Both live until the kernel has been told that they are gone.
+/// The receive buffers, and the ring by which the kernel gets them. Both live until the ring is unregistered.
 struct Pool {
     entries: NonNull<BufRingEntry>,
     bytes: NonNull<u8>,
@@ -93,7 +93,7 @@ impl Pool {
         pool
     }
 
-    /// The kernel may fill this buffer (again), once it is told by `publish`.
+    /// Puts a buffer into the ring. The kernel may fill it after the next `publish`.
     fn give(&mut self, id: u16) {
         let at = usize::from(self.tail & (BUFFERS - 1));
         // SAFETY: `at` is within the ring's entries, and the kernel reads an entry only once the tail is past it.
@@ -110,7 +110,7 @@ impl Pool {
         tail.store(self.tail, Ordering::Release);
     }
 
-    /// What the kernel has put in a buffer that it does not have.
+    /// The bytes that the kernel has put into a buffer; the buffer must not have been given back.
     fn bytes(&self, id: u16, count: usize) -> &[u8] {
         debug_assert!(id < BUFFERS && count <= LENGTH);
         let (id, count) = (usize::from(id % BUFFERS), count.min(LENGTH));
@@ -130,7 +130,7 @@ impl Drop for Pool {
     }
 }
 
-/// A worker's ring. It belongs to the thread that made it.
+/// A worker's io_uring. It belongs to the thread that created it.
 pub(super) struct Ring {
     ring: IoUring,
     pool: Pool,
@@ -168,31 +168,32 @@ impl Ring {
         Err(io::Error::other("io_uring's queue is full"))
     }
 
-    /// Goes on receiving from a socket until that is cancelled, or fails.
+    /// Receives from a socket again and again, until the submission is cancelled or fails.
     pub(super) fn receive(&mut self, fd: BorrowedFd<'_>, data: u64) -> io::Result<()> {
         self.push(&opcode::RecvMulti::new(Fd(fd.as_raw_fd()), GROUP).build().user_data(data))
     }
 
-    /// Tells once, or again and again, when a descriptor is ready.
+    /// Reports when a descriptor is ready: once, or (`multi`) every time.
     pub(super) fn poll(&mut self, fd: BorrowedFd<'_>, events: i16, multi: bool, data: u64) -> io::Result<()> {
         let poll = opcode::PollAdd::new(Fd(fd.as_raw_fd()), events as u32).multi(multi);
         self.push(&poll.build().user_data(data))
     }
 
-    /// Ends a submission: its last completion comes.
+    /// Cancels a submission, which then completes for the last time.
     pub(super) fn cancel(&mut self, of: u64, data: u64) -> io::Result<()> {
         self.push(&opcode::AsyncCancel::new(of).build().user_data(data))
     }
 
-    /// Submits all there is and these sends, waits for something to happen, and moves what has completed into `done`. A send is
-    /// complete when this returns; it is in `done` only if it has not sent everything.
+    /// Submits everything in the queue and these sends, waits for a completion, and moves completions into `done`. Each
+    /// send is over when this returns; it is in `done` only if it was incomplete or failed.
     pub(super) fn turn<'a>(
         &mut self,
         sends: impl Iterator<Item = (BorrowedFd<'a>, &'a [u8], u64)>,
         wait: Duration,
         done: &mut Vec<Completion>,
     ) -> io::Result<()> {
-        // Without waiting, so that it completes while it is submitted; and what is not whole has failed, so that it says so.
+        // MSG_DONTWAIT completes the send while it is submitted. MSG_WAITALL makes a partial send count as failed, so
+        // that it gives a completion.
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         for (fd, bytes, data) in sends {
             let length = bytes.len().min(1 << 30) as u32;
@@ -208,7 +209,7 @@ impl Ring {
                 flags: entry.flags(),
             });
             done.extend(completed);
-            // What has found no room in the queue.
+            // Completions that did not fit in the queue are still in the kernel.
             if !self.ring.submission().cq_overflow() {
                 return Ok(());
             }
@@ -216,7 +217,7 @@ impl Ring {
         }
     }
 
-    /// Submits everything; with a time to wait, what has come is completed, and something has, or the time is over.
+    /// Submits everything. With a time to wait: returns when something has completed, or the time is over.
     fn enter(&mut self, wait: Option<Duration>) -> io::Result<()> {
         let time = wait.unwrap_or_default();
         let want = u32::from(!time.is_zero());
@@ -243,7 +244,7 @@ impl Ring {
         Err(io::Error::new(io::ErrorKind::OutOfMemory, "io_uring takes no more submissions"))
     }
 
-    /// What was received; nothing if there is nothing.
+    /// The received bytes; empty if there are none.
     pub(super) fn bytes(&self, of: Completion) -> &[u8] {
         match cqueue::buffer_select(of.flags) {
             Some(id) => self.pool.bytes(id, usize::try_from(of.result).unwrap_or(0)),
@@ -251,27 +252,27 @@ impl Ring {
         }
     }
 
-    /// What was received is not needed any more.
+    /// The received bytes are not needed any more.
     pub(super) fn done(&mut self, of: Completion) {
         if let Some(id) = cqueue::buffer_select(of.flags) {
             self.pool.give(id);
         }
     }
 
-    /// The kernel gets back what is not needed.
+    /// Gives the buffers that are not needed any more to the kernel.
     pub(super) fn publish(&self) {
         self.pool.publish();
     }
 }
 
-/// Tries whether the system has what [`Ring`] needs and lets us have it: here it does what workers will rely on.
+/// Checks that the kernel has all that [`Ring`] needs, and permits its use, by trying what workers rely on.
 pub(crate) fn probe() -> io::Result<()> {
     let mut ring = Ring::new()?;
     let (here, there) = UnixStream::pair()?;
     let unfit = |what: &str| Err(io::Error::new(io::ErrorKind::Unsupported, format!("the kernel's io_uring {what}")));
     let mut done = Vec::new();
     ring.receive(here.as_fd(), 1)?;
-    // A whole send says nothing; one that finds no room says how much it was.
+    // A complete send gives no completion; a partial one gives its number of bytes.
     let long = vec![0; 8 << 20];
     ring.turn([(there.as_fd(), &b"ping"[..], 2)].into_iter(), PATIENCE, &mut done)?;
     let Some(&first) = done.first() else { return unfit("does not receive") };
@@ -290,7 +291,7 @@ pub(crate) fn probe() -> io::Result<()> {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // Nothing can be written to the buffers after this.
+        // After this the kernel writes to no buffer any more.
         if self.ring.submitter().unregister_buf_ring(GROUP).is_err() {
             std::process::abort();
         }

@@ -1,8 +1,9 @@
-//! How a worker waits with io_uring.
+//! Waiting with io_uring.
 //!
-//! A turn is one system call: it submits what the turn before has left to do ([`Agenda`]), sends included, and waits for what
-//! comes. Each socket is received from without end, into buffers that all share. What is sent is sent when the call
-//! returns: in between nobody touches the core, so its outputs stay where they are.
+//! A turn is one system call. It submits what the last turn left to do ([`Agenda`]), sends included, and waits for
+//! completions. For each socket one receive is submitted that completes again and again, into buffers that all sockets
+//! share. A send is over when the call returns, and the core is not touched before that, so the outputs that are sent
+//! stay in place.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,29 +19,29 @@ use super::worker::{BUFFER, Flag, MAILBOX, Poller, Socket, Waits, Worker, look_u
 use crate::core::Moved;
 use crate::core::token::Token;
 
-/// What a submission does, in the highest bits of its data; the rest is the token's.
+/// The kind of a submission, in the highest bits of its data; the other bits are the token.
 const RECEIVE: u64 = 0;
 const POLL: u64 = 1 << 60;
 const SEND: u64 = 2 << 60;
 const CANCEL: u64 = 3 << 60;
 const WHAT: u64 = 15 << 60;
-/// Bytes kept of a socket that the core does not want to read, before it is not received from either. What is in the buffers
-/// by then still comes.
+/// How many bytes are kept of a socket that the core has paused, before receiving stops as well. Bytes that are in
+/// buffers by then still arrive.
 const KEPT: usize = 64 << 10;
-/// Bytes in one turn of which the core is told before the next wait: their buffers are not to lie idle.
+/// When this many bytes were told to the core in one turn, the next wait is none: their buffers should not lie idle.
 const MUCH: usize = 64 << 10;
-/// Sends in one turn; what is left is sent in the next.
+/// Most sends in one turn; the rest is sent in the next turn.
 const SENDS: usize = 512;
 
-/// What came of a socket while the core did not want to read it.
+/// What has arrived on a socket while the core had paused it.
 #[derive(Default)]
 struct Held {
     bytes: Vec<u8>,
-    /// Why it came to its end, if it did.
+    /// Why the stream ended, if it did.
     end: Option<String>,
 }
 
-/// A connection that goes to another worker once it is no longer received from here.
+/// A connection that goes to another worker, once its receive here has ended.
 struct Leaving {
     socket: Socket,
     to: usize,
@@ -57,20 +58,20 @@ impl Leaving {
 /// What the next turn submits.
 #[derive(Default)]
 pub(super) struct Agenda {
-    /// To be received from, or asked whether they are connected.
+    /// Sockets for which a receive, or a poll for the connection to be made, is submitted.
     begin: Vec<Token>,
-    /// To be asked whether they have room.
+    /// Sockets for which a poll for room is submitted.
     room: Vec<Token>,
-    /// Submissions that are to end.
+    /// Submissions to be cancelled.
     cancel: Vec<u64>,
-    /// Those with something to send.
+    /// Sockets with output to send.
     send: Vec<Token>,
-    /// What is sent, unless it says otherwise.
+    /// Sends of this turn, with their number of bytes: complete, unless `short` has them.
     sent: Vec<(Token, usize)>,
-    /// Sends that were not whole: bytes, or an error's negative number.
+    /// Sends that were not complete: the number of bytes sent, or an error as a negative number.
     short: Vec<(Token, i32)>,
     leaving: Vec<Leaving>,
-    /// Of the sockets with [`Flag::Held`].
+    /// For the sockets with [`Flag::Held`].
     held: HashMap<Token, Held>,
 }
 
@@ -80,7 +81,7 @@ impl Agenda {
     }
 }
 
-/// A ring, and what the last wait has completed.
+/// The ring, and the completions of the last wait.
 struct Turn {
     ring: Ring,
     done: Vec<Completion>,
@@ -106,12 +107,12 @@ impl Waits for Turn {
 }
 
 impl Worker {
-    /// Runs until it is told to stop.
+    /// Runs until the worker is told to stop.
     pub(super) fn run_ring(&mut self, mut ring: Ring) -> io::Result<()> {
         ring.poll(self.mailboxes[self.id].fd(), libc::POLLIN, true, MAILBOX)?;
         let mut turn = Turn { ring, done: Vec::new() };
         self.turns(&mut turn)?;
-        // What the core had to say last.
+        // Sends the last output.
         turn.wait(self, Duration::ZERO)
     }
 
@@ -150,7 +151,7 @@ impl Worker {
                 agenda.sent.push((token, count));
             }
         }
-        // Who is paused may go on once something is sent: nothing else would end the wait.
+        // A send may let a paused connection go on, and no event would end the wait for that.
         if !agenda.send.is_empty() || bytes > MUCH || (self.paused > 0 && bytes > 0) {
             wait = Duration::ZERO;
         }
@@ -213,12 +214,12 @@ impl Worker {
         Ok(())
     }
 
-    /// A socket has received something, or its end.
+    /// A socket has received bytes, or has reached its end.
     fn came(&mut self, token: Token, bytes: &[u8], of: Completion) {
         let Some(socket) = slot(&mut self.sockets, token) else { return self.came_late(token, bytes, of) };
         let why = match -of.result {
             ..=-1 => None,
-            // Nobody wants it any more, or there was no buffer: that goes on.
+            // The receive was cancelled, or there was no buffer: it can be submitted again.
             libc::ENOBUFS | libc::EINTR | libc::EAGAIN | libc::ECANCELED => None,
             0 => Some("the peer closed the connection".to_owned()),
             error => Some(io::Error::from_raw_os_error(error).to_string()),
@@ -249,7 +250,7 @@ impl Worker {
         }
     }
 
-    /// The same of a socket that is on its way to another worker, or was closed.
+    /// Bytes for a socket that is on its way to another worker, or was closed.
     fn came_late(&mut self, token: Token, bytes: &[u8], of: Completion) {
         let Poller::Ring(agenda) = &mut self.poller else { return };
         let Some(at) = agenda.leaving.iter().position(|leaving| leaving.socket.token == token) else { return };
@@ -260,7 +261,7 @@ impl Worker {
         }
     }
 
-    /// What was received goes to the core, through the socket's link if it has one.
+    /// Gives received bytes to the core, through the socket's TLS link if there is one.
     pub(super) fn deliver(&mut self, token: Token, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let Some(socket) = slot(&mut self.sockets, token) else { return };
@@ -292,12 +293,12 @@ impl Worker {
         }
         self.deliver(token, &held.bytes);
         if let Some(why) = held.end {
-            // The core may have had enough on the way; but there is nothing more to come.
+            // The core may have paused the socket again meanwhile, but the stream is at its end.
             self.core.closed(token, &why);
         }
     }
 
-    /// A socket is connected, or has room.
+    /// A socket's connection is made, or the socket has room.
     fn ready(&mut self, token: Token) {
         let Some(socket) = slot(&mut self.sockets, token) else { return };
         socket.set(Flag::Polled, false);
@@ -316,7 +317,7 @@ impl Worker {
         }
     }
 
-    /// What the core has for a socket is sent at the end of the turn.
+    /// Notes that the socket has output, which is sent at the end of the turn.
     pub(super) fn flush_ring(&mut self, token: Token) {
         let Some(socket) = slot(&mut self.sockets, token) else { return };
         if socket.is(Flag::Connecting) || socket.is(Flag::Full) {
@@ -332,7 +333,7 @@ impl Worker {
         }
     }
 
-    /// A socket has no room; it is to say when it has. (Epoll says so without being asked.)
+    /// The socket is full: submits a poll for room. (Epoll reports room without being asked.)
     pub(super) fn want_room(&mut self, token: Token) {
         if let Poller::Ring(agenda) = &mut self.poller
             && let Some(socket) = slot(&mut self.sockets, token)
@@ -342,7 +343,7 @@ impl Worker {
         }
     }
 
-    /// A socket that leaves: nothing more is to come of it. Returns what was kept of what came.
+    /// Ends all submissions for a socket that leaves. Gives the bytes that were kept while it was paused.
     pub(super) fn disarm(&mut self, socket: &Socket) -> Vec<u8> {
         let Poller::Ring(agenda) = &mut self.poller else { return Vec::new() };
         if socket.is(Flag::Armed) {
@@ -355,7 +356,7 @@ impl Worker {
         held.map(|held| held.bytes).unwrap_or_default()
     }
 
-    /// A connection goes to another worker, with whatever comes until it is not received from here any more.
+    /// Moves a connection to another worker, with all bytes that arrive before its receive here has ended.
     pub(super) fn leave(&mut self, socket: Socket, to: usize, moved: Box<Moved>) {
         let early = self.disarm(&socket);
         let armed = socket.is(Flag::Armed);

@@ -1,8 +1,9 @@
-//! Sockets that speak TLS: what is read goes through a [`Link`] to the core, what the core has goes through it to the socket.
+//! Sockets with TLS: bytes from the socket go through a [`Link`] to the core, the core's output goes through the link
+//! to the socket.
 //!
-//! A plain connection pays one test of a field for all this. A secured one is read into the same shared buffer, behind what
-//! its link has kept of an unfinished record; it writes from one shared buffer, which stays with it only while its
-//! socket is full.
+//! A plain connection pays for this with the test of one field. A TLS connection is read into the same shared buffer,
+//! behind the unfinished record that its link has kept. It is written from one shared buffer, which the link keeps only
+//! while the socket is full.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,11 +15,12 @@ use super::worker::{BUFFER, Flag, Worker, slot};
 use crate::core::Secure;
 use crate::core::token::Token;
 
-/// Plaintext encrypted before it is written, in bytes: a client that does not read makes us keep no more of it than this.
+/// Most plaintext that is encrypted before it is written, in bytes. This bounds what is kept for a client that does not
+/// read.
 const AT_ONCE: usize = 64 << 10;
 
 impl Worker {
-    /// Begins TLS on a connection that has been plain so far.
+    /// Starts TLS on a connection that was plain so far.
     pub(super) fn secure(&mut self, token: Token, with: &Secure) {
         let early = self.core.early(token);
         let Some(output) = self.core.output(token) else { return };
@@ -33,7 +35,7 @@ impl Worker {
         };
         let count = plain.len();
         if count > 0 {
-            // Clear text: the answer to a client's request for TLS.
+            // Output in clear: the answer to the client's SSLRequest.
             link.prime(plain);
             self.core.wrote(token, count);
         }
@@ -50,14 +52,14 @@ impl Worker {
         self.flush_link(token);
     }
 
-    /// Reads a secured socket once, as [`Worker::read`] does a plain one.
+    /// Reads a TLS socket once, as [`Worker::read`] reads a plain one.
     pub(super) fn read_link(&mut self, token: Token) {
         let Some(socket) = slot(&mut self.sockets, token) else { return };
         let Some(link) = &mut socket.link else { return };
         let kept = link.unfinished(&mut self.buffer);
         match sys::receive(socket.fd.as_fd(), &mut self.buffer[kept..]) {
             Ok(0) => {
-                // What is said at the end goes through the link, too.
+                // `Core::closed` may send a last message, for which the link must be in order.
                 link.keep(&self.buffer[..kept]);
                 self.core.closed(token, "the peer closed the connection");
             }
@@ -66,7 +68,8 @@ impl Worker {
                     self.again.push(token);
                 }
                 if self.take_records(token, kept + n) && self.answers(token) {
-                    // A flight of the handshake. What the core has to say is written at the end of the turn, as always.
+                    // Handshake messages are written at once; the core's output is written at the end of the turn, as
+                    // always.
                     self.flush_link(token);
                 }
             }
@@ -85,14 +88,14 @@ impl Worker {
         }
     }
 
-    /// Whether a link has something for the peer.
+    /// Whether a link has bytes for the peer.
     pub(super) fn answers(&mut self, token: Token) -> bool {
         let link = slot(&mut self.sockets, token).and_then(|socket| socket.link.as_ref());
         link.is_some_and(|link| !link.pending().is_empty())
     }
 
-    /// Gives the first `count` bytes of the buffer to a socket's link, and what comes of them to the core. False if that
-    /// was the end of the connection.
+    /// Gives the first `count` bytes of the buffer to a socket's link, and the link's events to the core. False if the
+    /// connection is at its end.
     pub(super) fn take_records(&mut self, token: Token, count: usize) -> bool {
         let Some(socket) = slot(&mut self.sockets, token) else { return false };
         let Some(link) = &mut socket.link else { return false };
@@ -106,13 +109,13 @@ impl Worker {
         match outcome {
             Ok(()) if ended => core.closed(token, "the peer closed the connection"),
             Ok(()) => return true,
-            // What is pending then says to the peer why: it is written when the core closes the connection.
+            // The link now has an alert for the peer: it is written when the core closes the connection.
             Err(error) => core.insecure(token, &error.to_string()),
         }
         false
     }
 
-    /// Writes what a link has and what the core has for it, as far as the socket takes it.
+    /// Writes the link's bytes and the core's output, as far as the socket takes them.
     pub(super) fn flush_link(&mut self, token: Token) {
         loop {
             let Some(socket) = slot(&mut self.sockets, token) else { return };
@@ -138,7 +141,7 @@ impl Worker {
                     let all = n == bytes.len();
                     link.wrote(n, &mut self.sealed);
                     if !all {
-                        // The socket is full: it says when it is not.
+                        // The socket is full: its next event says when there is room.
                         return self.want_room(token);
                     }
                 }

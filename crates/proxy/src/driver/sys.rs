@@ -1,4 +1,4 @@
-//! System calls, each wrapped so that the rest needs no `unsafe`.
+//! System calls, wrapped so that other modules need no `unsafe`.
 
 use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
@@ -25,11 +25,11 @@ fn owned(result: c_int) -> io::Result<OwnedFd> {
 
 // === epoll ===
 
-/// An epoll instance. Sockets are registered once, edge-triggered, for reading and writing: no call a statement is
-/// spent on changing interest.
+/// An epoll instance. Sockets are registered once, edge-triggered, for reading and writing, so that no statement costs
+/// a call to change the interest.
 pub(crate) struct Epoll(OwnedFd);
 
-/// What [`Epoll::wait`] gives.
+/// An event of [`Epoll::wait`].
 pub(crate) type Event = libc::epoll_event;
 
 impl Epoll {
@@ -38,13 +38,13 @@ impl Epoll {
         owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map(Epoll)
     }
 
-    /// Reports both directions of a socket, on changes.
+    /// Registers a socket, edge-triggered, for reading and writing.
     pub(crate) fn add(&self, fd: BorrowedFd<'_>, data: u64) -> io::Result<()> {
         let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
         self.control(libc::EPOLL_CTL_ADD, fd, events as u32, data)
     }
 
-    /// Reports that something can be read, as long as it can.
+    /// Registers a descriptor, level-triggered, for reading.
     pub(crate) fn add_level(&self, fd: BorrowedFd<'_>, data: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, data)
     }
@@ -59,7 +59,7 @@ impl Epoll {
         check(unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd.as_raw_fd(), &mut event) }).map(drop)
     }
 
-    /// Waits at most so many milliseconds (-1: without end); gives the number of events.
+    /// Waits at most `millis` milliseconds (-1: no limit), and gives the number of events.
     pub(crate) fn wait(&self, events: &mut [Event], millis: c_int) -> io::Result<usize> {
         let room = events.len().min(1024) as c_int;
         // SAFETY: the kernel writes at most `room` events, and there is room for them.
@@ -74,7 +74,7 @@ impl Epoll {
 /// Most descriptors that [`wait_for_any`] looks at.
 pub(crate) const MOST_WAITED_FOR: usize = 64;
 
-/// Waits until one of these can be read, or until the time is over. (Finer than epoll's milliseconds.)
+/// Waits until one of the descriptors can be read, or the time is over. (Finer than epoll's milliseconds.)
 pub(crate) fn wait_for_any<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>, limit: std::time::Duration) {
     let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; MOST_WAITED_FOR];
     let mut count = 0;
@@ -118,7 +118,7 @@ impl Wake {
 
 // === sockets ===
 
-/// Reads what is there.
+/// Receives the bytes that have arrived; does not wait.
 pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     // SAFETY: the kernel writes at most `buffer.len()` bytes to `buffer`.
     check_size(unsafe {
@@ -126,20 +126,20 @@ pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize
     })
 }
 
-/// Writes as much as there is room for.
+/// Sends as many bytes as there is room for; does not wait.
 pub(crate) fn send(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the kernel reads `bytes.len()` bytes from `bytes`.
     check_size(unsafe { libc::send(fd.as_raw_fd(), bytes.as_ptr().cast::<c_void>(), bytes.len(), flags) })
 }
 
-/// Says that nothing more will be written.
+/// Shuts the sending direction down.
 pub(crate) fn finish(fd: BorrowedFd<'_>) {
     // SAFETY: takes no pointer. Fails if the peer is gone: then there is nobody to tell.
     let _ = unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_WR) };
 }
 
-/// Begins a TCP connection, without delaying small packets.
+/// Starts a TCP connection, with TCP_NODELAY.
 pub(crate) fn connect_tcp(address: &SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let fd = socket(family)?;
@@ -171,7 +171,7 @@ pub(crate) fn connect_tcp(address: &SocketAddr) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Begins a connection to a Unix socket.
+/// Starts a connection to a Unix socket.
 pub(crate) fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
     // SAFETY: all bytes zero is a valid `sockaddr_un`.
     let mut raw: libc::sockaddr_un = unsafe { zeroed() };
@@ -203,7 +203,7 @@ fn connect<T>(fd: &OwnedFd, address: &T) -> io::Result<()> {
     }
 }
 
-/// How a connection attempt ended.
+/// The result of a connection attempt.
 pub(crate) fn connect_result(fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut error: c_int = 0;
     let mut length = size_of::<c_int>() as socklen_t;
@@ -213,7 +213,7 @@ pub(crate) fn connect_result(fd: BorrowedFd<'_>) -> io::Result<()> {
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
-/// Where a TCP socket leads, and where it begins; None for a Unix socket, or one that is no longer connected.
+/// The peer's and the own address of a TCP socket; `None` for a Unix socket, or one that is no longer connected.
 pub(crate) fn addresses(fd: BorrowedFd<'_>) -> (Option<SocketAddr>, Option<SocketAddr>) {
     match fd.try_clone_to_owned().map(std::net::TcpStream::from) {
         Ok(stream) => (stream.peer_addr().ok(), stream.local_addr().ok()),
@@ -221,7 +221,7 @@ pub(crate) fn addresses(fd: BorrowedFd<'_>) -> (Option<SocketAddr>, Option<Socke
     }
 }
 
-/// No delay for small packets; a peer that is gone without a word is noticed within half a minute.
+/// TCP_NODELAY, and keepalive and time-outs that notice a peer that is gone without a word within about half a minute.
 fn tune(fd: &OwnedFd) -> io::Result<()> {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
     set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
@@ -231,8 +231,8 @@ fn tune(fd: &OwnedFd) -> io::Result<()> {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 30_000)
 }
 
-/// Between two sockets of one machine there is nothing to be congested: the plainest algorithm, which every kernel has, instead of
-/// the system's (BBR, where it is the default, paces with a timer and costs a tenth of a proxy's time).
+/// Between two sockets of one machine there is no congestion to control. Uses the simplest algorithm, which every
+/// kernel has: the system's default may be BBR, which paces with a timer and costs a tenth of the proxy's CPU time.
 fn skip_congestion_control(fd: &OwnedFd) {
     let name = b"reno";
     let pointer = name.as_ptr().cast::<c_void>();
@@ -242,7 +242,7 @@ fn skip_congestion_control(fd: &OwnedFd) {
     };
 }
 
-/// The address in what the kernel says of a peer; None: it has none.
+/// The IP address in a peer's socket address; `None` if it has none.
 fn ip_of(peer: &libc::sockaddr_storage) -> Option<IpAddr> {
     let pointer = std::ptr::from_ref(peer);
     match c_int::from(peer.ss_family) {
@@ -267,7 +267,7 @@ fn set_option(fd: &OwnedFd, level: c_int, option: c_int, value: c_int) -> io::Re
         .map(drop)
 }
 
-/// Takes one connection from a listener, and where it comes from; None if there is none.
+/// Accepts one connection, and gives the peer's IP address; `None` if no connection waits.
 pub(crate) fn accept(listener: BorrowedFd<'_>, tcp: bool) -> io::Result<Option<(OwnedFd, Option<IpAddr>)>> {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: all bytes zero is a valid `sockaddr_storage`.
@@ -294,7 +294,7 @@ pub(crate) fn accept(listener: BorrowedFd<'_>, tcp: bool) -> io::Result<Option<(
     }
 }
 
-/// Makes room for so many connections that are not accepted yet.
+/// Sets how many connections the kernel queues before they are accepted.
 pub(crate) fn set_backlog(listener: BorrowedFd<'_>, length: c_int) -> io::Result<()> {
     // SAFETY: takes no pointer. On a listening socket it only changes the backlog.
     check(unsafe { libc::listen(listener.as_raw_fd(), length) }).map(drop)

@@ -1,5 +1,5 @@
-//! A worker: its sockets, and what the core asks. How it waits for them is in [`epolled`](super::epolled) and
-//! [`ringed`](super::ringed).
+//! A worker: its sockets, and the core's effects. The two ways to wait for sockets are in [`epolled`](super::epolled)
+//! and [`ringed`](super::ringed).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,57 +17,58 @@ use crate::console::{Desk, Look, Report, Request};
 use crate::core::token::{Kind, Token};
 use crate::core::{Core, Effect, Mail};
 
-/// The one buffer that all connections of a worker are read into, in bytes.
+/// Size of the one buffer into which all connections of a worker are read, in bytes.
 pub(super) const BUFFER: usize = 64 << 10;
-/// Longest time between two looks at the clock's business.
+/// Longest time between two calls of `Core::tick`.
 const TICK: Duration = Duration::from_millis(100);
-/// The same of a worker that has no connections: of 48 workers most may have none, and each look wakes a core.
+/// The same for a worker without connections. Most of 48 workers may have none, and each tick wakes a CPU core.
 const IDLE_TICK: Duration = Duration::from_secs(1);
-/// Stands for the mailbox among the tokens; a token is never 0.
+/// The number of the mailbox among tokens; a token is never 0.
 pub(super) const MAILBOX: u64 = 0;
 
-/// Clients' sockets that there is room for from the start. So much is the allocator's to map apart: it then grows by moving pages, where
-/// small tables that grow leave holes of the size of all the former ones. What is not used of it is not in memory.
+/// Room for so many client sockets is reserved at the start. A table of this size is mapped by itself and grows by
+/// moving pages, while small tables that grow would leave holes in the heap. The part that is not used takes no
+/// physical memory.
 const CLIENTS: usize = 8192;
 
-/// How a worker waits.
+/// How a worker waits for its sockets.
 pub(super) enum Poller {
     Epoll(Epoll),
-    /// By io_uring; here is what its next turn submits.
+    /// With io_uring; holds what the next turn submits.
     Ring(Box<Agenda>),
 }
 
-/// What differs between the two ways in which a worker's loop waits.
+/// The operations that differ between epoll and io_uring.
 pub(super) trait Waits {
-    /// Waits until something happens, at most so long.
+    /// Waits until something happens, at most `limit`.
     fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<()>;
 
     /// Tells the core what has happened.
     fn tell(&mut self, worker: &mut Worker) -> io::Result<()>;
 
-    /// Goes on with a socket that was left over by an earlier turn.
+    /// Goes on reading a socket on which an earlier turn stopped early.
     fn go_on(worker: &mut Worker, token: Token);
 }
 
-/// A worker's sockets and the core that they serve.
+/// A worker: the core and its sockets.
 pub(crate) struct Worker {
     pub(super) core: Core,
     pub(super) poller: Poller,
     pub(super) mailboxes: Arc<Vec<Mailbox>>,
     pub(super) id: usize,
     console: Desk,
-    /// By kind and slot, as the core numbers them.
+    /// Sockets by kind and slot, as in the core's tokens.
     pub(super) sockets: [Vec<Option<Socket>>; 3],
     /// Sockets to be read again without waiting for an event.
     pub(super) again: Vec<Token>,
-    /// Whose messages end the time in which answers gather.
+    /// Connections whose messages end the time in which answers gather.
     others: Vec<Token>,
     effects: Vec<Effect>,
     letters: Vec<Letter>,
     pub(super) buffer: Box<[u8]>,
-    /// The buffer that links write into: with one of them only while its socket is full.
+    /// The buffer that TLS links write into. A link keeps it only while its socket is full.
     pub(super) sealed: Vec<u8>,
-    /// Sockets that the core does not want to read.
+    /// Number of sockets that the core has paused.
     pub(super) paused: usize,
     stopping: bool,
 }
@@ -76,38 +77,38 @@ pub(super) struct Socket {
     pub(super) fd: OwnedFd,
     flags: u16,
     pub(super) token: Token,
-    /// Its TLS, if it speaks that.
+    /// The TLS of the connection, if it has TLS.
     pub(super) link: Option<Box<Link>>,
 }
 
-/// What is so with a socket or not: a bit each, for there are many sockets.
+/// The state of a socket: one bit each, since there are many sockets.
 #[derive(Clone, Copy)]
 #[repr(u16)]
 pub(super) enum Flag {
     Connecting = 1,
-    /// The core does not want to read it.
+    /// The core has paused reading.
     Paused = 1 << 1,
-    /// It is in `again`.
+    /// The socket is in `again`.
     Queued = 1 << 2,
-    /// Epoll: its end, or an error, was announced; that happens only once.
+    /// Epoll: the end of the stream, or an error, was announced; that happens only once.
     Ended = 1 << 3,
-    /// io_uring: it is received from.
+    /// io_uring: a receive is submitted.
     Armed = 1 << 4,
-    /// That it no longer is, is on its way.
+    /// io_uring: the receive is being cancelled.
     Cancelled = 1 << 5,
-    /// It is asked whether it is connected, or has room.
+    /// io_uring: a poll is submitted, for the connection to be made or for room to send.
     Polled = 1 << 6,
-    /// It has no room.
+    /// The socket's send buffer is full.
     Full = 1 << 7,
-    /// It is among those with something to send.
+    /// The socket is in the list of those with output to send.
     Sending = 1 << 8,
-    /// Something came while the core did not want to read it, and is kept.
+    /// Bytes have arrived while reading was paused, and are kept.
     Held = 1 << 9,
-    /// So much of that, or its end, that it is not received from.
+    /// So many bytes are kept that receiving has stopped; or the end of the stream has come.
     Enough = 1 << 10,
 }
 
-/// What an idle connection costs beside the core's part of it (see there).
+/// The driver's part of the cost of an idle connection (for the core's part see `Client`).
 const _: () = assert!(size_of::<Option<Socket>>() <= 24);
 
 impl Socket {
@@ -115,7 +116,7 @@ impl Socket {
         self.flags & flag as u16 != 0
     }
 
-    /// Makes it so, or not; returns what it was.
+    /// Sets the flag to `to`, and gives its old value.
     pub(super) fn set(&mut self, flag: Flag, to: bool) -> bool {
         let was = self.is(flag);
         if to {
@@ -128,7 +129,7 @@ impl Socket {
 }
 
 impl Worker {
-    /// With a ring, `ring` says, or else with epoll.
+    /// A worker with the given core. `ring`: waits with io_uring, otherwise with epoll.
     pub(crate) fn new(
         id: usize,
         mut core: Core,
@@ -157,10 +158,10 @@ impl Worker {
         })
     }
 
-    /// Runs until it is told to stop.
+    /// Runs until the worker is told to stop.
     pub(crate) fn run(&mut self) -> io::Result<()> {
         if matches!(self.poller, Poller::Ring(_)) {
-            // It belongs to the thread that makes it.
+            // An io_uring belongs to the thread that creates it.
             match Ring::new() {
                 Ok(ring) => return self.run_ring(ring),
                 Err(error) => {
@@ -172,7 +173,7 @@ impl Worker {
         self.run_epoll()
     }
 
-    /// Turns, until it is told to stop.
+    /// Runs turns until the worker is told to stop.
     pub(super) fn turns<W: Waits>(&mut self, waits: &mut W) -> io::Result<()> {
         let mut ticked = Instant::now();
         while !self.stopping {
@@ -182,7 +183,7 @@ impl Worker {
             waits.wait(self, limit)?;
             let now = Instant::now();
             self.core.turn(now);
-            // What was left over goes behind what is new, so that nobody is starved.
+            // Sockets left over from the last turn come after new events, so that no socket starves.
             let again = std::mem::take(&mut self.again);
             waits.tell(self)?;
             for token in &again {
@@ -205,14 +206,16 @@ impl Worker {
         Ok(())
     }
 
-    /// Lets the answers of shared connections gather, if the core says so: until the time is over, or something else is to be done.
+    /// Lets answers on lanes gather if the core wants that: until the time is over, or another connection needs the
+    /// worker.
     fn gather(&mut self) {
         if !self.again.is_empty() {
             return;
         }
         let Some(limit) = self.core.gather(MOST_WAITED_FOR - 1, &mut self.others) else { return };
         if matches!(self.poller, Poller::Ring(_)) && !self.others.is_empty() {
-            // What comes is in the ring by then, and not in the socket.
+            // With a ring, bytes that have arrived are in the ring and no longer in the socket, so polling the sockets
+            // would not see them.
             return;
         }
         let sockets = self.others.iter().filter_map(|&token| look_up(&self.sockets, token));
@@ -220,7 +223,7 @@ impl Worker {
         sys::wait_for_any(std::iter::once(self.mailboxes[self.id].fd()).chain(others), limit);
     }
 
-    /// Writes what the core has for a socket: at once, or, with io_uring, at the end of the turn.
+    /// Writes a connection's output: at once with epoll, at the end of the turn with io_uring.
     fn flush(&mut self, token: Token) {
         match self.poller {
             Poller::Epoll(_) => self.flush_epoll(token),
@@ -228,7 +231,7 @@ impl Worker {
         }
     }
 
-    /// Does what the core asks and writes what it has, until it has no more of either.
+    /// Carries out effects and writes outputs until there are no more of either.
     fn settle(&mut self) {
         loop {
             let idle = !self.effects();
@@ -243,7 +246,7 @@ impl Worker {
         }
     }
 
-    /// Does what the core asks; false if that is nothing.
+    /// Carries out the core's effects; false if there are none.
     fn effects(&mut self) -> bool {
         let mut effects = std::mem::take(&mut self.effects);
         self.core.take_effects(&mut effects);
@@ -286,7 +289,7 @@ impl Worker {
                     if socket.set(Flag::Paused, false) {
                         self.paused -= 1;
                     }
-                    // What came meanwhile made its event then.
+                    // Bytes that arrived while reading was paused made their event then.
                     if !socket.set(Flag::Queued, true) {
                         self.again.push(token);
                     }
@@ -295,7 +298,7 @@ impl Worker {
             Effect::Move { token, to, moved } => {
                 if let Some(socket) = self.unregister(token) {
                     let Poller::Epoll(epoll) = &self.poller else { return self.leave(socket, to, moved) };
-                    // Without this its events would go on coming here: the descriptor stays open.
+                    // The descriptor stays open, so without this its events would go on arriving here.
                     if let Err(error) = epoll.remove(socket.fd.as_fd()) {
                         tracing::error!(%error, "cannot take a socket out of the event loop");
                     }
@@ -316,7 +319,7 @@ impl Worker {
         }
     }
 
-    /// What the core has, and where its sockets lead.
+    /// The core's report, with the addresses of its sockets.
     fn look(&mut self, look: Look) -> Report {
         let mut report = self.core.report(look);
         for client in &mut report.clients {
@@ -332,7 +335,8 @@ impl Worker {
         report
     }
 
-    /// Writes what is left, and lets the peer read it: closing a socket with unread input would make the kernel drop it.
+    /// Writes the last bytes and lets the peer read them: closing a socket with unread input would make the kernel drop
+    /// the output.
     fn say_goodbye(&mut self, mut socket: Socket, last: &[u8]) {
         if socket.is(Flag::Connecting) {
             return;
@@ -363,7 +367,8 @@ impl Worker {
         let mut letters = std::mem::take(&mut self.letters);
         self.mailboxes[self.id].take(&mut letters);
         for letter in letters.drain(..) {
-            // A slot that the core has freed may be given out again right here: its old socket must be dealt with first.
+            // `accept` and `adopt` may reuse a slot that the core has freed: the slot's old socket must be closed
+            // first.
             self.effects();
             match letter {
                 Letter::Client(fd, peer) => {
@@ -387,7 +392,7 @@ impl Worker {
                 }
                 Letter::Core(mail) => self.core.mail(mail),
                 Letter::Look(look, to) => {
-                    // Who asked may have given up.
+                    // The console may have stopped waiting for the report.
                     let _ = to.try_send(self.look(look));
                 }
                 Letter::Stop => self.stopping = true,
@@ -428,7 +433,7 @@ pub(super) fn slot(sockets: &mut [Vec<Option<Socket>>; 3], token: Token) -> Opti
     (socket.token == token).then_some(socket)
 }
 
-/// As [`slot`], to look only.
+/// Like [`slot`], for reading only.
 pub(super) fn look_up(sockets: &[Vec<Option<Socket>>; 3], token: Token) -> Option<&Socket> {
     let socket = sockets[table(token)].get(token.index())?.as_ref()?;
     (socket.token == token).then_some(socket)

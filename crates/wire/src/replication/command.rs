@@ -1,17 +1,17 @@
-//! The replication grammar, as far as physical replication uses it.
+//! The grammar of replication commands, as far as physical replication uses it.
 
 use super::read_position;
 
-/// Longest command that is read, in bytes. Real ones are below 200.
+/// Longest command accepted, in bytes. Real ones are below 200.
 pub const MAX_COMMAND: usize = 4096;
 /// Most tokens of a command.
 const MAX_TOKENS: usize = 64;
-/// Longest identifier, as PostgreSQL's `NAMEDATALEN` less one.
+/// Longest identifier: PostgreSQL's `NAMEDATALEN` less one.
 const MAX_NAME: usize = 63;
 /// Longest name of a node or an address, in bytes.
 const MAX_QUOTED: usize = 256;
 
-/// What a client of a replication connection asks for.
+/// A command of a client on a replication connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     /// `IDENTIFY_SYSTEM`.
@@ -22,86 +22,89 @@ pub enum Command {
     TimelineHistory(u32),
     /// `CREATE_REPLICATION_SLOT name [TEMPORARY] PHYSICAL [RESERVE_WAL]`.
     CreateSlot {
-        /// As given; not checked to be a slot's name, see [`is_slot_name`].
+        /// The name as given; see [`is_slot_name`] for the check.
         name: String,
-        /// Whether it ends with the connection.
+        /// Whether the slot ends with the connection.
         temporary: bool,
-        /// Whether WAL is kept for it from now on, rather than from the first use on.
+        /// Whether WAL is kept for the slot from now on, rather than from its first use on.
         reserve: bool,
     },
     /// `READ_REPLICATION_SLOT name` (15 and later).
     ReadSlot(String),
     /// `DROP_REPLICATION_SLOT name [WAIT]`.
     DropSlot {
-        /// The slot.
+        /// The slot's name.
         name: String,
-        /// Whether to wait until nobody uses it.
+        /// Whether to wait until nobody uses the slot.
         wait: bool,
     },
     /// `START_REPLICATION [SLOT name] [PHYSICAL] X/X [TIMELINE n]`.
     Start {
-        /// The slot that is used.
+        /// The slot to use, if any.
         slot: Option<String>,
-        /// Where to start.
+        /// The position to start at.
         at: u64,
-        /// Timeline of that position; the server's own if not given.
+        /// The timeline of that position; the server's current one if `None`.
         timeline: Option<u32>,
     },
-    /// A relay's own: what operators do with it at a failover. No PostgreSQL server knows it.
+    /// An operator's order to a relay, at a failover. PostgreSQL servers do not know it.
     Operate(Order),
-    /// `KINGPOST PROMISE`, of relays only: what the relay remembers of failovers. For another relay that has lost its memory.
+    /// `KINGPOST PROMISE`, to relays only: what the relay remembers of failovers. Asked by another relay that has lost
+    /// its memory.
     Promise,
-    /// `WATCH_FLUSHED`, of relays only: tell how far the log is durable, now and whenever that moves. See
+    /// `WATCH_FLUSHED`, to relays only: report up to where the log is durable, now and whenever that changes. See
     /// [`Flushed`](super::Flushed).
     WatchFlushed,
-    /// Known, and not part of physical streaming: its first word in capitals, such as `BASE_BACKUP`, or `LOGICAL`.
+    /// A known command outside of physical replication: its first word in capitals, such as `BASE_BACKUP`, or
+    /// `LOGICAL`.
     Other(&'static str),
 }
 
-/// What an operator asks of a relay: `KINGPOST …`.
+/// An operator's order to a relay: `KINGPOST …`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
-    /// `LOOK`: how it stands.
+    /// `LOOK`: report the state.
     Look,
-    /// `FENCE TERM n TIMELINE t`: take nothing more on timeline `t` or an older one, for whoever has term `n`.
+    /// `FENCE TERM n TIMELINE t`: accept nothing more on timeline `t` or an older one; promised to the holder of term
+    /// `n`.
     Fence {
-        /// Higher than any that was promised to.
+        /// The term: higher than any promised to before.
         term: u64,
-        /// The last timeline that ends here.
+        /// The last timeline that is fenced.
         timeline: u32,
     },
-    /// `CHOOSE TERM n NODE "name"`: this node is to be the primary.
+    /// `CHOOSE TERM n NODE "name"`: this node is to become the primary.
     Choose {
-        /// The one that was promised to.
+        /// The term that was promised to.
         term: u64,
-        /// Its configured name.
+        /// The node's configured name.
         node: String,
     },
-    /// `WITHDRAW TERM n NODE "name"`: this node is not to be the primary after all; the fence stays. Only who holds the term may say so, and
-    /// only of a node that cannot be promoted any more by whoever chose it. Nothing happens if no node is chosen; another node's choice
-    /// is an error.
+    /// `WITHDRAW TERM n NODE "name"`: this node is not to become the primary after all; the fence stays. Only the
+    /// holder of the term may say so, and only of a node that whoever chose it can't promote any more. Nothing happens
+    /// if no node is chosen; if another node is chosen, that is an error.
     Withdraw {
-        /// The one that was promised to.
+        /// The term that was promised to.
         term: u64,
-        /// The name that was chosen.
+        /// The chosen node's name.
         node: String,
     },
-    /// `FOLLOW TERM n ADDRESS "host:port"`: receive from there.
+    /// `FOLLOW TERM n ADDRESS "host:port"`: receive WAL from this address.
     Follow {
-        /// The one that was promised to.
+        /// The term that was promised to.
         term: u64,
         /// `host:port`, or the path of a Unix socket.
         address: String,
     },
-    /// `RELEASE TERM n`: forget the fence; the failover is called off.
+    /// `RELEASE TERM n`: drop the fence; the failover is called off.
     Release {
-        /// Higher than any that was promised to.
+        /// The term: higher than any promised to before.
         term: u64,
     },
 }
 
 impl Order {
-    /// The command as text, without its end. Quotes in names are doubled.
+    /// The command as text, without a terminator. Quotes in names are doubled.
     #[must_use]
     pub fn text(&self) -> String {
         let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
@@ -116,16 +119,16 @@ impl Order {
     }
 }
 
-/// Why a text is no command.
+/// Why a text is not a command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
-    /// Longer than [`MAX_COMMAND`] or of too many words.
+    /// Longer than [`MAX_COMMAND`], or too many words.
     #[error("replication command too long: {0} bytes, expected at most {MAX_COMMAND}")]
     TooLong(usize),
-    /// The first word is none of the grammar: SQL, or nothing.
+    /// The first word starts no replication command: the text is SQL, or empty.
     #[error("cannot execute SQL commands in WAL sender for physical replication")]
     Sql,
-    /// It begins as a command and does not go on as one.
+    /// The text starts like a command and does not go on like one.
     #[error("syntax error in {command}: {what}")]
     Syntax {
         /// The command's first word.
@@ -135,7 +138,7 @@ pub enum CommandError {
     },
 }
 
-/// Whether PostgreSQL would take this as the name of a slot: 1 to 63 of lower-case letters, digits and underscores.
+/// Whether PostgreSQL would accept this as a slot's name: 1 to 63 lower-case letters, digits and underscores.
 #[must_use]
 pub fn is_slot_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len())
@@ -144,7 +147,7 @@ pub fn is_slot_name(name: &str) -> bool {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Token {
-    /// As written, and whether it stood in double quotes.
+    /// The word as written, and whether it was in double quotes.
     Word(String, bool),
     Text,
     Sign(char),
@@ -228,7 +231,7 @@ impl Command {
     }
 }
 
-/// The words of a text; None when it has characters that belong to none, a quote that does not end, or too many words.
+/// The words of a text. `None` if it has other characters, a quote that does not end, or too many words.
 fn tokens(text: &str) -> Option<Vec<Token>> {
     let mut tokens = Vec::new();
     let mut chars = text.chars().peekable();
@@ -252,7 +255,7 @@ fn tokens(text: &str) -> Option<Vec<Token>> {
             '(' | ')' | ',' | ';' | '.' => Token::Sign(c),
             c if c.is_ascii_alphanumeric() || c == '_' || !c.is_ascii() => {
                 let mut word = String::from(c);
-                // A position is one word: only there does a slash stand inside.
+                // A position is one word; no other word contains a slash.
                 while let Some(&c) = chars.peek() {
                     if !(c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '/') || !c.is_ascii()) {
                         break;
@@ -272,7 +275,7 @@ fn tokens(text: &str) -> Option<Vec<Token>> {
     Some(tokens)
 }
 
-/// What of a command has not been read yet.
+/// The part of a command that has not been read yet.
 struct Rest<'a> {
     tokens: &'a [Token],
     command: &'static str,

@@ -13,7 +13,8 @@
 //! One command is not PostgreSQL's, and known to relays only: `WATCH_FLUSHED` begins a copy in which each message says how far the
 //! relay's log is durable ([`Flushed`]). While it runs the client may ask what the relay has promised ([`Question`], [`Promised`]).
 //!
-//! Positions are plain numbers here: bytes from the beginning of the log. [`position`] writes and reads `X/X`.
+//! Positions are plain numbers here: bytes from the start of the log. [`position`] and [`read_position`] convert to and
+//! from `X/X`.
 //!
 //! Source of the formats: PostgreSQL documentation, "Streaming Replication Protocol", and what servers and standbys of 13
 //! to 18 were seen to send.
@@ -31,7 +32,7 @@ pub use stream::{
     copy_both, copy_out, feedback, keepalive, read_reply, status, wal_header,
 };
 
-/// `X/X`.
+/// A position as `X/X`.
 #[must_use]
 pub fn position(at: u64) -> String {
     format!("{:X}/{:X}", at >> 32, at & 0xffff_ffff)

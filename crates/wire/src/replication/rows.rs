@@ -1,4 +1,4 @@
-//! The few rows of replication commands.
+//! The few rows in answers to replication commands.
 
 use super::{position, read_position};
 use crate::message::{self, Column};
@@ -8,32 +8,32 @@ const INT4: u32 = 23;
 const INT8: u32 = 20;
 const BYTEA: u32 = 17;
 
-/// What `IDENTIFY_SYSTEM` tells.
+/// The answer to `IDENTIFY_SYSTEM`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// Identifier of the database system.
     pub system: u64,
-    /// Timeline it is on.
+    /// The server's timeline.
     pub timeline: u32,
-    /// End of what it has flushed.
+    /// The end of the WAL that the server has flushed.
     pub position: u64,
 }
 
-/// Where a timeline that was followed has ended: the row after the end of the copy.
+/// The end of a timeline that was streamed: the row behind the copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimelineEnd {
-    /// The next one.
+    /// The next timeline.
     pub next: u32,
-    /// Its first position.
+    /// The position at which the next timeline starts.
     pub at: u64,
 }
 
-/// Columns of one `DataRow`, as text; None is NULL.
+/// The columns of one `DataRow`, as text; `None` is NULL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rows(pub Vec<Option<Vec<u8>>>);
 
 impl Rows {
-    /// Most columns of a row: more than any replication command gives.
+    /// Most columns accepted: more than any replication command gives.
     const MAX: usize = 32;
 
     /// Reads the payload of a `DataRow`; None if it is malformed or has too many columns.
@@ -60,7 +60,7 @@ impl Rows {
         rest.is_empty().then_some(Rows(columns))
     }
 
-    /// Column `n` as text; None if it is not there, NULL or not UTF-8.
+    /// Column `n` as text; `None` if it is missing, NULL or not UTF-8.
     #[must_use]
     pub fn text(&self, n: usize) -> Option<&str> {
         std::str::from_utf8(self.0.get(n)?.as_deref()?).ok()
@@ -140,7 +140,8 @@ pub fn slot_created(out: &mut Vec<u8>, name: &str) {
     message::data_row(out, &[Some(name.as_bytes()), Some(b"0/0"), None, None]);
 }
 
-/// The answer to `READ_REPLICATION_SLOT`; None: there is no such slot. `restart` is where it starts and on which timeline.
+/// The answer to `READ_REPLICATION_SLOT`; `None` if there is no such slot. The pair is the slot's restart position and
+/// its timeline.
 pub fn slot_read(out: &mut Vec<u8>, slot: Option<Option<(u64, u32)>>) {
     message::row_description(
         out,

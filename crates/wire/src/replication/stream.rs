@@ -1,12 +1,12 @@
-//! What flows once streaming has begun.
+//! The messages of a replication stream.
 
 use crate::message::message;
 use crate::{Frame, FrameError, HEADER};
 
-/// Bytes of a CopyData message before its WAL: header, `w`, start, end of the server's log, time.
+/// Bytes of a CopyData message before its WAL: header, `w`, position, end of the server's log, time.
 pub const WAL_HEADER: usize = HEADER + 1 + 24;
 
-/// Longest message other than WAL that is taken while streaming, in bytes: errors, notices, rows.
+/// Longest message without WAL that is accepted while streaming, in bytes: errors, notices, rows.
 pub const MAX_CONTROL: usize = 64 << 10;
 
 /// Microseconds between 1970 and 2000, which PostgreSQL counts from.
@@ -15,46 +15,46 @@ const EPOCH: i64 = 946_684_800_000_000;
 /// What a server sends while streaming.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// WAL: never a whole message's worth unless that is there; the next one goes on where this one ended.
+    /// A piece of WAL: as much of the message as has arrived. The next piece goes on where this one ends.
     Wal {
         /// Position of the first byte.
         at: u64,
         /// At least one byte.
         data: &'a [u8],
     },
-    /// `k`, and what the header of a `w` says of the server: nothing more to say than how far it is.
+    /// `k`, or the header of a `w` message: how far the server is.
     Keepalive {
         /// End of the server's log.
         end: u64,
-        /// Whether it wants to hear from us at once.
+        /// Whether the server wants a status message at once.
         reply: bool,
     },
     /// `CopyDone`.
     Done,
     /// Any other message.
     Message {
-        /// Kind.
+        /// Tag of the message.
         tag: u8,
-        /// Whole.
+        /// The whole payload.
         payload: &'a [u8],
     },
 }
 
-/// What can be wrong with a stream: the connection is to be given up.
+/// Why a stream is refused: the connection has to be given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// See there.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A message that is not WAL is too long.
+    /// A message without WAL is too long.
     #[error("message {:?} of {length} bytes in a replication stream: expected at most {MAX_CONTROL}", char::from(*tag))]
     TooLong {
         /// Kind.
         tag: u8,
-        /// Payload in bytes.
+        /// Length of the payload in bytes.
         length: usize,
     },
-    /// A CopyData message that is neither WAL nor a keepalive, or too short for what it is.
+    /// A CopyData message that is neither WAL nor a keepalive, or is too short.
     #[error("malformed replication message of kind {:?}", char::from(*kind))]
     Malformed {
         /// First byte of the payload; 0 if there is none.
@@ -63,15 +63,16 @@ pub enum StreamError {
     /// WAL beyond the last possible position.
     #[error("WAL at {}: the position is out of range", super::position(*at))]
     Position {
-        /// As announced.
+        /// The position in the message.
         at: u64,
     },
 }
 
-/// Reads a server's stream in pieces of any size: WAL is handed on as it comes, so that no message has to be kept whole.
+/// Reads a server's stream in pieces of any size. WAL is handed on as it arrives, so no message has to be buffered
+/// whole.
 #[derive(Debug, Default, Clone)]
 pub struct WalStream {
-    /// Position of the next byte of WAL, and how many of its message are still to come.
+    /// Position of the next byte of WAL, and how many bytes of its message are still to come.
     wal: Option<(u64, usize)>,
 }
 
@@ -136,7 +137,7 @@ impl WalStream {
     }
 }
 
-/// The eight bytes at `at`; the caller has checked the length.
+/// The eight bytes at `at` as a number; the caller has checked the length.
 fn number(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_be_bytes)
 }
@@ -148,8 +149,8 @@ pub fn copy_both(out: &mut Vec<u8>) {
     message(out, b'W', |out| out.extend([0, 0, 0]));
 }
 
-/// The beginning of a CopyData message with `length` bytes of WAL from `at` on, which follow by other means. `end` is the end of
-/// the server's log, `now` in microseconds since 1970.
+/// The start of a CopyData message with `length` bytes of WAL from position `at` on; the caller sends the WAL
+/// separately. `end` is the end of the server's log, `now` in microseconds since 1970.
 #[must_use]
 pub fn wal_header(at: u64, end: u64, now: i64, length: usize) -> [u8; WAL_HEADER] {
     let mut header = [0; WAL_HEADER];
@@ -163,7 +164,7 @@ pub fn wal_header(at: u64, end: u64, now: i64, length: usize) -> [u8; WAL_HEADER
     header
 }
 
-/// `k`. `now` in microseconds since 1970.
+/// A keepalive (`k`). `now` in microseconds since 1970.
 pub fn keepalive(out: &mut Vec<u8>, end: u64, now: i64, reply: bool) {
     message(out, b'd', |out| {
         out.push(b'k');
@@ -175,7 +176,8 @@ pub fn keepalive(out: &mut Vec<u8>, end: u64, now: i64, reply: bool) {
 
 // === to a server ===
 
-/// `r`: how far we are. An `apply` of 0 says that nothing is ever applied here. `now` in microseconds since 1970.
+/// A status message (`r`): how far the receiver is. `apply` is 0 if the receiver applies nothing. `now` in microseconds
+/// since 1970.
 pub fn status(out: &mut Vec<u8>, write: u64, flush: u64, apply: u64, now: i64, reply: bool) {
     message(out, b'd', |out| {
         out.push(b'r');
@@ -187,8 +189,8 @@ pub fn status(out: &mut Vec<u8>, write: u64, flush: u64, apply: u64, now: i64, r
     });
 }
 
-/// `h`: the oldest transactions that readers of standbys still need (0: none), each with its epoch. `now` in microseconds since
-/// 1970.
+/// A feedback message (`h`): the oldest transactions that queries on standbys still need (id 0: none), each with its
+/// epoch. `now` in microseconds since 1970.
 pub fn feedback(out: &mut Vec<u8>, now: i64, xmin: (u32, u32), catalog_xmin: (u32, u32)) {
     message(out, b'd', |out| {
         out.push(b'h');
@@ -200,31 +202,31 @@ pub fn feedback(out: &mut Vec<u8>, now: i64, xmin: (u32, u32), catalog_xmin: (u3
     });
 }
 
-/// What a standby says while it is fed: the payload of a CopyData message.
+/// What a standby sends while streaming: the payload of a CopyData message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
     /// `r`.
     Status {
-        /// Written, not yet safe. May be below `flush` just after a start.
+        /// Written, but not necessarily durable. May be below `flush` just after a start.
         write: u64,
         /// Durable.
         flush: u64,
-        /// Replayed; 0 where nothing is.
+        /// Replayed; 0 if the receiver replays nothing.
         apply: u64,
-        /// Whether it wants a keepalive at once.
+        /// Whether the standby wants a keepalive at once.
         reply: bool,
     },
     /// `h`: transaction id and epoch; id 0 means none.
     Feedback {
-        /// Oldest that a query needs.
+        /// The oldest transaction that a query needs.
         xmin: (u32, u32),
-        /// Oldest whose catalog rows are needed.
+        /// The oldest transaction whose catalog rows are needed.
         catalog_xmin: (u32, u32),
     },
 }
 
-/// Reads the payload of a CopyData message of a standby; None if it is neither kind, or has the wrong length. Bytes after the
-/// known ones are refused: no version sends any.
+/// Reads the payload of a standby's CopyData message. `None` if it is of neither kind or has the wrong length; no
+/// version sends longer ones.
 #[must_use]
 pub fn read_reply(payload: &[u8]) -> Option<Reply> {
     let (&kind, rest) = payload.split_first()?;
@@ -243,7 +245,7 @@ pub fn read_reply(payload: &[u8]) -> Option<Reply> {
 
 // === of a relay ===
 
-/// How far a relay's log is durable: what it sends, one message each, while `WATCH_FLUSHED` runs.
+/// Up to where a relay's log is durable: the messages that a relay sends while `WATCH_FLUSHED` runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flushed {
     /// Identifier of the database system whose log it is.
@@ -252,14 +254,14 @@ pub struct Flushed {
     pub term: u64,
     /// The timeline that is being written.
     pub timeline: u32,
-    /// Durable up to here, on that timeline.
+    /// The log is durable up to this position of that timeline.
     pub at: u64,
 }
 
 impl Flushed {
     const BYTES: usize = 1 + 8 + 8 + 4 + 8;
 
-    /// Appends it as a CopyData message.
+    /// Appends the message, as CopyData.
     pub fn write(self, out: &mut Vec<u8>) {
         message(out, b'd', |out| {
             out.push(b'f');
@@ -270,7 +272,7 @@ impl Flushed {
         });
     }
 
-    /// Reads the payload of a CopyData message; None if it is anything else.
+    /// Reads the payload of a CopyData message; `None` if it is another message.
     #[must_use]
     pub fn read(payload: &[u8]) -> Option<Flushed> {
         if payload.first() != Some(&b'f') || payload.len() != Flushed::BYTES {

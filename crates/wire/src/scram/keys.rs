@@ -1,4 +1,4 @@
-//! What a password becomes: keys for the one who logs in, a verifier for the one who lets in.
+//! What is derived from a password: keys for the client, a verifier for the server.
 
 use std::fmt;
 
@@ -14,10 +14,11 @@ use super::{
 
 const PREFIX: &str = "SCRAM-SHA-256$";
 
-/// What a password becomes with one salt and iteration count. Whoever has it can log in with that verifier: a secret.
+/// Keys derived from a password with one salt and iteration count. They are enough to log in where that verifier is
+/// used: a secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SaltedKeys {
-    /// As decoded, [`MAX_SALT`] bytes at most.
+    /// The decoded salt, at most [`MAX_SALT`] bytes.
     pub salt: Vec<u8>,
     /// 1 to [`MAX_ITERATIONS`].
     pub iterations: u32,
@@ -61,13 +62,14 @@ impl fmt::Debug for SaltedKeys {
 
 // === Verifier ===
 
-/// What a server keeps of a password (PostgreSQL: `pg_authid.rolpassword`). It proves a client right without being enough
-/// to log in; still, it can be attacked offline, so it has no `Display`: write it with [`Verifier::encode`], on purpose.
+/// The form in which a server stores a password (PostgreSQL: `pg_authid.rolpassword`). It serves to check a client, and
+/// is not enough to log in. It can be attacked offline, so it has no `Display`; [`Verifier::encode`] writes it, on
+/// purpose.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Verifier {
     /// 1 to [`MAX_ITERATIONS`].
     pub iterations: u32,
-    /// As decoded, [`MAX_SALT`] bytes at most.
+    /// The decoded salt, at most [`MAX_SALT`] bytes.
     pub salt: Vec<u8>,
     /// SHA-256 of the client key.
     pub stored_key: [u8; 32],

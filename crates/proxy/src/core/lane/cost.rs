@@ -1,42 +1,43 @@
-//! What statements have cost, by shape: how long a server took for one, and how much it answered. From this follows which of
-//! them may share a server connection.
+//! What statements have cost, by shape: how long a server took, and how many bytes it answered. This decides which
+//! statements may share a server connection.
 
 use std::time::{Duration, Instant};
 
-/// Shapes remembered. Of two that want one place the one that runs more often keeps it.
+/// How many shapes are remembered. If two compete for a place, the one that runs more often keeps it.
 const ENTRIES: usize = 4096;
-/// Runs after which a shape is known.
+/// Runs after which a shape's costs count as known.
 const KNOWN: u32 = 2;
-/// Good runs after which one strike is forgotten.
+/// A strike is forgotten every so many runs.
 const FORGIVEN: u32 = 1024;
-/// A first strike keeps a shape out for twice this long; each further one doubles it.
+/// The first strike keeps a shape out for twice this time; each further strike doubles the time.
 const PENALTY: Duration = Duration::from_millis(250);
-/// Doublings of the penalty: 64 s at most.
+/// Most strikes counted, which limits the penalty to 64 s.
 const MOST_STRIKES: u8 = 8;
 
-/// What a shape's costs say.
+/// What a shape's costs say about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Fit {
-    /// It is fast and small: its usual time in microseconds.
+    /// Fast and small; the usual time in microseconds.
     Fits(u32),
-    /// It has not run often enough to say.
+    /// The shape has not run often enough.
     Unknown,
     Slow,
     Large,
 }
 
-/// The costs of the shapes that one worker has seen. Its size is fixed; what is forgotten is measured again.
+/// The costs of the shapes that one worker has seen, in a table of fixed size. A shape that is dropped is measured
+/// again.
 pub(in crate::core) struct Costs {
     table: Box<[Cost]>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Cost {
-    /// 0: nobody's.
+    /// The shape; 0 if the entry is free.
     key: u64,
-    /// Quick to fall and slow to rise: on a busy machine the time to an answer is mostly other people's.
+    /// Falls quickly and rises slowly: on a busy machine most of a long answer time is spent on other work.
     micros: u32,
-    /// Quick to rise and slow to fall.
+    /// Rises quickly and falls slowly.
     bytes: u32,
     runs: u32,
     strikes: u8,
@@ -51,7 +52,7 @@ impl Default for Costs {
 }
 
 impl Costs {
-    /// Two places for each key.
+    /// The two places where a key may be.
     fn places(key: u64) -> (usize, usize) {
         let first = (key ^ key >> 32) as usize & (ENTRIES - 1);
         (first, first ^ 1)
@@ -62,7 +63,8 @@ impl Costs {
         [a, b].into_iter().find(|&i| self.table[i].key == key)
     }
 
-    /// May a statement of this shape share? Not if it usually takes `slow` microseconds, or answers `large` bytes.
+    /// Whether a statement of this shape may share: not if it usually takes `slow` microseconds or more, or answers
+    /// `large` bytes or more.
     pub(in crate::core) fn fit(&self, key: u64, slow: u32, large: u32, now: Instant) -> Fit {
         let Some(cost) = self.find(key).map(|i| &self.table[i]) else { return Fit::Unknown };
         if cost.out_until.is_some_and(|until| now < until) || (cost.runs >= KNOWN && cost.micros >= slow) {
@@ -76,13 +78,13 @@ impl Costs {
         }
     }
 
-    /// A statement of this shape (not 0) took so many microseconds, and answered so many bytes.
+    /// A statement of this shape (not 0) took this long and answered this many bytes.
     pub(in crate::core) fn note(&mut self, key: u64, micros: u32, bytes: u32) {
         let Some(i) = self.find(key) else {
             let (a, b) = Costs::places(key);
             let i = if self.table[a].runs <= self.table[b].runs { a } else { b };
             if self.table[i].runs > KNOWN {
-                // It has to be asked for more than once to be worth another's place.
+                // A single run does not displace another shape.
                 self.table[i].runs /= 2;
             } else {
                 self.table[i] = Cost { key, micros, bytes, runs: 1, strikes: 0, out_until: None };
@@ -102,7 +104,7 @@ impl Costs {
         }
     }
 
-    /// A statement of this shape has held others up: it is kept out for a while, longer each time.
+    /// A statement of this shape has held up others: keeps the shape out for a time, longer with each strike.
     pub(in crate::core) fn strike(&mut self, key: u64, now: Instant) {
         if let Some(i) = self.find(key) {
             let cost = &mut self.table[i];

@@ -1,5 +1,5 @@
-//! Which units may share a server connection, and which connection they go to: decisions from plain values. What is not certain
-//! does not share.
+//! Decides from plain values which units may share a server connection, and which connection they go to. In doubt a
+//! unit does not share.
 
 use sql::{Access, Class, Flags};
 
@@ -7,30 +7,31 @@ use super::micros;
 use crate::core::session::{Sole, Unit};
 use crate::settings::Lanes;
 
-/// What makes a unit fit for a lane or not, from plain values.
+/// The values that decide whether a unit may enter a lane.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Candidate {
-    /// The pool has lanes.
+    /// Lanes are enabled for the pool.
     pub on: bool,
     pub unit: Unit,
     pub pinned: bool,
-    /// It has been in a lane, to no avail.
+    /// An earlier attempt in a lane failed.
     pub alone: bool,
 }
 
-/// Where a unit that fits goes.
+/// Where a unit goes that may enter a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Pick {
     /// An idle connection becomes a lane.
     Start,
-    /// Into the lane at this position.
+    /// The lane at this position.
     Join(usize),
-    /// Nowhere: it has to wait, or to have a connection to itself.
+    /// No lane: the unit waits, or gets a connection to itself.
     None,
 }
 
 impl Unit {
-    /// True if it is one statement: a simple query, or one that is bound and executed to its end through the unnamed portal.
+    /// True if the unit is one statement: a Query, or `P B D E S` that runs one statement to its end in the unnamed
+    /// portal.
     pub(in crate::core) fn is_one(&self) -> bool {
         let complete = match self.end {
             b'Q' => true,
@@ -40,29 +41,29 @@ impl Unit {
         self.single && self.whole && complete
     }
 
-    /// True if by its messages it could be in a lane.
+    /// True if the unit's messages and statement allow it to be in a lane.
     pub(in crate::core) fn is_single(&self) -> bool {
         self.is_one() && self.sole == Sole::Read && self.read && self.key != 0
     }
 }
 
-/// Is it certain that this unit may share a connection?
+/// True if this unit may certainly share a connection.
 pub(in crate::core) fn is_fit(candidate: &Candidate) -> bool {
     candidate.on && !candidate.pinned && !candidate.alone && candidate.unit.is_single()
 }
 
-/// A class of which it is certain that the statement is a read like any other.
+/// True if a statement of this class is certainly a plain read.
 pub(in crate::core) fn is_plain(class: Class) -> bool {
     class.access == Access::Read && class.flags == Flags(0) && class.pins.is_empty() && !class.local
 }
 
-/// How many seats a lane has for statements that usually take so many microseconds: the last is not to wait much longer than
-/// a statement that counts as slow.
+/// How many seats a lane has for statements that usually take `usual` microseconds. The last seat should not wait much
+/// longer than one statement that counts as slow takes.
 pub(in crate::core) fn seats_for(usual: u32, lanes: &Lanes) -> usize {
     (micros(lanes.slow) / usual.max(1)).clamp(1, lanes.depth as u32) as usize
 }
 
-/// `open`: seats taken in each lane that can be entered, with its position; `count` lanes there are altogether.
+/// `open`: position and number of taken seats of each lane that can be entered. `count`: the number of all lanes.
 pub(in crate::core) fn pick(
     open: impl Iterator<Item = (usize, usize)>,
     count: usize,

@@ -1,19 +1,20 @@
 //! Shared lanes: statements of many clients, one behind the other on one server connection.
 //!
-//! A unit that is one plain query, and nothing but a whole implicit transaction, need not have a server connection to itself. It
-//! is written behind those of other clients, each with its own `Sync` (a `Query` is its own), and the answers come back in
-//! the same order: a server connection then is a **lane**, and each unit in it has a **seat**. PostgreSQL answers a batch with
-//! fewer wake-ups and system calls, and so does the proxy.
+//! A unit that is one plain read, and a whole implicit transaction, needs no server connection to itself. It can be
+//! written behind units of other clients, each with its own `Sync` (a `Query` needs none): `P B E S` of client 1, then
+//! `P B E S` of client 2. The answers come back in the same order. Such a server connection is a **lane**, and each
+//! unit in it has a **seat**. PostgreSQL answers a batch with fewer wake-ups and system calls, and so does the proxy.
 //!
 //! What must hold:
 //!
-//! - The front seat's client is the server's `client`: so what follows the replies (`reply`) need not know of lanes. The clients of
-//!   the other seats are `At::Lane`, and nobody but the front hears anything.
-//! - A seat's unit is kept, and its answer held back, as any read's (`Client::replay`). So whatever goes wrong for a reason that is
-//!   not the unit's own ends in the unit being sent again, `alone` from then on: on a connection of its own.
-//! - A seat whose client is gone, or has moved on, stays until the server has answered it; nobody hears that.
-//! - Nobody enters a lane that is held up (`Lane::closed`, a slow front), or while others wait for a connection of that node:
-//!   lanes come to an end, and their connections to rest, however many clients there are.
+//! - The front seat's client is the server connection's `client`, so `reply` need not know of lanes. Clients of the
+//!   other seats are `At::Lane`, and get nothing until their seat is in front.
+//! - A seat's unit is kept and its answer is held back, as with any read (`Client::replay`). If the unit fails for a
+//!   reason that lies outside of it, the unit is sent again, and `alone`: on a connection to itself. (After a lost
+//!   connection it is alone only from the second loss on.)
+//! - A seat whose client has gone or moved on stays until the server has answered it; the answer is dropped.
+//! - No unit enters a lane that is held up (`Lane::closed`, a slow front seat), or while clients wait for a connection
+//!   to that node. So every lane comes to an end and its connection becomes free, however many clients there are.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,25 +41,25 @@ pub(in crate::core) use self::fit::is_plain;
 use crate::config::PoolMode;
 use crate::console::LaneReport;
 
-/// Statements in a worker's lanes from which on it lets answers gather.
+/// From this many units in a worker's lanes on, the worker lets answers gather.
 const MANY: usize = 8;
 
 /// A worker's lanes.
 #[derive(Default)]
 pub(in crate::core) struct Lanes {
-    /// Server connections that are lanes at the moment.
+    /// Server connections that are lanes now.
     open: Vec<usize>,
     /// What statements have cost, by shape.
     pub(in crate::core) costs: Costs,
 }
 
 impl Lanes {
-    /// True if there is one.
+    /// True if the worker has a lane.
     pub(in crate::core) fn any(&self) -> bool {
         !self.open.is_empty()
     }
 
-    /// True if this server connection is one.
+    /// True if this server connection is a lane.
     pub(in crate::core) fn has(&self, s: usize) -> bool {
         self.open.contains(&s)
     }
@@ -66,22 +67,22 @@ impl Lanes {
 
 /// The units that share a server connection.
 pub(in crate::core) struct Lane {
-    /// In the order in which they were sent.
+    /// The units in the order in which they were sent.
     pub seats: VecDeque<Seat>,
-    /// Since when the front seat's unit has been the one that runs.
+    /// Since when the front seat's unit has been running.
     since: Instant,
-    /// Nobody enters any more; it goes on when the last seat is empty.
+    /// No unit may enter; the connection leaves the lane when the last seat is empty.
     closed: bool,
-    /// Units let in since the connection last rested.
+    /// Units admitted since the connection was last free.
     admitted: u32,
 }
 
 /// A unit in a lane.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Seat {
-    /// Who hears the answer; None: nobody any more.
+    /// The client that gets the answer; `None` if it has gone or moved on.
     pub client: Option<usize>,
-    /// Its shape, for its cost.
+    /// The statement's shape, for the table of costs.
     key: u64,
 }
 
@@ -96,7 +97,7 @@ impl Lane {
         self.seats.is_empty()
     }
 
-    /// What the console is told; None if it is none.
+    /// What the console shows; `None` if the connection is no lane.
     pub(in crate::core) fn report(&self) -> Option<LaneReport> {
         (!self.is_empty()).then_some(LaneReport {
             statements: self.seats.len(),
@@ -110,8 +111,8 @@ impl Lane {
 impl Core {
     // --- entering ---
 
-    /// Puts the client's unit, which `unit` holds, into a lane. False if it has to go another way. `queued`: it has waited for
-    /// its turn already.
+    /// Puts the client's unit, whose bytes are `unit`, into a lane. False if the unit has to go another way. `queued`:
+    /// the client is at the front of the pool's queue.
     pub(in crate::core) fn enter_lane(&mut self, c: usize, want: Want, unit: &[u8], queued: bool) -> bool {
         let client = &self.clients[c];
         let (p, key) = (client.pool, client.unit.key);
@@ -165,7 +166,8 @@ impl Core {
                 let s = place.lanes[position];
                 if place.lanes.len() < self.settings.lanes.width {
                     if !place.idle.is_empty() {
-                        // Brought to this client's parameters, which it has not, it can be the next lane.
+                        // An idle connection with other parameters can be set to this client's, and become the next
+                        // lane.
                         return false;
                     }
                     if place.connecting == 0 {
@@ -187,7 +189,7 @@ impl Core {
         true
     }
 
-    /// Can this client's unit be sent behind what this lane has?
+    /// True if this client's unit can be sent behind the units in this lane.
     fn is_open(&self, c: usize, s: usize) -> bool {
         let server = &self.servers[s];
         let place = &self.pools[server.pool].nodes[usize::from(server.node.0)];
@@ -203,7 +205,7 @@ impl Core {
             && (server.lane.admitted < KEEP || !place.is_asked_for(self.id))
     }
 
-    /// There are fewer lanes than there could be, and no idle connection: one more is opened.
+    /// Opens a connection for one more lane, as none is idle.
     fn widen(&mut self, p: usize, node: NodeId) {
         let place = &mut self.pools[p].nodes[usize::from(node.0)];
         if !place.is_suspect(self.now) && place.budget.try_open() {
@@ -255,10 +257,10 @@ impl Core {
         client.since = self.now;
     }
 
-    /// Writes a unit's messages, which have been looked at, to the server: under its own names for statements.
+    /// Writes the messages of a unit that has been looked at, with the server's statement names.
     ///
-    /// What a unit changes of its client's names it changes with its first message, which no error of its own can have the server skip: so
-    /// nothing has to be taken back.
+    /// A unit in a lane changes its client's names only with its first message, and no error of the unit itself can
+    /// make the server skip that message. So there is nothing to undo.
     fn send_unit(&mut self, c: usize, s: usize, unit: &[u8]) {
         for (message, whole) in messages(unit) {
             match message {
@@ -278,7 +280,7 @@ impl Core {
                         self.parse_shared(c, s, &statement);
                         continue;
                     }
-                    // The unnamed one's place is never full.
+                    // A client's names always have room for the unnamed statement.
                     let _ = self.clients[c].names.parse(b"", statement.clone());
                     let server = &mut self.servers[s];
                     server.held.set_unnamed(Unnamed::Is(statement.id()));
@@ -297,7 +299,7 @@ impl Core {
                 }
                 Message::Execute { .. } => self.servers[s].protocol.sent(Request::Execute, Note::execute()),
                 Message::Sync => self.servers[s].ends_unit(Request::Sync, Note::Sync),
-                // `Unit::is_single` lets none of them in.
+                // `Unit::is_single` is false for a unit with one of these.
                 Message::Close(_) | Message::Flush | Message::FunctionCall | Message::Terminate => continue,
                 Message::CopyData | Message::CopyDone | Message::CopyFail => continue,
             }
@@ -305,7 +307,7 @@ impl Core {
         }
     }
 
-    /// A Bind to the unnamed portal.
+    /// Sends a Bind of the unnamed portal.
     fn send_bind(&mut self, c: usize, s: usize, name: &[u8], values: &[u8]) {
         let known = self.clients[c].names.get_told(name);
         let told = known.is_some_and(|(_, told)| told);
@@ -325,7 +327,8 @@ impl Core {
         }
         self.prepare(s, &own);
         if !self.servers[s].held.is_described(&own) && own.columns().is_some() && told {
-            // The client relies on what it was told of the columns. If this connection has others, this answer is thrown away.
+            // The client relies on the columns that it was told. If this connection has others, the answer is dropped
+            // and the unit sent again.
             self.send(s, |out| message::describe_statement(out, own.name().as_bytes()));
             self.servers[s].protocol.sent(Request::Describe, Note::Check(own.clone()));
         }
@@ -342,7 +345,7 @@ impl Core {
 
     // --- the answers ---
 
-    /// The front seat's unit goes again, on a connection of its own; what its server says of it is not heard.
+    /// Sends the front seat's unit again, on a connection to itself; what this server answers to it is dropped.
     pub(in crate::core) fn redo_alone(&mut self, s: usize) {
         let server = &mut self.servers[s];
         if let Some(client) = server.client.map(|c| &mut self.clients[c]) {
@@ -354,7 +357,7 @@ impl Core {
         }
     }
 
-    /// The front seat's `ReadyForQuery` has been passed on, or swallowed.
+    /// The front seat's `ReadyForQuery` was passed on or dropped: the next seat is in front.
     pub(in crate::core) fn seat_done(&mut self, s: usize) {
         let server = &mut self.servers[s];
         let Some(seat) = server.lane.seats.pop_front() else { return };
@@ -402,7 +405,8 @@ impl Core {
             }
         }
         if !idle {
-            // A plain query has left a transaction open: whoever is behind it must not be in it.
+            // A query that was thought to be a plain read has opened a transaction: the units behind it must not run in
+            // that.
             return self.server_closed(s, "a query in a shared lane left a transaction open");
         }
         if self.servers[s].lane.is_empty() {
@@ -427,7 +431,7 @@ impl Core {
         self.metrics.lanes.sub(1);
     }
 
-    /// The front seat's client does not read its answer: the server waits for it, and nobody else does.
+    /// The front seat's client does not read its answer: the server connection waits for it, and all other units move.
     pub(in crate::core) fn hold_lane(&mut self, s: usize) {
         let server = &mut self.servers[s];
         if server.paused {
@@ -440,7 +444,7 @@ impl Core {
 
     // --- leaving ---
 
-    /// The client's seat is nobody's any more.
+    /// A client leaves its seat.
     pub(in crate::core) fn leave_lane(&mut self, c: usize) {
         let Some(s) = self.clients[c].at.leave_lane() else { return };
         let server = &mut self.servers[s];
@@ -456,7 +460,7 @@ impl Core {
         self.cancel_if_nobodys(s);
     }
 
-    /// Nobody waits for a read: if all seats are empty, the statement that runs is cancelled.
+    /// If no seat has a client any more, the running statement is cancelled, since all are reads.
     fn cancel_if_nobodys(&mut self, s: usize) {
         let server = &mut self.servers[s];
         if server.lane.seats.iter().all(|seat| seat.client.is_none()) && server.cancels == 0 {
@@ -465,7 +469,7 @@ impl Core {
         }
     }
 
-    /// Everybody behind the front seat goes another way.
+    /// Sends the units behind the front seat again, elsewhere.
     fn move_others(&mut self, s: usize) {
         self.servers[s].lane.closed = true;
         for at in 1..self.servers[s].lane.seats.len() {
@@ -477,14 +481,15 @@ impl Core {
             self.metrics.lane_moved.add(1);
             self.send_again(c);
         }
-        // The front one may have been left before.
+        // The front seat's client may have gone before.
         self.cancel_if_nobodys(s);
     }
 
-    /// A client in a lane asks for a cancel. True if its statement is the one that runs: then the request has to be sent.
+    /// A client in a lane asks for a cancel. True if its statement is the one that runs, so that the server has to be
+    /// asked.
     pub(in crate::core) fn cancel_in_lane(&mut self, c: usize, s: usize) -> bool {
         if self.servers[s].client == Some(c) {
-            // It may come late, and meet what runs next.
+            // The cancel may arrive late and hit the next unit.
             self.move_others(s);
             return true;
         }
@@ -504,8 +509,8 @@ impl Core {
 
     // --- trouble ---
 
-    /// Looks for lanes whose front seat had been running for too long at the beginning of the turn that has just ended: all that
-    /// had arrived by then has been read since.
+    /// Looks for lanes whose front seat had run for too long at `then`, the beginning of the last turn. (Not at the
+    /// present time: what had arrived by `then` has been read.)
     pub(in crate::core) fn check_lanes(&mut self, then: Instant) {
         for i in 0..self.lanes.open.len() {
             let Some(&s) = self.lanes.open.get(i) else { return };
@@ -521,8 +526,8 @@ impl Core {
         }
     }
 
-    /// How long the driver may wait for something to happen, if nothing else says so: a lane that is held up is looked after in
-    /// time, and who waits for a replica goes to the primary in time.
+    /// How long the driver may wait for events, at most `longest`: a lane that is held up, a strong read or a gate may
+    /// need attention earlier.
     pub fn patience(&self, longest: Duration) -> Duration {
         let shared =
             self.lanes.open.iter().any(|&s| self.servers[s].lane.seats.len() > 1 && !self.servers[s].lane.closed);
@@ -531,8 +536,9 @@ impl Core {
         if shared { (self.settings.lanes.stall / 2).clamp(Duration::from_millis(1), longest) } else { longest }
     }
 
-    /// How long the driver had better leave lanes alone, so that more of their answers come in one piece. None: not at all. `others`: whose
-    /// messages end that time, the server connections that are nobody's lane and their clients; of more than `most` of them none is waited for.
+    /// How long the driver should leave lanes alone so that more of their answers arrive together. `None`: not at all.
+    /// `others` is filled with the connections whose messages end that time: server connections in use that are no
+    /// lanes, and their clients. With more than `most` of them, the driver does not wait.
     pub fn gather(&self, most: usize, others: &mut Vec<Token>) -> Option<Duration> {
         let gather = self.settings.lanes.gather;
         if gather.is_zero() || self.lanes.open.is_empty() {
@@ -550,7 +556,7 @@ impl Core {
         (others.len() <= most).then_some(gather)
     }
 
-    /// A lane's connection is gone: its units are sent again, but for one of whose answer the client has a part.
+    /// A lane's connection is lost: its units are sent again, except one whose client has got a part of the answer.
     pub(in crate::core) fn lane_lost(&mut self, s: usize, why: &str) {
         let server = &mut self.servers[s];
         let (p, node) = (server.pool, server.node);
@@ -576,7 +582,7 @@ impl Core {
     }
 }
 
-/// A duration for [`Costs`].
+/// A duration in microseconds, for [`Costs`].
 pub(in crate::core) fn micros(elapsed: Duration) -> u32 {
     elapsed.as_micros().try_into().unwrap_or(u32::MAX)
 }

@@ -1,18 +1,18 @@
-//! Buffers that connections borrow while they have bytes to keep, so that an idle one holds none.
+//! Buffers that connections borrow while there are bytes in them: an idle connection holds none.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
 use crate::core::commit::Gate;
 
-/// Capacity of a fresh buffer, in bytes.
+/// Capacity of a new buffer, in bytes.
 const FRESH: usize = 8 << 10;
-/// A buffer that grew beyond this is freed instead of kept, in bytes.
+/// A buffer that has grown beyond this is freed when it is given back, in bytes.
 const LARGEST_KEPT: usize = 128 << 10;
-/// Most buffers kept by one worker.
+/// Most spare buffers of one worker.
 const MOST_KEPT: usize = 1024;
 
-/// Written bytes that are kept in front of others before these are moved up, in bytes.
+/// When this many bytes at the front have been written, the bytes behind them are moved to the front.
 const MOVED_UP: usize = 64 << 10;
 
 /// A worker's spare buffers.
@@ -24,12 +24,12 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// An empty buffer with capacity.
+    /// An empty buffer that has capacity.
     pub fn take(&mut self) -> Vec<u8> {
         self.spare.pop().unwrap_or_else(|| Vec::with_capacity(FRESH))
     }
 
-    /// Takes a buffer back.
+    /// Takes a buffer back, to be lent again.
     pub fn give(&mut self, mut buffer: Vec<u8>) {
         if (1..=LARGEST_KEPT).contains(&buffer.capacity()) && self.spare.len() < MOST_KEPT {
             buffer.clear();
@@ -37,7 +37,7 @@ impl Buffers {
         }
     }
 
-    /// Makes sure that `buffer` has capacity, from the spare ones if it has none.
+    /// Makes sure that `buffer` has capacity: replaces one without by a spare buffer.
     pub fn lend<'a>(&mut self, buffer: &'a mut Vec<u8>) -> &'a mut Vec<u8> {
         if buffer.capacity() == 0 {
             *buffer = self.take();
@@ -46,51 +46,51 @@ impl Buffers {
     }
 }
 
-/// Output that waits for its socket. A pointer, and no more while there is nothing in it.
+/// Bytes that wait to be written to a socket. Takes the room of one pointer while empty.
 #[derive(Debug, Default)]
 pub struct Output(Option<Box<Queue>>);
 
-/// `head` bytes of `bytes` are already written, those from `held` on must not be written yet, nor those behind the first gate.
+/// The first `head` bytes are written. Bytes from `held` on, and bytes behind the first gate, must not be written yet.
 #[derive(Debug, Default)]
 struct Queue {
     bytes: Vec<u8>,
     head: usize,
     held: Option<usize>,
-    /// Each with the number of bytes before it, in order.
+    /// The gates in order, each with the number of bytes before it.
     gates: VecDeque<(usize, Gate)>,
 }
 
 impl Output {
-    /// Where to append.
+    /// The buffer to append to.
     pub fn append(&mut self, buffers: &mut Buffers) -> &mut Vec<u8> {
         let queue = self.queue(buffers);
         buffers.lend(&mut queue.bytes)
     }
 
-    /// Bytes not yet written, the held ones included.
+    /// Number of bytes not written yet, including held ones.
     pub fn len(&self) -> usize {
         self.0.as_ref().map_or(0, |queue| queue.bytes.len() - queue.head)
     }
 
-    /// Those of them that are not held: what the other side has not taken. (What is held may not grow beyond a bound of its own; who waits for
-    /// it to shrink waits for ever.)
+    /// Number of bytes that the peer has not taken, without held ones. (Held bytes have a bound of their own, and
+    /// whoever waited for them to shrink would wait for ever.)
     pub fn unread(&self) -> usize {
         self.len() - self.held().unwrap_or(0)
     }
 
-    /// True if nothing waits, held or not.
+    /// True if there are no bytes, held or not.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What may be written now.
+    /// The bytes that may be written now.
     pub fn writable(&self) -> &[u8] {
         let Some(queue) = &self.0 else { return &[] };
         let gate = queue.gates.front().map_or(queue.bytes.len(), |gate| gate.0);
         &queue.bytes[queue.head..queue.held.unwrap_or(queue.bytes.len()).min(gate)]
     }
 
-    /// `count` bytes of [`writable`](Output::writable) were written; an empty output gives back what it borrowed.
+    /// The first `count` bytes of [`writable`](Output::writable) were written. An empty output gives its buffer back.
     pub fn wrote(&mut self, count: usize, buffers: &mut Buffers) {
         let Some(queue) = &mut self.0 else { return debug_assert_eq!(count, 0) };
         queue.head += count;
@@ -104,7 +104,7 @@ impl Output {
             buffers.give(std::mem::take(&mut queue.bytes));
             self.rest(buffers);
         } else if queue.head >= MOVED_UP && queue.head >= queue.bytes.len() / 2 {
-            // What is behind a gate, or held, may keep it from ever being empty.
+            // Bytes that are held or behind a gate may keep the buffer from ever being empty.
             queue.bytes.drain(..queue.head);
             queue.held = queue.held.map(|held| held - queue.head);
             queue.move_up(queue.head);
@@ -112,26 +112,26 @@ impl Output {
         }
     }
 
-    /// From here on nothing is written until [`release`](Output::release).
+    /// Holds back all bytes appended from here on, until [`release`](Output::release).
     pub fn hold(&mut self, buffers: &mut Buffers) {
         let queue = self.queue(buffers);
         queue.held = Some(queue.bytes.len());
     }
 
-    /// Bytes held back; None if not holding.
+    /// Number of bytes held back; `None` if nothing is to be held.
     pub fn held(&self) -> Option<usize> {
         let queue = self.0.as_ref()?;
         queue.held.map(|from| queue.bytes.len() - from)
     }
 
-    /// Lets the held bytes go.
+    /// Releases the held bytes.
     pub fn release(&mut self) {
         if let Some(queue) = &mut self.0 {
             queue.held = None;
         }
     }
 
-    /// Takes back what was held, and stops holding.
+    /// Drops the held bytes, and stops holding.
     pub fn retract(&mut self, buffers: &mut Buffers) {
         let Some(queue) = &mut self.0 else { return };
         if let Some(from) = queue.held.take() {
@@ -141,7 +141,7 @@ impl Output {
         }
     }
 
-    /// Drops everything.
+    /// Drops all bytes.
     pub fn clear(&mut self, buffers: &mut Buffers) {
         let Some(queue) = &mut self.0 else { return };
         buffers.give(std::mem::take(&mut queue.bytes));
@@ -155,7 +155,7 @@ impl Output {
         self.0.get_or_insert_with(|| buffers.queues.pop().unwrap_or_default())
     }
 
-    /// Gives the queue back if it says nothing.
+    /// Gives the queue back if it is empty.
     fn rest(&mut self, buffers: &mut Buffers) {
         let says_nothing =
             |queue: &mut Box<Queue>| queue.bytes.capacity() == 0 && queue.held.is_none() && queue.gates.is_empty();
@@ -168,7 +168,7 @@ impl Output {
 }
 
 impl Queue {
-    /// So many bytes are gone in front of the gates.
+    /// `by` bytes in front of the gates are gone.
     fn move_up(&mut self, by: usize) {
         for gate in &mut self.gates {
             gate.0 -= by;
@@ -176,20 +176,20 @@ impl Queue {
     }
 }
 
-/// Gates: places behind which nothing is written until they are opened, the first one first.
+/// Gates. Nothing behind a gate is written until the gate is opened; they open in order.
 impl Output {
-    /// How many there are.
+    /// Number of gates.
     pub(in crate::core) fn gates(&self) -> usize {
         self.0.as_ref().map_or(0, |queue| queue.gates.len())
     }
 
-    /// Puts one at the end.
+    /// Puts a gate at the end.
     pub(in crate::core) fn close_gate(&mut self, gate: Gate, buffers: &mut Buffers) {
         let queue = self.queue(buffers);
         queue.gates.push_back((queue.bytes.len(), gate));
     }
 
-    /// Since when something is held back.
+    /// Since when the first gate has been closed.
     pub(in crate::core) fn held_since(&self) -> Option<Instant> {
         self.first_gate().map(Gate::since)
     }
@@ -210,7 +210,7 @@ impl Output {
         self.0.as_mut()?.gates.back_mut().map(|gate| &mut gate.1)
     }
 
-    /// Opens the first.
+    /// Opens the first gate.
     pub(in crate::core) fn open_gate(&mut self, buffers: &mut Buffers) {
         if let Some(queue) = &mut self.0 {
             queue.gates.pop_front();
@@ -218,7 +218,7 @@ impl Output {
         self.rest(buffers);
     }
 
-    /// Takes the last one away: what is behind it goes with what is before it.
+    /// Removes the last gate: bytes behind it belong to the gate before.
     pub(in crate::core) fn drop_last_gate(&mut self, buffers: &mut Buffers) {
         if let Some(queue) = &mut self.0 {
             queue.gates.pop_back();
@@ -226,7 +226,7 @@ impl Output {
         self.rest(buffers);
     }
 
-    /// The last but one becomes as the last, which goes.
+    /// Replaces the last two gates by `last`, in the position of the earlier one.
     pub(in crate::core) fn merge_gates(&mut self, last: Gate) {
         let Some(queue) = &mut self.0 else { return };
         queue.gates.pop_back();
@@ -235,7 +235,7 @@ impl Output {
         }
     }
 
-    /// Drops the gates, and everything behind the first.
+    /// Drops all gates, and all bytes behind the first.
     pub(in crate::core) fn cut(&mut self, buffers: &mut Buffers) {
         let Some(queue) = &mut self.0 else { return };
         let Some((from, _)) = queue.gates.pop_front() else { return };

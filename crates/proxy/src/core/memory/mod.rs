@@ -1,5 +1,5 @@
-//! What connections are made of: buffers that they borrow while they have bytes to keep, values that they have only while they are at
-//! work, and their names.
+//! What connections are made of: buffers that they borrow while there are bytes in them, values that they have only
+//! while they are active, and tokens.
 
 mod buffer;
 mod seldom;

@@ -1,4 +1,4 @@
-//! What a connection has only while it is at work.
+//! Values that a connection has only while it is active.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -8,19 +8,19 @@ use std::thread::LocalKey;
 /// Most spare boxes that a thread keeps.
 const MOST_KEPT: usize = 1024;
 
-/// Boxes that nobody uses.
+/// Unused boxes.
 pub(in crate::core) type Spare<T> = RefCell<Vec<Box<T>>>;
 
-/// A value that one without work does without: until it is written to it is `T::IDLE`, and takes a pointer.
+/// A value that is `T::IDLE`, and takes the room of one pointer, until it is changed.
 pub(in crate::core) struct Seldom<T: Idle>(Option<Box<T>>);
 
-/// What is kept in a [`Seldom`].
+/// A value that can be kept in a [`Seldom`].
 pub(in crate::core) trait Idle: Sized + Copy + 'static {
-    /// The value while there is no work.
+    /// The value of an inactive connection.
     const IDLE: Self;
-    /// The same, where it can be lent from.
+    /// The same value, as a reference.
     fn idle() -> &'static Self;
-    /// This thread's spare boxes: one that is at work again and again allocates nothing.
+    /// This thread's spare boxes: a connection that is active again and again allocates nothing.
     fn spare() -> &'static LocalKey<Spare<Self>>;
 }
 
@@ -29,14 +29,14 @@ impl<T: Idle> Seldom<T> {
         Seldom(None)
     }
 
-    /// The value, which is `T::IDLE` from here on.
+    /// Takes the value out; `T::IDLE` stays.
     pub(in crate::core) fn take(&mut self) -> T {
         let value = **self;
         self.reset();
         value
     }
 
-    /// Back to `T::IDLE`.
+    /// Sets the value to `T::IDLE`.
     pub(in crate::core) fn reset(&mut self) {
         if let Some(used) = self.0.take() {
             T::spare().with_borrow_mut(|spare| {

@@ -1,6 +1,6 @@
-//! Names of connections inside a worker.
+//! Tokens: how a worker refers to its connections.
 
-/// What a connection is.
+/// The kind of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// From an application.
@@ -17,7 +17,7 @@ pub enum Kind {
 pub struct Token(u64);
 
 impl Token {
-    /// From its parts; of the generation 24 bits are kept.
+    /// From its parts; only the low 24 bits of the generation are kept.
     pub fn new(kind: Kind, generation: u32, index: usize) -> Token {
         let kind = match kind {
             Kind::Client => 1u64,
@@ -27,17 +27,17 @@ impl Token {
         Token(kind << 56 | u64::from(generation & 0xff_ffff) << 32 | index as u64 & 0xffff_ffff)
     }
 
-    /// From [`raw`](Token::raw); None if it is not a connection's.
+    /// From [`raw`](Token::raw); `None` if the number is no token.
     pub fn from_raw(raw: u64) -> Option<Token> {
         (1..=3).contains(&(raw >> 56)).then_some(Token(raw))
     }
 
-    /// As one number, never 0.
+    /// The token as one number, never 0.
     pub fn raw(self) -> u64 {
         self.0
     }
 
-    /// What it is.
+    /// The kind of the connection.
     pub fn kind(self) -> Kind {
         match self.0 >> 56 {
             1 => Kind::Client,
@@ -46,7 +46,7 @@ impl Token {
         }
     }
 
-    /// Its slot among those of its kind.
+    /// The connection's slot in the slab of its kind.
     pub fn index(self) -> usize {
         (self.0 & 0xffff_ffff) as usize
     }

@@ -1,20 +1,25 @@
-//! LISTEN in transaction mode: one server connection a pool listens for all of its clients (`listener`), and none of them keeps one.
+//! LISTEN in transaction mode: one server connection of a pool (`listener`) listens for all of the pool's clients, so
+//! that no client has to keep one.
 //!
-//! A client's LISTEN is carried out by a server like any other statement, in its transaction, so PostgreSQL itself decides what comes of
-//! it. When that is committed the worker has the shared connection listen, too; then the client is told that its transaction
-//! is over, and the session that listened for that long is cleaned and goes back to its pool. What it was notified of is nobody's.
+//! A client's LISTEN runs on a server like any other statement, in the client's transaction, so PostgreSQL itself
+//! decides whether it succeeds. Once it is committed, the worker has the shared connection listen, too. Only then does
+//! the client get the `ReadyForQuery` that ends its transaction. The session that ran the LISTEN is cleaned (UNLISTEN)
+//! and goes back to its pool; notifications that it got meanwhile are dropped.
 //!
 //! ```text
-//!  LISTEN ──▶ server: CommandComplete, ReadyForQuery ─┬─ not told yet ─▶ Ask ─▶ shared connection: LISTEN ─▶ Answer ─▶ told
-//!                                                     └─ or it can't be had: the client is pinned to the server that listens already
+//! LISTEN ──▶ server: CommandComplete, ReadyForQuery ─┬─ held back ─▶ Ask ─▶ shared connection: LISTEN ─▶ Answer ─▶
+//! sent to the client
+//! └─ or sharing is not possible: the client is pinned to the server connection
 //! ```
 //!
 //! What must hold:
 //!
-//! - Who has been told that its LISTEN is committed hears of every notification that is committed later: by the shared connection, or by its
-//!   own. It never hears twice of one, and if it can't be known that it hears of all its connection is closed (`End::Lost`).
-//! - What a client hears comes between two transactions (`Core::is_between`), in the order in which it was committed.
-//! - What waits for that has a bound (`queue_bytes`).
+//! - A client that was told that its LISTEN is committed gets every notification that is committed later, through the
+//!   shared connection or its own. It gets none twice. If that can't be guaranteed, the client's connection is closed
+//!   (`End::Lost`).
+//! - A client gets notifications between two transactions (`Core::is_between`), in the order in which they were
+//!   committed.
+//! - Notifications that wait for that have a bound (`queue_bytes`).
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -31,16 +36,16 @@ use crate::core::Core;
 use crate::core::memory::Token;
 use crate::core::session::Client;
 
-/// Longest name of a channel, in bytes: PostgreSQL cuts off what comes after that.
+/// Longest name of a channel in bytes; PostgreSQL cuts longer names off.
 const LONGEST_NAME: usize = 63;
 
-/// Channels that clients of one worker and pool listen on by the shared connection.
+/// Channels on which this worker's clients of a pool listen through the shared connection.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Channels(HashMap<Arc<str>, Channel>);
 
 #[derive(Debug, Default)]
 struct Channel {
-    /// The shared connection has it. Until then all of these wait for that.
+    /// The shared connection listens on the channel. Until then the clients wait for its answer.
     listening: bool,
     clients: Vec<Token>,
 }
@@ -49,7 +54,7 @@ struct Channel {
 #[derive(Debug, Default)]
 pub(in crate::core) struct Noticed {
     clients: Vec<Token>,
-    /// One of them may be able to get them by now.
+    /// Some of the clients may be able to get their notifications now.
     look_again: bool,
 }
 
@@ -59,17 +64,17 @@ impl Noticed {
         self.look_again = true;
     }
 
-    /// A client has been told that it is ready: if it listens, this may be the moment.
+    /// A client has been sent `ReadyForQuery`: if it listens, its notifications can be sent now.
     pub(in crate::core) fn look_again_for(&mut self, client: &Client) {
         self.look_again |= client.listening.is_some();
     }
 
-    /// Time has passed.
+    /// Called at each tick: some client may have become able to get its notifications.
     pub(in crate::core) fn look_again_if_any(&mut self) {
         self.look_again = !self.clients.is_empty();
     }
 
-    /// True, once, if one of them may be able to get them.
+    /// True, once, if some client may be able to get its notifications.
     pub(in crate::core) fn may_be_told(&mut self) -> bool {
         std::mem::take(&mut self.look_again)
     }
@@ -78,7 +83,7 @@ impl Noticed {
         std::mem::take(&mut self.clients)
     }
 
-    /// Those who could not be told. What has come about meanwhile is behind them.
+    /// Puts back clients that could not get their notifications, in front of those added meanwhile.
     pub(super) fn put_back(&mut self, mut clients: Vec<Token>) {
         clients.append(&mut self.clients);
         self.clients = clients;
@@ -89,32 +94,32 @@ impl Noticed {
 #[derive(Default)]
 pub(in crate::core) struct Listening {
     channels: HashSet<Arc<str>>,
-    /// Those that the transaction whose end the client has not been told has brought.
+    /// Channels of the transaction whose `ReadyForQuery` is held back.
     asked: Vec<Arc<str>>,
-    /// How many of these the shared connection has not answered for; and it has refused one.
+    /// How many channels in `asked` the shared connection has not answered for; and whether it has refused one.
     unanswered: usize,
     refused: bool,
-    /// What it is to hear when it is between two transactions.
+    /// Notifications that the client gets when it is between two transactions.
     queue: VecDeque<Arc<Notification>>,
-    /// Size of all that, in bytes.
+    /// Bytes of notifications in `queue`.
     queued: usize,
     end: Option<End>,
-    /// It is in `Core::notificationd`.
+    /// The client is in `Core::noticed`.
     due: bool,
 }
 
-/// Why a client can't go on.
+/// Why a listening client's connection has to be closed.
 enum End {
-    /// Notifications may have been missed.
+    /// Notifications may have been lost.
     Lost(Arc<str>),
-    /// More wait for it than may.
+    /// More notifications wait for the client than `queue_bytes` allows.
     Full,
 }
 
 // === impl Channels ===
 
 impl Channels {
-    /// True if nobody listens, and nothing is being asked for.
+    /// True if no client listens, and no channel is being asked for.
     pub(in crate::core) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -123,22 +128,22 @@ impl Channels {
 // === impl Client ===
 
 impl Client {
-    /// True if it has not been told that its transaction is over, because the shared connection has not answered.
+    /// True if the client's `ReadyForQuery` is held back until the shared connection answers.
     pub(in crate::core) fn awaits_listener(&self) -> bool {
         self.listening.as_ref().is_some_and(|listening| listening.unanswered > 0)
     }
 }
 
-/// As a server would name the channel.
+/// The name as PostgreSQL has it, cut off at 63 bytes.
 fn channel(name: &str) -> &str {
     &name[..name.floor_char_boundary(LONGEST_NAME)]
 }
 
 impl Core {
-    /// May the shared connection listen for this client, which is about to send LISTEN to its server?
+    /// Whether the shared connection may listen for this client, which is about to send LISTEN to server `s`.
     pub(in crate::core) fn may_share_listen(&self, c: usize, s: usize) -> bool {
         let client = &self.clients[c];
-        // Channels and payloads come in the encoding of the session that listens.
+        // Channel names and payloads arrive in the encoding of the session that listens, which is UTF-8.
         self.settings.notify.listen == ListenMode::Shared
             && self.pools[client.pool].database.mode != PoolMode::Session
             && client.pins.is_empty()
@@ -146,7 +151,8 @@ impl Core {
             && self.view.node(self.servers[s].node).is_some_and(|node| node.role == Role::Primary)
     }
 
-    /// `ReadyForQuery` has come: true if its client is not to get it yet, for it has listened, and the shared connection does not.
+    /// At `ReadyForQuery`: true if the message has to be held back, because the client's LISTEN is committed and the
+    /// shared connection does not listen yet.
     pub(in crate::core) fn holds_ready(&mut self, s: usize, status: u8) -> bool {
         let server = &self.servers[s];
         if server.is_at_own() {
@@ -163,9 +169,9 @@ impl Core {
         }
     }
 
-    /// A client's transaction has changed what it listens on: true if it has to wait for the shared connection.
+    /// A client's transaction has changed its channels. True if the client has to wait for the shared connection.
     fn listen(&mut self, c: usize, s: usize, changes: &[Change]) -> bool {
-        // What is given up and taken again in one transaction has been listened on all the time.
+        // A channel that is given up and taken again in one transaction was listened on all the time.
         let had = self.clients[c].listening.as_ref().map(|listening| listening.channels.clone()).unwrap_or_default();
         let mut names: HashSet<&str> = had.iter().map(|name| &**name).collect();
         for change in changes {
@@ -183,8 +189,8 @@ impl Core {
         if wanted.is_empty() {
             return false;
         }
-        // One that has heard itself in the transaction that made it listen hears by its own session from there on: what the shared
-        // connection heard of that transaction nobody could tell from what comes later.
+        // If the client got its own notification in the very transaction that made it listen, it stays with its own
+        // session. The shared connection may deliver that notification too, and nobody could tell it from a later one.
         if !self.may_share_listen(c, s) || self.servers[s].tracker.has_heard_itself() {
             self.keep_listening(c, s);
             return false;
@@ -204,10 +210,11 @@ impl Core {
         false
     }
 
-    /// The client stays with the server that listens for it.
+    /// Pins the client to the server connection that listens for it.
     fn keep_listening(&mut self, c: usize, s: usize) {
         if self.is_replica(s) {
-            // It was the primary when it was asked. What is notified now is notified elsewhere, and nobody stays there.
+            // The node was the primary when LISTEN was sent. Later notifications come from the new primary, and no
+            // client stays on this node.
             let why = "its server is not the primary any more".into();
             let client = &mut self.clients[c];
             client.listening.get_or_insert_default().end = Some(End::Lost(why));
@@ -241,7 +248,7 @@ impl Core {
         }
     }
 
-    /// Tells the worker that has a pool's shared connection.
+    /// Sends a word to the worker that has the pool's shared connection.
     fn say(&mut self, p: usize, word: Word) {
         let to = self.listener_of(&self.pools[p].key);
         self.say_to(p, to, word);
@@ -255,14 +262,14 @@ impl Core {
         if listening.channels.is_empty() {
             self.metrics.clients_listening.sub(1);
         }
-        // What has not been told yet would come after the answer to UNLISTEN.
+        // Notifications in the queue would be sent behind the answer to UNLISTEN.
         listening.queue.retain(|notification| notification.channel != name);
         listening.queued = listening.queue.iter().map(|notification| notification.size()).sum();
         if let Some(entry) = self.pools[p].channels.0.get_mut(&name) {
             if let Some(at) = entry.clients.iter().position(|&of| of == token) {
                 entry.clients.swap_remove(at);
             }
-            // While it is being asked for, the answer is waited for.
+            // While the channel is being asked for, its answer is awaited.
             if entry.clients.is_empty() && entry.listening {
                 self.pools[p].channels.0.remove(&name);
                 self.say(p, Word::Drop { channel: name, from: self.id });
@@ -271,7 +278,7 @@ impl Core {
         self.forget_listening(c);
     }
 
-    /// The client listens on nothing any more, as far as the shared connection goes.
+    /// Ends all listening of a client through the shared connection.
     pub(in crate::core) fn stop_listening(&mut self, c: usize) {
         let Some(listening) = &mut self.clients[c].listening else { return };
         let names: Vec<Arc<str>> = listening.channels.iter().cloned().collect();
@@ -281,7 +288,7 @@ impl Core {
         self.end_hold(c);
     }
 
-    /// What the shared connection has been asked for on this client's behalf is not waited for.
+    /// The client's `ReadyForQuery` is no longer held back for the shared connection.
     fn end_hold(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if let Some(listening) = &mut client.listening
@@ -294,7 +301,8 @@ impl Core {
         }
     }
 
-    /// So much has come behind the end of the answer that it can't be put off any longer: the client keeps its server.
+    /// Too many bytes have arrived behind the `ReadyForQuery` that is held back: the client is pinned to its server
+    /// connection instead.
     pub(in crate::core) fn give_up_hold(&mut self, c: usize) {
         if let Some(listening) = &mut self.clients[c].listening {
             (listening.unanswered, listening.refused) = (0, true);
@@ -302,7 +310,7 @@ impl Core {
         }
     }
 
-    /// The client's server is gone, and with it what it was going to be told of its LISTEN.
+    /// The client's server connection was lost before the client could be told that it listens.
     pub(in crate::core) fn listen_no_more(&mut self, c: usize) {
         let Some(listening) = &mut self.clients[c].listening else { return };
         if listening.unanswered == 0 {
@@ -314,7 +322,7 @@ impl Core {
         }
     }
 
-    /// Who neither listens nor is to hear anything takes no room for it.
+    /// Frees the memory of a client that listens on nothing and gets nothing any more.
     fn forget_listening(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if client.listening.as_ref().is_some_and(|of| of.channels.is_empty() && of.queue.is_empty() && of.end.is_none())
@@ -323,7 +331,7 @@ impl Core {
         }
     }
 
-    /// The shared connection listens on a channel that it was asked for, or it can't.
+    /// The shared connection listens on a channel, or can't.
     pub(in crate::core) fn channel_answered(&mut self, p: usize, name: &Arc<str>, listens: bool) {
         let Some(entry) = self.pools[p].channels.0.get_mut(name) else { return };
         if entry.clients.is_empty() {
@@ -355,14 +363,15 @@ impl Core {
         }
     }
 
-    /// All that a client's transaction has asked the shared connection for is answered: the client may be told that it is over.
+    /// The shared connection has answered for all channels of a client's transaction: the client gets its
+    /// `ReadyForQuery`.
     fn listened(&mut self, c: usize) {
         let client = &mut self.clients[c];
         let server = client.at.server();
         let Some(listening) = &mut client.listening else { return };
         let asked = std::mem::take(&mut listening.asked);
         if std::mem::take(&mut listening.refused) {
-            // Its own server connection has all of them.
+            // The client's server connection listens on all of the channels.
             for name in asked {
                 self.unlisten(c, &name);
             }
@@ -377,7 +386,7 @@ impl Core {
         }
     }
 
-    /// The shared connection is gone: whoever was listening by it may have missed something.
+    /// The shared connection was lost: clients that listen through it may have missed notifications.
     pub(in crate::core) fn listening_lost(&mut self, p: usize, why: &Arc<str>) {
         let lost: Vec<_> = self.pools[p].channels.0.extract_if(|_, entry| entry.listening).collect();
         for (name, entry) in lost {
@@ -403,7 +412,7 @@ impl Core {
         }
     }
 
-    /// A notification, for all of this worker's clients of the pool that listen on its channel.
+    /// A notification for this worker's clients of the pool that listen on its channel.
     pub(in crate::core) fn hear(&mut self, p: usize, notification: &Arc<Notification>) {
         let Some(entry) = self.pools[p].channels.0.get_mut(&notification.channel) else { return };
         let clients = std::mem::take(&mut entry.clients);
@@ -418,7 +427,7 @@ impl Core {
             if listening.end.is_some() {
                 continue;
             }
-            // What it does not read counts, too; while it is in a transaction that has a bound of its own.
+            // Unread output counts as well; during a transaction, output has its own bound.
             if listening.queued + size > most || client.output.len() > most.max(2 * self.settings.buffer_limit) {
                 listening.end = Some(End::Full);
                 full.push(token);
@@ -436,7 +445,8 @@ impl Core {
         }
     }
 
-    /// Tells a client what it has not heard, if it can be told now. `ready`: as in [`Core::is_between`]. True if it has heard all.
+    /// Sends a client its notifications, if that is possible now. `ready`: as in [`Core::is_between`]. True if none are
+    /// left.
     pub(in crate::core) fn notify(&mut self, c: usize, ready: bool) -> bool {
         let Some(listening) = &self.clients[c].listening else { return true };
         if listening.queue.is_empty() && listening.end.is_none() {
@@ -483,7 +493,7 @@ impl Core {
 
     // --- by the client's own server connection ---
 
-    /// A notification by a client's own server connection: true if it is for the client.
+    /// A notification on a client's own server connection: true if the client is to get it.
     pub(in crate::core) fn hears_own(&mut self, s: usize, data: &[u8]) -> bool {
         let Some(c) = self.servers[s].client else { return false };
         let client = &self.clients[c];
@@ -495,7 +505,7 @@ impl Core {
         if client.pins.0 & Pins::LISTEN.0 != 0 {
             return !twice;
         }
-        // In the transaction that has just been committed it has begun to listen, and has notified itself.
+        // The client's transaction, which has just been committed, has begun to listen and has notified the channel.
         let begins = |name: &&str| self.servers[s].tracker.listens_on(name, channel);
         if twice || name.filter(begins).is_none() {
             return false;
@@ -504,7 +514,7 @@ impl Core {
         true
     }
 
-    /// Passes it on.
+    /// Passes such a notification on to the client.
     pub(in crate::core) fn pass_notification(&mut self, s: usize, data: &[u8]) {
         let Some(c) = self.servers[s].client else { return };
         let read =

@@ -1,13 +1,15 @@
-//! The server connection of a pool that listens for all of its clients.
+//! The server connection of a pool that listens for all of the pool's clients.
 //!
-//! One worker has it (`Core::listener_of`), whichever workers the clients are on. Those workers ask for channels, and get what is heard, by mail.
-//! It is opened when the first channel is asked for, on the primary, beyond the pool's size: it is never given to a client.
+//! One worker has the connection (`Core::listener_of`), whichever workers the clients are on. The other workers ask for
+//! channels and get notifications by mail. The connection is opened to the primary when the first channel is asked for.
+//! It does not count in the pool's size, and no client ever gets it.
 //!
 //! What must hold:
 //!
-//! - Each [`Word::Ask`] is answered once, after the connection has carried its LISTEN out; what is heard after that comes behind the answer.
-//! - When it is gone every worker that has been answered hears that ([`Word::Lost`]); there is no listening again: what was notified
-//!   meanwhile is lost, and its clients must know.
+//! - Each [`Word::Ask`] is answered once, after LISTEN has succeeded on the connection or has failed. Notifications
+//!   that arrive later come behind the answer.
+//! - When the connection is lost, each worker that was answered gets [`Word::Lost`]. The connection does not just
+//!   listen again: notifications in between are lost, and the clients have to know.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,77 +25,77 @@ use crate::core::pool::PoolKey;
 use crate::core::server::{Note, Request, Server, ServerPhase};
 use crate::core::{Core, Effect, Mail, over};
 
-/// After a failure it is not tried again for as long: LISTEN pins its client then.
+/// Pause after a failure. Meanwhile a LISTEN pins its client.
 const AGAIN: Duration = Duration::from_secs(1);
-/// A connection that listens on nothing is closed after as long.
+/// A connection that listens on no channel is closed after this time.
 const LINGER: Duration = Duration::from_secs(30);
-/// One that has been silent for as long is asked whether it is still there.
+/// A connection that has been silent for this long is probed.
 const PROBE: Duration = Duration::from_secs(10);
-/// Time between two probes that are sent because notifications come.
+/// Shortest time between probes that are sent because of notifications.
 const PACE: Duration = Duration::from_millis(5);
-/// Notifications on their way to other workers, in bytes, above which no more are read.
+/// Bytes of notifications on their way to other workers above which the connection is not read.
 const MOST_ON_THEIR_WAY: usize = 8 << 20;
 
-/// What workers tell each other about it.
+/// What workers tell one another about a shared connection.
 #[derive(Debug)]
 pub enum Word {
-    /// Listen on a channel for a worker.
+    /// A worker asks for a channel.
     Ask {
-        /// Which.
+        /// The channel.
         channel: Arc<str>,
-        /// For which worker.
+        /// The worker.
         from: usize,
     },
-    /// No client of the worker listens on it any more.
+    /// No client of the worker listens on the channel any more.
     Drop {
-        /// On which.
+        /// The channel.
         channel: Arc<str>,
-        /// Which worker.
+        /// The worker.
         from: usize,
     },
-    /// It listens, or it can't.
+    /// The answer to `Ask`.
     Answer {
-        /// On which channel.
+        /// The channel.
         channel: Arc<str>,
-        /// It does.
+        /// True if the shared connection listens on it, false if it can't.
         listens: bool,
     },
     /// A notification.
     Heard(Arc<Notification>),
-    /// It is gone.
+    /// The connection was lost; the reason.
     Lost(Arc<str>),
 }
 
-/// A pool's shared connection, where it is.
+/// A pool's shared connection, in the worker that has it.
 pub(in crate::core) struct Listener {
     server: Option<Token>,
     channels: HashMap<Arc<str>, Heard>,
-    /// What it was told and has not answered.
+    /// Queries sent and not answered yet.
     sent: VecDeque<Sent>,
-    /// Tells apart two times at which the same channel was asked for.
+    /// Counts channels that were asked for: distinguishes two requests for the same channel.
     number: u64,
     retry_at: Option<Instant>,
-    /// When it was last told or has last said something.
+    /// When the connection last got a query or sent something.
     since: Instant,
-    /// When it was last probed, and the last probe that it has answered.
+    /// When the last probe was sent; and the last probe that was answered.
     probed: Instant,
     proven: u64,
 }
 
 impl Listener {
-    /// True if it is there, or somebody asks for it.
+    /// True if the connection exists, or somebody asks for it.
     pub(in crate::core) fn is_needed(&self) -> bool {
         self.server.is_some() || !self.channels.is_empty()
     }
 }
 
-/// A channel that it listens on.
+/// A channel that the connection listens on, or is going to.
 struct Heard {
     number: u64,
     listening: bool,
-    /// Who was answered.
+    /// The workers that were answered.
     workers: Vec<usize>,
-    /// Who is to be.
+    /// The workers that wait for an answer.
     asking: Vec<usize>,
 }
 
@@ -103,15 +105,15 @@ enum Sent {
     Probe(u64),
 }
 
-/// A channel's name as SQL has it.
+/// A channel's name as a quoted SQL identifier.
 fn quoted(channel: &str) -> String {
     format!("\"{}\"", channel.replace('"', "\"\""))
 }
 
 impl Core {
-    /// Which worker has a pool's shared connection.
+    /// The worker that has a pool's shared connection.
     pub(in crate::core) fn listener_of(&self, key: &PoolKey) -> usize {
-        // The same in every worker.
+        // A hash that is the same in every worker.
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
         (hasher.finish() % self.shared.workers.max(1) as u64) as usize
@@ -133,10 +135,10 @@ impl Core {
                     self.channel_answered(p, &channel, listens);
                 }
             }
-            Word::Heard(notice) => {
-                self.shared.notices.fetch_sub(notice.size(), Ordering::Relaxed);
+            Word::Heard(notification) => {
+                self.shared.notification_bytes.fetch_sub(notification.size(), Ordering::Relaxed);
                 if let Some(p) = self.pools.find(key) {
-                    self.hear(p, &notice);
+                    self.hear(p, &notification);
                 }
             }
             Word::Lost(why) => {
@@ -147,7 +149,7 @@ impl Core {
         }
     }
 
-    /// Tells a worker something about a pool's shared connection.
+    /// Sends another worker (or this one) a word about a pool's shared connection.
     pub(in crate::core) fn say_to(&mut self, p: usize, to: usize, word: Word) {
         let key = self.pools[p].key.clone();
         self.effects.push(Effect::Post { to, mail: Mail::Listen { key, word } });
@@ -228,7 +230,7 @@ impl Core {
         self.effects.push(Effect::Connect { token, address });
     }
 
-    /// Nobody is listened for: those who asked are told so.
+    /// The connection listens for nobody: workers that wait for an answer get a refusal.
     fn refuse_all(&mut self, p: usize) {
         let retry_at = self.now + AGAIN;
         let Some(listener) = &mut self.pools[p].listener else { return };
@@ -244,7 +246,7 @@ impl Core {
     // --- the connection ---
 
     fn send_listen(&mut self, s: usize, channel: &Arc<str>) {
-        // Not before it is logged in: then it is told all.
+        // Before the login is done nothing is sent; `listener_opened` then sends all LISTENs.
         if !matches!(self.servers[s].phase, ServerPhase::Ready) {
             return;
         }
@@ -258,7 +260,7 @@ impl Core {
         self.own_query(s, &format!("LISTEN {}", quoted(channel)));
     }
 
-    /// It is logged in.
+    /// The connection has logged in.
     pub(in crate::core) fn listener_opened(&mut self, s: usize) {
         self.metrics.listeners.add(1);
         if !self.is_primary(s) {
@@ -273,7 +275,7 @@ impl Core {
         }
     }
 
-    /// What it was told first has been carried out, or has failed.
+    /// The oldest query in flight has succeeded or failed.
     pub(in crate::core) fn listener_answered(&mut self, s: usize) {
         let error = self.servers[s].own.error.take();
         let p = self.servers[s].pool;
@@ -304,7 +306,7 @@ impl Core {
         }
     }
 
-    /// It is gone, or never came to be.
+    /// The connection was lost, or could not be made.
     pub(in crate::core) fn listener_lost(&mut self, s: usize, why: &str) {
         let (p, token) = (self.servers[s].pool, self.servers[s].token);
         self.close_listener(s);
@@ -334,7 +336,7 @@ impl Core {
         self.drop_server(s);
     }
 
-    /// Closes what is not needed, notices what does not answer.
+    /// Closes connections that are not needed any more, and finds those that do not answer.
     pub(in crate::core) fn look_after_listeners(&mut self) {
         for p in self.pools.ids() {
             let Some(listener) = &self.pools[p].listener else { continue };
@@ -358,14 +360,14 @@ impl Core {
                 self.probe_listener(s);
             }
             let paused = self.servers.get(s).is_some_and(|server| server.token == token && server.paused);
-            if paused && self.shared.notices.load(Ordering::Relaxed) < MOST_ON_THEIR_WAY / 2 {
+            if paused && self.shared.notification_bytes.load(Ordering::Relaxed) < MOST_ON_THEIR_WAY / 2 {
                 self.servers[s].paused = false;
                 self.effects.push(Effect::Resume(token));
             }
         }
     }
 
-    /// What was committed before this has been heard when it is answered.
+    /// Sends a probe. When it is answered, all notifications that were committed before have arrived.
     fn probe_listener(&mut self, s: usize) {
         let number = self.shared.tide.probe();
         if let Some(listener) = &mut self.pools[self.servers[s].pool].listener {
@@ -376,7 +378,7 @@ impl Core {
         self.servers[s].protocol.sent(Request::Query, Note::Own);
     }
 
-    /// A `NotificationResponse` of it.
+    /// A `NotificationResponse` on a shared connection.
     pub(in crate::core) fn notified(&mut self, s: usize, data: &[u8]) {
         let Some((pid, channel, text)) = payload::notification(data) else { return };
         let p = self.servers[s].pool;
@@ -392,16 +394,16 @@ impl Core {
         let workers: Vec<usize> = heard.workers.iter().chain(&heard.asking).copied().collect();
         let name = name.clone();
         let proven = listener.proven;
-        // Soon it is known who sends what comes next.
+        // After a probe, the senders of the next notifications will be certain.
         let probes = listener.sent.is_empty() && over(listener.probed, PACE, now) && proven < self.shared.tide.wanted();
         self.metrics.notifications.add(1);
-        let notice = Arc::new(self.notification(s, pid, name, text, proven));
+        let notification = Arc::new(self.notification(s, pid, name, text, proven));
         if probes {
             self.probe_listener(s);
         }
         for worker in workers {
-            let on_their_way = self.shared.notices.fetch_add(notice.size(), Ordering::Relaxed);
-            self.say_to(p, worker, Word::Heard(notice.clone()));
+            let on_their_way = self.shared.notification_bytes.fetch_add(notification.size(), Ordering::Relaxed);
+            self.say_to(p, worker, Word::Heard(notification.clone()));
             let server = &mut self.servers[s];
             if on_their_way > MOST_ON_THEIR_WAY && !server.paused {
                 server.paused = true;

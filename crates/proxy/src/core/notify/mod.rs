@@ -1,8 +1,8 @@
 //! LISTEN and NOTIFY in transaction mode.
 //!
-//! - `listen`: which client hears what.
-//! - `listener`: the one server connection of a pool that listens for all of its clients.
-//! - `notification`: what one is, who has sent it, and when a client may get it.
+//! - `listen`: which client gets which notification.
+//! - `listener`: the one server connection of a pool that listens for all of the pool's clients.
+//! - `notification`: a notification, which client sent it, and when a client may get it.
 
 mod listen;
 mod listener;

@@ -1,12 +1,14 @@
-//! Notifications: what one is, who has sent it, and when a client may get it.
+//! Notifications: who has sent one, and when a client may get it.
 //!
-//! A client is told a process id of the proxy's own (`Core::client_pid`), and a notification says which server process has sent it. Who asks
-//! itself whether it has sent a notification compares the two. So the process id is replaced by that of the client whose it was, where
-//! only one can have been: a connection is given to the next client before the notifications of the last have arrived.
+//! A notification carries the process id of the backend that sent it. Clients, however, were told process ids that the
+//! proxy made (`Core::client_pid`), and a client compares the two to recognise its own notifications. So the proxy
+//! replaces the backend's process id with that of the client that sent the notification, if only one client can have
+//! sent it: the backend may run the next client's statements before the last client's notifications have arrived.
 //!
-//! What has arrived is known by probes: empty queries on the connection that listens ([`Tide`] numbers them, over all of these). What was
-//! committed before a probe was sent has been heard when it is answered. So who leaves a server connection after it has written takes the
-//! number of the next probe, and until that is answered a notification of that process may be that client's or the next one's.
+//! Probes tell what has arrived. A probe is an empty query on the connection that listens; [`Tide`] numbers the probes
+//! of all such connections. When a probe is answered, all notifications that were committed before the probe was sent
+//! have arrived. A client that leaves a server connection after a write takes the number of the next probe. Until that
+//! probe is answered, a notification of this backend may be this client's or the next client's.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -19,11 +21,11 @@ use crate::core::Core;
 use crate::core::memory::Token;
 use crate::core::session::{Aborted, Phase};
 
-/// A notification, as it came by a shared connection.
+/// A notification, as received by a shared connection.
 #[derive(Debug)]
 pub struct Notification {
     pid: u32,
-    /// The process id is that of a client of the proxy.
+    /// `pid` is a process id that a client of the proxy was told.
     of_client: bool,
     pub(in crate::core) channel: Arc<str>,
     payload: Box<[u8]>,
@@ -33,37 +35,37 @@ pub struct Notification {
 #[derive(Debug, Default)]
 pub(crate) struct Tide {
     sent: AtomicU64,
-    /// The highest that somebody waits for.
+    /// The highest number that somebody waits for.
     wanted: AtomicU64,
 }
 
-/// Whose notifications a server connection's process sends.
+/// Which client's notifications a server connection's backend sends.
 pub(in crate::core) struct Sender {
     seen: Arc<Seen>,
-    /// The process id of the client that wrote last; 0: none has.
+    /// Process id (as told by the proxy) of the last client that wrote; 0 if none has.
     writer: u32,
-    /// The present client has sent something that may notify.
+    /// The current client has sent a statement that may notify.
     wrote: bool,
-    /// The probe that proves that the last writer's notifications have been heard.
+    /// Once this probe is answered, all notifications of the last writer have arrived.
     left: u64,
 }
 
-/// What others see of it.
+/// The part of [`Sender`] that other workers read.
 #[derive(Debug, Default)]
 struct Seen {
     writer: AtomicU32,
-    /// Until this probe is answered it may be another client.
+    /// Until this probe is answered, an earlier client may be the sender.
     since: AtomicU64,
 }
 
-/// All workers' server connections, by node and process.
+/// The server connections of all workers, by node and backend process id.
 #[derive(Debug, Default)]
 pub(crate) struct Senders(Mutex<HashMap<(NodeId, u32), Arc<Seen>>>);
 
 // === impl Notification ===
 
 impl Notification {
-    /// Bytes that it takes, about.
+    /// Approximate size in bytes.
     pub(in crate::core) fn size(&self) -> usize {
         self.channel.len() + self.payload.len() + 64
     }
@@ -72,7 +74,7 @@ impl Notification {
 // === impl Tide ===
 
 impl Tide {
-    /// The number of the next probe that is sent, whoever sends it; somebody waits for it.
+    /// The number of the next probe, whichever connection sends it; from now on somebody waits for it.
     fn mark(&self) -> u64 {
         let mark = self.sent.load(Ordering::SeqCst) + 1;
         if self.wanted.load(Ordering::Relaxed) < mark {
@@ -81,7 +83,7 @@ impl Tide {
         mark
     }
 
-    /// A probe is going to be sent.
+    /// Takes the number for a probe that is about to be sent.
     pub(in crate::core) fn probe(&self) -> u64 {
         self.sent.fetch_add(1, Ordering::SeqCst) + 1
     }
@@ -99,18 +101,19 @@ impl Sender {
         Sender { seen: Arc::default(), writer: 0, wrote: false, left: 0 }
     }
 
-    /// A client sends what may notify.
+    /// A client sends a statement that may notify.
     fn writes(&mut self, pid: u32) {
         self.wrote = true;
         if self.writer != pid {
-            // The name is marked as doubtful before it changes: whoever reads both in between finds no certain name.
+            // `since` is stored before `writer`: whoever reads in between finds the old client in doubt, and so no
+            // certain one.
             self.seen.since.store(self.left, Ordering::SeqCst);
             self.seen.writer.store(pid, Ordering::SeqCst);
             self.writer = pid;
         }
     }
 
-    /// Its client has left it, and nothing of that client's runs any more.
+    /// The client has left the server connection, and none of its statements runs any more.
     pub(in crate::core) fn rest(&mut self, tide: &Tide) {
         if std::mem::take(&mut self.wrote) {
             self.left = tide.mark();
@@ -119,7 +122,7 @@ impl Sender {
 }
 
 impl Seen {
-    /// The only client that it can be, when this probe and those before it have been answered.
+    /// The only client that can be the sender, if all probes up to `proven` have been answered.
     fn client(&self, proven: u64) -> Option<u32> {
         let writer = self.writer.load(Ordering::SeqCst);
         let certain = self.since.load(Ordering::SeqCst) <= proven && self.writer.load(Ordering::SeqCst) == writer;
@@ -134,12 +137,12 @@ impl Senders {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection is open.
+    /// A server connection is open.
     pub(in crate::core) fn add(&self, node: NodeId, pid: u32, sender: &Sender) {
         self.lock().insert((node, pid), sender.seen.clone());
     }
 
-    /// A connection is closed. (Its process id may be another's by now.)
+    /// A server connection is closed. (The process id may belong to a new backend by now.)
     pub(in crate::core) fn remove(&self, node: NodeId, pid: u32, sender: &Sender) {
         let mut known = self.lock();
         if known.get(&(node, pid)).is_some_and(|known| Arc::ptr_eq(known, &sender.seen)) {
@@ -147,20 +150,20 @@ impl Senders {
         }
     }
 
-    /// The process id of the client that a server process's notification is of.
+    /// The process id (as told by the proxy) of the client that sent a backend's notification.
     fn of(&self, node: NodeId, pid: u32, proven: u64) -> Option<u32> {
         self.lock().get(&(node, pid))?.client(proven)
     }
 }
 
 impl Core {
-    /// A client sends a server something that may notify.
+    /// A client sends a server a statement that may notify.
     pub(in crate::core) fn note_sender(&mut self, c: usize, s: usize) {
         let pid = self.client_pid(c);
         self.servers[s].sender.writes(pid);
     }
 
-    /// A notification that a server has sent. `proven`: the last probe that has been answered on that connection.
+    /// Makes a notification of a server's message. `proven`: the last probe that was answered on that connection.
     pub(in crate::core) fn notification(
         &self,
         s: usize,
@@ -175,16 +178,18 @@ impl Core {
         Notification { pid: client.unwrap_or(pid), of_client: client.is_some(), channel, payload: payload.into() }
     }
 
-    /// Tells a client, which must be outside of a transaction, or the answer of one that is not over.
+    /// Sends a notification to a client. The client must be outside a transaction, or its transaction's last answer
+    /// must still be under way.
     pub(in crate::core) fn tell_notification(&mut self, c: usize, notification: &Notification) {
-        // A server's process id may be the same as one that the proxy has given out. Of all clients this one must not take it for its own.
+        // A backend may have the process id that this client was told: the client must not take that backend's
+        // notification for its own.
         let mistaken = !notification.of_client && notification.pid == self.client_pid(c);
         let pid = if mistaken { 0 } else { notification.pid };
         self.tell(c, |out| message::notification(out, pid, notification.channel.as_bytes(), &notification.payload));
     }
 
-    /// True if the client is between two transactions, and nothing of an answer has been written that is not whole. `ready`: it has just
-    /// been told so.
+    /// True if the client is between two transactions, with no partial answer in its output. `ready`: it has just been
+    /// sent `ReadyForQuery`.
     pub(in crate::core) fn is_between(&self, c: usize, ready: bool) -> bool {
         let client = &self.clients[c];
         let quiet = matches!(client.phase, Phase::Ready)
@@ -207,7 +212,8 @@ impl Core {
             }
     }
 
-    /// A client that listens has been told that it is ready: it may be the only moment at which it can be told more.
+    /// A client that listens has been sent `ReadyForQuery`: it may be the only moment before its next statement to send
+    /// notifications.
     pub(in crate::core) fn notify_between(&mut self, client: Option<Token>) {
         if let Some(token) = client
             && self.is_client(token)
@@ -216,7 +222,7 @@ impl Core {
         }
     }
 
-    /// Tells clients what they can be told by now.
+    /// Sends notifications to all clients that can get them now.
     pub(in crate::core) fn notify_all(&mut self) {
         let mut noticed = self.noticed.take();
         noticed.retain(|&token| self.is_client(token) && !self.notify(token.index(), false));

@@ -13,10 +13,10 @@ use crate::settings::Settings;
 pub(in crate::core) use self::statistics::{Timing, rows_of};
 pub(in crate::core) use self::trace::Sink;
 
-/// One worker's counts of statements, and which of them are traced.
+/// One worker's statistics of statements, and the choice of those that are traced.
 pub(in crate::core) struct Observing {
     statistics: Statistics,
-    /// Of shapes that there are counts of at most.
+    /// The most shapes that have counts of their own.
     kept: usize,
     dice: Dice,
 }
@@ -27,7 +27,7 @@ impl Observing {
         Observing { statistics: Statistics::new(kept, now), kept, dice: Dice::new(secret, worker) }
     }
 
-    /// Takes a new configuration.
+    /// Takes in a new configuration.
     pub(in crate::core) fn apply(&mut self, settings: &Settings, now: Instant) {
         if self.kept != settings.statements_kept {
             self.kept = settings.statements_kept;
@@ -35,7 +35,7 @@ impl Observing {
         }
     }
 
-    /// Says what was kept back of the log.
+    /// Logs how many slow statements were not logged.
     pub(in crate::core) fn tick(&mut self) {
         let kept_back = self.statistics.kept_back();
         if kept_back > 0 {
@@ -43,26 +43,26 @@ impl Observing {
         }
     }
 
-    /// Everything is counted from here.
+    /// Resets all counts.
     pub(in crate::core) fn clear(&mut self) {
         self.statistics.clear();
     }
 
-    /// Everything that was counted.
+    /// All counts.
     pub(in crate::core) fn report(&self) -> Vec<StatementReport> {
         self.statistics.report()
     }
 }
 
 impl Core {
-    /// A server is being used for one more unit of its client: counted by destination.
+    /// Counts one more unit by its destination.
     pub(in crate::core) fn count_statement(&self, s: usize) {
         if self.is_primary(s) { self.metrics.statements_primary.add(1) } else { self.metrics.statements_replica.add(1) }
     }
 
-    /// A statement of this shape is being sent; the unit that it is in is counted under the last of its statements.
+    /// A statement of this shape is being sent. Its unit will be counted under the last statement in it.
     ///
-    /// `spoken`: the client has just sent this text.
+    /// `spoken`: the client has just sent this text (and not prepared it earlier).
     pub(in crate::core) fn count_begin(&mut self, c: usize, s: usize, key: u64, text: &[u8], spoken: bool) {
         let key = self.observing.statistics.begin(key, text);
         let span = match self.servers[s].meter.timing.span.take() {
@@ -72,7 +72,7 @@ impl Core {
         self.servers[s].meter.timing = Timing { key, since: self.now, span };
     }
 
-    /// A unit has ended; `heard`: its client was given the answer.
+    /// A unit has ended. `heard`: the client got the answer.
     pub(in crate::core) fn count_end(&mut self, s: usize, heard: bool) {
         let primary = self.is_primary(s);
         let server = &mut self.servers[s];
@@ -104,7 +104,7 @@ impl Core {
         }
     }
 
-    /// A unit's server connection is lost: what was traced of it is told so.
+    /// A unit's server connection was lost: ends its span.
     pub(in crate::core) fn span_lost(&mut self, timing: Timing) {
         if let Some(span) = timing.span {
             self.trace_end(*span, 0, Outcome::Lost);

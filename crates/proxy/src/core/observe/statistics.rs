@@ -1,86 +1,86 @@
-//! What statements have taken, by shape: how often, how long, how many rows, where. One table a worker, of a fixed size: whatever
-//! has been used longest ago gives way, and what it had counted goes to the rest.
+//! What statements have cost, by shape: number, time, rows, node. Each worker has one table of fixed size. A new shape
+//! displaces the one that was used least recently; the displaced counts are added to `rest`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::trace::Span;
 
-/// Entries that a key may be in.
+/// Entries in which a key may be.
 const WAYS: usize = 8;
-/// A longer text is kept without its literals and cut off, in bytes.
+/// A text longer than this is stored without its literals and cut off, in bytes.
 const MOST_TEXT: usize = 4 << 10;
-/// What of a text without its literals is kept or logged, in bytes.
+/// Most of a text without its literals that is stored or logged, in bytes.
 const MOST_SHOWN: usize = 2 << 10;
-/// Slow statements that one worker logs in a second; the others are counted.
+/// Most slow statements that one worker logs in a second; others are only counted.
 const MOST_LOGGED: u32 = 10;
 
-/// One worker's statements.
+/// One worker's statistics.
 pub(in crate::core) struct Statistics {
-    /// Groups of [`WAYS`]; empty: nothing is counted.
+    /// Groups of [`WAYS`] entries; empty if nothing is counted.
     table: Box<[Entry]>,
     clock: u32,
-    /// What was counted of shapes that have no entry any more.
+    /// The counts of shapes that have no entry any more.
     rest: Counts,
     slow: Slow,
 }
 
-/// A statement in flight: what its end is counted under.
+/// What the end of a statement in flight is counted under.
 #[derive(Debug)]
 pub(in crate::core) struct Timing {
-    /// 0: under nothing.
+    /// The shape; 0 if the statement is not counted.
     pub key: u64,
-    /// When it was sent.
+    /// When the statement was sent.
     pub since: Instant,
-    /// It is traced.
+    /// The span, if the statement is traced.
     pub span: Option<Box<Span>>,
 }
 
 /// A shape's numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Times it has ended.
+    /// How often the statement has ended.
     pub calls: u64,
-    /// Of these, with an error.
+    /// How often it has ended with an error.
     pub errors: u64,
-    /// Time from sending it to the end of its answer, all calls together, in microseconds.
+    /// Total time from sending the statement to the end of its answer, in microseconds.
     pub micros: u64,
-    /// The longest, in microseconds.
+    /// The longest such time, in microseconds.
     pub longest: u64,
     /// Rows returned or changed.
     pub rows: u64,
-    /// Calls on the primary; the others were on replicas.
+    /// Calls on the primary; all others were on replicas.
     pub primary: u64,
 }
 
-/// A statement's text as it is kept.
+/// A statement's text as it is stored.
 #[derive(Clone)]
 pub enum Text {
-    /// As it came, literals and all: never shown.
+    /// With its literals: never shown.
     Raw(Arc<[u8]>),
-    /// Without them.
+    /// Without its literals.
     Redacted(Arc<str>),
 }
 
-/// A shape and its numbers.
+/// A shape and its counts.
 #[derive(Debug, Clone)]
 pub struct StatementReport {
-    /// Its text; None: what has no entry of its own.
+    /// The text; `None` for all shapes without an entry.
     pub text: Option<Text>,
-    /// Its numbers.
+    /// The counts.
     pub counts: Counts,
 }
 
 #[derive(Clone)]
 struct Entry {
-    /// 0: nobody's.
+    /// The shape; 0 if the entry is free.
     key: u64,
     used: u32,
     counts: Counts,
     text: Text,
 }
 
-/// How one has ended.
+/// How a statement ended.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct End {
     pub elapsed: Duration,
@@ -89,7 +89,7 @@ pub(in crate::core) struct End {
     pub primary: bool,
 }
 
-/// The log of slow statements.
+/// The rate limit of the log of slow statements.
 struct Slow {
     since: Instant,
     logged: u32,
@@ -97,7 +97,7 @@ struct Slow {
 }
 
 impl Timing {
-    /// Of nothing.
+    /// Counts under nothing.
     pub(in crate::core) fn none(now: Instant) -> Timing {
         Timing { key: 0, since: now, span: None }
     }
@@ -106,7 +106,7 @@ impl Timing {
 // === impl Statistics ===
 
 impl Statistics {
-    /// Of about so many shapes; 0: nothing is counted.
+    /// A table for about this many shapes; with 0 nothing is counted.
     pub(in crate::core) fn new(shapes: usize, now: Instant) -> Statistics {
         let none = Entry { key: 0, used: 0, counts: Counts::default(), text: Text::Redacted("".into()) };
         let size = if shapes == 0 { 0 } else { shapes.max(WAYS).next_power_of_two() };
@@ -141,7 +141,7 @@ impl Statistics {
             return key;
         }
         let group = self.group(key);
-        // What is nobody's, else what was used longest ago.
+        // Takes a free entry, or the one used least recently.
         let age = |entry: &Entry| if entry.key == 0 { u32::MAX } else { clock.wrapping_sub(entry.used) };
         if let Some(entry) = self.table[group].iter_mut().max_by_key(|entry| age(entry)) {
             self.rest += entry.counts;
@@ -150,7 +150,7 @@ impl Statistics {
         key
     }
 
-    /// A statement that began under this key has ended. If it took at least `slow`, gives its text for the log.
+    /// A statement that began under this key has ended. Gives its text for the log if it took at least `slow`.
     pub(in crate::core) fn end(&mut self, key: u64, end: End, slow: Option<Duration>, now: Instant) -> Option<String> {
         if key == 0 || self.table.is_empty() {
             return None;
@@ -176,12 +176,12 @@ impl Statistics {
         self.slow.may_log(now).then(|| text.show())
     }
 
-    /// Slow statements that were not logged since this was last asked: there were too many.
+    /// The number of slow statements that were not logged since the last call.
     pub(in crate::core) fn kept_back(&mut self) -> u64 {
         std::mem::take(&mut self.slow.kept_back)
     }
 
-    /// Everything there is.
+    /// All entries, and the rest.
     pub(in crate::core) fn report(&self) -> Vec<StatementReport> {
         let known = self.table.iter().filter(|entry| entry.key != 0 && entry.counts.calls > 0);
         let known = known.map(|entry| StatementReport { text: Some(entry.text.clone()), counts: entry.counts });
@@ -189,7 +189,7 @@ impl Statistics {
         known.chain(std::iter::once(rest).filter(|rest| rest.counts.calls > 0)).collect()
     }
 
-    /// Everything is counted from here.
+    /// Resets all counts.
     pub(in crate::core) fn clear(&mut self) {
         for entry in &mut self.table {
             entry.counts = Counts::default();
@@ -211,7 +211,7 @@ impl Slow {
 }
 
 impl Text {
-    /// Without its literals at once if it is long: it would be kept for nothing.
+    /// A long text is stored without its literals, to bound the memory.
     pub(in crate::core) fn new(text: &[u8]) -> Text {
         if text.len() <= MOST_TEXT {
             Text::Raw(text.into())
@@ -220,7 +220,7 @@ impl Text {
         }
     }
 
-    /// Without its literals.
+    /// The text without its literals.
     #[must_use]
     pub fn show(&self) -> String {
         match self {

@@ -1,8 +1,8 @@
-//! Which statements are traced, and what is told of one that was.
+//! Which statements are traced, and the span of one that is.
 //!
-//! A statement is traced if its text says so (a `traceparent` in a comment, as sqlcommenter writes it), else by chance. While there is no
-//! `[proxy.tracing]` nothing here is run, and whatever is not sampled allocates nothing. A [`Span`] goes with the unit that its
-//! statement is in and is given to the [`Sink`] at its end; nobody waits for that.
+//! A statement is traced if its text says so (`/*traceparent='00-…-01'*/`, as sqlcommenter writes it), otherwise by
+//! chance. Without `[proxy.tracing]` nothing here runs, and a statement that is not sampled allocates nothing. A
+//! [`Span`] travels with the statement's unit and is given to the [`Sink`] at the end; nobody waits for the sink.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,72 +11,72 @@ use super::statistics::Text;
 use crate::core::Core;
 use crate::settings::Tracing;
 
-/// Takes a span; false if there is no room for it. Called by workers: it must not block.
+/// Takes a span; false if there is no room for it. Called by workers, so it must not block.
 pub type Sink = Box<dyn Fn(Span) -> bool + Send + Sync>;
 
-/// Of a comment at the end of a text so much is looked at, in bytes.
+/// How much of a comment is looked at, in bytes.
 const MOST_COMMENT: usize = 1024;
 
-/// What a `traceparent` says (W3C Trace Context).
+/// The contents of a `traceparent` (W3C Trace Context).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) struct Parent {
     trace: u128,
-    /// The span that the statement was sent in.
+    /// The client's span in which the statement was sent.
     span: u64,
-    /// Whether the caller's spans are recorded.
+    /// Whether the client's spans are recorded.
     sampled: bool,
 }
 
 /// One statement on its way through the proxy and a server, and back.
 #[derive(Debug)]
 pub struct Span {
-    /// Never 0.
+    /// Id of the trace; never 0.
     pub trace: u128,
-    /// Its own number; never 0.
+    /// Id of the span; never 0.
     pub id: u64,
-    /// The span of the client's that it was sent in; 0: none is known.
+    /// The client's span in which the statement was sent; 0 if unknown.
     pub parent: u64,
-    /// For how long it had waited for a server connection, or for a replica to catch up, when it was sent.
+    /// How long the statement waited for a server connection, or for a replica to catch up.
     pub waited: Duration,
-    /// When it was sent to the server.
+    /// When the statement was sent to the server.
     pub sent: Instant,
     /// When its answer had ended.
     pub ended: Instant,
-    /// As the client named it.
+    /// The database, by the name that the client uses.
     pub database: Arc<str>,
-    /// The client's.
+    /// The client's user.
     pub user: Arc<str>,
-    /// Where it ran, by its name in `[[cluster.nodes]]`.
+    /// The node, by its name in `[[cluster.nodes]]`.
     pub node: String,
-    /// On the primary.
+    /// True if the node was the primary.
     pub primary: bool,
-    /// On a server connection that others used at the same time.
+    /// True if the server connection was a lane.
     pub lane: bool,
     /// Rows returned or changed.
     pub rows: u64,
-    /// How it ended.
+    /// How the statement ended.
     pub outcome: Outcome,
-    /// What it was.
+    /// The statement's text.
     pub text: Text,
 }
 
 /// How a traced statement ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// As it should.
+    /// Without an error.
     Done,
     /// With an error of this SQLSTATE.
     Failed([u8; 5]),
-    /// Its server connection was lost; if it may be, it is sent again, as a span of its own.
+    /// The server connection was lost. If the statement is sent again, that is another span.
     Lost,
 }
 
-/// One worker's dice.
+/// One worker's random numbers.
 #[derive(Debug)]
 pub(in crate::core) struct Dice(u64);
 
 impl Span {
-    /// Another statement follows in the same unit.
+    /// Another statement follows in the same unit: the span shows the last one's text.
     pub(in crate::core) fn again(mut self: Box<Self>, text: &[u8]) -> Box<Span> {
         self.text = Text::new(text);
         self
@@ -91,7 +91,7 @@ impl Dice {
         Dice(seed)
     }
 
-    /// splitmix64: a period of 2^64, from anywhere.
+    /// splitmix64, whose period is 2^64 from any seed.
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -104,9 +104,9 @@ impl Dice {
     }
 }
 
-/// Whether a statement is traced, and as a part of what.
+/// Whether a statement is traced, and under which trace and parent.
 ///
-/// What its client says counts: a parent that is not sampled is not.
+/// A parent decides: if it is not sampled, the statement is not traced.
 fn sample(tracing: &Tracing, parent: Option<Parent>, dice: &mut Dice) -> Option<(u128, u64)> {
     match parent {
         Some(parent) => parent.sampled.then_some((parent.trace, parent.span)),
@@ -115,7 +115,7 @@ fn sample(tracing: &Tracing, parent: Option<Parent>, dice: &mut Dice) -> Option<
     }
 }
 
-/// The `traceparent` in a comment at the end or the beginning of a text.
+/// The `traceparent` in a comment at the end or at the beginning of a text.
 pub(in crate::core) fn parent(text: &[u8]) -> Option<Parent> {
     let text = text.trim_ascii_end();
     let text = text.strip_suffix(b";").unwrap_or(text).trim_ascii_end();
@@ -130,7 +130,7 @@ pub(in crate::core) fn parent(text: &[u8]) -> Option<Parent> {
     in_comment(&rest[..end])
 }
 
-/// `key='value',key='value'`.
+/// Reads `key='value',key='value'`.
 fn in_comment(comment: &[u8]) -> Option<Parent> {
     const KEY: &[u8] = b"traceparent='";
     let at = comment.windows(KEY.len()).position(|part| part == KEY)?;
@@ -140,7 +140,7 @@ fn in_comment(comment: &[u8]) -> Option<Parent> {
     if begins { traceparent(&rest[..end]) } else { None }
 }
 
-/// `00-` trace `-` span `-` flags, in lower case; of a later version, what comes behind that is left alone.
+/// Reads `00-` trace `-` span `-` flags, in lower case. In a later version, further fields are ignored.
 fn traceparent(value: &[u8]) -> Option<Parent> {
     let fields = value.get(..55)?;
     let hex = |from: usize, to: usize| {
@@ -165,8 +165,8 @@ fn traceparent(value: &[u8]) -> Option<Parent> {
 }
 
 impl Core {
-    /// The span of a statement that is being sent, if it is to be traced. `spoken`: the text has just come from the client, and
-    /// is not that of a statement prepared earlier, whose comment speaks of another time.
+    /// The span of a statement that is being sent, if the statement is to be traced. `spoken`: the client has just sent
+    /// the text. The comment in a text that was prepared earlier belongs to an earlier request.
     pub(in crate::core) fn trace_begin(&mut self, c: usize, s: usize, text: &[u8], spoken: bool) -> Option<Box<Span>> {
         let tracing = self.settings.tracing.as_ref()?;
         let waited = Duration::from_micros(std::mem::take(&mut self.clients[c].waited).into());
@@ -194,7 +194,7 @@ impl Core {
         }))
     }
 
-    /// It has ended.
+    /// Ends a span.
     pub(in crate::core) fn trace_end(&mut self, span: Span, rows: u64, outcome: Outcome) {
         let span = Span { ended: self.now, rows, outcome, ..span };
         let taken = self.shared.sink.get().is_some_and(|sink| sink(span));

@@ -1,38 +1,39 @@
-//! The parameters under which a server connection reads what it is sent next, as far as they change how a text is read.
+//! The parameters under which a server connection will read the next text, as far as they change how a text is read.
 
 use sql::{Change, Meaning, Value, changes_reading, meaning_of};
 
 use super::params::{Params, is_reading};
 use crate::core::prepared::{Reading, Registry};
 
-/// Savepoints of one transaction that are followed; beyond that nothing is known any more.
+/// Most savepoints of one transaction that are followed; with more, the parameters become unknown.
 const MOST_SAVEPOINTS: usize = 64;
 
-/// What is in force in a session when what was sent so far has been carried out.
+/// What will be in force in a session when everything sent so far has been carried out.
 ///
-/// While a client has changed nothing of it in the transaction in progress this is what the client has: then it takes no memory. A change that can't
-/// be told by name and value makes it unknown until the transaction ends.
+/// If the current transaction has changed nothing, the client's own parameters are in force, and this takes no memory.
+/// A change that can't be told by name and value makes everything unknown until the transaction ends.
 ///
-/// What is unknown may turn out to be half as bad: a server says by itself (`ParameterStatus`) when `TimeZone`, `DateStyle` and the like
-/// change. If it has answered and said nothing, literals are read as before, and only names may stand for something else.
+/// "Unknown" can be narrowed down: the server reports changes of `TimeZone`, `DateStyle` and the like
+/// (`ParameterStatus`). If it has answered and reported none, literals are read as before, and only names may stand for
+/// other objects.
 #[derive(Debug, Default)]
 pub(crate) struct InForce {
     layers: Layers,
-    /// The unit in which it was changed last, by the connection's count; and whether that has been answered.
+    /// The unit with the last change, by the connection's count of units; and whether that unit has been answered.
     changed_in: u64,
     answered: bool,
-    /// Since then the server has said that literals are read in another way.
+    /// Since that change the server has reported a parameter that changes how literals are read.
     reported: bool,
 }
 
 #[derive(Debug, Default)]
 enum Layers {
-    /// As the client has it, all of it committed.
+    /// The client's own parameters, all committed.
     #[default]
     Settled,
-    /// In a transaction with changes.
+    /// In a transaction that has changed some.
     Known(Box<Known>),
-    /// Something was changed, and nobody knows what.
+    /// Something was changed that can't be told.
     Unknown,
 }
 
@@ -41,32 +42,33 @@ type List = Vec<(String, String)>;
 
 #[derive(Debug, Clone)]
 struct Known {
-    /// When the transaction began.
+    /// The session's parameters when the transaction began.
     before: List,
     now: State,
-    /// What it was at each savepoint.
+    /// The state at each savepoint.
     savepoints: Vec<(String, State)>,
-    /// Stands for what is in force.
+    /// The reading for the parameters in force.
     reading: Reading,
 }
 
 #[derive(Debug, Clone, Default)]
 struct State {
-    /// By SET: for the session.
+    /// Set by SET, for the session.
     session: List,
-    /// By SET LOCAL: until the transaction ends; None: what the session began with.
+    /// Set by SET LOCAL, until the transaction ends. `None`: the value that the session began with.
     local: Vec<(String, Option<String>)>,
 }
 
-/// How a text is read.
+/// Under which parameters a text is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reads {
-    /// As everybody reads it who has these parameters.
+    /// Under these parameters.
     As(Reading),
-    /// Nobody knows.
+    /// Under unknown parameters.
     Unknown {
-        /// Its literals are read as the client's other texts are: a statement that the server has prepared before means what it meant. (When names
-        /// come to stand for something else PostgreSQL analyses it anew, by itself.)
+        /// Literals are read as in the client's other texts, so a statement that the server has prepared before keeps
+        /// its meaning. (If names have come to stand for other objects, PostgreSQL analyses the statement again by
+        /// itself.)
         held_are_good: bool,
     },
 }
@@ -74,17 +76,17 @@ pub(crate) enum Reads {
 // === impl InForce ===
 
 impl InForce {
-    /// True while nothing has been changed in the transaction in progress.
+    /// True while the current transaction has changed nothing.
     pub(crate) fn is_settled(&self) -> bool {
         matches!(self.layers, Layers::Settled)
     }
 
-    /// The unit in which it was changed last; None: it is settled.
+    /// The unit with the last change; `None` if nothing has been changed.
     pub(crate) fn changed_in(&self) -> Option<u64> {
         (!self.is_settled()).then_some(self.changed_in)
     }
 
-    /// How a text is read that is sent next, of a client that has these parameters.
+    /// How the next text is read, for a client with these parameters.
     pub(crate) fn reads(&self, params: &Params) -> Reads {
         match &self.layers {
             Layers::Settled => Reads::As(params.reading()),
@@ -93,7 +95,7 @@ impl InForce {
         }
     }
 
-    /// What changes a text's reading in a way that can't be told is sent, in this unit.
+    /// A text is sent, in this unit, that may change how texts are read in a way that can't be told.
     pub(crate) fn becomes_unknown(&mut self, unit: u64) {
         if !matches!(self.layers, Layers::Unknown) {
             self.reported = false;
@@ -102,13 +104,13 @@ impl InForce {
         (self.changed_in, self.answered) = (unit, false);
     }
 
-    /// The server says that this parameter has another value.
+    /// The server reports a new value for this parameter.
     pub(crate) fn is_reported(&mut self, name: &[u8]) {
         let name = String::from_utf8_lossy(name).to_ascii_lowercase();
         self.reported |= meaning_of(&name) == Meaning::Literals;
     }
 
-    /// The parameters in force that change how a text is read; None: nobody knows.
+    /// The parameters in force that change how a text is read; `None` if unknown.
     pub(crate) fn list(&self, params: &Params) -> Option<Vec<(String, String)>> {
         match &self.layers {
             Layers::Settled => Some(params.reading_list().cloned().collect()),
@@ -117,8 +119,8 @@ impl InForce {
         }
     }
 
-    /// A statement with these changes is sent, in this unit, by a client that has these parameters. In one that does not change how texts
-    /// are read nothing is kept.
+    /// A statement with these changes is sent, in this unit, by a client with these parameters. Nothing is recorded if
+    /// no change affects how texts are read.
     pub(crate) fn sent(&mut self, params: &Params, changes: &[Change], unit: u64, registry: &Registry) {
         for change in changes {
             if self.is_settled() && !change.is_about_reading() {
@@ -155,7 +157,8 @@ impl InForce {
         }
     }
 
-    /// This unit has been answered. `idle`: outside of a transaction; then what is left of what was changed in it is the client's by now.
+    /// This unit has been answered. `idle`: the session is outside a transaction, so the client's own parameters
+    /// contain all that lasts.
     pub(crate) fn unit_ended(&mut self, unit: u64, idle: bool) {
         if self.changed_in > unit {
             return;
@@ -171,7 +174,7 @@ impl InForce {
 // === impl Known ===
 
 impl Known {
-    /// False: it can't be followed any more.
+    /// Applies a change. False if the parameters can't be followed any more.
     fn changes(&mut self, change: &Change) -> bool {
         let now = &mut self.now;
         match change {
@@ -181,7 +184,7 @@ impl Known {
             }
             Change::Local(name, None) => set_local(now, name, None),
             Change::Local(name, Some(Value::Text(value))) => set_local(now, name, Some(value.clone())),
-            // Bound values are filled in when they are bound.
+            // A Bind fills bound values in.
             Change::Set(name, Value::Bound(_)) | Change::Local(name, Some(Value::Bound(_))) => {
                 return !changes_reading(name);
             }
@@ -210,7 +213,7 @@ impl Known {
                     self.savepoints.truncate(at + 1);
                     self.now = self.savepoints[at].1.clone();
                 }
-                // It was made before anything was changed.
+                // The savepoint was made before the first change.
                 None => {
                     self.savepoints.clear();
                     self.now = State { session: self.before.clone(), local: Vec::new() };
@@ -235,7 +238,7 @@ impl Known {
 }
 
 impl State {
-    /// What counts, as of start-up parameters: server connections begin with UTF-8.
+    /// The parameters in force, without those that make no difference (server connections begin with UTF-8).
     fn in_force(&self) -> List {
         let mut list = self.session.clone();
         for (name, value) in &self.local {

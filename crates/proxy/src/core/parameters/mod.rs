@@ -1,11 +1,15 @@
-//! Run-time parameters: what a client has set, what a server connection has in force, and how the one is brought to the other.
+//! Run-time parameters: what a client has set, what is in force on a server connection, and how a connection is brought
+//! to a client's parameters.
 //!
-//! What a text changes is read from PostgreSQL's parse tree before it is sent ([`sql::Changes`]). From there two things follow it:
+//! What a text changes is read from PostgreSQL's parse tree before the text is sent ([`sql::Changes`]). Two types
+//! follow the changes:
 //!
-//! - [`Tracker`]: that a change has happened is known when its statement completes, that it lasts when its transaction commits. From
-//!   then on it is the client's own, wherever its statements go. It believes nothing that the server has not said.
-//! - [`InForce`](in_force::InForce): what will be in force when what was sent so far has been carried out, SET LOCAL included. A text that is sent next is
-//!   read under that. It believes that what was sent succeeds: if it does not, the server skips or refuses what comes behind it.
+//! - [`Tracker`] believes only what the server has said. A change has happened when its statement has completed, and
+//!   lasts when its transaction has committed. From then on it belongs to the client, wherever the client's statements
+//!   go.
+//! - [`InForce`](in_force::InForce) says what will be in force when everything sent so far has been carried out, SET
+//!   LOCAL included: the next text is read under that. It assumes that what was sent succeeds; if it does not, the
+//!   server skips or refuses what comes behind.
 
 mod in_force;
 mod params;

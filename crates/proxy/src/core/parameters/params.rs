@@ -1,4 +1,4 @@
-//! Run-time parameters that clients start with and set, and how a server connection is brought to them.
+//! The parameters of clients, and the statement that brings a server connection to them.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -9,17 +9,17 @@ use sql::{changes_reading, is_utf8};
 
 use crate::core::prepared::{Reading, Registry};
 
-/// What a client has in force: asked for at start-up, or set since. Shared by content inside a worker ([`Interned`]), so two clients
-/// that have the same compare equal by pointer.
+/// The parameters of a client: from the startup packet, or set since. Interned by content within a worker
+/// ([`Interned`]), so that equal sets usually compare equal by pointer.
 #[derive(Debug)]
 pub(crate) struct Params {
     /// Sorted by name, in lower case.
     list: Vec<(String, String)>,
-    /// Stands for the parameters in `list` that change how a text is read.
+    /// The reading for those parameters in `list` that change how a text is read.
     reading: Reading,
 }
 
-/// A worker's parameters, each set of them once.
+/// A worker's sets of parameters, each stored once.
 #[derive(Debug)]
 pub(crate) struct Interned {
     known: HashMap<Arc<Params>, ()>,
@@ -27,17 +27,17 @@ pub(crate) struct Interned {
     registry: Arc<Registry>,
 }
 
-/// What a server connection has in force.
+/// The parameters in force on a server connection.
 #[derive(Debug, Clone)]
 pub(crate) enum Applied {
-    /// These parameters, over the connection's defaults.
+    /// These, over the connection's defaults.
     These(Arc<Params>),
-    /// Something else: everything must be reset first.
+    /// Unknown: everything has to be reset first.
     Unknown,
 }
 
 impl Applied {
-    /// True if nothing has to be done for a client with `wanted`.
+    /// True if a client with `wanted` needs no change.
     pub(crate) fn is(&self, wanted: &Arc<Params>) -> bool {
         match self {
             Applied::These(params) => Arc::ptr_eq(params, wanted) || params == wanted,
@@ -45,12 +45,12 @@ impl Applied {
         }
     }
 
-    /// The statement that brings a connection from here to `wanted`.
+    /// The statement that changes a connection's parameters to `wanted`.
     pub(crate) fn statement(&self, wanted: &Params) -> String {
         let mut sql = String::new();
         let mut calls: Vec<(&str, Option<&str>)> = Vec::new();
         match self {
-            // RESET ALL leaves the role.
+            // RESET ALL does not reset the role.
             Applied::Unknown => sql.push_str("RESET ROLE; RESET ALL; "),
             Applied::These(have) => {
                 calls
@@ -68,7 +68,7 @@ impl Applied {
                 .filter(|(n, v)| have.and_then(|have| have.get(n)) != Some(v))
                 .map(|(n, v)| (n.as_str(), Some(v.as_str()))),
         );
-        // What another role may set, this one may not: a role is the first to go and the last to come.
+        // The role may not be allowed to set the other parameters: it is reset first and set last.
         if have.is_some_and(|have| have.get("role").is_some()) && !calls.is_empty() {
             calls.retain(|(name, _)| *name != "role");
             calls.insert(0, ("role", None));
@@ -77,7 +77,7 @@ impl Applied {
             let role = calls.remove(at);
             calls.push(role);
         }
-        // DateStyle is set in parts (`ISO`, `DMY`), so what an earlier value left must go first.
+        // A value of DateStyle may be partial (`ISO`, `DMY`), so the old value is reset first.
         if calls.iter().any(|(name, value)| *name == "datestyle" && value.is_some()) {
             calls.insert(0, ("datestyle", None));
         }
@@ -86,18 +86,19 @@ impl Applied {
     }
 }
 
-/// A statement that sets these parameters, for the session or `local` to its transaction; None: back to what the session began with. Empty if
-/// there are none.
+/// A statement that sets these parameters, for the session or (`local`) for its transaction. A value of `None` resets
+/// to what the session began with. Empty if there are no parameters.
 pub(crate) fn set_config<'a>(calls: impl Iterator<Item = (&'a str, Option<&'a str>)>, local: bool) -> String {
     let mut sql = String::new();
     for (i, (name, value)) in calls.enumerate() {
-        // set_config() and not SET: it takes a list (search_path, DateStyle) as the start-up packet does.
+        // set_config() rather than SET: it accepts a list (search_path, DateStyle) in the form in which the startup
+        // packet has it.
         sql.push_str(if i == 0 { "SELECT pg_catalog.set_config(" } else { ", pg_catalog.set_config(" });
         quote(&mut sql, name);
         sql.push_str(", ");
         match value {
             Some(value) => quote(&mut sql, value),
-            // NULL puts a parameter back to the session's default.
+            // NULL resets a parameter to the session's default.
             None => sql.push_str("NULL"),
         }
         sql.push_str(if local { ", true)" } else { ", false)" });
@@ -126,17 +127,17 @@ impl Params {
         self.list.binary_search_by(|(n, _)| n.as_str().cmp(name)).ok().map(|i| &self.list[i].1)
     }
 
-    /// All of them, sorted by name, in lower case.
+    /// All parameters, sorted by name, in lower case.
     pub(crate) fn list(&self) -> &[(String, String)] {
         &self.list
     }
 
-    /// True if there are none.
+    /// True if no parameter is set.
     pub(crate) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Stands for the parameters that change how a text is read.
+    /// The reading for these parameters.
     pub(crate) fn reading(&self) -> Reading {
         self.reading
     }
@@ -146,7 +147,7 @@ impl Params {
         self.list.iter().filter(|(name, value)| is_reading(name, value))
     }
 
-    /// True if texts and names come in UTF-8, as far as start-up parameters and SET say.
+    /// True if the client's texts come in UTF-8, as far as the startup packet and SET say.
     pub(crate) fn is_utf8(&self) -> bool {
         self.get("client_encoding").is_none_or(|encoding| is_utf8(encoding))
     }
@@ -167,12 +168,12 @@ impl Params {
     }
 }
 
-/// True if it makes a difference to how a text is read. (Server connections begin with UTF-8.)
+/// True if this value changes how a text is read. (Server connections begin with UTF-8.)
 pub(super) fn is_reading(name: &str, value: &str) -> bool {
     changes_reading(name) && !(name == "client_encoding" && is_utf8(value))
 }
 
-/// From pairs in any order and case; the last of a name wins, as in the server.
+/// A sorted list from pairs in any order and case. If a name comes twice, the last value wins, as in PostgreSQL.
 pub(super) fn sorted(pairs: impl IntoIterator<Item = (String, String)>) -> Vec<(String, String)> {
     let mut list: Vec<(String, String)> = Vec::new();
     for (name, value) in pairs {
@@ -194,15 +195,15 @@ impl Interned {
         Interned { known: HashMap::from([(none.clone(), ())]), none, registry }
     }
 
-    /// No parameters.
+    /// The empty set.
     pub(crate) fn none(&self) -> &Arc<Params> {
         &self.none
     }
 
-    /// The worker's copy of these, given in any order and case; of a name the last one counts.
+    /// The worker's copy of this set, which is given in any order and case; the last value of a name wins.
     pub(crate) fn intern(&mut self, pairs: impl IntoIterator<Item = (String, String)>) -> Arc<Params> {
         let list = sorted(pairs);
-        // What is looked for need not have its number yet.
+        // `Hash` and `Eq` look at the list only, so the reading is not needed for the lookup.
         let wanted = Params { list, reading: Reading::DEFAULT };
         if let Some((known, ())) = self.known.get_key_value(&wanted) {
             return known.clone();
@@ -216,7 +217,7 @@ impl Interned {
     }
 }
 
-/// A literal that is read the same whatever `standard_conforming_strings` says.
+/// A string literal that is read the same with `standard_conforming_strings` on or off.
 fn quote(sql: &mut String, text: &str) {
     sql.push_str(if text.contains('\\') { " E'" } else { "'" });
     for c in text.chars() {

@@ -1,8 +1,8 @@
-//! Parameters that a client SETs, and channels that it LISTENs on: followed from the statement to the end of its transaction.
+//! A client's SETs and LISTENs, followed from the statement to the end of its transaction.
 //!
-//! What a text changes is known before it is sent (`sql::Changes`); that it has happened is known when the statement completes; that
-//! it lasts, when its transaction has been committed. An error undoes all that the transaction has set, or, with a savepoint, what came
-//! after that.
+//! What a text changes is known before it is sent (`sql::Changes`). The change has happened when the statement
+//! completes, and lasts when the transaction commits. An error undoes all changes of the transaction, or those since a
+//! savepoint.
 
 use std::sync::Arc;
 
@@ -11,66 +11,66 @@ use sql::{Change, Changes, Value};
 use super::in_force::InForce;
 use super::params::Params;
 
-/// Parameters that are tracked for one client, and bytes of their names and values together.
+/// Most parameters tracked for one client, and most bytes of their names and values together.
 const MOST: usize = 64;
 const MOST_BYTES: usize = 16 << 10;
-/// Changes that one transaction may have.
+/// Most changes in one transaction.
 const MOST_PENDING: usize = 1024;
 
-/// What a server connection's client does to its session's parameters and channels.
+/// What a client changes of its session's parameters and channels.
 #[derive(Debug, Default)]
 pub(crate) struct Tracker {
-    /// Done in the transaction in progress, with the savepoints in between.
+    /// Changes made in the current transaction, with the savepoints between them.
     pending: Vec<Change>,
-    /// Committed since the server was last ready.
+    /// Changes committed since the last `ReadyForQuery`.
     committed: Vec<Change>,
-    /// The transaction in progress has failed: unless it goes back to a savepoint, nothing of it stays.
+    /// The current transaction has failed: its changes are undone, unless the client goes back to a savepoint.
     failed: bool,
-    /// Statements of the oldest `Query` in flight that have completed.
+    /// How many statements of the oldest `Query` in flight have completed.
     completed: usize,
-    /// Something that sets parameters was sent since the connection was last quiet.
+    /// A text that sets parameters was sent since the connection was last quiet.
     sets: bool,
-    /// Something about channels (LISTEN, UNLISTEN) was sent since the connection was last quiet.
+    /// A text with LISTEN or UNLISTEN was sent since the connection was last quiet.
     listens: bool,
-    /// Something was reset since the connection was last quiet, and the client has start-up parameters: PostgreSQL goes back to what the server
-    /// connection began with, not to what the client did.
+    /// A RESET was sent since the connection was last quiet, and the client has startup parameters. PostgreSQL resets
+    /// to what the server connection began with, and not to what the client began with.
     goes_back: bool,
-    /// The client has been notified by its own session of what it notified itself, in the transaction in which it begins to listen.
+    /// The client listens and notifies in one transaction, and its own session has sent it the notification.
     heard_itself: bool,
-    /// What is in force for what is sent next.
+    /// What is in force for the next text.
     pub(crate) in_force: InForce,
 }
 
-/// What a statement that has completed comes to.
+/// Whether the changes of a completed statement are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Followed {
-    /// It is followed.
+    /// They are followed.
     Yes,
-    /// Its parameters can't be: the client has to stay with its connection.
+    /// The changes of parameters can't be followed: the client has to keep its server connection.
     NotParameters,
-    /// The transaction has changed more channels than are followed: the client has to stay.
+    /// The transaction has changed too many channels: the client has to keep its server connection.
     NotChannels,
 }
 
-/// What a client has in force that matters to whether a SET can be moved to another session.
+/// What decides whether a client's SET can be repeated in another session.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Circumstances {
-    /// It has set another role.
+    /// The client has set a role.
     pub(crate) role: bool,
-    /// Its texts may come in another encoding than UTF-8.
+    /// The client's texts may be in an encoding other than UTF-8.
     pub(crate) foreign: bool,
 }
 
 // === impl Tracker ===
 
 impl Tracker {
-    /// Something about channels was sent since the connection was last quiet.
+    /// True if a text with LISTEN or UNLISTEN was sent since the connection was last quiet.
     pub(crate) fn listens(&self) -> bool {
         self.listens
     }
 
-    /// True if the transaction in progress, or what was committed since the server was last ready, makes the session listen on this channel.
-    /// `as_named`: as the server names a channel.
+    /// True if the current transaction, or what was committed since the last `ReadyForQuery`, makes the session listen
+    /// on channel `name`. `as_named` gives a channel's name as the server has it (cut to 63 bytes).
     pub(crate) fn listens_on(&self, name: &str, as_named: impl Fn(&str) -> &str) -> bool {
         let all = self.committed.iter().chain(if self.failed { &[][..] } else { &self.pending[..] });
         all.fold(false, |listens, change| match change {
@@ -81,27 +81,28 @@ impl Tracker {
         })
     }
 
-    /// The client is given a notification of its own session's on such a channel.
+    /// The client gets a notification that its own session sent.
     pub(crate) fn hears_itself(&mut self) {
         self.heard_itself = true;
     }
 
-    /// True if it was, since the connection was last quiet.
+    /// True if the client has got such a notification since the connection was last quiet.
     pub(crate) fn has_heard_itself(&self) -> bool {
         self.heard_itself
     }
 
-    /// True if what is in force may be undone in part: then savepoints have to be followed.
+    /// True if a rollback to a savepoint may undo a part of the changes, so that savepoints have to be followed.
     pub(crate) fn is_at_work(&self) -> bool {
         self.sets || self.listens || !self.in_force.is_settled()
     }
 
-    /// Something was reset that the client began with.
+    /// True if a RESET was sent that may differ from what the client expects.
     pub(crate) fn goes_back(&self) -> bool {
         self.goes_back
     }
 
-    /// A text with these changes is sent, of a client that began with `base`; `listens`: it is about channels.
+    /// A text with these changes is sent, by a client that began with `base`. `listens`: the text has LISTEN or
+    /// UNLISTEN.
     pub(crate) fn text_sent(&mut self, base: &Params, changes: Option<&Changes>, listens: bool) {
         self.listens |= listens;
         let Some(changes) = changes else { return };
@@ -111,12 +112,13 @@ impl Tracker {
         self.goes_back |= !base.is_empty() && all().any(resets);
     }
 
-    /// True if a statement that completes and changes nothing makes no difference: nothing was changed before it.
+    /// True if nothing was changed and nothing has failed, so that a completed statement without changes needs no
+    /// attention.
     pub(crate) fn follows_nothing(&self) -> bool {
         self.pending.is_empty() && self.committed.is_empty() && !self.failed
     }
 
-    /// A statement has completed. `changes`: of the Query or the portal that it is of.
+    /// A statement has completed, with this command tag.
     pub(crate) fn completed(&mut self, of: Completed<'_>, tag: &[u8], circumstances: Circumstances) -> Followed {
         let done = match of {
             Completed::InQuery(changes) => {
@@ -136,13 +138,14 @@ impl Tracker {
             }
             self.happened(change);
         }
-        // DISCARD ALL commits by itself, as all that can't be in a transaction: an error behind it, in one batch, takes nothing back.
+        // DISCARD ALL commits by itself, like every statement that can't run in a transaction: a later error in the
+        // same batch does not undo it.
         let ends = matches!(tag, b"COMMIT\0" | b"ROLLBACK\0" | b"PREPARE TRANSACTION\0" | b"DISCARD ALL\0");
         if !undone_in_part && ends {
             self.transaction_ended(tag != b"ROLLBACK\0");
         }
         if self.pending.len() > MOST_PENDING {
-            // The client keeps this very session, which has them.
+            // The client keeps this session, which has all the changes.
             self.pending.clear();
             return if self.listens { Followed::NotChannels } else { Followed::NotParameters };
         }
@@ -152,7 +155,7 @@ impl Tracker {
     fn can_follow(&self, change: &Change, circumstances: Circumstances) -> bool {
         let sets_role = |change: &Change| matches!(change, Change::Set(name, _) if name == "role");
         let role = circumstances.role || self.pending.iter().chain(&self.committed).any(sets_role);
-        // Values are kept as text, in UTF-8.
+        // Values are stored as UTF-8 text.
         let garbled = |change: &Change| matches!(change, Change::Set(_, Value::Text(text)) if !text.is_ascii());
         let doubtful = (role && is_privileged_change(change)) || (circumstances.foreign && garbled(change));
         !doubtful
@@ -168,12 +171,12 @@ impl Tracker {
                 }
             }
             Change::RollbackTo(name) => {
-                // A savepoint that is not there was made before the first of what is.
+                // An unknown savepoint was made before the first recorded change.
                 let at = self.pending.iter().rposition(|kept| is_mark(kept, name));
                 self.pending.truncate(at.map_or(0, |at| at + 1));
                 self.failed = false;
             }
-            // What lasts no longer than its transaction is `in_force` only.
+            // Changes that end with the transaction are the business of `in_force` alone.
             Change::Local(..) | Change::LocalUnknown | Change::End { .. } => {}
             change => self.pending.push(change.clone()),
         }
@@ -192,8 +195,8 @@ impl Tracker {
         self.failed = false;
     }
 
-    /// A `ReadyForQuery` has come, and ends a unit of the client's. `idle`: outside of a transaction. What is committed by now, in order;
-    /// to be asked once more after [`Tracker::channels`].
+    /// A `ReadyForQuery` ends one of the client's units. `idle`: outside a transaction. Gives the changes that are
+    /// committed by now, in order; changes of channels are missing if [`Tracker::channels`] was asked before.
     pub(crate) fn ready(&mut self, idle: bool) -> Vec<Change> {
         self.completed = 0;
         if idle {
@@ -202,47 +205,49 @@ impl Tracker {
         std::mem::take(&mut self.committed)
     }
 
-    /// What will be committed of the channels when the `ReadyForQuery` at hand is taken, which is outside of a transaction or not.
+    /// Changes of channels that the `ReadyForQuery` at hand commits. `idle`: that message says the session is outside a
+    /// transaction.
     pub(crate) fn channels(&mut self, idle: bool) -> Vec<Change> {
         if idle {
             self.transaction_ended(true);
         }
         let channels = self.committed.iter().filter(|change| change.is_about_channels()).cloned().collect();
-        // (DISCARD ALL is about both.)
+        // (DISCARD ALL changes channels and parameters.)
         self.committed.retain(Change::is_about_parameters);
         channels
     }
 
-    /// The connection is quiet, outside of a transaction.
+    /// Nothing is in flight, and the session is outside a transaction.
     pub(crate) fn is_quiet(&mut self) {
         (self.sets, self.listens, self.goes_back, self.heard_itself) = (false, false, false, false);
     }
 
-    /// The client leaves this server connection: what it has not committed is undone.
+    /// The client leaves this server connection: changes that are not committed are undone.
     pub(crate) fn client_leaves(&mut self) {
         *self = Tracker::default();
     }
 }
 
-/// Which statement has completed.
+/// The kind of statement that has completed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Completed<'a> {
-    /// The next one of a Query with these changes.
+    /// The next statement of a Query with these changes.
     InQuery(&'a Changes),
-    /// A portal of a statement with these changes.
+    /// A portal's statement, with these changes.
     Portal(&'a Changes),
-    /// One that changes nothing, or of which nothing is known.
+    /// A statement without changes, or an unknown one.
     Other,
 }
 
-/// What a client has in force after these changes; `base` is what a reset goes back to. None: more than is tracked.
+/// A client's parameters after these changes; `base` is what a RESET goes back to. `None`: too many to be tracked.
 pub(crate) fn changed(params: &Params, base: &Params, changes: &[Change]) -> Option<Vec<(String, String)>> {
     let list = in_force_after(params.list(), base.list(), changes);
     let size: usize = list.iter().map(|(name, value)| name.len() + value.len()).sum();
     (list.len() <= MOST && size <= MOST_BYTES).then_some(list)
 }
 
-/// What a server connection has in force after these changes: its resets go back to what it began with, which is nothing.
+/// A server connection's parameters after these changes. A RESET goes back to what the connection began with: no
+/// parameters.
 pub(crate) fn applied(params: &Params, changes: &[Change]) -> Vec<(String, String)> {
     in_force_after(params.list(), &[], changes)
 }
@@ -273,7 +278,7 @@ fn in_force_after(now: &[(String, String)], base: &[(String, String)], changes: 
     super::params::sorted(list)
 }
 
-/// The changes with bound values in place, as a Bind gives them; None if one is not there, or not text.
+/// The changes with a Bind's values filled in. `None` if a value is missing or not text.
 pub(crate) fn filled(changes: &Arc<Changes>, values: Option<&[u8]>) -> Option<Arc<Changes>> {
     let open =
         |change: &Change| matches!(change, Change::Set(_, Value::Bound(_)) | Change::Local(_, Some(Value::Bound(_))));
@@ -292,8 +297,8 @@ pub(crate) fn filled(changes: &Arc<Changes>, values: Option<&[u8]>) -> Option<Ar
     Some(Arc::new(filled))
 }
 
-/// PostgreSQL's parameters that only some users may set: with another role in force it matters which comes first. So it does for
-/// an extension's, of which nothing is known.
+/// True for parameters that only some users may set: if a role is in force, the order of the SETs matters. An
+/// extension's parameters count among these, because nothing is known of them.
 fn is_privileged(name: &str) -> bool {
     const NAMES: [&str; 38] = [
         "commit_delay",
@@ -338,7 +343,7 @@ fn is_privileged(name: &str) -> bool {
     name.contains('.') || name.starts_with("wal_") || NAMES.contains(&name)
 }
 
-/// A SET. What was reset is not set anywhere else: there is no order to keep.
+/// True for a SET of such a parameter. (A RESET is not repeated in other sessions, so its order does not matter.)
 fn is_privileged_change(change: &Change) -> bool {
     matches!(change, Change::Set(name, _) if is_privileged(name))
 }

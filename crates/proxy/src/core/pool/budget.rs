@@ -1,4 +1,5 @@
-//! How many connections a pool may have to a node, over all workers; which workers wait for one, and which have one to spare.
+//! Over all workers: how many connections a pool may have to a node, which workers wait for one, and which have an idle
+//! one.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -8,21 +9,21 @@ use topology::NodeId;
 
 use super::PoolKey;
 
-/// Most workers: so many bits a set has.
+/// Most workers, which is the number of bits in a set.
 pub(crate) const MOST_WORKERS: usize = 256;
 
-/// Server connections of one pool and node over all workers.
+/// The server connections of one pool to one node, over all workers.
 #[derive(Debug)]
 pub(crate) struct Budget {
     open: AtomicUsize,
     limit: AtomicUsize,
-    /// Workers that have clients waiting and may not open a connection.
+    /// Workers with waiting clients that may not open another connection.
     starving: Workers,
     /// Workers that had idle connections at the end of their last turn.
     idle: Workers,
 }
 
-/// A set of workers that all of them change.
+/// A set of workers, changed by all of them.
 #[derive(Debug)]
 struct Workers(Box<[AtomicU64]>);
 
@@ -43,15 +44,15 @@ struct Known {
 // === impl Workers ===
 
 impl Workers {
-    /// The empty set, of a process with so many.
+    /// The empty set, for a process with this many workers.
     fn none_of(workers: usize) -> Workers {
         Workers((0..workers.clamp(1, MOST_WORKERS).div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
     }
 
     fn set(&self, worker: usize, to: bool) {
         let (word, bit) = (&self.0[worker / 64 % self.0.len()], 1 << (worker % 64));
-        // Worker 1 sets its bit in `starving` and looks at `idle`; worker 2 sets its bit in `idle` and looks at `starving`. SeqCst: one of them sees
-        // the bit of the other.
+        // Worker 1 sets its bit in `starving` and then looks at `idle`; worker 2 sets its bit in `idle` and then looks
+        // at `starving`. SeqCst guarantees that at least one of the two sees the other's bit.
         if to {
             word.fetch_or(bit, Ordering::SeqCst)
         } else {
@@ -59,11 +60,12 @@ impl Workers {
         };
     }
 
-    /// A worker other than `id`: the first behind it, so that not all are asked of the same one.
+    /// A worker in the set other than `id`: the next higher one, wrapping around, so that different workers find
+    /// different ones.
     fn other_than(&self, id: usize, order: Ordering) -> Option<usize> {
         let words = self.0.len();
         let (at, bit) = (id / 64 % words, id % 64);
-        // Behind `id` in its word, the other words, before it in its word.
+        // Looks at the bits above `id` in its word, then the other words, then the bits below `id` in its word.
         let later = if bit == 63 { 0 } else { u64::MAX << (bit + 1) };
         let earlier = (1 << bit) - 1;
         if let [word] = &*self.0 {
@@ -96,57 +98,57 @@ impl Budget {
         }
     }
 
-    /// One more may be opened, and is.
+    /// Counts one more connection, if the limit allows.
     pub(in crate::core) fn try_open(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         self.open.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |open| (open < limit).then_some(open + 1)).is_ok()
     }
 
-    /// One is closed.
+    /// Counts one connection less.
     pub(super) fn close(&self) {
         self.open.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// How many there may be from now on.
+    /// Changes the limit.
     pub(super) fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// There are more connections than there may be.
+    /// True if there are more connections than the limit.
     pub(super) fn is_exceeded(&self) -> bool {
         self.open.load(Ordering::Relaxed) > self.limit.load(Ordering::Relaxed)
     }
 
-    /// How many are open.
+    /// The number of open connections.
     #[cfg(test)]
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// This worker waits for a connection that it may not open. Gives a worker that may have one to spare: it is to be asked. If there is
-    /// none, whoever has one next sees that this one waits.
+    /// Worker `id` waits for a connection and may not open one. Gives a worker to ask, which may have an idle
+    /// connection. If there is none, the next worker with an idle connection sees that `id` waits.
     pub(super) fn starves(&self, id: usize) -> Option<usize> {
         self.starving.set(id, true);
         self.idle.other_than(id, Ordering::SeqCst)
     }
 
-    /// This worker gets a connection, or waits no more.
+    /// Worker `id` gets a connection, or waits no more.
     pub(super) fn is_served(&self, id: usize) {
         self.starving.set(id, false);
     }
 
-    /// A worker other than `id` that waits for a connection it may not open.
+    /// A worker other than `id` that waits for a connection and may not open one.
     pub(super) fn starving_but(&self, id: usize) -> Option<usize> {
         self.starving.other_than(id, Ordering::Relaxed)
     }
 
-    /// This worker has idle connections, or has none. Gives a worker that waits for one.
+    /// Publishes whether worker `id` has idle connections. Gives a worker that waits for one.
     pub(super) fn publish_idle(&self, id: usize, idle: bool) -> Option<usize> {
         self.idle.set(id, idle);
         if idle { self.starving.other_than(id, Ordering::SeqCst) } else { None }
     }
 
-    /// A worker, neither `id` nor `also`, that may have a connection to spare.
+    /// A worker other than `id` and `also` that may have an idle connection.
     pub(super) fn idle_but(&self, id: usize, also: usize) -> Option<usize> {
         let first = self.idle.other_than(id, Ordering::SeqCst)?;
         if first != also {
@@ -159,23 +161,23 @@ impl Budget {
 // === impl Budgets ===
 
 impl Budgets {
-    /// None yet, of a process with so many workers.
+    /// No budgets yet, for a process with this many workers.
     pub(crate) fn new(workers: usize) -> Budgets {
         Budgets { workers, known: Mutex::default() }
     }
 
-    /// The budget of a pool and node; made if it is new, with room for `limit` connections.
+    /// The budget for a pool and a node. A new budget allows `limit` connections.
     pub(super) fn get(&self, key: &PoolKey, node: NodeId, limit: usize) -> Arc<Budget> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.budgets.len() > 2 * known.swept + 64 {
-            // Of pools that no worker has any more.
+            // Sweeps budgets of pools that no worker has any more.
             known.budgets.retain(|_, budget| Arc::strong_count(budget) > 1 || budget.open.load(Ordering::Relaxed) > 0);
             known.swept = known.budgets.len();
         }
         known.budgets.entry((key.clone(), node)).or_insert_with(|| Arc::new(Budget::new(limit, self.workers))).clone()
     }
 
-    /// Connections that are open, over all.
+    /// The number of open connections in all budgets.
     #[cfg(test)]
     pub(crate) fn open(&self) -> usize {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,9 @@
-//! Who gets which server connection.
+//! Which client gets which server connection.
 //!
-//! A worker has its own idle connections and its own queue of waiting clients for each database and user. The number of
-//! connections is bounded over all workers by a [`Budget`]. A worker that may not open another one asks one that has an idle one, which
-//! moves over with its socket; if none has, the first that has one next sees that somebody waits.
+//! For each database and user a worker has a pool: idle connections, and queues of waiting clients. A [`Budget`] bounds
+//! the number of connections over all workers. A worker that may not open another connection asks a worker that has an
+//! idle one, which sends the connection over with its socket. If no worker has an idle one, the next worker that does
+//! sees that somebody waits.
 
 mod budget;
 mod pools;
@@ -29,23 +30,23 @@ use crate::settings::{Database, Gate};
 pub(crate) use budget::{Budget, Budgets, MOST_WORKERS};
 pub(in crate::core) use pools::Pools;
 
-/// A database, as clients name it, and a user.
+/// A database, by the name that clients use, and a user.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PoolKey {
-    /// Database.
+    /// The database.
     pub database: Arc<str>,
-    /// User.
+    /// The user.
     pub user: Arc<str>,
 }
 
-/// What a client needs.
+/// What kind of node a client needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Want {
-    /// The node that takes writes.
+    /// The primary.
     Primary,
-    /// A node that may answer a read.
+    /// A node that may answer this read.
     Read,
-    /// Any node: to learn what to greet clients with.
+    /// Any node: a login needs to learn the greeting.
     Any,
 }
 
@@ -53,37 +54,37 @@ pub(in crate::core) enum Want {
 pub(in crate::core) struct Pool {
     pub key: PoolKey,
     pub database: Database,
-    /// What its clients' texts mean is decided by this.
+    /// The scope of the clients' statements: database and user.
     pub place: Arc<Place>,
     pub nodes: Vec<PoolNode>,
-    /// Clients that have shown who they are, and server connections, whatever they are doing.
+    /// Clients that have authenticated, and server connections, in any state.
     pub clients: usize,
     pub servers: usize,
     /// A client of it was let in by a lookup.
     pub looked_up: bool,
-    /// A server has let its user into its database.
+    /// A server has accepted a login with this database and user.
     known: bool,
-    /// Since when it has had neither clients nor server connections.
+    /// Since when the pool has had neither clients nor server connections.
     unused_since: Option<Instant>,
     /// Clients that wait for the primary, oldest first.
     pub writers: VecDeque<Waiter>,
-    /// Clients that wait for any node that may answer a read.
+    /// Clients that wait for any node that may answer their read.
     pub readers: VecDeque<Waiter>,
-    /// What servers report at login, by the parameters that the client asked for.
+    /// The parameters that a server reports at login, by the client's startup parameters.
     pub greetings: HashMap<Arc<Params>, Arc<Vec<(String, String)>>>,
-    /// What the last server connection that has logged in said of its parameters, but for what depends on its server.
+    /// The parameters that the last server connection reported at login, without those that differ between servers.
     begins_with: Vec<(String, String)>,
-    /// A server connection began with `standard_conforming_strings = off`: in every text a backslash may escape a quote.
+    /// A server connection began with `standard_conforming_strings = off`: a backslash may escape a quote in any text.
     pub odd_strings: bool,
-    /// How its commits are held back.
+    /// How answers to commits are held back.
     pub gate: Gate,
-    /// Connections of it were opened that do not wait for their commits' flush. For good: a little later is never too early.
+    /// Connections were opened that do not flush at commit. Never reset: waiting a little longer does no harm.
     pub lazy: bool,
-    /// An operator has stopped it: it gives out nothing, and closes what comes back.
+    /// An operator has paused the pool: it gives out no connections, and closes those that come back.
     pub paused: bool,
-    /// Channels that this worker's clients listen on by the shared connection.
+    /// Channels that this worker's clients listen on through the shared connection.
     pub channels: Channels,
-    /// The shared connection, where this worker has it.
+    /// The shared connection that listens, if this worker has it.
     pub listener: Option<Box<Listener>>,
     pub totals: Totals,
 }
@@ -91,28 +92,28 @@ pub(in crate::core) struct Pool {
 /// One worker's connections of a pool to one node.
 pub(in crate::core) struct PoolNode {
     pub budget: Arc<Budget>,
-    /// Idle connections; the last used is the next used.
+    /// Idle connections; the one used last is given out first.
     pub idle: Vec<usize>,
-    /// Connections being opened.
+    /// Number of connections being opened.
     pub connecting: usize,
-    /// Connections in use, lanes included.
+    /// Number of connections in use, lanes included.
     pub busy: usize,
-    /// The busy connections that are shared lanes.
+    /// Connections in use that are lanes.
     pub lanes: Vec<usize>,
-    /// Units in them.
+    /// Number of units in those lanes.
     pub seated: usize,
-    /// Not tried again before, after a failure.
+    /// After a failure: when the node is tried again.
     pub retry_at: Option<Instant>,
     failures: u32,
-    /// The node has refused the login: it may be a replica that has not heard of the database yet.
+    /// The node refused the login; it may be a replica on which the database does not exist yet.
     pub refused: bool,
     /// Another worker was asked for a connection.
     asked: bool,
-    /// The other workers believe that there are idle ones here.
+    /// The other workers were told that there are idle connections here.
     published: bool,
-    /// Its idle ones may have changed in this turn.
+    /// The list of idle connections may have changed in this turn.
     touched: bool,
-    /// Connections given to own clients since another worker last starved.
+    /// Connections given to this worker's clients while another worker waits.
     kept: u32,
 }
 
@@ -123,27 +124,28 @@ pub(in crate::core) struct Waiter {
     pub since: Instant,
 }
 
-/// Pairs of database and user that one worker serves at the same time.
+/// Most pairs of database and user that one worker serves at a time.
 const MOST_POOLS: usize = 1000;
-/// One that has neither clients nor server connections for as long is forgotten; at once, if no server has ever let its user in.
+/// A pool without clients and server connections is forgotten after this time; at once if no server has ever accepted
+/// its login.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
-/// A node that has refused the login is not tried again for as long; twice as long each time, at most 16 times.
+/// Pause after a node has refused the login. It doubles with each refusal, up to 16 times this.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
-/// Idle connections that are looked at for one that has a client's parameters.
+/// How many idle connections are looked at for one with the client's parameters.
 const IDLE_LOOKED_AT: usize = 16;
-/// Clients that one worker serves before it hands a connection to a worker that has none.
+/// Clients that a worker serves before it hands a connection to another worker that waits.
 pub(in crate::core) const KEEP: u32 = 16;
 
 impl Pool {
-    /// True if nobody uses it, and nothing is kept for it.
+    /// True if nobody uses the pool and nothing has to be kept for it.
     fn is_unused(&self) -> bool {
         let listens = self.listener.as_ref().is_some_and(|listener| listener.is_needed());
         self.clients == 0 && self.servers == 0 && !listens && self.channels.is_empty()
     }
 
-    /// A server connection has logged in, and says that its parameters are `reported`. If they are others than those of the one before
-    /// (`ALTER ROLE … SET`), clients that come now are told the new ones.
+    /// A server connection has logged in, with these reported parameters. If they differ from the last connection's
+    /// (`ALTER ROLE … SET`), the greetings are learned again.
     fn begins(&mut self, reported: &[(String, String)]) {
         let of_its_server = |name: &str| ["in_hot_standby", "server_version", "server_encoding"].contains(&name);
         let mut now: Vec<_> = reported.iter().filter(|(name, _)| !of_its_server(name)).cloned().collect();
@@ -160,31 +162,31 @@ impl Pool {
         self.unused_since = (self.clients == 0 && self.servers == 0).then_some(now);
     }
 
-    /// The clients that wait for any node that may answer a read, or those that wait for the primary.
+    /// The queue of clients that wait for a node for a read, or the queue of those that wait for the primary.
     fn queue(&mut self, readers: bool) -> &mut VecDeque<Waiter> {
         if readers { &mut self.readers } else { &mut self.writers }
     }
 }
 
 impl PoolNode {
-    /// True if the last attempts to reach the node failed and it is not yet time for another.
+    /// True if recent attempts to reach the node failed, and the next is not due yet.
     pub(in crate::core) fn is_suspect(&self, now: Instant) -> bool {
         self.retry_at.is_some_and(|at| now < at)
     }
 
-    /// Units in flight.
+    /// The number of units in flight.
     pub(in crate::core) fn load(&self) -> usize {
         self.busy - self.lanes.len() + self.seated
     }
 
-    /// True if another worker than `id` waits for a connection, or there are more than there may be.
+    /// True if a worker other than `id` waits for a connection, or if there are more connections than the limit.
     pub(in crate::core) fn is_asked_for(&self, id: usize) -> bool {
         self.budget.starving_but(id).is_some() || self.budget.is_exceeded()
     }
 }
 
 impl Core {
-    /// The pool of this key; made if it is new.
+    /// The pool for this key, which is made if there is none.
     pub(in crate::core) fn pool(&mut self, key: &PoolKey) -> usize {
         if let Some(p) = self.pools.find(key) {
             return p;
@@ -217,7 +219,7 @@ impl Core {
         p
     }
 
-    /// An error if there are as many pools as there may be, and this is another.
+    /// An error if another pool is needed for this key and there may be no more.
     pub(in crate::core) fn room_for_pool(&mut self, key: &PoolKey) -> Result<(), String> {
         if self.pools.find(key).is_some() || self.pools.len() < MOST_POOLS {
             return Ok(());
@@ -231,7 +233,7 @@ impl Core {
         Ok(())
     }
 
-    /// A client leaves its pool, if it has shown who it is.
+    /// Takes a client that has authenticated out of its pool's count.
     pub(in crate::core) fn leaves_pool(&mut self, c: usize) {
         let p = self.clients[c].pool;
         let Some(pool) = self.pools.get_mut(p) else { return };
@@ -239,9 +241,10 @@ impl Core {
         pool.note_use(self.now);
     }
 
-    /// Forgets pools that have not been used for long, and those of databases and users that no server has accepted: there may be none.
+    /// Forgets pools that have been unused for long, and pools whose login no server has accepted (the database or user
+    /// may not exist).
     ///
-    /// In the middle of a turn a pool stays, though its last client has left: who has caused that may go on to use it.
+    /// Called between turns only: within a turn the code that closed a pool's last client may still use the pool.
     pub(in crate::core) fn forget_pools(&mut self) {
         let old = |pool: &Pool| {
             let long = || pool.unused_since.is_some_and(|since| over(since, FORGOTTEN_AFTER, self.now));
@@ -277,7 +280,7 @@ impl Core {
         }
     }
 
-    /// What a pool's connections were opened with does not hold any more: they go.
+    /// Marks all connections of a pool to be closed: they were opened with settings that have changed.
     pub(in crate::core) fn retire_all(&mut self, p: usize) {
         for (_, server) in self.servers.iter_mut().filter(|(_, server)| server.pool == p) {
             server.retire = true;
@@ -297,7 +300,7 @@ impl Core {
                 pool.database = database.clone();
             }
             let gate = self.settings.gate(&pool.key.database, &pool.key.user);
-            // How they commit was said when they were opened, too.
+            // Whether commits are flushed was decided when the connections were opened.
             outdated |= std::mem::replace(&mut pool.gate, gate).relays.min(1) != gate.relays.min(1);
             if outdated {
                 self.retire_all(p);
@@ -313,7 +316,7 @@ impl Core {
 
     // --- asking ---
 
-    /// Gets a client its server: at once if one is idle (then true), else it waits.
+    /// Gives a client a server connection. True if it can go on at once, otherwise it waits.
     pub(in crate::core) fn acquire(&mut self, c: usize, want: Want) -> bool {
         let p = self.clients[c].pool;
         if let Some(s) = self.take(p, c, want) {
@@ -328,7 +331,8 @@ impl Core {
         false
     }
 
-    /// An idle connection for a client, or None; in that case one is being opened or asked for, if that is possible.
+    /// Takes an idle connection for a client. `None`: there is none; then one is being opened or asked for, if
+    /// possible.
     fn take(&mut self, p: usize, c: usize, want: Want) -> Option<usize> {
         if self.pools[p].paused {
             return None;
@@ -350,7 +354,7 @@ impl Core {
                     .into_iter()
                     .chain(self.view.nodes.iter().filter(|n| usable(n)).map(|n| n.node.id));
                 let nodes: Vec<NodeId> = nodes.collect();
-                // Where none may be tried, another worker may still have a connection.
+                // If no node may be tried now, another worker may still have a connection.
                 let sound = nodes.iter().find(|n| !self.pools[p].nodes[usize::from(n.0)].is_suspect(self.now));
                 sound.or(nodes.first()).and_then(|&n| self.take_at(p, c, n))
             }
@@ -360,7 +364,8 @@ impl Core {
     fn take_at(&mut self, p: usize, c: usize, node: NodeId) -> Option<usize> {
         let waiting = self.pools[p].writers.len() + self.pools[p].readers.len();
         let place = self.pools[p].nodes.get_mut(usize::from(node.0))?;
-        // Rather one that has the client's parameters than the last used: changing them takes a round trip.
+        // Prefers a connection that has the client's parameters over the one used last, because changing parameters
+        // takes a round trip.
         let wanted = &self.clients[c].params;
         let fits = place.idle.iter().rev().take(IDLE_LOOKED_AT).position(|&s| self.servers[s].params.is(wanted));
         let found = match fits {
@@ -372,13 +377,13 @@ impl Core {
             return found;
         }
         if place.connecting <= waiting {
-            // Where none can be opened, also for want of descriptors, another worker may have one that it does not use.
+            // If none can be opened (limit reached, or no file descriptors left), another worker may have an idle one.
             if !place.is_suspect(self.now) && place.budget.try_open() {
                 place.connecting += 1;
                 self.open(p, node);
             } else if !place.asked && self.shared.workers > 1 {
                 place.asked = true;
-                // Where nobody has one, whoever has one next sees that this worker waits.
+                // If no worker has an idle one, the next that does sees that this worker waits.
                 if let Some(to) = place.budget.starves(self.id) {
                     let mail = Mail::Want { key: self.pools[p].key.clone(), node, from: self.id };
                     self.effects.push(Effect::Post { to, mail });
@@ -388,7 +393,7 @@ impl Core {
         None
     }
 
-    /// Serves as many waiting clients as there are connections for.
+    /// Serves waiting clients while there are connections for them.
     pub(in crate::core) fn pump(&mut self, p: usize) {
         for _ in 0..2 {
             let writers = self.pools[p].writers.len() + self.pools[p].readers.len() + 1;
@@ -402,11 +407,11 @@ impl Core {
                     break;
                 }
             }
-            // A reader that only the primary can serve moves to the writers' queue: one more look there.
+            // A reader that only the primary can serve moves to the writers' queue, so that queue is looked at again.
         }
     }
 
-    /// Serves the front of one queue; false if it has to go on waiting.
+    /// Serves the client at the front of a queue. False if it has to wait on.
     fn serve_front(&mut self, p: usize, readers: bool) -> bool {
         let Some(&waiter) = self.pools[p].queue(readers).front() else { return false };
         if !self.is_client(waiter.client) || !self.clients[waiter.client.index()].waiting {
@@ -427,7 +432,7 @@ impl Core {
         if matches!(self.clients[c].phase, Phase::Login(_))
             && self.pools[p].greetings.contains_key(&self.clients[c].params)
         {
-            // Another login has found out meanwhile.
+            // Another client's login has learned the greeting meanwhile.
             self.pools[p].readers.pop_front();
             self.stop_waiting(c);
             self.greet(c);
@@ -445,7 +450,7 @@ impl Core {
         true
     }
 
-    /// Puts the client at the front of a queue into a shared lane, if its unit fits and there is one.
+    /// Puts the client at the front of a queue into a lane, if its unit fits and a lane is open.
     fn seat_waiter(&mut self, p: usize, c: usize, want: Want, readers: bool) -> bool {
         if !self.clients[c].unit.is_single() {
             return false;
@@ -477,7 +482,7 @@ impl Core {
         }
     }
 
-    /// Links a client with a server connection. True if its messages can be forwarded at once.
+    /// Attaches a client to a server connection. True if its messages can be forwarded at once.
     fn attach(&mut self, c: usize, s: usize) -> bool {
         let (client, server) = (&mut self.clients[c], &mut self.servers[s]);
         debug_assert!(client.at.server().is_none() && server.client.is_none() && server.protocol.is_settled());
@@ -504,22 +509,22 @@ impl Core {
         }
         let client = &mut self.clients[c];
         if self.pools[client.pool].odd_strings && !client.odd_strings {
-            // Its unit was looked at when nobody knew: it is looked at anew.
+            // When the unit was looked at, it was not known that a backslash escapes a quote: it is looked at again.
             client.odd_strings = true;
             client.unit.reset();
         } else {
             client.unit.routed = true;
         }
-        // Its parameters may be refused: nothing of the client's may be on its way by then.
+        // If the session's parameters have to be set first, nothing of the client's is sent before that has succeeded.
         ready
     }
 
-    /// Takes a waiting client's unit back with an error.
+    /// Answers a waiting client's unit with an error.
     pub(in crate::core) fn refuse_unit(&mut self, c: usize, code: Sqlstate, text: &str) {
         self.stop_waiting(c);
         let client = &self.clients[c];
         let (p, token) = (client.pool, client.token);
-        // Left in a queue, it would serve the client's next statement with this one's want.
+        // An entry left in a queue would later be served for the client's next unit, with this unit's `Want`.
         self.pools[p].writers.retain(|waiter| waiter.client != token);
         self.pools[p].readers.retain(|waiter| waiter.client != token);
         if matches!(self.clients[c].phase, Phase::Login(_)) {
@@ -530,7 +535,7 @@ impl Core {
 
     pub(in crate::core) fn expire_waiters(&mut self, p: usize) {
         for node in &mut self.pools[p].nodes {
-            // Whoever was asked had none, or closed it: ask again.
+            // The worker that was asked had none, or closed it: this worker may ask again.
             node.asked = false;
         }
         for readers in [false, true] {
@@ -567,7 +572,7 @@ impl Core {
 
     // --- giving back ---
 
-    /// A server connection has done what its client wanted.
+    /// The client is done with its server connection.
     pub(in crate::core) fn release(&mut self, s: usize) {
         let server = &mut self.servers[s];
         if let Some(c) = server.client.take() {
@@ -589,11 +594,11 @@ impl Core {
             pool.nodes[usize::from(server.node.0)].busy -= 1;
             pool.totals.transactions += 1;
             pool.totals.transaction_micros += self.now.saturating_duration_since(server.taken).as_micros() as u64;
-            // What was held up behind this unit goes on.
+            // Messages of the client that were held up behind this unit go on.
             if client.paused || !client.input.is_empty() {
                 self.runnable.push_back(client.token);
             }
-            // One whose answer is held back is told when it has it.
+            // A client whose answer is behind a gate is closed once it has got the answer.
             if self.draining && self.clients[c].output.gates() == 0 {
                 self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, DRAINING);
             }
@@ -605,7 +610,7 @@ impl Core {
         self.rest(s);
     }
 
-    /// A server connection has nothing to do: the next client gets it, or another worker, or it is idle.
+    /// A server connection is free: a waiting client gets it, or another worker, or it becomes idle.
     pub(in crate::core) fn rest(&mut self, s: usize) {
         let server = &mut self.servers[s];
         debug_assert!(server.client.is_none());
@@ -614,7 +619,8 @@ impl Core {
             server.held_for_cancel = true;
             return;
         }
-        // However short its life is to be, it is not closed before somebody has had it: whoever comes next would wait for another.
+        // A connection that no client has used yet is not closed for its age, however short `server_lifetime` is: the
+        // waiting client would only wait for another.
         let lifetime = self.settings.server_lifetime.filter(|_| !server.fresh);
         let expired = lifetime.is_some_and(|limit| over(server.opened, limit, self.now));
         if server.retire || expired || self.pools[server.pool].paused {
@@ -650,15 +656,15 @@ impl Core {
         if let Some(to) = other
             && place.idle.last() == Some(&s)
         {
-            // Nobody who waits here can use it.
+            // No client that waits here can use the connection.
             place.idle.pop();
             place.kept = 0;
             self.hand_over(s, to);
         }
     }
 
-    /// Tells the other workers where this one has idle connections and where it has none, as far as that has changed in this turn. One
-    /// that waits for one gets it.
+    /// Tells the other workers where this worker now has idle connections and where not, as far as that changed in this
+    /// turn. A worker that waits for a connection gets one.
     pub(in crate::core) fn publish_idle(&mut self) {
         if self.shared.workers < 2 {
             return;
@@ -678,7 +684,7 @@ impl Core {
         self.pools.give_touched(touched);
     }
 
-    /// Hands the idle connection that was not used for longest to another worker, if nothing is still to be written to it.
+    /// Sends the least recently used idle connection without unsent output to another worker.
     fn spare(&mut self, p: usize, n: usize, to: usize) -> bool {
         let place = &mut self.pools[p].nodes[n];
         let Some(at) = place.idle.iter().position(|&s| self.servers[s].output.is_empty()) else { return false };
@@ -691,15 +697,15 @@ impl Core {
     /// Another worker wants a connection.
     pub(in crate::core) fn wanted(&mut self, key: &PoolKey, node: NodeId, from: usize) {
         let Some(p) = self.pools.find(key) else { return };
-        // What is idle after this is of no use to those who wait here: they need another node, whose connections may well be where
-        // this one is wanted.
+        // Clients that wait here are served first. Those that still wait after that need another node, so an idle
+        // connection to this node is of no use to them.
         self.pump(p);
         let n = usize::from(node.0);
         if self.pools[p].nodes.len() <= n || self.spare(p, n, from) {
             return;
         }
-        // It has been used meanwhile. The next one that may have one is asked; when all have been, whoever has one next sees that somebody
-        // waits.
+        // The connection has been used meanwhile. The question goes on to the next worker that may have one. If there
+        // is none, the next worker with an idle connection sees who waits.
         let place = &mut self.pools[p].nodes[n];
         place.published = false;
         place.budget.publish_idle(self.id, false);
@@ -735,7 +741,7 @@ impl Core {
         let index = self.servers.vacant_key();
         server.token = self.token(Kind::Server, index);
         server.pool = p;
-        // A little may still be unsent: the rest of a COPY that had failed.
+        // Some output may still be unsent (the rest of a COPY that failed).
         server.dirty = true;
         self.dirty.push(server.token);
         let (token, node) = (server.token, usize::from(server.node.0));
@@ -752,7 +758,7 @@ impl Core {
         token
     }
 
-    /// To be called when the driver reads the adopted connection's socket.
+    /// The driver has added the adopted connection's socket to its loop.
     pub fn adopted(&mut self, token: Token) {
         if self.is_client(token) {
             self.adopted_client(token.index());
@@ -760,7 +766,7 @@ impl Core {
         } else if self.is_server(token) {
             let s = token.index();
             let role = self.view.node(self.servers[s].node).map(|node| node.role);
-            // What happened to the node while it was on its way?
+            // The node's role may have changed while the connection was on its way.
             if matches!(role, Some(Role::Primary | Role::Replica)) {
                 self.rest(s)
             } else {
@@ -803,7 +809,7 @@ impl Core {
         self.rest(s);
     }
 
-    /// A connection could not be opened: the next attempt waits a little longer each time.
+    /// A connection could not be opened. The pause before the next attempt grows with each failure.
     pub(in crate::core) fn open_failed(&mut self, s: usize, why: &str, is_node_down: bool) {
         let server = &self.servers[s];
         let (p, node) = (server.pool, server.node);
@@ -831,7 +837,7 @@ impl Core {
         self.pump(p);
     }
 
-    /// Forgets a server connection that no client has.
+    /// Closes and forgets a server connection that has no client.
     pub(in crate::core) fn drop_server(&mut self, s: usize) {
         self.settle_schema(s);
         let mut server = self.servers.remove(s);
@@ -864,7 +870,7 @@ impl Core {
         self.effects.push(Effect::Close { token: server.token, last });
     }
 
-    /// Closes connections that are too old, idle for too long, or never came to be.
+    /// Closes connections that are too old, were idle for too long, or are not logged in within the time limit.
     pub(in crate::core) fn expire_servers(&mut self) {
         let mut late = Vec::new();
         let mut slow = Vec::new();
@@ -885,7 +891,7 @@ impl Core {
                 _ => {}
             }
         }
-        // A retired one that has no use ahead is not waited for.
+        // Idle connections that are to be closed anyway.
         let retired = |server: &Server| server.retire && server.is_idle() && !server.listener;
         late.extend(self.servers.iter().filter(|(_, server)| retired(server)).map(|(s, _)| s));
         late.sort_unstable();
@@ -900,7 +906,7 @@ impl Core {
 
     // --- the cluster changes ---
 
-    /// Takes the new view, and lets go of what does not fit it.
+    /// Takes in the new view, and closes connections that do not fit it.
     pub(in crate::core) fn refresh_view(&mut self) {
         let old = std::mem::replace(&mut self.view, self.shared.topology.view());
         self.refresh_gates();
@@ -921,15 +927,16 @@ impl Core {
                 continue;
             }
             if server.listener && !stale && !moved && is.is_some() {
-                // It may have nothing but a slow answer to a probe against it: what was notified would be lost with the connection.
+                // The node may only have answered a probe slowly. Closing the listening connection would lose
+                // notifications.
                 continue;
             }
             if self.lanes.has(server.token.index()) {
-                // Nothing but reads: they are rather sent to another.
+                // Units in a lane are reads: they are sent to another node.
                 busy.push(server.token);
             } else if server.client.is_some() {
-                // While nobody else is primary, a statement on a silent node may still be answered; a read is rather sent
-                // to another.
+                // As long as no other node is primary, a silent node may still answer a statement. A read that may be
+                // sent again goes to another node.
                 let client = server.client.and_then(|c| self.clients.get(c));
                 if stale || client.is_some_and(|client| client.replay.is_some() && client.repeatable) {
                     busy.push(server.token);
@@ -946,7 +953,7 @@ impl Core {
         let held = self.clients.iter().filter(|(_, c)| c.at.server().is_some() && !c.input.is_empty());
         self.runnable.extend(held.map(|(_, client)| client.token));
         for p in self.pools.ids() {
-            // A change of the view is news of the nodes: no reason to wait longer.
+            // The view's change is news about the nodes, so failed ones are tried again at once.
             for node in &mut self.pools[p].nodes {
                 node.retry_at = None;
             }

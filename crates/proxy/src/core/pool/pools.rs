@@ -5,7 +5,7 @@ use std::ops::{Index, IndexMut};
 
 use super::{Pool, PoolKey};
 
-/// A worker's pools. A number is used again once its pool is forgotten, which is when nothing refers to it.
+/// A worker's pools. A number is used again after its pool was forgotten; by then nothing refers to it.
 #[derive(Default)]
 pub(in crate::core) struct Pools {
     all: slab::Slab<Pool>,
@@ -20,32 +20,32 @@ impl Pools {
         self.by_key.get(key).copied()
     }
 
-    /// The pool of this number, which may be nobody's.
+    /// The pool with this number, if there is one.
     pub(in crate::core) fn get(&self, p: usize) -> Option<&Pool> {
         self.all.get(p)
     }
 
-    /// The pool of this number, to be changed; None: there is none.
+    /// The pool with this number, to be changed; `None` if there is none.
     pub(in crate::core) fn get_mut(&mut self, p: usize) -> Option<&mut Pool> {
         self.all.get_mut(p)
     }
 
-    /// How many there are.
+    /// The number of pools.
     pub(in crate::core) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// The numbers of all.
+    /// The numbers of all pools.
     pub(in crate::core) fn ids(&self) -> Vec<usize> {
         self.all.iter().map(|(p, _)| p).collect()
     }
 
-    /// All, with their numbers.
+    /// All pools, with their numbers.
     pub(in crate::core) fn iter(&self) -> impl Iterator<Item = (usize, &Pool)> {
         self.all.iter()
     }
 
-    /// All.
+    /// All pools, to be changed.
     pub(in crate::core) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Pool> {
         self.all.iter_mut().map(|(_, pool)| pool)
     }
@@ -63,7 +63,7 @@ impl Pools {
         self.touched.retain(|(touched, _)| *touched != p);
     }
 
-    /// The idle connections of a pool's node may have changed.
+    /// The idle connections of a pool to a node may have changed.
     pub(super) fn touch(&mut self, p: usize, node: usize) {
         let place = &mut self.all[p].nodes[node];
         if !std::mem::replace(&mut place.touched, true) {
@@ -71,12 +71,12 @@ impl Pools {
         }
     }
 
-    /// Pools and nodes whose idle connections may have changed since this was last asked.
+    /// Takes the list of pools and nodes whose idle connections may have changed.
     pub(super) fn take_touched(&mut self) -> Vec<(usize, usize)> {
         std::mem::take(&mut self.touched)
     }
 
-    /// Keeps the memory of a list that was taken.
+    /// Gives the list's memory back.
     pub(super) fn give_touched(&mut self, mut list: Vec<(usize, usize)>) {
         if self.touched.is_empty() {
             list.clear();

@@ -1,25 +1,25 @@
-//! What a client is told of a statement's rows, as far as it relies on that.
+//! The columns that a client was told a statement returns, as far as the client relies on them.
 
 use std::hash::{DefaultHasher, Hasher};
 
 use wire::payload;
 
-/// Stands for the columns that a statement returns: names, types and modifiers, or that it returns none.
+/// A hash of the columns that a statement returns (names, types, modifiers), or of the fact that it returns none.
 ///
-/// That is what PostgreSQL itself compares before it says "cached plan must not change result type" (`equalTupleDescs`). It does
-/// not compare which table a column comes from: a table that was swapped in under the name of another changes nothing.
+/// PostgreSQL compares the same before it says "cached plan must not change result type" (`equalTupleDescs`). The table
+/// that a column comes from is not compared: swapping in another table by RENAME changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Columns(u64);
 
 impl Columns {
-    /// From a whole `RowDescription` or `NoData`. A payload that is not of its format stands for itself.
+    /// From a whole `RowDescription` or `NoData`. A payload of another format is hashed as it is.
     pub(crate) fn of(tag: u8, payload: &[u8]) -> Columns {
         let mut hasher = DefaultHasher::new();
         hasher.write_u8(tag);
         if tag == b'T' {
             let read = payload::each_column(payload, |column| {
                 hasher.write(column.name);
-                // A name has no NUL in it: what follows is not taken for more of it.
+                // A name contains no NUL, so this separates the name from what follows.
                 hasher.write_u8(0);
                 hasher.write_u32(column.kind);
                 hasher.write_i32(column.modifier);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::statement::Statement;
 
-/// What a server connection has got, or will have by the time that it comes to what is sent next.
+/// What a server connection has, counting what was sent and not answered yet.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     named: HashMap<u64, Entry, foldhash::fast::RandomState>,
@@ -15,36 +15,36 @@ pub(crate) struct Held {
 /// A server connection's unnamed statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Unnamed {
-    /// There may be any, or none.
+    /// Any statement, or none.
     #[default]
     Unknown,
     /// The statement with this id.
     Is(u64),
-    /// One of the present client's that was too long for the proxy to keep.
+    /// A statement of the current client that is too long for the proxy to keep.
     TooLong,
 }
 
 /// A named statement.
 #[derive(Debug, Clone, Copy, Default)]
 struct Entry {
-    /// By the connection's clock.
+    /// The connection's `clock` when the statement was last used.
     used: u64,
-    /// This connection has described the statement, with the columns that clients are told of. (Two connections may have parsed one text on
-    /// either side of a change of the schema.)
+    /// This connection has described the statement, and with the columns that clients were told of. (Of two
+    /// connections, one may have parsed the text before a schema change and the other after it.)
     described: bool,
 }
 
-/// What a server connection had before all was dropped: for [`Held::undo`].
+/// The statements that a connection had before all were dropped: for [`Held::undo`].
 #[derive(Debug, Clone)]
 pub(crate) struct Dropped(HashMap<u64, Entry, foldhash::fast::RandomState>);
 
 impl Held {
-    /// True if the connection has this statement, under the name `kp…` that the proxy gives it.
+    /// True if the connection has this statement, under its name `kp…`.
     pub(crate) fn has(&self, statement: &Statement) -> bool {
         self.named.contains_key(&statement.id())
     }
 
-    /// The statement is used now. False: the connection does not have it.
+    /// Marks the statement as used. False if the connection does not have it.
     pub(crate) fn uses(&mut self, statement: &Statement) -> bool {
         self.clock += 1;
         match self.named.get_mut(&statement.id()) {
@@ -56,18 +56,19 @@ impl Held {
         }
     }
 
-    /// A Parse of the statement is sent to the connection.
+    /// A Parse of the statement is sent.
     pub(crate) fn gets(&mut self, statement: &Statement) {
         self.clock += 1;
         self.named.insert(statement.id(), Entry { used: self.clock, described: false });
     }
 
-    /// The connection does not have the statement after all, or nobody shall use what it has under that name.
+    /// The connection does not have the statement after all, or what it has under that name must not be used any more.
     pub(crate) fn loses(&mut self, statement: &Statement) {
         self.named.remove(&statement.id());
     }
 
-    /// Forgets the statement that was not used for longest, and gives its id: a Close has to be sent. None: there are fewer than `most`.
+    /// Forgets the least recently used statement and gives its id, for a Close to be sent. `None` if there are fewer
+    /// than `most`.
     pub(crate) fn makes_room(&mut self, most: usize) -> Option<u64> {
         if self.named.len() < most {
             return None;
@@ -77,19 +78,19 @@ impl Held {
         Some(id)
     }
 
-    /// The Close of the statement with this id was skipped: the connection still has the statement.
+    /// The Close of this statement was skipped: the connection still has the statement.
     pub(crate) fn keeps(&mut self, id: u64) {
         self.named.insert(id, Entry::default());
     }
 
-    /// This connection has given the columns as clients are told of them.
+    /// This connection has described the statement, and with the columns that clients were told of.
     pub(crate) fn has_described(&mut self, statement: &Statement) {
         if let Some(entry) = self.named.get_mut(&statement.id()) {
             entry.described = true;
         }
     }
 
-    /// True if it has the statement, with the columns that clients are told of.
+    /// True if the connection has the statement, with the columns that clients were told of.
     pub(crate) fn is_described(&self, statement: &Statement) -> bool {
         self.named.get(&statement.id()).is_some_and(|entry| entry.described)
     }
@@ -99,24 +100,24 @@ impl Held {
         self.unnamed
     }
 
-    /// A message is sent (a Parse, a Query) that makes this the connection's unnamed statement.
+    /// A message is sent (a Parse, a Query) after which this is the connection's unnamed statement.
     pub(crate) fn set_unnamed(&mut self, unnamed: Unnamed) {
         self.unnamed = unnamed;
     }
 
-    /// The client leaves the connection: nobody else may use an unnamed statement that was too long to be kept.
+    /// The client leaves: no other client may use an unnamed statement that was too long to keep.
     pub(crate) fn client_leaves(&mut self) {
         if self.unnamed == Unnamed::TooLong {
             self.unnamed = Unnamed::Unknown;
         }
     }
 
-    /// A statement is sent that drops all prepared statements (`DEALLOCATE ALL`, `DISCARD ALL`), except the unnamed one.
+    /// A statement is sent that drops all named statements (`DEALLOCATE ALL`, `DISCARD ALL`).
     pub(crate) fn drops_all(&mut self) -> Dropped {
         Dropped(std::mem::take(&mut self.named))
     }
 
-    /// That statement has failed, or was skipped.
+    /// The statement that dropped all has failed or was skipped.
     pub(crate) fn undo(&mut self, dropped: Dropped) {
         self.named = dropped.0;
     }

@@ -1,19 +1,19 @@
-//! Prepared statements. Clients name them, server connections have them under names of the proxy's, and clients whose texts mean
-//! the same share them.
+//! Prepared statements. Clients have their own names for them, server connections have them under names of the proxy's
+//! (`kp17`), and clients share a statement if their texts mean the same.
 //!
 //! ```text
 //!  a client's Parse ─▶ Statements (a worker's table) ─▶ Registry (the process) ─▶ Statement, one for each (scope, text, types)
 //!      Names: what the client calls it                                               Held: has a server connection got it?
 //! ```
 //!
-//! - [`Scope`]: what the meaning of a text depends on beside the text. Statements of two scopes are never mixed up.
-//! - [`Names`]: the only place that changes what a client's names stand for. Each change can be undone: a server skips what comes
-//!   behind an error.
-//! - [`Held`]: what one server connection has.
-//! - [`Columns`]: what a client was told of the rows that it will get.
+//! - [`Scope`]: what the meaning of a text depends on, besides the text. Statements of two scopes are never mixed up.
+//! - [`Names`]: the only place that changes what a client's names stand for. Each change can be undone, since a server
+//!   skips what follows an error.
+//! - [`Held`]: which statements one server connection has.
+//! - [`Columns`]: the columns of a statement as clients were told of them.
 //!
-//! What must hold: a client gets the statement that its own session would have made of its text, or an error that PostgreSQL would
-//! have given. Nothing in here does I/O.
+//! What must hold: a client gets the statement that its own session would have made of its text, or an error that
+//! PostgreSQL would have given. Nothing in here does I/O.
 
 mod columns;
 mod held;

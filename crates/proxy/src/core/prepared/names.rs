@@ -1,22 +1,24 @@
-//! What a client calls its prepared statements. Nobody else changes that.
+//! The names of one client's prepared statements. Nothing else changes what a name stands for.
 //!
-//! A name is changed when the message is sent that changes it, for what comes behind it depends on it: `P s …; B s; E; S` in one
-//! packet. A server that has given an error skips all messages up to Sync: what they have changed is undone, the last one first.
+//! A name changes when the message that changes it is sent, since what follows depends on it: `P s …; B s; E; S` in one
+//! packet. After an error the server skips all messages up to Sync; the changes of skipped messages are undone, the
+//! last one first.
 //!
-//! As PostgreSQL has it (`exec_parse_message`, `exec_simple_query`): a Parse without a name drops the unnamed statement before it looks at the
-//! text, and so does a Query. A named Parse that fails changes nothing. Neither is undone by a rollback.
+//! This follows PostgreSQL (`exec_parse_message`, `exec_simple_query`). A Parse of the unnamed statement drops the old
+//! one before it looks at the new text, and so does a Query. A Parse of a named statement that fails changes nothing. A
+//! rollback undoes none of this.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::statement::Statement;
 
-/// Named statements of one client.
+/// Most named statements of one client.
 const MOST_NAMES: usize = 10_000;
-/// Bytes of their names and texts together.
+/// Most bytes of one client's statement names, texts and types together.
 const MOST_BYTES: usize = 64 << 20;
 
-/// The prepared statements of one client. A pointer or two while it has none.
+/// The prepared statements of one client. Two pointers large while the client has none.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     unnamed: Option<Arc<Statement>>,
@@ -26,10 +28,10 @@ pub(crate) struct Names {
 /// Statements by name.
 #[derive(Debug, Default)]
 pub(crate) struct Named {
-    // Looked into with every Bind: a quick hash, with a key of the process's own.
+    // Looked up with every Bind: a fast hash, with a key that differs in each process.
     entries: HashMap<Box<[u8]>, Entry, foldhash::fast::RandomState>,
     bytes: usize,
-    /// Some entries have `settled`: they were parsed while nobody knew how the client's texts are read.
+    /// Some entries have a `settled` statement.
     unsettled: bool,
 }
 
@@ -37,35 +39,36 @@ pub(crate) struct Named {
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     statement: Arc<Statement>,
-    /// The client was told of its columns, and relies on them.
+    /// The client was told of the statement's columns, and relies on them.
     told: bool,
-    /// `statement` was parsed while nobody knew how the client's texts are read. This is what the name stands for when that is known again.
+    /// Set if `statement` was made while it was unknown under which parameters the client's texts are read. The name
+    /// stands for `settled` again once that is known.
     settled: Option<Arc<Statement>>,
 }
 
-/// How to take back what a message has changed, if its server skips it.
+/// How to undo a message's change, should the server skip the message.
 #[derive(Debug, Default)]
 pub(crate) enum Undo {
     /// The message has changed nothing.
     #[default]
     Nothing,
-    /// The unnamed statement was another, or none.
+    /// The unnamed statement before the change.
     Unnamed(Option<Arc<Statement>>),
-    /// The name stood for nothing.
+    /// The name stood for no statement.
     Free(Box<[u8]>),
-    /// The name stood for this.
+    /// The entry of the name before the change.
     Named(Box<(Box<[u8]>, Entry)>),
-    /// All names were dropped; these they were.
+    /// All names were dropped; the entries before that.
     All(Box<Named>),
 }
 
-/// A client has as many statements as it may, or as long ones.
+/// The client has as many statements, or as many bytes of them, as it may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Full {
-    /// Too many.
+    /// Too many statements.
     #[error("more than {MOST_NAMES} prepared statements in one session")]
     Names,
-    /// Too long.
+    /// Too many bytes.
     #[error("prepared statements of more than {} MiB in one session", MOST_BYTES >> 20)]
     Bytes,
 }
@@ -76,12 +79,13 @@ impl Names {
         self.get_told(name).map(|(statement, _)| statement)
     }
 
-    /// How many have names.
+    /// The number of named statements.
     pub(crate) fn len(&self) -> usize {
         self.named.as_ref().map_or(0, |named| named.entries.len())
     }
 
-    /// The statement of this name; and was the client told of its columns? (Those of the unnamed statement it asks for each time.)
+    /// The statement of this name, and whether the client was told of its columns. (For the unnamed statement, clients
+    /// ask each time.)
     pub(crate) fn get_told(&self, name: &[u8]) -> Option<(&Arc<Statement>, bool)> {
         match name {
             b"" => self.unnamed.as_ref().map(|statement| (statement, false)),
@@ -89,7 +93,7 @@ impl Names {
         }
     }
 
-    /// True if the client was told of this statement's columns under any name but `except`.
+    /// True if the client was told of this statement's columns under any name other than `except`.
     pub(crate) fn is_told_of(&self, statement: &Arc<Statement>, except: Option<&[u8]>) -> bool {
         let named = self.named.iter().flat_map(|named| &named.entries);
         named.into_iter().any(|(name, entry)| {
@@ -97,7 +101,7 @@ impl Names {
         })
     }
 
-    /// A Describe is sent, which may change what the client relies on.
+    /// A Describe is sent: gives the undo for what `set_told` may change.
     pub(crate) fn describe(&self, name: &[u8]) -> Undo {
         match self.entry(name).filter(|entry| entry.told) {
             Some(entry) => Undo::Named(Box::new((name.into(), entry.clone()))),
@@ -105,15 +109,15 @@ impl Names {
         }
     }
 
-    /// The client is told of the columns of the statement of this name, or is about to ask for them anew. Which statement that is; None: the
-    /// name stands for nothing, or is empty.
+    /// Notes whether the client has been told of the columns of the statement of this name. Gives the statement; `None`
+    /// if the name stands for no statement or is empty.
     pub(crate) fn set_told(&mut self, name: &[u8], told: bool) -> Option<&Arc<Statement>> {
         let entry = self.named.as_mut()?.entries.get_mut(name)?;
         entry.told = told;
         Some(&entry.statement)
     }
 
-    /// A Parse is sent. Under a name that is taken it will fail: it must not be told here.
+    /// A Parse is sent. The name must not be in use: such a Parse will fail, and changes nothing.
     pub(crate) fn parse(&mut self, name: &[u8], statement: Arc<Statement>) -> Result<Undo, Full> {
         if name.is_empty() {
             return Ok(Undo::Unnamed(self.unnamed.replace(statement)));
@@ -132,12 +136,12 @@ impl Names {
         Ok(Undo::Free(name.into()))
     }
 
-    /// The Parse of the unnamed statement has failed: there is none.
+    /// A Parse of the unnamed statement has failed: there is no unnamed statement now.
     pub(crate) fn unnamed_failed(&mut self) {
         self.unnamed = None;
     }
 
-    /// A Query is sent.
+    /// A Query is sent: it drops the unnamed statement.
     pub(crate) fn query(&mut self) -> Undo {
         match self.unnamed.take() {
             None => Undo::Nothing,
@@ -145,7 +149,7 @@ impl Names {
         }
     }
 
-    /// A Close is sent, or a DEALLOCATE of this name. None: the name stands for nothing.
+    /// A Close or a DEALLOCATE of this name is sent. `None` if the name stands for no statement.
     pub(crate) fn close(&mut self, name: &[u8]) -> Option<Undo> {
         if name.is_empty() {
             return self.unnamed.take().map(|unnamed| Undo::Unnamed(Some(unnamed)));
@@ -159,14 +163,14 @@ impl Names {
         Some(Undo::Named(Box::new((name, entry))))
     }
 
-    /// `DEALLOCATE ALL` is sent, or `DISCARD ALL`: all names are dropped. The unnamed statement is not (`DropAllPreparedStatements`), unless
-    /// that is a Query.
+    /// `DEALLOCATE ALL` or `DISCARD ALL` is sent: drops all named statements, but not the unnamed one
+    /// (`DropAllPreparedStatements`). If it is sent as a Query, [`Names::query`] drops that one.
     pub(crate) fn drop_all(&mut self) -> Undo {
         self.named.take().map_or(Undo::Nothing, Undo::All)
     }
 
-    /// The statement is read anew, for its old reading does not hold: the name stands for a fresh one. What the client was told of its
-    /// columns it still relies on.
+    /// The statement has to be read again: the name stands for a fresh one. The client still relies on the columns that
+    /// it was told.
     pub(crate) fn replace(&mut self, name: &[u8], statement: Arc<Statement>) {
         if name.is_empty() {
             self.unnamed = Some(statement);
@@ -178,7 +182,7 @@ impl Names {
         }
     }
 
-    /// The name stands for a fresh statement while nobody knows how the client's texts are read.
+    /// The name stands for `statement` only while it is unknown under which parameters the client's texts are read.
     pub(crate) fn replace_for_now(&mut self, name: &[u8], statement: Arc<Statement>) {
         if let Some(named) = &mut self.named
             && let Some(entry) = named.entries.get_mut(name)
@@ -189,7 +193,8 @@ impl Names {
         }
     }
 
-    /// It is known how the client's texts are read: what the name stands for again. None: it has never stood for anything else meanwhile.
+    /// It is known again under which parameters the client's texts are read: gives the statement that the name stands
+    /// for from now on. `None` if `replace_for_now` has not changed the name.
     pub(crate) fn settled(&mut self, name: &[u8]) -> Option<&Arc<Statement>> {
         let named = self.named.as_mut().filter(|named| named.unsettled)?;
         let entry = named.entries.get_mut(name)?;
@@ -197,7 +202,7 @@ impl Names {
         Some(&entry.statement)
     }
 
-    /// The client leaves the server where nobody knew how its texts are read.
+    /// The client leaves the server connection whose parameters were unknown: all names stand for what they did before.
     pub(crate) fn settle(&mut self) {
         if let Some(named) = self.named.as_mut().filter(|named| named.unsettled) {
             named.unsettled = false;
@@ -209,7 +214,7 @@ impl Names {
         }
     }
 
-    /// The server has skipped a message. Of several the last one is taken back first.
+    /// The server has skipped a message. Changes are undone last one first.
     pub(crate) fn undo(&mut self, undo: Undo) {
         match undo {
             Undo::Nothing => {}
@@ -235,7 +240,7 @@ impl Names {
 }
 
 impl Undo {
-    /// True if a later message may mean something else when this one is taken back.
+    /// True if a later message may mean something else when this change is undone.
     pub(crate) fn is_change(&self) -> bool {
         !matches!(self, Undo::Nothing)
     }

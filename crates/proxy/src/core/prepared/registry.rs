@@ -1,4 +1,4 @@
-//! The process's prepared statements by content, and each worker's table in front of them.
+//! The process's prepared statements by scope and text, and each worker's table in front of them.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -13,32 +13,34 @@ use sql::{Class, Meaning, has_moving_literal, meaning_of};
 use super::scope::{Place, Reading, Schema, Scope};
 use super::statement::Statement;
 
-/// Parts of the table of statements, each with a lock of its own.
+/// Parts of the table of statements, each with its own lock.
 const SHARDS: usize = 16;
-/// Bytes by which a shard may grow, beyond what it had when it was last swept, before it is swept again.
+/// A shard is swept when its bytes have doubled since the last sweep and grown by this much more.
 const SLACK: usize = 256 << 10;
-/// Sets of parameters that are remembered. Beyond that all are forgotten: two sessions that have one of them may then share less.
+/// Most sets of parameters that are remembered. Beyond that all are forgotten: clients with one such set may then no
+/// longer share statements.
 const MOST_READINGS: usize = 1 << 16;
 
-/// The process's statements, and the numbers of all that they depend on. Its locks are taken when a worker meets a text, a set of parameters
-/// or a pair of database and user for the first time.
+/// The process's statements, and the numbers that stand for places and sets of parameters. A lock is taken when a
+/// worker meets a text, a set of parameters, or a pair of database and user for the first time, and in
+/// [`Registry::literals_of`].
 #[derive(Debug)]
 pub(crate) struct Registry {
-    /// Of ids and numbers.
+    /// Gives statement ids and the other numbers.
     next: AtomicU64,
-    /// Each text that is parsed is hashed: quickly, and with keys of this process's own.
+    /// Every parsed text is hashed, so the hash is a fast one, with keys that differ in each process.
     hasher: RandomState,
     born: Instant,
     shards: [Mutex<Shard>; SHARDS],
     places: Mutex<Places>,
-    /// Sets of parameters, with their numbers.
+    /// Sets of parameters, each with its number.
     readings: Mutex<HashMap<Settings, u64>>,
 }
 
 /// Names and values, sorted.
 type Settings = Box<[(String, String)]>;
 
-/// A part of the table. What nobody else has any more goes when it is swept.
+/// A part of the table. A sweep drops the statements that only the table still refers to.
 #[derive(Debug, Default)]
 struct Shard {
     table: HashTable<(u64, Arc<Statement>)>,
@@ -100,13 +102,14 @@ impl Registry {
         place
     }
 
-    /// Stands for these parameters; sorted by name. Those that do not change how a text is read are left out.
+    /// The reading for these parameters, which are sorted by name. Parameters that do not change how a text is read are
+    /// left out.
     pub(crate) fn reading<'a>(&self, parameters: impl Iterator<Item = &'a (String, String)> + Clone) -> Reading {
         let of = |meaning| parameters.clone().filter(move |(name, _)| meaning_of(name) == meaning);
         Reading { names: self.number_of(of(Meaning::Anything)), literals: self.number_of(of(Meaning::Literals)) }
     }
 
-    /// The number of a set of parameters; 0: there are none in it.
+    /// The number of a set of parameters; 0 for the empty set.
     fn number_of<'a>(&self, parameters: impl Iterator<Item = &'a (String, String)>) -> u64 {
         let list: Box<[(String, String)]> = parameters.cloned().collect();
         if list.is_empty() {
@@ -124,7 +127,8 @@ impl Registry {
         number
     }
 
-    /// The parameters of a reading that matter to string literals; None: they are forgotten. It looks at all there are.
+    /// The parameters of a reading that matter to string literals; `None` if they have been forgotten. Takes time
+    /// linear in the number of sets.
     pub(crate) fn literals_of(&self, reading: Reading) -> Option<Box<[(String, String)]>> {
         if reading.literals == 0 {
             return Some(Box::default());
@@ -134,12 +138,13 @@ impl Registry {
         found.map(|(list, _)| list.clone())
     }
 
-    /// A statement that is one client's alone.
+    /// A new statement for one client alone.
     pub(crate) fn private(&self, place: &Place, text: &[u8], types: &[u8], class: Class) -> Arc<Statement> {
         Arc::new(Statement::new(self.number(), None, text, types, class, place.schema().declared()))
     }
 
-    /// The statement of this content. One that has a time in its text, at which it is read, is a new one each time.
+    /// The statement for this scope and text. A text with a literal such as `'now'`, which is evaluated when the text
+    /// is parsed, gives a new statement each time.
     fn intern(
         &self,
         hash: u64,
@@ -152,7 +157,7 @@ impl Registry {
         if has_moving_literal(text) {
             return Arc::new(Statement::new(self.number(), None, text, types, class, declared));
         }
-        // The highest bits, for the table goes by the lowest.
+        // The shard is chosen by the highest bits, because the table uses the lowest.
         let mut shard = lock(&self.shards[(hash >> 60) as usize % SHARDS]);
         let is_same = |entry: &(u64, Arc<Statement>)| entry.0 == hash && entry.1.is(scope, text, types);
         let known = shard.table.find_entry(hash, is_same);
@@ -171,7 +176,7 @@ impl Registry {
         statement
     }
 
-    /// Statements that are kept, and their bytes.
+    /// Number of statements in the table, and their bytes.
     #[cfg(test)]
     fn kept(&self) -> (usize, usize) {
         self.shards.iter().fold((0, 0), |(count, bytes), shard| {
@@ -182,7 +187,7 @@ impl Registry {
 }
 
 impl Shard {
-    /// Drops what nobody else has.
+    /// Drops statements that only the table refers to.
     fn sweep(&mut self) {
         self.table.retain(|entry| Arc::strong_count(&entry.1) > 1);
         self.bytes = self.table.iter().map(|entry| entry.1.weight()).sum();
@@ -190,7 +195,7 @@ impl Shard {
     }
 }
 
-/// A worker's own way to statements: a bounded table of statements that a server has accepted, in front of the registry.
+/// A worker's access to statements: a bounded table of statements that a server has accepted, in front of the registry.
 #[derive(Debug)]
 pub(crate) struct Statements {
     registry: Arc<Registry>,
@@ -209,13 +214,13 @@ struct Entry {
 }
 
 impl Statements {
-    /// A table of at most `most` statements and 16 MiB; what it drops lives on while clients have it.
+    /// A table of at most `most` statements and 16 MiB. A statement dropped from it lives on while clients have it.
     pub(crate) fn new(registry: Arc<Registry>, most: usize) -> Statements {
         Statements { registry, table: HashTable::new(), most: most.max(16), bytes: 0, most_bytes: 16 << 20, clock: 0 }
     }
 
-    /// The statement of this content in this reading, at this place. A text that no server has taken yet is kept by nobody but who asks:
-    /// it need not even be SQL.
+    /// The statement for this text, types, place and reading. The table keeps only texts that a server has accepted:
+    /// any other may not even be SQL.
     pub(crate) fn get(
         &mut self,
         place: &Place,
@@ -238,7 +243,7 @@ impl Statements {
         if statement.scope().is_none() {
             return statement;
         }
-        // (An outdated one gives way to the fresh one in any case.)
+        // (A fresh statement replaces an outdated one in any case.)
         let known = self.table.find_mut(hash, |entry| entry.hash == hash && entry.statement.is(scope, text, types));
         match known {
             Some(entry) => entry.statement = statement.clone(),
@@ -260,7 +265,7 @@ impl Statements {
         self.table.insert_unique(hash, entry, |entry| entry.hash);
     }
 
-    /// Drops the half that was not used for longest: rare, and then cheap for a while.
+    /// Drops the less recently used half of the table: rarely needed, and no more work for a while after.
     fn evict(&mut self) {
         let mut used: Vec<u64> = self.table.iter().map(|entry| entry.used).collect();
         if used.is_empty() {

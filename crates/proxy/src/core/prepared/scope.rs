@@ -1,4 +1,4 @@
-//! What the meaning of a text depends on beside the text.
+//! What the meaning of a text depends on, besides the text.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,64 +6,65 @@ use std::time::{Duration, Instant};
 
 use sql::has_literal;
 
-/// For so long after a change of the schema a replica may not know of it; and for so long a server's answer to a Describe is given to
-/// other clients, if nobody is seen to change the schema.
+/// How long after a schema change a replica may not know of it; also how long a server's answer to a Describe is given
+/// to other clients, since a schema change may go unseen.
 pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(10);
 
-/// Two sessions of one scope make the same of one text.
+/// Two sessions of one scope read the same text in the same way.
 ///
-/// The database decides what a name stands for. So does the user: `"$user"` in the search path, `ALTER ROLE … SET`. And so do the
-/// session's parameters: `search_path`, `role`, and those by which literals are read.
+/// What a name in a text stands for depends on the database, on the user (`"$user"` in the search path, `ALTER ROLE …
+/// SET`), and on the session's parameters: `search_path`, `role`, and those by which literals are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Scope {
     place: u64,
     reading: Reading,
 }
 
-/// A set of parameters that change how a text is read, by its number in this process. Numbers are never used twice.
+/// A set of parameters that change how a text is read, as numbers of this process. A number is never used for another
+/// set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Reading {
-    /// The number of the parameters that matter to any text; 0: the session has set none of them.
+    /// Number of the parameters that matter to any text; 0 if the session has set none of them.
     pub(super) names: u64,
-    /// The number of the parameters that matter to string literals; 0 likewise.
+    /// Number of the parameters that matter to string literals; 0 likewise.
     pub(super) literals: u64,
 }
 
 impl Reading {
-    /// The servers' defaults: the session has set none of them.
+    /// The servers' defaults: the session has set no such parameter.
     pub(crate) const DEFAULT: Reading = Reading { names: 0, literals: 0 };
 
-    /// What of it matters to this text.
+    /// The part of the reading that matters to this text.
     pub(crate) fn of(self, text: &[u8]) -> Reading {
         if self.literals == 0 || has_literal(text) { self } else { Reading { literals: 0, ..self } }
     }
 
-    /// True if texts differ in their literals alone: then a statement that was prepared under one of them means the same under the
-    /// other one as long as it lives. (PostgreSQL analyses a prepared statement anew when names come to stand for something else, but not
-    /// when `DateStyle` changes.)
+    /// True if the two readings differ only in how literals are read. A statement that was prepared under one of them
+    /// then keeps its meaning under the other: PostgreSQL analyses a prepared statement again when names change their
+    /// meaning, but not when `DateStyle` changes.
     pub(crate) fn differs_in_literals(self, other: Reading) -> bool {
         self.names == other.names && self.literals != other.literals
     }
 }
 
 impl Scope {
-    /// In this database and as this user, under these parameters.
+    /// The scope of this place and this reading.
     pub(crate) fn new(place: &Place, reading: Reading) -> Scope {
         Scope { place: place.number, reading }
     }
 
-    /// The parameters.
+    /// The reading.
     pub(crate) fn reading(self) -> Reading {
         self.reading
     }
 
-    /// True if it is of this database and user.
+    /// True if the scope is of this database and user.
     pub(crate) fn is_at(self, place: &Place) -> bool {
         self.place == place.number
     }
 }
 
-/// A database, as the servers know it, and a user.
+/// A database, by its name on the servers, and a user.
 #[derive(Debug)]
 pub(crate) struct Place {
     number: u64,
@@ -75,7 +76,7 @@ impl Place {
         Place { number, schema }
     }
 
-    /// Of the database.
+    /// The schema of the database.
     pub(crate) fn schema(&self) -> &Schema {
         &self.schema
     }
@@ -84,12 +85,14 @@ impl Place {
 /// A database's schema, as far as this process knows of changes.
 #[derive(Debug)]
 pub(crate) struct Schema {
-    /// Grows when a client changes the schema: before that is sent, and when it may have been committed.
+    /// Grows when a client changes the schema: once before the statement is sent, and once when it may have been
+    /// committed.
     changes: AtomicU64,
-    /// Grows in the same way, but only with statements that say what they do: CREATE, ALTER, DROP, not CALL or DO.
+    /// Grows in the same way, but only for CREATE, ALTER and DROP, and not for statements that may hide DDL, such as
+    /// CALL or DO.
     declared: AtomicU64,
     born: Instant,
-    /// When it was changed last, in milliseconds after `born`, plus 1; 0: never.
+    /// When the schema was last changed, in milliseconds after `born`, plus 1; 0: never.
     last: AtomicU64,
 }
 
@@ -98,18 +101,18 @@ impl Schema {
         Schema { changes: AtomicU64::new(0), declared: AtomicU64::new(0), born, last: AtomicU64::new(0) }
     }
 
-    /// Stands for the schema as it is now.
+    /// The current version of the schema.
     pub(crate) fn version(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Stands for the schema as statements that say so have changed it.
+    /// The current version of the schema, counting DDL only.
     pub(crate) fn declared(&self) -> u64 {
         self.declared.load(Ordering::Acquire)
     }
 
-    /// A client changes it, or may have committed that; `declared`: by a statement that says so. Then each Parse after it is a fresh
-    /// one, as it would be without the proxy.
+    /// A client changes the schema, or may have committed a change. `declared`: by DDL, after which each Parse makes a
+    /// fresh statement, as it would without the proxy.
     pub(crate) fn changes(&self, now: Instant, declared: bool) {
         if declared {
             self.declared.fetch_add(1, Ordering::AcqRel);
@@ -119,7 +122,7 @@ impl Schema {
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// True if it has been changed so lately that a replica may not know.
+    /// True if the schema was changed so recently that a replica may not know of it.
     pub(crate) fn has_changed_lately(&self, now: Instant) -> bool {
         match self.last.load(Ordering::Acquire).checked_sub(1) {
             Some(last) => now.saturating_duration_since(self.born + Duration::from_millis(last)) < SETTLED_AFTER,

@@ -1,4 +1,4 @@
-//! One prepared statement: a text with parameter types, read in one scope.
+//! One prepared statement: a text and its parameter types, in one scope.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -10,50 +10,50 @@ use sql::{Access, Changes, Class};
 use super::columns::Columns;
 use super::scope::{SETTLED_AFTER, Scope};
 
-/// Longest text that is kept for its coming again without a name, in bytes.
+/// Longest unnamed statement that server connections keep, in bytes.
 const MOST_UNNAMED: usize = 8 << 10;
-/// From so many times on a text without a name is thought to come again.
+/// After this many Parses without a name, a statement is expected to come again.
 const MANY: u32 = 2;
-/// What a statement takes beside its text and types, in bytes, about.
+/// Approximate size of a statement besides its text and types, in bytes.
 const FIXED: usize = 320;
 
-/// A text with parameter types, in one scope. Clients of that scope share it, and a server connection has it once, under a name made
-/// from its id.
+/// A text and its parameter types, in one scope. Clients of the scope share the statement. A server connection has it
+/// at most once, under a name made from `id`.
 #[derive(Debug)]
 pub(crate) struct Statement {
     id: u64,
-    /// None: it is one client's alone. What it means nobody can say: its client has settings that are not known, or the text has the time in it
-    /// at which it is read.
+    /// `None`: the statement is one client's alone, because its meaning can't be told: the client has unknown settings,
+    /// or the text has a literal such as `'now'`.
     scope: Option<Scope>,
     text: Box<[u8]>,
     types: Box<[u8]>,
     class: Class,
-    /// [`super::scope::Schema::declared`] when it was made.
+    /// [`super::scope::Schema::declared`] when the statement was made.
     declared: u64,
-    /// A server has taken it once.
+    /// A server has accepted the statement at least once.
     accepted: AtomicBool,
-    /// What clients are told of its columns, once one has asked.
+    /// The columns that clients are told of, once a client has asked.
     columns: OnceLock<Columns>,
-    /// Its columns have changed since: nobody is given it any more.
+    /// The columns have changed since: the statement is given to no further client.
     outdated: AtomicBool,
-    /// A replica refused to run it.
+    /// A replica has refused to run the statement.
     demoted: AtomicBool,
-    /// How often it came without a name; not counted beyond [`MANY`].
+    /// How often the statement was parsed without a name; not counted beyond [`MANY`].
     unnamed: AtomicU32,
-    /// What a server has answered to its Describe last.
+    /// The last answer of a server to a Describe.
     described: ArcSwapOption<Described>,
-    /// What it does to the session's parameters and channels, once that was asked; None: it can't be told.
+    /// What the statement changes of parameters and channels, once that was asked; `None` if it can't be told.
     changes: OnceLock<Option<Arc<Changes>>>,
 }
 
 /// A server's answer to a Describe.
 #[derive(Debug)]
 pub(crate) struct Described {
-    /// `ParameterDescription`, and `RowDescription` or `NoData`, as messages.
+    /// `ParameterDescription`, then `RowDescription` or `NoData`, as whole messages.
     pub(crate) messages: Box<[u8]>,
-    /// When it came.
+    /// When the answer came.
     at: Instant,
-    /// [`super::scope::Schema::version`] when it was asked for.
+    /// [`super::scope::Schema::version`] when the Describe was sent.
     schema: u64,
 }
 
@@ -83,22 +83,22 @@ impl Statement {
         }
     }
 
-    /// One of which nothing is known, and that nobody keeps.
+    /// A placeholder for a statement about which nothing is known, and which is not kept.
     pub(crate) fn unknown() -> Statement {
         Statement::new(0, None, b"", b"\0\0", Class::UNKNOWN, 0)
     }
 
-    /// Never given twice in a process; 0: [`Statement::unknown`].
+    /// The id: unique in the process; 0 only for [`Statement::unknown`].
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
-    /// Its name in server connections.
+    /// The statement's name on server connections.
     pub(crate) fn name(&self) -> StatementName {
         StatementName::of(self.id)
     }
 
-    /// In which scope it was read; None: it is one client's alone.
+    /// The scope in which the text was read; `None` if the statement is one client's alone.
     pub(crate) fn scope(&self) -> Option<Scope> {
         self.scope
     }
@@ -108,17 +108,17 @@ impl Statement {
         &self.text
     }
 
-    /// Count and ids of the declared parameter types, as on the wire.
+    /// The declared parameter types as on the wire: the count, then the type OIDs.
     pub(crate) fn types(&self) -> &[u8] {
         &self.types
     }
 
-    /// What it is. A read that a replica has refused writes, unseen: by a function behind a view, for example.
+    /// The statement's class. A read that a replica has refused counts as a write: it may call a function that writes.
     pub(crate) fn class(&self) -> Class {
         if self.is_demoted() { Class { access: Access::Write, ..self.class } } else { self.class }
     }
 
-    /// Bytes that it takes, about.
+    /// Approximate size in bytes.
     pub(super) fn weight(&self) -> usize {
         FIXED + self.text.len() + self.types.len()
     }
@@ -127,28 +127,28 @@ impl Statement {
         self.scope == Some(scope) && *self.text == *text && *self.types == *types
     }
 
-    /// True if a Parse of its content may still be one of it: what servers made of it may depend on what the schema was then, and
-    /// only a fresh one is sure to be understood as the schema is now.
+    /// True if a Parse of the same text may be answered with this statement. After DDL only a fresh Parse is sure to
+    /// see the schema as it is now.
     pub(super) fn is_current(&self, declared: u64) -> bool {
         !self.is_outdated() && (self.declared == declared || self.class.control != sql::Control::None)
     }
 
-    /// A server has taken it once: its Parse may be answered without asking again.
+    /// True if a server has accepted the statement: the proxy may answer a Parse of it.
     pub(crate) fn is_accepted(&self) -> bool {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// A server has taken it.
+    /// A server has accepted the statement.
     pub(crate) fn accept(&self) {
         self.accepted.store(true, Ordering::Relaxed);
     }
 
-    /// Its columns have changed since: a fresh one takes its place.
+    /// True if the columns have changed since clients were told: a fresh statement has to take this one's place.
     pub(crate) fn is_outdated(&self) -> bool {
         self.outdated.load(Ordering::Relaxed)
     }
 
-    /// Its columns are not what they were.
+    /// The columns are no longer what clients were told.
     pub(crate) fn outdate(&self) {
         self.outdated.store(true, Ordering::Relaxed);
     }
@@ -157,19 +157,19 @@ impl Statement {
         self.demoted.load(Ordering::Relaxed)
     }
 
-    /// A replica has refused it: it goes to the primary from now on.
+    /// A replica has refused the statement: it goes to the primary from now on.
     pub(crate) fn demote(&self) {
         self.demoted.store(true, Ordering::Relaxed);
     }
 
-    /// It was parsed without a name.
+    /// Counts a Parse without a name.
     pub(crate) fn note_unnamed(&self) {
         if self.unnamed.load(Ordering::Relaxed) < MANY {
             self.unnamed.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// True if it comes again and again without a name, and servers may keep it.
+    /// True if the statement is parsed without a name again and again, and may be kept on server connections.
     pub(crate) fn is_recurring(&self) -> bool {
         self.scope.is_some()
             && self.unnamed.load(Ordering::Relaxed) >= MANY
@@ -177,17 +177,17 @@ impl Statement {
             && !self.is_outdated()
     }
 
-    /// A server says what its columns are. False if that is not what was said before.
+    /// Notes the columns that a server has described. False if they differ from those described before.
     pub(crate) fn has_columns(&self, columns: Columns) -> bool {
         *self.columns.get_or_init(|| columns) == columns
     }
 
-    /// What clients are told of its columns, if any has asked.
+    /// The columns that clients are told of, if any client has asked.
     pub(crate) fn columns(&self) -> Option<Columns> {
         self.columns.get().copied()
     }
 
-    /// Keeps a server's answer to a Describe.
+    /// Keeps a server's answer to a Describe, for other clients.
     pub(crate) fn note_described(&self, messages: Vec<u8>, at: Instant, schema: u64) {
         self.described.store(Some(Arc::new(Described { messages: messages.into(), at, schema })));
     }
@@ -202,7 +202,8 @@ impl Statement {
         fresh.then_some(described)
     }
 
-    /// What it does to the session's parameters and channels; `read` is asked once. None: that can't be told.
+    /// What the statement changes of parameters and channels. `read` is called once, for the first caller. `None`:
+    /// can't be told.
     pub(crate) fn changes(&self, read: impl FnOnce() -> Option<Changes>) -> Option<Arc<Changes>> {
         self.changes.get_or_init(|| read().map(Arc::new)).clone()
     }
@@ -210,7 +211,7 @@ impl Statement {
 
 #[cfg(test)]
 impl Statement {
-    /// One for tests.
+    /// A statement for tests.
     pub(super) fn test(id: u64) -> Statement {
         Statement::test_of(id, b"select 1")
     }
@@ -220,14 +221,14 @@ impl Statement {
     }
 }
 
-/// `kp` and the id in decimal, without allocating.
+/// A server's name for a statement: `kp` and the id in decimal. Made without allocating.
 pub(crate) struct StatementName {
     bytes: [u8; 22],
     from: usize,
 }
 
 impl StatementName {
-    /// What all of them begin with.
+    /// The prefix of all such names.
     pub(crate) const PREFIX: &[u8] = b"kp";
 
     /// The name of the statement with this id.

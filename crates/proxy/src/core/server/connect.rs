@@ -1,4 +1,4 @@
-//! Logging in to a server, and making its session fit a client.
+//! Logging in to a server, and setting a session to a client's parameters.
 
 use std::sync::{Arc, PoisonError};
 
@@ -17,11 +17,11 @@ use crate::core::{Core, Effect, SMALL_MAX, Secure};
 
 /// Why a login to a server failed.
 enum Failure {
-    /// The node can't be used at the moment.
+    /// The node can't be used for now.
     Node(String),
-    /// The server refused this user or database: waiting does not help.
+    /// The server refused this user or database, so waiting would not help.
     Refused(Vec<u8>),
-    /// The server has no connection left for us.
+    /// The server accepts no more connections.
     Full(String),
 }
 
@@ -43,7 +43,7 @@ impl Core {
         }
     }
 
-    /// What a server answers to SSLRequest; false if the connection is gone.
+    /// Handles a server's answer to SSLRequest. False if the connection is gone.
     fn asked_for_tls(&mut self, s: usize, target: &tls::Target, answer: &[u8]) -> bool {
         let failure = match answer {
             b"S" => {
@@ -58,9 +58,9 @@ impl Core {
                 return true;
             }
             b"N" => "it does not offer TLS (ssl = off), and [cluster.tls] mode is not \"disable\" or \"prefer\"",
-            // Whatever comes in clear before the handshake would be taken for the server's own words.
+            // Anything sent in clear before the handshake would later be taken for the server's encrypted words.
             [b'S', ..] => "it sent more than its answer to the request for TLS",
-            // Whoever sends it has not shown who it is: its words are not passed on.
+            // The sender has not authenticated: its text is not passed on to the client.
             _ => "it answered the request for TLS with something else",
         };
         self.login_failed(s, Failure::Node(failure.into()));
@@ -94,7 +94,7 @@ impl Core {
         self.pools[p].lazy |= lazy;
     }
 
-    /// Messages of a server that is not logged in; how many bytes were used, or None if the connection is gone.
+    /// Handles messages of a server that is not logged in yet. Gives the bytes used; `None` if the connection is gone.
     pub(in crate::core) fn login_replies(&mut self, s: usize, bytes: &[u8]) -> Option<usize> {
         let mut used = 0;
         if let ServerPhase::Asking(target) = &self.servers[s].phase {
@@ -140,14 +140,14 @@ impl Core {
                     let text = payload::error_field(data, b'M').map(String::from_utf8_lossy).unwrap_or_default();
                     let failure = match payload::sqlstate(data) {
                         Some(Sqlstate::TOO_MANY_CONNECTIONS) => Failure::Full(text.into_owned()),
-                        // Starting up, shutting down, recovering.
+                        // 57P01 to 57P03: the server starts up, shuts down or recovers.
                         Some(code) if code.0.starts_with(b"57P") => Failure::Node(text.into_owned()),
                         _ => Failure::Refused(data.to_vec()),
                     };
                     self.login_failed(s, failure);
                     return None;
                 }
-                // Notices; and NegotiateProtocolVersion, which a 3.0 login does not get.
+                // Notices; and NegotiateProtocolVersion, which a login with protocol 3.0 does not get.
                 _ => {}
             }
         }
@@ -215,7 +215,7 @@ impl Core {
             Authentication::Sasl(mechanisms) if payload::has_mechanism(mechanisms, MECHANISM.as_bytes()) => {
                 let cached = self.shared.keys.lock().unwrap_or_else(PoisonError::into_inner).get(&*keys_of).cloned();
                 let credential = match passed.keys {
-                    // What a client has shown is enough where the server has the same verifier.
+                    // The keys that a client has proved fit wherever the server has the same verifier.
                     Some(keys) if !has_password => Credential::Keys(keys),
                     _ => Credential::Password { password: password()?.into(), cached },
                 };
@@ -268,17 +268,17 @@ impl Core {
         }
     }
 
-    /// A server does not let this user into this database.
+    /// The server refuses this user or database.
     fn login_refused(&mut self, s: usize, error: &[u8]) {
         let (p, node) = (self.servers[s].pool, self.servers[s].node);
         let text = payload::error_field(error, b'M').map(String::from_utf8_lossy).unwrap_or_default().into_owned();
         if self.view.primary.is_some_and(|primary| primary != node) {
-            // A replica may not have heard of the database, the role or its password yet: the primary knows.
+            // A replica may be behind: the database, the role or its password may exist on the primary already.
             self.pools[p].nodes[usize::from(node.0)].refused = true;
             self.metrics.replica_logins_refused.add(1);
             return self.open_failed(s, &text, false);
         }
-        // Everybody who waits now would be refused, too.
+        // All clients that wait in this pool would be refused as well.
         let pool = &self.pools[p];
         let waiting: Vec<_> = pool.writers.iter().chain(&pool.readers).map(|w| w.client).collect();
         for token in waiting {
@@ -297,14 +297,14 @@ impl Core {
 
     // --- sessions ---
 
-    /// Brings a server session to a client's parameters: the statement goes ahead of the client's own.
+    /// Sets the session to a client's parameters, by a statement ahead of the client's own.
     pub(in crate::core) fn prepare_session(&mut self, s: usize, params: &Arc<Params>) {
         let statement = self.servers[s].params.statement(params);
         self.servers[s].params = Applied::These(params.clone());
         self.own_query(s, &statement);
     }
 
-    /// Sends a statement of the proxy's own.
+    /// Sends a Query of the proxy's.
     pub(in crate::core) fn own_query(&mut self, s: usize, statement: &str) {
         self.send(s, |out| message::query(out, statement));
         let server = &mut self.servers[s];
@@ -312,7 +312,7 @@ impl Core {
         server.protocol.sent(Request::Query, Note::Own);
     }
 
-    /// A statement of the proxy's own has ended.
+    /// A Query of the proxy's has ended.
     pub(in crate::core) fn own_query_done(&mut self, s: usize) {
         if self.servers[s].listener {
             return self.listener_answered(s);
@@ -323,14 +323,14 @@ impl Core {
             if server.protocol.is_settled() {
                 match server.client {
                     Some(c) if matches!(self.clients[c].phase, Phase::Login(_)) => self.learn_greeting(c, s),
-                    // Its client has left, perhaps with something in the session that is still to go.
+                    // The client has left, perhaps with something in the session that has to be cleaned up.
                     None => self.clean_up(s),
                     Some(c) => self.runnable.push_back(self.clients[c].token),
                 }
             }
             return;
         };
-        // What it has in force is not what was asked for.
+        // The parameters in force are not the ones that were asked for.
         server.params = Applied::Unknown;
         server.retire = true;
         match server.client {
@@ -339,8 +339,9 @@ impl Core {
                 if login {
                     self.fail_login_as(c, &error);
                 } else if self.clients[c].again.setups < MOST_SETUPS && !self.is_bound(c) && !owed {
-                    // These parameters were good once. Nothing of the client's has been sent: it may be this connection's fault
-                    // (another's `statement_timeout`, a role in force).
+                    // The parameters were accepted once, and nothing of the client's unit was sent. The cause may lie
+                    // in this connection (a role or a `statement_timeout` in force): the client tries another
+                    // connection.
                     let client = &mut self.clients[c];
                     client.again.setups += 1;
                     client.unit.reset();
@@ -356,12 +357,13 @@ impl Core {
         }
     }
 
-    /// A server session has a new client's parameters: what it reports is what such clients are greeted with.
+    /// The session has a client's parameters: remembers what the server reports as the greeting for clients with the
+    /// same parameters.
     pub(in crate::core) fn learn_greeting(&mut self, c: usize, s: usize) {
         let params = self.clients[c].params.clone();
         let pool = &mut self.pools[self.servers[s].pool];
         if pool.greetings.len() >= MOST_GREETINGS {
-            // Greetings of clients that are gone.
+            // Greetings that no client uses any more.
             pool.greetings.retain(|params, _| Arc::strong_count(params) > 2);
             if pool.greetings.len() >= MOST_GREETINGS {
                 pool.greetings.clear();
@@ -376,12 +378,12 @@ impl Core {
     }
 }
 
-/// Server connections on which a client's parameters are tried.
+/// Most server connections on which a client's parameters are tried.
 const MOST_SETUPS: u8 = 2;
-/// Sets of start-up parameters whose greeting a pool remembers.
+/// Most sets of startup parameters whose greeting a pool remembers.
 const MOST_GREETINGS: usize = 1024;
 
-/// The payload of an `ErrorResponse` as a server would give it.
+/// The payload of an `ErrorResponse`, as a server would send it.
 fn refusal(text: &str) -> Vec<u8> {
     let mut out = Vec::new();
     crate::core::session::error(&mut out, Sqlstate::INVALID_AUTHORIZATION, text);

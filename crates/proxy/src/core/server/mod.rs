@@ -1,10 +1,10 @@
 //! A server connection.
 //!
-//! - `protocol`: what it owes, pure.
-//! - `note`: what the core remembers of each thing that it owes.
-//! - `portal`: what the portals of the transaction in progress are of.
-//! - `reply`: what its messages mean to its client.
-//! - `connect`: its login, and how its session is brought to a client's parameters.
+//! - `protocol`: which answers it owes; pure.
+//! - `note`: what the core remembers of each message that is still to be answered.
+//! - `portal`: which statements the portals of the current transaction run.
+//! - `reply`: what the server's messages mean for the client.
+//! - `connect`: the login to the server, and setting the session to a client's parameters.
 
 mod connect;
 mod note;
@@ -39,156 +39,159 @@ pub(crate) struct Server {
     pub(in crate::core) pool: usize,
     pub(in crate::core) node: NodeId,
     pub(in crate::core) phase: ServerPhase,
-    /// Whose unit it works on: of a lane's clients the front one's.
+    /// The client whose unit the server works on; in a lane, the front seat's client.
     pub(in crate::core) client: Option<usize>,
-    /// The units that share it.
+    /// The units that share this connection.
     pub(in crate::core) lane: Lane,
 
     /// The beginning of a message that has not arrived whole.
     pub(in crate::core) input: Vec<u8>,
     pub(in crate::core) output: Output,
-    /// Bytes still to come of a message whose beginning was used, and whether the client gets them.
+    /// Bytes still to come of a message whose beginning has been handled, and whether the client gets them.
     pub(in crate::core) pass: usize,
     pub(in crate::core) pass_on: bool,
     pub(in crate::core) dirty: bool,
     pub(in crate::core) paused: bool,
 
     pub(in crate::core) protocol: Protocol<Note>,
-    /// The prepared statements that it has.
+    /// The prepared statements that the server connection has.
     pub(in crate::core) held: Held,
     pub(in crate::core) portals: Portals,
-    /// A BEGIN that was put off, once it has been sent here.
+    /// The state of a BEGIN that was put off and then sent here.
     pub(in crate::core) begin: Begin,
-    /// The connection's replies up to `ReadyForQuery` go nowhere: the client's unit goes to another server.
+    /// Replies up to `ReadyForQuery` are dropped, because the client's unit goes to another server.
     pub(in crate::core) discard: bool,
-    /// A statement is in flight after which nobody knows what the session has (prepared statements, parameters): nothing is sent until that is answered.
+    /// A statement is in flight after which the session's prepared statements or parameters are unknown: nothing is
+    /// sent until it is answered.
     pub(in crate::core) barrier: bool,
 
-    /// Its session's parameters: what is in force, and what its client does to them.
+    /// The parameters that the proxy has set in the session (`params`), and what the client has changed since
+    /// (`tracker`).
     pub(in crate::core) params: Applied,
     pub(in crate::core) tracker: Tracker,
-    /// What it said of its parameters.
+    /// The parameters as the server reported them (`ParameterStatus`).
     pub(in crate::core) reported: Vec<(String, String)>,
-    /// The first part of its answer to a client's Describe.
+    /// The `ParameterDescription` of a Describe whose second message is still to come.
     pub(in crate::core) describing: Vec<u8>,
 
-    /// What its client's units do, since it was last outside of a transaction with nothing in flight.
+    /// What the client's units have done since the session was last outside a transaction with nothing in flight.
     pub(in crate::core) work: Work,
     pub(in crate::core) meter: Meter,
     pub(in crate::core) own: Own,
-    /// What goes before another client gets it.
+    /// What has to be cleaned up before another client gets the connection.
     pub(in crate::core) cleaning: Cleaning,
 
-    /// What it said before it closed.
+    /// The text of the FATAL error that the server sent before it closed.
     pub(in crate::core) fatal: Option<String>,
-    /// It speaks TLS; its certificate, for channel binding.
+    /// Set if the connection speaks TLS; holds the data for SCRAM channel binding.
     pub(in crate::core) identity: Option<Box<tls::Identity>>,
-    /// Process id and secret, for cancel requests.
+    /// The backend's process id and secret key, for cancel requests.
     pub(in crate::core) key: (u32, Vec<u8>),
-    /// Cancel requests on their way.
+    /// Cancel requests under way for this connection.
     pub(in crate::core) cancels: u8,
-    /// It would be idle, but for cancel requests on their way.
+    /// The connection would be idle, but cancel requests are under way.
     pub(in crate::core) held_for_cancel: bool,
-    /// It is a pool's shared connection that listens, and never anybody's.
+    /// The connection is a pool's shared connection that listens; it never runs a client's statements.
     pub(in crate::core) listener: bool,
-    /// Whose notifications its own process sends.
+    /// The client whose notifications this backend sends.
     pub(in crate::core) sender: Sender,
-    /// The connection is closed without a Terminate.
+    /// The connection is closed without a Terminate message.
     pub(in crate::core) silent: bool,
-    /// To be closed when it is next idle.
+    /// The connection is closed when it is next idle.
     pub(in crate::core) retire: bool,
 
     pub(in crate::core) opened: Instant,
-    /// It has been of use to nobody yet.
+    /// The connection has served no client yet.
     pub(in crate::core) fresh: bool,
-    /// When its client got it.
+    /// When the current client got the connection.
     pub(in crate::core) taken: Instant,
     pub(in crate::core) idle_since: Instant,
 }
 
-/// How far a connection has come.
+/// How far a server connection has come in its life.
 pub(in crate::core) enum ServerPhase {
     Connecting,
-    /// Was asked for TLS.
+    /// SSLRequest was sent.
     Asking(Box<tls::Target>),
-    /// TLS begins.
+    /// The TLS handshake is under way.
     Securing,
-    /// Proves who the proxy is.
+    /// The proxy authenticates to the server.
     Login(Option<Box<scram::Client>>),
     Ready,
 }
 
-/// What has become of a BEGIN that was put off.
+/// The state of a BEGIN that was put off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Begin {
-    /// There is none.
+    /// No such BEGIN.
     No,
-    /// It has been sent, and not answered.
+    /// Sent, not answered yet.
     Sent,
-    /// It has failed: the unit behind it is over when the server is ready.
+    /// Failed; the unit behind it is over at the next `ReadyForQuery`.
     Failed,
 }
 
-/// What a client's units do.
+/// What a client's units have done, or may have done.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Work {
-    /// Something that may have written was sent.
+    /// A statement that may write was sent.
     pub wrote: bool,
-    /// And more than to its session.
+    /// A statement was sent that may write more than the session's own state.
     pub changed: bool,
-    /// A read was sent to the primary because its text says so: what it calls may have written. (It may be sent again all the same.)
+    /// A read was sent to the primary because of its hint: a function that it calls may have written. (The read may be
+    /// sent again all the same.)
     pub may_have_written: bool,
-    /// Something that may begin a transaction was sent.
+    /// A statement that may begin a transaction was sent.
     pub may_begin: bool,
-    /// Something that may have committed is in flight.
+    /// A statement that may commit is in flight.
     pub committing: bool,
     /// The unit whose answer arrives has committed something.
     pub committed: bool,
-    /// It has failed.
+    /// The unit whose answer arrives has failed.
     pub erred: bool,
     /// Something in the units in flight has failed.
     pub failed: bool,
-    /// Pins of the client that are cleared if the unit in flight succeeds.
+    /// Pins that the client loses if the unit in flight succeeds.
     pub unpins: Pins,
-    /// The schema is changed; true: by a statement that says so.
+    /// The schema is changed; `true` if by DDL, `false` if a function may do so.
     pub alters: Option<bool>,
 }
 
-/// What is measured of its units.
+/// Measurements of the connection's units.
 #[derive(Debug)]
 pub(in crate::core) struct Meter {
-    /// Shape of the unit in flight, if its cost is to be known, and bytes of its answer so far.
+    /// The shape of the unit in flight if its cost is measured, and the bytes of its answer so far.
     pub measured: u64,
     pub answered: u32,
-    /// What the end of the unit that is being sent is counted under.
+    /// Statistics entry of the unit that is being sent.
     pub timing: Timing,
-    /// What the end of the unit that has just ended is counted under; the unit's rows, and its error.
+    /// Statistics entry of the unit that has just ended; that unit's rows and error.
     pub ended: Option<Timing>,
     pub rows: u64,
     pub error: Option<Sqlstate>,
 }
 
-/// Statements of the proxy's own.
+/// The state of statements that the proxy itself has sent.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Own {
-    /// The `ErrorResponse` of one that has failed.
+    /// The `ErrorResponse` of a statement of the proxy's that has failed.
     pub error: Option<Vec<u8>>,
-    /// What the Parse of a client's statement has failed with, in a unit ahead of the client's.
+    /// The error of a Parse in a unit ahead of the client's.
     pub ahead: Option<Box<[u8]>>,
-    /// The unit that has just ended was one.
+    /// The unit that has just ended was one of the proxy's.
     pub done: bool,
-    /// The client is told that it is ready when the one in flight is done.
+    /// When the proxy's statement in flight is done, the client gets its `ReadyForQuery`.
     pub owes_ready: bool,
 }
 
-/// What a client has left in the session.
+/// What the client may have left in the session.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) struct Cleaning {
-    /// Anything: the session is made as it was when it began.
+    /// Anything: DISCARD ALL.
     pub all: bool,
-    /// What functions may have left: all but prepared statements.
+    /// What functions may have left: everything but prepared statements.
     pub functions: bool,
-    /// It may listen for a client that the shared connection listens for.
+    /// The session may listen, though the pool's shared connection listens for the client by now.
     pub unlisten: bool,
 }
 
@@ -243,19 +246,19 @@ impl Server {
         }
     }
 
-    /// A client's unit is at its end: `request` is Sync or Query.
+    /// Notes that the end of a client's unit is sent; `request` is Sync or Query.
     pub(in crate::core) fn ends_unit(&mut self, request: Request, note: impl FnOnce(Timing) -> Note) {
         let none = Timing::none(self.meter.timing.since);
         let timing = std::mem::replace(&mut self.meter.timing, none);
         self.protocol.sent(request, note(timing));
     }
 
-    /// True if it works on a statement of its client.
+    /// True if a client's statement, or a message that goes with it, is in flight.
     pub(in crate::core) fn is_running(&self) -> bool {
         self.protocol.all().any(|(_, note)| !matches!(note, Note::Own))
     }
 
-    /// True if it is logged in and has nothing to do.
+    /// True if the connection is logged in and has nothing to do.
     pub(in crate::core) fn is_idle(&self) -> bool {
         matches!(self.phase, ServerPhase::Ready)
             && self.client.is_none()
@@ -263,7 +266,7 @@ impl Server {
             && self.cancels == 0
     }
 
-    /// True if the transaction in which the next message is run has failed, or may have by then.
+    /// True if the transaction in which the next message will run has failed, or may have failed by then.
     pub(in crate::core) fn may_have_failed(&self) -> bool {
         match self.protocol.status() {
             Status::Failed => true,
@@ -272,17 +275,17 @@ impl Server {
         }
     }
 
-    /// True if it is in a transaction, as far as is known, or in the middle of a unit.
+    /// True if the connection is inside a unit or, as far as is known, inside a transaction.
     pub(in crate::core) fn is_in_transaction(&self) -> bool {
         self.protocol.is_in_unit() || self.protocol.status() != Status::Idle
     }
 
-    /// True if its next message is about a statement of the proxy's own.
+    /// True if the server's next message answers a statement of the proxy's.
     pub(in crate::core) fn is_at_own(&self) -> bool {
         matches!(self.protocol.front(), Some((_, Note::Own)))
     }
 
-    /// Keeps what a `ParameterStatus` says.
+    /// Remembers what a `ParameterStatus` message says.
     pub(in crate::core) fn report(&mut self, name: &[u8], value: &[u8]) {
         let (name, value) = (String::from_utf8_lossy(name), String::from_utf8_lossy(value));
         match self.reported.iter_mut().find(|(n, _)| *n == name) {
@@ -291,26 +294,26 @@ impl Server {
         }
     }
 
-    /// What it says that a parameter is.
+    /// The last reported value of a parameter.
     pub(in crate::core) fn reports(&self, name: &str) -> Option<&str> {
         self.reported.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 }
 
 impl Cleaning {
-    /// Nothing has to go.
+    /// True if nothing has to be cleaned up.
     pub(in crate::core) fn is_none(self) -> bool {
         self == Cleaning::default()
     }
 }
 
 impl Core {
-    /// True if the server is known to be a replica.
+    /// True if the connection's node is known to be a replica.
     pub(in crate::core) fn is_replica(&self, s: usize) -> bool {
         self.view.node(self.servers[s].node).is_some_and(|node| node.role == Role::Replica)
     }
 
-    /// True if the server is the node that takes writes.
+    /// True if the connection's node is the current primary.
     pub(in crate::core) fn is_primary(&self, s: usize) -> bool {
         self.view.primary == Some(self.servers[s].node)
     }

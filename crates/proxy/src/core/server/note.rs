@@ -1,4 +1,4 @@
-//! What the core remembers of each thing that a server connection owes.
+//! What the core remembers of each message that a server connection still has to answer.
 
 use std::sync::Arc;
 
@@ -10,74 +10,77 @@ use super::protocol;
 use crate::core::observe::Timing;
 use crate::core::prepared::{Dropped, Statement, Undo};
 
-/// What a message to a server was, for when it is answered or skipped.
+/// What a message to a server was. Looked at when the message is answered or skipped.
 #[derive(Debug)]
 pub(in crate::core) enum Note {
-    /// A client's message, of which nothing has to be remembered: a Bind, Describe or Close of a portal, COPY data.
+    /// A client's message with nothing to remember: a Describe or Close of a portal, COPY data.
     Client,
-    /// Of a unit of the proxy's own: nothing of its answer is for the client, who waits for its end.
+    /// A message in a unit of the proxy's. The client gets none of the answer, and waits for the unit's end.
     Own,
-    /// Of a unit of the proxy's own that goes ahead of the client's: the client does not wait for its end.
+    /// A message in a unit of the proxy's, sent ahead of the client's unit. The client does not wait for the unit's
+    /// end.
     Ahead,
-    /// The Parse of this statement, under the server's name for it, in a unit of the proxy's that goes ahead of the client's.
+    /// A Parse of this statement, under its server name, in a unit of the proxy's ahead of the client's.
     ParseAhead(Arc<Statement>),
-    /// Of a statement of the proxy's own within a client's unit: the client hears of it only if it fails.
+    /// A message that the proxy inserted in a client's unit: the client hears of it only if it fails.
     Inserted,
-    /// Of a BEGIN that was put off: Bind, Execute. The client has been told already.
+    /// The Bind or Execute of a BEGIN that was put off. The client was told that it succeeded.
     Begin,
 
     /// A client's Parse.
     Parse { statement: Arc<Statement>, sent_as: SentAs, undo: Undo },
-    /// A Parse of the proxy's own, under the server's name for the statement.
+    /// A Parse that the proxy inserted, under the statement's server name.
     ParseOwn(Arc<Statement>),
-    /// A Parse of the proxy's own, of the client's unnamed statement: this server connection has another.
+    /// A Parse that the proxy inserted: the client's unnamed statement, which this server connection did not have.
     ParseUnnamed,
-    /// A Close of the proxy's own, of the statement with this id: there are too many, or it is nobody's any more.
+    /// A Close that the proxy inserted, of the statement with this id: the connection has too many, or no client uses
+    /// the statement.
     Evict(u64),
-    /// A Close of the proxy's own, of what was only tried.
+    /// A Close that the proxy inserted, after a Parse that was only a trial (`SentAs::Tried`).
     CloseOwn,
 
-    /// A client's Parse under this name, which it has given already: sent for the sake of the server's error.
+    /// A client's Parse of this name, which is in use: sent so that the server gives the error.
     Doomed(Box<[u8]>),
-    /// A client's Bind of this statement. None: of one that it may have prepared by SQL.
+    /// A client's Bind of this statement. `None`: of a statement that may have been prepared by SQL.
     Bind(Option<Arc<Statement>>),
-    /// A client's Bind or Describe of a statement of this name, which it has not prepared: sent for the sake of the server's error.
+    /// A client's Bind or Describe of this name, which it has not prepared: sent so that the server gives the error.
     Missing(Box<[u8]>),
-    /// A client's Execute of a portal that the proxy has carried out already: sent for the sake of an error.
+    /// A client's Execute of a portal that the proxy has already run: sent so that the server gives an error.
     Finished(Box<[u8]>),
-    /// A Bind that no server can take, for the sake of its error: the client is told this instead.
+    /// A Bind with a name that no server has, so that it fails: the client gets this refusal in place of the server's
+    /// error.
     Refused(Refusal),
-    /// A client's Describe of a statement, under which name it calls it, and what the schema was.
+    /// A client's Describe of a statement: the client's name for it, and the version of the schema when it was sent.
     Describe { statement: Arc<Statement>, name: Box<[u8]>, schema: u64, undo: Undo },
-    /// A Describe of the proxy's own: has this connection the columns that the client was told of?
+    /// A Describe that the proxy inserted: does this connection have the columns that the client was told of?
     Check(Arc<Statement>),
-    /// A client's Execute. What it changes of parameters and channels, and of the client's statements.
+    /// A client's Execute: what it changes of parameters and channels, and which prepared statements it drops.
     Execute { changes: Option<Arc<Changes>>, dropped: Option<Box<Dropping>> },
-    /// Nothing was sent: the proxy answers.
+    /// Nothing was sent: the proxy answers the client when everything before has been answered.
     Answer { answer: Answer, undo: Undo },
 
     /// A client's Sync.
     Sync(Timing),
-    /// A client's Query, or its function call.
+    /// A client's Query or FunctionCall.
     Query { changes: Option<Arc<Changes>>, undo: Undo, dropped: Option<Box<Dropping>>, timing: Timing },
-    /// A client's Query in whose place the server got a text that it can't run: the client is told this instead.
+    /// A client's Query that the proxy refuses: the server got a text that fails, and the client gets this refusal.
     RefusedQuery { why: Refusal, undo: Undo, timing: Timing },
-    /// A client's Query in whose place the server got a text that it can't run: the client is told this `ErrorResponse` instead.
+    /// As `RefusedQuery`, with this `ErrorResponse` for the client.
     FailedQuery { error: Box<[u8]>, undo: Undo, timing: Timing },
 }
 
-/// What a client's Parse was sent as.
+/// The name under which a client's Parse was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum SentAs {
-    /// As the unnamed statement, which it is to the client.
+    /// As the unnamed statement, as the client sent it.
     Unnamed,
-    /// Under the server's name for it. To the client it has another name, or none.
+    /// Under the statement's server name.
     Named,
-    /// Under a name that is closed again at once, to learn whether its transaction has failed.
+    /// Under a name that is closed at once, to learn whether the transaction has failed.
     Tried,
 }
 
-/// What the proxy says to a client's message by itself.
+/// An answer from the proxy to a client's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Answer {
     /// A message without a payload: `ParseComplete` (`1`), `CloseComplete` (`3`).
@@ -86,46 +89,47 @@ pub(in crate::core) enum Answer {
     Complete(&'static str),
 }
 
-/// Why a client's statement is refused by the proxy, though a server would run it.
+/// Why the proxy refuses a client's statement that the server would run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Refusal {
-    /// Its columns are no longer what the client was told.
+    /// The statement's columns are no longer what the client was told.
     Outdated,
-    /// It takes an advisory lock, on a replica.
+    /// The statement takes an advisory lock, on a replica.
     LockOnReplica,
-    /// It declares a cursor WITH HOLD in a transaction on a replica, where the client does not stay.
+    /// The statement declares a cursor WITH HOLD on a replica, where the client does not stay after the transaction.
     HoldOnReplica,
 }
 
-/// A statement that drops prepared statements: how to take that back, if it fails or is skipped.
+/// How to undo a statement that drops prepared statements, if it fails or is skipped.
 #[derive(Debug)]
 pub(in crate::core) struct Dropping {
-    /// Of the client's names.
+    /// Undoes the change of the client's names.
     pub names: Undo,
-    /// Of what the server connection has; None: it loses nothing of that.
+    /// Undoes the change of the server connection's statements; `None` if there was none.
     pub held: Option<Dropped>,
 }
 
 impl Note {
-    /// A client's Query of which nothing is known.
+    /// A client's Query about which nothing is known.
     pub(in crate::core) fn query(timing: Timing) -> Note {
         Note::Query { changes: None, undo: Undo::Nothing, dropped: None, timing }
     }
 
-    /// A client's Execute of which nothing is known.
+    /// A client's Execute about which nothing is known.
     pub(in crate::core) fn execute() -> Note {
         Note::Execute { changes: None, dropped: None }
     }
 }
 
 impl Note {
-    /// True if a client is told that it is ready when this is answered.
+    /// True if the client gets `ReadyForQuery` when this message is answered.
     pub(in crate::core) fn ends_clients_unit(&self) -> bool {
         use Note::{FailedQuery, Query, RefusedQuery, Sync};
         matches!(self, Sync(_) | Query { .. } | RefusedQuery { .. } | FailedQuery { .. })
     }
 
-    /// Takes out how to take back what this has changed of its client's names: in this order.
+    /// Takes out the undos of this message's changes to the client's names, in the order in which they have to be
+    /// carried out.
     pub(in crate::core) fn take_undo(&mut self) -> [Undo; 2] {
         let of_dropped = |dropped: &mut Option<Box<Dropping>>| {
             dropped.as_mut().map_or(Undo::Nothing, |dropped| std::mem::take(&mut dropped.names))
@@ -146,7 +150,7 @@ impl Note {
         }
     }
 
-    /// What the end of a unit is counted under; None: it is no client's, or not the end of one.
+    /// The statistics entry of a client's unit that ends with this message; `None` for any other message.
     pub(in crate::core) fn into_timing(self) -> Option<Timing> {
         match self {
             Note::Sync(timing) => Some(timing),
@@ -161,13 +165,13 @@ impl Note {
 impl protocol::Note for Note {
     fn is_depended_on(&self) -> bool {
         match self {
-            // What a server has after it: the client's names, and the server connection's.
+            // Which statements the client and the server connection have depends on whether the message succeeds.
             Note::Parse { .. } | Note::ParseOwn(_) | Note::ParseUnnamed | Note::Doomed(_) => true,
             Note::Answer { undo, .. } => undo.is_change(),
             Note::Execute { dropped, .. } => dropped.is_some(),
             Note::Query { undo, dropped, .. } => undo.is_change() || dropped.is_some(),
             Note::RefusedQuery { undo, .. } | Note::FailedQuery { undo, .. } => undo.is_change(),
-            // Its unit is not the client's: what comes behind it is skipped by nobody.
+            // Messages that the proxy adds around the client's own: no later unit relies on them.
             Note::Ahead | Note::ParseAhead(_) | Note::Inserted => false,
             Note::Client | Note::Own | Note::Begin | Note::Evict(_) | Note::CloseOwn => false,
             Note::Bind(_)
@@ -182,7 +186,7 @@ impl protocol::Note for Note {
 }
 
 impl Answer {
-    /// Appends it.
+    /// Appends the message to `out`.
     pub(in crate::core) fn write(self, out: &mut Vec<u8>) {
         match self {
             Answer::Empty(tag) => message::empty(out, tag),
@@ -192,10 +196,11 @@ impl Answer {
 }
 
 impl Refusal {
-    /// What the client is told: an `ErrorResponse`.
+    /// Appends the `ErrorResponse` that the client gets.
     pub(in crate::core) fn write(self, out: &mut Vec<u8>) {
         match self {
-            // As PostgreSQL says it; drivers that cache statements know it by its routine, and prepare again.
+            // PostgreSQL's own error. Drivers with a statement cache recognise it by its routine, and prepare the
+            // statement again.
             Refusal::Outdated => message::message(out, b'E', |out| {
                 out.extend_from_slice(
                     b"SERROR\0VERROR\0C0A000\0Mcached plan must not change result type\0RRevalidateCachedQuery\0\0",

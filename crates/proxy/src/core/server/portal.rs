@@ -1,4 +1,4 @@
-//! What the portals of a server connection's transaction are of: a Bind makes one, an Execute runs it.
+//! Which statements the portals of a server connection's transaction run. `B p s` makes portal `p`, `E p` runs it.
 
 use std::sync::Arc;
 
@@ -6,42 +6,44 @@ use sql::Changes;
 
 use crate::core::prepared::Statement;
 
-/// Named portals of one transaction that are followed; of more nothing is known.
+/// Most named portals of one transaction that are followed; of others nothing is known.
 const MOST: usize = 64;
 
-/// The portals that a client has bound by the protocol. They end with their transaction.
+/// The portals that a client has bound by the protocol. They end with the transaction.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Portals {
     unnamed: Portal,
     named: Vec<(Box<[u8]>, Portal)>,
 }
 
-/// One of them.
+/// One portal.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Portal {
-    /// What it runs; None: a statement that was not prepared by the protocol, or nothing is known.
+    /// The statement that the portal runs. `None`: a statement prepared by SQL, or an unknown one.
     pub statement: Option<Arc<Statement>>,
-    /// What the client calls that statement; empty: nothing.
+    /// The client's name for the statement; empty: the unnamed statement, or none.
     pub called: Vec<u8>,
-    /// What running it changes, with bound values filled in; None: nothing, nothing is known, or it has been run.
+    /// What running the portal changes, with the bound values filled in. `None`: nothing, unknown, or the portal has
+    /// been run.
     changes: Option<Arc<Changes>>,
-    /// An Execute of it was sent, or answered.
+    /// An Execute of the portal was sent, or answered by the proxy.
     has_run: bool,
 }
 
 /// What an Execute runs.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Run {
-    /// Its statement; None: nothing is known of it.
+    /// The portal's statement; `None` if unknown.
     pub statement: Option<Arc<Statement>>,
-    /// What that changes, if it has not changed it before.
+    /// What the statement changes, if the portal is run for the first time.
     pub changes: Option<Arc<Changes>>,
-    /// The portal has been run before.
+    /// The portal was run before.
     pub again: bool,
 }
 
 impl Portals {
-    /// A portal is bound to a statement, which the client calls `called`. False: there are too many to be followed.
+    /// Notes a Bind: portal `name` runs `statement`, which the client calls `called`. False: too many portals to follow
+    /// this one.
     pub(in crate::core) fn bind(
         &mut self,
         name: &[u8],
@@ -71,7 +73,7 @@ impl Portals {
         true
     }
 
-    /// The portal of this name, if it is known.
+    /// The portal of this name, if it is followed.
     pub(in crate::core) fn get(&self, name: &[u8]) -> Option<&Portal> {
         if name.is_empty() {
             return Some(&self.unnamed);
@@ -79,8 +81,8 @@ impl Portals {
         self.named.iter().find(|(known, _)| **known == *name).map(|(_, portal)| portal)
     }
 
-    /// A portal is run: its statement, and what that changes. A portal that is suspended by a row limit (`E '' 1`) and run again has changed
-    /// that already.
+    /// Notes an Execute: gives the portal's statement, and what it changes. A portal that was suspended by a row limit
+    /// (`E '' 1`) and is run again changes nothing more.
     pub(in crate::core) fn run(&mut self, name: &[u8]) -> Run {
         let portal = match name {
             b"" => Some(&mut self.unnamed),
@@ -93,7 +95,7 @@ impl Portals {
         })
     }
 
-    /// The transaction is over.
+    /// The transaction is over, and its portals with it.
     pub(in crate::core) fn end(&mut self) {
         self.named.clear();
         self.unnamed.statement = None;

@@ -1,11 +1,13 @@
-//! The protocol state of one server connection: what it has been sent, what it owes for that, and what each of its messages ends.
+//! The protocol state of one server connection: what it was sent, which answers it owes, and which request each server
+//! message answers.
 //!
-//! Pure: requests in ([`Protocol::sent`]), a server's messages in ([`Protocol::received`]), and out comes which request a message
-//! answers. Each request carries a note of the caller's, which comes back when it is answered or skipped. Nothing in here knows of
-//! clients or bytes.
+//! Pure: [`Protocol::sent`] takes requests, [`Protocol::received`] takes a server's messages and says which request
+//! each one answers. Each request carries a note from the caller, given back when the request is answered or skipped.
+//! This module knows nothing of clients or bytes.
 //!
-//! What PostgreSQL does (`postgres.c`): after an error in an extended-protocol message it skips what it gets, Queries included, up to the
-//! next Sync. While it reads COPY data it ignores Sync and Flush; outside of COPY it ignores COPY data.
+//! PostgreSQL's behaviour (`postgres.c`): after an error in a message of the extended protocol the server skips
+//! everything, Queries included, up to the next Sync. While it reads COPY data, it ignores Sync and Flush. Outside of
+//! COPY, it ignores COPY data.
 
 use std::collections::VecDeque;
 
@@ -16,31 +18,32 @@ use wire::message::Status;
 pub(crate) enum Request {
     /// Answered by `ParseComplete`.
     Parse,
-    /// By `BindComplete`.
+    /// Answered by `BindComplete`.
     Bind,
-    /// Of a statement: by `ParameterDescription`, and `RowDescription` or `NoData`. Of a portal: by the latter.
+    /// Of a statement: answered by `ParameterDescription`, then `RowDescription` or `NoData`. Of a portal: only by the
+    /// second.
     Describe,
-    /// By `CloseComplete`.
+    /// Answered by `CloseComplete`.
     Close,
-    /// By rows, and `CommandComplete`, `EmptyQueryResponse` or `PortalSuspended`.
+    /// Answered by rows, then `CommandComplete`, `EmptyQueryResponse` or `PortalSuspended`.
     Execute,
-    /// By `ReadyForQuery`.
+    /// Answered by `ReadyForQuery`.
     Sync,
-    /// By anything, and `ReadyForQuery`. So is a function call.
+    /// A Query or FunctionCall: answered by any results, then `ReadyForQuery`.
     Query,
     /// `CopyDone` or `CopyFail`, sent before the server has asked for COPY data: the server does not answer it.
     CopyEnd,
-    /// Nothing was sent: the caller answers the client by itself when everything before has been answered.
+    /// Nothing was sent: the caller answers the client itself when all requests before have been answered.
     Nothing,
 }
 
-/// What a request's note says.
+/// What a request carries for the caller.
 pub(crate) trait Note {
-    /// True if a message of a later unit may mean something else when this request is skipped.
+    /// True if a later unit's message may mean something else when this request is skipped.
     fn is_depended_on(&self) -> bool;
 }
 
-/// What a server's message is.
+/// The meaning of a server's message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Reply<N> {
     /// `ParseComplete`.
@@ -57,60 +60,61 @@ pub(crate) enum Reply<N> {
     Columns,
     /// A row, COPY data from the server or its end, or the beginning of such data.
     Data,
-    /// `CommandComplete`, `EmptyQueryResponse` or `PortalSuspended`: with the Execute that it ends; None inside of a Query.
+    /// `CommandComplete`, `EmptyQueryResponse` or `PortalSuspended`, with the note of the Execute that ends; `None`
+    /// within a Query.
     Completed(Option<N>),
     /// `CopyInResponse`: the server reads COPY data.
     CopyIn {
-        /// The Syncs that had been sent, and that it ignores: they end nothing.
+        /// Syncs that were sent already and that the server ignores: they end no unit.
         ignored: Vec<N>,
     },
-    /// An error. The request that failed, if there is one, and what the server skips after it, in order.
+    /// An error: the request that failed, and the requests that the server skips after it, in order.
     Failed {
-        /// None: it is about no request, or about a unit as a whole.
+        /// `None`: the error is about a unit as a whole, or about no request.
         failed: Option<N>,
-        /// Not answered any more.
+        /// Requests that get no answer any more.
         skipped: Vec<N>,
     },
-    /// `ReadyForQuery`, which ends this Query or Sync.
+    /// `ReadyForQuery`, which answers this Query or Sync.
     Ready(N),
-    /// `ParameterStatus`, `NoticeResponse` or `NotificationResponse`: it answers nothing.
+    /// `ParameterStatus`, `NoticeResponse` or `NotificationResponse`, which answer no request.
     Aside,
-    /// The message makes no sense: the connection can't be used any more.
+    /// The message is out of place: the connection can't be used any more.
     Broken(&'static str),
 }
 
-/// A request that is to be answered.
+/// A request that is still to be answered.
 #[derive(Debug)]
 struct Owed<N> {
     request: Request,
-    /// As its note said when it was sent.
+    /// What `Note::is_depended_on` gave when the request was sent.
     is_depended_on: bool,
     note: N,
 }
 
-/// What one server connection owes, and the state that it is in.
+/// What one server connection owes, and in which state it is.
 #[derive(Debug)]
 pub(crate) struct Protocol<N> {
-    /// Oldest first.
+    /// Requests to be answered, oldest first.
     owed: VecDeque<Owed<N>>,
-    /// As of its last `ReadyForQuery`.
+    /// The transaction status of the last `ReadyForQuery`.
     status: Status,
-    /// Extended-protocol messages were sent, and no Sync after them.
+    /// Messages of the extended protocol were sent, and no Sync after them.
     in_unit: bool,
-    /// The server has given an error, and skips what it gets up to a Sync, which has not been sent yet.
+    /// The server has sent an error and skips messages up to a Sync, and that Sync has not been sent yet.
     skipping: bool,
     /// The server reads COPY data.
     copies_in: bool,
-    /// How many units (each ends in `ReadyForQuery`) were sent to their end, and how many have ended.
+    /// Units (each ends in `ReadyForQuery`) whose end was sent, and units that have ended.
     units_sent: u64,
     units_ended: u64,
-    /// How many owed requests have a note that is depended on; and how many of these requests are in units whose end was sent.
+    /// Owed requests with `is_depended_on`; and how many of those are in units whose end was sent.
     depended: usize,
     depended_before: usize,
 }
 
 impl<N: Note> Protocol<N> {
-    /// Of a connection that has just logged in.
+    /// The state of a connection that has just logged in.
     pub(crate) fn new() -> Protocol<N> {
         Protocol {
             owed: VecDeque::new(),
@@ -127,67 +131,67 @@ impl<N: Note> Protocol<N> {
 
     // --- what is so ---
 
-    /// The status of its last `ReadyForQuery`, or [`Status::Transaction`] after [`begins`](Protocol::begins).
+    /// The status of the last `ReadyForQuery`, or [`Status::Transaction`] after [`begins`](Protocol::begins).
     pub(crate) fn status(&self) -> Status {
         self.status
     }
 
-    /// True if it owes nothing. (It may be in the middle of a unit.)
+    /// True if the server owes no answer. (The connection may be in the middle of a unit.)
     pub(crate) fn is_settled(&self) -> bool {
         self.owed.is_empty()
     }
 
-    /// True if it owes nothing and is in no unit.
+    /// True if the server owes no answer and the connection is in no unit.
     pub(crate) fn is_quiet(&self) -> bool {
         self.owed.is_empty() && !self.in_unit
     }
 
-    /// How many answers it owes.
+    /// The number of requests still to be answered.
     pub(crate) fn owes(&self) -> usize {
         self.owed.len()
     }
 
-    /// The request that its next message is about.
+    /// The request that the server's next message is about.
     pub(crate) fn front(&self) -> Option<(Request, &N)> {
         self.owed.front().map(|owed| (owed.request, &owed.note))
     }
 
-    /// What it owes, oldest first.
+    /// The requests still to be answered, oldest first.
     pub(crate) fn all(&self) -> impl Iterator<Item = (Request, &N)> {
         self.owed.iter().map(|owed| (owed.request, &owed.note))
     }
 
-    /// Messages of a unit were sent, and not its end.
+    /// True if messages of a unit were sent, and not its end.
     pub(crate) fn is_in_unit(&self) -> bool {
         self.in_unit
     }
 
-    /// It skips what it gets, up to a Sync that has not been sent.
+    /// True if the server skips messages up to a Sync that has not been sent.
     pub(crate) fn is_skipping(&self) -> bool {
         self.skipping
     }
 
-    /// It reads COPY data.
+    /// True if the server reads COPY data.
     pub(crate) fn copies_in(&self) -> bool {
         self.copies_in
     }
 
-    /// True if it owes the end of a unit.
+    /// True if the end of some unit is still to be answered.
     pub(crate) fn owes_end(&self) -> bool {
         self.units_sent > self.units_ended
     }
 
-    /// The number of the unit that the next message is part of.
+    /// The number of the unit to which the next message belongs.
     pub(crate) fn unit(&self) -> u64 {
         self.units_sent
     }
 
-    /// The number of the unit that has ended last; to be asked after [`Reply::Ready`].
+    /// The number of the unit that ended last; valid after [`Reply::Ready`].
     pub(crate) fn last_ended(&self) -> u64 {
         self.units_ended.saturating_sub(1)
     }
 
-    /// The connection is lost: what it owes, oldest first.
+    /// The connection is lost: takes out all notes, oldest first.
     pub(crate) fn abandon(&mut self) -> Vec<N> {
         let mut notes = Vec::with_capacity(self.owed.len());
         while let Some(note) = self.settle() {
@@ -201,14 +205,14 @@ impl<N: Note> Protocol<N> {
         unit < self.units_ended
     }
 
-    /// True if what a message of the next unit means depends on an answer that is still to come.
+    /// True if the meaning of the next unit's messages depends on an answer that is still to come.
     pub(crate) fn is_depended_on(&self) -> bool {
         self.depended_before > 0
     }
 
     // --- what is sent ---
 
-    /// A request is sent.
+    /// Notes that a request was sent.
     pub(crate) fn sent(&mut self, request: Request, note: N) {
         match request {
             Request::Sync | Request::Query => {
@@ -230,7 +234,7 @@ impl<N: Note> Protocol<N> {
         self.owed.push_back(Owed { request, is_depended_on, note });
     }
 
-    /// `CopyDone` or `CopyFail` is sent. If the server has not asked for COPY data yet, that is noted with `note`.
+    /// Notes that `CopyDone` or `CopyFail` was sent. `note` is kept if the server has not asked for COPY data yet.
     pub(crate) fn ends_copy(&mut self, note: N) {
         if self.copies_in {
             self.copies_in = false;
@@ -239,21 +243,21 @@ impl<N: Note> Protocol<N> {
         }
     }
 
-    /// A message of a unit is kept back: the unit is begun all the same, and its Sync is still to be sent. `skips`: nothing of it is sent
-    /// until then.
+    /// The proxy has kept a message of a unit back, so the unit has begun and its Sync is still to be sent. `skips`:
+    /// nothing more is sent before that Sync.
     pub(crate) fn enters_unit(&mut self, skips: bool) {
         self.in_unit = true;
         self.skipping |= skips;
     }
 
-    /// A statement that begins a transaction is sent without its end: from here on the loss of the connection is that of a transaction.
+    /// A BEGIN was sent without a Sync behind it: if the connection is lost from here on, a transaction is lost.
     pub(crate) fn begins(&mut self) {
         self.status = Status::Transaction;
     }
 
     // --- what is received ---
 
-    /// The server has sent a message: `tag`, and the first byte of its payload, if there is one.
+    /// The server has sent a message with this tag; `first` is the first byte of its payload, if there is one.
     pub(crate) fn received(&mut self, tag: u8, first: Option<u8>) -> Reply<N> {
         match tag {
             b'1' => self.answered(Request::Parse, Reply::Parsed, "ParseComplete without a Parse"),
@@ -281,10 +285,10 @@ impl<N: Note> Protocol<N> {
         }
     }
 
-    /// The notes of what the caller answers by itself, and whose turn has come.
+    /// The next note of a `Request::Nothing` whose turn has come: the caller sends its answer now.
     pub(crate) fn due(&mut self) -> Option<N> {
         while self.is_at(Request::CopyEnd) {
-            // There was no COPY: the server has ignored it.
+            // There was no COPY, so the server has ignored CopyDone.
             self.settle();
         }
         if self.is_at(Request::Nothing) { self.settle() } else { None }
@@ -308,7 +312,7 @@ impl<N: Note> Protocol<N> {
         }
     }
 
-    /// The oldest thing that it owes is settled: answered, or skipped.
+    /// Takes out the oldest request: it was answered or skipped.
     fn settle(&mut self) -> Option<N> {
         let owed = self.owed.pop_front()?;
         if matches!(owed.request, Request::Sync | Request::Query) {
@@ -317,7 +321,7 @@ impl<N: Note> Protocol<N> {
         Some(self.done(owed))
     }
 
-    /// The server owes this no more.
+    /// Takes the request out of the counts, and gives its note.
     fn done(&mut self, owed: Owed<N>) -> N {
         if owed.is_depended_on {
             self.depended -= 1;
@@ -329,11 +333,11 @@ impl<N: Note> Protocol<N> {
     fn copy_in(&mut self) -> Reply<N> {
         self.copies_in = true;
         let mut ignored = Vec::new();
-        // What was sent behind the statement, up to the end of its data if that was sent.
+        // Looks at what was sent behind the COPY statement, up to CopyDone if that was sent: `Q S c`.
         loop {
             match self.owed.get(1).map(|behind| behind.request) {
                 Some(Request::Sync) => {
-                    // The Sync that ends the unit comes behind the data.
+                    // The server ignores this Sync; the one that ends the unit comes behind the data.
                     self.units_sent -= 1;
                     if let Some(owed) = self.owed.remove(1) {
                         ignored.push(self.done(owed));
@@ -350,7 +354,7 @@ impl<N: Note> Protocol<N> {
             }
         }
         if self.is_at(Request::Execute) && !self.owed.iter().any(|owed| owed.request == Request::Sync) {
-            // The Sync that ends the unit is still to come.
+            // The Sync that ends the unit is still to be sent.
             self.in_unit = true;
         }
         Reply::CopyIn { ignored }
@@ -360,7 +364,7 @@ impl<N: Note> Protocol<N> {
         self.copies_in = false;
         match self.front_request() {
             None | Some(Request::Sync | Request::Query) => {
-                // A unit as a whole, or something between two requests.
+                // The error is about the unit as a whole, or came between two requests.
                 self.skipping = self.owed.is_empty() && self.in_unit;
                 return Reply::Failed { failed: None, skipped: Vec::new() };
             }
@@ -374,13 +378,13 @@ impl<N: Note> Protocol<N> {
             }
             let Some(note) = self.settle() else { break };
             match request {
-                // It did not fail: it is answered by nobody now, as what comes behind it.
+                // This request did not fail itself, but now gets no answer, like everything behind the failed one.
                 Request::Nothing | Request::CopyEnd => skipped.push(note),
                 _ if failed.is_none() => failed = Some(note),
                 _ => skipped.push(note),
             }
         }
-        // Its Sync is still to be sent. (A Query that was sent instead is skipped, too.)
+        // The Sync that ends the skipping is still to be sent. (A Query that was sent without one was skipped, too.)
         (self.in_unit, self.skipping) = (true, true);
         Reply::Failed { failed, skipped }
     }

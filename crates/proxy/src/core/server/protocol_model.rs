@@ -1,4 +1,5 @@
-//! A model of a server: which request each of its messages answers, it knows; [`Protocol`] has to find out. For tests and the fuzzer.
+//! A model of a server for tests and the fuzzer. The model knows which request each of its messages answers;
+//! [`Protocol`] has to find that out.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,17 +7,17 @@ use std::collections::VecDeque;
 
 use super::*;
 
-/// A request's number; depended on if the number is even.
+/// The note is the request's number; even numbers are depended on.
 impl Note for u32 {
     fn is_depended_on(&self) -> bool {
         self.is_multiple_of(2)
     }
 }
 
-/// What a client sends.
+/// A message from a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sends {
-    /// A message that is answered, and whether the server gives an error.
+    /// The flag says whether the server answers with an error.
     Parse(bool),
     Bind(bool),
     Describe(bool),
@@ -30,11 +31,11 @@ pub(super) enum Sends {
     QueryCopy,
     CopyData,
     CopyDone,
-    /// What the caller answers by itself.
+    /// An answer from the caller itself.
     Own,
 }
 
-/// A server's message with the number of the request that it answers, and what it has skipped before it.
+/// A server's message, with the number of the request that it answers, or the requests that failed and were skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Says {
     Answer(u8, Option<u32>),
@@ -43,14 +44,14 @@ enum Says {
     CopyIn,
 }
 
-/// What PostgreSQL does with messages, and what it says.
+/// PostgreSQL's behaviour: what it does with messages, and what it answers.
 #[derive(Default)]
 struct Server {
     skipping: bool,
-    /// In COPY: by a Query with this number, or by an Execute.
+    /// Set while the server reads COPY data; the number of the Query, or `None` inside if it is an Execute.
     copying: Option<Option<u32>>,
     says: VecDeque<Says>,
-    /// The error that is being collected for: its place in `says`.
+    /// The place in `says` of the error to which skipped requests are added.
     error: Option<usize>,
     popped: usize,
 }
@@ -66,7 +67,7 @@ impl Server {
                         self.says.push_back(Says::Ready(query));
                     }
                 }
-                // Data, and what is ignored.
+                // Data, and a Sync that is ignored.
                 Sends::CopyData | Sends::Sync => {}
                 _ => unreachable!("nothing else is sent during COPY: {message:?}"),
             }
@@ -125,11 +126,11 @@ impl Server {
 /// Sends a message as the proxy does, unless it must not be sent in this state.
 fn send(protocol: &mut Protocol<u32>, server: &mut Server, message: Sends, number: u32) {
     let copies = server.copying.is_some();
-    // A client that knows that the server reads COPY data sends nothing else; one that does not may send Syncs.
+    // A client that knows of the COPY sends nothing else. One that does not know yet may send Syncs.
     if copies && !matches!(message, Sends::CopyData | Sends::CopyDone | Sends::Sync) {
         return;
     }
-    // What the protocol knows to be skipped is not sent at all.
+    // Messages that the protocol knows to be skipped are not sent.
     if protocol.is_skipping() && message != Sends::Sync {
         return;
     }
@@ -155,7 +156,7 @@ fn send(protocol: &mut Protocol<u32>, server: &mut Server, message: Sends, numbe
             return;
         }
         Sends::Own => {
-            // With nothing before it its turn has come at once.
+            // With nothing before the answer, its turn has come at once.
             if !protocol.is_settled() {
                 protocol.sent(Request::Nothing, number);
                 if server.skipping {
@@ -169,7 +170,7 @@ fn send(protocol: &mut Protocol<u32>, server: &mut Server, message: Sends, numbe
     server.gets(message, number);
 }
 
-/// The protocol is told the server's next message.
+/// Gives the protocol the server's next message, and checks the reply.
 fn receive(protocol: &mut Protocol<u32>, server: &mut Server, own: &mut Vec<u32>) {
     let Some(says) = server.says.pop_front() else { return };
     server.popped += 1;
@@ -183,7 +184,7 @@ fn receive(protocol: &mut Protocol<u32>, server: &mut Server, own: &mut Vec<u32>
                 (b'n', Some(number)) => Reply::Described(number),
                 (b'C', Some(number)) => Reply::Completed(Some(number)),
                 _ => match reply {
-                    // The end of COPY, which the model does not number when it is an Execute's.
+                    // The end of a COPY; for an Execute the model has no number.
                     Reply::Completed(_) => return due(protocol, own),
                     reply => panic!("{reply:?}"),
                 },
@@ -195,7 +196,7 @@ fn receive(protocol: &mut Protocol<u32>, server: &mut Server, own: &mut Vec<u32>
         Says::Error { failed, skipped } => match protocol.received(b'E', None) {
             Reply::Failed { failed: is, skipped: also } => {
                 assert_eq!(is, failed);
-                // The protocol may know of fewer by now: what comes later it skips by itself.
+                // The protocol may list fewer requests: later ones were not sent, because it knew them to be skipped.
                 let also: Vec<u32> = also.into_iter().filter(|number| skipped.contains(number)).collect();
                 assert_eq!(also, skipped[..also.len()]);
             }
@@ -211,8 +212,8 @@ fn due(protocol: &mut Protocol<u32>, own: &mut Vec<u32>) {
     }
 }
 
-/// However a client's messages and a server's answers interleave, each answer ends what the server says it ends. Each message is followed by so many
-/// of the server's.
+/// Each answer must end the request that the model says, however messages and answers interleave. The number says how
+/// many of the server's messages follow each message of the client.
 pub(super) fn answers_find_their_requests(script: impl IntoIterator<Item = (Sends, usize)>) {
     let mut protocol = Protocol::new();
     let mut server = Server::default();
@@ -224,7 +225,7 @@ pub(super) fn answers_find_their_requests(script: impl IntoIterator<Item = (Send
         }
         assert!(protocol.depended_before <= protocol.depended);
     }
-    // The client ends whatever it is in.
+    // The client ends its unit or COPY.
     for number in [1_000_001, 1_000_003, 1_000_005] {
         let message = if server.copying.is_some() { Sends::CopyDone } else { Sends::Sync };
         send(&mut protocol, &mut server, message, number);
@@ -237,8 +238,8 @@ pub(super) fn answers_find_their_requests(script: impl IntoIterator<Item = (Send
     assert!(own.is_sorted());
 }
 
-/// Whatever a server says, there is an answer, and nothing overflows. Each message is followed by one of the server's: its type, or which of those
-/// that there are, and the first byte of its payload.
+/// The protocol has a reply for anything that a server may send, and no counter overflows. Each message of the client
+/// is followed by one of the server: its type (or an index into the known types) and the first byte of its payload.
 pub(super) fn a_server_says_anything(script: impl IntoIterator<Item = (Sends, u8, Option<u8>)>) {
     let mut protocol = Protocol::new();
     for (number, (message, tag, first)) in (1..).zip(script) {
@@ -250,7 +251,7 @@ pub(super) fn a_server_says_anything(script: impl IntoIterator<Item = (Sends, u8
     }
 }
 
-/// What a byte of a fuzzer's stands for: a message, and how many of the server's follow it.
+/// The meaning of a fuzzer's byte: a message of the client, and how many of the server's follow it.
 #[cfg(fuzzing)]
 fn step(byte: u8) -> (Sends, usize) {
     let fails = byte & 0x10 != 0;
@@ -271,7 +272,7 @@ fn step(byte: u8) -> (Sends, usize) {
     (message, usize::from(byte >> 6))
 }
 
-/// Runs what a fuzzer has thought of.
+/// Runs scripts made from the fuzzer's bytes.
 #[cfg(fuzzing)]
 pub(in crate::core) fn fuzz(data: &[u8]) {
     answers_find_their_requests(data.iter().map(|byte| step(*byte)));

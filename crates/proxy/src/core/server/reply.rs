@@ -1,6 +1,7 @@
-//! A server's messages: what of them the client gets, and what they mean to it.
+//! A server's messages: what the client gets of them, and what they mean for the client.
 //!
-//! Which request a message answers says [`Protocol`](super::Protocol); what that request was its [`Note`].
+//! [`Protocol`](super::Protocol) says which request a message answers; the request's [`Note`] says what that request
+//! was.
 
 use std::sync::Arc;
 
@@ -19,37 +20,37 @@ use crate::core::prepared::{Columns, Statement, Unnamed};
 use crate::core::session::{Aborted, Again, MOST_EXPECTED, NO_BLOCKS, Pass, Phase};
 use crate::core::{Core, DESCRIPTION_MAX, DRAINING, HOLD_MAX, SMALL_MAX};
 
-/// What becomes of a message.
+/// What is done with a message from the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Verdict {
-    /// The client gets it.
+    /// Passed on to the client.
     Forward,
-    /// Nobody gets it.
+    /// Dropped.
     Swallow,
-    /// The client gets it when what it says is durable.
+    /// Passed on to the client once the commit that it reports is durable.
     Gated,
-    /// The client gets it, and it ends a unit.
+    /// Passed on to the client; it ends a unit.
     Ready,
-    /// Nobody gets it, and it ends a unit or a statement of the proxy's own.
+    /// Dropped; it ends a unit, or a statement of the proxy's.
     SwallowReady,
-    /// It ends a unit, and the client hears that its transaction has failed: it could not be begun.
+    /// Ends a unit whose BEGIN failed: the client gets `ReadyForQuery` with a failed transaction instead.
     NotBegun,
     /// The client gets this message instead.
     Instead(Box<[u8]>),
-    /// The client gets it with the process id of its sender, as far as that is known.
+    /// A notification: passed on with the process id of its sender as clients know it.
     Notified,
-    /// Nobody gets it, and the connection is closed: what it has done would be committed otherwise.
+    /// The connection is closed, because otherwise the server would commit what the client's unit has done.
     Close,
-    /// It makes no sense: the connection can't be used any more.
+    /// Out of place: the connection can't be used any more.
     Broken(&'static str),
 }
 
-/// For whom a message is.
+/// Who waits for a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum For {
     /// The proxy itself.
     Own,
-    /// The client, if anybody hears it.
+    /// The client; `unheard` if it has gone or its unit goes to another server.
     Client { unheard: bool },
 }
 
@@ -90,10 +91,10 @@ impl Core {
         used + self.replies(s, &bytes[used..])
     }
 
-    /// Goes through as many messages as are there; says how many bytes were used.
+    /// Handles the whole messages in `bytes`; gives the number of bytes used.
     fn replies(&mut self, s: usize, bytes: &[u8]) -> usize {
         let token = self.servers[s].token;
-        // What of `bytes` the client gets and has not got yet starts at `from`.
+        // `bytes[from..used]` is for the client and not passed on yet.
         let (mut used, mut from) = (0, 0);
         loop {
             let rest = &bytes[used..];
@@ -124,7 +125,8 @@ impl Core {
                 break;
             }
             if frame.tag == b'Z' && self.servers[s].tracker.listens() && self.holds_ready(s, rest[HEADER]) {
-                // The unit ends when the shared connection listens: until then this message has not come.
+                // Until the shared connection listens, the client's LISTEN is not done: `ReadyForQuery` stays in the
+                // input.
                 if rest.len() > SMALL_MAX
                     && let Some(c) = self.servers[s].client
                 {
@@ -210,7 +212,8 @@ impl Core {
                         self.due_answers(s);
                         continue;
                     }
-                    // It may go to another worker here and now: with all that it has said.
+                    // `unit_done` may move the connection to another worker, so the unhandled bytes have to be in its
+                    // input.
                     self.servers[s].input.extend_from_slice(&bytes[used..]);
                     self.unit_done(s);
                     self.notify_between(listener);
@@ -254,7 +257,7 @@ impl Core {
         used
     }
 
-    /// Gives answers of the proxy's own whose turn has come.
+    /// Sends the proxy's own answers whose turn has come.
     fn due_answers(&mut self, s: usize) {
         while let Some(note) = self.servers[s].protocol.due() {
             let Note::Answer { answer, undo } = note else { continue };
@@ -268,9 +271,9 @@ impl Core {
         }
     }
 
-    /// Passes bytes to the server's client.
+    /// Passes bytes to the server connection's client.
     fn give(&mut self, s: usize, bytes: &[u8]) {
-        // What was said before a unit is given up is given up with it.
+        // Replies of a unit that goes to another server are dropped.
         if bytes.is_empty() || self.servers[s].discard {
             return;
         }
@@ -298,13 +301,13 @@ impl Core {
             && let Some((Request::Query | Request::Execute, Note::Query { .. } | Note::Execute { .. })) =
                 server.protocol.front()
         {
-            // A client's row, of which there are many: it changes nothing.
+            // A row for the client. Rows are the most frequent messages and change no state.
             return Verdict::Forward;
         }
         if tag == b'E'
             && let Some(text) = fatal(data)
         {
-            // The connection ends here. What its client is told is decided when it is gone.
+            // The server closes the connection behind this; what the client is told is decided then.
             server.fatal = Some(text);
             return Verdict::Swallow;
         }
@@ -351,7 +354,7 @@ impl Core {
         }
     }
 
-    /// `ParameterDescription`.
+    /// Handles `ParameterDescription`.
     fn parameters(&mut self, s: usize, data: &[u8], whole: bool, verdict: Verdict) -> Verdict {
         let server = &mut self.servers[s];
         server.describing.clear();
@@ -365,7 +368,7 @@ impl Core {
         }
     }
 
-    /// `RowDescription` or `NoData`, of a Describe.
+    /// Handles the `RowDescription` or `NoData` that ends a Describe.
     fn described(&mut self, s: usize, note: Note, (tag, data, whole): (u8, &[u8], bool), verdict: Verdict) -> Verdict {
         let parameters = std::mem::take(&mut self.servers[s].describing);
         match note {
@@ -383,7 +386,8 @@ impl Core {
                     self.servers[s].held.has_described(&statement);
                 } else {
                     statement.outdate();
-                    // Under its name the server has something else now, and keeps it: nobody asks for it again.
+                    // This connection has the statement with other columns; it stays there unused, and the next use
+                    // parses it under a new name.
                     self.servers[s].held.loses(&statement);
                     if !self.servers[s].lane.is_empty() {
                         self.redo_alone(s);
@@ -415,7 +419,7 @@ impl Core {
             return statement.outdate();
         }
         self.servers[s].held.has_described(statement);
-        // A replica may not have heard of a change yet.
+        // A replica may not know of a schema change yet, so its description is not kept for others.
         let place = &self.pools[self.servers[s].pool].place;
         let behind = self.is_replica(s) && place.schema().has_changed_lately(self.now);
         if !parameters.is_empty() && !behind && statement.scope().is_some() {
@@ -426,7 +430,7 @@ impl Core {
         }
     }
 
-    /// `CommandComplete`, `EmptyQueryResponse` or `PortalSuspended`.
+    /// Handles `CommandComplete`, `EmptyQueryResponse` or `PortalSuspended`.
     fn completed(
         &mut self,
         s: usize,
@@ -451,7 +455,7 @@ impl Core {
             return Verdict::Swallow;
         }
         if tag == b's' {
-            // `select set_config(…)` with a row limit: what it sets, it has set.
+            // `select set_config(…)` with a row limit: the portal is suspended, and the parameter is set.
             self.follow(s, ended.as_ref(), b"");
         }
         if tag != b'C' {
@@ -466,7 +470,8 @@ impl Core {
             _ => false,
         };
         if !dropped && (data.starts_with(b"DISCARD ALL\0") || data.starts_with(b"DEALLOCATE ALL\0")) {
-            // One of several statements: nothing was sent behind it.
+            // The statement was one of several in its text, and nothing was sent behind it (`barrier`): names are
+            // dropped now.
             server.held.drops_all();
             if let Some(c) = server.client {
                 self.clients[c].names.drop_all();
@@ -480,7 +485,7 @@ impl Core {
         if verdict == Verdict::Forward && self.may_commit(s, data) { Verdict::Gated } else { verdict }
     }
 
-    /// A statement of the client's has completed: what it has changed is followed.
+    /// A client's statement has completed: follows its changes of parameters and channels.
     fn follow(&mut self, s: usize, ended: Option<&Note>, tag: &[u8]) {
         let server = &mut self.servers[s];
         let of = match (ended, server.protocol.front()) {
@@ -506,25 +511,25 @@ impl Core {
 
     fn asked_for_copy(&mut self, s: usize, ignored: Vec<Note>, verdict: Verdict) -> Verdict {
         let server = &mut self.servers[s];
-        // What its end is counted under is that of the Sync to come.
+        // The unit ends with a Sync that is still to come; that is counted as the ignored one would have been.
         if let Some(timing) = ignored.into_iter().filter_map(Note::into_timing).next() {
             server.meter.timing = timing;
         }
         match server.client {
             Some(c) => {
                 self.give_up_replay(c);
-                // What it sent behind the data may have waited: `BEGIN`, then `P B E S d c S` in one packet.
+                // Messages behind the data may have waited for this: `BEGIN`, then `P B E S d c S` in one packet.
                 self.runnable.push_back(self.clients[c].token);
             }
             None if server.protocol.copies_in() => self.refuse_copy(s),
-            // The client had sent all of the data, and not the Sync behind it, which would commit.
+            // The client has gone. It sent all the data, but not the Sync that commits; nothing else may commit.
             None if server.protocol.is_in_unit() => return Verdict::Close,
             None => {}
         }
         verdict
     }
 
-    /// `ParameterStatus`, `NoticeResponse`, `NotificationResponse`.
+    /// Handles `ParameterStatus`, `NoticeResponse` and `NotificationResponse`.
     fn aside(&mut self, s: usize, tag: u8, data: &[u8], whose: For, verdict: Verdict) -> Verdict {
         let server = &mut self.servers[s];
         match tag {
@@ -549,7 +554,7 @@ impl Core {
                 self.notified(s, data);
                 verdict
             }
-            // It may come ahead of the answer to a question of the proxy's own.
+            // A notification may come ahead of the answer to a query of the proxy's.
             b'A' if !server.discard && self.hears_own(s, data) => Verdict::Notified,
             b'A' => Verdict::Swallow,
             _ => verdict,
@@ -570,7 +575,7 @@ impl Core {
                 return Verdict::Ready;
             }
             Note::Own => {
-                // What comes of it is seen in `unit_done`, too.
+                // `unit_done` looks at the result.
                 server.own.done = true;
                 return Verdict::SwallowReady;
             }
@@ -601,7 +606,7 @@ impl Core {
         }
     }
 
-    /// The server is ready: what is committed of its parameters is the client's now.
+    /// At `ReadyForQuery`: parameters that were committed become the client's.
     fn settle_changes(&mut self, s: usize) {
         let server = &mut self.servers[s];
         let idle = server.protocol.status() == Status::Idle;
@@ -614,7 +619,7 @@ impl Core {
             return;
         }
         if idle && let Some(style) = server.reports("DateStyle") {
-            // It is set in parts: what came of that the server has just said.
+            // `SET datestyle` may give only a part of the value (`ISO`); the server has reported the whole.
             let style = style.to_owned();
             for change in &mut changes {
                 if let Change::Set(name, value) = change
@@ -625,7 +630,7 @@ impl Core {
             }
         }
         if let Applied::These(params) = &server.params {
-            // The server's own reset goes back to what the connection began with.
+            // A RESET on the server goes back to what the connection began with.
             server.params = Applied::These(self.params.intern(applied(params, &changes)));
         }
         let Some(c) = server.client else { return };
@@ -635,14 +640,14 @@ impl Core {
                 self.clients[c].params = self.params.intern(params);
             }
             None => {
-                // The client keeps this very session, which has them.
+                // The client keeps this session, which has the values.
                 self.pin(c, s, sql::Pins::SET);
                 self.servers[s].params = Applied::These(self.clients[c].params.clone());
             }
         }
     }
 
-    /// `ReadyForQuery` has been passed on, or swallowed.
+    /// What follows after `ReadyForQuery` was passed on or dropped.
     fn unit_done(&mut self, s: usize) {
         if std::mem::take(&mut self.servers[s].own.done) {
             return self.own_query_done(s);
@@ -670,7 +675,7 @@ impl Core {
         let wrote = server.work.wrote || server.work.may_have_written;
         server.barrier &= !done;
         if done {
-            // Nothing is in flight: nothing can be committing.
+            // With nothing in flight, nothing can be committing.
             server.work.committing = false;
         }
         if idle && done {
@@ -680,7 +685,8 @@ impl Core {
             }
         }
         if !idle && done && self.pools[self.clients[c].pool].database.mode == PoolMode::Statement {
-            // In the middle of a text, a COMMIT AND CHAIN, a procedure: it has begun all the same.
+            // A transaction block in statement mode, begun in the middle of a text, by COMMIT AND CHAIN or by a
+            // procedure.
             return self.fatal(c, Sqlstate::FEATURE_NOT_SUPPORTED, NO_BLOCKS);
         }
         self.note_cost(c, s, failed);
@@ -693,7 +699,7 @@ impl Core {
             self.mark_write(c);
         }
         if idle && done && self.is_bound(c) && !self.servers[s].params.is(&self.clients[c].params) {
-            // It has reset its session: that is, to what it started with.
+            // The client has reset its pinned session: the session is set to what the client began with.
             let params = self.clients[c].params.clone();
             self.prepare_session(s, &params);
         }
@@ -709,7 +715,7 @@ impl Core {
         }
     }
 
-    /// What the unit has taken.
+    /// Records how long the unit took.
     fn note_cost(&mut self, c: usize, s: usize, failed: bool) {
         let client = &mut self.clients[c];
         let elapsed = self.now.saturating_duration_since(client.since);
@@ -726,7 +732,7 @@ impl Core {
         }
     }
 
-    /// The unit that this server refused goes elsewhere.
+    /// Releases the server that refused the unit, and sends the unit elsewhere.
     fn replay(&mut self, c: usize, s: usize) {
         self.release(s);
         if self.clients.contains(c) {
@@ -734,11 +740,11 @@ impl Core {
         }
     }
 
-    /// Puts the kept unit back in front of the client's input.
+    /// Puts the kept unit back at the front of the client's input.
     pub(in crate::core) fn send_again(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if let Some((mut unit, begun)) = client.replay.take(&mut client.names) {
-            // The end of the unit may be there still: it waited for an answer to its beginning.
+            // The end of the unit may still be in the input, because it waited for an answer to the beginning.
             let rest = if client.unit.routed { client.unit.scanned.min(client.input.len()) } else { 0 };
             unit.extend_from_slice(&client.input[rest..]);
             self.buffers.give(std::mem::replace(&mut client.input, unit));
@@ -750,7 +756,7 @@ impl Core {
 
     // --- errors ---
 
-    /// An `ErrorResponse`.
+    /// Handles an `ErrorResponse`.
     fn failed(
         &mut self,
         s: usize,
@@ -773,7 +779,7 @@ impl Core {
             self.begin_failed(s, skipped);
             return verdict;
         }
-        // RevalidateCachedQuery: a statement that was prepared here before its table changed.
+        // RevalidateCachedQuery: the statement was prepared on this connection before its table changed.
         let outdated = code == Sqlstate::FEATURE_NOT_SUPPORTED
             && payload::error_field(data, b'R') == Some(b"RevalidateCachedQuery");
         let relied_on = outdated && self.statement_outdated(s, failed.as_ref());
@@ -783,10 +789,10 @@ impl Core {
             code == Sqlstate::DUPLICATE_STATEMENT && matches!(failed, Some(Note::ParseOwn(_) | Note::Parse { .. }));
         let ahead = self.servers[s].own.ahead.take().filter(|_| lacking);
         if (lacking && ahead.is_none()) || duplicate {
-            // What it has is not what it was thought to have.
+            // The connection does not have the statements that `held` says.
             self.servers[s].retire = true;
         }
-        // In a lane a statement may be missing because another client's unit, which was to prepare it, has failed.
+        // In a lane, another client's unit may have failed and the server skipped its Parse, which this unit relied on.
         let server = &self.servers[s];
         let shared = !server.lane.is_empty() && server.client.is_some_and(|c| self.clients[c].replay.is_some());
         let instead = match &failed {
@@ -814,7 +820,8 @@ impl Core {
         if self.servers[s].protocol.is_skipping()
             && let Some(c) = self.servers[s].client
         {
-            // Nothing ends this unit before the client sends a Sync, for which it may wait to hear of the error: `P; E; Q` in one packet.
+            // Nothing ends this unit before the client's Sync, and the client may wait for the error first (`P; E; Q`
+            // in one packet): the error is not held back.
             self.give_up_replay(c);
         }
         match instead {
@@ -823,7 +830,7 @@ impl Core {
         }
     }
 
-    /// The unit in flight goes to another server, if it may: what this one says of it is not heard.
+    /// Sends the unit in flight to another server, if that is possible; the rest of this server's replies is dropped.
     fn discard_unit(&mut self, s: usize, code: Sqlstate, outdated: bool) -> bool {
         let on_replica = self.is_replica(s);
         let Some(c) = self.servers[s].client else { return false };
@@ -834,7 +841,7 @@ impl Core {
         client.output.retract(&mut self.buffers);
         client.again.attempts += 1;
         client.again.primary |= on_replica && !outdated;
-        // A conflict with recovery says nothing of the statement.
+        // A conflict with recovery says nothing about the statement itself.
         if !outdated && is_for_good(code) {
             let replay = std::mem::take(&mut client.replay);
             self.demote(c, replay.bytes());
@@ -844,38 +851,39 @@ impl Core {
         let server = &mut self.servers[s];
         server.discard = true;
         if server.protocol.is_in_unit() {
-            // The end of the unit, which was still to be sent, goes elsewhere with it: here it ends now.
+            // The unit's Sync goes to the other server; here the proxy ends the unit.
             server.ends_unit(Request::Sync, Note::Sync);
             self.send(s, |out| message::empty(out, b'S'));
         }
         true
     }
 
-    /// A statement has other columns than clients were told. True if this client was.
+    /// A statement has other columns than clients were told. True if this connection's client was told.
     fn statement_outdated(&mut self, s: usize, failed: Option<&Note>) -> bool {
         let (statement, asked) = match failed {
             Some(Note::Bind(Some(statement)) | Note::Check(statement)) => (statement, None),
-            // Asked for just now: under this name the client has not been told yet.
+            // The Describe itself failed: under this name the client has not been told yet.
             Some(Note::Describe { statement, name, .. }) => (statement, Some(name)),
             _ => return false,
         };
         statement.outdate();
-        // On this connection it stays as it is, under a name that nobody will ask for.
+        // On this connection the statement stays, under a name that is not used again.
         self.servers[s].held.loses(statement);
         let Some(c) = self.servers[s].client else { return false };
         let names = &mut self.clients[c].names;
         if let Some(name) = asked {
             names.set_told(name, false);
         }
-        // Who was told of its columns must hear of this; anybody else gets a fresh one without noticing.
+        // A client that was told of the columns must get the error; any other gets a fresh statement unnoticed.
         names.is_told_of(statement, None)
     }
 
-    /// A statement of the proxy's own has failed.
+    /// A statement of the proxy's has failed.
     fn own_failed(&mut self, s: usize, data: &[u8], failed: Option<Note>, skipped: Vec<Note>) -> Verdict {
         let server = &mut self.servers[s];
         match failed {
-            // A unit ahead of the client's: its Bind will fail, and then the client is told why.
+            // A Parse in a unit ahead of the client's. The client's Bind will fail, too, and then the client gets this
+            // error.
             Some(failed) => {
                 let mut message = Vec::new();
                 message::message(&mut message, b'E', |out| out.extend_from_slice(data));
@@ -891,10 +899,10 @@ impl Core {
         Verdict::Swallow
     }
 
-    /// BEGIN has failed, and with it what was sent behind it.
+    /// BEGIN has failed, so the server skips what was sent behind it.
     fn begin_failed(&mut self, s: usize, skipped: Vec<Note>) {
         self.servers[s].begin = Begin::Failed;
-        // Behind a Query no Sync follows from the client.
+        // If the client's unit is a Query, the client sends no Sync: the proxy does.
         let mut query: Option<Timing> = None;
         for note in &skipped {
             if note.ends_clients_unit() {
@@ -908,14 +916,14 @@ impl Core {
         }
     }
 
-    /// What has failed, and what the server has skipped behind it, has not happened.
+    /// Undoes the changes made for a message that failed, and for the messages that the server skipped behind it.
     fn take_back(&mut self, s: usize, failed: Option<Note>, skipped: Vec<Note>) {
-        // The last is taken back first.
+        // The last change is undone first.
         for note in skipped.into_iter().rev() {
             self.was_skipped(s, note);
         }
         match failed {
-            // PostgreSQL drops the unnamed statement before it looks at the new text.
+            // PostgreSQL drops the unnamed statement before it looks at the text of a new one.
             Some(Note::Parse { statement, sent_as, undo: crate::core::prepared::Undo::Unnamed(_) }) => {
                 self.not_parsed(s, &statement, sent_as);
                 if let Some(c) = self.servers[s].client {
@@ -950,18 +958,18 @@ impl Core {
         }
     }
 
-    /// What this has changed of its client's names has not happened.
+    /// Undoes a message's changes to its client's names.
     fn names_as_before(&mut self, c: usize, note: &mut Note) {
         for undo in note.take_undo() {
             self.clients[c].names.undo(undo);
         }
     }
 
-    /// The unit of this note has failed. If it is a Query that was to drop prepared statements, it has not.
+    /// A Query has failed: if it was to drop prepared statements (DEALLOCATE ALL), they are all still there.
     fn query_failed(&mut self, s: usize, note: Note) -> Note {
         let Note::Query { changes, undo, dropped: Some(mut dropped), timing } = note else { return note };
         if let Some(c) = self.servers[s].client {
-            // (The unnamed statement it has dropped all the same.)
+            // (A failed Query has dropped the unnamed statement nevertheless.)
             self.clients[c].names.undo(std::mem::take(&mut dropped.names));
         }
         if let Some(was) = dropped.held {
@@ -975,12 +983,12 @@ impl Core {
         match sent_as {
             SentAs::Unnamed => held.set_unnamed(Unnamed::Unknown),
             SentAs::Named => held.loses(statement),
-            // Of a name that was only tried there is nothing to keep.
+            // The name of a trial is not recorded.
             SentAs::Tried => {}
         }
     }
 
-    /// The connection is lost: what it owes to this client has not happened.
+    /// The connection is lost: undoes the changes of names by messages that were not answered.
     pub(in crate::core) fn undo_owed(&mut self, s: usize, c: usize) {
         let owed = self.servers[s].protocol.abandon();
         for mut note in owed.into_iter().rev() {
@@ -992,18 +1000,18 @@ impl Core {
     }
 }
 
-/// A message of a server is kept until so many bytes of it are there, or all.
+/// A server's message is buffered until it is whole or this many bytes of it have arrived.
 fn longest_kept(tag: u8) -> usize {
     match tag {
-        // Rows, COPY data, a function's result: passed on as they come.
+        // Rows, COPY data and function results are passed on as they come.
         b'D' | b'd' | b'V' => 0,
-        // Compared with others.
+        // Descriptions are compared with others.
         b'T' | b't' => DESCRIPTION_MAX,
         _ => SMALL_MAX,
     }
 }
 
-/// The text of an error that ends the connection; None: it is another.
+/// The text of an error that ends the connection; `None` for another error.
 fn fatal(data: &[u8]) -> Option<String> {
     let severity = payload::error_field(data, b'V').or_else(|| payload::error_field(data, b'S'));
     let text = || payload::error_field(data, b'M').map(String::from_utf8_lossy).unwrap_or_default().into_owned();
@@ -1016,7 +1024,7 @@ fn refused(why: Refusal) -> Box<[u8]> {
     message.into()
 }
 
-/// As PostgreSQL says it of a portal that has been run to its end.
+/// PostgreSQL's error for a portal that was run to its end.
 fn cannot_be_run(portal: &[u8]) -> Box<[u8]> {
     let text = format!("portal \"{}\" cannot be run", String::from_utf8_lossy(portal));
     let mut message = Vec::new();
@@ -1024,7 +1032,7 @@ fn cannot_be_run(portal: &[u8]) -> Box<[u8]> {
     message.into()
 }
 
-/// "prepared statement "?name" does not exist", as the client calls it.
+/// Replaces the name in `prepared statement "?name" does not exist` by the client's name.
 fn missing(data: &[u8], name: &[u8]) -> Box<[u8]> {
     if name.is_empty() {
         return with_text(data, |_| b"unnamed prepared statement does not exist".to_vec());
@@ -1032,7 +1040,7 @@ fn missing(data: &[u8], name: &[u8]) -> Box<[u8]> {
     with_text(data, |text| replaced(text, &[b"?", name].concat(), name))
 }
 
-/// "prepared statement "kp12" already exists", as the client calls it.
+/// Replaces the name in `prepared statement "kp12" already exists` by the client's name.
 fn taken(data: &[u8], name: &[u8]) -> Box<[u8]> {
     with_text(data, |text| {
         let digits = |from: usize| text[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -1051,7 +1059,7 @@ fn replaced(text: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
     }
 }
 
-/// An `ErrorResponse` with another text.
+/// An `ErrorResponse` with its text changed.
 fn with_text(data: &[u8], change: impl Fn(&[u8]) -> Vec<u8>) -> Box<[u8]> {
     let mut out = Vec::new();
     message::message(&mut out, b'E', |out| {
@@ -1072,25 +1080,25 @@ fn with_text(data: &[u8], change: impl Fn(&[u8]) -> Vec<u8>) -> Box<[u8]> {
     out.into()
 }
 
-/// What a replica answers to a statement that only the primary can run.
+/// Errors by which a replica says that only the primary can run a statement.
 fn is_for_good(code: Sqlstate) -> bool {
     matches!(
         code,
         Sqlstate::READ_ONLY_TRANSACTION
             | Sqlstate::FEATURE_NOT_SUPPORTED
             | Sqlstate::NOT_IN_PREREQUISITE_STATE
-            // COPY of an unlogged table: a replica has no file of it.
+            // COPY of an unlogged table, whose file a replica does not have.
             | Sqlstate::UNDEFINED_FILE
     )
 }
 
-/// What a replica answers to a statement that the primary may well answer otherwise.
+/// Errors of a replica where the primary may give another answer.
 fn is_refusal(code: Sqlstate) -> bool {
     let behind = [&b"42P01"[..], b"42703", b"42883", b"42704", b"3F000", b"42P02"];
     is_for_good(code)
         // A conflict with recovery.
         || code == Sqlstate::SERIALIZATION_FAILURE
-        // A table, column, function, type or schema that it has not heard of yet.
+        // A table, column, function, type or schema that has not been replicated yet.
         || behind.contains(&&code.0[..])
 }
 

@@ -1,5 +1,5 @@
-//! A transaction whose server is gone: as far as the client can see it is a failed transaction like any other, and ends with
-//! ROLLBACK. Nothing of it can have been committed: a loss with COMMIT in flight is reported otherwise (see `lost`).
+//! A transaction whose server connection is gone. The client sees a failed transaction, which ends with ROLLBACK.
+//! Nothing of the transaction can have been committed: a loss with COMMIT in flight is reported otherwise (see `lost`).
 
 use sql::Control;
 use wire::frontend::Message;
@@ -10,22 +10,23 @@ use super::client::{Aborted, Step};
 use super::login::error;
 use crate::core::{CLASSIFY_MAX, Core};
 
-/// What a statement does to the failed transaction.
+/// What a statement does in the failed transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// It ends; the statement succeeds as ROLLBACK.
+    /// The transaction ends; the statement succeeds with the tag ROLLBACK.
     Ends,
-    /// It ends; but the client believes that it commits and has not been told.
+    /// The transaction ends, but with an error: the client believes that it commits, and has not been told of the loss.
     EndsWithError,
-    /// It goes on failed; the client hears of it for the first time.
+    /// The transaction stays failed; the client is told of the loss for the first time.
     First,
-    /// It goes on failed.
+    /// The transaction stays failed; the client knows.
     Again,
 }
 
 fn turn(aborted: Aborted, control: Control) -> Turn {
     match (control, aborted) {
-        // COMMIT of a failed transaction is answered ROLLBACK without an error, which many applications don't look at.
+        // PostgreSQL answers COMMIT of a failed transaction with the tag ROLLBACK and no error. Many applications do
+        // not look at the tag.
         (Control::Commit, Aborted::Untold) => Turn::EndsWithError,
         (Control::Commit | Control::Rollback, _) => Turn::Ends,
         (_, Aborted::Untold) => Turn::First,
@@ -33,7 +34,7 @@ fn turn(aborted: Aborted, control: Control) -> Turn {
     }
 }
 
-/// What the client is told of the loss.
+/// The error that tells a client of the loss.
 pub(in crate::core) const LOST: &str =
     "the transaction was rolled back: the connection to its server was lost; it can be run again";
 
@@ -41,7 +42,7 @@ impl Core {
     pub(super) fn aborted_message(&mut self, c: usize, bytes: &[u8], frame: Frame) -> Step {
         let there = bytes.len() >= frame.total();
         if !there && frame.payload > CLASSIFY_MAX && matches!(frame.tag, b'Q' | b'P' | b'B' | b'F') {
-            // Whatever it is, it is not a short ROLLBACK.
+            // Too long for a ROLLBACK, whatever the message is.
             self.refuse_aborted(c, Control::None, matches!(frame.tag, b'Q' | b'F'));
             return self.discard(c, frame);
         }
@@ -74,7 +75,7 @@ impl Core {
             Message::Describe(Named::Statement(name)) if self.is_missing(c, name) => self.refuse_missing(c, name),
             Message::Describe(Named::Portal(portal)) if self.has_no_portal(c) => self.refuse_portal(c, portal),
             Message::Describe(named) => {
-                // What ends the transaction takes and returns nothing.
+                // COMMIT and ROLLBACK take no parameters and return no rows.
                 let (of_statement, known) = match named {
                     Named::Portal(_) => (false, self.clients[c].ending),
                     Named::Statement(name) => {
@@ -99,7 +100,7 @@ impl Core {
                 }
                 self.tell(c, |out| message::empty(out, b'3'));
             }
-            // Any other portal went with the transaction.
+            // The portal of a ROLLBACK (`ending`). All other portals went with the transaction.
             Message::Execute { .. } if std::mem::take(&mut self.clients[c].ending) => {
                 self.clients[c].aborted = Aborted::No;
                 self.tell(c, |out| message::complete(out, "ROLLBACK"));
@@ -112,13 +113,13 @@ impl Core {
                 self.ready(c);
             }
             Message::Flush => {}
-            // Outside of COPY a server ignores it; Terminate was looked at before.
+            // COPY data outside of a COPY is ignored by servers, too. `message` handles Terminate first.
             Message::CopyData | Message::CopyDone | Message::CopyFail | Message::Terminate => {}
         }
         Step::Used(frame.total())
     }
 
-    /// PostgreSQL looks for the statement first, and for whether the transaction has failed after that.
+    /// PostgreSQL looks up the statement first, and checks for a failed transaction after that.
     fn is_missing(&self, c: usize, name: &[u8]) -> bool {
         let client = &self.clients[c];
         client.aborted == Aborted::Told && client.names.get(name).is_none()
@@ -132,7 +133,7 @@ impl Core {
         self.refuse_with(c, Sqlstate::INVALID_STATEMENT_NAME, &text);
     }
 
-    /// All portals went with the transaction, but for that of a ROLLBACK which is about to be run.
+    /// True if no portal exists: all went with the transaction, except that of a ROLLBACK which has been bound.
     fn has_no_portal(&self, c: usize) -> bool {
         let client = &self.clients[c];
         client.aborted == Aborted::Told && !client.ending
@@ -143,7 +144,7 @@ impl Core {
         self.refuse_with(c, Sqlstate::INVALID_CURSOR_NAME, &text);
     }
 
-    /// An error in a unit, which is skipped from here on.
+    /// Sends an error; the rest of the unit is skipped.
     fn refuse_with(&mut self, c: usize, code: Sqlstate, text: &str) {
         self.tell(c, |out| error(out, code, text));
         (self.clients[c].ending, self.clients[c].skipping) = (false, true);
@@ -173,7 +174,7 @@ impl Core {
         Step::Used(frame.total())
     }
 
-    /// Answers a statement, and with `ends_unit` the unit, in a failed transaction.
+    /// Answers a statement in the failed transaction and, with `ends_unit`, ends the unit.
     fn refuse_aborted(&mut self, c: usize, control: Control, ends_unit: bool) {
         let turn = turn(self.clients[c].aborted, control);
         let (code, text) = match turn {

@@ -1,12 +1,14 @@
-//! `BEGIN` that is put off: the proxy answers it, and the server gets it together with the statement after it.
+//! `BEGIN` that is put off: the proxy answers it at once, and sends it to a server together with the next statement.
 //!
-//! It saves a round trip to the server for each transaction, and a client that has said no more than BEGIN holds no server
-//! connection. And which server it goes to is known better then: `BEGIN READ ONLY` goes to a replica if its first statement is a read,
-//! and to the primary if that is, say, `LOCK TABLE`. Seen from the client the difference is that `now()` is the time of its first statement.
+//! This saves a round trip to the server for each transaction, and a client that has sent no more than BEGIN holds no
+//! server connection. The choice of the server is better, too: `BEGIN READ ONLY` goes to a replica if the first
+//! statement is a read, and to the primary if it is, say, `LOCK TABLE`. The client sees one difference: `now()` is the
+//! time of its first statement.
 //!
-//! The server gets it as Bind and Execute of a prepared statement without a Sync: should it fail, then the server skips what
-//! follows it, up to a Sync. So a statement is never carried out outside of the transaction that its client believes it
-//! to be in. Until BEGIN has been answered no more than one unit is sent behind it: a Sync of the next unit would end that skipping.
+//! The server gets BEGIN as `B '' kp5; E ''` without a Sync. If BEGIN fails, the server therefore skips what follows,
+//! up to a Sync. So no statement is carried out outside the transaction that the client believes it is in. Until BEGIN
+//! is answered, only one unit may be behind it: the Sync of that unit ends the skipping, and a second unit would be
+//! carried out.
 
 use sql::Control;
 use wire::Frame;
@@ -19,11 +21,11 @@ use crate::core::pool::Want;
 use crate::core::prepared::Statement;
 use crate::core::server::{Begin, Note, Request};
 
-/// Longest BEGIN that is put off, in bytes: there is nothing in a longer one but comments.
+/// Longest BEGIN that is put off, in bytes: a longer one consists mostly of comments.
 const LONGEST: usize = 256;
 
-/// What a server says when it has carried out this text, which is known to begin a transaction. None if a comment hides
-/// which it is.
+/// The command tag with which a server answers `text`, which is known to begin a transaction. `None` if a comment in
+/// front hides the first word.
 fn tag(text: &[u8]) -> Option<&'static str> {
     let text = text.trim_ascii_start();
     let starts = |word: &[u8]| text.get(..word.len()).is_some_and(|start| start.eq_ignore_ascii_case(word));
@@ -39,7 +41,7 @@ fn tag(text: &[u8]) -> Option<&'static str> {
 }
 
 impl Core {
-    /// True if the unit that `bytes` begin with is a BEGIN that can wait for what comes after it.
+    /// True if the unit that `bytes` begin with is a BEGIN that can wait for the next unit.
     pub(super) fn puts_off(&self, c: usize, bytes: &[u8]) -> bool {
         let client = &self.clients[c];
         let unit = &client.unit;
@@ -48,7 +50,8 @@ impl Core {
             || !unit.is_one()
             || client.begun.is_some()
             || self.is_bound(c)
-            // Where all transactions go to replicas there is nothing to be decided.
+            // Where `want` is not the primary although the BEGIN is not read-only, all transactions go to replicas:
+            // there is nothing to decide.
             || !(self.want(c) == Want::Primary || unit.begin_read_only)
         {
             return false;
@@ -56,9 +59,9 @@ impl Core {
         let Some(unit_bytes) = bytes.get(..unit.scanned) else { return false };
         messages(unit_bytes).all(|(message, _)| match message {
             Message::Query { text } | Message::Parse { text, .. } => tag(text).is_some(),
-            // It has no parameters: a server would say that they are too many.
+            // BEGIN has no parameters; a server would refuse a Bind that brings some.
             Message::Bind { statement: name, rest, .. } => {
-                // `P '' begin; B '' nosuch; E; S` begins nothing.
+                // In `P '' begin; B '' nosuch; E; S` the Bind fails, so nothing begins.
                 let parsed_here = name.is_empty() && unit.parses_unnamed;
                 let is_begin = |statement: &std::sync::Arc<Statement>| tag(statement.text()).is_some();
                 (parsed_here || client.names.get(name).is_some_and(is_begin)) && rest.starts_with(&[0; 4])
@@ -69,9 +72,9 @@ impl Core {
         })
     }
 
-    /// A message of a unit that is put off.
+    /// Answers a message of a unit that is put off.
     pub(super) fn begin_message(&mut self, c: usize, bytes: &[u8], frame: Frame) -> Step {
-        // The unit has been looked at as a whole.
+        // `assemble` has seen the unit whole.
         let Ok(Some(message)) = Message::read(frame, bytes) else { return Step::More };
         match message {
             Message::Query { text } => {
@@ -88,7 +91,7 @@ impl Core {
             Message::Parse { text, types, .. } => {
                 let class = self.classify(c, text);
                 let statement = self.statement_for(c, text, types, class);
-                // The unnamed one's place is never full.
+                // A client's names always have room for the unnamed statement.
                 let _ = self.clients[c].names.parse(b"", statement);
                 self.tell(c, |out| message::empty(out, b'1'));
             }
@@ -111,7 +114,7 @@ impl Core {
                 self.tell(c, |out| message::complete(out, answer));
             }
             Message::Sync => self.end_begin(c),
-            // `puts_off` lets none of them in.
+            // `puts_off` accepts no unit with one of these messages.
             Message::Close(_) | Message::Flush | Message::FunctionCall | Message::Terminate => {}
             Message::CopyData | Message::CopyDone | Message::CopyFail => {}
         }
@@ -127,21 +130,21 @@ impl Core {
         self.ready(c);
     }
 
-    /// The client's unit is the first of a transaction whose BEGIN was put off.
+    /// The client's unit is the first in a transaction whose BEGIN was put off: adjusts where the unit may go.
     pub(super) fn joins_transaction(&mut self, c: usize) {
         let client = &mut self.clients[c];
         let read_only = client.begun.as_ref().is_some_and(|begin| begins_read_only(begin));
         let unit = &mut client.unit;
-        // Of a unit that is not whole, or that writes, nothing is certain: it goes to the primary.
+        // A unit that writes, or that has not arrived whole, goes to the primary.
         if !(read_only && unit.writes_nothing && unit.whole) {
             unit.doubt();
         }
-        // What is in a transaction shares no connection. An error in it is its server's to give.
+        // A unit in a transaction shares no server connection, and its errors have to come from the server.
         unit.sole = Sole::Other;
         unit.needs_server = true;
     }
 
-    /// Sends the BEGIN that was put off, ahead of a client's first message to its server.
+    /// Sends the BEGIN that was put off, ahead of the client's first message to its server.
     pub(super) fn begin(&mut self, c: usize, s: usize) {
         let client = &mut self.clients[c];
         let Some(statement) = client.begun.take() else { return };
@@ -150,7 +153,8 @@ impl Core {
         self.prepare(s, &statement);
         let server = &mut self.servers[s];
         server.begin = Begin::Sent;
-        // From here on its loss is that of a transaction; if BEGIN fails, that is put right.
+        // A connection lost from here on counts as a lost transaction. If BEGIN fails, the protocol state is corrected
+        // by its answer.
         server.protocol.begins();
         server.protocol.sent(Request::Bind, Note::Begin);
         server.protocol.sent(Request::Execute, Note::Begin);
@@ -164,14 +168,15 @@ impl Core {
         }
     }
 
-    /// True if the unit that `bytes` begin with needs no server, and can't end in an error that would end its transaction.
+    /// True if the unit that `bytes` begin with needs no server and cannot fail, so that it cannot fail its transaction
+    /// either.
     ///
-    /// Whoever prepares a statement that is known need not wait for a server: others may hold them all, and wait for this client
-    /// (`pgbench -M prepared` does).
+    /// Such a unit, for instance a Parse of a known statement, does not wait for a server connection: other clients may
+    /// hold all of them while they wait for this client (`pgbench -M prepared` does that).
     pub(super) fn is_sure_to_succeed(&self, c: usize, bytes: &[u8]) -> bool {
         let client = &self.clients[c];
         if client.unit.query.is_some_and(|class| class.local) {
-            // Whether it is the proxy's to answer is seen when it is carried out.
+            // `carry_out` decides whether the proxy can answer the Query.
             return true;
         }
         let Some(unit) = bytes.get(..client.unit.scanned).filter(|_| !client.unit.needs_server) else {
@@ -188,7 +193,7 @@ impl Core {
         })
     }
 
-    /// An error of the proxy's own: a transaction that no server knows of has failed.
+    /// After an error from the proxy: a transaction that no server knows yet has failed.
     pub(super) fn fail_begun(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if client.begun.take().is_some() {
@@ -197,12 +202,12 @@ impl Core {
     }
 }
 
-/// True if the transaction that this begins is declared to only read.
+/// True if this BEGIN declares its transaction READ ONLY.
 pub(in crate::core) fn begins_read_only(begin: &Statement) -> bool {
     begin.class().control == Control::Begin { read_only: true }
 }
 
-/// No declared parameter types, as on the wire.
+/// The part of Parse or ParameterDescription that says: no parameter types.
 const NO_TYPES: &[u8] = b"\0\0";
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Cancel requests.
 //!
-//! A client's key names its worker and slot; the secret is made from the connection's token and the process's own secret, so
-//! nothing is stored. A request goes to the server only while that server runs a statement of this very client, and
-//! the server is not given to another client before the request has had its effect.
+//! A client's process id names its worker and slot. Its secret key is computed from the connection's token and the
+//! process's secret, so nothing is stored. A request goes to the server only while that server runs a statement of this
+//! client, and the server connection is not given to another client before the request has been handled.
 //!
-//! With several proxies side by side a request may reach another than the one that its client is connected to: the key says which, and
-//! the request is passed on to that one, once.
+//! With several proxies side by side, a request may reach another proxy than the one its client is connected to. The
+//! process id names the proxy, and the request is passed on to that proxy, once.
 
 use std::time::{Duration, Instant};
 
@@ -21,9 +21,9 @@ use crate::core::memory::Output;
 use crate::core::memory::{Kind, Token};
 use crate::core::{Core, Effect, Mail, Secure, over};
 
-/// Longest time for a server to take a cancel request.
+/// How long a server may take to handle a cancel request.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most cancel requests on their way to one server connection.
+/// Most cancel requests under way for one server connection.
 const MOST_PER_SERVER: u8 = 4;
 
 /// A connection that carries one cancel request to a server.
@@ -32,31 +32,32 @@ pub(in crate::core) struct Cancel {
     pub output: Output,
     phase: CancelPhase,
     address: Address,
-    /// The node, and the server connection there that it is about; None: it goes to a peer.
+    /// The node, and the server connection whose statement is to be cancelled. `None`: the request goes to another
+    /// proxy.
     to: Option<(NodeId, Token)>,
     pid: u32,
     secret: Vec<u8>,
-    /// Who asked: worker and connection there.
+    /// The worker and connection that the request came from.
     requester: Option<(usize, Token)>,
     since: Instant,
 }
 
-/// How far such a connection has come.
+/// How far a cancel connection has come.
 enum CancelPhase {
     Connecting,
-    /// The server was asked for TLS.
+    /// SSLRequest was sent.
     Asking(Box<tls::Target>),
-    /// TLS begins.
+    /// The TLS handshake is under way.
     Securing,
-    /// The request is on its way.
+    /// The cancel request was sent.
     Sent,
 }
 
-/// A process id as clients are told it, from the highest bit on: 01, 8 bits of worker, 22 bits of slot, counted from 1. With several
-/// proxies side by side 5 of the slot's bits say which of them.
+/// A process id that a client is told. From the highest bit on: `01`, 8 bits of worker, 22 bits of slot (counted from
+/// 1). With several proxies side by side, 5 of the 22 bits are the number of the proxy.
 ///
-/// Positive as a signed number, as drivers expect. And above 2^22, the highest process id that Linux gives: so
-/// `pg_cancel_backend()` of what a driver takes for its backend's hits no stranger.
+/// The number is positive as a signed integer, as drivers expect. It is above 2^22, the highest process id of Linux: so
+/// `pg_cancel_backend()` with the id that a driver was told hits no other client's backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) struct ClientPid(u32);
 
@@ -65,7 +66,7 @@ const SLOT_BITS: u32 = 22;
 const PEER_SLOT_BITS: u32 = 17;
 
 impl ClientPid {
-    /// Of the client in slot `slot` of a worker; `peer` is 0 where there is one proxy.
+    /// For the client in slot `slot` of worker `worker`; `peer` is this proxy's number, 0 if there is only one.
     fn new(worker: usize, slot: usize, peer: u8) -> ClientPid {
         let slot = slot as u32 + 1;
         let slot = match peer {
@@ -75,32 +76,33 @@ impl ClientPid {
         ClientPid(MARK | (worker as u32 & 0xff) << SLOT_BITS | slot)
     }
 
-    /// As it came in a cancel request; None: it is none that a client was told.
+    /// Reads the process id of a cancel request. `None`: no client was ever told such an id.
     pub(super) fn read(pid: u32) -> Option<ClientPid> {
         (pid >> 30 == 1).then_some(ClientPid(pid))
     }
 
-    /// Which worker has the client.
+    /// The worker that has the client.
     pub(super) fn worker(self) -> usize {
         (self.0 >> SLOT_BITS & 0xff) as usize
     }
 
-    /// Which of several proxies gave it.
+    /// The number of the proxy that has the client.
     fn peer(self) -> u8 {
         (self.0 >> PEER_SLOT_BITS & 0x1f) as u8
     }
 
-    /// The client's slot; None: nobody's.
+    /// The client's slot; `None` if no client has it.
     fn slot(self, peers: bool) -> Option<usize> {
         let bits = if peers { PEER_SLOT_BITS } else { SLOT_BITS };
         (self.0 as usize & ((1 << bits) - 1)).checked_sub(1)
     }
 }
 
-/// Ends the secret of a request that one peer passes on to another, which passes it on to nobody.
+/// Appended to the secret of a request that goes to another proxy, which then does not pass it on again.
 const PASSED_ON: u8 = 0xff;
 
-/// The secret as it was given, and whether a peer has passed it on: then it is a byte longer than either length of key.
+/// The secret as the client sent it, and whether a proxy has passed the request on: then the secret is one byte longer
+/// than a key is.
 pub(in crate::core) fn passed_on(secret: &[u8]) -> (&[u8], bool) {
     match secret {
         [secret @ .., _] if matches!(secret.len(), 4 | 32) => (secret, true),
@@ -109,14 +111,14 @@ pub(in crate::core) fn passed_on(secret: &[u8]) -> (&[u8], bool) {
 }
 
 impl Core {
-    /// What a client presents to have its statement cancelled.
+    /// The process id and secret key that a client gets at login.
     pub(in crate::core) fn cancel_key(&self, c: usize, version: u32) -> (u32, Vec<u8>) {
         let secret = self.cancel_secret(self.clients[c].token);
         let length = if version >= V3_2 { 32 } else { 4 };
         (self.client_pid(c), secret[..length].to_vec())
     }
 
-    /// What a client is told that its server's process id is.
+    /// The process id that a client is told.
     pub(in crate::core) fn client_pid(&self, c: usize) -> u32 {
         ClientPid::new(self.id, c, self.settings.peer).0
     }
@@ -130,14 +132,14 @@ impl Core {
         mac.finalize().into_bytes().into()
     }
 
-    /// A request for one of this worker's clients.
+    /// Handles a request for one of this worker's clients.
     pub(in crate::core) fn cancel(&mut self, pid: u32, secret: &[u8], from: usize, requester: Token) {
         let slot = ClientPid::read(pid).and_then(|pid| pid.slot(self.settings.peer != 0));
-        // One that is never used.
+        // `usize::MAX` is never a slot in use.
         let c = slot.unwrap_or(usize::MAX);
         let known = self.clients.get(c).filter(|client| matches!(client.phase, Phase::Ready)).is_some_and(|client| {
             let expected = self.cancel_secret(client.token);
-            // Either length of key is good, whichever protocol version the client speaks: both are 32 bits or more.
+            // Either key length is accepted, whichever protocol version the client speaks: both have at least 32 bits.
             matches!(secret.len(), 4 | 32) && bool::from(secret.ct_eq(&expected[..secret.len()]))
         });
         if !known {
@@ -151,7 +153,8 @@ impl Core {
         }
         let shared = self.clients[c].at.lane();
         let server = match shared {
-            // Of a lane's statements only the one that runs can be cancelled by the server; any other just does not happen.
+            // In a lane, a server can cancel only the statement that runs. Another client's waiting unit is just taken
+            // out of the lane.
             Some(s) => self.cancel_in_lane(c, s).then_some(s),
             None => self.clients[c].at.server().filter(|&s| self.servers[s].is_running()),
         };
@@ -161,7 +164,7 @@ impl Core {
         }
     }
 
-    /// A request of whoever connected for it goes to the proxy that its key is of. False if that is this one.
+    /// Passes a request on to the proxy that its process id names. False if that is this proxy.
     pub(in crate::core) fn pass_on_cancel(&mut self, pid: u32, secret: &[u8], requester: Token) -> bool {
         let Some(peer) = ClientPid::read(pid).map(ClientPid::peer) else { return false };
         if self.settings.peer == 0 || peer == self.settings.peer {
@@ -201,7 +204,7 @@ impl Core {
         self.effects.push(Effect::Connect { token, address });
     }
 
-    /// Asks a server to stop what it runs on this connection.
+    /// Connects to the server, to cancel what it runs on connection `s`.
     pub(in crate::core) fn send_cancel(&mut self, s: usize, requester: Option<(usize, Token)>) {
         let node = self.servers[s].node;
         let Some(address) = self.address(node) else {
@@ -222,7 +225,7 @@ impl Core {
 
     pub(in crate::core) fn cancel_connected(&mut self, x: usize) {
         let cancel = &self.cancels[x];
-        // A peer is asked as a client would: in clear, which a listener takes for cancel requests.
+        // Another proxy is asked in clear, as by a client: listeners accept cancel requests in clear.
         let Some((node, _)) = cancel.to else { return self.cancel_ready(x) };
         match self.shared.topology.secure(node, &cancel.address) {
             None => self.cancel_ready(x),
@@ -235,7 +238,7 @@ impl Core {
         }
     }
 
-    /// What a server says on such a connection: nothing but its answer to the request for TLS.
+    /// Bytes from the server on a cancel connection: only its answer to SSLRequest.
     pub(in crate::core) fn cancel_received(&mut self, x: usize, bytes: &[u8]) {
         let cancel = &mut self.cancels[x];
         match &cancel.phase {
@@ -246,7 +249,7 @@ impl Core {
             }
             CancelPhase::Asking(target) if bytes == b"N" && target.connector.is_optional() => self.cancel_ready(x),
             CancelPhase::Asking(_) => {
-                // The key is a secret: it does not go where the configuration does not let it.
+                // The cancel key is a secret: it is not sent in clear where the configuration wants TLS.
                 tracing::warn!("a cancel request was not sent: the server did not agree to TLS");
                 self.cancel_done(x);
             }
@@ -254,7 +257,7 @@ impl Core {
         }
     }
 
-    /// The request can be sent.
+    /// The connection is ready for the cancel request.
     pub(in crate::core) fn cancel_ready(&mut self, x: usize) {
         let cancel = &mut self.cancels[x];
         if matches!(cancel.phase, CancelPhase::Sent) {
@@ -265,7 +268,7 @@ impl Core {
         self.dirty.push(cancel.token);
     }
 
-    /// The server has closed the connection: by then the signal is sent. (Or it could not be reached.)
+    /// The server has closed the cancel connection, so the signal has been sent; or the server could not be reached.
     pub(in crate::core) fn cancel_done(&mut self, x: usize) {
         let mut cancel = self.cancels.remove(x);
         cancel.output.clear(&mut self.buffers);
@@ -293,7 +296,7 @@ impl Core {
             .map(|(x, _)| x)
             .collect();
         for x in late {
-            // The signal may still come: the connection it is about must not serve anyone else.
+            // The signal may still come, so the server connection must not serve another client.
             if let Some((_, server)) = self.cancels[x].to
                 && self.is_server(server)
             {
@@ -303,7 +306,7 @@ impl Core {
         }
     }
 
-    /// PostgreSQL closes a cancel connection when the signal is sent: clients rely on that.
+    /// Closes the requester's connection. PostgreSQL closes it once the signal is sent, and clients rely on that.
     fn tell_requester(&mut self, worker: usize, requester: Token) {
         if worker == self.id {
             if self.is_client(requester) {

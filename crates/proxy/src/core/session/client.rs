@@ -24,82 +24,83 @@ use crate::core::prepared::{Names, Statement};
 use crate::core::routing::{Proof, Reach};
 use crate::core::{Core, Effect, Peer, UNIT_MAX};
 
-/// A connection from an application. Small: there may be very many that do nothing.
+/// A connection from an application. Kept small: there may be very many idle clients.
 pub(crate) struct Client {
     pub token: Token,
     pub phase: Phase,
-    /// It came over a Unix socket.
+    /// The client came over a Unix socket.
     pub local: bool,
-    /// From where; None: over a Unix socket.
+    /// The client's address; `None` over a Unix socket.
     pub address: Option<IpAddr>,
-    /// It speaks TLS; until it has logged in, whose certificate it showed.
+    /// Set if the client speaks TLS. Holds the client certificate's identity until the login is done.
     pub identity: Option<Box<tls::Identity>>,
-    /// Index of its pool; meaningful once logged in.
+    /// Index of the client's pool; meaningful once it has logged in.
     pub pool: usize,
     pub at: At,
-    /// What it has set, and what it began with and goes back to.
+    /// `params`: the parameters that the client has set. `base`: those that it began with, which RESET goes back to.
     pub params: Arc<Params>,
     pub base: Arc<Params>,
-    /// Bytes that arrived and could not be used yet.
+    /// Bytes that have arrived and could not be handled yet.
     pub input: Vec<u8>,
     pub output: Output,
-    /// What to do with the rest of a message whose beginning was used.
+    /// What happens to the rest of a message whose beginning has been handled.
     pub pass: Pass,
-    /// The statements that its server is going to be chosen for.
+    /// The unit that is being collected or forwarded.
     pub unit: Seldom<Unit>,
-    /// The unit in flight, if it may be sent to another server: its replies are held back.
+    /// The unit in flight, while it may be sent to another server. Its replies are held back meanwhile.
     pub replay: Replay,
-    /// That unit may be sent again even if nobody knows how far it got: it changes nothing.
+    /// The unit in `replay` may be sent again even if its first run is in doubt, because it changes nothing.
     pub repeatable: bool,
-    /// What its reads must see.
+    /// The position that this client's reads must see.
     pub mark: Mark,
-    /// What it calls its prepared statements.
+    /// The names of the client's prepared statements.
     pub names: Names,
-    /// A transaction that only the proxy knows of: the statement that begins it goes to a server with the next unit.
+    /// A BEGIN that was put off: the client was told of a transaction that no server knows yet. It goes to a server
+    /// with the next unit.
     pub begun: Option<Arc<Statement>>,
-    /// That BEGIN came by Bind and Execute, which leave a portal; a Query leaves none.
+    /// The BEGIN in `begun` came by Bind and Execute, which leave a portal behind; a Query leaves none.
     pub begin_leaves_portal: bool,
-    /// A failed transaction that only the proxy knows of.
+    /// A failed transaction of which only the proxy knows.
     pub aborted: Aborted,
-    /// In a failed transaction, a statement that ends it is bound.
+    /// In a failed transaction: a statement that ends the transaction (ROLLBACK, COMMIT) has been bound.
     pub ending: bool,
     pub pins: Pins,
-    /// What it listens on by its pool's shared connection, and what it has not been told of that.
+    /// What the client listens to through its pool's shared connection, and the notifications it has not been sent yet.
     pub listening: Option<Box<Listening>>,
-    /// It may have made its commits not wait for the primary's own flush.
+    /// The client may have set its commits not to wait for the primary's own flush (`synchronous_commit`).
     pub unflushed: bool,
-    /// `standard_conforming_strings` is off: its statements can't be told apart by the parser.
+    /// The client has `standard_conforming_strings` off, so the parser may misread its texts.
     pub odd_strings: bool,
-    /// Where statements go for this session, by listener or `SET kingpost.route`.
+    /// Where this session's statements go, set by the listener or by `SET kingpost.route`.
     pub route: Option<RouteTo>,
     /// Whether a lookup has let it in, and by which proof.
     pub looked_up: LookedUp,
     pub consistency: Option<Consistency>,
-    /// Since when it waits, or since when its statement runs, or since when it is silent.
+    /// Start of the current state: waiting for a server connection, running a statement, or idle.
     pub since: Instant,
-    /// For how long it has last waited, in microseconds; 0 once that was told of.
+    /// How long the client waited last for a server connection, in microseconds; 0 once that has been reported.
     pub waited: u32,
     /// The term still stood after its unit in flight had come: the unit's answer needs no more proof.
     pub proven: bool,
     /// It waits in its pool's queue.
     pub waiting: bool,
-    /// Its server owes so many answers that no more is sent to it.
+    /// The server connection owes [`MOST_EXPECTED`](super::MOST_EXPECTED) answers: the client's next messages wait.
     pub held_up: bool,
-    /// Its kept input waits for something else than more of it.
+    /// The client's buffered input waits for an event, and not for more input.
     pub blocked: bool,
-    /// Messages up to Sync are skipped, after an error that the proxy gave.
+    /// After an error from the proxy, the client's messages up to Sync are skipped.
     pub skipping: bool,
     pub dirty: bool,
-    /// It is not read, because its server is slow or its input is full.
+    /// The client's socket is not read, because its server is slow or its buffered input is full.
     pub paused: bool,
-    /// The unit being assembled was sent before: to the primary this time, if the first refused it.
+    /// What earlier attempts at the current unit have shown.
     pub again: Again,
-    /// When it connected: seconds after its worker began.
+    /// When the client connected, in seconds since its worker started.
     pub connected: u32,
 }
 
 impl Client {
-    /// It holds no server connection from now on; returns the one that it held.
+    /// Detaches the client from the server connection that it holds, and gives the slot of that connection.
     pub(in crate::core) fn leave_server(&mut self) -> Option<usize> {
         let held = self.at.server()?;
         self.at = At::Nobody;
@@ -119,18 +120,18 @@ pub(crate) enum LookedUp {
     ByCertificate,
 }
 
-/// The server connection that a client is at: its slot.
+/// The server connection that a client uses, by slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum At {
     Nobody,
-    /// It holds it.
+    /// The client holds this server connection.
     Server(u32),
-    /// It shares it with others, for the unit in flight.
+    /// The client shares this server connection with others, for the unit in flight.
     Lane(u32),
 }
 
 impl At {
-    /// The one that it holds.
+    /// The server connection that the client holds.
     pub(in crate::core) fn server(self) -> Option<usize> {
         match self {
             At::Server(s) => Some(s as usize),
@@ -138,7 +139,7 @@ impl At {
         }
     }
 
-    /// The one that it shares.
+    /// The server connection that the client shares.
     pub(in crate::core) fn lane(self) -> Option<usize> {
         match self {
             At::Lane(s) => Some(s as usize),
@@ -146,12 +147,12 @@ impl At {
         }
     }
 
-    /// The one that it holds or shares.
+    /// The server connection that the client holds or shares.
     pub(in crate::core) fn either(self) -> Option<usize> {
         self.server().or(self.lane())
     }
 
-    /// Shares none from now on; returns the one that it shared.
+    /// Leaves the lane, and gives the server connection that was shared.
     pub(in crate::core) fn leave_lane(&mut self) -> Option<usize> {
         let shared = self.lane();
         if shared.is_some() {
@@ -161,46 +162,47 @@ impl At {
     }
 }
 
-/// With the driver's 24 bytes it is what an idle connection costs: whoever adds to it has to find something to leave out, or a
-/// reason (bench/README.md, idle clients). The last 8 are for LISTEN: looked at after each answer, so not in a table beside.
+/// With the driver's 24 bytes this is the cost of an idle connection: whoever adds a field has to find another to leave
+/// out, or a reason (bench/README.md, idle clients). The last 8 bytes are for LISTEN, which is looked at after each
+/// answer and so not kept in a table.
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Client>() <= 248);
 
-/// How far a connection has come.
+/// How far a connection has come in its life.
 pub(in crate::core) enum Phase {
     /// Waits for a startup packet.
     Startup {
-        /// How often it has asked for encryption and was told that there is none.
+        /// How many requests for encryption (SSLRequest, GSSENCRequest) were answered with no.
         refused: u8,
     },
-    /// TLS begins; then it is back at `Startup`.
+    /// The TLS handshake is under way; then the phase is `Startup` again.
     Securing,
-    /// Proves who it is, or waits for a server to learn what to greet it with.
+    /// Authenticates, or waits for a server connection to learn the server's parameters for the greeting.
     Login(Box<Login>),
     /// Logged in.
     Ready,
-    /// Asked for a cancel, is told when it is done.
+    /// A cancel request; the connection is closed when the request has been handled.
     Cancelling,
     /// Logged in to the console.
     Console(Box<Operator>),
 }
 
-/// Who has logged in to the console.
+/// A user of the console.
 pub(in crate::core) struct Operator {
     pub user: Arc<str>,
     pub access: Access,
-    /// A command has no answer yet.
+    /// A command has been sent and not answered yet.
     pub asked: bool,
 }
 
-/// The rest of a message; its length is below 2 GiB, as every message's.
+/// The rest of a message; every message is shorter than 2 GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Pass {
-    /// There is none.
+    /// No rest.
     No,
-    /// So many bytes go to the server.
+    /// This many bytes go to the server.
     Forward(u32),
-    /// So many bytes go nowhere.
+    /// This many bytes are dropped.
     Discard(u32),
 }
 
@@ -214,49 +216,51 @@ impl Pass {
     }
 }
 
-/// A run of messages up to `Query`, `Sync` or `Flush`: it is routed as one.
+/// Messages up to `Query`, `Sync` or `Flush`, routed as one.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Unit {
-    /// The destination is decided, the messages are being forwarded.
+    /// The server has been chosen and the messages are being forwarded.
     pub routed: bool,
-    /// Bytes looked at; once it is routed, those of them that have not been forwarded yet.
+    /// Bytes looked at so far; once the unit is routed, how many of those are still to be forwarded.
     pub scanned: usize,
-    /// Ends with the `scanned` bytes, in Query or Sync; false if it was too long to wait for its end, or ends in Flush.
+    /// The `scanned` bytes are the whole unit, up to Query or Sync. False if it was too long to wait for, or ends in
+    /// Flush.
     pub whole: bool,
-    /// Tag of the message that ends it: `Q`, `S`, `H`, `F`, or 0.
+    /// Tag of the message that ends the unit: `Q`, `S`, `H`, `F`; 0 while there is none.
     pub end: u8,
     /// Every statement may run on a replica.
     pub read: bool,
-    /// Every statement is a read, or is about its session or transaction alone: in a transaction that is declared to only read a replica
-    /// can run it as well as the primary.
+    /// Every statement is a read, or is only about its session or transaction (SET, SAVEPOINT). In a transaction
+    /// declared READ ONLY a replica can run these as well as the primary.
     pub writes_nothing: bool,
-    /// It is one BEGIN, or nothing but reads: sending it twice does no harm.
+    /// Sending the unit twice does no harm: it is one BEGIN, or only reads.
     pub repeatable: bool,
-    /// It has a BEGIN of its own.
+    /// The unit contains a BEGIN.
     pub begins: bool,
-    /// It begins with BEGIN READ ONLY.
+    /// The unit's first statement is BEGIN READ ONLY.
     pub begin_read_only: bool,
-    /// It takes an advisory lock: that excludes nobody on a replica.
+    /// The unit takes an advisory lock, which would exclude nobody on a replica.
     pub locks: bool,
-    /// It has a Parse of the unnamed statement.
+    /// The unit has a Parse of the unnamed statement.
     pub parses_unnamed: bool,
-    /// Hash of the name of the last Parse in it, if a Describe of that needs no server.
+    /// Hash of the name in the unit's last Parse, if the proxy can answer a Describe of that statement by itself;
+    /// otherwise 0.
     pub describable: u64,
-    /// Something in it needs a server.
+    /// The unit has a message that the proxy can't answer by itself.
     pub needs_server: bool,
     pub hint: Option<Hint>,
-    /// Class of the simple query that it consists of.
+    /// Class of the simple query that the unit consists of.
     pub query: Option<Class>,
-    /// By its messages it is one statement, executed at once to its end, so far.
+    /// So far the messages amount to one statement, executed once to its end.
     pub single: bool,
-    /// What that statement is.
+    /// What kind of statement that is.
     pub sole: Sole,
-    /// It has a Bind, and an Execute after that.
+    /// The unit has a Bind (`bound`), and an Execute behind that (`executed`).
     pub bound: bool,
     pub executed: bool,
-    /// Stands for the shape of its statement, where costs are kept; 0 if it has none.
+    /// Identifies the statement's shape in the table of costs; 0: no shape.
     pub key: u64,
-    /// What it must see, if it is a strong read.
+    /// The position that the unit must see, if it is a strong read.
     pub reach: Reach,
     /// Whether its term still stands, if its session is strong.
     pub proof: Proof,
@@ -304,68 +308,68 @@ impl Idle for Unit {
     }
 }
 
-/// What the one statement of a unit is, to those who treat it apart.
+/// The kind of a unit's one statement, where the kind gets special treatment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Sole {
-    /// None has been seen.
+    /// No statement has been seen yet.
     Nothing,
-    /// A read like any other, that may share a server connection.
+    /// A plain read, which may share a server connection in a lane.
     Read,
-    /// It begins a transaction.
+    /// A BEGIN.
     Begin,
-    /// Something else, or more than one.
+    /// Another kind of statement, or several statements.
     Other,
 }
 
-/// What is known of earlier attempts at a unit.
+/// What earlier attempts at a unit have shown.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::core) struct Again {
     pub attempts: u8,
-    /// A replica refused it.
+    /// A replica refused the unit, so the primary gets it.
     pub primary: bool,
-    /// It has been in a shared lane, and is to have a server connection to itself.
+    /// The unit was in a lane, and now gets a server connection to itself.
     pub alone: bool,
-    /// Its parameters were refused by a server connection so many times.
+    /// How many server connections have refused the client's parameters.
     pub setups: u8,
-    /// Where it was lost.
+    /// The node on which the unit was lost.
     pub avoid: Option<NodeId>,
 }
 
-/// The least that a client's reads must see.
+/// The lower bound on what a client's reads must see.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) enum Mark {
-    /// It has written nothing.
+    /// The client has written nothing.
     Nothing,
-    /// It has written, and nobody has asked where that was.
+    /// The client has written, and no ticket has been taken for the position yet.
     Wrote,
-    /// What the primary had when this ticket's batch reached it.
+    /// The position that the primary had when the batch of this ticket reached it.
     Asked(Ticket),
-    /// This position of this timeline.
+    /// A known position on a known timeline.
     At { term: u32, lsn: Lsn },
 }
 
-/// A transaction that was lost with its server while the client believes to be in it.
+/// A transaction that was lost with its server connection, while the client believes it is still open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Aborted {
     No,
-    /// The client has not been told.
+    /// The client has not been told of the loss.
     Untold,
-    /// It has.
+    /// The client has been told.
     Told,
 }
 
-/// What came of looking at a client's bytes.
+/// The result of handling a client's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Step {
-    /// So many were used.
+    /// This many bytes were handled.
     Used(usize),
-    /// None were used, but the client's state changed: look again.
+    /// No bytes were handled, but the client's state changed: look at the same bytes again.
     Again,
-    /// More are needed.
+    /// More bytes are needed.
     More,
-    /// The client must wait for something else.
+    /// The client must wait for some event; whoever returns this names the event that makes the client `runnable`.
     Blocked,
-    /// The client is closed.
+    /// The client has been closed.
     Gone,
 }
 
@@ -416,12 +420,12 @@ impl Client {
 }
 
 impl Client {
-    /// True if it has not asked for encryption in vain.
+    /// True if the client has not yet asked for encryption and been told no.
     pub(super) fn has_not_asked(&self) -> bool {
         matches!(self.phase, Phase::Startup { refused: 0 })
     }
 
-    /// In which state it is without a server, as `ReadyForQuery` says it.
+    /// The transaction status that `ReadyForQuery` shows while the client has no server connection.
     pub(in crate::core) fn status(&self) -> Status {
         match self.aborted {
             Aborted::No if self.begun.is_some() => Status::Transaction,
@@ -447,7 +451,7 @@ impl Core {
         }
     }
 
-    /// Looks at what was kept.
+    /// Handles the client's buffered input again.
     pub(in crate::core) fn client_resume(&mut self, c: usize) {
         let token = self.clients[c].token;
         let mut input = std::mem::take(&mut self.clients[c].input);
@@ -457,7 +461,7 @@ impl Core {
             return;
         }
         let client = &mut self.clients[c];
-        // A replay may have put bytes back meanwhile: they come first.
+        // A replay may have put bytes into `input` meanwhile; those come first.
         if used < input.len() {
             input.drain(..used);
             if client.input.is_empty() {
@@ -472,11 +476,13 @@ impl Core {
         self.bound_input(c);
     }
 
-    /// A client whose kept input has reached its bound is not read until that shrinks.
+    /// Stops reading a client whose buffered input or unread output is too long, and reads it again when both have
+    /// shrunk.
     pub(in crate::core) fn bound_input(&mut self, c: usize) {
         let client = &mut self.clients[c];
         let limit = self.settings.buffer_limit;
-        // What only waits its turn need not be read ahead far: what is kept is moved with each unit that is taken off it.
+        // A client that only waits needs little read-ahead. Each unit that is taken off the buffer moves the rest, so a
+        // long buffer costs CPU.
         let most = if client.blocked { UNIT_MAX } else { self.settings.max_statement + UNIT_MAX_KEPT };
         let full = client.input.len() > most || client.output.unread() > limit;
         let server_full =
@@ -490,7 +496,7 @@ impl Core {
         }
     }
 
-    /// Uses as many of the bytes as can be used now, and says how many.
+    /// Handles as many of the bytes as possible, and gives their number.
     fn client_bytes(&mut self, c: usize, bytes: &[u8]) -> usize {
         let token = self.clients[c].token;
         let mut used = 0;
@@ -525,7 +531,7 @@ impl Core {
                 }
                 Pass::No => match client.phase {
                     Phase::Startup { .. } => self.startup(c, rest),
-                    // The driver takes it.
+                    // The driver runs the handshake and takes the bytes (`Core::early`).
                     Phase::Securing => Step::Blocked,
                     Phase::Login(_) => self.login_message(c, rest),
                     Phase::Ready => self.message(c, rest),
@@ -554,7 +560,7 @@ impl Core {
         }
     }
 
-    /// Forgets a client; what is still to be written is handed to the driver.
+    /// Closes and forgets a client. Output that is still to be written is handed to the driver.
     pub(in crate::core) fn close_client(&mut self, c: usize) {
         if self.clients[c].at.server().is_some() {
             self.abandon_server(c);
@@ -583,5 +589,5 @@ impl Core {
     }
 }
 
-/// Input kept beyond one statement of the greatest length, in bytes.
+/// How much input is buffered beyond one statement of the greatest length, in bytes.
 const UNIT_MAX_KEPT: usize = 128 << 10;

@@ -1,7 +1,7 @@
-//! A client with a server: its messages go on, one by one.
+//! A client with a server connection: its messages are passed on, one by one.
 //!
-//! Most are appended to the server's output as they are. What is about prepared statements is in `statements`; what the proxy answers by
-//! itself in `local`.
+//! Most messages are appended to the server connection's output unchanged. Messages about prepared statements are
+//! handled in `statements`, messages that the proxy answers by itself in `local`.
 
 use std::sync::Arc;
 
@@ -16,18 +16,19 @@ use crate::core::Core;
 use crate::core::prepared::Undo;
 use crate::core::server::{Begin, Note, Refusal, Request};
 
-/// Pipelined messages that a server may owe answers for; a client that sends more waits.
+/// Most answers that a server connection may owe; the messages of a client that pipelines more wait.
 pub(in crate::core) const MOST_EXPECTED: usize = 4096;
 
 impl Core {
-    /// Sends a client's message to its server, or answers it.
+    /// Sends a client's message to its server connection, or answers it.
     pub(super) fn forward(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
         self.keep_for_replay(c, s, bytes);
         if self.must_wait(s, frame.tag) {
             return Step::Blocked;
         }
         if self.servers[s].protocol.owes() >= MOST_EXPECTED {
-            // Only part of the unit has been sent: what is kept for a replay would overlap with what is still to come.
+            // Only part of the unit has been sent: a kept copy would overlap with the part that is still in the
+            // client's input.
             self.give_up_replay(c);
             self.clients[c].held_up = true;
             return Step::Blocked;
@@ -44,7 +45,7 @@ impl Core {
                 return Step::Gone;
             }
         };
-        // Where the unit was looked at as a whole, its class and its shape are known from there.
+        // If the unit was looked at as a whole, the text has been classified already.
         let query = match message {
             Message::Query { text } => Some(match self.clients[c].unit.query {
                 Some(class) => (class, self.clients[c].unit.key),
@@ -77,13 +78,13 @@ impl Core {
             Message::Close(named) => self.forward_close(c, s, named, bytes, frame),
             Message::Execute { portal, .. } => self.forward_execute(c, s, portal, bytes, frame),
             Message::Flush => {
-                // The client waits for what it has asked so far.
+                // The client waits for the answers so far, so they can't be held back.
                 self.give_up_replay(c);
                 self.pass_on(c, s, bytes, frame)
             }
             Message::Sync => {
                 let server = &mut self.servers[s];
-                // While it reads COPY data, a server ignores Sync.
+                // A server that reads COPY data ignores Sync.
                 if !server.protocol.copies_in() {
                     server.ends_unit(Request::Sync, Note::Sync);
                     server.barrier |= server.tracker.goes_back();
@@ -107,34 +108,35 @@ impl Core {
                 self.pass_on(c, s, bytes, frame)
             }
             Message::Terminate => {
-                // It was looked at before.
+                // `message` handles Terminate first.
                 self.close_client(c);
                 Step::Gone
             }
         }
     }
 
-    /// True if the next message of this kind depends on an answer that is still to come.
+    /// True if the effect of the next message, of this tag, depends on an answer that is still to come.
     fn must_wait(&self, s: usize, tag: u8) -> bool {
         let server = &self.servers[s];
         let protocol = &server.protocol;
         let data = matches!(tag, b'd' | b'c' | b'f');
         let begins_unit = !protocol.is_in_unit() && !data;
         let about_statements = matches!(tag, b'P' | b'B' | b'D' | b'C' | b'Q');
-        // A unit that fails skips its Parses: what a later unit does with their statements depends on it.
+        // If an earlier unit fails, PostgreSQL skips its Parses: `P s …; S; B s`. So a later message about statements
+        // waits for that unit.
         let depends = protocol.is_depended_on() && about_statements;
-        // SET in an earlier unit: how a text is read depends on whether it succeeds.
+        // A SET in an earlier unit may fail, and the scope of a later statement depends on that.
         let changed = server.tracker.in_force.changed_in();
         let in_flight = changed.is_some_and(|unit| unit < protocol.unit() && !protocol.has_ended(unit));
         let reread = in_flight && about_statements && tag != b'Q';
-        // A unit behind the first of a transaction waits for that to have begun, or for its client to hear that it has not.
+        // Only one unit may be behind a BEGIN that was put off: the next one waits until BEGIN is answered.
         let behind_begin = server.begin != Begin::No && begins_unit;
-        // What comes after LISTEN waits until that is known to hold.
+        // What follows LISTEN waits until the LISTEN is answered.
         let listens = server.tracker.listens() && !protocol.is_settled() && begins_unit;
         server.barrier || depends || reread || behind_begin || listens
     }
 
-    /// A message that has not arrived whole, and that can't be understood as far as it is there.
+    /// A message that is not whole yet, and of which the part that has arrived can't be decoded.
     fn forward_part(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
         if !matches!(frame.tag, b'Q' | b'P') || frame.payload <= self.settings.max_statement {
             return Step::More;
@@ -147,7 +149,7 @@ impl Core {
             }
         }
         self.begin(c, s);
-        // Nothing is known of it: whatever it leaves behind goes when the transaction ends.
+        // The statement is unknown, so the session is cleaned of everything when the transaction ends.
         self.servers[s].cleaning.all = true;
         self.clients[c].unflushed = true;
         if frame.tag == b'P' {
@@ -169,7 +171,7 @@ impl Core {
         self.pass_on(c, s, bytes, frame)
     }
 
-    /// Forwards a message as it is, as far as it is there.
+    /// Forwards a message unchanged, as much of it as has arrived.
     pub(super) fn pass_on(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
         let n = frame.total().min(bytes.len());
         self.send(s, |out| out.extend_from_slice(&bytes[..n]));
@@ -187,14 +189,14 @@ impl Core {
 
     // --- replay ---
 
-    /// At the first message of a unit that may be sent again: keeps it, and holds its replies back.
+    /// At the first message of a unit that may be sent again: keeps the unit and holds its replies back.
     fn keep_for_replay(&mut self, c: usize, s: usize, bytes: &[u8]) {
-        // What a replica refuses it has not done, whatever it was.
+        // A unit that a replica refuses was not carried out, so any unit may be sent again after a refusal.
         let replica = self.is_replica(s);
         let client = &mut self.clients[c];
         let unit = &mut client.unit;
         if unit.routed && unit.whole && (unit.repeatable || replica) {
-            // Only once: `scanned` bytes from here are the unit.
+            // `whole` marks that the unit still starts at `bytes`; it is cleared, so that the unit is kept only once.
             if unit.is_single() {
                 let meter = &mut self.servers[s].meter;
                 (meter.measured, meter.answered) = (unit.key, 0);
@@ -212,7 +214,7 @@ impl Core {
         }
     }
 
-    /// The unit in flight can't be sent again from here on: its replies need not be held back.
+    /// The unit in flight will not be sent again: its replies are released.
     pub(in crate::core) fn give_up_replay(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if client.replay.forget(&mut self.buffers) {
@@ -248,16 +250,16 @@ impl Core {
         self.pass_on(c, s, bytes, frame)
     }
 
-    /// A Query drops the unnamed statement, of the client and of its server.
+    /// A Query drops the unnamed statement, both the client's and the server connection's.
     pub(super) fn names_of_query(&mut self, c: usize, s: usize) -> Undo {
         let undo = self.clients[c].names.query();
         let server = &mut self.servers[s];
         server.held.set_unnamed(crate::core::prepared::Unnamed::Unknown);
-        // Only behind messages of a unit without its Sync may it be skipped.
+        // The Query can be skipped only if it follows messages without their Sync, such as `P …; Q`.
         if server.protocol.is_in_unit() { undo } else { Undo::Nothing }
     }
 
-    /// Why a statement of this class is not run by this server; None: it is.
+    /// Why this server must not run a statement of this class; `None` if it may.
     pub(super) fn refusal(&self, s: usize, class: Class) -> Option<Refusal> {
         let locks = class.flags.has(Flags::LOCKS);
         let holds = class.pins.0 & Pins::CURSOR.0 != 0;
@@ -269,21 +271,23 @@ impl Core {
         }
     }
 
-    /// The server gets a text that it can't run, and the client is told why the proxy does not want it to be run.
+    /// Refuses a Query: the server gets a text that fails, and the client gets the proxy's error in place of the
+    /// server's.
     fn refuse_query(&mut self, c: usize, s: usize, frame: Frame, why: Refusal) -> Step {
         let undo = self.names_of_query(c, s);
         self.give_up_replay(c);
         self.servers[s].ends_unit(Request::Query, |timing| Note::RefusedQuery { why, undo, timing });
         self.count_statement(s);
         self.end_unit(c);
-        // A transaction has to fail with it. What the server logs says why.
+        // The text fails on the server so that an open transaction fails, too. The server's log shows the text.
         self.send(s, |out| message::query(out, "refused by kingpost: not on a replica"));
         Step::Used(frame.total())
     }
 
     // --- what a statement does beside its answer ---
 
-    /// What this text of the client's changes of parameters and channels. None: nothing, or nothing is known of it. `cached`: asked first.
+    /// What this text changes of parameters and channels. `None`: nothing, or the changes can't be told. `cached` is
+    /// asked first.
     pub(super) fn changes_of(
         &self,
         c: usize,
@@ -292,20 +296,21 @@ impl Core {
         cached: impl FnOnce() -> Option<Option<Arc<Changes>>>,
         text: &[u8],
     ) -> Option<Arc<Changes>> {
-        // Savepoints and ends of transactions matter only to who has changed something.
+        // Savepoints and ends of transactions matter only if the session has changed something.
         let ends = class.flags.has(Flags::SAVEPOINT) || class.flags.has(Flags::TRANSACTION);
         let about = is_about_parameters(class) || class.flags.has(Flags::LISTENS);
         if !(about || (ends && self.servers[s].tracker.is_at_work())) {
             return None;
         }
-        // Without standard strings a parser reads something else.
+        // With `standard_conforming_strings` off, the parser would misread the text.
         if self.clients[c].odd_strings && text.contains(&b'\\') {
             return None;
         }
         cached().unwrap_or_else(|| self.classifier.changes(text).map(Arc::new))
     }
 
-    /// A text is sent, or bound to a portal: what of its class's pins is left with these changes known.
+    /// A text is sent to be run: records its changes. Gives those pins of its class that remain once the changes are
+    /// known.
     pub(super) fn note_text(&mut self, c: usize, s: usize, class: Class, changes: Option<&Changes>) -> Pins {
         if says_nothing(class) && changes.is_none() {
             return class.pins;
@@ -314,7 +319,7 @@ impl Core {
         self.note_bound_text(c, s, class, changes)
     }
 
-    /// The same for what is bound only: it has no effect until it is executed.
+    /// Like `note_text`, for a text that is only bound: its changes take effect when the portal is executed.
     pub(super) fn note_bound_text(&mut self, c: usize, s: usize, class: Class, changes: Option<&Changes>) -> Pins {
         let listens = class.flags.has(Flags::LISTENS);
         self.servers[s].tracker.text_sent(&self.clients[c].base, changes, listens);
@@ -322,20 +327,20 @@ impl Core {
             Some(changes) if !changes.doubt => {
                 let pins = class.pins.without(Pins::SET.with(Pins::ROLE));
                 if listens && self.may_share_listen(c, s) {
-                    // This session listens only until the shared connection does.
+                    // The session listens only until the pool's shared connection does.
                     self.servers[s].cleaning.unlisten = true;
                     pins.without(Pins::LISTEN)
                 } else {
                     pins
                 }
             }
-            // Something is reset, and nobody knows what: the client stays, and the session is made anew after it.
+            // A reset of unknown parameters: the client keeps the connection, and the session is reset after it.
             _ if class.flags.has(Flags::RESETS_PARAMETERS) => class.pins.with(Pins::SET),
             _ => class.pins,
         }
     }
 
-    /// A text is run: how what is sent behind it is read.
+    /// A text is run: updates under which parameters later texts will be read.
     pub(super) fn note_in_force(&mut self, c: usize, s: usize, class: Class, changes: Option<&Changes>) {
         if says_nothing(class) && changes.is_none() {
             return;
@@ -360,17 +365,18 @@ impl Core {
         }
     }
 
-    /// What is done about functions of which nothing is known.
+    /// How the client's database treats functions of which nothing is known.
     fn unknown_functions(&self, c: usize) -> UnknownFunctions {
         let database = &self.pools[self.clients[c].pool].database;
-        // In session mode the client keeps its connection, and what a function has left in it.
+        // In session mode the client keeps its connection, and with it what a function left in the session.
         if database.mode == PoolMode::Session { UnknownFunctions::Pin } else { database.unknown_functions }
     }
 
-    /// What a statement leaves behind, and whether its loss would leave doubt. `certain`: it is run, and not only bound.
+    /// Records what a statement leaves behind, and whether its loss would be in doubt. `certain`: it is executed now,
+    /// and not only bound.
     pub(super) fn note_effects(&mut self, c: usize, s: usize, class: Class, certain: bool) {
         let mut pins = class.pins;
-        // What it writes may notify, by a trigger or a function.
+        // A write may notify through a trigger or a function.
         if class.access == Access::Write
             && class.control == Control::None
             && (!class.flags.has(Flags::LISTENS) || class.flags.has(Flags::MULTI))
@@ -397,7 +403,8 @@ impl Core {
                 }
             }
         }
-        // A view's or an operator's function may write, unseen: that may be why it was sent to the primary.
+        // A function behind a view or an operator may write unseen; that may be why a hint sends the statement to the
+        // primary.
         work.may_have_written |= class.hint == Some(Hint::Primary);
         work.may_begin |= matches!(class.control, Control::Begin { .. }) || class.flags.has(Flags::TRANSACTION);
         if class.flags.has(Flags::SCHEMA) {
@@ -406,10 +413,11 @@ impl Core {
             self.pools[server.pool].place.schema().changes(self.now, declared);
         }
         let server = &mut self.servers[s];
-        // Several statements: which of them are carried out is known when all have answered.
+        // Several statements in one text: how many were carried out is known only when all have answered.
         let several = class.flags.has(Flags::MULTI) || class.flags.has(Flags::UNKNOWN);
         server.barrier |= certain && several && class.flags.has(Flags::DROPS_STATEMENTS);
-        // It has cleared something only if it succeeds, and is not rolled back: seen at the end of the unit.
+        // A statement such as DISCARD clears state only if it succeeds and is not rolled back: that is checked at the
+        // end of the unit.
         let alone = server.protocol.status() == Status::Idle && !server.is_running();
         server.work.unpins = server.work.unpins.without(pins);
         if certain && alone && !class.flags.has(Flags::TRANSACTION) {
@@ -418,13 +426,14 @@ impl Core {
         self.pin(c, s, pins);
     }
 
-    /// The client stays with its server connection.
+    /// Pins the client to its server connection.
     pub(in crate::core) fn pin(&mut self, c: usize, s: usize, pins: Pins) {
         if pins.is_empty() {
             return;
         }
         if self.is_replica(s) {
-            // A client that stays on a replica could not write any more: what a read-only transaction sets ends with it.
+            // A client pinned to a replica could not write any more. What a read-only transaction leaves is cleaned up
+            // at its end instead.
             self.servers[s].cleaning.all = true;
             return;
         }
@@ -441,7 +450,7 @@ impl Core {
         }
     }
 
-    /// What a client had in its session is gone from it.
+    /// The session no longer has this state of the client.
     pub(in crate::core) fn unpin(&mut self, c: usize, unpins: Pins) {
         let client = &mut self.clients[c];
         let was_pinned = !client.pins.is_empty();
@@ -451,15 +460,16 @@ impl Core {
         }
     }
 
-    /// What this server's client has changed of the schema, if it has, may have been committed.
+    /// DDL of this connection's client may have been committed: statements prepared before it are outdated.
     pub(in crate::core) fn settle_schema(&mut self, s: usize) {
         if let Some(declared) = self.servers[s].work.alters.take() {
             self.pools[self.servers[s].pool].place.schema().changes(self.now, declared);
         }
     }
 
-    /// The client's session has gone back to what the server connection began with, and not to what the client did: that is put
-    /// right before the client hears that it is done. True: it is being done. (In a transaction it waits for its end.)
+    /// RESET took the session back to what the server connection began with, and not to what the client began with.
+    /// That is corrected before the client gets its answer. True: the correction is under way. (In a transaction it
+    /// waits for the end.)
     pub(in crate::core) fn goes_back(&mut self, s: usize) -> bool {
         let server = &self.servers[s];
         let Some(c) = server.client else { return false };
@@ -475,12 +485,12 @@ impl Core {
     }
 }
 
-/// True if nothing but its access is known of a text of this class, as of most: it changes nothing that is followed.
+/// True if a text of this class changes nothing that is followed: most texts only read or write rows.
 fn says_nothing(class: Class) -> bool {
     class.flags == Flags(0) && class.pins.is_empty() && class.control == Control::None
 }
 
-/// True if a text of this class may change parameters, for the session or for its transaction.
+/// True if a text of this class may change parameters, for the session or the transaction.
 fn is_about_parameters(class: Class) -> bool {
     class.pins.0 & (Pins::SET.0 | Pins::ROLE.0) != 0
         || class.flags.has(Flags::RESETS_PARAMETERS)

@@ -1,9 +1,10 @@
-//! Which worker serves a client: those of a small pool are served by few workers.
+//! Which worker serves a client.
 //!
-//! A pool's server connections go from worker to worker, to whoever has a client that waits. With a client of the pool on each of 48 workers and
-//! eight connections, nearly every statement would begin with a letter to another worker. So a pool has a group of workers, one for every
-//! [`CONNECTIONS`] server connections that it may have, and a client that another worker has accepted goes there once it has shown who it is:
-//! before it is told a process id, which names the worker.
+//! A pool's server connections move between workers, to whichever has a waiting client. With clients of one pool on
+//! each of 48 workers and only eight connections, nearly every statement would start with a letter to another worker.
+//! So a pool has a group of workers, one for every [`CONNECTIONS`] server connections that the pool may have. A client
+//! that another worker has accepted moves to a worker of the group once it has authenticated. It moves before it is
+//! told a process id, because that id names the worker.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -12,10 +13,12 @@ use crate::core::memory::Token;
 use crate::core::pool::PoolKey;
 use crate::core::{Core, Effect, Moved, Moving};
 
-/// Server connections of a pool for each worker of its group: as many as a worker keeps busy without being the bottleneck.
+/// Server connections of a pool per worker of its group: as many as one worker keeps busy without becoming the
+/// bottleneck.
 const CONNECTIONS: usize = 4;
 
-/// The worker that serves a client of this pool, which worker `accepted` has accepted. `connections`: most that the pool may have on all nodes.
+/// The worker that serves a client of pool `key` which worker `accepted` has accepted. `connections`: the most that the
+/// pool may have on all nodes.
 fn home(key: &PoolKey, connections: usize, workers: usize, accepted: usize) -> usize {
     let size = connections.div_ceil(CONNECTIONS).clamp(1, workers);
     let mut hasher = DefaultHasher::new();
@@ -26,7 +29,8 @@ fn home(key: &PoolKey, connections: usize, workers: usize, accepted: usize) -> u
 }
 
 impl Core {
-    /// The client is to be served by another worker. True: it leaves at the end of this step, and says nothing until then.
+    /// Decides whether another worker is to serve this client. If true, the client leaves at the end of this step and
+    /// is told nothing until then.
     pub(super) fn leaves_for_home(&mut self, c: usize, key: &PoolKey) -> bool {
         let nodes = self.view.nodes.len().max(1);
         let connections = self.settings.pool_size(&key.database, &key.user).saturating_mul(nodes);
@@ -37,7 +41,7 @@ impl Core {
         to != self.id
     }
 
-    /// Sends clients on their way that are to be served by other workers.
+    /// Sends the clients in `leaving` to their workers.
     pub(in crate::core) fn send_home(&mut self) {
         while let Some((token, to)) = self.leaving.pop() {
             if !self.is_client(token) {
@@ -51,11 +55,11 @@ impl Core {
         }
     }
 
-    /// Takes in a client that another worker has accepted, and that has shown who it is.
+    /// Takes in a client that another worker has accepted and authenticated.
     pub(in crate::core) fn adopt_client(&mut self, mut client: Client) -> Token {
         let index = self.clients.vacant_key();
         client.token = self.token(crate::core::token::Kind::Client, index);
-        // What it was told of its login may still be unsent.
+        // The authentication messages may still be unsent.
         client.dirty = true;
         let token = client.token;
         self.dirty.push(token);
@@ -66,7 +70,7 @@ impl Core {
         token
     }
 
-    /// The driver reads its socket.
+    /// The driver has the socket of a client that was taken in: its login goes on.
     pub(in crate::core) fn adopted_client(&mut self, c: usize) {
         if matches!(self.clients[c].phase, Phase::Login(_)) {
             self.proved(c);

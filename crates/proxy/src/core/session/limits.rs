@@ -1,4 +1,4 @@
-//! How many clients there may be of what, and for how long each may be in which state.
+//! How many clients there may be, and how long each may stay in a state.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -14,10 +14,10 @@ use crate::core::pool::PoolKey;
 use crate::core::server::Server;
 use crate::core::{Core, over};
 
-/// Time between two looks at all clients, where one of their states has a limit.
+/// Time between two checks of all clients' time limits.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Clients of all workers, by what their number may be limited for. Touched when a client comes and when it goes.
+/// Clients of all workers, counted by what their number may be limited by. Changed when a client connects, logs in or leaves.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     /// Connections, logged in or not.
@@ -26,14 +26,15 @@ pub(crate) struct Counts {
     users: HashMap<Arc<str>, usize>,
 }
 
-/// A worker's clients that have not logged in, and when it has looked at the time limits of the others.
+/// A worker's connections that have not logged in, and when it last checked its clients' time limits.
 #[derive(Debug)]
 pub(in crate::core) struct Doorkeeper {
-    /// Oldest first. Who has logged in meanwhile, or left, goes when it is at the front.
+    /// Connections that are logging in, oldest first. A connection that has logged in or left is removed when it
+    /// reaches the front.
     logins: VecDeque<(Instant, Token)>,
-    /// How many have not shown who they are.
+    /// How many connections have not authenticated yet.
     unproved: usize,
-    /// When clients' time limits were last looked at.
+    /// When clients' time limits were last checked.
     looked: Instant,
 }
 
@@ -63,18 +64,18 @@ impl Core {
         self.shared.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if it has not shown who it is.
+    /// True if the client has not authenticated yet.
     fn is_unproved(client: &Client) -> bool {
         client.pool == usize::MAX && matches!(client.phase, Phase::Startup { .. } | Phase::Securing | Phase::Login(_))
     }
 
-    /// A connection has come in, from outside or from another worker.
+    /// A connection begins to log in: a new one, or one from another worker.
     pub(super) fn begins_to_log_in(&mut self, c: usize) {
         self.doorkeeper.logins.push_back((self.now, self.clients[c].token));
         self.doorkeeper.unproved += 1;
     }
 
-    /// A connection has come in. If there are too many that have not logged in, the one that has been at it for longest goes.
+    /// Counts a new connection. If too many are logging in, the one that began first is refused.
     pub(in crate::core) fn count_in(&mut self, c: usize) {
         self.begins_to_log_in(c);
         let most = (self.settings.max_logins / self.shared.workers).max(1);
@@ -98,13 +99,13 @@ impl Core {
             *count
         };
         let limit = self.settings.max_clients_per_address;
-        // Operators come from somewhere, too: who it is turns out later.
+        // The address may be an operator's, which is known only later in the login: the reserved places count as well.
         if limit > 0 && count > limit + self.settings.reserved_clients {
             self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &too_many_of_address(limit));
         }
     }
 
-    /// Turns away who takes too long to log in.
+    /// Refuses clients whose login takes too long.
     pub(in crate::core) fn expire_logins(&mut self) {
         while let Some(&(since, token)) = self.doorkeeper.logins.front() {
             if !over(since, self.settings.login_timeout, self.now) {
@@ -120,14 +121,14 @@ impl Core {
         }
     }
 
-    /// It goes, or has asked for a cancel, or has logged in.
+    /// The connection closes, asks for a cancel, or has logged in.
     pub(in crate::core) fn no_longer_logging_in(&mut self, c: usize) {
         if Core::is_unproved(&self.clients[c]) {
             self.doorkeeper.unproved -= 1;
         }
     }
 
-    /// A client that is being closed counts no more.
+    /// Takes a client that is being closed out of the counts.
     pub(in crate::core) fn count_out(&mut self, c: usize) {
         self.no_longer_logging_in(c);
         let client = &self.clients[c];
@@ -149,8 +150,8 @@ impl Core {
         }
     }
 
-    /// Why there is no room for one more client, before it is asked who it is: operators may come when applications have taken
-    /// every place.
+    /// An error if there is no room for one more client. Checked before authentication. Operators have reserved places
+    /// for when applications have taken all others.
     pub(in crate::core) fn room_for(&self, c: usize, console: bool, database: &str, user: &str) -> Result<(), String> {
         let reserved = if console { self.settings.reserved_clients } else { 0 };
         if self.shared.inside.load(Ordering::Relaxed) >= self.settings.max_clients + reserved {
@@ -175,7 +176,7 @@ impl Core {
         Ok(())
     }
 
-    /// Counts a client that has shown who it is; an error if others have taken the last place meanwhile.
+    /// Counts a client that has authenticated; an error if others have taken the last place meanwhile.
     pub(in crate::core) fn enter(&mut self, c: usize, key: &PoolKey) -> Result<(), String> {
         let (of_database, of_user) = self.most(&key.database, &key.user);
         {
@@ -197,13 +198,13 @@ impl Core {
         Ok(())
     }
 
-    /// Most clients of this database, and of this user.
+    /// The limits on clients of this database, and of this user.
     fn most(&self, database: &str, user: &str) -> (Option<usize>, Option<usize>) {
         let of_database = self.settings.database(database).and_then(|database| database.max_clients);
         (of_database, self.settings.user(user).and_then(|user| user.max_clients))
     }
 
-    /// Closes clients that have been in a state for longer than they may be.
+    /// Closes clients that have been in a state for longer than its limit.
     pub(in crate::core) fn expire_clients(&mut self) {
         let limits = self.settings.time_limits;
         let none = limits.idle.is_none() && limits.idle_transaction.is_none() && limits.query.is_none();
@@ -224,7 +225,8 @@ impl Core {
                 self.metrics.clients_timed_out.add(1);
                 let server = self.clients[token.index()].at.server().map(|s| self.servers[s].token);
                 self.fatal(token.index(), code, text);
-                // A write would run to its end, as it does when a client leaves by itself: here the limit is on the statement.
+                // `abandon_server` lets a write run to its end; but here the statement itself is over its limit, so it
+                // is cancelled.
                 if let Some(server) = server.filter(|&server| self.is_server(server)) {
                     let s = server.index();
                     if self.servers[s].is_running() && self.servers[s].cancels == 0 {
@@ -235,7 +237,7 @@ impl Core {
         }
     }
 
-    /// How long a client may be in the state that it is in, counted from [`Client::since`], and what it is told then.
+    /// The time limit of the client's current state, counted from [`Client::since`], and the error when it is over.
     fn time_limit(&self, c: usize) -> Option<(Duration, Sqlstate, &'static str)> {
         let (client, limits) = (&self.clients[c], self.settings.time_limits);
         if !matches!(client.phase, Phase::Ready) || client.waiting {

@@ -1,7 +1,8 @@
-//! What the proxy answers by itself: units that need no server, and statements about the proxy's own state.
+//! What the proxy answers without a server: units that need none, and statements about the proxy's own state.
 //!
-//! `DEALLOCATE` of a statement that was prepared by the protocol is the proxy's affair, for servers know it under another name. So are
-//! `SET kingpost.…` and `SHOW kingpost.…`. They take effect at once, and a rollback does not undo them.
+//! `DEALLOCATE s` of a statement that was prepared by the protocol is answered here, because servers know the statement
+//! under another name. So are `SET kingpost.…` and `SHOW kingpost.…`. All take effect at once, and a rollback does not
+//! undo them.
 
 use std::sync::Arc;
 
@@ -18,24 +19,24 @@ use crate::core::Core;
 use crate::core::prepared::{Statement, Undo};
 use crate::core::server::{Answer, Note, Request};
 
-/// What comes of a statement about the proxy's own state.
+/// The result of a statement about the proxy's own state.
 enum Outcome {
-    /// It is done: this is the command's tag.
+    /// The statement is done; the command's tag, and how to undo the change of the client's names.
     Done(&'static str, Undo),
-    /// It shows this value in a column of this name.
+    /// The statement shows a value: the column's name, and the value.
     Shows(String, &'static str),
-    /// It shows the primary's position, which only that knows.
+    /// The statement shows the primary's WAL position, for which the primary is asked.
     ShowsToken,
-    /// It makes no sense.
+    /// The statement is invalid; the error's text.
     Fails(String),
-    /// It is a server's to answer.
+    /// A server has to answer the statement.
     Servers,
 }
 
 impl Core {
-    /// A message of a unit that needs no server.
+    /// Answers a message of a unit that needs no server.
     pub(super) fn local_message(&mut self, c: usize, bytes: &[u8], frame: Frame) -> Step {
-        // A unit is looked at only once it is whole.
+        // The messages of a unit are handled only when the whole unit has arrived.
         let Ok(Some(message)) = Message::read(frame, bytes) else { return Step::More };
         if bytes.len() < frame.total() {
             return Step::More;
@@ -65,7 +66,8 @@ impl Core {
                 let schema = self.schema_version(c);
                 let statement = self.clients[c].names.get(name);
                 let Some(described) = statement.and_then(|s| s.described(self.now, schema)) else {
-                    // It has gone out of date since the unit was looked at: what is left of that is looked at anew.
+                    // The description has become outdated since the unit was looked at: the rest of the unit is looked
+                    // at again.
                     self.clients[c].unit.reset();
                     return Step::Again;
                 };
@@ -85,9 +87,10 @@ impl Core {
                 client.again = Again::default();
                 self.ready(c);
             }
-            // All is answered.
+            // Nothing to send: every message before Flush has been answered.
             Message::Flush => self.clients[c].unit.reset(),
-            // They need a server, and so does their unit.
+            // `scan` sends units with these messages to a server; should one come here, the rest of the unit is looked
+            // at again.
             Message::Bind { .. } | Message::Execute { .. } | Message::FunctionCall => self.clients[c].unit.reset(),
             Message::CopyData | Message::CopyDone | Message::CopyFail | Message::Terminate => {}
         }
@@ -147,7 +150,8 @@ impl Core {
 
     // --- by a client with a server ---
 
-    /// A Query of this class, of a client with a server, if the proxy answers it. None: it goes to the server.
+    /// Answers a Query of a client that holds a server connection, if the proxy can. `None`: the Query goes to the
+    /// server.
     pub(super) fn forward_local(
         &mut self,
         c: usize,
@@ -161,11 +165,11 @@ impl Core {
         }
         let protocol = &self.servers[s].protocol;
         if protocol.is_in_unit() || protocol.status() == Status::Failed {
-            // In the middle of an extended-protocol unit, or in a failed transaction: the server's to answer.
+            // Inside a unit of the extended protocol, or in a failed transaction, the server has to answer.
             return None;
         }
         if !protocol.is_settled() {
-            // Its turn has not come.
+            // Answers that the server owes come first.
             return Some(Step::Blocked);
         }
         let status = protocol.status();
@@ -186,7 +190,7 @@ impl Core {
                 Some(Step::Used(frame.total()))
             }
             Outcome::Fails(text) if status == Status::Transaction || self.clients[c].begun.is_some() => {
-                // The transaction has to fail with it, which only the server can bring about.
+                // The open transaction has to fail, too, and only the server can make it fail.
                 Some(self.fail_in_transaction(c, s, &text, frame))
             }
             done => {
@@ -201,7 +205,7 @@ impl Core {
         }
     }
 
-    /// A client's statement about the proxy's own state makes no sense, in a transaction on a server.
+    /// Reports an invalid statement about the proxy's own state, and has the server fail the open transaction.
     fn fail_in_transaction(&mut self, c: usize, s: usize, text: &str, frame: Frame) -> Step {
         let mut error_message = Vec::new();
         error(&mut error_message, Sqlstate::INVALID_PARAMETER_VALUE, text);
@@ -218,19 +222,20 @@ impl Core {
         Step::Used(frame.total())
     }
 
-    /// An Execute of such a statement: what the client is told, and how to take that back. None: the server runs it.
+    /// Carries out an Execute of a statement about the proxy's own state. Gives the answer, and how to undo it. `None`:
+    /// the server runs the statement.
     pub(super) fn execute_local(&mut self, c: usize, s: usize, statement: &Arc<Statement>) -> Option<(Answer, Undo)> {
         if self.servers[s].protocol.status() == Status::Failed {
             return None;
         }
         match self.carry_out(c, statement.text()) {
             Outcome::Done(tag, undo) => Some((Answer::Complete(tag), undo)),
-            // A Parse of what shows something was sent as something else. What makes no sense a server refuses, in words of its own.
+            // For a SHOW, Parse has sent the server another text. An invalid statement is refused by the server.
             Outcome::Shows(..) | Outcome::ShowsToken | Outcome::Fails(_) | Outcome::Servers => None,
         }
     }
 
-    /// The text that a server gets in place of `SHOW kingpost.…` in the extended protocol; None: this one.
+    /// The text that a server gets in place of `SHOW kingpost.…` in the extended protocol. `None`: `text` itself.
     pub(super) fn shown_instead(&self, c: usize, class: Class, text: &[u8]) -> Option<Vec<u8>> {
         if !class.local {
             return None;
@@ -253,7 +258,7 @@ impl Core {
         match command {
             Local::Deallocate(name) => match client.names.close(name.as_bytes()).filter(|_| !name.is_empty()) {
                 Some(undo) => Outcome::Done("DEALLOCATE", undo),
-                // Not one of the protocol's: SQL's PREPARE made it, or nobody did.
+                // No such name from the protocol: SQL's PREPARE made the statement, or there is none.
                 None => Outcome::Servers,
             },
             Local::DeallocateAll if client.pins.0 & Pins::PREPARE.0 != 0 => Outcome::Servers,
@@ -288,7 +293,7 @@ impl Core {
                 }
                 None => Outcome::Fails(format!("kingpost.token: {token:?} is not what SHOW kingpost.token says")),
             },
-            // Only the primary knows.
+            // Only the primary knows its position.
             Local::Show(name) if name == "token" => Outcome::ShowsToken,
             Local::Show(name) => match self.setting(c, &name) {
                 Some(value) => Outcome::Shows(format!("kingpost.{name}"), value),
@@ -310,13 +315,14 @@ impl Core {
         }
     }
 
-    /// What the primary is asked for `SHOW kingpost.token`: where it is. Whatever this client has been told is committed lies before that.
+    /// The query for `SHOW kingpost.token`: the primary's insert position. Every commit that this client has been told
+    /// of is before that position.
     fn token_query(&self) -> String {
         let term = self.view.term.timeline;
         format!("SELECT '{term}:' || pg_catalog.pg_current_wal_insert_lsn() AS \"kingpost.token\"")
     }
 
-    /// A client's message goes nowhere, however much of it has arrived.
+    /// Drops a client's message, however much of it has arrived.
     pub(in crate::core) fn discard(&mut self, c: usize, frame: Frame) -> Step {
         self.clients[c].pass = Pass::discard(frame.total());
         Step::Again

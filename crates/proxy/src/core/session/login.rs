@@ -21,40 +21,42 @@ use crate::core::{Core, Effect, Mail, SMALL_MAX, Secure};
 use crate::hba;
 use crate::settings::User;
 
-/// First byte of TLS: the record type of a handshake. A startup packet that begins with it would be longer than any is.
+/// First byte of a TLS handshake record. No startup packet begins with this byte: its length would be beyond the limit.
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// Users whose proof is remembered for the servers.
+/// Most users whose credentials are remembered for logins to servers.
 const MOST_PASSED: usize = 10_000;
 
-/// What a login knows before it is done.
+/// State of a login until it is done.
 pub(in crate::core) struct Login {
     pub key: PoolKey,
-    /// 3.0 or 3.2.
+    /// The protocol version: 3.0 or 3.2.
     pub version: u32,
-    /// Start-up parameters.
+    /// The parameters of the startup packet.
     pub params: Vec<(String, String)>,
-    /// It is for the console, and what may be done there: decided when it began, by the settings that its proof is for.
+    /// Set for a login to the console: what the operator may do. Decided when the login began, by the settings that the
+    /// proof is checked against.
     pub console: Option<Access>,
     pub exchange: Exchange,
 }
 
-/// How far the proof of identity is.
+/// How far the authentication is.
 pub(in crate::core) enum Exchange {
-    /// This proof is going to be asked for, once it is known what to compare it with.
+    /// This method will be used, once the user's account has been looked up.
     Asked(AuthMethod),
-    /// `SASLInitialResponse` is awaited, from this user if there is one.
+    /// `SASLInitialResponse` is awaited; the user, if there is one of that name.
     First(Box<scram::Server>, Option<Arc<User>>),
     /// `SASLResponse` is awaited.
     Last(Box<scram::Server>, Option<Arc<User>>),
-    /// `PasswordMessage` with the MD5 hash for this salt is awaited; without a user that has a verifier nothing fits.
+    /// `PasswordMessage` with the MD5 hash for this salt is awaited. If the user has no MD5 verifier, no hash is
+    /// accepted.
     Md5(Option<Arc<User>>, [u8; 4]),
-    /// Done; a server connection is awaited, to learn what to greet the client with.
+    /// Authenticated; a server connection is awaited, to learn the parameters for the greeting.
     Proved,
 }
 
 impl Core {
-    /// A packet before the first message.
+    /// Handles a packet before the first message.
     pub(in crate::core) fn startup(&mut self, c: usize, bytes: &[u8]) -> Step {
         let client = &self.clients[c];
         if bytes.first() == Some(&TLS_HANDSHAKE) && client.identity.is_none() && client.has_not_asked() {
@@ -69,7 +71,7 @@ impl Core {
                 }
                 Startup::Ssl if self.offers_tls(c) => {
                     if bytes.len() > used {
-                        // Sent in clear, to be taken for a part of what is encrypted.
+                        // Bytes sent in clear behind SSLRequest would be taken for a part of the encrypted stream.
                         self.violation(c, "received unencrypted data after SSL request");
                         return Step::Gone;
                     }
@@ -80,7 +82,7 @@ impl Core {
                     }
                 }
                 Startup::Ssl | Startup::Gss => {
-                    // Each may be asked for once.
+                    // SSLRequest and GSSENCRequest may each come once.
                     let client = &mut self.clients[c];
                     let again = match &mut client.phase {
                         Phase::Startup { refused } => {
@@ -114,16 +116,16 @@ impl Core {
         }
     }
 
-    /// Whether this client may begin TLS.
+    /// Whether this client may start TLS.
     fn offers_tls(&self, c: usize) -> bool {
         self.settings.tls.is_some() && !self.clients[c].local
     }
 
-    /// Has the driver begin TLS with what comes next.
+    /// Has the driver start TLS. `direct`: the client began without SSLRequest.
     fn begin_tls(&mut self, c: usize, direct: bool) -> Step {
         let acceptor = self.settings.tls.clone().filter(|_| self.offers_tls(c));
         let Some(acceptor) = acceptor else {
-            // Nobody there could read an error of PostgreSQL's, but whoever looks at the wire can.
+            // A TLS client can't read PostgreSQL's error, but somebody who looks at the packets can.
             self.metrics.clients_refused.add(1);
             self.violation(c, "the client began with TLS, which this address does not offer");
             return Step::Gone;
@@ -134,7 +136,7 @@ impl Core {
         Step::Again
     }
 
-    /// Why a client that comes as it does is turned away before it is asked who it is; None: it is not.
+    /// Why this client's TLS or certificate is not accepted, before it authenticates; `None` if it is.
     fn tls_refusal(&self, c: usize, user: &str) -> Option<String> {
         let (client, tls) = (&self.clients[c], self.settings.tls.as_ref()?);
         match &client.identity {
@@ -175,7 +177,7 @@ impl Core {
                     return self.fail_login(c, Sqlstate::FEATURE_NOT_SUPPORTED, text);
                 }
                 "options" => match startup::options(value) {
-                    // The other parameters are stronger, wherever they stand.
+                    // The packet's own parameters win over those in `options`, in whatever order they come.
                     Ok(pairs) => drop(settings.splice(0..0, pairs)),
                     Err(word) => {
                         let text =
@@ -234,12 +236,13 @@ impl Core {
         }
     }
 
-    /// How the rules want a client to prove who it is; None: there are no rules. An error is why it is turned away.
+    /// The authentication method that the rules of `proxy.hba` prescribe; `None` if there are no rules. `Err`: why the
+    /// client is refused.
     fn method(&self, c: usize, database: &str, user: &str) -> Result<Option<AuthMethod>, String> {
         let Some(rules) = &self.settings.hba else { return Ok(None) };
         let client = &self.clients[c];
         let identity = client.identity.as_deref();
-        // A Unix socket is known as one by its listener, not by the lack of an address.
+        // The listener says whether a client came over a Unix socket; an unknown address does not.
         let address = client.address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         let address = (!client.local).then_some(address);
         let attempt = hba::Attempt { address, tls: identity.is_some(), database, user };
@@ -262,19 +265,20 @@ impl Core {
         }
     }
 
-    /// What a lookup has found for a client that waits for it.
+    /// Takes the result of a user lookup that a client waits for.
     pub(in crate::core) fn looked_up(&mut self, c: usize, answer: Answer) {
         if !matches!(&self.clients[c].phase, Phase::Login(login) if matches!(login.exchange, Exchange::Asked(_))) {
             return;
         }
         match answer {
             Ok(found) => self.challenge(c, found),
-            // Why is in the log: it is none of a stranger's business.
+            // The reason is in the log; a client that has not authenticated is not told.
             Err(_) => self.fail_login(c, Sqlstate::CONNECTION_FAILURE, "the user could not be looked up: try again"),
         }
     }
 
-    /// Asks a client for its proof, or has it in without one. `known`: what there is to compare it with.
+    /// Asks a client to authenticate, or lets it in if its method needs no proof. `known`: the account to check
+    /// against.
     fn challenge(&mut self, c: usize, known: Option<Arc<User>>) {
         let Phase::Login(login) = &self.clients[c].phase else { return };
         let Exchange::Asked(method) = login.exchange else { return };
@@ -296,7 +300,7 @@ impl Core {
                 }
                 Exchange::Proved
             }
-            // As PostgreSQL does, a user whose verifier is one of SCRAM is asked for SCRAM.
+            // Like PostgreSQL, asks a user with a SCRAM verifier for SCRAM even where the method is md5.
             AuthMethod::Md5 if known.as_ref().is_none_or(|user| user.md5.is_some() || user.verifier.is_none()) => {
                 let salt = match md5::salt() {
                     Ok(salt) => salt,
@@ -308,7 +312,7 @@ impl Core {
             AuthMethod::ScramSha256 | AuthMethod::Md5 => {
                 let server = match known.as_ref().and_then(|user| user.verifier.clone()) {
                     Some(verifier) => scram::Server::new(verifier),
-                    // An unknown user's exchange looks the same, and fails at its end.
+                    // The exchange for an unknown user looks the same, and fails at its end.
                     None => scram::Server::mock(&user, &self.shared.secret),
                 };
                 let end_point = self.clients[c].identity.as_ref().and_then(|identity| identity.end_point.clone());
@@ -326,7 +330,7 @@ impl Core {
         }
     }
 
-    /// A message while logging in.
+    /// Handles a message during the login.
     pub(in crate::core) fn login_message(&mut self, c: usize, bytes: &[u8]) -> Step {
         let frame = match self.frame(c, bytes) {
             Ok(frame) => frame,
@@ -338,7 +342,8 @@ impl Core {
             return Step::Gone;
         }
         if matches!(login.exchange, Exchange::Proved | Exchange::Asked(_)) {
-            // Statements sent before the greeting wait for it; a proof that was not asked for yet, for being asked for.
+            // Statements sent before the greeting wait for it. A password that was not asked for yet waits for the
+            // question.
             return Step::Blocked;
         }
         if frame.tag != b'p' || frame.payload > SMALL_MAX {
@@ -412,8 +417,8 @@ impl Core {
         Step::Used(frame.total())
     }
 
-    /// A client has shown its proof: with what it takes to let it in the proxy can log in to the servers, if it is not told
-    /// how in the configuration.
+    /// Remembers the credentials that a client has proved: the proxy can log in to servers with them, if the
+    /// configuration has none for the user.
     fn remember(&self, name: &str, user: Option<Arc<User>>, keys: Option<scram::SaltedKeys>) {
         let mut passed = self.shared.passed.lock().unwrap_or_else(PoisonError::into_inner);
         if passed.len() >= MOST_PASSED && !passed.contains_key(name) {
@@ -429,10 +434,10 @@ impl Core {
         }
     }
 
-    /// The client is who it says.
+    /// The client has authenticated.
     pub(super) fn proved(&mut self, c: usize) {
         if let Some(identity) = &mut self.clients[c].identity {
-            // That it speaks TLS is remembered, its name no longer needed.
+            // Only whether the client speaks TLS is needed from here on, not the certificate's name.
             **identity = tls::Identity::default();
         }
         let Phase::Login(login) = &mut self.clients[c].phase else { return };
@@ -477,7 +482,8 @@ impl Core {
         }
     }
 
-    /// Completes a login: the pool knows what a server says to a client with these parameters.
+    /// Completes a login. The pool knows the parameters that a server reports to a client with these startup
+    /// parameters.
     pub(in crate::core) fn greet(&mut self, c: usize) {
         let client = &self.clients[c];
         let Phase::Login(login) = &client.phase else { return };
@@ -485,7 +491,8 @@ impl Core {
         let Some(greeting) = self.pools[client.pool].greetings.get(&client.params).cloned() else { return };
         self.log_login(c);
         let client = &self.clients[c];
-        // A standby's address says so, any other must look like a primary to drivers that ask for one.
+        // `in_hot_standby` is on only at a replica's listener; otherwise drivers that look for a primary would turn
+        // away.
         let standby = client.route == Some(RouteTo::Replica);
         let (pid, secret) = self.cancel_key(c, version);
         self.tell(c, |out| {
@@ -501,7 +508,8 @@ impl Core {
             message::ready(out, message::Status::Idle);
         });
         let client = &mut self.clients[c];
-        // As the server has it, whoever set it: the client, the role, the database, the server's own configuration.
+        // The value that the server reported, whether from the client, the role, the database or the server's
+        // configuration.
         let strings = greeting.iter().find(|(name, _)| name == "standard_conforming_strings");
         client.odd_strings = strings.is_some_and(|(_, value)| value != "on") || self.pools[client.pool].odd_strings;
         client.phase = Phase::Ready;
@@ -515,14 +523,14 @@ impl Core {
         self.fatal(c, code, text);
     }
 
-    /// Refuses a login with what the server said.
+    /// Refuses a login with the server's error.
     pub(in crate::core) fn fail_login_as(&mut self, c: usize, error: &[u8]) {
         let code = payload::sqlstate(error).unwrap_or(Sqlstate::INTERNAL_ERROR);
         let text = payload::error_field(error, b'M').map(String::from_utf8_lossy).unwrap_or_default().into_owned();
         self.fail_login(c, code, &text);
     }
 
-    /// A cancel request: passed to the worker that has the client it is meant for.
+    /// A cancel request: goes to the worker that has the client.
     fn request_cancel(&mut self, c: usize, pid: u32, secret: &[u8]) {
         let to = ClientPid::read(pid).map_or(usize::MAX, ClientPid::worker);
         let client = &self.clients[c];
@@ -545,7 +553,7 @@ impl Core {
     }
 }
 
-/// Why a certificate, or none, is not good for a user.
+/// Why a client's certificate, or the lack of one, is not accepted for `user`.
 fn certificate_refusal(identity: &tls::Identity, user: &str) -> String {
     match &identity.common_name {
         _ if !identity.certificate => format!("user {user:?} must show a certificate (over TLS), and showed none"),

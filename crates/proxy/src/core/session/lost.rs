@@ -1,4 +1,4 @@
-//! A client leaves its server, or a server its client.
+//! A client leaves its server connection, or a server connection is lost under its client.
 
 use wire::Sqlstate;
 use wire::message::{self, Status};
@@ -11,26 +11,27 @@ use crate::core::pool::Want;
 use crate::core::server::{Cleaning, Note, Request, ServerPhase, Work};
 use crate::core::{Core, Effect};
 
-/// What `DISCARD ALL` does, but for prepared statements and plans: those are the proxy's, and functions leave them alone.
+/// Like `DISCARD ALL`, but keeps prepared statements and plans: the proxy made the statements, and no function can
+/// change them.
 const CLEAN_FUNCTIONS: &str = "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
                                SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES";
-/// The same on a standby, which has neither listeners nor temporary tables.
+/// The same for a standby, which has neither listeners nor temporary tables.
 const CLEAN_FUNCTIONS_STANDBY: &str = "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; \
                                        SELECT pg_catalog.pg_advisory_unlock_all()";
 
-/// Attempts at a unit whose server is lost again and again.
+/// Most attempts at a unit whose server connection is lost again and again.
 const MOST_ATTEMPTS: u8 = 5;
 
-/// What a client is told when its server is gone, by what was in flight.
+/// What was in flight when the server connection was lost; decides what the client is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Loss {
-    /// A transaction that had not begun to commit: rolled back for certain.
+    /// A transaction without a COMMIT in flight: certainly rolled back.
     Transaction,
     /// A transaction that may have committed.
     Commit,
     /// A statement outside a transaction that may have been carried out.
     Statement,
-    /// Reads outside a transaction: nothing is lost but the answer.
+    /// Reads outside a transaction: only the answer is lost.
     Read,
 }
 
@@ -66,7 +67,8 @@ impl Loss {
 impl Core {
     // --- the client leaves ---
 
-    /// The client of this server connection is gone: the connection finishes what it was told, and is cleaned.
+    /// Detaches a client that has gone from its server connection. The connection finishes what it was sent, and is
+    /// then cleaned.
     pub(in crate::core) fn abandon_server(&mut self, c: usize) {
         let Some(s) = self.clients[c].leave_server() else { return };
         let half_sent = matches!(self.clients[c].pass, Pass::Forward(_));
@@ -79,7 +81,8 @@ impl Core {
         server.work.unpins = sql::Pins::NONE;
         server.cleaning.all |= bound;
         if awaits_listener {
-            // The end of its answer, which has been put off, is nobody's.
+            // `ReadyForQuery` was held back until the shared connection answers LISTEN; no client waits for it any
+            // more.
             self.unheld.push_back(server.token);
         }
         server.held.client_leaves();
@@ -89,9 +92,9 @@ impl Core {
         self.metrics.servers_busy.sub(1);
         self.pools[server.pool].nodes[usize::from(server.node.0)].busy -= 1;
         let protocol = &server.protocol;
-        // Half a message was sent: nothing else can follow it. Or half of an implicit transaction: the Sync that would end it would
-        // commit it, the end of the connection rolls it back.
-        // (A transaction that is open may have ended by then, if a unit before it has not been answered.)
+        // After half a message nothing else can be sent. After `P B E` without Sync, a Sync from the proxy would commit
+        // the implicit transaction, while closing the connection rolls it back. (An explicit transaction may also be at
+        // its end: a unit in flight can contain its COMMIT.)
         let may_be_alone = protocol.status() == Status::Idle || protocol.owes_end();
         let half_done = protocol.is_in_unit() && may_be_alone && (server.work.wrote || server.work.committing);
         if half_sent || half_done {
@@ -108,7 +111,8 @@ impl Core {
         }
         let server = &self.servers[s];
         if server.is_running() {
-            // A write runs to its end, as it does when a client leaves a server; nobody waits for a read.
+            // A write runs to its end, as it does when a client leaves PostgreSQL itself. A read has nobody who waits
+            // for it, and is cancelled.
             if only_reads && server.cancels == 0 {
                 self.send_cancel(s, None);
             }
@@ -117,17 +121,18 @@ impl Core {
         }
     }
 
-    /// Closes a server connection whose client has left in the middle of something: its end rolls that back.
+    /// Closes a server connection whose client left in the middle of a message or an implicit transaction: the server
+    /// rolls back.
     pub(in crate::core) fn give_up_server(&mut self, s: usize) {
         let server = &mut self.servers[s];
         let p = server.pool;
-        // No Terminate either: it would complete a message of which half was sent.
+        // No Terminate: after half a message, the server would take it for a part of that message.
         server.silent = true;
         self.drop_server(s);
         self.pump(p);
     }
 
-    /// COPY asks for data of a client that has left.
+    /// Fails a COPY FROM STDIN of a client that has gone.
     pub(in crate::core) fn refuse_copy(&mut self, s: usize) {
         self.send(s, copy_fail);
         let server = &mut self.servers[s];
@@ -138,7 +143,7 @@ impl Core {
         }
     }
 
-    /// A server connection without a client has answered everything: what is left of its session goes.
+    /// A server connection without a client has answered everything: cleans its session.
     pub(in crate::core) fn clean_up(&mut self, s: usize) {
         self.settle_schema(s);
         let server = &mut self.servers[s];
@@ -153,7 +158,7 @@ impl Core {
         if cleaning.all || cleaning.functions {
             server.params = Applied::These(self.params.none().clone());
         }
-        // On a standby nobody listens.
+        // A standby allows no LISTEN.
         let primary = !self.is_replica(s);
         if open {
             self.own_query(s, "ROLLBACK");
@@ -175,7 +180,7 @@ impl Core {
 
     // --- the server leaves ---
 
-    /// A server connection is gone.
+    /// A server connection was lost.
     pub(in crate::core) fn server_closed(&mut self, s: usize, why: &str) {
         let server = &mut self.servers[s];
         let why = server.fatal.take().unwrap_or_else(|| why.to_owned());
@@ -198,7 +203,8 @@ impl Core {
         let loss = loss(protocol.status(), work.committing, work.wrote);
         let mid_message = server.pass > 0 && server.pass_on;
         let units = protocol.all().filter(|(_, note)| note.ends_clients_unit()).count();
-        // The session was going back to what its client began with: the end of that unit is owed, too.
+        // A correction after RESET (`goes_back`) was under way: the client still waits for the end of that unit as
+        // well.
         let units = units + usize::from(server.own.owes_ready);
         let (in_unit, skipping) = (protocol.is_in_unit(), protocol.is_skipping());
         let in_transaction = protocol.status() != Status::Idle;
@@ -210,7 +216,7 @@ impl Core {
         let p = server.pool;
         let bound = self.is_bound(c);
         self.clients[c].leave_server();
-        // What was not answered has not happened.
+        // Changes of names by unanswered messages have not happened.
         self.undo_owed(s, c);
         self.drop_server(s);
         self.pump(p);
@@ -241,11 +247,11 @@ impl Core {
             return self.send_again(c);
         }
         if mid_message {
-            // The client has half a message: nothing that is sent now could be understood.
+            // The client has received half a message, so nothing can be sent behind it.
             return self.close_client(c);
         }
         self.give_up_replay(c);
-        // What the client has not been told may have been committed; what it is told now comes behind that.
+        // Transactions whose answers are behind a gate may be committed. The error comes behind those answers.
         let token = self.clients[c].token;
         self.seal_gate(c, self.seal_in_doubt(c));
         if !self.is_client(token) {
@@ -257,19 +263,19 @@ impl Core {
         }
         self.tell_loss(c, loss, units, in_unit && !skipping, in_transaction);
         if in_unit && self.clients.contains(c) {
-            // What is still to come of the unit is not a unit of its own.
+            // The rest of the client's current unit is skipped, up to Sync.
             self.clients[c].skipping = true;
         }
     }
 
-    /// A client's unit was in a lane that is lost. `mid_message`: the client may have half a message.
+    /// The lane that a client's unit was in is lost. `mid_message`: the client may have received half a message.
     pub(in crate::core) fn seat_lost(&mut self, c: usize, node: topology::NodeId, mid_message: bool) {
         let client = &mut self.clients[c];
         if client.replay.is_some() && client.again.attempts < MOST_ATTEMPTS {
             client.output.retract(&mut self.buffers);
             client.again.attempts += 1;
             client.again.avoid = Some(node);
-            // Whatever the server was lost for: a second time it is not shared.
+            // The unit itself may be the cause: from the second loss on it gets a server connection to itself.
             client.again.alone |= client.again.attempts > 1;
             self.metrics.replays_lost.add(1);
             return self.send_again(c);
@@ -282,17 +288,18 @@ impl Core {
         self.tell_loss(c, Loss::Read, 1, false, false);
     }
 
-    /// Answers everything that the lost server owed.
+    /// Sends the client the end of each of the `units` that the lost server connection still owed, with an error.
     fn tell_loss(&mut self, c: usize, loss: Loss, units: usize, unfinished: bool, in_transaction: bool) {
         let told = units > 0 || unfinished;
-        // With nothing in flight, a transaction was rolled back for certain.
+        // If nothing was in flight, the transaction was certainly rolled back.
         let loss = if in_transaction && !told { Loss::Transaction } else { loss };
         let (code, text) = loss.message();
         match loss {
             Loss::Transaction => self.metrics.transactions_lost.add(1),
             Loss::Commit | Loss::Statement => {
                 self.metrics.outcome_unknown.add(1);
-                // Who goes to see what became of it must not ask a replica that is behind.
+                // The client may look whether the statement took effect: its next reads must not go to a replica that
+                // is behind.
                 self.mark_write(c);
             }
             Loss::Read => {}
@@ -303,7 +310,7 @@ impl Core {
         if in_transaction && loss == Loss::Transaction {
             client.aborted = if told { Aborted::Told } else { Aborted::Untold };
         }
-        // Some of what was sent may have been answered already; the rest is answered here.
+        // Some units may have been answered already; `units` counts the others.
         for _ in 0..units {
             self.tell(c, |out| error(out, code, text));
             self.ready(c);

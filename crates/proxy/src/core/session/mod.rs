@@ -1,12 +1,16 @@
 //! A client's session, from accept to its end.
 //!
-//! - `client`: what a client connection is; `replay`: its unit that may be sent again.
-//! - `login`: to the first `ReadyForQuery`; `limits`: how many clients there may be, and for how long each may be in which state;
-//!   `journal`: the log of logins; `revoke`: users that were looked up and may not log in any more.
-//! - `unit`: a client without a server: what its next messages are, and where they go.
-//! - `forward`: a client with a server: its messages go on, one by one; `statements`: those that are about prepared statements.
-//! - `local`: what the proxy answers by itself; `begin`: BEGIN, which goes to a server with what follows it.
-//! - `lost`, `aborted`: a client leaves its server, or the server its client.
+//! - `client`: the state of a client connection; `replay`: the unit in flight, while it may be sent to another server
+//!   again.
+//! - `login`: from the startup packet to the first `ReadyForQuery`; `limits`: how many clients there may be, and how
+//!   long each may stay in a state.
+//! - `home`: which worker serves the client.
+//! - `unit`: a client without a server connection: collects messages up to `Query` or `Sync`, and decides where they
+//!   go.
+//! - `forward`: a client with a server connection: passes its messages on, one by one; `statements`: messages about
+//!   prepared statements.
+//! - `local`: messages that the proxy answers without a server; `begin`: a BEGIN that is put off until the next unit.
+//! - `lost`, `aborted`: a client leaves its server connection, or a server connection is lost under its client.
 //! - `cancel`: cancel requests; `operator`: clients of the console.
 
 mod aborted;

@@ -1,4 +1,4 @@
-//! Clients of the console database, what a worker tells it, and what operators have done to a worker.
+//! Clients of the console, what a worker reports to the console, and what operators do to a worker.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use crate::core::pool::Pool;
 use crate::core::server::{Server, ServerPhase};
 use crate::core::{Core, Effect, SMALL_MAX};
 
-/// What the console greets with: enough for drivers that look at it.
+/// The parameters in the console's greeting: enough for drivers that look at them.
 const GREETING: &[(&str, &str)] = &[
     ("server_version", concat!("15.0 (Kingpost ", env!("CARGO_PKG_VERSION"), ")")),
     ("server_encoding", "UTF8"),
@@ -28,14 +28,15 @@ const GREETING: &[(&str, &str)] = &[
     ("application_name", ""),
 ];
 
-/// What clients of a killed database are told.
+/// The FATAL error for clients of a killed database.
 const KILLED: &str = "terminating connection due to an operator's command";
 
-/// Databases, as clients name them, whose pools give out nothing.
+/// The databases, by the names that clients use, whose pools are paused and give out no server connections.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Paused {
     all: bool,
-    /// All are paused by a lease. Apart from `all`: the end of a lease does not undo an operator's PAUSE.
+    /// All databases are paused by a lease. Kept apart from `all`: the end of a lease does not undo an operator's
+    /// PAUSE.
     leased: bool,
     names: HashSet<String>,
 }
@@ -71,7 +72,7 @@ fn is_of(pool: &Pool, database: Option<&str>) -> bool {
 impl Core {
     // --- clients ---
 
-    /// The client is who it says, and came for the console.
+    /// Lets an authenticated operator into the console.
     pub(in crate::core) fn enter_console(&mut self, c: usize, access: Access) {
         let Phase::Login(login) = &self.clients[c].phase else { return };
         let (version, user) = (login.version, login.key.user.clone());
@@ -92,7 +93,7 @@ impl Core {
         self.runnable.push_back(client.token);
     }
 
-    /// A message to the console: simple queries, one at a time.
+    /// Handles a message to the console, which takes simple queries, one at a time.
     pub(in crate::core) fn console_message(&mut self, c: usize, bytes: &[u8]) -> Step {
         let frame = match self.frame(c, bytes) {
             Ok(frame) => frame,
@@ -140,7 +141,7 @@ impl Core {
         }
     }
 
-    /// What the console says to a client's command.
+    /// Passes the console's answer on to its client.
     pub(in crate::core) fn console_answer(&mut self, c: usize, bytes: &[u8]) {
         if let Phase::Console(operator) = &mut self.clients[c].phase {
             operator.asked = false;
@@ -169,7 +170,7 @@ impl Core {
             Operation::ResetStatements => self.observing.clear(),
             Operation::Reconnect(database) => self.retire_servers(database.as_deref()),
             Operation::Kill(database) => {
-                // Who comes after this waits for RESUME.
+                // Clients that come after KILL wait for RESUME.
                 self.pause(database.as_deref());
                 let of =
                     |client: &Client| self.pools.get(client.pool).is_some_and(|pool| is_of(pool, database.as_deref()));
@@ -194,7 +195,7 @@ impl Core {
         self.pause_pools(database);
     }
 
-    /// Takes over what `paused` says; server connections of `database` are closed when they are free.
+    /// Applies `paused` to the pools. Server connections of `database` are closed when they are free.
     fn pause_pools(&mut self, database: Option<&str>) {
         for pool in self.pools.iter_mut() {
             pool.paused = self.paused.has(&pool.key.database);
@@ -202,8 +203,8 @@ impl Core {
         self.retire_servers(database);
     }
 
-    /// Takes over what `paused` says; clients that waited for it go on, at the primary that is known now: the view of this turn's
-    /// beginning may be from before the change that they waited for.
+    /// Applies `paused` to the pools; waiting clients go on. The view is refreshed first: the one from the beginning of
+    /// this turn may be older than the change (say, of the primary) that the clients were paused for.
     fn resume(&mut self) {
         if self.shared.topology.epoch() != self.view.epoch {
             self.refresh_view();
@@ -214,11 +215,11 @@ impl Core {
         }
     }
 
-    /// Closes server connections as soon as nobody uses them.
+    /// Closes the server connections of `database` as soon as nobody uses them.
     fn retire_servers(&mut self, database: Option<&str>) {
         let mut idle = Vec::new();
         for (s, server) in &mut self.servers {
-            // What clients listen by is as good as theirs: it stays for as long as they do.
+            // A listening connection is in use by its clients as long as they listen.
             if is_of(&self.pools[server.pool], database) && !server.listener {
                 server.retire = true;
                 if server.is_idle() {
@@ -233,11 +234,11 @@ impl Core {
 
     // --- reports ---
 
-    /// What the worker has at the moment.
+    /// A report of what the worker has at the moment.
     pub fn report(&self, look: Look) -> Report {
         let mut report = Report { worker: self.id, ..Report::default() };
         report.pools = self.pools.iter().map(|(_, pool)| self.pool_report(pool)).collect();
-        // Where each pool's report is.
+        // The index of each pool's report.
         let places: HashMap<usize, usize> = self.pools.iter().enumerate().map(|(at, (p, _))| (p, at)).collect();
         let place = |p: usize| places.get(&p).copied().unwrap_or(0);
         for (_, client) in &self.clients {

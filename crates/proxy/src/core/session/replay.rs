@@ -1,4 +1,4 @@
-//! A unit that may be sent again, to another server: its bytes, and how to take back what it has changed meanwhile.
+//! A unit that may be sent again to another server: its bytes, and how to undo what its answers have changed so far.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -6,52 +6,52 @@ use std::sync::Arc;
 use crate::core::memory::Buffers;
 use crate::core::prepared::{Names, Statement, Undo};
 
-/// Most spare boxes that a thread keeps.
+/// Most spare boxes that one thread keeps.
 const MOST_SPARE: usize = 1024;
 
-/// A pointer, and no more while there is no such unit.
+/// Takes the room of one pointer while the client has no such unit.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Replay(Option<Box<Kept>>);
 
 #[derive(Debug, Default)]
 struct Kept {
     unit: Vec<u8>,
-    /// Of what has been answered already, oldest first.
+    /// Changes of the client's names by messages that have been answered, oldest first.
     undo: Vec<Undo>,
-    /// The BEGIN that was sent ahead of it.
+    /// The BEGIN that was put off and sent ahead of the unit.
     begun: Option<Arc<Statement>>,
 }
 
 thread_local! {
-    /// Boxes that nobody uses: a client that is at work again and again allocates nothing.
+    /// Unused boxes: a client that is busy again and again allocates nothing.
     #[expect(clippy::vec_box, reason = "it is the box that goes from one client to the next")]
     static SPARE: RefCell<Vec<Box<Kept>>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Replay {
-    /// Keeps `unit` in place of what was kept.
+    /// Keeps `unit`; a unit kept before is dropped.
     pub(in crate::core) fn keep(&mut self, unit: &[u8], buffers: &mut Buffers) {
         let kept = self.0.get_or_insert_with(|| SPARE.with_borrow_mut(Vec::pop).unwrap_or_default());
         kept.unit.clear();
         buffers.lend(&mut kept.unit).extend_from_slice(unit);
     }
 
-    /// True if there is one.
+    /// True if a unit is kept.
     pub(in crate::core) fn is_some(&self) -> bool {
         self.0.is_some()
     }
 
-    /// True if there is none.
+    /// True if no unit is kept.
     pub(in crate::core) fn is_none(&self) -> bool {
         self.0.is_none()
     }
 
-    /// The unit; empty if there is none.
+    /// The bytes of the unit; empty if none is kept.
     pub(in crate::core) fn bytes(&self) -> &[u8] {
         self.0.as_ref().map_or(&[], |kept| &kept.unit)
     }
 
-    /// Something of it was answered that has changed the client's names. Without a unit that may be sent again that is for good.
+    /// A message of the unit was answered that has changed the client's names. If no unit is kept, the change is final.
     pub(in crate::core) fn answered(&mut self, undo: Undo) {
         if let Some(kept) = &mut self.0
             && undo.is_change()
@@ -60,15 +60,15 @@ impl Replay {
         }
     }
 
-    /// A BEGIN that was put off has been sent ahead of it.
+    /// A BEGIN that was put off has been sent ahead of the unit.
     pub(in crate::core) fn begins(&mut self, begun: &Arc<Statement>) {
         if let Some(kept) = &mut self.0 {
             kept.begun = Some(begun.clone());
         }
     }
 
-    /// The unit, which is kept no more: it is sent again. What was answered of it has not happened: the names are as before, and the
-    /// BEGIN ahead of it is given back.
+    /// Takes the unit out, to send it again. The client's names go back to what they were before the unit, since its
+    /// answers so far do not count. Gives the bytes of the unit and the BEGIN that went ahead of it.
     pub(in crate::core) fn take(&mut self, names: &mut Names) -> Option<(Vec<u8>, Option<Arc<Statement>>)> {
         let mut kept = self.0.take()?;
         for undo in kept.undo.drain(..).rev() {
@@ -79,7 +79,7 @@ impl Replay {
         Some((unit, begun))
     }
 
-    /// It is not sent again. False: there was none.
+    /// Drops the unit: it will not be sent again. False if none was kept.
     pub(in crate::core) fn forget(&mut self, buffers: &mut Buffers) -> bool {
         let Some(mut kept) = self.0.take() else { return false };
         buffers.give(std::mem::take(&mut kept.unit));

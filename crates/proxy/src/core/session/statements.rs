@@ -1,4 +1,5 @@
-//! A client's messages about prepared statements: under the server's names for them, with what the server lacks prepared ahead.
+//! A client's messages about prepared statements: rewritten to the server's names, with a Parse ahead for what the
+//! server connection lacks.
 
 use std::sync::Arc;
 
@@ -15,21 +16,21 @@ use crate::core::parameters::{Reads, filled};
 use crate::core::prepared::{Full, Reading, Scope, Statement, StatementName, Undo, Unnamed};
 use crate::core::server::{Answer, Dropping, Note, Refusal, Request, Run, SentAs};
 
-/// What a client's session may have of its own that changes how its texts are read, and that nobody can tell by name and value.
+/// Pins of a session with state that changes how texts are read and that the proxy can't tell by name and value.
 const OWN_READING: Pins = Pins(Pins::SET.0 | Pins::ROLE.0 | Pins::TEMP.0 | Pins::LOAD.0 | Pins::FUNCTION.0);
 
-/// A name that no server has a statement under: the proxy's own statements have names without `?`.
+/// A name under which no server has a statement: the proxy's statement names contain no `?`.
 const NOBODYS: &[u8] = b"?";
 
-/// Under which name the server finds a client's statement.
+/// The name that a Bind or Describe carries to the server.
 enum ServerName {
     Unnamed,
     Own(StatementName),
-    /// One that no server has, so that the server says so.
+    /// A name that no server has, so that the server gives the error.
     Missing(Vec<u8>),
-    /// The client's own, who may have prepared it by SQL in this very session.
+    /// The client's own name: the client may have prepared the statement by SQL in this session.
     Sqls(Vec<u8>),
-    /// One that no server has: its error tells the proxy that the client's turn has come to be told why it is refused.
+    /// A name that no server has: the server's error shows when it is the client's turn to get the refusal.
     Refused(Refusal),
 }
 
@@ -47,11 +48,11 @@ impl ServerName {
 // === what a text means ===
 
 impl Core {
-    /// How the next text of this client is read.
+    /// Under which parameters the client's next text will be read.
     pub(super) fn reads(&self, c: usize) -> Reads {
         let client = &self.clients[c];
         if client.pins.0 & OWN_READING.0 != 0 {
-            // It stays with its connection, whose statements go when it leaves.
+            // The client keeps its connection, whose statements are dropped when the client leaves.
             return Reads::Unknown { held_are_good: true };
         }
         match client.at.server() {
@@ -60,7 +61,7 @@ impl Core {
         }
     }
 
-    /// The statement of this content, as this client's texts are read now.
+    /// The statement for this text and these parameter types, in the scope in which the client's texts are read now.
     pub(in crate::core) fn statement_for(
         &mut self,
         c: usize,
@@ -75,7 +76,8 @@ impl Core {
         }
     }
 
-    /// True if the client's texts are read now as this statement was. One that is a client's alone it reads as it is.
+    /// True if the client would now read the text as it was read when `statement` was prepared. A statement that is one
+    /// client's alone is always good.
     pub(super) fn is_read_alike(&self, c: usize, statement: &Statement) -> bool {
         let Some(scope) = statement.scope() else { return true };
         let place = &self.pools[self.clients[c].pool].place;
@@ -85,18 +87,18 @@ impl Core {
         }
     }
 
-    /// Stands for the schema of the client's database, as far as this process knows of changes.
+    /// The version of the schema of the client's database, as far as this process knows of changes.
     pub(in crate::core) fn schema_version(&self, c: usize) -> u64 {
         self.pools[self.clients[c].pool].place.schema().version()
     }
 
-    /// True if the client can be told what a server would say to a Describe of this statement.
+    /// True if the proxy can answer a Describe of this statement itself.
     pub(super) fn is_described(&self, c: usize, statement: &Statement, schema: u64) -> bool {
         statement.described(self.now, schema).is_some() && self.is_read_alike(c, statement)
     }
 
-    /// Whether servers keep this statement, which its client parses without a name, as they keep named ones: never if the client
-    /// reads texts in a way of its own.
+    /// True if this unnamed statement may be kept on server connections as a named one. Never for a client that is
+    /// pinned or that reads texts differently.
     pub(in crate::core) fn shares_unnamed(&self, c: usize, statement: &Statement) -> bool {
         self.settings.share_unnamed
             && statement.is_recurring()
@@ -104,8 +106,9 @@ impl Core {
             && self.is_read_alike(c, statement)
     }
 
-    /// The same, at this moment. A statement that the server has parsed long ago may fail because its columns have changed since,
-    /// which a fresh one does not: so it must have none, or the unit must be one that is sent again without anybody's noticing.
+    /// Like `shares_unnamed`, for this very moment. A statement that was parsed long ago can fail with 0A000 because
+    /// its columns have changed, which a fresh Parse would not. So the statement must return no rows, or its unit must
+    /// be one that can be sent again unnoticed.
     fn is_shared_now(&self, c: usize, s: usize, statement: &Statement) -> bool {
         let (client, server) = (&self.clients[c], &self.servers[s]);
         let again = client.replay.is_some() && server.meter.measured != 0 && server.protocol.status() == Status::Idle;
@@ -130,7 +133,7 @@ impl Core {
         let class = self.classify(c, text);
         let shown = self.shown_instead(c, class, text);
         let statement = match &shown {
-            // The proxy's own setting is shown by another text, which is nobody else's.
+            // For SHOW of a setting of the proxy's, the server gets another text, which is this client's alone.
             Some(instead) => {
                 let place = &self.pools[self.clients[c].pool].place;
                 self.shared.registry.private(place, instead, types, Class { local: false, ..class })
@@ -163,25 +166,26 @@ impl Core {
     }
 
     fn names_of_parse(&mut self, c: usize, statement: &Arc<Statement>) -> Undo {
-        // The unnamed one's place is never full.
+        // A client's names always have room for the unnamed statement.
         self.clients[c].names.parse(b"", statement.clone()).unwrap_or_default()
     }
 
     fn parse_named(&mut self, c: usize, s: usize, name: &[u8], statement: Arc<Statement>) -> Result<(), Full> {
         if self.clients[c].names.get(name).is_some() {
-            // A second Parse under a name that the server has: it gives the error at the right moment.
-            // Sent again, the unit would look as if it had not been sent before.
+            // A second Parse of a name in use, `P s …; P s …`: the server gives the error at the right moment. The
+            // replay is given up, because a second attempt would find the name taken by the first.
             self.give_up_replay(c);
             self.prepare(s, &statement);
             self.send_parse(s, &statement, |_| Note::Doomed(name.into()));
             return Ok(());
         }
         let undo = self.clients[c].names.parse(name, statement.clone())?;
-        // Its text is good, and a server without it gets it when it is used; or this server is being asked already.
+        // The text is known to be good, and a server connection without the statement gets it at Bind; or this
+        // connection is already parsing it.
         let accepted = statement.is_accepted() && statement.scope().is_some();
         if accepted || self.servers[s].held.has(&statement) {
             if self.servers[s].may_have_failed() {
-                // In a failed transaction a Parse is an error, whatever its text.
+                // In a failed transaction every Parse is an error.
                 self.try_parse(s, statement, undo);
             } else {
                 self.metrics.parses_local.add(u64::from(accepted));
@@ -194,7 +198,7 @@ impl Core {
         Ok(())
     }
 
-    /// The client's Parse of an unnamed statement that servers keep.
+    /// Handles a client's Parse of an unnamed statement that server connections keep under a name.
     pub(in crate::core) fn parse_shared(&mut self, c: usize, s: usize, statement: &Arc<Statement>) {
         let undo = self.names_of_parse(c, statement);
         if self.servers[s].held.uses(statement) {
@@ -205,7 +209,7 @@ impl Core {
         self.send_parse(s, statement, |statement| Note::Parse { statement, sent_as: SentAs::Named, undo });
     }
 
-    /// An unnamed statement that is too long to be kept: it can be used only until this server connection is given back.
+    /// An unnamed statement that is too long to be kept: usable only until this server connection is released.
     pub(super) fn forward_long_parse(&mut self, c: usize, s: usize) {
         let undo = self.clients[c].names.close(b"").unwrap_or_default();
         let class = Class { flags: Flags::LOCAL, ..Class::UNKNOWN };
@@ -218,7 +222,8 @@ impl Core {
         self.note_in_force(c, s, class, None);
     }
 
-    /// Has the server parse a statement that it has, or need not have, only to learn whether it would.
+    /// Has the server parse a statement under a name that is closed at once, only to learn whether the transaction has
+    /// failed.
     fn try_parse(&mut self, s: usize, statement: Arc<Statement>, undo: Undo) {
         self.send(s, |out| {
             message::parse(out, NOBODYS, statement.text(), statement.types());
@@ -229,7 +234,7 @@ impl Core {
         protocol.sent(Request::Close, Note::CloseOwn);
     }
 
-    /// A named statement that is too long to be kept.
+    /// Refuses a named statement that is too long to be kept.
     pub(super) fn too_long(&mut self, c: usize, s: usize) -> Step {
         let text = format!(
             "prepared statement is longer than max_statement_bytes ({}): raise it, or use a simple query",
@@ -239,7 +244,7 @@ impl Core {
         if protocol.is_quiet() && protocol.status() == Status::Idle && self.clients[c].begun.is_none() {
             self.tell(c, |out| error(out, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text));
             if self.is_bound(c) {
-                // The server hears nothing before the Sync that ends the unit.
+                // The server gets nothing before the Sync that ends the unit.
                 self.servers[s].protocol.enters_unit(true);
                 return Step::Again;
             }
@@ -249,8 +254,8 @@ impl Core {
             self.release(s);
             return if self.is_client(token) { Step::Again } else { Step::Gone };
         }
-        // In a transaction, or behind other messages, an error of the proxy's own would leave the server in another state
-        // than the client believes.
+        // In a transaction, or behind other messages, an error from the proxy would leave the server in another state
+        // than the client believes: the connection is closed.
         self.fatal(c, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text);
         Step::Gone
     }
@@ -270,8 +275,8 @@ impl Core {
         let end = frame.total().min(bytes.len());
         let whole = end == frame.total();
         if !whole && self.servers[s].may_have_failed() {
-            // If its statement has to be prepared first, that is refused: not before the client has said all of it. (A long one is not
-            // waited for: its client hears of the failure a little early.)
+            // If the statement has to be parsed first, the failed transaction makes that fail; so the Bind is awaited
+            // whole. (A long Bind is not: its client gets the error a little early.)
             if frame.payload <= crate::core::SMALL_MAX {
                 return Step::More;
             }
@@ -283,7 +288,7 @@ impl Core {
             && !matches!(server_name, ServerName::Refused(_))
         {
             self.note_bound(c, s, statement, (portal, name, whole.then_some(rest)));
-            // Its own Parse in the same unit knows better what shape it is of.
+            // If the same unit has a Parse of the statement, the shape is known from there.
             if !name.is_empty() || self.servers[s].meter.timing.key == 0 {
                 self.count_begin(c, s, !statement.id(), statement.text(), false);
             }
@@ -291,7 +296,7 @@ impl Core {
             self.servers[s].portals.bind(portal, None, name, None);
         }
         if let ServerName::Sqls(_) = server_name {
-            // What it does nobody knows: a write.
+            // A statement of SQL's PREPARE may do anything: counts as a write.
             self.note_effects(c, s, Class { flags: Flags::UNKNOWN, ..Class::UNKNOWN }, false);
         }
         self.servers[s].protocol.sent(
@@ -317,7 +322,7 @@ impl Core {
         Step::Used(end)
     }
 
-    /// A client's statement is bound to a portal: what running it may do is noted, for it may be run.
+    /// A statement is bound to a portal: notes what running it may do, since it may be run.
     fn note_bound(
         &mut self,
         c: usize,
@@ -335,7 +340,7 @@ impl Core {
         let followed = self.servers[s].portals.bind(portal, Some(statement.clone()), name, changes.clone());
         let changes = changes.filter(|_| followed);
         let pins = self.note_bound_text(c, s, class, changes.as_deref());
-        // What is bound need not be executed: it may pin, but not unpin.
+        // A portal that is bound need not be run: it may pin the client, but not unpin it.
         self.note_effects(c, s, Class { pins, ..class }, false);
     }
 
@@ -345,7 +350,7 @@ impl Core {
         if let Some(statement) = &statement {
             let class = statement.class();
             if class.local && again && self.servers[s].protocol.status() != Status::Failed {
-                // The proxy has carried it out: the server would do so now.
+                // The proxy has run this portal to its end. A second Execute is an error, which the server gives.
                 self.send(s, |out| message::execute(out, NOBODYS));
                 self.servers[s].protocol.sent(Request::Execute, Note::Finished(portal.into()));
                 return Step::Used(frame.total());
@@ -364,8 +369,9 @@ impl Core {
         self.pass_on(c, s, bytes, frame)
     }
 
-    /// A statement that drops prepared statements is run: those of the client, and of its server. None: it does not, or it is one among
-    /// several, and then what it has dropped is seen when it has.
+    /// A statement that drops prepared statements (DEALLOCATE ALL, DISCARD ALL) is run: drops them from the client's
+    /// names and the server connection's. `None`: it drops none, or it is one of several in its text; then its effect
+    /// is seen in the answer.
     pub(super) fn drops_statements(&mut self, c: usize, s: usize, class: Class, text: &[u8]) -> Option<Box<Dropping>> {
         let one = class.flags.has(Flags::DROPS_STATEMENTS) && !class.flags.has(Flags::MULTI);
         if !one || (class.local && self.classifier.local_command(text) != Some(Local::DeallocateAll)) {
@@ -400,11 +406,11 @@ impl Core {
         if let Some(statement) = self.clients[c].names.get(name).cloned()
             && statement.is_outdated()
         {
-            // The client is told anew. (Which of two descriptions it was told before is not kept.)
+            // The client gets a new description. (Which of several descriptions it was told before is not kept.)
             self.clients[c].names.set_told(name, false);
             self.renew(c, name, &statement);
         }
-        // (What the name stands for by then stays: the message is looked at again.)
+        // (If the message has to wait and is looked at again, the name already stands for the new statement.)
         let Some((server_name, statement)) = self.server_name(c, s, name) else { return Step::Blocked };
         self.clients[c].names.set_told(name, true);
         self.send(s, |out| message::describe_statement(out, server_name.as_bytes()));
@@ -439,7 +445,7 @@ impl Core {
             && !name.is_empty()
             && self.servers[s].held.has(&statement)
         {
-            // It is nobody else's: what the server has of it is of no more use.
+            // No other client uses the statement: the server connection can drop it.
             self.servers[s].held.loses(&statement);
             self.send(s, |out| message::close_statement(out, statement.name().as_bytes()));
             self.servers[s].protocol.sent(Request::Close, Note::Evict(statement.id()));
@@ -448,14 +454,15 @@ impl Core {
         Step::Used(frame.total())
     }
 
-    /// The client asks for the columns of a portal, and may rely on them whenever it binds that statement again: some drivers ask only
-    /// once.
+    /// The client asks for the columns of a portal. It may rely on the answer whenever it binds that statement again:
+    /// some drivers describe only once.
     pub(in crate::core) fn portal_described(&mut self, c: usize, s: usize, portal: &[u8]) {
         let Some(portal) = self.servers[s].portals.get(portal) else { return };
         let Some(statement) = self.clients[c].names.set_told(&portal.called, true) else { return };
         if statement.columns().is_none() {
             let statement = statement.clone();
-            // Portals are described with the formats that were asked for; what is compared is the statement's description.
+            // A portal's description depends on its result formats; the statement's own description is the one to
+            // compare.
             self.send(s, |out| message::describe_statement(out, statement.name().as_bytes()));
             self.servers[s].protocol.sent(Request::Describe, Note::Check(statement));
         }
@@ -465,8 +472,9 @@ impl Core {
 // === what a server has ===
 
 impl Core {
-    /// Under which name the server finds the statement that the client calls `name`, and what it is: prepared ahead, if need be.
-    /// None: that has to be looked into first; the client is woken when it is.
+    /// The name under which this server connection knows (or will know) the statement that the client calls `name`, and
+    /// the statement. A Parse is sent ahead if need be. `None`: the statement's columns have to be checked first; the
+    /// client is woken by the answer.
     fn server_name(&mut self, c: usize, s: usize, name: &[u8]) -> Option<(ServerName, Option<Arc<Statement>>)> {
         let Some((statement, told)) = self.clients[c].names.get_told(name) else {
             let too_long = name.is_empty() && self.servers[s].held.unnamed() == Unnamed::TooLong;
@@ -483,16 +491,16 @@ impl Core {
         }
         let outdated = || Some((ServerName::Refused(Refusal::Outdated), None));
         if told && statement.is_outdated() {
-            // Servers have described it in two ways. Which of them this client was told is not kept.
+            // Servers have described the statement in two ways, and which one this client was told is not kept.
             return outdated();
         }
         let Some(statement) = self.as_read_now(c, s, (name, told), statement) else { return outdated() };
         let server = &self.servers[s];
-        // (In a failed transaction it would only say so too early.)
+        // (In a failed transaction the Describe would fail before the client's own message does.)
         let checks = told && statement.columns().is_some() && server.protocol.status() != Status::Failed;
         self.prepare(s, &statement);
         if checks && !self.servers[s].held.is_described(&statement) {
-            // The client relies on what it was told of the columns: another Parse may have given others.
+            // The client relies on the columns that it was told; the Parse on this connection may have found others.
             self.send(s, |out| {
                 message::describe_statement(out, statement.name().as_bytes());
                 message::empty(out, b'H');
@@ -503,7 +511,8 @@ impl Core {
         Some((ServerName::Own(statement.name()), Some(statement)))
     }
 
-    /// The client's unnamed statement.
+    /// The name for the client's unnamed statement on this server connection, with a Parse ahead if the connection has
+    /// another.
     fn unnamed_on(&mut self, c: usize, s: usize, statement: &Arc<Statement>) -> ServerName {
         if self.is_shared_now(c, s, statement) {
             self.prepare(s, statement);
@@ -518,8 +527,8 @@ impl Core {
         ServerName::Unnamed
     }
 
-    /// The client's statement as PostgreSQL would have it now, in this client's session. None: its columns are others now than the client was
-    /// told.
+    /// The client's statement as PostgreSQL would have it now, under the parameters in force. `None`: its columns
+    /// differ from what the client was told.
     fn as_read_now(
         &mut self,
         c: usize,
@@ -537,7 +546,7 @@ impl Core {
         }
         let held = self.servers[s].held.has(&statement) && !statement.is_outdated();
         if held && self.servers[s].protocol.status() == Status::Failed {
-            // It is not run, unless it ends the transaction: a Parse would only fail earlier than its Bind does.
+            // Only a statement that ends the transaction is run here; a Parse would fail earlier than the Bind should.
             return Some(statement);
         }
         if let (Some(scope), Reads::As(reading)) = (statement.scope(), now)
@@ -550,7 +559,7 @@ impl Core {
         if held && now == (Reads::Unknown { held_are_good: true }) {
             return Some(statement);
         }
-        // Names stand for something else: PostgreSQL analyses it anew.
+        // The names in the text stand for other objects now: PostgreSQL would analyse the text again.
         let fresh = self.statement_for(c, statement.text(), statement.types(), statement.class());
         if let Some(columns) = statement.columns().filter(|_| told)
             && !fresh.has_columns(columns)
@@ -565,8 +574,9 @@ impl Core {
         Some(fresh)
     }
 
-    /// The client's statement as it was read when the client prepared it: PostgreSQL does not read its literals anew when `DateStyle` changes. It
-    /// is parsed ahead under the parameters of then, and is this client's alone from here on. None: that can't be done.
+    /// The client's statement with its literals read as they were when it was prepared: PostgreSQL does not read
+    /// literals again when `DateStyle` changes. A Parse is sent ahead under the old parameters, and the statement is
+    /// this client's alone from then on. `None`: not possible now.
     fn read_as_it_was(
         &mut self,
         c: usize,
@@ -608,7 +618,7 @@ impl Core {
         Some(own)
     }
 
-    /// A statement of the proxy's own, ahead of a client's unit or inserted into it.
+    /// Sends a statement of the proxy's, in a unit ahead of the client's, or (`inserted`) within the client's.
     fn send_own(&mut self, s: usize, text: &str, inserted: bool) {
         self.send(s, |out| {
             message::parse(out, b"", text.as_bytes(), b"\0\0");
@@ -626,8 +636,9 @@ impl Core {
         self.servers[s].protocol.sent(Request::Sync, Note::Ahead);
     }
 
-    /// A statement that the unit names first is parsed in a unit of its own, where a BEGIN follows: a Parse takes a snapshot, and then it is too
-    /// late for an isolation level. `D S s; P '' "begin isolation level serializable"; B; E; S`.
+    /// Parses the statement that a unit describes first in a separate unit ahead, if a BEGIN follows. A Parse takes a
+    /// snapshot, behind which no isolation level can be set: `D S s; P '' "begin isolation level serializable"; B; E;
+    /// S`.
     pub(super) fn prepare_before_begin(&mut self, c: usize, s: usize, message: Message<'_>) {
         let Message::Describe(Named::Statement(name)) = message else { return };
         let client = &self.clients[c];
@@ -646,7 +657,7 @@ impl Core {
         self.end_ahead(s);
     }
 
-    /// A statement whose columns have changed is replaced by one that is parsed anew.
+    /// Replaces a statement whose columns have changed by one that will be parsed anew.
     fn renew(&mut self, c: usize, name: &[u8], statement: &Arc<Statement>) -> Arc<Statement> {
         let fresh = match statement.scope() {
             Some(_) => self.statement_for(c, statement.text(), statement.types(), statement.class()),
@@ -659,7 +670,7 @@ impl Core {
         fresh
     }
 
-    /// Makes sure that the server has, or will have, this statement under its own name.
+    /// Makes sure that the server connection has this statement, or will have it before the next message.
     pub(in crate::core) fn prepare(&mut self, s: usize, statement: &Arc<Statement>) {
         if self.servers[s].held.uses(statement) {
             return;
@@ -668,7 +679,7 @@ impl Core {
         self.send_parse(s, statement, Note::ParseOwn);
     }
 
-    /// Has the server parse a statement under its own name, for which there is room.
+    /// Sends a Parse of the statement under its server name. The caller has made room.
     fn send_parse(&mut self, s: usize, statement: &Arc<Statement>, note: impl FnOnce(Arc<Statement>) -> Note) {
         self.servers[s].held.gets(statement);
         self.metrics.prepares.add(1);
@@ -676,22 +687,22 @@ impl Core {
         self.servers[s].protocol.sent(Request::Parse, note(statement.clone()));
     }
 
-    /// True if a statement of this name, which the client has not prepared by the protocol, may be one that it has prepared by SQL.
+    /// True if the client, which has no statement `name` by the protocol, may have prepared one by SQL.
     fn may_be_sqls(&self, c: usize, name: &[u8]) -> bool {
         self.clients[c].pins.0 & Pins::PREPARE.0 != 0 && !name.is_empty() && !name.starts_with(StatementName::PREFIX)
     }
 
-    /// Closes the statement that this server connection has not used for longest, if it has as many as it may.
+    /// Closes the server connection's least recently used statement if it has as many as it may.
     fn make_room(&mut self, s: usize) {
         let Some(id) = self.servers[s].held.makes_room(self.settings.prepared_per_server) else { return };
         self.send(s, |out| message::close_statement(out, StatementName::of(id).as_bytes()));
         self.servers[s].protocol.sent(Request::Close, Note::Evict(id));
     }
 
-    /// The proxy answers a client's message when its turn comes.
+    /// Sends the proxy's own answer to a client's message, when all answers before it have been sent.
     pub(in crate::core) fn answer(&mut self, c: usize, s: usize, answer: Answer, undo: Undo) {
         if self.servers[s].protocol.is_settled() {
-            // Its unit is begun all the same.
+            // The message begins a unit, though nothing was sent to the server.
             self.servers[s].protocol.enters_unit(false);
             self.clients[c].replay.answered(undo);
             self.tell(c, |out| answer.write(out));
@@ -703,7 +714,7 @@ impl Core {
     }
 }
 
-/// The statement that brings a transaction's parameters from `from` to `to`, until it ends.
+/// A statement that changes the parameters from `from` to `to`, until the transaction ends.
 fn local_settings(from: &[(String, String)], to: &[(String, String)]) -> String {
     let gone = from.iter().filter(|(name, _)| !to.iter().any(|(n, _)| n == name)).map(|(name, _)| (name, None));
     let changed = to.iter().filter(|pair| !from.contains(pair)).map(|(name, value)| (name, Some(value.as_str())));

@@ -1,8 +1,9 @@
-//! A client without a server: finds out what its next messages are, and where they go.
+//! A client without a server connection: collects its next messages into a unit and decides where the unit goes.
 //!
-//! A **unit** is what is executed as one: a `Query`, or extended-protocol messages up to `Sync`. All of a unit goes to one
-//! server, so the destination is chosen when its end is seen. That costs no time: until `Sync` or `Flush` a server
-//! would not answer either. A unit that does not end within [`UNIT_MAX`] goes to the primary.
+//! A **unit** is what PostgreSQL executes up to one `ReadyForQuery`: a `Query`, or messages of the extended protocol up
+//! to `Sync`. A whole unit goes to one server, so the server is chosen when the end of the unit is seen. Waiting for
+//! the end costs nothing: a server does not answer before `Sync` or `Flush` either. A unit longer than [`UNIT_MAX`] is
+//! not waited for: it goes to the primary.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -18,29 +19,29 @@ use crate::config::PoolMode;
 use crate::core::routing::{Hold, UNPROVEN_HINT};
 use crate::core::{CLASSIFY_MAX, Core, UNIT_MAX};
 
-/// What clients are told that begin one in statement mode.
+/// The error for a client that begins a transaction block in a pool of statement mode.
 pub(in crate::core) const NO_BLOCKS: &str = "transaction blocks are not allowed: pool_mode is \"statement\"";
 
-/// What looking at one message of a unit gives.
+/// The result of looking at one message of a unit.
 enum Scan {
-    /// It is counted in; the unit goes on.
+    /// The message is counted in, and the unit goes on.
     On,
-    /// It ends the unit.
+    /// The message ends the unit.
     End,
-    /// It is not whole yet.
+    /// The message has not arrived whole.
     More,
-    /// It is too long to wait for: the unit goes to the primary.
+    /// The message is too long to wait for: the unit goes to the primary.
     Long,
-    /// The client is closed.
+    /// The client has been closed.
     Gone,
 }
 
 impl Unit {
-    /// Counts a statement in.
+    /// Adds a statement of this class to what is known of the unit.
     fn note(&mut self, class: Class) {
         let read = class.access == Access::Read;
         let begin = matches!(class.control, Control::Begin { .. });
-        // What follows it in the unit is in that transaction.
+        // A BEGIN in front: the rest of the unit runs in its transaction.
         let first = self.sole == Sole::Nothing;
         self.begins |= begin;
         self.locks |= class.flags.has(Flags::LOCKS);
@@ -62,7 +63,7 @@ impl Unit {
         };
     }
 
-    /// Nothing certain is known of it: it may write.
+    /// Assumes the worst of the unit: it may write.
     pub(super) fn doubt(&mut self) {
         self.read = false;
         self.writes_nothing = false;
@@ -73,7 +74,7 @@ impl Unit {
     }
 }
 
-/// Stands for a statement's name; never 0.
+/// A statement name's hash; never 0, which stands for no name.
 fn hash(name: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
@@ -81,7 +82,7 @@ fn hash(name: &[u8]) -> u64 {
 }
 
 impl Core {
-    /// A message of a client that is logged in.
+    /// Handles a message of a client that has logged in.
     pub(super) fn message(&mut self, c: usize, bytes: &[u8]) -> Step {
         if self.clients[c].waiting || self.clients[c].at.lane().is_some() {
             return Step::Blocked;
@@ -95,7 +96,7 @@ impl Core {
             return self.skip(c, frame);
         }
         if frame.tag == b'X' {
-            // What was sent before it is still carried out.
+            // What the client sent before Terminate is still carried out.
             if client.at.server().is_some_and(|s| self.servers[s].is_running()) {
                 return Step::Blocked;
             }
@@ -109,10 +110,10 @@ impl Core {
                 self.release_if_done(c);
                 if self.is_client(token) { Step::Again } else { Step::Gone }
             }
-            // Pipelined behind a statement on a replica: where it goes is decided when that is done.
+            // Pipelined behind a statement on a replica: this unit is routed once that statement is done.
             Some(_) => Step::Blocked,
             None if matches!(frame.tag, b'd' | b'c' | b'f') => {
-                // The rest of a COPY that failed: a server ignores it, too.
+                // COPY data that still comes after the COPY has failed: a server ignores it, too.
                 self.clients[c].pass = Pass::discard(frame.total());
                 Step::Again
             }
@@ -125,7 +126,7 @@ impl Core {
         }
     }
 
-    /// The header of a client's next message; or what comes of there being none.
+    /// The header of the client's next message. `Err`: what to do instead, because the header is incomplete or invalid.
     pub(super) fn frame(&mut self, c: usize, bytes: &[u8]) -> Result<Frame, Step> {
         match Frame::read(bytes) {
             Ok(Some(frame)) => Ok(frame),
@@ -137,11 +138,12 @@ impl Core {
         }
     }
 
-    /// True if the client's messages go to its server as they come.
+    /// True if the client's messages go to its server connection as they come, without being collected into a unit
+    /// first.
     pub(super) fn streams(&self, c: usize, s: usize) -> bool {
         let (client, server) = (&self.clients[c], &self.servers[s]);
         let protocol = &server.protocol;
-        // While what it was sent goes to another server, nothing may follow it to this one.
+        // After `discard` the unit in flight is sent to another server: nothing may follow it to this one.
         !server.discard
             && !server.is_at_own()
             && (client.unit.routed
@@ -149,12 +151,14 @@ impl Core {
                 || protocol.is_skipping()
                 || protocol.copies_in()
                 || self.is_bound(c)
-                // Behind something unanswered only the primary can be right: elsewhere that may end the transaction.
+                // While a statement on a replica is unanswered, it may end the transaction, and the next unit may
+                // belong on the primary. So messages are streamed behind an unanswered statement only on the primary.
                 || (protocol.status() != Status::Idle && protocol.is_settled())
                 || (self.is_primary(s) && (protocol.status() != Status::Idle || !protocol.is_settled())))
     }
 
-    /// Gives the server back, if only the rest of a message kept it (COPY data that came after the COPY had failed).
+    /// Releases the server connection if only the rest of one message kept it (COPY data that came after the COPY had
+    /// failed).
     pub(in crate::core) fn release_if_done(&mut self, c: usize) {
         if let Some(s) = self.clients[c].at.server()
             && self.servers[s].protocol.is_settled()
@@ -164,7 +168,7 @@ impl Core {
         }
     }
 
-    /// Skips a message, up to and with Sync.
+    /// Drops a message of a client that skips up to Sync; Sync is answered.
     fn skip(&mut self, c: usize, frame: Frame) -> Step {
         let client = &mut self.clients[c];
         client.pass = Pass::discard(frame.total());
@@ -182,7 +186,7 @@ impl Core {
         }
     }
 
-    /// `ReadyForQuery` from the proxy itself.
+    /// Sends `ReadyForQuery` from the proxy itself.
     pub(in crate::core) fn ready(&mut self, c: usize) {
         let client = &mut self.clients[c];
         client.since = self.now;
@@ -193,7 +197,7 @@ impl Core {
 
     fn assemble(&mut self, c: usize, bytes: &[u8]) -> Step {
         if self.clients[c].unit.end != 0 {
-            // It has waited to be dispatched.
+            // The unit is complete: it had to wait before it could be dispatched.
             return self.dispatch(c, bytes);
         }
         loop {
@@ -218,7 +222,8 @@ impl Core {
                     return self.dispatch(c, bytes);
                 }
                 Scan::Long => return self.dispatch_long(c),
-                // A text is waited for, to know what it leaves behind; it has its own bound.
+                // A statement's text is waited for beyond `UNIT_MAX`, to know what the statement leaves in the session.
+                // `max_statement` bounds it.
                 Scan::More if at + rest.len() > UNIT_MAX && (at > 0 || !matches!(frame.tag, b'P' | b'Q')) => {
                     return self.dispatch_long(c);
                 }
@@ -228,10 +233,10 @@ impl Core {
         }
     }
 
-    /// Looks at one message, which may not be whole.
+    /// Looks at one message, of which `rest` may hold only a part.
     fn scan(&mut self, c: usize, first: bool, rest: &[u8], frame: Frame) -> Scan {
         let whole = rest.len() >= frame.total();
-        // A text that is longer than a statement may be is not waited for.
+        // A text longer than `max_statement` is not waited for.
         if matches!(frame.tag, b'P' | b'Q')
             && frame.payload > self.settings.max_statement
             && (!whole || frame.tag == b'P')
@@ -266,14 +271,14 @@ impl Core {
             Message::Close(named) => {
                 let unit = &mut self.clients[c].unit;
                 unit.single = false;
-                // A statement's name is the proxy's affair.
+                // The proxy can close a prepared statement by itself.
                 unit.needs_server |= matches!(named, Named::Portal(_));
                 Scan::On
             }
             Message::Execute { portal, rows } => {
                 let unit = &mut self.clients[c].unit;
                 unit.needs_server = true;
-                // The unnamed portal, to its end.
+                // One statement executed to its end: the unnamed portal, with no limit on rows.
                 unit.single &= unit.bound && !unit.executed && portal.is_empty() && rows == 0;
                 unit.executed = true;
                 Scan::On
@@ -289,9 +294,9 @@ impl Core {
                     Scan::More
                 }
             }
-            // The data of a COPY in one packet with it: `P B E d c S`. What is not asked for a server ignores.
+            // COPY data in the same unit, `P B E d c S`: a server ignores data that no COPY asks for.
             Message::CopyData | Message::CopyDone | Message::CopyFail => Scan::Long,
-            // In the middle of a unit, which then is not carried out.
+            // Terminate before Sync: the unit is not carried out.
             Message::Terminate => {
                 self.close_client(c);
                 Scan::Gone
@@ -323,19 +328,20 @@ impl Core {
         unit.key = self.classifier.shape();
         let needs_server = unit.needs_server;
         unit.note(statement.class());
-        // A Parse by itself only needs a server if none has ever taken this text.
+        // A Parse alone needs a server only if no server has accepted the text yet.
         unit.needs_server = needs_server || !accepted;
     }
 
     fn scan_bind(&mut self, c: usize, portal: &[u8], name: &[u8]) {
-        // A statement that this very unit prepares is counted in by its Parse.
+        // A statement that the unit itself prepares was already counted in at its Parse.
         let own = name.is_empty() && self.clients[c].unit.parses_unnamed;
         let known = self.clients[c].names.get(name).filter(|_| !own).cloned();
-        // One that is prepared anew, in another client's place or under other parameters, has a connection to itself.
+        // A statement that must be parsed anew (after DDL, or read under other parameters) shares no server connection
+        // (no lane).
         let anew = known.as_ref().is_some_and(|statement| statement.is_outdated() || !self.is_read_alike(c, statement));
         let unit = &mut self.clients[c].unit;
         unit.needs_server = true;
-        // In a shared session only a Parse of the same unit tells what the unnamed statement is.
+        // A shared session's unnamed statement is known only if the same unit has parsed it.
         unit.single &= portal.is_empty() && !anew && !unit.bound && (own || !name.is_empty());
         unit.bound = true;
         if !own {
@@ -343,7 +349,7 @@ impl Core {
         }
         match known {
             Some(statement) => unit.note(statement.class()),
-            // A name that nobody has given: a unit of its own may write.
+            // A name that the client has not prepared. At the start of a unit the worst is assumed.
             None if unit.scanned == 0 => unit.doubt(),
             None => {}
         }
@@ -377,7 +383,7 @@ impl Core {
         }
     }
 
-    /// A unit too long to be kept: only the primary can take whatever it turns out to be.
+    /// Sends off a unit that is too long to be buffered: only the primary can take whatever the unit turns out to be.
     fn dispatch_long(&mut self, c: usize) -> Step {
         let unit = &mut self.clients[c].unit;
         unit.doubt();
@@ -385,7 +391,7 @@ impl Core {
         self.dispatch(c, &[])
     }
 
-    /// Sends the unit that `bytes` begin with on its way.
+    /// Sends off the unit that `bytes` begin with.
     fn dispatch(&mut self, c: usize, bytes: &[u8]) -> Step {
         if self.clients[c].begun.is_some() && !self.is_sure_to_succeed(c, bytes) {
             self.joins_transaction(c);
@@ -419,14 +425,14 @@ impl Core {
                 return self.refuse_scanned_with(c, Sqlstate::CANNOT_CONNECT_NOW, &text, UNPROVEN_HINT);
             }
         }
-        // A client that has sent more than this is better served by a connection that it can fill by itself.
+        // A client that has pipelined more than one unit is better served by a connection of its own.
         if bytes.len() == self.clients[c].unit.scanned && self.enter_lane(c, want, bytes, false) {
             return Step::Used(bytes.len());
         }
         if self.acquire(c, want) { Step::Again } else { Step::Blocked }
     }
 
-    /// The unit that was looked at goes to no server: its client gets an error.
+    /// Answers the unit that was just looked at with an error; no server gets it.
     fn refuse_scanned(&mut self, c: usize, code: Sqlstate, text: &str) -> Step {
         self.refuse_scanned_with(c, code, text, "")
     }
@@ -448,7 +454,7 @@ impl Core {
         Step::Again
     }
 
-    /// The next unit of a client gets an error from the proxy. Its bytes are in the client's kept input.
+    /// Answers the client's next unit with an error. The unit's bytes are in the client's `input`.
     pub(in crate::core) fn fail_unit(&mut self, c: usize, code: Sqlstate, text: &str) {
         let client = &mut self.clients[c];
         let unit = client.unit.take();
@@ -477,11 +483,12 @@ impl Core {
         self.runnable.push_back(self.clients[c].token);
     }
 
-    /// What a text of this client is.
+    /// Classifies a statement text of this client.
     pub(in crate::core) fn classify(&mut self, c: usize, text: &[u8]) -> Class {
-        // Where `standard_conforming_strings` is off a backslash escapes a quote, and the parser would see another text.
+        // Where `standard_conforming_strings` is off, a backslash escapes a quote and the parser would misread the
+        // text.
         if self.clients[c].odd_strings && text.contains(&b'\\') {
-            // Nothing is known of it, so it may leave anything behind.
+            // Such a text may leave anything in the session.
             self.clients[c].unflushed = true;
             return Class { pins: Pins::SET, flags: Flags::UNKNOWN.with(Flags::LOCAL), ..Class::UNKNOWN };
         }

@@ -1,26 +1,27 @@
 //! A model of one PostgreSQL session: protocol 3 from the server's side, and just enough of SQL.
 //!
-//! It serves twice: as the servers behind the core, and as the reference, which one client talks to alone. What a client
-//! hears through the core must be what its reference says.
+//! The model is used twice: for the servers behind the core, and as the reference that one client talks to alone. What
+//! a client gets through the core must be what its reference says.
 //!
-//! Every number in a statement names who sent it (`number / OWNER`), so a session notices by itself that two clients meet in one
-//! transaction, or that one sees what another left behind.
+//! Every number in a statement names its sender (`number / OWNER`). So a session notices by itself if two clients meet
+//! in one transaction, or if one sees what another has left behind.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use wire::message::{self, Status};
 use wire::{Frame, HEADER, Severity, Sqlstate, payload, startup};
 
-/// Numbers of one client.
+/// The range of numbers of one client.
 pub(super) const OWNER: u64 = 100_000;
-/// Added to a number that is written by what is said to only read: when its client leaves, the core may let it end.
+/// Added to a number that a function writes which is declared to only read: when the client leaves, the core may let
+/// such a statement finish.
 pub(super) const SNEAKY: u64 = OWNER / 2;
 /// Length of the row that `SELECT rpad(…)` gives: more than the core holds back for a replay.
 pub(super) const BIG: usize = 40_000;
 
 type Code = &'static [u8; 5];
 
-/// The database and the user that client `id` logs in with: there are two of each.
+/// The database and the user that client `id` logs in with; there are two of each.
 pub(super) fn home_of(id: u64) -> (&'static str, &'static str) {
     (["d", "e"][id as usize % 2], ["u", "v"][id as usize / 2 % 2])
 }
@@ -28,13 +29,13 @@ pub(super) fn home_of(id: u64) -> (&'static str, &'static str) {
 /// Run-time parameters of a session.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Parameters {
-    /// What the session began with, beside PostgreSQL's own defaults.
+    /// What the session began with, besides PostgreSQL's own defaults.
     defaults: BTreeMap<String, String>,
     session: BTreeMap<String, String>,
     local: BTreeMap<String, String>,
-    /// Set for the session by a function, unseen.
+    /// Set for the session by a function whose text does not show it.
     unseen: BTreeMap<String, String>,
-    /// The same in an earlier transaction: it may be gone by now.
+    /// The same in an earlier transaction: the value may be gone by now.
     perhaps: BTreeMap<String, String>,
 }
 
@@ -84,10 +85,10 @@ pub(super) struct Store {
     pub notified: Vec<(u64, u64, u32)>,
 }
 
-/// The channel that everybody may listen on; any other is the client's whose number it has.
+/// The channel that all clients may use. Any other channel belongs to the client with its number.
 pub(super) const COMMON: u64 = 0;
 
-/// Parameters and channels at a savepoint, and what was written and notified before it.
+/// Parameters and channels at a savepoint, and what had been written and notified before it.
 #[derive(Clone)]
 struct Savepoint {
     parameters: Parameters,
@@ -106,26 +107,28 @@ pub(super) struct Backend {
     status: u8,
     read_only: bool,
     pending: Vec<u64>,
-    /// Whose numbers the open transaction has seen.
+    /// The client whose numbers the open transaction has seen.
     transaction_of: Option<u64>,
     /// Database and user.
     pub home: (String, String),
     parameters: Parameters,
-    /// A statement whose columns were never asked for may have others from one time to the next. With the proxy in between that is so: it
-    /// is parsed anew wherever that is needed. For a reference.
+    /// For a reference: a statement whose columns the client never asked for may change its columns. Behind the proxy
+    /// that is so, because the statement is parsed anew wherever that is needed.
     pub lenient: bool,
-    /// What a function sets unseen may be gone when its transaction is over: for the reference of a client whose server is cleaned of it when
-    /// it is given back. A value that is one or the other is shown as `one|other`.
+    /// For the reference of a client whose server connection is cleaned of functions' state when it is released: a
+    /// value set by a function may be gone when its transaction is over. A value that is one or the other is shown as
+    /// `one|other`.
     pub forgetful: bool,
-    /// Channels, as the transaction in progress has them.
+    /// Channels as changed by the current transaction.
     listening: BTreeSet<u64>,
-    /// The same as it is committed; how often one has gone; and how many of the notifications were looked at.
+    /// `listens`: channels as committed; `unlistened`: how often a channel was given up; `heard`: how many
+    /// notifications were looked at.
     pub listens: BTreeSet<u64>,
     pub unlistened: usize,
     heard: usize,
-    /// Those that it listened for, on their way: they go out between two transactions, or right before the end of an answer.
+    /// Notifications to be sent: between two transactions, or right before the end of an answer.
     late: Vec<u8>,
-    /// What the transaction in progress notifies.
+    /// Notifications of the current transaction.
     notifies: Vec<(u64, u64)>,
     /// Parameters and channels as they were before the transaction.
     saved: Option<(Parameters, BTreeSet<u64>)>,
@@ -133,12 +136,12 @@ pub(super) struct Backend {
     prepared: HashMap<Vec<u8>, Prepared>,
     portals: HashMap<Vec<u8>, Portal>,
     skipping: bool,
-    /// Something was parsed, bound or described since the last Sync: that begins a transaction, too.
+    /// A Parse, Bind or Describe has come since the last Sync: that begins a transaction, too.
     unit: bool,
     copy: Option<Copy>,
-    /// What `SELECT pg_sleep(…)` will answer; nothing is read meanwhile.
+    /// The answer that `SELECT pg_sleep(…)` will give; no input is read meanwhile.
     pub sleeping: Option<Sleep>,
-    /// It never sleeps: for a reference.
+    /// For a reference: sleeps take no time.
     pub sleepless: bool,
     pub terminated: bool,
     /// Every fifth BEGIN that is bound and executed fails.
@@ -149,11 +152,11 @@ pub(super) struct Backend {
 #[derive(Clone)]
 struct Prepared {
     text: String,
-    /// The name of its column: what its names stand for, when it was parsed.
+    /// The name of the statement's column, which shows what the names in the text stood for when it was parsed.
     column: String,
-    /// How its literals were read.
+    /// The time zone under which the literals were read.
     zone: String,
-    /// Its columns were asked for.
+    /// A client has asked for the columns.
     told: bool,
 }
 
@@ -192,7 +195,7 @@ impl Backend {
         Backend { flaky, ..self }
     }
 
-    /// True if a client has left nothing in it.
+    /// True if no client has left anything in the session.
     pub(super) fn is_clean(&self) -> bool {
         self.status == b'I'
             && self.pending.is_empty()
@@ -352,12 +355,12 @@ impl Backend {
         Ok(())
     }
 
-    /// True if a client is in no transaction, as far as the server can tell.
+    /// True if the client is in no transaction, as far as the server can tell.
     pub(super) fn is_idle(&self) -> bool {
         self.status == b'I'
     }
 
-    /// Sends what it has not heard yet of what was notified, if it is between two transactions.
+    /// Sends notifications that the session has not sent yet, if it is between two transactions.
     pub(super) fn hear(&mut self, store: &Store) {
         let between = self.started && self.status == b'I' && self.saved.is_none() && !self.skipping && !self.unit;
         if between && self.copy.is_none() && self.sleeping.is_none() {
@@ -405,7 +408,7 @@ impl Backend {
     fn commit(&mut self, store: &mut Store) {
         assert!(!self.replica || self.pending.is_empty());
         store.committed.append(&mut self.pending);
-        // What was notified before it listened is not for it; what it has notified itself is.
+        // Notifications from before the LISTEN are not for the session; its own notifications are.
         self.hear_all(store);
         self.unlistened += usize::from(self.listens.difference(&self.listening).next().is_some());
         self.listens = self.listening.clone();
@@ -550,7 +553,7 @@ impl Backend {
         Ok(())
     }
 
-    /// A statement that is used again: PostgreSQL analyses it anew when names have come to stand for something else.
+    /// A statement is used again: PostgreSQL analyses it anew if names stand for something else by now.
     fn revalidated(&mut self, name: &[u8]) -> Result<Prepared, Code> {
         let column = self.column();
         let prepared = self.prepared.get_mut(name).ok_or(b"26000")?;

@@ -1,30 +1,30 @@
-//! What a model client must hear of what was notified.
+//! Which notifications a model client must get.
 
 use std::collections::{BTreeMap, HashSet};
 
 use super::backend::{Backend, OWNER, Store};
 
-/// What a client listens on, as far as it can know, and what it has heard.
+/// The channels that a client listens on, as far as it can know, and the notifications it has got.
 #[derive(Debug, Default)]
 pub(super) struct Ear {
-    /// Channels, and how many notifications there had been when it knew that it listens.
+    /// Channels, each with the number of notifications there had been when the client knew that it listens.
     since: BTreeMap<u64, usize>,
     heard: HashSet<(u64, u64)>,
-    /// Where the last that it has heard on a channel stands among all.
+    /// For each channel, the position of the client's last notification among all.
     last: BTreeMap<u64, usize>,
-    /// As its reference counts.
+    /// The reference's count of channels given up.
     unlistened: usize,
 }
 
 impl Ear {
-    /// It has been answered everything: from here on it hears of all.
+    /// The client has been answered everything: from here on it must get all notifications of its channels.
     pub(super) fn opens(&mut self, reference: &Backend, store: &Store) {
         for &channel in &reference.listens {
             self.since.entry(channel).or_insert(store.notified.len());
         }
     }
 
-    /// It has sent something, after which it may listen no more.
+    /// The client has sent something after which it may not listen any more.
     pub(super) fn closes(&mut self, reference: &Backend) {
         if self.unlistened != reference.unlistened {
             self.unlistened = reference.unlistened;
@@ -32,12 +32,12 @@ impl Ear {
         }
     }
 
-    /// It has been told that it listens on its own channel.
+    /// The client was told that it listens on its own channel.
     pub(super) fn listens(&mut self, id: u64, store: &Store) {
         self.since.entry(id).or_insert(store.notified.len());
     }
 
-    /// It hears something. `itself`: it takes it for what it has sent itself, under this number.
+    /// The client gets a notification. `itself`: it takes the notification for one that it sent itself, with this id.
     pub(super) fn hears(&mut self, store: &Store, channel: u64, number: u64, itself: Option<u64>) {
         let at = store.notified.iter().position(|of| (of.0, of.1) == (channel, number));
         let at = at.unwrap_or_else(|| panic!("{number} was never notified on {channel}"));
@@ -47,7 +47,7 @@ impl Ear {
         self.heard.insert((channel, number));
     }
 
-    /// The first that it should have heard, and has not.
+    /// The first notification that the client should have got, and has not.
     pub(super) fn missed(&self, store: &Store) -> Option<(u64, u64)> {
         let of = |(&channel, &from): (&u64, &usize)| {
             let due = store.notified.iter().skip(from).filter(move |of| of.0 == channel);

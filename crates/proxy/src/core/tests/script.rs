@@ -1,4 +1,4 @@
-//! What model clients do: runs of messages chosen at random, with what is to be expected of each unit.
+//! What model clients do: sequences of messages chosen at random, each with what is to be expected.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -34,52 +34,53 @@ impl Random {
     }
 }
 
-/// What ends in one `ReadyForQuery`.
+/// Messages up to one `ReadyForQuery`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Unit {
-    /// Numbers that its rows may have.
+    /// The numbers that the unit's rows may have.
     pub rows: Vec<u64>,
-    /// Numbers that it inserts, in order.
+    /// The numbers that the unit inserts, in order.
     pub inserts: Vec<u64>,
     pub sleeps: bool,
-    /// What goes wrong in it without anybody's fault.
+    /// Errors that the unit gives by itself.
     pub errors: HashSet<[u8; 5]>,
 }
 
 #[derive(Debug, Clone)]
 pub(super) enum Step {
     Send(Vec<u8>),
-    /// A unit begins; what was sent before belongs to the units before.
+    /// A unit begins; messages sent before belong to earlier units.
     Unit(Unit),
     /// Waits until everything has been answered.
     Await,
-    /// Waits until the server asks for COPY data, or has refused to.
+    /// Waits until the server asks for COPY data, or refuses the COPY.
     AwaitCopy,
-    /// Asks for a cancel of whatever this client is running.
+    /// Asks for a cancel of whatever the client runs.
     Cancel,
-    /// Closes its end.
+    /// Closes the client's end of the connection.
     Leave,
 }
 
 /// What scripts may contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Style {
-    /// Requests follow each other without waiting.
+    /// Requests are pipelined: sent without waiting for answers.
     pub pipelined: bool,
-    /// Names of statements and session state; what a lost server makes unforeseeable.
+    /// Named statements and session state, which a lost server makes unpredictable.
     pub stateful: bool,
     /// SET, LISTEN, DISCARD.
     pub session: bool,
-    /// They set a parameter that they may have begun with, and go back to it.
+    /// Clients set and reset a parameter that they may have begun with.
     pub resets: bool,
     pub cancels: bool,
-    /// LISTEN and NOTIFY, such as can't fail but with their server.
+    /// LISTEN and NOTIFY that can fail only if their server is lost.
     pub listens: bool,
     /// Mostly plain reads, which can share a server connection.
     pub reads: bool,
-    /// Functions that leave something in the session, unseen.
+    /// Functions that leave something in the session, which their text does not show.
     pub functions: bool,
-    /// They ask for the columns of what they name: whether who does not is told that there are others now may depend on the connection.
+    /// Clients ask for the columns of named statements. (For a client that does not, it may depend on the connection
+    /// whether it hears of changed columns.)
     pub describes: bool,
 }
 
@@ -91,7 +92,7 @@ pub(super) struct Script {
     out: VecDeque<Step>,
     bytes: Vec<u8>,
     unit: Unit,
-    /// Where in `out` the unit begins.
+    /// The index in `out` at which the unit begins.
     begins: usize,
     named: HashSet<&'static str>,
 }

@@ -1,5 +1,5 @@
-//! Cores, model clients and model servers in memory: everything that the driver does with sockets, done with byte strings, in an
-//! order and in pieces chosen at random.
+//! Cores, model clients and model servers in memory. Everything that the driver does with sockets is done with byte
+//! strings here, in pieces and in an order chosen at random.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::core::{Core, Effect, Mail, Moved, Peer, Shared};
 use crate::metrics::Metrics;
 use crate::settings::{Lanes, Settings};
 
-/// What a run is made of.
+/// The parameters of a run.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub seed: u64,
@@ -35,36 +35,37 @@ pub(super) struct Plan {
     pub pool: usize,
     pub prepared_per_server: usize,
     pub style: Style,
-    /// Some clients leave in the middle of whatever they do.
+    /// Some clients leave in the middle of something.
     pub leaves: bool,
-    /// Servers are lost, the primary changes: answers are checked for what they may be, not for what they must be.
+    /// Servers are lost and the primary changes: answers are checked for what they may be, and not for what they must
+    /// be.
     pub faults: bool,
-    /// An operator pauses, resumes and reconnects; in the end everything goes on.
+    /// An operator pauses, resumes and reconnects pools; in the end everything runs.
     pub operator: bool,
-    /// Shared lanes, with few connections and little patience in various degrees.
+    /// Lanes are used, with few connections and various time limits.
     pub lanes: bool,
-    /// A second connection of a pool to a node cannot be opened, whatever its size: there are no descriptors for it.
+    /// No pool can open a second connection to a node, whatever its size: there are no file descriptors.
     pub scarce: bool,
-    /// Commits are told when a relay has them, which is some time after the primary has.
+    /// Commits are acknowledged when a relay has them, some time after the primary has.
     pub gated: bool,
     /// Sessions are strong, and each of their answers needs proof that the primary's term still stands.
     pub strong: bool,
     /// What is done about functions that leave something in the session.
     pub unknown_functions: UnknownFunctions,
-    /// The relay confirms what it does not have: to see that this is noticed.
+    /// The relay confirms what it does not have: the simulation must notice.
     pub lies: bool,
 }
 
-/// Messages as they came, comparable.
+/// A client's messages as they came, in a form that can be compared.
 #[derive(Default)]
 struct Frames {
     rest: Vec<u8>,
     list: Vec<Vec<u8>>,
     /// The login is over.
     greeted: bool,
-    /// It has failed with this.
+    /// The error with which the login failed.
     refused: String,
-    /// Notifications: process, channel and number, and the message before them.
+    /// Notifications: process id, channel and number, and the message before each.
     notices: Vec<(u32, u64, u64, Vec<u8>)>,
 }
 
@@ -93,7 +94,7 @@ impl Frames {
     }
 }
 
-/// The core of a client between two cores.
+/// Stands for the core of a client that is moving between two cores.
 const ON_ITS_WAY: usize = usize::MAX;
 
 struct Person {
@@ -102,7 +103,7 @@ struct Person {
     token: Option<Token>,
     steps: VecDeque<Step>,
     paused: bool,
-    /// Closed by the proxy.
+    /// The proxy has closed the client's connection.
     dropped: bool,
     got: Frames,
     checked: usize,
@@ -110,34 +111,34 @@ struct Person {
     store: Store,
     expected: Frames,
     ear: Ear,
-    /// Units sent and not answered.
+    /// Units that were sent and not answered.
     units: VecDeque<Unit>,
     answered: Answered,
     key: Option<(u32, Vec<u8>)>,
-    /// It has asked for a cancel.
+    /// The client has asked for a cancel.
     cancelling: bool,
     leaves_at: Option<usize>,
     sent: usize,
 }
 
-/// What a client has been told, where that can't be foreseen.
+/// What a client was told, where that can't be predicted.
 #[derive(Default)]
 struct Answered {
-    /// Of the unit in progress.
+    /// Counts of the current unit.
     inserts: usize,
     rows: usize,
     errors: Vec<[u8; 5]>,
     committed: bool,
     listened: bool,
     has_listened: bool,
-    /// It may stay with its server connection.
+    /// The client may be pinned to its server connection.
     stays: bool,
-    /// Acknowledged inside the transaction that is open.
+    /// Numbers acknowledged within the open transaction.
     open: Vec<u64>,
     in_transaction: bool,
-    /// Told that these were rolled back.
+    /// Numbers that the client was told are rolled back.
     undone: Vec<u64>,
-    /// Told that these were committed.
+    /// Numbers that the client was told are committed.
     done: Vec<u64>,
 }
 
@@ -148,7 +149,7 @@ struct Link {
     backend: Backend,
     cancel: bool,
     paused: bool,
-    /// The server end is closed; what it had sent still arrives.
+    /// The server has closed its end; what it sent before still arrives.
     over: bool,
 }
 
@@ -165,7 +166,7 @@ pub(super) struct World {
     mail: VecDeque<(usize, Letter)>,
     people: Vec<Person>,
     by_token: HashMap<(usize, u64), usize>,
-    /// Requesters of cancels.
+    /// Connections that ask for a cancel.
     requesters: HashMap<(usize, u64), usize>,
     store: Store,
     /// How many of the committed numbers the relay has.
@@ -181,7 +182,7 @@ pub(super) struct World {
 enum Letter {
     Mail(Mail),
     Server(Box<Moved>, Box<Link>),
-    /// A client that another core has accepted: whose it is.
+    /// A client that another core has accepted, with its index in `people`.
     Client(Box<Moved>, usize),
 }
 
@@ -1089,7 +1090,7 @@ impl World {
             assert!(gauges.iter().all(|gauge| gauge.get() == 0), "{plan:?}: {:?}", gauges.map(|g| g.get()));
             assert_eq!(metrics.servers.get(), core.servers.len() as u64, "{plan:?}");
         }
-        assert_eq!(self.shared.notices.load(Ordering::Relaxed), 0, "{plan:?}");
+        assert_eq!(self.shared.notification_bytes.load(Ordering::Relaxed), 0, "{plan:?}");
         assert_eq!(self.shared.budgets.open(), servers, "the budget counts what is open: {plan:?}");
         assert_eq!(self.shared.clients.load(Ordering::Relaxed), 0);
         for link in self.links.values() {
