@@ -116,18 +116,18 @@ async fn what_is_translated_runs_with_tls_on_both_sides_and_lets_in_the_same_use
     let ssl = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
     assert_eq!(value(&sam, ssl).await, "t", "the server connection is in clear");
     // The last of two entries counts: one client of this database.
-    let full = connect(config("bob", "bob's own", "shop")).await.err().expect("a second client of shop");
+    let full = connect(config("bob", "bob's own", "shop")).await.expect_err("a second client of shop");
     assert_eq!(sqlstate(&full), "53300");
     // The fallback: another database, another user, and that user's own limit.
     let bob = connect(config("bob", "bob's own", "other")).await.unwrap();
     assert_eq!(value(&bob, "SELECT current_database()").await, "other");
-    let full = connect(config("bob", "bob's own", DATABASE)).await.err().expect("a second client of bob");
+    let full = connect(config("bob", "bob's own", DATABASE)).await.expect_err("a second client of bob");
     assert_eq!(sqlstate(&full), "53300");
     // Who could not log in to PgBouncer can't here either, and wrong is wrong.
     for (user, password) in
         [(USER, "anything"), ("empty", ""), ("empty", "x"), (SCRAM_USER, "wrong"), ("stranger", "x")]
     {
-        let error = connect(config(user, password, "postgres")).await.err().expect(user);
+        let error = connect(config(user, password, "postgres")).await.expect_err(user);
         assert!(error.as_db_error().is_none_or(|_| sqlstate(&error) == "28P01"), "{user}: {error:?}");
     }
     // In clear nobody gets in: the reason why TLS was configured.

@@ -191,8 +191,8 @@ async fn the_registrys_own_ports_are_not_probed_unless_that_is_allowed() {
         let node = RegistryNode::start(more).await;
         let _logs = ShowLogs(node.dir());
         let started = std::fs::read_to_string(node.process().log()).unwrap();
-        let said = started.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let said = said.filter(|line| line["message"] == "registry started").next_back().unwrap();
+        let mut said = started.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let said = said.rfind(|line| line["message"] == "registry started").unwrap();
         let metrics = said["metrics"].as_str().unwrap().rsplit_once(':').unwrap().1.parse().unwrap();
         // Another's port, for comparison: TCP connects as soon as the system listens.
         let other = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -286,7 +286,7 @@ async fn attend(inner: Arc<Inner>) {
             _ = stop.wait_for(|stop| *stop) => break,
             result = turn => result,
         };
-        let written = result.as_ref().map(|()| ()).map_err(ToString::to_string);
+        let written = result.as_ref().copied().map_err(ToString::to_string);
         lock(&inner.writable).beat(written, tokio::time::Instant::now());
         match result {
             Ok(()) => failing = false,
