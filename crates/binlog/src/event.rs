@@ -1,0 +1,397 @@
+//! Events: the header, and the bodies that whoever keeps and passes on a log has to understand. All others are bytes.
+//!
+//! Sources of the format: the "Binlog Event" pages of MySQL's internals manual and of MariaDB's knowledge base ("Replication Protocol").
+
+use crate::gtid::{mariadb, mysql};
+
+/// Bytes of an event's header.
+pub const HEADER: usize = 19;
+/// Bytes of an event's checksum, at its end.
+pub const CHECKSUM: usize = 4;
+
+/// What an event is: the byte in its header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Kind(pub u8);
+
+#[allow(missing_docs)] // The names are the formats' own.
+impl Kind {
+    pub const QUERY: Kind = Kind(2);
+    pub const STOP: Kind = Kind(3);
+    pub const ROTATE: Kind = Kind(4);
+    pub const INTVAR: Kind = Kind(5);
+    pub const APPEND_BLOCK: Kind = Kind(9);
+    pub const RAND: Kind = Kind(13);
+    pub const USER_VAR: Kind = Kind(14);
+    pub const FORMAT: Kind = Kind(15);
+    pub const XID: Kind = Kind(16);
+    pub const BEGIN_LOAD_QUERY: Kind = Kind(17);
+    pub const TABLE_MAP: Kind = Kind(19);
+    pub const HEARTBEAT: Kind = Kind(27);
+    pub const MYSQL_GTID: Kind = Kind(33);
+    pub const MYSQL_ANONYMOUS: Kind = Kind(34);
+    pub const MYSQL_PREVIOUS_GTIDS: Kind = Kind(35);
+    pub const XA_PREPARE: Kind = Kind(38);
+    pub const TRANSACTION_PAYLOAD: Kind = Kind(40);
+    pub const HEARTBEAT_V2: Kind = Kind(41);
+    pub const MYSQL_GTID_TAGGED: Kind = Kind(42);
+    pub const ANNOTATE_ROWS: Kind = Kind(160);
+    pub const BINLOG_CHECKPOINT: Kind = Kind(161);
+    pub const MARIADB_GTID: Kind = Kind(162);
+    pub const MARIADB_GTID_LIST: Kind = Kind(163);
+    pub const START_ENCRYPTION: Kind = Kind(164);
+}
+
+/// The file is open at its source. Only in the first event of a file; not part of its checksum.
+pub const IN_USE: u16 = 0x1;
+/// The event was made for the stream and is in no file: an announcement of a file, for example.
+pub const ARTIFICIAL: u16 = 0x20;
+
+/// An event's header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Seconds since 1970; 0 in artificial events.
+    pub timestamp: u32,
+    /// What the event is.
+    pub kind: Kind,
+    /// The server on which it happened first.
+    pub server_id: u32,
+    /// Bytes of the event with header and checksum.
+    pub length: u32,
+    /// Where the event ends in the source's file, modulo 2^32; 0 where the source does not say (MariaDB 11.4 and later, inside transactions).
+    pub end: u32,
+    /// See [`IN_USE`] and [`ARTIFICIAL`].
+    pub flags: u16,
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+impl Header {
+    /// Reads a header. Every 19 bytes are one.
+    #[must_use]
+    pub fn parse(b: &[u8; HEADER]) -> Header {
+        let four = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
+        Header {
+            timestamp: four(0),
+            kind: Kind(b[4]),
+            server_id: four(5),
+            length: four(9),
+            end: four(13),
+            flags: u16::from_le_bytes([b[17], b[18]]),
+        }
+    }
+
+    /// As bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEADER] {
+        let mut b = [0; HEADER];
+        b[0..4].copy_from_slice(&self.timestamp.to_le_bytes());
+        b[4] = self.kind.0;
+        b[5..9].copy_from_slice(&self.server_id.to_le_bytes());
+        b[9..13].copy_from_slice(&self.length.to_le_bytes());
+        b[13..17].copy_from_slice(&self.end.to_le_bytes());
+        b[17..19].copy_from_slice(&self.flags.to_le_bytes());
+        b
+    }
+
+    /// Whether the event is in no file, only in the stream: an artificial one, or a heartbeat.
+    #[must_use]
+    pub fn is_artificial(&self) -> bool {
+        self.flags & ARTIFICIAL != 0 || matches!(self.kind, Kind::HEARTBEAT | Kind::HEARTBEAT_V2)
+    }
+}
+
+/// How events end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Checksum {
+    /// With their body.
+    #[default]
+    None,
+    /// With the CRC-32 of header and body.
+    Crc32,
+}
+
+impl Checksum {
+    /// Bytes at the end of each event.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Checksum::None => 0,
+            Checksum::Crc32 => CHECKSUM,
+        }
+    }
+
+    /// As `binlog_checksum` is shown.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Checksum::None => "NONE",
+            Checksum::Crc32 => "CRC32",
+        }
+    }
+}
+
+/// Why a body is not what its kind says.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("an event of kind {} says: {what}", kind.0)]
+pub struct BodyError {
+    /// The event's kind.
+    pub kind: Kind,
+    /// What is wrong.
+    pub what: String,
+}
+
+fn wrong(kind: Kind, what: impl Into<String>) -> BodyError {
+    BodyError { kind, what: what.into() }
+}
+
+/// The first event of a file: how the others are to be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Format {
+    /// Of the server that wrote the file, as `10.11.6-MariaDB-log`.
+    pub server_version: String,
+    /// Seconds since 1970, in the first file after a start of the server; else 0.
+    pub created: u32,
+    /// How the events of the file end.
+    pub checksum: Checksum,
+}
+
+/// Where `created` is in the body of a format event.
+pub const CREATED_AT: usize = 52;
+
+impl Format {
+    /// Reads a format event's body, with its checksum, which is there whatever `binlog_checksum` says.
+    ///
+    /// # Errors
+    /// Another version of the format than 4, headers of another length, an unknown checksum, or too short.
+    pub fn parse(body: &[u8]) -> Result<Format, BodyError> {
+        let fail = |what: String| wrong(Kind::FORMAT, what);
+        let short = || fail(format!("{} bytes are too few", body.len()));
+        match u16_at(body, 0).ok_or_else(short)? {
+            4 => {}
+            other => return Err(fail(format!("version {other} of the format; version 4 is understood"))),
+        }
+        let version = body.get(2..52).ok_or_else(short)?;
+        let version = version.split(|byte| *byte == 0).next().unwrap_or_default();
+        let created = u32_at(body, CREATED_AT).ok_or_else(short)?;
+        match body.get(56) {
+            Some(19) => {}
+            Some(other) => return Err(fail(format!("headers of {other} bytes; 19 are understood"))),
+            None => return Err(short()),
+        }
+        let algorithm = body.len().checked_sub(1 + CHECKSUM).filter(|at| *at > 56).ok_or_else(short)?;
+        let checksum = match body[algorithm] {
+            0 => Checksum::None,
+            1 => Checksum::Crc32,
+            other => return Err(fail(format!("checksum algorithm {other}; 0 and 1 are understood"))),
+        };
+        Ok(Format { server_version: String::from_utf8_lossy(version).into_owned(), created, checksum })
+    }
+}
+
+/// Which file comes next, and where in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rotate {
+    /// Offset in the file.
+    pub position: u64,
+    /// The file's name, as the source has it: any bytes.
+    pub name: Vec<u8>,
+}
+
+impl Rotate {
+    /// Reads a body without checksum.
+    ///
+    /// # Errors
+    /// Too short.
+    pub fn parse(body: &[u8]) -> Result<Rotate, BodyError> {
+        let position = u64_at(body, 0).ok_or_else(|| wrong(Kind::ROTATE, "no position"))?;
+        Ok(Rotate { position, name: body[8..].to_vec() })
+    }
+}
+
+/// What begins a transaction in MariaDB's log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MariaDbGtid {
+    /// Its name.
+    pub gtid: mariadb::Gtid,
+    /// Whether the transaction is the statement that follows, without a COMMIT.
+    pub standalone: bool,
+}
+
+impl MariaDbGtid {
+    /// Reads a body without checksum: `sequence u64, domain u32, flags u8, …`. The server is the one in the header.
+    ///
+    /// # Errors
+    /// Too short.
+    pub fn parse(header: &Header, body: &[u8]) -> Result<MariaDbGtid, BodyError> {
+        let short = || wrong(Kind::MARIADB_GTID, format!("{} bytes are too few", body.len()));
+        let sequence = u64_at(body, 0).ok_or_else(short)?;
+        let domain = u32_at(body, 8).ok_or_else(short)?;
+        let flags = *body.get(12).ok_or_else(short)?;
+        let gtid = mariadb::Gtid { domain, server: header.server_id, sequence };
+        Ok(MariaDbGtid { gtid, standalone: flags & 1 != 0 })
+    }
+}
+
+/// Reads the body of MariaDB's list of GTIDs at the start of a file, without checksum: `count u32 (28 bits), (domain u32, server u32,
+/// sequence u64)…`. In each domain the last one comes last.
+///
+/// # Errors
+/// Too short, or more than [`mariadb::MAX_ENTRIES`].
+pub fn gtid_list(body: &[u8]) -> Result<Vec<mariadb::Gtid>, BodyError> {
+    let fail = |what: String| wrong(Kind::MARIADB_GTID_LIST, what);
+    let short = || fail(format!("{} bytes are too few", body.len()));
+    let count = (u32_at(body, 0).ok_or_else(short)? & 0x0fff_ffff) as usize;
+    if count > mariadb::MAX_ENTRIES {
+        return Err(fail(format!("{count} GTIDs; at most {} are understood", mariadb::MAX_ENTRIES)));
+    }
+    let mut list = Vec::with_capacity(count);
+    for index in 0..count {
+        let at = 4 + index * 16;
+        list.push(mariadb::Gtid {
+            domain: u32_at(body, at).ok_or_else(short)?,
+            server: u32_at(body, at + 4).ok_or_else(short)?,
+            sequence: u64_at(body, at + 8).ok_or_else(short)?,
+        });
+    }
+    Ok(list)
+}
+
+/// Reads the body of what begins a transaction in MySQL's log: `flags u8, uuid 16 bytes, number u64, …`.
+///
+/// # Errors
+/// Too short, or the number is 0.
+pub fn mysql_gtid(body: &[u8]) -> Result<mysql::Gtid, BodyError> {
+    let fail = |what: &str| wrong(Kind::MYSQL_GTID, what);
+    let uuid = body.get(1..17).and_then(|uuid| uuid.try_into().ok()).ok_or_else(|| fail("too short"))?;
+    match u64_at(body, 17) {
+        Some(0) => Err(fail("transaction number 0")),
+        Some(number) => Ok(mysql::Gtid { uuid: mysql::Uuid(uuid), number }),
+        None => Err(fail("too short")),
+    }
+}
+
+/// The statement of a QUERY event, without checksum; None: the body is too short for what it says, or only its beginning is here.
+#[must_use]
+pub fn statement(body: &[u8]) -> Option<&[u8]> {
+    let database = usize::from(*body.get(8)?);
+    let variables = usize::from(u16_at(body, 11)?);
+    body.get(13 + variables + database + 1..)
+}
+
+/// Whether a QUERY event with this statement ends a transaction.
+#[must_use]
+pub fn ends_transaction(statement: &[u8]) -> bool {
+    statement.eq_ignore_ascii_case(b"COMMIT") || statement.eq_ignore_ascii_case(b"ROLLBACK")
+}
+
+/// Makes an event for the stream: header, body, and the checksum if there is one.
+#[must_use]
+pub fn artificial(kind: Kind, server_id: u32, end: u32, flags: u16, body: &[u8], checksum: Checksum) -> Vec<u8> {
+    let length = u32::try_from(HEADER + body.len() + checksum.bytes()).unwrap_or(u32::MAX);
+    let mut event = Header { timestamp: 0, kind, server_id, length, end, flags }.encode().to_vec();
+    event.extend_from_slice(body);
+    if checksum == Checksum::Crc32 {
+        let sum = crc32fast::hash(&event);
+        event.extend_from_slice(&sum.to_le_bytes());
+    }
+    event
+}
+
+/// The artificial ROTATE that announces a file in the stream.
+#[must_use]
+pub fn announce(server_id: u32, name: &str, position: u64, checksum: Checksum) -> Vec<u8> {
+    let mut body = position.to_le_bytes().to_vec();
+    body.extend_from_slice(name.as_bytes());
+    artificial(Kind::ROTATE, server_id, 0, ARTIFICIAL, &body, checksum)
+}
+
+/// A heartbeat: nothing has happened, and the source is at `position` of the file `name`.
+#[must_use]
+pub fn heartbeat(server_id: u32, name: &str, position: u64, checksum: Checksum) -> Vec<u8> {
+    artificial(Kind::HEARTBEAT, server_id, position as u32, 0, name.as_bytes(), checksum)
+}
+
+/// Has a whole format event say that its server was not started then: a replica that merely connects again must not drop its temporary
+/// tables. Anything too short stays as it is.
+pub fn clear_created(event: &mut [u8], checksum: Checksum) {
+    let at = HEADER + CREATED_AT;
+    let Some(created) = event.get_mut(at..at + 4) else { return };
+    created.fill(0);
+    if let Some(flags) = event.get_mut(17..19) {
+        let cleared = u16::from_le_bytes([flags[0], flags[1]]) & !IN_USE;
+        flags.copy_from_slice(&cleared.to_le_bytes());
+    }
+    let body = event.len().saturating_sub(CHECKSUM);
+    if checksum == Checksum::Crc32 && body > HEADER {
+        let sum = crc32fast::hash(&event[..body]);
+        event[body..].copy_from_slice(&sum.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_header_is_what_was_encoded(bytes: [u8; HEADER]) {
+            prop_assert_eq!(Header::parse(&bytes).encode(), bytes);
+        }
+
+        #[test]
+        fn no_body_makes_a_panic(body in prop::collection::vec(any::<u8>(), 0..200), header: [u8; HEADER]) {
+            let header = Header::parse(&header);
+            let _ = (Format::parse(&body), Rotate::parse(&body), MariaDbGtid::parse(&header, &body), gtid_list(&body));
+            let _ = (mysql_gtid(&body), statement(&body));
+            let mut event = body.clone();
+            clear_created(&mut event, Checksum::Crc32);
+        }
+    }
+
+    #[test]
+    fn a_statement_is_found_behind_variables_and_database() {
+        let mut body = vec![0; 8];
+        body.push(2);
+        body.extend_from_slice(&[0, 0, 3, 0]);
+        body.extend_from_slice(b"abcdb\0COMMIT");
+        assert_eq!(statement(&body), Some(&b"COMMIT"[..]));
+        assert!(ends_transaction(b"commit") && ends_transaction(b"ROLLBACK") && !ends_transaction(b"BEGIN"));
+        assert_eq!(statement(&body[..15]), None);
+    }
+
+    #[test]
+    fn formats() {
+        let mut body = vec![4, 0];
+        let mut version = b"10.11.6-MariaDB-log".to_vec();
+        version.resize(50, 0);
+        body.extend_from_slice(&version);
+        body.extend_from_slice(&7_u32.to_le_bytes());
+        body.push(19);
+        body.extend_from_slice(&[56; 40]);
+        body.extend_from_slice(&[1, 0, 0, 0, 0]);
+        let format = Format::parse(&body).unwrap();
+        assert_eq!((format.server_version.as_str(), format.created), ("10.11.6-MariaDB-log", 7));
+        assert_eq!(format.checksum, Checksum::Crc32);
+        for (at, value, what) in [(0, 3, "version 3"), (56, 13, "headers of 13"), (97, 9, "algorithm 9")] {
+            let mut broken = body.clone();
+            broken[at] = value;
+            let text = Format::parse(&broken).unwrap_err().to_string();
+            assert!(text.contains(what), "{text}");
+        }
+        assert!(Format::parse(&body[..57]).is_err());
+    }
+}

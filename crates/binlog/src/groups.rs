@@ -1,0 +1,211 @@
+//! Which events are one transaction, and which stand by themselves.
+
+use crate::event::{self, BodyError, Kind, MariaDbGtid};
+use crate::gtid::{mariadb, mysql};
+use crate::walker::Event;
+
+/// The name of a transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Name {
+    /// MariaDB's.
+    MariaDb(mariadb::Gtid),
+    /// MySQL's.
+    MySql(mysql::Gtid),
+    /// It has none: MySQL with `gtid_mode = OFF`.
+    Anonymous,
+}
+
+/// Where an event stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Group {
+    /// In no transaction: format, lists, announcements, the end of a file.
+    Outside,
+    /// The first event of this transaction.
+    Begins(Name),
+    /// In a transaction that goes on.
+    Inside,
+    /// The last event of this transaction.
+    Ends(Name),
+}
+
+impl Group {
+    /// Whether a log that ends behind the event holds whole transactions only.
+    #[must_use]
+    pub fn is_whole(self) -> bool {
+        matches!(self, Group::Outside | Group::Ends(_))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// XID, COMMIT, ROLLBACK, XA PREPARE.
+    Commit,
+    /// The statement: the first event that does not only prepare it.
+    Statement,
+    /// MySQL does not say which of both at the beginning: the statement, unless that is BEGIN.
+    Unknown,
+}
+
+/// Follows the events of a log.
+#[derive(Debug, Default)]
+pub struct Groups {
+    open: Option<(Name, Until)>,
+}
+
+impl Groups {
+    /// Where the next event of the log stands. Artificial events are not of the log: do not show them.
+    ///
+    /// # Errors
+    /// The beginning of a transaction that cannot be read.
+    pub fn next(&mut self, event: &Event<'_>) -> Result<Group, BodyError> {
+        let (header, body) = (&event.header, event.body);
+        let begins = match header.kind {
+            Kind::MARIADB_GTID => {
+                let MariaDbGtid { gtid, standalone } = MariaDbGtid::parse(header, body)?;
+                Some((Name::MariaDb(gtid), if standalone { Until::Statement } else { Until::Commit }))
+            }
+            Kind::MYSQL_GTID => Some((Name::MySql(event::mysql_gtid(body)?), Until::Unknown)),
+            Kind::MYSQL_ANONYMOUS => Some((Name::Anonymous, Until::Unknown)),
+            Kind::MYSQL_GTID_TAGGED => {
+                let what = "GTIDs with tags (MySQL 8.3 and later) are not understood".into();
+                return Err(BodyError { kind: header.kind, what });
+            }
+            _ => None,
+        };
+        // One that never ended (its server crashed while it wrote the transaction) has not happened.
+        if let Some((name, until)) = begins {
+            self.open = Some((name, until));
+            return Ok(Group::Begins(name));
+        }
+        if matches!(header.kind, Kind::FORMAT | Kind::ROTATE | Kind::STOP) {
+            self.open = None;
+        }
+        let Some((name, until)) = self.open else { return Ok(Group::Outside) };
+        let commits = match header.kind {
+            Kind::XID | Kind::XA_PREPARE | Kind::TRANSACTION_PAYLOAD => true,
+            Kind::QUERY => event::statement(body).is_some_and(event::ends_transaction),
+            _ => false,
+        };
+        let ends = match until {
+            Until::Commit => commits,
+            Until::Statement => !prepares(header.kind),
+            Until::Unknown if header.kind == Kind::QUERY && !commits => {
+                let begin = |statement: &[u8]| {
+                    statement.eq_ignore_ascii_case(b"BEGIN") || statement.to_ascii_uppercase().starts_with(b"XA START")
+                };
+                let is_begin = event::statement(body).is_some_and(begin);
+                if is_begin {
+                    self.open = Some((name, Until::Commit));
+                }
+                !is_begin
+            }
+            Until::Unknown => commits || !prepares(header.kind),
+        };
+        if ends {
+            self.open = None;
+        }
+        Ok(if ends { Group::Ends(name) } else { Group::Inside })
+    }
+
+    /// Whether a log that ends here holds whole transactions only.
+    #[must_use]
+    pub fn is_between(&self) -> bool {
+        self.open.is_none()
+    }
+
+    /// What comes next is the start of a file, or of what is sent again: a transaction that is open has no end.
+    pub fn reset(&mut self) {
+        self.open = None;
+    }
+}
+
+/// Whether an event of this kind only prepares the statement behind it.
+fn prepares(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::INTVAR
+            | Kind::RAND
+            | Kind::USER_VAR
+            | Kind::TABLE_MAP
+            | Kind::ANNOTATE_ROWS
+            | Kind::APPEND_BLOCK
+            | Kind::BEGIN_LOAD_QUERY
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::event::Header;
+
+    fn event(kind: Kind, body: &[u8]) -> Event<'_> {
+        let header = Header { timestamp: 1, kind, server_id: 7, length: 0, end: 0, flags: 0 };
+        Event { header, at: 4, artificial: false, body }
+    }
+
+    fn query(statement: &[u8]) -> Vec<u8> {
+        let mut body = vec![0; 14];
+        body.extend_from_slice(statement);
+        body
+    }
+
+    fn mariadb(sequence: u64, flags: u8) -> Vec<u8> {
+        let mut body = sequence.to_le_bytes().to_vec();
+        body.extend_from_slice(&[0, 0, 0, 0, flags]);
+        body
+    }
+
+    fn shape(events: &[(Kind, Vec<u8>)]) -> String {
+        let mut groups = Groups::default();
+        let letter = |(kind, body): &(Kind, Vec<u8>)| match groups.next(&event(*kind, body)).unwrap() {
+            Group::Outside => 'o',
+            Group::Begins(_) => 'b',
+            Group::Inside => 'i',
+            Group::Ends(_) => 'e',
+        };
+        events.iter().map(letter).collect()
+    }
+
+    #[test]
+    fn table() {
+        let gtid = |flags| (Kind::MARIADB_GTID, mariadb(1, flags));
+        let mut own = vec![0];
+        own.extend_from_slice(&[9; 16]);
+        own.extend_from_slice(&5_u64.to_le_bytes());
+        let mysql = (Kind::MYSQL_GTID, own);
+        let rows = (Kind(23), vec![]);
+        let map = (Kind::TABLE_MAP, vec![]);
+        let note = (Kind::ANNOTATE_ROWS, vec![]);
+        let xid = (Kind::XID, vec![]);
+        let sql = |text: &[u8]| (Kind::QUERY, query(text));
+        for (events, expected, why) in [
+            (vec![(Kind::FORMAT, vec![]), (Kind::MARIADB_GTID_LIST, vec![]), (Kind::STOP, vec![])], "ooo", "a file"),
+            (vec![gtid(0), note.clone(), map.clone(), rows.clone(), xid.clone()], "biiie", "rows"),
+            (vec![gtid(0), sql(b"insert"), sql(b"COMMIT")], "bie", "statements of a table without transactions"),
+            (vec![gtid(1), sql(b"create table t (a int)"), (Kind::BINLOG_CHECKPOINT, vec![])], "beo", "DDL"),
+            (vec![gtid(1), (Kind::USER_VAR, vec![]), sql(b"call p(@a)")], "bie", "DDL with a variable"),
+            (vec![gtid(0), map.clone(), (Kind::XA_PREPARE, vec![])], "bie", "XA"),
+            (vec![gtid(0), map.clone(), gtid(0), map.clone(), xid.clone()], "bibie", "one that has no end"),
+            (vec![gtid(0), map.clone(), (Kind::ROTATE, vec![0; 8])], "bio", "a file that ends in one"),
+            (vec![mysql.clone(), sql(b"BEGIN"), map.clone(), rows, xid], "biiie", "MySQL's rows"),
+            (vec![mysql.clone(), sql(b"create table t (a int)")], "be", "MySQL's DDL"),
+            (vec![mysql, (Kind::TRANSACTION_PAYLOAD, vec![])], "be", "MySQL's compressed transaction"),
+            (vec![(Kind::MYSQL_ANONYMOUS, vec![]), sql(b"BEGIN"), sql(b"COMMIT")], "bie", "without a name"),
+        ] {
+            assert_eq!(shape(&events), expected, "{why}");
+        }
+    }
+
+    #[test]
+    fn names() {
+        let mut groups = Groups::default();
+        let body = mariadb(15, 0);
+        let gtid = mariadb::Gtid { domain: 0, server: 7, sequence: 15 };
+        assert_eq!(groups.next(&event(Kind::MARIADB_GTID, &body)), Ok(Group::Begins(Name::MariaDb(gtid))));
+        assert_eq!(groups.next(&event(Kind::XID, &[])), Ok(Group::Ends(Name::MariaDb(gtid))));
+        assert!(groups.next(&event(Kind::MARIADB_GTID, &body[..9])).is_err());
+        assert!(groups.next(&event(Kind::MYSQL_GTID_TAGGED, &[0; 60])).is_err());
+    }
+}

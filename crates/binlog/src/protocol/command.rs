@@ -1,0 +1,181 @@
+//! What a client asks of a server, and what a replica and its source say to each other beside events.
+
+use super::{Cursor, ProtocolError, wrong};
+use crate::gtid::mysql;
+
+/// Dump: events that only explain rows are wanted, too. Without it MariaDB leaves them out, and a copy has holes.
+pub const ANNOTATE_ROWS: u16 = 2;
+
+/// What a client asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// It leaves.
+    Quit,
+    /// A statement.
+    Query(String),
+    /// Whether the server is there.
+    Ping,
+    /// A replica says who it is.
+    RegisterSlave(RegisterSlave),
+    /// A replica wants events.
+    Dump(Dump),
+    /// A replica of MySQL wants events by a set of GTIDs.
+    DumpGtid,
+    /// Anything else, by its number.
+    Other(u8),
+}
+
+/// Who a replica is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegisterSlave {
+    /// Its `server_id`.
+    pub server_id: u32,
+    /// `report_host`.
+    pub host: String,
+    /// `report_port`.
+    pub port: u16,
+}
+
+impl RegisterSlave {
+    /// As a message.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0x15];
+        out.extend_from_slice(&self.server_id.to_le_bytes());
+        let host: Vec<u8> = self.host.bytes().take(255).collect();
+        out.push(host.len() as u8);
+        out.extend_from_slice(&host);
+        // Neither user nor password: they would be shown to whoever asks for the source's replicas.
+        out.extend_from_slice(&[0, 0]);
+        out.extend_from_slice(&self.port.to_le_bytes());
+        out.extend_from_slice(&[0; 8]);
+        out
+    }
+}
+
+/// From where a replica wants events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dump {
+    /// Offset in the file. The source takes everything before as received.
+    pub position: u32,
+    /// See [`ANNOTATE_ROWS`].
+    pub flags: u16,
+    /// Of the replica.
+    pub server_id: u32,
+    /// The file; empty: by GTID, or the first one.
+    pub file: String,
+}
+
+impl Dump {
+    /// As a message.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0x12];
+        out.extend_from_slice(&self.position.to_le_bytes());
+        out.extend_from_slice(&self.flags.to_le_bytes());
+        out.extend_from_slice(&self.server_id.to_le_bytes());
+        out.extend_from_slice(self.file.as_bytes());
+        out
+    }
+}
+
+/// A dump by a set of GTIDs, as a replica of MySQL asks for it: everything that is not in the set. Not tried against a server.
+#[must_use]
+pub fn dump_gtid(server_id: u32, set: &mysql::Set) -> Vec<u8> {
+    let data = set.encode();
+    let mut out = vec![0x1e];
+    out.extend_from_slice(&4_u16.to_le_bytes());
+    out.extend_from_slice(&server_id.to_le_bytes());
+    out.extend_from_slice(&0_u32.to_le_bytes());
+    out.extend_from_slice(&4_u64.to_le_bytes());
+    out.extend_from_slice(&(data.len() as u32).to_le_bytes());
+    out.extend_from_slice(&data);
+    out
+}
+
+/// A statement as a message.
+#[must_use]
+pub fn query(statement: &str) -> Vec<u8> {
+    let mut out = vec![3];
+    out.extend_from_slice(statement.as_bytes());
+    out
+}
+
+impl Command {
+    /// Reads a client's message.
+    ///
+    /// # Errors
+    /// Too short for what it is, or a statement that is no UTF-8.
+    pub fn parse(message: &[u8]) -> Result<Command, ProtocolError> {
+        let mut c = Cursor(message);
+        let short = || wrong("a command that is too short");
+        Ok(match c.u8().ok_or_else(short)? {
+            0x01 => Command::Quit,
+            0x03 => {
+                let text = std::str::from_utf8(c.0).map_err(|_| wrong("a statement that is not UTF-8"))?;
+                Command::Query(text.into())
+            }
+            0x0e => Command::Ping,
+            0x12 => {
+                let position = c.u32().ok_or_else(short)?;
+                let flags = c.number(2).ok_or_else(short)? as u16;
+                let server_id = c.u32().ok_or_else(short)?;
+                Command::Dump(Dump { position, flags, server_id, file: String::from_utf8_lossy(c.0).into_owned() })
+            }
+            0x15 => {
+                let server_id = c.u32().ok_or_else(short)?;
+                let mut text = || -> Option<&[u8]> {
+                    let count = c.u8()?;
+                    c.bytes(count.into())
+                };
+                let host = String::from_utf8_lossy(text().ok_or_else(short)?).into_owned();
+                text().and_then(|_| text()).ok_or_else(short)?;
+                let port = c.number(2).ok_or_else(short)? as u16;
+                Command::RegisterSlave(RegisterSlave { server_id, host, port })
+            }
+            0x1e => Command::DumpGtid,
+            other => Command::Other(other),
+        })
+    }
+}
+
+/// What a semi-synchronous source puts before each event.
+pub const SEMISYNC: u8 = 0xef;
+
+/// That everything up to `position` of `file` has been received, as a semi-synchronous replica says it. It goes out with packet number 0.
+#[must_use]
+pub fn acknowledgement(file: &str, position: u64) -> Vec<u8> {
+    let mut out = vec![SEMISYNC];
+    out.extend_from_slice(&position.to_le_bytes());
+    out.extend_from_slice(file.as_bytes());
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn commands_are_what_was_sent() {
+        let slave = RegisterSlave { server_id: 77, host: "relay".into(), port: 6442 };
+        assert_eq!(Command::parse(&slave.encode()), Ok(Command::RegisterSlave(slave)));
+        let dump = Dump { position: 4, flags: 2, server_id: 77, file: "bin.000007".into() };
+        assert_eq!(Command::parse(&dump.encode()), Ok(Command::Dump(dump)));
+        assert_eq!(Command::parse(&query("select 1")), Ok(Command::Query("select 1".into())));
+        assert_eq!(Command::parse(&dump_gtid(7, &mysql::Set::default())), Ok(Command::DumpGtid));
+        assert!(Command::parse(&[]).is_err() && Command::parse(&[0x12, 1]).is_err());
+        let ack = acknowledgement("bin.000007", 0x0102);
+        assert_eq!(ack, *b"\xef\x02\x01\0\0\0\0\0\0bin.000007");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+            let _ = Command::parse(&bytes);
+        }
+    }
+}

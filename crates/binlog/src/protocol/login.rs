@@ -1,0 +1,479 @@
+//! Logging in, from both sides.
+//!
+//! ```text
+//!  server: Greeting ─▶ client: [request for TLS] Response ─▶ server: OK, ERR, or "prove it in another way" ─▶ client: proof …
+//! ```
+
+use sha1::{Digest, Sha1};
+use sha2::Sha256;
+use subtle::ConstantTimeEq;
+
+use super::reply::{self, ServerError};
+use super::{Cursor, ProtocolError, wrong};
+
+/// Bytes of the random number that a password is mixed with.
+pub const NONCE: usize = 20;
+
+const NATIVE: &[u8] = b"mysql_native_password";
+const SHA2: &[u8] = b"caching_sha2_password";
+
+const LONG_PASSWORD: u32 = 1;
+const LONG_FLAG: u32 = 1 << 2;
+const CONNECT_WITH_DB: u32 = 1 << 3;
+const PROTOCOL_41: u32 = 1 << 9;
+const SSL: u32 = 1 << 11;
+const TRANSACTIONS: u32 = 1 << 13;
+const SECURE_CONNECTION: u32 = 1 << 15;
+const PLUGIN_AUTH: u32 = 1 << 19;
+const PLUGIN_AUTH_LENENC: u32 = 1 << 21;
+
+/// utf8mb4_general_ci.
+const COLLATION: u8 = 45;
+/// Autocommit.
+const STATUS: u16 = 2;
+
+/// What a server says first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Greeting {
+    /// `5.5.5-10.11.6-MariaDB`, for example.
+    pub version: String,
+    /// Of the connection.
+    pub id: u32,
+    /// The random number.
+    pub nonce: [u8; NONCE],
+    /// Whether TLS may begin.
+    pub tls: bool,
+    plugin: Vec<u8>,
+}
+
+impl Greeting {
+    /// Of a server that takes `mysql_native_password`.
+    #[must_use]
+    pub fn new(version: String, id: u32, nonce: [u8; NONCE], tls: bool) -> Greeting {
+        Greeting { version, id, nonce, tls, plugin: NATIVE.into() }
+    }
+
+    /// Reads the first message of a server.
+    ///
+    /// # Errors
+    /// It refuses the connection (an ERR), or speaks another protocol.
+    pub fn parse(message: &[u8]) -> Result<Greeting, LoginError> {
+        if message.first() == Some(&0xff) {
+            return Err(LoginError::Refused(ServerError::parse(message)));
+        }
+        let read = || -> Option<Greeting> {
+            let mut c = Cursor(message);
+            if c.u8()? != 10 {
+                return None;
+            }
+            let version = String::from_utf8_lossy(c.text()).into_owned();
+            let id = c.u32()?;
+            let mut nonce = [0; NONCE];
+            nonce[..8].copy_from_slice(c.bytes(8)?);
+            c.bytes(1)?;
+            let low = c.number(2)? as u32;
+            c.bytes(3)?;
+            let capabilities = low | (c.number(2)? as u32) << 16;
+            c.bytes(11)?;
+            if capabilities & PROTOCOL_41 == 0 || capabilities & SECURE_CONNECTION == 0 {
+                return None;
+            }
+            nonce[8..].copy_from_slice(c.bytes(12)?);
+            // The zero behind it.
+            let _ = c.bytes(1);
+            let plugin = if capabilities & PLUGIN_AUTH != 0 { c.text().to_vec() } else { NATIVE.to_vec() };
+            Some(Greeting { version, id, nonce, tls: capabilities & SSL != 0, plugin })
+        };
+        let text = "the server does not begin as MySQL 4.1 and later and MariaDB do (protocol 10)";
+        read().ok_or_else(|| LoginError::Protocol(wrong(text)))
+    }
+
+    /// As bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let tls = if self.tls { SSL } else { 0 };
+        let capabilities = LONG_PASSWORD
+            | LONG_FLAG
+            | CONNECT_WITH_DB
+            | PROTOCOL_41
+            | TRANSACTIONS
+            | SECURE_CONNECTION
+            | PLUGIN_AUTH
+            | tls;
+        let mut out = vec![10];
+        out.extend_from_slice(self.version.as_bytes());
+        out.push(0);
+        out.extend_from_slice(&self.id.to_le_bytes());
+        out.extend_from_slice(&self.nonce[..8]);
+        out.push(0);
+        out.extend_from_slice(&(capabilities as u16).to_le_bytes());
+        out.push(COLLATION);
+        out.extend_from_slice(&STATUS.to_le_bytes());
+        out.extend_from_slice(&((capabilities >> 16) as u16).to_le_bytes());
+        out.push(NONCE as u8 + 1);
+        out.extend_from_slice(&[0; 10]);
+        out.extend_from_slice(&self.nonce[8..]);
+        out.push(0);
+        out.extend_from_slice(&self.plugin);
+        out.push(0);
+        out
+    }
+}
+
+/// Why a client is not let in, or a server not spoken to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LoginError {
+    /// The server's own words.
+    #[error("{0}")]
+    Refused(ServerError),
+    /// Not the protocol.
+    #[error("{0}")]
+    Protocol(#[from] ProtocolError),
+    /// The server wants a proof that is not given.
+    #[error("the server wants a login by {plugin:?}; mysql_native_password and caching_sha2_password are understood")]
+    Plugin {
+        /// Its name for the way.
+        plugin: String,
+    },
+    /// The server wants the password itself, and the connection can be read.
+    #[error(
+        "the server wants the password itself, which is sent with TLS only: set [relay.upstream.tls], or have the user log in once \
+         from elsewhere so that the server remembers"
+    )]
+    InClear,
+}
+
+fn client_capabilities(tls: bool) -> u32 {
+    let tls = if tls { SSL } else { 0 };
+    LONG_PASSWORD | LONG_FLAG | PROTOCOL_41 | TRANSACTIONS | SECURE_CONNECTION | PLUGIN_AUTH | tls
+}
+
+fn response_head(tls: bool) -> Vec<u8> {
+    let mut out = client_capabilities(tls).to_le_bytes().to_vec();
+    out.extend_from_slice(&(1_u32 << 30).to_le_bytes());
+    out.push(COLLATION);
+    out.extend_from_slice(&[0; 23]);
+    out
+}
+
+/// What a client sends to have TLS begin.
+#[must_use]
+pub fn tls_request() -> Vec<u8> {
+    response_head(true)
+}
+
+/// Who else could read a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Privacy {
+    /// The network.
+    None,
+    /// Nobody: TLS has begun.
+    Tls,
+    /// Nobody: it is a Unix socket.
+    Local,
+}
+
+/// A client's side of a login, from the greeting on.
+pub struct ClientLogin {
+    user: String,
+    password: String,
+    nonce: [u8; NONCE],
+    plugin: Vec<u8>,
+    privacy: Privacy,
+}
+
+impl std::fmt::Debug for ClientLogin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClientLogin").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+/// What comes of a server's message.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Login {
+    /// Send this, with the number after that of the server's packet.
+    Send(Vec<u8>),
+    /// Wait for the next message.
+    Wait,
+    /// Done.
+    In,
+}
+
+impl ClientLogin {
+    /// Answers a greeting.
+    #[must_use]
+    pub fn new(greeting: &Greeting, user: &str, password: &str, privacy: Privacy) -> ClientLogin {
+        let (nonce, plugin) = (greeting.nonce, greeting.plugin.clone());
+        ClientLogin { user: user.into(), password: password.into(), nonce, plugin, privacy }
+    }
+
+    /// The first message of the client.
+    ///
+    /// # Errors
+    /// A name with a zero in it.
+    pub fn response(&self) -> Result<Vec<u8>, LoginError> {
+        if self.user.bytes().any(|byte| byte == 0) {
+            return Err(LoginError::Protocol(wrong("a user's name with a zero byte")));
+        }
+        let (plugin, proof) = match self.proof() {
+            Some(proof) => (&self.plugin[..], proof),
+            // The server will name the user's own way.
+            None => (NATIVE, Vec::new()),
+        };
+        let mut out = response_head(self.privacy == Privacy::Tls);
+        out.extend_from_slice(self.user.as_bytes());
+        out.push(0);
+        out.push(proof.len() as u8);
+        out.extend_from_slice(&proof);
+        out.extend_from_slice(plugin);
+        out.push(0);
+        Ok(out)
+    }
+
+    /// None: the way is not understood.
+    fn proof(&self) -> Option<Vec<u8>> {
+        let password = self.password.as_bytes();
+        match &self.plugin[..] {
+            _ if password.is_empty() => Some(Vec::new()),
+            NATIVE => Some(native_proof(&self.nonce, password)),
+            SHA2 => Some(sha2_proof(&self.nonce, password)),
+            _ => None,
+        }
+    }
+
+    /// What the server said, and what to do about it.
+    ///
+    /// # Errors
+    /// See [`LoginError`].
+    pub fn received(&mut self, message: &[u8]) -> Result<Login, LoginError> {
+        match message {
+            [0x00, ..] => Ok(Login::In),
+            [0xff, ..] => Err(LoginError::Refused(ServerError::parse(message))),
+            [0xfe, rest @ ..] if !rest.is_empty() => {
+                let mut c = Cursor(rest);
+                self.plugin = c.text().to_vec();
+                let nonce = c.bytes(NONCE).and_then(|nonce| nonce.try_into().ok());
+                match (nonce, self.proof_with(nonce)) {
+                    (Some(_), Some(proof)) => Ok(Login::Send(proof)),
+                    _ => Err(LoginError::Plugin { plugin: String::from_utf8_lossy(&self.plugin).into_owned() }),
+                }
+            }
+            // caching_sha2_password: the server knows the password.
+            [0x01, 0x03] => Ok(Login::Wait),
+            // It does not, and wants to see it.
+            [0x01, 0x04] if self.privacy != Privacy::None => {
+                let mut password = self.password.clone().into_bytes();
+                password.push(0);
+                Ok(Login::Send(password))
+            }
+            [0x01, 0x04] => Err(LoginError::InClear),
+            _ => Err(LoginError::Protocol(wrong("an answer to the login that is none"))),
+        }
+    }
+
+    fn proof_with(&mut self, nonce: Option<[u8; NONCE]>) -> Option<Vec<u8>> {
+        self.nonce = nonce?;
+        self.proof()
+    }
+}
+
+fn xor(a: &[u8], b: &[u8]) -> Vec<u8> {
+    a.iter().zip(b).map(|(a, b)| a ^ b).collect()
+}
+
+/// `SHA1(password) xor SHA1(nonce, SHA1(SHA1(password)))`.
+fn native_proof(nonce: &[u8; NONCE], password: &[u8]) -> Vec<u8> {
+    let once = Sha1::digest(password);
+    let mask = Sha1::new().chain_update(nonce).chain_update(Sha1::digest(once)).finalize();
+    xor(&once, &mask)
+}
+
+/// `SHA256(password) xor SHA256(SHA256(SHA256(password)), nonce)`.
+fn sha2_proof(nonce: &[u8; NONCE], password: &[u8]) -> Vec<u8> {
+    let once = Sha256::digest(password);
+    let mask = Sha256::new().chain_update(Sha256::digest(once)).chain_update(nonce).finalize();
+    xor(&once, &mask)
+}
+
+/// What a server keeps of a password: SHA-1 of its SHA-1, as `mysql.user` has it behind the `*`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Stored([u8; 20]);
+
+impl std::fmt::Debug for Stored {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Stored")
+    }
+}
+
+impl Stored {
+    /// Of a password.
+    #[must_use]
+    pub fn of(password: &str) -> Stored {
+        Stored(Sha1::digest(Sha1::digest(password.as_bytes())).into())
+    }
+
+    /// Whether a client that answered `proof` to `nonce` knows the password. Takes the same time whatever is wrong.
+    #[must_use]
+    pub fn accepts(&self, nonce: &[u8; NONCE], proof: &[u8]) -> bool {
+        if proof.len() != self.0.len() {
+            return false;
+        }
+        let mask = Sha1::new().chain_update(nonce).chain_update(self.0).finalize();
+        let outer: [u8; 20] = Sha1::digest(xor(proof, &mask)).into();
+        outer.ct_eq(&self.0).into()
+    }
+}
+
+/// A client's first message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientHello {
+    /// It wants TLS, and will send its response after that.
+    Tls,
+    /// Who it says it is.
+    Response(Response),
+}
+
+/// Who a client says it is, and how it proves that.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Response {
+    /// Its name.
+    pub user: String,
+    /// The answer to the random number.
+    pub proof: Vec<u8>,
+    /// Whether it is one for `mysql_native_password`.
+    pub native: bool,
+}
+
+impl std::fmt::Debug for Response {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Response").field("user", &self.user).field("native", &self.native).finish_non_exhaustive()
+    }
+}
+
+impl ClientHello {
+    /// Reads a client's first message.
+    ///
+    /// # Errors
+    /// Not the protocol, or an earlier one than 4.1.
+    pub fn parse(message: &[u8]) -> Result<ClientHello, ProtocolError> {
+        let read = || -> Option<ClientHello> {
+            let mut c = Cursor(message);
+            let capabilities = c.u32()?;
+            if capabilities & PROTOCOL_41 == 0 || capabilities & SECURE_CONNECTION == 0 {
+                return None;
+            }
+            c.bytes(28)?;
+            if capabilities & SSL != 0 && c.0.is_empty() {
+                return Some(ClientHello::Tls);
+            }
+            let user = String::from_utf8_lossy(c.text()).into_owned();
+            let proof = if capabilities & PLUGIN_AUTH_LENENC != 0 {
+                c.packed_bytes()?
+            } else {
+                let n = c.u8()?;
+                c.bytes(n.into())?
+            };
+            let proof = proof.to_vec();
+            if capabilities & CONNECT_WITH_DB != 0 {
+                c.text();
+            }
+            let native = capabilities & PLUGIN_AUTH == 0 || c.text() == NATIVE;
+            Some(ClientHello::Response(Response { user, proof, native }))
+        };
+        read().ok_or_else(|| wrong("the client does not answer as clients of MySQL 4.1 and later do"))
+    }
+}
+
+/// What a server sends to have a client prove itself by `mysql_native_password` with a random number.
+#[must_use]
+pub fn switch_to_native(nonce: &[u8; NONCE]) -> Vec<u8> {
+    let mut out = vec![0xfe];
+    out.extend_from_slice(NATIVE);
+    out.push(0);
+    out.extend_from_slice(nonce);
+    out.push(0);
+    out
+}
+
+/// What a server says to a client that it does not let in, in MariaDB's words.
+#[must_use]
+pub fn access_denied(user: &str, host: &str, with_password: bool) -> Vec<u8> {
+    let using = if with_password { "YES" } else { "NO" };
+    reply::error(1045, "28000", &format!("Access denied for user '{user}'@'{host}' (using password: {using})"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const N: [u8; NONCE] = *b"abcdefghijklmnopqrst";
+
+    fn login(greeting: &Greeting, password: &str) -> Response {
+        let client = ClientLogin::new(greeting, "app", password, Privacy::None);
+        let ClientHello::Response(response) = ClientHello::parse(&client.response().unwrap()).unwrap() else {
+            panic!()
+        };
+        response
+    }
+
+    #[test]
+    fn a_client_proves_that_it_knows_the_password() {
+        let greeting = Greeting::new("5.5.5-10.11.6-MariaDB".into(), 7, N, false);
+        assert_eq!(Greeting::parse(&greeting.encode()).unwrap(), greeting);
+        let stored = Stored::of("secret");
+        let response = login(&greeting, "secret");
+        assert!(response.native && response.user == "app" && stored.accepts(&N, &response.proof));
+        assert!(!stored.accepts(b"another random number"[..20].try_into().unwrap(), &response.proof));
+        for password in ["", "Secret", "secret "] {
+            assert!(!stored.accepts(&N, &login(&greeting, password).proof), "{password:?}");
+        }
+        assert!(!format!("{response:?}{stored:?}").contains("secret"));
+    }
+
+    #[test]
+    fn what_a_server_may_ask_for() {
+        let greeting = Greeting::new("8.0.36".into(), 7, N, false);
+        let mut sha2 = vec![0xfe];
+        sha2.extend_from_slice(b"caching_sha2_password\0abcdefghijklmnopqrst\0");
+        let mut other = vec![0xfe];
+        other.extend_from_slice(b"dialog\0abcdefghijklmnopqrst\0");
+        let of = |privacy| ClientLogin::new(&greeting, "app", "secret", privacy);
+        let proof = native_proof(&N, b"secret");
+        assert_eq!(of(Privacy::None).received(&switch_to_native(&N)), Ok(Login::Send(proof)));
+        let Ok(Login::Send(proof)) = of(Privacy::None).received(&sha2) else { panic!() };
+        assert_eq!(proof.len(), 32);
+        assert_eq!(of(Privacy::None).received(&other), Err(LoginError::Plugin { plugin: "dialog".into() }));
+        assert_eq!(of(Privacy::None).received(&[1, 4]), Err(LoginError::InClear));
+        assert_eq!(of(Privacy::Tls).received(&[1, 4]), Ok(Login::Send(b"secret\0".to_vec())));
+        assert_eq!(of(Privacy::Tls).received(&[1, 3]), Ok(Login::Wait));
+        assert_eq!(of(Privacy::Tls).received(&[0, 0, 0]), Ok(Login::In));
+        let Err(LoginError::Refused(error)) = of(Privacy::Tls).received(&access_denied("app", "h", true)) else {
+            panic!()
+        };
+        assert_eq!((error.code, error.state.as_str()), (1045, "28000"));
+        for nothing in [&[][..], &[0xfe], &[7]] {
+            assert!(of(Privacy::Tls).received(nothing).is_err());
+        }
+    }
+
+    #[test]
+    fn a_request_for_tls_is_told_from_a_response() {
+        assert_eq!(ClientHello::parse(&tls_request()), Ok(ClientHello::Tls));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..120), good: bool) {
+            if good && bytes.len() > 4 {
+                bytes[0] = 10;
+                bytes[1] = 0x82;
+            }
+            let _ = (Greeting::parse(&bytes), ClientHello::parse(&bytes));
+            let _ = ClientLogin::new(&Greeting::new(String::new(), 1, N, true), "a", "b", Privacy::Local).received(&bytes);
+        }
+    }
+}
