@@ -459,7 +459,8 @@ impl Core {
     pub(in crate::core) fn portal_described(&mut self, c: usize, s: usize, portal: &[u8]) {
         let Some(portal) = self.servers[s].portals.get(portal) else { return };
         let Some(statement) = self.clients[c].names.set_told(&portal.called, true) else { return };
-        if statement.columns().is_none() {
+        // In a failed transaction PostgreSQL describes only what returns no rows, and the proxy's own Describe would fail first.
+        if statement.columns().is_none() && self.servers[s].protocol.status() != Status::Failed {
             let statement = statement.clone();
             // A portal's description depends on its result formats; the statement's own description is the one to
             // compare.
