@@ -171,8 +171,9 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "inserted-parse",
-        what: "where `Describe` or `Bind` waits in vain for a lock, 55P03 comes without the ParameterDescription before it, or with a position in the text",
-        why: "the proxy prepares the statement first on a connection that does not have it, and that waits for the same lock",
+        what: "where `Describe` or `Bind` waits in vain for a lock, 55P03 comes without the ParameterDescription before it, or with a position in the text; \
+               and so does 42P01 where a table is not there any more as the client's texts are read now",
+        why: "the proxy prepares the statement first on a connection that does not have it: that waits for the same lock, and misses the same table",
         covers: inserted_parse,
     },
     Rule {
@@ -197,8 +198,9 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "replica-words",
         what: "on a replica 25006 says \"during recovery\" where the primary says \"in a read-only transaction\"; and a transaction that goes on there by \
-               `AND CHAIN` after a failure is one that may not write",
-        why: "they are PostgreSQL's own words there; who may have to write says `BEGIN` without READ ONLY",
+               `AND CHAIN` after a failure is one that may not write; and in a transaction READ ONLY that has begun with what a replica can do, `LOCK TABLE` is \
+               refused",
+        why: "they are PostgreSQL's own words there; who may have to write, or to lock, says `BEGIN` without READ ONLY",
         covers: replica_words,
     },
     Rule {
@@ -294,6 +296,7 @@ fn replica_words(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Rep
     match direct {
         // Another error, too: a replica looks at that first (`COMMIT PREPARED` in a transaction).
         Some(Reply::Error(_)) => Some(Verdict::Same),
+        Some(Reply::Complete(tag)) if tag == "LOCK TABLE" => Some(Verdict::Over),
         _ => scene.before.chains.then_some(Verdict::Over),
     }
 }
@@ -391,6 +394,7 @@ fn kept_unit(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Op
 fn inserted_parse(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let waited = |reply: Option<&Reply>| is_error(reply, "55P03");
     match direct {
+        Some(Reply::Parameters(_)) if is_error(proxied, "42P01") => Some(Verdict::Over),
         _ if !waited(proxied) => None,
         Some(Reply::Parameters(_)) => Some(Verdict::Over),
         direct => waited(direct).then_some(Verdict::Same),
@@ -513,6 +517,8 @@ mod tests {
             (none, warning, done(), ""),
             (none, Reply::Parameters(Vec::new()), locked(), "inserted-parse Over"),
             (none, done(), locked(), ""),
+            (none, Reply::Parameters(Vec::new()), error("42P01", "no table"), "inserted-parse Over"),
+            (none, done(), error("42P01", "no table"), ""),
             (none, locked(), error("55P03", "canceling statement due to lock timeout at 5"), "inserted-parse Same"),
             (none, locked(), error("55006", "canceling statement due to lock timeout"), ""),
             (none, locked(), done(), ""),
@@ -545,6 +551,12 @@ mod tests {
                 "replica-words Same",
             ),
             (Before { reads_elsewhere: true, ..none }, done(), refused("during recovery"), ""),
+            (
+                Before { reads_elsewhere: true, ..none },
+                Reply::Complete("LOCK TABLE".into()),
+                refused("during recovery"),
+                "replica-words Over",
+            ),
             (
                 Before { reads_elsewhere: true, chains: true, ..none },
                 done(),
