@@ -41,6 +41,7 @@ mod registry_doors;
 mod registry_fire;
 mod registry_fronts;
 mod registry_identity;
+mod registry_kv;
 mod registry_nodes;
 mod registry_probes;
 mod registry_races;

@@ -124,6 +124,75 @@ async fn registry_go_consul() {
     run(&program, "go/registry/main.go", &[]).await;
 }
 
+async fn go_locks() -> Option<std::path::PathBuf> {
+    if !there("go") {
+        return None;
+    }
+    let program = new_dir("go").join("locks");
+    let from = here().join("go/registry");
+    build(Command::new("go").args(["build", "-o"]).arg(&program).arg("./locks").current_dir(from)).await;
+    Some(program)
+}
+
+/// Keys, transactions, sessions, and the locks and semaphores that Go's client makes of them.
+#[tokio::test]
+#[ignore = "needs Go and the network: make clients"]
+async fn registry_go_locks() {
+    if let Some(program) = go_locks().await {
+        run(&program, "go/registry/locks/main.go", &[]).await;
+    }
+}
+
+/// Three Go programs of which one leads, by `api.Lock`: when the leader is killed another one leads, and never two. So over a restart of
+/// the registry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs Go and the network: make clients"]
+async fn registry_go_election() {
+    let Some(program) = go_locks().await else { return };
+    let mut node = RegistryNode::start("[registry.kv]\nsession_ttl_min = \"1s\"").await;
+    let dir = node.dir().to_owned();
+    let _logs = ShowLogs(&dir);
+    let candidate = |name: &str| {
+        let mut go = command(&program, RunAs::Tests, "KILL");
+        go.args(["lead", name]).env("CONSUL_PORT", node.port().to_string());
+        Process::start(name, go, &dir.join(format!("{name}.log")))
+    };
+    let mut candidates: Vec<(&str, Process)> = ["one", "two", "three"].map(|name| (name, candidate(name))).into();
+    // Who leads, as they say themselves: the last thing that each has said.
+    let leads = |name: &str| {
+        let said = std::fs::read_to_string(dir.join(format!("{name}.log"))).unwrap_or_default();
+        said.lines().next_back().is_some_and(|line| line == format!("leads {name}"))
+    };
+    let mut index = 0;
+    for round in 0..3 {
+        let leader = wait_until("a leader", LIMIT, &dir, async || {
+            let leading: Vec<&str> = candidates.iter().map(|(name, _)| *name).filter(|name| leads(name)).collect();
+            assert!(leading.len() <= 1, "{leading:?} lead at once");
+            leading.first().copied()
+        })
+        .await;
+        let found = node.get("/v1/kv/election/leader").await.json();
+        assert_eq!(node.get("/v1/kv/election/leader?raw").await.body, leader);
+        let held = found[0]["LockIndex"].as_u64().unwrap();
+        assert!(held > index, "a new holder, and the lock index is {held} after {index}");
+        index = held;
+        if round == 1 {
+            // The registry is gone for a moment: the leader stays one.
+            node.end(9).await;
+            node.start_again().await;
+            assert!(leads(leader));
+            let same = node.get("/v1/kv/election/leader").await.json();
+            assert_eq!(same[0]["Session"], found[0]["Session"]);
+        }
+        candidates.retain(|(name, process)| {
+            if *name == leader {
+                process.signal(9);
+            }
+            *name != leader
+        });
+    }
+}
+
 /// What Prometheus scrapes: address and a label of each target.
 async fn scraped(port: u16) -> Option<Vec<[String; 2]>> {
     let (_, body) = http_get(port, "/api/v1/targets?state=active").await?;

@@ -1,10 +1,11 @@
-//! `kingpost watch`: it says what is to be done, or does it under a lock in etcd.
+//! `kingpost watch`: it says what is to be done, or does it under a lock in etcd or in the registry.
 
 use std::time::Duration;
 
 use kingpost_tests::certs::Authority;
 use kingpost_tests::{
-    Cluster, Cut, ETCD_PASSWORD, ETCD_USER, Etcd, Failover, Link, Port, SOON, ShowLogs, http_get, wait_until,
+    Cluster, Cut, ETCD_PASSWORD, ETCD_USER, Etcd, Failover, Link, Port, RegistryNode, SOON, ShowLogs, http_get,
+    wait_until,
 };
 
 use crate::common::only_kingpost;
@@ -75,6 +76,68 @@ async fn replaces_a_lost_primary_under_a_lock() {
     assert_eq!(cluster.replica(0).query("SELECT pg_is_in_recovery()").await, "f");
     let said = [&log, &log_two].map(|log| std::fs::read_to_string(log).unwrap_or_default()).concat();
     assert_eq!(said.matches("promoted n1").count(), 1, "{said}");
+}
+
+/// As under a lock in etcd: of two one acts. Then a watcher that had the lock and was killed holds up the next one only for twice its time.
+#[tokio::test(flavor = "multi_thread")]
+async fn replaces_a_lost_primary_under_a_lock_of_the_registry() {
+    if only_kingpost() {
+        return;
+    }
+    let fleet = fleet().await;
+    let cluster = &fleet.cluster;
+    let _logs = ShowLogs(cluster.dir());
+    let registry = RegistryNode::start("[registry.kv]\nsession_ttl_min = \"1s\"").await;
+    // The first one is not there: the next is asked.
+    let urls = format!("http://127.0.0.1:1,{}", registry.url());
+    let failover = fleet.failover();
+    let arguments = ["watch", "--after", "1s", "--ttl", "4s", "--registry", &urls];
+    let other = failover.clone().copy(cluster);
+    // Somebody who was killed while it had the lock.
+    let session =
+        registry.ask("PUT", "/v1/session/create", &[], r#"{"TTL":"1s","LockDelay":"0s","Behavior":"delete"}"#);
+    let session = session.await.json()["ID"].as_str().unwrap().to_owned();
+    let key = "/v1/kv/kingpost/failover";
+    let taken = registry.ask("PUT", &format!("{key}/main?acquire={session}"), &[], "somebody").await;
+    assert_eq!(taken.body, "true");
+    let (_one, log) = failover.start(&arguments);
+    let (_two, log_two) = other.start(&arguments);
+    for log in [&log, &log_two] {
+        says(cluster, log, "n0 is the primary").await;
+    }
+    cluster.primary().kill9().await;
+    for log in [&log, &log_two] {
+        says(cluster, log, "n1 is the primary").await;
+    }
+    assert_eq!(cluster.replica(0).query("SELECT pg_is_in_recovery()").await, "f");
+    let said = [&log, &log_two].map(|log| std::fs::read_to_string(log).unwrap_or_default()).concat();
+    assert_eq!(said.matches("promoted n1").count(), 1, "{said}");
+    // Given back: nothing is left but the primary.
+    wait_until("the lock to be given back", SOON, cluster.dir(), async || {
+        (registry.get(&format!("{key}?keys")).await.status == 404).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refuses_where_patroni_decides() {
+    if only_kingpost() {
+        return;
+    }
+    let fleet = fleet().await;
+    let _logs = ShowLogs(fleet.cluster.dir());
+    let registry = RegistryNode::start("").await;
+    assert_eq!(registry.ask("PUT", "/v1/kv/service/main/leader", &[], "patroni").await.status, 200);
+    let (watch, log) = fleet.failover().start(&["watch", "--registry", &registry.url()]);
+    assert!(!watch.wait_exit(SOON).await.success());
+    let said = std::fs::read_to_string(log).unwrap();
+    assert!(said.contains("Patroni decides who is primary"), "{said}");
+    // A lock that the registry would refuse is refused at the start, and not when it is needed.
+    assert_eq!(registry.ask("DELETE", "/v1/kv/service/main/leader", &[], "").await.status, 200);
+    let (watch, log) = fleet.failover().start(&["watch", "--ttl", "4s", "--registry", &registry.url()]);
+    assert!(!watch.wait_exit(SOON).await.success());
+    let said = std::fs::read_to_string(log).unwrap();
+    assert!(said.contains("would not give a lock of 4s"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

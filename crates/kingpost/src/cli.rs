@@ -70,10 +70,10 @@ pub(crate) enum Command {
     /// Makes another server the primary, as planned: clients of the proxies wait, and none gets an error
     #[command(after_help = EXIT_CODES)]
     Switchover(SwitchoverArgs),
-    /// Watches the cluster: says when the primary is lost, and with --etcd replaces it
+    /// Watches the cluster: says when the primary is lost, and with --etcd or --registry replaces it
     ///
-    /// A primary is lost when it does not answer and no relay hears it either. Any number of these may run: with --etcd the one
-    /// that gets the lock acts.
+    /// A primary is lost when it does not answer and no relay hears it either. Any number of these may run: with --etcd or --registry
+    /// the one that gets the lock acts.
     #[command(after_help = EXIT_CODES)]
     Watch(WatchArgs),
     /// Prints a completion script for a shell
@@ -424,6 +424,19 @@ pub(crate) struct WatchArgs {
     /// the configuration, which also has user, password and certificates
     #[arg(long, value_name = "ENDPOINTS", num_args = 0..=1, default_missing_value = "")]
     pub(crate) etcd: Option<String>,
+    /// Nodes of a registry (or of a Consul), http://host:port with commas in between, as --etcd. Its store must not be in the cluster that is
+    /// watched
+    #[arg(long, value_name = "URLS", conflicts_with = "etcd")]
+    pub(crate) registry: Option<String>,
+    /// A token that may write there
+    #[arg(long, env = "KINGPOST_REGISTRY_TOKEN", hide_env_values = true, value_name = "TOKEN")]
+    pub(crate) registry_token: Option<String>,
+    /// File with that token
+    #[arg(long, value_name = "FILE", requires = "registry")]
+    pub(crate) registry_token_file: Option<PathBuf>,
+    /// Certificates of the authorities that an https:// registry is trusted by; the system's if not given
+    #[arg(long, value_name = "FILE", requires = "registry")]
+    pub(crate) registry_ca: Option<PathBuf>,
     /// How long the primary must be lost before anything is done. Longer than it takes to restart a server, if that is to be waited for
     #[arg(long, default_value = "1s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) after: Duration,

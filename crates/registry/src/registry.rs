@@ -16,6 +16,7 @@ use crate::change::Turns;
 use crate::error::{OpenError, StoreError, WatchError, WriteError};
 use crate::health::{Alive, Watch};
 use crate::heartbeat::Doubts;
+use crate::kv::Kv;
 use crate::model::{
     Health, Instance, InstanceId, Invalid, Limits, Metadata, NamespaceName, Patch, Registration, Revision, ServiceKey,
     visible,
@@ -72,6 +73,8 @@ pub(crate) struct Inner {
     /// Changes that are tried again.
     pub(crate) turns: Turns,
     pub(crate) tasks: Mutex<JoinSet<()>>,
+    /// Keys and sessions, where the store holds them.
+    pub(crate) kv: Option<Kv>,
 }
 
 /// Milliseconds since 1970. For people and for the age of tombstones; nothing else depends on this clock.
@@ -98,6 +101,10 @@ impl Registry {
         // A request has at least one row, so the count of rows is reached before the queue is full.
         let (queue, requests) = mpsc::channel(settings.limits.queued_writes);
         let peers = Peers::bind(&settings.peers, settings.health.enabled)?;
+        let (kv, asks) = match store.kv() {
+            Some(part) => Some(Kv::open(part, settings.kv.clone(), settings.limits.queued_writes).await?).unzip(),
+            None => (None, None),
+        };
         let inner = Arc::new(Inner {
             store,
             cache: Cache::new(memory),
@@ -116,6 +123,7 @@ impl Registry {
             doubts: Doubts::default(),
             turns: Turns::default(),
             tasks: Mutex::new(JoinSet::new()),
+            kv,
             settings,
         });
         inner.health.keep_from_probes(inner.peers.bound());
@@ -127,8 +135,16 @@ impl Registry {
             tasks.spawn(feed(Arc::clone(&inner)));
             tasks.spawn(collect(Arc::clone(&inner)));
             crate::health::start(&inner, &mut tasks);
+            if let Some(asks) = asks {
+                crate::kv::start(&inner, asks, &mut tasks);
+            }
         }
         Ok(Registry { inner })
+    }
+
+    /// The handle of a node.
+    pub(crate) fn of(inner: &Arc<Inner>) -> Registry {
+        Registry { inner: Arc::clone(inner) }
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -405,6 +421,7 @@ impl Registry {
             protected: inner.health.protected(),
             peer_address: inner.peers.address().to_owned(),
             peers: inner.peers.status(),
+            kv: inner.kv.as_ref().map(Kv::status).unwrap_or_default(),
             counts,
         }
     }

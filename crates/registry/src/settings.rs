@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::OpenError;
+use crate::kv::KvLimits;
 use crate::model::Limits;
 
 /// How a registry behaves.
@@ -28,6 +29,8 @@ pub struct Settings {
     pub health: HealthSettings,
     /// The other nodes on the same store.
     pub peers: PeerSettings,
+    /// How much keys and sessions may be.
+    pub kv: KvLimits,
 }
 
 /// How nodes on one store reach each other.
@@ -87,6 +90,7 @@ impl Default for Settings {
             tombstones: Duration::from_secs(600),
             health: HealthSettings::default(),
             peers: PeerSettings::default(),
+            kv: KvLimits::default(),
         }
     }
 }
@@ -125,6 +129,9 @@ impl Settings {
             (self.limits.call_rows > 0, "limits.call_rows: expected at least 1"),
             (self.limits.queued_writes > 0, "limits.queued_writes: expected at least 1"),
             ((1..=1 << 30).contains(&self.limits.instances), "limits.instances: expected 1 to 2^30"),
+            ((1..=1024).contains(&self.kv.key_bytes), "kv.key_bytes: expected 1 to 1024"),
+            (self.kv.value_bytes <= 8 << 20, "kv.value_bytes: expected up to 8 MiB"),
+            (self.kv.session_ttl_min >= Duration::from_secs(1), "kv.session_ttl_min: expected at least 1s"),
             (self.health.probes > 0, "health.probes: expected at least 1"),
             (ranges(&self.health.probe_allow), "health.probe_allow: expected addresses or ranges such as 10.0.0.0/8"),
             (ranges(&self.health.probe_deny), "health.probe_deny: expected addresses or ranges such as 10.0.0.0/8"),

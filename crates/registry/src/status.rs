@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::kv::KvStatus;
 use crate::model::{Revision, ServiceKey};
 
 /// How the registry is.
@@ -34,6 +35,8 @@ pub struct Status {
     pub peer_address: String,
     /// The other nodes that live, as far as the store says.
     pub peers: Vec<PeerStatus>,
+    /// Keys and sessions.
+    pub kv: KvStatus,
     /// Counted since the start.
     pub counts: Counts,
 }

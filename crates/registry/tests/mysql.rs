@@ -4,6 +4,8 @@
 mod common;
 #[path = "common/fire.rs"]
 mod fire;
+#[path = "common/kv.rs"]
+mod kv;
 #[path = "common/suite.rs"]
 mod suite;
 
@@ -122,6 +124,7 @@ impl Drop for Server {
 async fn contract_then_under_fire() {
     let server = Server::start();
     suite::all(|| server.open("contract")).await;
+    kv::all(|| server.open("contract")).await;
     probed(&server.open("contract").await.unwrap(), "mysql", server.port).await;
     let older = async {
         let mut admin = server.admin().await;

@@ -4,6 +4,8 @@
 mod common;
 #[path = "common/fire.rs"]
 mod fire;
+#[path = "common/kv.rs"]
+mod kv;
 #[path = "common/suite.rs"]
 mod suite;
 
@@ -107,6 +109,7 @@ impl Drop for Server {
 async fn contract() {
     let server = Server::start();
     suite::all(|| server.open()).await;
+    kv::all(|| server.open()).await;
     probed(&server.open().await.unwrap(), "postgres", server.port).await;
     let older = async {
         let back = "DROP TABLE registry_writer, registry_node, registry_secret; DROP INDEX instance_gone;

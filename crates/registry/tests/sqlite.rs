@@ -4,6 +4,8 @@
 mod common;
 #[path = "common/fire.rs"]
 mod fire;
+#[path = "common/kv.rs"]
+mod kv;
 #[path = "common/suite.rs"]
 mod suite;
 
@@ -20,6 +22,12 @@ async fn in_directory(directory: &tempfile::TempDir) -> Result<Arc<dyn Store>, r
 async fn contract() {
     let directory = tempfile::tempdir().unwrap();
     suite::all(|| in_directory(&directory)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys() {
+    let directory = tempfile::tempdir().unwrap();
+    kv::all(|| in_directory(&directory)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -395,6 +395,7 @@ const REGISTRY: &[Key] = &[
     key("wait", POSITIVE),
     key("batch", integer(1, 100_000)),
     key("limits", Kind::Table(REGISTRY_LIMITS)),
+    key("kv", Kind::Table(REGISTRY_KV)),
     key("health", Kind::Table(REGISTRY_HEALTH)),
     key("tokens", Kind::Tables(REGISTRY_TOKEN)),
 ];
@@ -425,6 +426,16 @@ const REGISTRY_LIMITS: &[Key] = &[
     key("call_rows", integer(1, 100_000)),
     key("queued_writes", integer(1, 10_000_000)),
     key("watchers", integer(1, 10_000_000)),
+];
+
+const REGISTRY_KV: &[Key] = &[
+    key("key_bytes", integer(1, 1024)),
+    key("value_bytes", integer(0, 8 << 20)),
+    key("keys", integer(0, 1 << 30)),
+    key("bytes", integer(0, 1 << 40)),
+    key("sessions", integer(0, 1 << 30)),
+    key("total_bytes", integer(0, 1 << 40)),
+    key("session_ttl_min", POSITIVE),
 ];
 
 const REGISTRY_HEALTH: &[Key] = &[

@@ -1,11 +1,11 @@
-//! A lock in etcd that is kept for as long as this value lives: from the moment it was taken, whatever else is waited for.
+//! A lock that is kept for as long as this value lives: from the moment it was taken, whatever else is waited for.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 
-use super::etcd::{Etcd, Lock};
+use super::elector::{Elector, Lock};
 use super::steps::Guard;
 
 /// Shortest life of a lock: etcd grants no less, with its usual election timeout.
@@ -13,7 +13,7 @@ pub(super) const SHORTEST: Duration = Duration::from_secs(2);
 
 /// A lock that is held, and kept by a task of its own.
 pub(super) struct Held {
-    etcd: Etcd,
+    elector: Elector,
     lock: Arc<Mutex<Lock>>,
     keeping: JoinHandle<()>,
 }
@@ -29,25 +29,25 @@ impl Held {
     ///
     /// # Errors
     /// No endpoint answers as it should.
-    pub(super) async fn take(etcd: &Etcd, key: &str, owner: &str, ttl: Duration) -> Result<Option<Held>, String> {
-        let Some(lock) = etcd.lock(key, owner, ttl).await? else { return Ok(None) };
+    pub(super) async fn take(elector: &Elector, key: &str, owner: &str, ttl: Duration) -> Result<Option<Held>, String> {
+        let Some(lock) = elector.lock(key, owner, ttl).await? else { return Ok(None) };
         let lock = Arc::new(Mutex::new(lock));
-        let keeping = tokio::spawn(keep(etcd.clone(), Arc::clone(&lock), ttl / 4));
-        Ok(Some(Held { etcd: etcd.clone(), lock, keeping }))
+        let keeping = tokio::spawn(keep(elector.clone(), Arc::clone(&lock), ttl / 4));
+        Ok(Some(Held { elector: elector.clone(), lock, keeping }))
     }
 
     /// Gives it back.
     pub(super) async fn give_back(self) {
         self.keeping.abort();
         let lock = copy(&self.lock);
-        self.etcd.unlock(&lock).await;
+        self.elector.unlock(&lock).await;
     }
 
     fn is_ours(&self) -> Result<(), String> {
-        if Instant::now() < copy(&self.lock).until {
+        if Instant::now() < copy(&self.lock).until() {
             Ok(())
         } else {
-            Err("the lock in etcd has not been kept, and may be somebody else's by now".into())
+            Err(format!("the lock in {} has not been kept, and may be somebody else's by now", self.elector.name()))
         }
     }
 }
@@ -67,13 +67,13 @@ fn copy(lock: &Mutex<Lock>) -> Lock {
     lock.lock().unwrap_or_else(PoisonError::into_inner).copy()
 }
 
-async fn keep(etcd: Etcd, shared: Arc<Mutex<Lock>>, pace: Duration) {
+async fn keep(elector: Elector, shared: Arc<Mutex<Lock>>, pace: Duration) {
     loop {
         tokio::time::sleep(pace).await;
-        // A copy goes there and back: who looks at the lock must not wait for etcd.
+        // A copy goes there and back: who looks at the lock must not wait for an answer.
         let mut lock = copy(&shared);
-        if let Err(why) = etcd.keep(&mut lock).await {
-            tracing::warn!("the lock in etcd is not kept: {why}");
+        if let Err(why) = elector.keep(&mut lock).await {
+            tracing::warn!("the lock in {} is not kept: {why}", elector.name());
         }
         *shared.lock().unwrap_or_else(PoisonError::into_inner) = lock;
     }

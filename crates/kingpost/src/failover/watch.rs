@@ -1,4 +1,4 @@
-//! `kingpost watch`: sees that the primary is lost, and says so; or, where a lock in etcd guards it, fails over.
+//! `kingpost watch`: sees that the primary is lost, and says so; or, where a lock in etcd or in the registry guards it, fails over.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use super::Ends;
 use super::awake::Awake;
 use super::away::away;
-use super::etcd::{Etcd, PATRONI};
+use super::elector::Elector;
+use super::etcd::PATRONI;
 use super::held::{Held, SHORTEST};
 use super::judge::{Due, Judgement, Watched, judge};
 use super::lookout::{LOOK, Lookout};
@@ -18,7 +19,7 @@ use crate::cli::WatchArgs;
 use crate::config::Config;
 use crate::error::Failure;
 
-/// How long etcd may take to answer for the first time.
+/// How long etcd or the registry may take to answer for the first time.
 const STARTING: Duration = Duration::from_secs(10);
 /// Time after an attempt to take a lock that somebody else has: whoever has it may die.
 const TAKEN: Duration = Duration::from_millis(250);
@@ -28,9 +29,9 @@ const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// Until a signal.
 pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> Result<(), Failure> {
     steps.parts.look_within_at_most(LOOK);
-    let etcd = args.etcd.as_deref().map(|endpoints| Etcd::new(&steps.config.failover.etcd, endpoints)).transpose()?;
-    if let Some(etcd) = &etcd {
-        may_act(&steps, etcd, args.ttl).await?;
+    let elector = Elector::of(args, &steps.config.failover)?;
+    if let Some(elector) = &elector {
+        may_act(&steps, elector, args.ttl).await?;
     }
     let lock =
         Locking { key: lock_key(&steps.config), owner: format!("{}:{}", host(), std::process::id()), ttl: args.ttl };
@@ -38,9 +39,9 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
         "watching {} servers and {} relays; a lost primary is {}",
         steps.parts.nodes().len(),
         steps.parts.relay_count(),
-        if etcd.is_some() { "replaced" } else { "reported" }
+        if elector.is_some() { "replaced" } else { "reported" }
     ));
-    let report = Arc::new(Report::new(etcd.is_some()));
+    let report = Arc::new(Report::new(elector.is_some()));
     let _admin = match &args.metrics_listen {
         Some(address) => {
             check_address(address, &steps.config.metrics)?;
@@ -73,14 +74,14 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
                 Judgement::Unfinished => "a failover was begun, and has not ended".into(),
             });
         }
-        match (watched.due(awake.now(), args.after, etcd.is_some()), &etcd) {
+        match (watched.due(awake.now(), args.after, elector.is_some()), &elector) {
             (Due::Nothing, _) | (Due::Failover, None) => {}
             (Due::Advice, _) => advise(&steps, survey),
             (Due::Failover, Some(_)) if awake.now() < not_before => {}
-            (Due::Failover, Some(etcd)) => {
+            (Due::Failover, Some(elector)) => {
                 steps.began = Instant::now();
                 report.begins();
-                let result = guarded(&steps, etcd, &lock, survey).await;
+                let result = guarded(&steps, elector, &lock, survey).await;
                 report.ends(result.as_ref().ok().copied());
                 match result {
                     // What was seen before is long ago.
@@ -103,7 +104,7 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
     }
 }
 
-/// Where in etcd the lock is.
+/// The name of the lock, in etcd or in the registry.
 pub(super) fn lock_key(config: &Config) -> String {
     format!("/kingpost/failover/{}", config.cluster.name)
 }
@@ -114,7 +115,7 @@ fn ended(steps: &Steps, signal: &str) -> Result<(), Failure> {
 }
 
 /// Whether this program may replace a primary by itself.
-async fn may_act(steps: &Steps, etcd: &Etcd, ttl: Duration) -> Result<(), Failure> {
+async fn may_act(steps: &Steps, elector: &Elector, ttl: Duration) -> Result<(), Failure> {
     if steps.parts.relay_count() == 0 {
         return Err(Failure::config(
             "no relay is configured as [[failover.relays]]: without one nothing is failed over by itself",
@@ -128,18 +129,24 @@ async fn may_act(steps: &Steps, etcd: &Etcd, ttl: Duration) -> Result<(), Failur
     // It may be starting, too, as after a power cut.
     let began = Instant::now();
     let keys = loop {
-        match etcd.keys(PATRONI).await {
+        match elector.keys(PATRONI).await {
             Ok(keys) => break keys,
-            Err(why) if began.elapsed() > STARTING => return Err(Failure::runtime(format!("cannot ask etcd: {why}"))),
+            Err(why) if began.elapsed() > STARTING => {
+                return Err(Failure::runtime(format!("cannot ask {}: {why}", elector.name())));
+            }
             Err(_) => tokio::time::sleep(STARTING / 20).await,
         }
     };
     let patroni = format!("{PATRONI}{}/leader", steps.config.cluster.name);
     if keys.contains(&patroni) {
-        return Err(Failure::config(format!("etcd has {patroni}: Patroni decides who is primary of this cluster"))
-            .advise("watch without --etcd: it advises; proxies and relays follow Patroni's decisions by themselves"));
+        return Err(Failure::config(format!(
+            "{} has {patroni}: Patroni decides who is primary of this cluster",
+            elector.name()
+        ))
+            .advise("watch without --etcd and --registry: it advises; proxies and relays follow Patroni's decisions by themselves"));
     }
-    Ok(())
+    let refused = |why| Failure::runtime(format!("{} would not give a lock of {ttl:?}: {why}", elector.name()));
+    elector.would_grant(ttl).await.map_err(refused)
 }
 
 fn advise(steps: &Steps, survey: &Survey) {
@@ -153,7 +160,7 @@ fn advise(steps: &Steps, survey: &Survey) {
     }
 }
 
-/// The lock in etcd: where, whose, and how long it lives without being kept.
+/// The lock: where, whose, and how long it lives without being kept.
 struct Locking {
     key: String,
     owner: String,
@@ -161,8 +168,8 @@ struct Locking {
 }
 
 /// A failover under the lock; false: somebody else has it. `seen`: what was known before.
-async fn guarded(steps: &Steps, etcd: &Etcd, lock: &Locking, seen: &Survey) -> Result<bool, Failure> {
-    let held = Held::take(etcd, &lock.key, &lock.owner, lock.ttl).await;
+async fn guarded(steps: &Steps, elector: &Elector, lock: &Locking, seen: &Survey) -> Result<bool, Failure> {
+    let held = Held::take(elector, &lock.key, &lock.owner, lock.ttl).await;
     let Some(held) = held.map_err(|why| Failure::runtime(format!("cannot take the lock: {why}")))? else {
         return Ok(false);
     };

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use registry::api::{Auth, HttpLimits, RateLimit, Role, Token, TokenHash};
-use registry::{HealthSettings, Limits, NamespaceName, PeerSettings, Settings, dns};
+use registry::{HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, Settings, dns};
 use serde::{Deserialize, Serialize};
 
 /// `[registry]`.
@@ -65,6 +65,8 @@ pub(crate) struct RegistryConfig {
     pub(crate) batch: usize,
     /// How much of everything there may be.
     pub(crate) limits: Limits,
+    /// Keys and sessions.
+    pub(crate) kv: KvLimits,
     /// Heartbeats and probes.
     pub(crate) health: HealthSettings,
     /// Who may do what.
@@ -246,6 +248,7 @@ impl Default for RegistryConfig {
             wait: http.wait,
             batch: http.batch,
             limits: settings.limits,
+            kv: settings.kv,
             health: settings.health,
             tokens: Vec::new(),
         }
@@ -256,7 +259,8 @@ impl RegistryConfig {
     /// The core's part; `peers`: where it listens for other nodes.
     pub(crate) fn settings(&self, peers: SocketAddr) -> Settings {
         let peers = PeerSettings { listen: peers, advertise: self.peer_advertise.clone() };
-        Settings { limits: self.limits.clone(), health: self.health.clone(), peers, ..Settings::default() }
+        let (limits, kv, health) = (self.limits.clone(), self.kv.clone(), self.health.clone());
+        Settings { limits, kv, health, peers, ..Settings::default() }
     }
 
     /// The fronts' part.

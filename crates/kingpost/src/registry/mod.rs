@@ -8,7 +8,7 @@
 
 mod client;
 pub(crate) mod config;
-mod http;
+pub(crate) mod http;
 mod import;
 pub(crate) mod nodes;
 pub(crate) mod run;

@@ -267,6 +267,10 @@ fn describe(registry: &Registry, stats: &HttpStats, exposition: &mut Exposition)
     exposition.gauge("registry_services", "Services, those included that are only waited for.", status.services);
     exposition.gauge("registry_watchers", "Calls that wait for a change.", status.watchers);
     exposition.gauge("registry_queued_writes", "Writes that wait for their batch.", status.queued_writes);
+    exposition.gauge("registry_kv_keys", "Keys of the key-value store.", status.kv.keys);
+    exposition.gauge("registry_kv_bytes", "Bytes of its keys and values.", status.kv.bytes);
+    exposition.gauge("registry_kv_sessions", "Sessions, which may hold keys as locks.", status.kv.sessions);
+    exposition.gauge("registry_kv_revision", "Revision of keys and sessions.", status.kv.revision.0);
     exposition.gauge("registry_peers", "Other nodes on the same store that live.", status.peers.len());
     let reached = status.peers.iter().filter(|peer| peer.reached).count();
     exposition.gauge("registry_peers_reached", "Those of them that this node has a connection to.", reached);

@@ -3,7 +3,7 @@
 //! ```text
 //!  socket ─▶ server (limits) ─▶ Request ─▶ Front ──▶ Registry: register, report, snapshot, watch …
 //!                                          ├ native      /v1/namespaces/…  /v1/openapi.json
-//!                                          ├ consul      /v1/{agent,catalog,health,status}/…
+//!                                          ├ consul      /v1/{agent,catalog,health,status,kv,session,txn}/…
 //!                                          ├ eureka      /eureka/…
 //!                                          ├ polaris     /v1/{RegisterInstance,Discover,…}
 //!                                          └ prometheus  /prometheus/…
@@ -69,7 +69,7 @@ pub const RESERVED: &str = "kingpost.";
 pub enum Front {
     /// Our own REST and JSON.
     Native,
-    /// The agent, catalog and health parts of Consul's HTTP API.
+    /// The agent, catalog, health, key-value and session parts of Consul's HTTP API.
     Consul,
     /// Eureka's REST.
     Eureka,
@@ -140,7 +140,7 @@ impl Front {
             ("eureka", _) => Some(Front::Eureka),
             ("prometheus", _) => Some(Front::Prometheus),
             ("v1", Some("namespaces" | "openapi.json")) => Some(Front::Native),
-            ("v1", Some("agent" | "catalog" | "health" | "status")) => Some(Front::Consul),
+            ("v1", Some("agent" | "catalog" | "health" | "status" | "kv" | "session" | "txn")) => Some(Front::Consul),
             ("v1", Some(part)) if consul::ABSENT.contains(&part) => Some(Front::Consul),
             ("v1", Some("RegisterInstance" | "DeregisterInstance" | "Heartbeat" | "Discover" | "ReportClient")) => {
                 Some(Front::Polaris)

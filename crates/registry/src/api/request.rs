@@ -20,6 +20,8 @@ const MOST_PARTS: usize = 64;
 pub struct Request {
     /// GET, PUT …
     pub method: Method,
+    /// The path, decoded.
+    pub whole: String,
     /// The path, decoded, cut at its slashes; an empty last one (a path that ends in a slash) is left out.
     pub segments: Vec<String>,
     /// The query, decoded, in order.
@@ -45,6 +47,7 @@ impl Request {
         for segment in trimmed.split('/').take(MOST_PARTS + 1) {
             segments.push(decode(segment)?.into_owned());
         }
+        let whole = decode(path)?.into_owned();
         let mut query = Vec::new();
         for pair in uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()).take(MOST_PARTS + 1) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -60,7 +63,7 @@ impl Request {
         if segments.len() > MOST_PARTS || query.len() > MOST_PARTS {
             return Err(ApiError::bad(format!("the address has more than {MOST_PARTS} parts")));
         }
-        Ok(Request { method, segments, query, headers, body, peer })
+        Ok(Request { method, whole, segments, query, headers, body, peer })
     }
 
     /// The path's segments, to match on.

@@ -221,7 +221,7 @@ impl Watch {
 
     /// Whether this node did not run for a while (stopped, or starved): then signs of life wait unread, and silence says
     /// nothing. Gives grace if so.
-    fn stood_still(&self) -> bool {
+    pub(crate) fn stood_still(&self) -> bool {
         let stood = self.clock.look(self.since_start());
         if let Some(milliseconds) = stood {
             tracing::warn!(milliseconds, "this node stood still: every lease is prolonged");

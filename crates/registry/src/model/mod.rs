@@ -11,6 +11,7 @@ mod text;
 pub use check::{Check, CheckKind, Pace};
 pub use digest::Digest;
 pub use instance::{Health, Instance, Location, Patch, Registration};
+pub(crate) use limits::text as check_text;
 pub use limits::{Invalid, Limits};
 pub use metadata::Metadata;
 pub use name::{InstanceId, NamespaceName, ServiceKey};

@@ -25,7 +25,7 @@ mod members;
 mod serve;
 pub mod wire;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -78,8 +78,10 @@ pub(crate) struct Peers {
     /// Live, and not to be reached.
     shunned: Mutex<BTreeSet<NodeId>>,
     members: tokio::sync::Mutex<(Members, i64)>,
-    /// Those from which a connection has come.
-    inbound: Mutex<BTreeSet<NodeId>>,
+    /// Those from which a connection has come, and when each last said something over it, in milliseconds since the node's start.
+    inbound: Mutex<BTreeMap<NodeId, u64>>,
+    /// When the latest roll call began that the store has answered; 0: never.
+    attended: AtomicU64,
     /// Somebody called whom the roll does not know yet; or there is news about who can be reached.
     unknown: Notify,
     contacts: Notify,
@@ -136,6 +138,7 @@ impl Peers {
             shunned: Mutex::default(),
             members: tokio::sync::Mutex::default(),
             inbound: Mutex::default(),
+            attended: AtomicU64::new(0),
             unknown: Notify::new(),
             contacts: Notify::new(),
             questions: AtomicU64::new(0),
@@ -182,11 +185,31 @@ impl Peers {
 
     /// A connection from `id` has come.
     fn called_by(&self, id: NodeId) {
-        lock(&self.inbound).insert(id);
+        self.heard_from(id);
         if !lock(&self.links).contains_key(&id) {
             self.unknown.notify_one();
         }
         self.contacts.notify_one();
+    }
+
+    /// `id` has said something over the connection that came from it.
+    fn heard_from(&self, id: NodeId) {
+        lock(&self.inbound).insert(id, self.now());
+    }
+
+    /// Whether there is no other node, as far as is known.
+    pub(crate) fn is_alone(&self) -> bool {
+        lock(&self.links).is_empty()
+    }
+
+    /// Whether every node that may judge asks this one first: the store has answered a roll call that began at most `within` ago, so nobody
+    /// takes this node for lost; and each live node has spoken a moment ago over the connection on which it asks.
+    pub(crate) fn is_asked_by_all(&self, within: Duration) -> bool {
+        let (now, attended) = (self.now(), self.attended.load(Ordering::Relaxed));
+        let limit = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
+        let inbound = lock(&self.inbound);
+        let speaks = |id: &NodeId| inbound.get(id).is_some_and(|at| now.saturating_sub(*at) < HEARD);
+        attended > 0 && now.saturating_sub(attended) < limit && lock(&self.links).keys().all(speaks)
     }
 
     /// Whether each of the others that can be reached has called: from then on they ask this node too.
@@ -194,7 +217,7 @@ impl Peers {
         let inbound = lock(&self.inbound);
         let links = lock(&self.links);
         let dead = |link: &Link| link.contact.failed.load(Ordering::Relaxed) >= DEAD;
-        links.iter().all(|(id, link)| inbound.contains(id) || dead(link))
+        links.iter().all(|(id, link)| inbound.contains_key(id) || dead(link))
     }
 
     /// As the console and metrics show it.
@@ -311,6 +334,7 @@ async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
     let (members, beat) = &mut *state;
     *beat += 1;
     let row = NodeRow { id: peers.own, address: peers.address.clone(), judges: peers.judges, beat: *beat };
+    let began = peers.now().max(1);
     let Roll { nodes, secret } = inner.store.attend(Some(&row), &members.forgotten()).await?;
     let _ = peers.secret.set(secret);
     let now = peers.now();
@@ -328,7 +352,7 @@ async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
         // First: whoever owns more from here on, or asks fewer, finds all leases prolonged.
         inner.health.grace();
         let mut inbound = lock(&peers.inbound);
-        inbound.retain(|id| !news.lost.contains(id));
+        inbound.retain(|id, _| !news.lost.contains(id));
     }
     let judges = members.in_touch().filter(|row| row.judges).map(|row| row.id);
     let judges = judges.chain(peers.judges.then_some(peers.own)).collect();
@@ -343,6 +367,7 @@ async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
         tracing::error!(address = peers.address, "other nodes cannot reach this one: listening: {error}");
     }
     peers.view.store(Arc::new(View { judges }));
+    peers.attended.store(began, Ordering::Relaxed);
     Ok(())
 }
 
@@ -376,7 +401,7 @@ pub(crate) async fn hear(inner: &Inner, ids: &[InstanceId]) -> bool {
 }
 
 /// Asks the others about at most [`wire::QUESTION_IDS`] instances. Whether all who live have answered.
-async fn ask(inner: &Inner, ids: &[InstanceId], mut take: impl FnMut(Vec<Option<u32>>)) -> bool {
+pub(crate) async fn ask(inner: &Inner, ids: &[InstanceId], mut take: impl FnMut(Vec<Option<u32>>)) -> bool {
     let peers = &inner.peers;
     let mut all = true;
     let number = peers.questions.fetch_add(1, Ordering::Relaxed);

@@ -100,9 +100,11 @@ async fn serve(inner: &Inner, mut stream: TcpStream, is_node: &AtomicBool) -> Re
     let mut interner = Interner::default();
     loop {
         let body = tokio::time::timeout(SILENCE, frames.next()).await.map_err(|_| Ended::Late(SILENCE))??;
+        inner.peers.heard_from(who);
         match Message::read(&body, &mut interner)? {
             Message::Question { number, ids } => {
-                if let Some(silence) = inner.health.silence(&ids) {
+                if let Some(mut silence) = inner.health.silence(&ids) {
+                    inner.kv.iter().for_each(|kv| kv.fill_in(&ids, &mut silence));
                     voice.say(&wire::answer(number, &silence)).await?;
                 }
             }

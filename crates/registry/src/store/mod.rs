@@ -4,6 +4,7 @@
 //! and until its end: so transactions of all nodes come one after the other, revisions rise in the order of commits, and
 //! whoever reads rows in one snapshot with `v` has seen all rows up to `v`. Nothing slow happens under that lock.
 
+pub(crate) mod kv;
 mod mysql;
 mod plan;
 mod postgres;
@@ -16,6 +17,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 pub use ::tikv::{BUCKETS as TIKV_BUCKETS_MICROS, Figures as TikvFigures};
+pub use kv::{KvContent, KvDecision, KvPlan, KvRead, KvRow, KvStore};
 pub use mysql::MySql;
 #[cfg(test)]
 pub(crate) use plan::{Existing, plan};
@@ -169,6 +171,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// What the client of a TiKV cluster counts and times; none, where the store is something else.
     fn figures(&self) -> Option<&Arc<TikvFigures>> {
+        None
+    }
+
+    /// The part that holds keys and sessions, if it has one.
+    fn kv(&self) -> Option<Arc<dyn KvStore>> {
         None
     }
 }

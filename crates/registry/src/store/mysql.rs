@@ -2,6 +2,8 @@
 //! looks for commits: there is nothing to listen to. A connection on which anything went wrong is thrown away: its transaction
 //! ends with it.
 
+mod kv;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,6 +70,7 @@ pub struct MySql {
     reader: Mutex<Option<Conn>>,
     poller: Mutex<Option<Conn>>,
     roll: Mutex<Option<Conn>>,
+    kv: Arc<kv::MySqlKv>,
 }
 
 impl MySql {
@@ -86,8 +89,9 @@ impl MySql {
             // What does not fit is an error, not cut off.
             "SET SESSION sql_mode = 'STRICT_ALL_TABLES'".to_owned(),
         ];
-        let options = OptsBuilder::from_opts(options).setup(setup).stmt_cache_size(64).into();
+        let options: Opts = OptsBuilder::from_opts(options).setup(setup).stmt_cache_size(64).into();
         let store = MySql {
+            kv: Arc::new(kv::MySqlKv::new(options.clone())),
             options,
             id: random(),
             writer: Mutex::new(None),
@@ -95,7 +99,9 @@ impl MySql {
             poller: Mutex::new(None),
             roll: Mutex::new(None),
         };
-        migrate(&mut store.connect().await?, MIGRATIONS).await?;
+        let mut connection = store.connect().await?;
+        migrate(&mut connection, MIGRATIONS).await?;
+        kv::migrate(&mut connection).await?;
         Ok(store)
     }
 
@@ -283,6 +289,10 @@ impl Store for MySql {
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         })
+    }
+
+    fn kv(&self) -> Option<Arc<dyn super::KvStore>> {
+        Some(Arc::clone(&self.kv) as Arc<dyn super::KvStore>)
     }
 }
 

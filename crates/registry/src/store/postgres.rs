@@ -1,6 +1,8 @@
 //! The store in a PostgreSQL database, of several nodes at once. One connection writes, another reads and hears of commits
 //! (`LISTEN`). A connection on which anything went wrong is thrown away: its transaction ends with it.
 
+mod kv;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,6 +99,7 @@ pub struct Postgres {
     roll: Mutex<Option<Client>>,
     /// Somebody has committed, or the listening connection is gone.
     news: Arc<Notify>,
+    kv: Arc<kv::PostgresKv>,
 }
 
 type Parameter<'a> = &'a (dyn tokio_postgres::types::ToSql + Sync);
@@ -125,6 +128,7 @@ impl Postgres {
             address.parse().map_err(|_| StoreError::Address { reason: "PostgreSQL's cannot be understood" })?;
         config.connect_timeout(CONNECT).keepalives_idle(Duration::from_secs(30));
         let store = Postgres {
+            kv: Arc::new(kv::PostgresKv::new(config.clone())),
             config,
             id: random(),
             writer: Mutex::new(None),
@@ -135,6 +139,7 @@ impl Postgres {
         };
         let mut client = store.connect(false).await?;
         migrate(&mut client, MIGRATIONS).await?;
+        kv::migrate(&mut client).await?;
         store.listen().await?;
         Ok(store)
     }
@@ -151,10 +156,7 @@ impl Postgres {
     /// A connection; one that listens tells of every commit.
     async fn connect(&self, listens: bool) -> Result<Client, StoreError> {
         let error = |e| failed("connecting", &e);
-        let connected = within("connecting", self.config.connect(NoTls)).await?;
-        let (client, connection) = connected.map_err(error)?;
-        tokio::spawn(drive(connection, listens.then(|| Arc::clone(&self.news))));
-        within("connecting", client.batch_execute(SESSION)).await?.map_err(error)?;
+        let client = connect(&self.config, listens.then(|| Arc::clone(&self.news))).await?;
         if listens {
             within("connecting", client.batch_execute(&format!("LISTEN {CHANNEL}"))).await?.map_err(error)?;
         }
@@ -479,6 +481,19 @@ impl Store for Postgres {
             let _ = tokio::time::timeout(POLL, self.news.notified()).await;
         })
     }
+
+    fn kv(&self) -> Option<Arc<dyn super::KvStore>> {
+        Some(Arc::clone(&self.kv) as Arc<dyn super::KvStore>)
+    }
+}
+
+/// A connection that is set up; whoever wants it is told what it hears.
+async fn connect(config: &Config, news: Option<Arc<Notify>>) -> Result<Client, StoreError> {
+    let error = |e| failed("connecting", &e);
+    let (client, connection) = within("connecting", config.connect(NoTls)).await?.map_err(error)?;
+    tokio::spawn(drive(connection, news));
+    within("connecting", client.batch_execute(SESSION)).await?.map_err(error)?;
+    Ok(client)
 }
 
 /// Moves a connection's bytes until it ends, and passes on that it heard of a commit.

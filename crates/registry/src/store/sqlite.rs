@@ -1,6 +1,8 @@
 //! The embedded store: one file, nothing to install. One connection writes, another reads; SQLite's write-ahead log lets
 //! them work at the same time. Commits are durable (`synchronous = FULL`).
 
+mod kv;
+
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -58,6 +60,7 @@ pub struct Sqlite {
     roll: Arc<Mutex<Connection>>,
     /// What this opening is called in `registry_writer`.
     id: i64,
+    kv: Arc<kv::SqliteKv>,
 }
 
 impl Sqlite {
@@ -71,11 +74,14 @@ impl Sqlite {
             keep_private(&path)?;
             let mut writer = connect(&path)?;
             migrate(&mut writer, MIGRATIONS)?;
+            kv::migrate(&mut writer)?;
             let reader = connect(&path)?;
             let roll = connect(&path)?;
             roll.pragma_update(None, "synchronous", "normal").map_err(|e| failed("opening the file", e))?;
             let shared = |connection| Arc::new(Mutex::new(connection));
-            Ok(Sqlite { writer: shared(writer), reader: shared(reader), roll: shared(roll), id: random() })
+            let (writer, reader) = (shared(writer), shared(reader));
+            let kv = Arc::new(kv::SqliteKv::new(Arc::clone(&writer), Arc::clone(&reader)));
+            Ok(Sqlite { writer, reader, roll: shared(roll), id: random(), kv })
         })
         .await
     }
@@ -145,6 +151,10 @@ impl Store for Sqlite {
 
     fn changed(&self, _seen: Revision) -> BoxFuture<'_, ()> {
         Box::pin(tokio::time::sleep(POLL))
+    }
+
+    fn kv(&self) -> Option<Arc<dyn super::KvStore>> {
+        Some(Arc::clone(&self.kv) as Arc<dyn super::KvStore>)
     }
 }
 

@@ -249,7 +249,7 @@ async fn maintenance(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
 }
 
 /// The instance that a check belongs to.
-async fn checked(call: &Call<'_>, check: &str) -> Result<Arc<Instance>, ApiError> {
+pub(super) async fn checked(call: &Call<'_>, check: &str) -> Result<Arc<Instance>, ApiError> {
     if let Some(id) = check.strip_prefix("service:") {
         match call.agent_service(id).await {
             // A check may also have a name of its own that begins so.

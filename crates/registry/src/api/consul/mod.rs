@@ -1,8 +1,9 @@
-//! The part of Consul's HTTP API that services and their clients use: agent, catalog, health, status; with blocking queries.
+//! The part of Consul's HTTP API that services and their clients use: agent, catalog, health, status, keys, sessions, transactions; with
+//! blocking queries.
 //!
 //! The whole registry is every host's agent, whichever of our nodes is asked: a client that registers here and asks there
 //! finds what it expects. A service belongs to its host: the address of the service, or where that is not given, the address that
-//! the request came from ([`super::identity`]). Not there: key-value store, sessions, ACLs, the mesh, several checks a service, node checks, and
+//! the request came from ([`super::identity`]). Not there: ACLs, the mesh, several checks a service, node checks, and
 //! Consul's record of what a check printed (`Output` is empty).
 //!
 //! Format: <https://developer.hashicorp.com/consul/api-docs>.
@@ -12,6 +13,9 @@ mod catalog;
 mod entry;
 mod filter;
 mod health;
+mod kv;
+mod session;
+mod txn;
 mod wire;
 
 use std::sync::Arc;
@@ -38,20 +42,8 @@ const KNOWN_LEADER: HeaderName = HeaderName::from_static("x-consul-knownleader")
 const LAST_CONTACT: HeaderName = HeaderName::from_static("x-consul-lastcontact");
 /// Parts of Consul that are not here. A 404 means "no such key" to Consul's clients, and whoever watches a key asks again at once: so
 /// these are answered with 501.
-pub(super) const ABSENT: [&str; 12] = [
-    "kv",
-    "session",
-    "txn",
-    "event",
-    "query",
-    "acl",
-    "config",
-    "connect",
-    "coordinate",
-    "operator",
-    "snapshot",
-    "internal",
-];
+pub(super) const ABSENT: [&str; 9] =
+    ["event", "query", "acl", "config", "connect", "coordinate", "operator", "snapshot", "internal"];
 const CONTENT_HASH: HeaderName = HeaderName::from_static("x-consul-contenthash");
 /// How long a blocking query waits that does not say.
 const DEFAULT_WAIT: Duration = Duration::from_secs(300);
@@ -92,6 +84,13 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     {
         return Err(ApiError::NotImplemented(format!("Consul's /v1/{part} is not served here")));
     }
+    if let ["v1", part @ ("kv" | "session" | "txn"), ..] = path.as_slice()
+        && !context.registry.has_keys()
+    {
+        return Err(ApiError::NotImplemented(format!(
+            "Consul's /v1/{part} is not served here: keys and sessions need a store in SQLite, PostgreSQL, MySQL or MariaDB"
+        )));
+    }
     let name = request.param("ns").or_else(|| request.named_header("x-consul-namespace")).unwrap_or("default");
     let call = Call {
         context,
@@ -105,7 +104,20 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         ["v1", "agent", rest @ ..] => agent::handle(&call, rest).await,
         ["v1", "catalog", rest @ ..] => catalog::handle(&call, rest).await,
         ["v1", "health", rest @ ..] => health::handle(&call, rest).await,
+        ["v1", "kv", ..] => plainly(kv::handle(&call).await),
+        ["v1", "session", rest @ ..] => plainly(session::handle(&call, rest).await),
+        ["v1", "txn"] => plainly(txn::handle(&call).await),
         _ => Err(call.no_such_path()),
+    }
+}
+
+/// What can't be done now has status 500 at Consul, and its clients try that again: Go's goes on waiting for a lock, Patroni goes on asking.
+fn plainly(reply: Result<Reply, ApiError>) -> Result<Reply, ApiError> {
+    match reply {
+        Err(error @ (ApiError::Unavailable(_) | ApiError::Undetermined(_))) => {
+            Ok(Reply::text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+        }
+        reply => reply,
     }
 }
 

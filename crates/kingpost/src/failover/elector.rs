@@ -1,0 +1,115 @@
+//! Where the lock is that lets one watcher act: in etcd, or in Kingpost's own registry (or a Consul), and a lock in either.
+
+use std::time::{Duration, Instant};
+
+use super::config::FailoverConfig;
+use super::etcd::{self, Etcd};
+use super::session::{self, Sessions};
+use crate::cli::WatchArgs;
+use crate::error::Failure;
+
+/// Whoever gives out the lock.
+#[derive(Clone)]
+pub(super) enum Elector {
+    Etcd(Etcd),
+    Registry(Sessions),
+}
+
+/// A lock that is held for a while, unless it is kept.
+pub(super) enum Lock {
+    Etcd(etcd::Lock),
+    Registry(session::Lock),
+}
+
+impl Elector {
+    /// The one that the command line names; none if it names none.
+    ///
+    /// # Errors
+    /// What it names is no address, or a file of the configuration is not good.
+    pub(super) fn of(args: &WatchArgs, config: &FailoverConfig) -> Result<Option<Elector>, Failure> {
+        if let Some(registries) = args.registry.as_deref() {
+            return Ok(Some(Elector::Registry(Sessions::new(registries, args)?)));
+        }
+        let etcd = |endpoints| Etcd::new(&config.etcd, endpoints).map(Elector::Etcd);
+        args.etcd.as_deref().map(etcd).transpose()
+    }
+
+    /// What it is called in messages.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Elector::Etcd(_) => "etcd",
+            Elector::Registry(_) => "the registry",
+        }
+    }
+
+    /// Whether a lock of this life would be given: so what is refused is known before the lock is needed.
+    ///
+    /// # Errors
+    /// What the registry says against it; or it does not answer.
+    pub(super) async fn would_grant(&self, ttl: Duration) -> Result<(), String> {
+        match self {
+            Elector::Etcd(_) => Ok(()),
+            Elector::Registry(sessions) => sessions.would_grant(ttl).await,
+        }
+    }
+
+    /// Takes the lock if nobody has it.
+    ///
+    /// # Errors
+    /// No endpoint answers as it should.
+    pub(super) async fn lock(&self, key: &str, owner: &str, ttl: Duration) -> Result<Option<Lock>, String> {
+        match self {
+            Elector::Etcd(etcd) => Ok(etcd.lock(key, owner, ttl).await?.map(Lock::Etcd)),
+            Elector::Registry(sessions) => Ok(sessions.lock(key, owner, ttl).await?.map(Lock::Registry)),
+        }
+    }
+
+    /// Keeps a lock.
+    ///
+    /// # Errors
+    /// It is lost, or nobody answers: it holds until [`Lock::until`] all the same.
+    pub(super) async fn keep(&self, lock: &mut Lock) -> Result<(), String> {
+        match (self, lock) {
+            (Elector::Etcd(etcd), Lock::Etcd(lock)) => etcd.keep(lock).await,
+            (Elector::Registry(sessions), Lock::Registry(lock)) => sessions.keep(lock).await,
+            _ => Err("the lock is another one's".into()),
+        }
+    }
+
+    /// Gives a lock back.
+    pub(super) async fn unlock(&self, lock: &Lock) {
+        match (self, lock) {
+            (Elector::Etcd(etcd), Lock::Etcd(lock)) => etcd.unlock(lock).await,
+            (Elector::Registry(sessions), Lock::Registry(lock)) => sessions.unlock(lock).await,
+            _ => {}
+        }
+    }
+
+    /// Keys that begin with `prefix`, which begins with a slash.
+    ///
+    /// # Errors
+    /// No endpoint answers as it should.
+    pub(super) async fn keys(&self, prefix: &str) -> Result<Vec<String>, String> {
+        match self {
+            Elector::Etcd(etcd) => etcd.keys(prefix).await,
+            Elector::Registry(sessions) => sessions.keys(prefix).await,
+        }
+    }
+}
+
+impl Lock {
+    /// Until when it holds if it is not kept, by this machine's clock.
+    pub(super) fn until(&self) -> Instant {
+        match self {
+            Lock::Etcd(lock) => lock.until,
+            Lock::Registry(lock) => lock.until,
+        }
+    }
+
+    pub(super) fn copy(&self) -> Lock {
+        match self {
+            Lock::Etcd(lock) => Lock::Etcd(lock.copy()),
+            Lock::Registry(lock) => Lock::Registry(lock.clone()),
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! `/v1/kv/KEY`: keys with their values.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use hyper::header::{HeaderName, HeaderValue};
+use hyper::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{Blocked, Call, DEFAULT_WAIT, jitter};
+use crate::api::auth::Role;
+use crate::api::{ApiError, Reply};
+use crate::kv::{Entry, Given, Operation, Refusal, Subject, Verb};
+use crate::{Revision, WriteError};
+
+const NO_SNIFFING: HeaderName = HeaderName::from_static("x-content-type-options");
+const POLICY: HeaderName = HeaderName::from_static("content-security-policy");
+const ALLOW: &str = "GET, HEAD, PUT, DELETE";
+
+pub(super) async fn handle(call: &Call<'_>) -> Result<Reply, ApiError> {
+    // The path as it is: a slash at its end belongs to the key.
+    let path = call.request.whole.as_str();
+    let key = path.strip_prefix("/v1/kv").map(|rest| rest.strip_prefix('/').unwrap_or(rest)).unwrap_or_default();
+    match call.request.method {
+        Method::GET | Method::HEAD => {
+            call.caller.needs(Role::Read, call.namespace.as_str())?;
+            get(call, key).await
+        }
+        Method::PUT => {
+            call.caller.needs(Role::Write, call.namespace.as_str())?;
+            put(call, key).await
+        }
+        Method::DELETE => {
+            call.caller.needs(Role::Write, call.namespace.as_str())?;
+            delete(call, key).await
+        }
+        _ => Err(ApiError::MethodNotAllowed { allow: ALLOW }),
+    }
+}
+
+/// An entry as Consul shows it. Without a value: as in the answer to a write.
+pub(super) fn show(entry: &Entry, with_value: bool) -> Value {
+    let value = (with_value && !entry.value.is_empty()).then(|| STANDARD.encode(&entry.value));
+    let mut shown = json!({
+        "LockIndex": entry.lock_index,
+        "Key": &*entry.key,
+        "Flags": entry.flags,
+        "Value": value,
+        "CreateIndex": entry.created.0,
+        "ModifyIndex": entry.modified.0,
+    });
+    if let Some(session) = &entry.session
+        && let Some(shown) = shown.as_object_mut()
+    {
+        shown.insert("Session".into(), json!(&**session));
+    }
+    shown
+}
+
+/// Refuses parameters that exclude each other.
+fn one_of(call: &Call<'_>, parameters: &[&str]) -> Result<(), ApiError> {
+    let given: Vec<&str> = parameters.iter().copied().filter(|name| call.request.param(name).is_some()).collect();
+    if given.len() > 1 {
+        return Err(ApiError::bad(format!("Conflicting flags: {}", given.join("&"))));
+    }
+    Ok(())
+}
+
+fn named(key: &str) -> Result<(), ApiError> {
+    if key.is_empty() { Err(ApiError::bad("Missing key name")) } else { Ok(()) }
+}
+
+async fn get(call: &Call<'_>, key: &str) -> Result<Reply, ApiError> {
+    let has = |name| call.request.param(name).is_some();
+    let (keys, recurse) = (has("keys"), has("recurse"));
+    let registry = &call.context.registry;
+    if keys || recurse {
+        let index = |(index, _): &(Revision, Vec<Arc<Entry>>)| *index;
+        let read = || registry.kv_tree(&call.namespace, key);
+        let (blocked, (_, entries)) = watched(call, Subject::Tree(key.into()), read, index).await?;
+        if keys {
+            let separator = call.request.param("separator").or_else(|| call.request.param("seperator"));
+            let names = names(&entries, key, separator.unwrap_or_default());
+            let status = if names.is_empty() && !key.is_empty() { StatusCode::NOT_FOUND } else { StatusCode::OK };
+            return Ok(blocked.show(if status == StatusCode::OK { Reply::ok(&names) } else { Reply::empty(status) }));
+        }
+        if entries.is_empty() {
+            return Ok(blocked.show(Reply::empty(StatusCode::NOT_FOUND)));
+        }
+        let shown: Vec<Value> = entries.iter().map(|entry| show(entry, true)).collect();
+        return Ok(blocked.show(Reply::ok(&shown)));
+    }
+    named(key)?;
+    let index = |(index, _): &(Revision, Option<Arc<Entry>>)| *index;
+    let read = || registry.kv_get(&call.namespace, key);
+    let (blocked, (_, entry)) = watched(call, Subject::Key(key.into()), read, index).await?;
+    let Some(entry) = entry else { return Ok(blocked.show(Reply::empty(StatusCode::NOT_FOUND))) };
+    if has("raw") {
+        // Whatever is in it, no browser is to take it for a page.
+        let reply = Reply::bytes(StatusCode::OK, HeaderValue::from_static("text/plain"), entry.value.clone());
+        let reply = reply.header(NO_SNIFFING, "nosniff").header(POLICY, "sandbox");
+        return Ok(blocked.show(reply));
+    }
+    Ok(blocked.show(Reply::ok(&[show(&entry, true)])))
+}
+
+/// The keys, each cut behind the first separator after the prefix, each once.
+fn names<'a>(entries: &'a [Arc<Entry>], prefix: &str, separator: &str) -> BTreeSet<&'a str> {
+    let cut = |key: &'a str| match key[prefix.len()..].find(separator).filter(|_| !separator.is_empty()) {
+        Some(at) => &key[..prefix.len() + at + separator.len()],
+        None => key,
+    };
+    entries.iter().map(|entry| cut(&entry.key)).collect()
+}
+
+/// What `read` gives, held back for a blocking query until its index is above that of the request. The index of the answer is read with
+/// it, in one.
+pub(super) async fn watched<T>(
+    call: &Call<'_>,
+    subject: Subject,
+    read: impl Fn() -> Result<T, WriteError>,
+    index: impl Fn(&T) -> Revision,
+) -> Result<(Blocked, T), ApiError> {
+    let (registry, request) = (&call.context.registry, call.request);
+    let wanted = Revision(request.number("index")?.unwrap_or(0));
+    // What another node has told of has to be here before it is waited for what comes after it.
+    if request.param("consistent").is_some() || wanted > registry.kv_revision() {
+        registry.kv_settle().await?;
+    }
+    let found = read()?;
+    let now = index(&found);
+    // An index that was never given out is one of another store: the client has to begin again. One that is above what is here now, of
+    // something whose last change was forgotten meanwhile, is as good as what is here: nothing has happened since.
+    let known = wanted.0 > 0 && wanted >= Revision(now.0.max(1)) && wanted <= Revision(registry.kv_revision().0.max(1));
+    if !known {
+        return Ok((Blocked { index: now, waited: false }, found));
+    }
+    let _place = call.context.place_of(request)?;
+    let wait = request.duration("wait")?.filter(|wait| !wait.is_zero()).unwrap_or(DEFAULT_WAIT);
+    let wait = wait.min(call.context.limits.wait);
+    let deadline = Instant::now() + (wait + jitter(wait)).min(call.context.limits.wait);
+    let mut stopping = call.context.stopping.clone();
+    tokio::select! {
+        waited = registry.kv_wait(&call.namespace, subject, wanted, deadline) => waited?,
+        _ = stopping.wait_for(|stop| *stop) => {}
+    }
+    let found = read()?;
+    // Never lower than the client has heard: it would begin anew for nothing.
+    let index = index(&found).max(wanted);
+    Ok((Blocked { index, waited: true }, found))
+}
+
+async fn put(call: &Call<'_>, key: &str) -> Result<Reply, ApiError> {
+    named(key)?;
+    one_of(call, &["cas", "acquire", "release"])?;
+    let request = call.request;
+    let limit = call.context.registry.kv_limits().value_bytes;
+    if request.body.len() > limit {
+        let value = limit as u64;
+        return Err(ApiError::TooLarge { what: "the value", limit: "registry.kv.value_bytes", value });
+    }
+    let (value, flags) = (request.body.clone(), request.number("flags")?.unwrap_or(0));
+    let (verb, action) = if let Some(index) = request.number("cas")? {
+        (Verb::SetIf(value, flags, Revision(index)), "kv/cas")
+    } else if let Some(session) = request.param("acquire") {
+        (Verb::Lock(value, flags, session.into()), "kv/acquire")
+    } else if let Some(session) = request.param("release") {
+        (Verb::Unlock(value, flags, session.into()), "kv/release")
+    } else {
+        (Verb::Set(value, flags), "kv/put")
+    };
+    one(call, key, verb, action).await
+}
+
+async fn delete(call: &Call<'_>, key: &str) -> Result<Reply, ApiError> {
+    one_of(call, &["recurse", "cas"])?;
+    if call.request.param("recurse").is_some() {
+        return one(call, key, Verb::DeleteTree, "kv/delete-tree").await;
+    }
+    named(key)?;
+    match call.request.number("cas")? {
+        Some(index) => one(call, key, Verb::DeleteIf(Revision(index)), "kv/delete-cas").await,
+        None => one(call, key, Verb::Delete, "kv/delete").await,
+    }
+}
+
+/// Carries out one write, and answers whether it was: `false` where somebody else was first.
+async fn one(call: &Call<'_>, key: &str, verb: Verb, action: &'static str) -> Result<Reply, ApiError> {
+    let before = call.context.registry.kv_revision();
+    let operation = Operation { key: key.into(), verb };
+    let answer = call.context.registry.kv_apply(&call.namespace, vec![operation]).await?;
+    match answer {
+        Ok(given) => {
+            // What says what is there already changes nothing, and is no line of the audit log.
+            let unchanged =
+                given.iter().all(|given| matches!(given, Given::Entry { entry, .. } if entry.modified <= before));
+            if !unchanged {
+                call.audit(action, key);
+            }
+            Ok(Reply::ok(&true))
+        }
+        Err(refused) => match refused.into_iter().next() {
+            Some((_, refusal)) if refusal.is_lost_race() => Ok(Reply::ok(&false)),
+            Some((_, refusal)) => refuse(&refusal),
+            None => Ok(Reply::ok(&false)),
+        },
+    }
+}
+
+/// A refusal with the status that Consul gives it: clients look for text and status of both.
+pub(super) fn refuse(refusal: &Refusal) -> Result<Reply, ApiError> {
+    match refusal {
+        Refusal::Full { .. } => Err(ApiError::Invalid(refusal.to_string())),
+        _ => Ok(Reply::text(StatusCode::INTERNAL_SERVER_ERROR, refusal.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn keys_are_cut_behind_the_first_separator_after_the_prefix() {
+        let entry = |key: &str| {
+            let (created, modified) = (Revision(1), Revision(1));
+            let key = key.into();
+            Arc::new(Entry { key, value: Bytes::new(), flags: 0, session: None, lock_index: 0, created, modified })
+        };
+        let entries: Vec<Arc<Entry>> = ["a/b/c", "a/b/d", "a/e", "a/ä/f"].into_iter().map(entry).collect();
+        for (prefix, separator, expected) in [
+            ("", "", &["a/b/c", "a/b/d", "a/e", "a/ä/f"][..]),
+            ("", "/", &["a/"]),
+            ("a/", "/", &["a/b/", "a/e", "a/ä/"]),
+            ("a", "/", &["a/"]),
+            ("a/", "ä", &["a/b/c", "a/b/d", "a/e", "a/ä"]),
+            ("a/", "/f", &["a/b/c", "a/b/d", "a/e", "a/ä/f"]),
+        ] {
+            let found: Vec<&str> = names(&entries, prefix, separator).into_iter().collect();
+            assert_eq!(found, expected, "{prefix:?} {separator:?}");
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! `/v1/session/…`: who may hold keys as locks.
+
+use std::time::Duration;
+
+use hyper::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use super::wire::Object;
+use super::{Call, agent, kv};
+use crate::api::auth::Role;
+use crate::api::{ApiError, Reply, format_duration, parse_duration};
+use crate::kv::{Behavior, LONGEST_LOCK_DELAY, LONGEST_TTL, Renewal, Session, Subject};
+use crate::{Health, Revision};
+
+/// Where nobody says.
+const LOCK_DELAY: Duration = Duration::from_secs(15);
+/// The check that every node of Consul has. The registry as a whole is every host's agent here, and answers: so it is passing.
+const SERF: &str = "serfHealth";
+/// Most checks of a session, and longest names.
+const MOST_CHECKS: usize = 64;
+const LONGEST_NAME: usize = 256;
+
+pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
+    let registry = &call.context.registry;
+    match path {
+        ["create"] => {
+            call.writes()?;
+            create(call).await
+        }
+        ["destroy", id] => {
+            call.writes()?;
+            registry.session_end(&call.namespace, id).await?;
+            call.audit("session/destroy", id);
+            Ok(Reply::ok(&true))
+        }
+        ["renew", id] => {
+            call.writes()?;
+            match registry.session_renew(&call.namespace, id).await? {
+                Renewal::Lives(session) => Ok(Reply::ok(&[show(&session)])),
+                Renewal::Unknown => Ok(Reply::text(StatusCode::NOT_FOUND, format!("Session id '{id}' not found"))),
+            }
+        }
+        ["info", id] => list(call, |session| *session.id == **id).await,
+        ["node", node] => list(call, |session| session.node == *node).await,
+        ["list"] => list(call, |_| true).await,
+        ["destroy" | "renew" | "info" | "node"] => Err(ApiError::bad("Missing session")),
+        _ => Err(call.no_such_path()),
+    }
+}
+
+fn show(session: &Session) -> Value {
+    let services: Vec<Value> =
+        session.service_checks.iter().map(|(id, _)| json!({ "ID": id, "Namespace": "" })).collect();
+    let names = session.node_checks.iter().chain(session.service_checks.iter().map(|(id, _)| id));
+    json!({
+        "ID": &*session.id,
+        "Name": session.name,
+        "Node": session.node,
+        "LockDelay": session.lock_delay,
+        "Behavior": session.behavior,
+        "TTL": session.ttl_text,
+        "Checks": names.collect::<Vec<_>>(),
+        "NodeChecks": session.node_checks,
+        "ServiceChecks": if services.is_empty() { Value::Null } else { services.into() },
+        "CreateIndex": session.created.0,
+        "ModifyIndex": session.created.0,
+    })
+}
+
+async fn list(call: &Call<'_>, wanted: impl Fn(&Session) -> bool) -> Result<Reply, ApiError> {
+    if !matches!(call.request.method, Method::GET | Method::HEAD) {
+        return Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" });
+    }
+    call.caller.needs(Role::Read, call.namespace.as_str())?;
+    let read = || call.context.registry.sessions(&call.namespace);
+    let (blocked, (_, sessions)) = kv::watched(call, Subject::Sessions, read, |(index, _)| *index).await?;
+    let shown: Vec<Value> = sessions.iter().filter(|session| wanted(session)).map(|session| show(session)).collect();
+    Ok(blocked.show(Reply::ok(&shown)))
+}
+
+async fn create(call: &Call<'_>) -> Result<Reply, ApiError> {
+    let registry = &call.context.registry;
+    let body = if call.request.body.is_empty() { json!({}) } else { call.request.json::<Value>()? };
+    call.same_namespace(&body)?;
+    let object = Object::new(&body, "the body")?;
+    let ttl_text = object.text("ttl")?;
+    let shortest = registry.kv_limits().session_ttl_min;
+    let ttl = match ttl_text {
+        "" => None,
+        text => Some(parse_duration(text).filter(|ttl| (shortest..=LONGEST_TTL).contains(ttl) || ttl.is_zero())),
+    };
+    // Patroni looks for this text, and for the status.
+    let Some(ttl) = ttl.map_or(Some(None), |ttl| ttl.map(Some)) else {
+        let shortest = format_duration(shortest);
+        let text = format!("Invalid Session TTL '{ttl_text}', must be between [{shortest}=24h0m0s]");
+        return Ok(Reply::text(StatusCode::INTERNAL_SERVER_ERROR, text));
+    };
+    let behavior = match object.text("behavior")? {
+        "" | "release" => Behavior::Release,
+        "delete" => Behavior::Delete,
+        other => {
+            let text = format!("Invalid Behavior setting '{other}'");
+            return Ok(Reply::text(StatusCode::INTERNAL_SERVER_ERROR, text));
+        }
+    };
+    let node = match object.text("node")? {
+        "" => call.context.node.as_str(),
+        node => node,
+    };
+    for (what, text) in [("Name", object.text("name")?), ("Node", node)] {
+        if text.len() > LONGEST_NAME || text.chars().any(char::is_control) {
+            return Err(ApiError::bad(format!(
+                "{what}: expected up to {LONGEST_NAME} bytes without control characters"
+            )));
+        }
+    }
+    let (mut node_checks, mut services) = checks(&object)?;
+    if node_checks.len() + services.len() > MOST_CHECKS {
+        return Err(ApiError::bad(format!("a session has at most {MOST_CHECKS} checks")));
+    }
+    // Checks of services used to be among those of the node, and old clients put them there.
+    services.extend(node_checks.extract_if(.., |check| check != SERF));
+    let mut service_checks = Vec::with_capacity(services.len());
+    for check in services {
+        let instance = match agent::checked(call, &check).await {
+            Err(ApiError::NotFound { .. }) => {
+                let text = format!("Missing check '{check}' registration");
+                return Ok(Reply::text(StatusCode::INTERNAL_SERVER_ERROR, text));
+            }
+            found => found?,
+        };
+        if instance.isolate || instance.health == Health::Critical {
+            let text = format!("Check '{check}' is in critical state");
+            return Ok(Reply::text(StatusCode::INTERNAL_SERVER_ERROR, text));
+        }
+        service_checks.push((check, instance.id.clone()));
+    }
+    let session = Session {
+        id: uuid()?.into(),
+        name: object.text("name")?.to_owned(),
+        node: node.to_owned(),
+        lock_delay: lock_delay(&object)?,
+        behavior,
+        ttl: ttl.filter(|ttl| !ttl.is_zero()).map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
+        ttl_text: ttl_text.to_owned(),
+        node_checks,
+        service_checks,
+        created: Revision(0),
+        modified: Revision(0),
+    };
+    let id = session.id.clone();
+    match registry.session_begin(&call.namespace, session).await? {
+        Ok(()) => {
+            call.audit("session/create", &id);
+            Ok(Reply::ok(&json!({ "ID": &*id })))
+        }
+        Err(refusal) => kv::refuse(&refusal),
+    }
+}
+
+/// The names of a session's checks: of the node, and of services. Who says nothing gets Consul's one check of each node; who gives an empty
+/// list gets none.
+fn checks(object: &Object<'_>) -> Result<(Vec<String>, Vec<String>), ApiError> {
+    let wrong = |key: &str| ApiError::bad(format!("{key}: expected a list of names of checks"));
+    let names = |key: &str| match object.get(key) {
+        None => Ok(None),
+        Some(list) => {
+            let list = list.as_array().ok_or_else(|| wrong(key))?;
+            let name = |value: &Value| match value {
+                Value::String(name) => Ok(name.clone()),
+                Value::Object(_) => Ok(Object::new(value, "a check")?.text("id")?.to_owned()),
+                _ => Err(wrong(key)),
+            };
+            list.iter().map(name).collect::<Result<Vec<String>, ApiError>>().map(Some)
+        }
+    };
+    let (old, node, services) = (names("checks")?, names("nodechecks")?, names("servicechecks")?);
+    let node = match (node, old) {
+        (None, None) => vec![SERF.to_owned()],
+        (node, old) => {
+            let mut all = node.unwrap_or_default();
+            all.extend(old.unwrap_or_default());
+            all.dedup();
+            all
+        }
+    };
+    Ok((node, services.unwrap_or_default()))
+}
+
+/// A session's lock delay in nanoseconds. A number below 1000 is taken for seconds, as Consul does: nobody means five nanoseconds.
+fn lock_delay(object: &Object<'_>) -> Result<u64, ApiError> {
+    let wrong = || ApiError::bad("LockDelay: expected a time of up to 60s, such as 15s");
+    let delay = match object.get("lockdelay") {
+        None => LOCK_DELAY,
+        Some(Value::String(text)) => parse_duration(text).ok_or_else(wrong)?,
+        Some(number) => match number.as_f64().filter(|number| (0.0..=1e11).contains(number)).ok_or_else(wrong)? {
+            seconds if seconds < 1000.0 => Duration::from_secs_f64(seconds.trunc()),
+            nanos => Duration::from_nanos(nanos as u64),
+        },
+    };
+    if delay > LONGEST_LOCK_DELAY {
+        return Err(wrong());
+    }
+    u64::try_from(delay.as_nanos()).map_err(|_| wrong())
+}
+
+/// A random UUID: what tells sessions apart, and cannot be guessed.
+fn uuid() -> Result<String, ApiError> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| ApiError::Unavailable(format!("the system has no random numbers: {error}")))?;
+    (bytes[6], bytes[8]) = (bytes[6] & 0x0f | 0x40, bytes[8] & 0x3f | 0x80);
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn lock_delays_as_clients_write_them() {
+        for (body, millis) in [
+            (json!({}), Some(15_000)),
+            (json!({ "LockDelay": "0s" }), Some(0)),
+            (json!({ "LockDelay": "1.5s" }), Some(1500)),
+            (json!({ "lockdelay": 5 }), Some(5000)),
+            (json!({ "LockDelay": 15_000_000_000_u64 }), Some(15_000)),
+            (json!({ "LockDelay": "60s" }), Some(60_000)),
+            (json!({ "LockDelay": "61s" }), None),
+            (json!({ "LockDelay": -1 }), None),
+            (json!({ "LockDelay": "soon" }), None),
+            (json!({ "LockDelay": [] }), None),
+        ] {
+            let nanos = lock_delay(&Object::new(&body, "the body").unwrap());
+            assert_eq!(nanos.ok().map(|nanos| nanos / 1_000_000), millis, "{body}");
+        }
+    }
+
+    #[test]
+    fn which_checks_a_session_has() {
+        let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        for (body, expected) in [
+            (json!({}), Some((list(&[SERF]), list(&[])))),
+            (json!({ "Checks": [] }), Some((list(&[]), list(&[])))),
+            (json!({ "Checks": ["serfHealth", "service:a"] }), Some((list(&[SERF, "service:a"]), list(&[])))),
+            (json!({ "NodeChecks": [SERF], "ServiceChecks": [{ "ID": "b" }] }), Some((list(&[SERF]), list(&["b"])))),
+            (json!({ "ServiceChecks": ["b"] }), Some((list(&[SERF]), list(&["b"])))),
+            (json!({ "Checks": "a" }), None),
+            (json!({ "Checks": [1] }), None),
+        ] {
+            assert_eq!(checks(&Object::new(&body, "the body").unwrap()).ok(), expected, "{body}");
+        }
+    }
+
+    #[test]
+    fn ids_are_uuids_and_each_another() {
+        let (one, other) = (uuid().unwrap(), uuid().unwrap());
+        assert_ne!(one, other);
+        assert_eq!((one.len(), one.as_bytes()[14]), (36, b'4'));
+    }
+}

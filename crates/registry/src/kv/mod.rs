@@ -1,0 +1,497 @@
+//! Keys, and sessions that hold keys as locks: Consul's key-value store on the registry's stores.
+//!
+//! ```text
+//!  put, delete, transaction, session ─▶ writer ── one transaction a batch ──▶ KvStore            the truth
+//!                                         │  under the counter's lock: what was missed ─▶ State ─▶ plan
+//!                                         ▼                                                       │ feed
+//!  renewals ─▶ leases ─▶ judge ─▶ writer  State: every key and session, in memory ◀───────────────┘
+//!                                         │ wakes who waits for a key, a prefix, sessions
+//!                                         ▼
+//!                                      readers
+//! ```
+//!
+//! # Invariants
+//!
+//! - A decision builds on everything that was committed before it, by any node: it is made under the counter's lock, when the rows that
+//!   the node lacked have been read. So a condition (`cas`, a lock that is free, a session that lives) holds when the write commits.
+//! - One revision a call, so no revision stands for two contents of a key. A call is carried out whole or not at all.
+//! - A key is held by one session at most, and only while that session is in the store. Who ends a session gives back or deletes its keys in the
+//!   same transaction.
+//! - A lock delay is counted by each node from when it hears of the row: never shorter than asked for. No clocks are compared.
+//! - A session is ended for silence only after twice its time to live without a renewal at any live node; a renewal that not every live node
+//!   could ask for goes through the store before it is answered.
+
+mod judge;
+mod lease;
+mod model;
+mod plan;
+mod state;
+mod watch;
+mod writer;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+pub(crate) use lease::is_name;
+pub(crate) use model::{Ask, LONGEST_LOCK_DELAY, LONGEST_TTL, MOST_OPERATIONS};
+pub use model::{Behavior, Entry, Given, KvLimits, Operation, Refusal, Session, Verb};
+pub(crate) use watch::Subject;
+
+use lease::Leases;
+use plan::Answer;
+use state::{State, Touched};
+use watch::Watchers;
+use writer::Queued;
+
+use crate::error::{StoreError, WatchError, WriteError};
+use crate::model::{InstanceId, NamespaceName, Revision};
+use crate::registry::{Inner, Registry};
+use crate::store::{KvRead, KvStore};
+
+/// The key-value part of a node.
+pub(crate) struct Kv {
+    store: Arc<dyn KvStore>,
+    limits: KvLimits,
+    state: RwLock<State>,
+    watchers: Watchers,
+    leases: Mutex<Leases>,
+    queue: mpsc::Sender<Queued>,
+    queued: AtomicUsize,
+    most_queued: usize,
+    began: Instant,
+    /// When somebody last asked for anything, in milliseconds since `began`: who is not asked need not look at the store often.
+    used: AtomicU64,
+    /// Somebody asks for what is not here.
+    wanted: Notify,
+    /// Since when the store, as far as it is read, is behind what is here.
+    behind: Mutex<Option<Instant>>,
+    error: Mutex<Option<String>>,
+}
+
+/// What became of a renewal.
+#[derive(Clone, Debug)]
+pub enum Renewal {
+    /// The session lives.
+    Lives(Arc<Session>),
+    /// There is no such session.
+    Unknown,
+}
+
+/// How much the key-value part holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvStatus {
+    /// Keys.
+    pub keys: usize,
+    /// Sessions.
+    pub sessions: usize,
+    /// Bytes of keys and values.
+    pub bytes: usize,
+    /// Its latest revision.
+    pub revision: Revision,
+}
+
+/// A store that is behind for so long is another history, and not a replica that lags.
+const LAG: Duration = Duration::from_secs(10);
+/// How often the counter is looked at while somebody uses keys and other nodes may change them.
+const POLL: Duration = Duration::from_millis(50);
+/// How often otherwise.
+const IDLE_POLL: Duration = Duration::from_secs(1);
+/// So long after the last use it counts as used.
+const USED: u64 = 60_000;
+/// How often deleted keys are collected, and how many at a time.
+const COLLECT: Duration = Duration::from_secs(30);
+const COLLECT_ROWS: usize = 10_000;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Kv {
+    /// Reads everything from `store`. What is queued is carried out once [`start`] was called with the second value.
+    pub(crate) async fn open(
+        store: Arc<dyn KvStore>,
+        limits: KvLimits,
+        most_queued: usize,
+    ) -> Result<(Kv, mpsc::Receiver<Queued>), StoreError> {
+        let (queue, asks) = mpsc::channel(most_queued);
+        let kv = Kv {
+            store,
+            limits,
+            state: RwLock::default(),
+            watchers: Watchers::default(),
+            leases: Mutex::default(),
+            queue,
+            queued: AtomicUsize::new(0),
+            most_queued,
+            began: Instant::now(),
+            used: AtomicU64::new(0),
+            wanted: Notify::new(),
+            behind: Mutex::default(),
+            error: Mutex::default(),
+        };
+        let read = kv.store.read(0, Revision(0)).await?;
+        kv.take(KvRead { whole: true, ..read });
+        Ok((kv, asks))
+    }
+
+    fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn use_now(&self) {
+        self.used.store(self.now(), Ordering::Relaxed);
+    }
+
+    /// Takes what was read where it is certain that it is not older than what is here, or is another history: with the counter locked, say.
+    fn take(&self, read: KvRead) {
+        self.take_unless(read, |_, _| false);
+    }
+
+    /// Takes what was read, unless `skip` says otherwise of what is here and what was read; and tells whoever wants to know.
+    fn take_unless(&self, read: KvRead, skip: impl Fn(&State, &KvRead) -> bool) {
+        let now = Instant::now();
+        let touched = {
+            let mut state = self.state_mut();
+            if skip(&state, &read) {
+                return;
+            }
+            let touched = match read.whole {
+                true => state.replace(read.head, read.rows, now),
+                false => state.absorb(read.head, read.rows, now),
+            };
+            // With the lock: so leases hear of a session's beginning and end in that order.
+            let (mut leases, now) = (lock(&self.leases), self.now());
+            for one in &touched {
+                match one {
+                    Touched::Session(namespace, id, session) => {
+                        leases.observe(namespace, id, session.as_deref(), now);
+                    }
+                    Touched::Renewed(namespace, id) => leases.renewed_elsewhere(namespace, id, now),
+                    Touched::Key(..) => {}
+                }
+            }
+            touched
+        };
+        match read.whole {
+            true => self.watchers.wake_all(),
+            false => self.watchers.wake(&touched),
+        }
+    }
+
+    /// Brings what is here up to the store, if that is ahead.
+    async fn catch_up(&self) -> Result<(), StoreError> {
+        let result = self.follow().await;
+        *lock(&self.error) = result.as_ref().err().map(ToString::to_string);
+        result
+    }
+
+    async fn follow(&self) -> Result<(), StoreError> {
+        let head = self.store.head().await?;
+        let (epoch, v) = {
+            let state = self.state();
+            (state.epoch, state.v)
+        };
+        if head.epoch == epoch && head.v < v {
+            // A replica that lags, for a while; after that the store itself went back.
+            let since = *lock(&self.behind).get_or_insert_with(Instant::now);
+            if since.elapsed() < LAG {
+                return Ok(());
+            }
+            tracing::warn!(here = v.0, there = head.v.0, "the key-value store went back: reading everything anew");
+            let read = self.store.read(0, Revision(0)).await?;
+            self.take(KvRead { whole: true, ..read });
+        } else if head.epoch != epoch || head.v > v {
+            let read = self.store.read(epoch, v).await?;
+            // Read from another replica than the head was, or before a commit of this node, it may be older than what is here.
+            self.take_unless(read, |state, read| read.head.epoch == state.epoch && read.head.v < state.v);
+        }
+        *lock(&self.behind) = None;
+        Ok(())
+    }
+
+    /// Has the one writer carry out `ask`.
+    async fn ask(&self, ask: Ask) -> Result<Answer, WriteError> {
+        self.use_now();
+        let queued = self.queued.fetch_add(1, Ordering::Relaxed);
+        let (request, answer) = Queued::new(ask);
+        if let Err(error) = self.queue.try_send(request) {
+            self.queued.fetch_sub(1, Ordering::Relaxed);
+            return Err(match error {
+                mpsc::error::TrySendError::Full(_) => WriteError::Overloaded { queued, limit: self.most_queued },
+                mpsc::error::TrySendError::Closed(_) => WriteError::Stopped,
+            });
+        }
+        // The writer is gone: what was queued was not begun.
+        answer.await.unwrap_or(Err(WriteError::Stopped))
+    }
+
+    fn index(&self, namespace: &NamespaceName, subject: &Subject) -> Revision {
+        let state = self.state();
+        let Some(space) = state.space(namespace) else { return Revision(0) };
+        match subject {
+            Subject::Key(key) => space.key_index(key),
+            Subject::Tree(prefix) => space.tree_index(prefix),
+            Subject::Sessions => space.session_index(),
+        }
+    }
+
+    pub(crate) fn status(&self) -> KvStatus {
+        let state = self.state();
+        let (keys, sessions) = state.counts();
+        KvStatus { keys, sessions, bytes: state.bytes(), revision: state.v }
+    }
+
+    /// Adds to what nodes are told of silence the part about sessions.
+    pub(crate) fn fill_in(&self, ids: &[InstanceId], silence: &mut [Option<u32>]) {
+        let (leases, now) = (lock(&self.leases), self.now());
+        for (id, silence) in ids.iter().zip(silence).filter(|(id, _)| is_name(id)) {
+            *silence = leases.silence(id, now).map(|silence| u32::try_from(silence).unwrap_or(u32::MAX - 1));
+        }
+    }
+}
+
+/// Starts what carries out, follows the store, collects and judges.
+pub(crate) fn start(inner: &Arc<Inner>, asks: mpsc::Receiver<Queued>, tasks: &mut JoinSet<()>) {
+    tasks.spawn(writer::run(Arc::clone(inner), asks));
+    tasks.spawn(feed(Arc::clone(inner)));
+    tasks.spawn(collect(Arc::clone(inner)));
+    tasks.spawn(judge::run(Arc::clone(inner)));
+}
+
+/// Follows the store.
+async fn feed(inner: Arc<Inner>) {
+    let Some(kv) = &inner.kv else { return };
+    let mut stop = inner.stop.subscribe();
+    let mut pause = Duration::ZERO;
+    loop {
+        let used = kv.now().saturating_sub(kv.used.load(Ordering::Relaxed)) < USED || !kv.watchers.is_empty();
+        let poll = if used && !inner.peers.is_alone() { POLL } else { IDLE_POLL };
+        let turn = async {
+            tokio::select! {
+                () = kv.wanted.notified() => {}
+                () = tokio::time::sleep(poll) => {}
+            }
+            tokio::time::sleep(pause).await;
+            kv.catch_up().await
+        };
+        let result = tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            result = turn => result,
+        };
+        pause = match result {
+            Ok(()) => Duration::ZERO,
+            Err(error) => {
+                tracing::warn!(store = inner.store.name(), "following the key-value store: {error}");
+                (pause * 2).clamp(Duration::from_millis(100), Duration::from_secs(5))
+            }
+        };
+    }
+}
+
+/// Collects deleted keys and ended sessions, once they are as old as tombstones have to be.
+async fn collect(inner: Arc<Inner>) {
+    let Some(kv) = &inner.kv else { return };
+    let mut stop = inner.stop.subscribe();
+    let keep = i64::try_from(inner.settings.tombstones.as_millis()).unwrap_or(i64::MAX);
+    loop {
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            () = tokio::time::sleep(COLLECT) => {}
+        }
+        let seen = kv.state().v;
+        let before = crate::registry::now_millis().saturating_sub(keep);
+        if let Err(error) = kv.store.collect(seen, before, COLLECT_ROWS).await {
+            tracing::warn!(store = inner.store.name(), "collecting deleted keys: {error}");
+        }
+    }
+}
+
+impl Registry {
+    fn kv(&self) -> Result<&Kv, WriteError> {
+        let none = || WriteError::Unavailable { reason: "the registry's store cannot hold keys".into() };
+        let kv = self.inner().kv.as_ref().ok_or_else(none)?;
+        kv.use_now();
+        Ok(kv)
+    }
+
+    /// Whether the store can hold keys and sessions: that in TiKV cannot.
+    pub fn has_keys(&self) -> bool {
+        self.inner().kv.is_some()
+    }
+
+    /// How much keys and sessions may be.
+    pub fn kv_limits(&self) -> &KvLimits {
+        &self.inner().settings.kv
+    }
+
+    /// Carries out operations one after the other, all of them or none. What each gave, or which were refused. Values and keys have to be
+    /// within the limits.
+    ///
+    /// # Errors
+    /// As of any write.
+    pub async fn kv_apply(&self, namespace: &NamespaceName, operations: Vec<Operation>) -> Result<Answer, WriteError> {
+        let limits = self.kv_limits();
+        if operations.len() > MOST_OPERATIONS {
+            let (found, limit) = (operations.len(), MOST_OPERATIONS);
+            return Err(WriteError::Invalid(crate::Invalid::TooLong { what: "operations", found, limit }));
+        }
+        for Operation { key, verb } in &operations {
+            if !matches!(verb, Verb::DeleteTree | Verb::GetTree) || !key.is_empty() {
+                limits.check_key(key)?;
+            }
+            if let Verb::Set(value, _) | Verb::SetIf(value, ..) | Verb::Lock(value, ..) | Verb::Unlock(value, ..) = verb
+            {
+                limits.check_value(value)?;
+            }
+        }
+        self.kv()?.ask(Ask::Operations(namespace.clone(), operations)).await
+    }
+
+    /// A key, and its index: read together.
+    ///
+    /// # Errors
+    /// The store holds no keys.
+    pub fn kv_get(&self, namespace: &NamespaceName, key: &str) -> Result<(Revision, Option<Arc<Entry>>), WriteError> {
+        let state = self.kv()?.state();
+        let Some(space) = state.space(namespace) else { return Ok((Revision(0), None)) };
+        Ok((space.key_index(key), space.entry(key).cloned()))
+    }
+
+    /// All keys that begin with `prefix`, in order, and their index: read together.
+    ///
+    /// # Errors
+    /// The store holds no keys.
+    pub fn kv_tree(&self, namespace: &NamespaceName, prefix: &str) -> Result<(Revision, Vec<Arc<Entry>>), WriteError> {
+        let state = self.kv()?.state();
+        let Some(space) = state.space(namespace) else { return Ok((Revision(0), Vec::new())) };
+        Ok((space.tree_index(prefix), space.tree(prefix).cloned().collect()))
+    }
+
+    /// The sessions of a namespace, and their index.
+    ///
+    /// # Errors
+    /// The store holds no sessions.
+    pub fn sessions(&self, namespace: &NamespaceName) -> Result<(Revision, Vec<Arc<Session>>), WriteError> {
+        let state = self.kv()?.state();
+        let Some(space) = state.space(namespace) else { return Ok((Revision(0), Vec::new())) };
+        Ok((space.session_index(), space.sessions().cloned().collect()))
+    }
+
+    /// Makes what is read next no older than what was committed, by any node, before this was called.
+    ///
+    /// # Errors
+    /// The store cannot be asked.
+    pub async fn kv_settle(&self) -> Result<(), WriteError> {
+        self.kv()?.ask(Ask::Barrier).await.map(drop)
+    }
+
+    /// The latest revision of keys and sessions that is here.
+    pub fn kv_revision(&self) -> Revision {
+        self.inner().kv.as_ref().map_or(Revision(0), |kv| kv.state().v)
+    }
+
+    /// Waits until the index of `subject` is above `after`, or `deadline`.
+    ///
+    /// # Errors
+    /// The registry stops.
+    pub(crate) async fn kv_wait(
+        &self,
+        namespace: &NamespaceName,
+        subject: Subject,
+        after: Revision,
+        deadline: Instant,
+    ) -> Result<(), WatchError> {
+        let Ok(kv) = self.kv() else { return Ok(()) };
+        let watcher = kv.watchers.watch(namespace, subject.clone());
+        let mut stop = self.inner().stop.subscribe();
+        loop {
+            let mut woken = std::pin::pin!(watcher.notify.notified());
+            woken.as_mut().enable();
+            if kv.index(namespace, &subject) > after {
+                return Ok(());
+            }
+            tokio::select! {
+                () = woken => {}
+                () = tokio::time::sleep_until(deadline) => return Ok(()),
+                _ = stop.wait_for(|stop| *stop) => return Err(WatchError::Stopped { at: self.kv_revision() }),
+            }
+        }
+    }
+
+    /// Makes a session; it is checked.
+    ///
+    /// # Errors
+    /// As of any write; in the answer: there are too many.
+    pub async fn session_begin(
+        &self,
+        namespace: &NamespaceName,
+        session: Session,
+    ) -> Result<Result<(), Refusal>, WriteError> {
+        let answer = self.kv()?.ask(Ask::Begin(namespace.clone(), Arc::new(session))).await?;
+        Ok(answer.map(drop).map_err(first))
+    }
+
+    /// Ends a session. Without effect if there is none.
+    ///
+    /// # Errors
+    /// As of any write.
+    pub async fn session_end(&self, namespace: &NamespaceName, id: &str) -> Result<(), WriteError> {
+        self.kv()?.ask(Ask::End(namespace.clone(), id.into(), None)).await.map(drop)
+    }
+
+    /// The session; where it is not here, the store is asked once.
+    ///
+    /// # Errors
+    /// The store holds no sessions.
+    pub async fn session(&self, namespace: &NamespaceName, id: &str) -> Result<Option<Arc<Session>>, WriteError> {
+        let kv = self.kv()?;
+        let find = || kv.state().space(namespace).and_then(|space| space.session(id).cloned());
+        if let Some(session) = find() {
+            return Ok(Some(session));
+        }
+        drop(kv.ask(Ask::Barrier).await?);
+        Ok(find())
+    }
+
+    /// Renews a session. Answered when whoever judges sessions hears of it: each live node asks this one before it judges, and otherwise the
+    /// renewal is in the store.
+    ///
+    /// # Errors
+    /// As of any write: the session was not renewed, as far as its holder may rely on it.
+    pub async fn session_renew(&self, namespace: &NamespaceName, id: &str) -> Result<Renewal, WriteError> {
+        let kv = self.kv()?;
+        // Also where it cannot be vouched for: a sign of life is one.
+        lock(&kv.leases).renew(namespace, id, kv.now());
+        let Some(session) = self.session(namespace, id).await? else { return Ok(Renewal::Unknown) };
+        lock(&kv.leases).renew(namespace, id, kv.now());
+        let within = session.time_to_live().map_or(Duration::MAX, |ttl| ttl / 2);
+        if self.inner().peers.is_asked_by_all(within) {
+            return Ok(Renewal::Lives(session));
+        }
+        match kv.ask(Ask::Renew(namespace.clone(), id.into())).await? {
+            Ok(_) => Ok(Renewal::Lives(session)),
+            Err(_) => Ok(Renewal::Unknown),
+        }
+    }
+}
+
+/// Of a call with one part, why it was refused.
+fn first(refused: Vec<(usize, Refusal)>) -> Refusal {
+    let none = || Refusal::NoSession { session: "".into() };
+    refused.into_iter().next().map_or_else(none, |(_, refusal)| refusal)
+}

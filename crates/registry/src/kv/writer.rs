@@ -1,0 +1,190 @@
+//! The one writer of a node: many calls, one transaction at a time. A batch begins when the one before it is done, with what waits then.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::model::Ask;
+use super::plan::{Answer, Draft};
+use super::{Kv, lock};
+use crate::error::{StoreError, WriteError};
+use crate::model::Revision;
+use crate::registry::Inner;
+use crate::store::{Head, KvDecision, KvPlan, KvRead, KvRow};
+
+/// Calls of one batch, and bytes of values in it: below what any database takes in one transaction without trouble.
+const BATCH: usize = 256;
+const BATCH_BYTES: usize = 4 << 20;
+/// A commit that another transaction is in the way of is tried so often.
+const ATTEMPTS: u32 = 8;
+/// So long it is asked whether a commit happened.
+const RESOLVE: Duration = Duration::from_secs(15);
+
+/// A call that waits for its batch.
+pub(crate) struct Queued {
+    ask: Ask,
+    reply: oneshot::Sender<Result<Answer, WriteError>>,
+}
+
+impl Queued {
+    /// A call, and where its answer comes.
+    pub(crate) fn new(ask: Ask) -> (Queued, oneshot::Receiver<Result<Answer, WriteError>>) {
+        let (reply, answer) = oneshot::channel();
+        (Queued { ask, reply }, answer)
+    }
+
+    fn bytes(&self) -> usize {
+        match &self.ask {
+            Ask::Operations(_, operations) => operations.iter().map(|operation| operation.verb.bytes()).sum(),
+            _ => 0,
+        }
+    }
+}
+
+/// A batch, as the store carries it out.
+struct Batch {
+    inner: Arc<Inner>,
+    asks: Vec<Ask>,
+    planned: Mutex<Option<Planned>>,
+}
+
+/// What a batch comes to.
+struct Planned {
+    head: Head,
+    rows: Vec<KvRow>,
+    answers: Vec<Answer>,
+}
+
+impl KvPlan for Batch {
+    fn seen(&self) -> (i64, Revision) {
+        let Some(kv) = &self.inner.kv else { return (0, Revision(0)) };
+        let state = kv.state();
+        (state.epoch, state.v)
+    }
+
+    fn plan(&self, missed: KvRead) -> KvDecision {
+        let Some(kv) = &self.inner.kv else { return KvDecision::Nothing };
+        let head = missed.head;
+        // It is committed, whatever becomes of this batch; and nobody commits anything else before this transaction ends.
+        kv.take(missed);
+        let state = kv.state();
+        let mut draft = Draft::new(&state, &kv.limits, Instant::now(), crate::registry::now_millis());
+        let answers = self.asks.iter().map(|ask| draft.run(ask)).collect();
+        let (rows, v) = draft.rows();
+        let decision = if rows.is_empty() { KvDecision::Nothing } else { KvDecision::Write(rows.clone(), v) };
+        *lock(&self.planned) = Some(Planned { head: Head { v, ..head }, rows, answers });
+        decision
+    }
+}
+
+/// Runs until the registry stops; then what waits is told so.
+pub(super) async fn run(inner: Arc<Inner>, mut queue: mpsc::Receiver<Queued>) {
+    let Some(kv) = &inner.kv else { return };
+    let mut stop = inner.stop.subscribe();
+    let mut number = 0;
+    let mut next = None;
+    loop {
+        let first = match next.take() {
+            Some(first) => first,
+            None => tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => break,
+                request = queue.recv() => match request {
+                    Some(request) => request,
+                    None => break,
+                },
+            },
+        };
+        let mut bytes = first.bytes();
+        let mut batch = vec![first];
+        while batch.len() < BATCH
+            && let Ok(request) = queue.try_recv()
+        {
+            bytes += request.bytes();
+            if bytes > BATCH_BYTES {
+                next = Some(request);
+                break;
+            }
+            batch.push(request);
+        }
+        number += 1;
+        kv.queued.fetch_sub(batch.len(), Ordering::Relaxed);
+        carry_out(&inner, kv, number, batch).await;
+    }
+    queue.close();
+    let rest = std::iter::from_fn(|| queue.try_recv().ok());
+    next.into_iter().chain(rest).for_each(|request| drop(request.reply.send(Err(WriteError::Stopped))));
+}
+
+async fn carry_out(inner: &Arc<Inner>, kv: &Kv, number: u64, requests: Vec<Queued>) {
+    let (asks, replies): (Vec<Ask>, Vec<_>) = requests.into_iter().map(|request| (request.ask, request.reply)).unzip();
+    let batch = Arc::new(Batch { inner: Arc::clone(inner), asks, planned: Mutex::default() });
+    let result = commit(inner, kv, number, &batch).await;
+    let planned = lock(&batch.planned).take();
+    match (result, planned) {
+        (Ok(()), Some(Planned { head, rows, answers })) => {
+            if !rows.is_empty() {
+                kv.take(KvRead { head, whole: false, rows });
+            }
+            for (reply, answer) in replies.into_iter().zip(answers) {
+                // Whoever does not wait any more does not need the answer.
+                let _ = reply.send(Ok(answer));
+            }
+        }
+        (result, _) => {
+            let error = result.err().unwrap_or(WriteError::Stopped);
+            tracing::warn!(store = inner.store.name(), "a commit of keys failed: {error}");
+            replies.into_iter().for_each(|reply| drop(reply.send(Err(error.clone()))));
+        }
+    }
+}
+
+async fn commit(inner: &Inner, kv: &Kv, number: u64, batch: &Arc<Batch>) -> Result<(), WriteError> {
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        let plan: Arc<dyn KvPlan> = Arc::clone(batch) as Arc<dyn KvPlan>;
+        let error = match kv.store.commit(number, plan).await {
+            Ok(()) => return Ok(()),
+            Err(StoreError::Undetermined { reason, .. }) => match resolve(kv, number).await {
+                Some(true) => return Ok(()),
+                Some(false) => StoreError::unavailable(inner.store.name(), "commit", reason),
+                None => return Err(WriteError::Undetermined { reason }),
+            },
+            Err(error) => error,
+        };
+        // Nothing was written. Once more at once: a connection that was idle for long is often found dead only now.
+        let again = match &error {
+            StoreError::Conflict { .. } => attempt < ATTEMPTS,
+            StoreError::Unavailable { .. } => attempt < 2,
+            _ => false,
+        };
+        if !again {
+            return Err(WriteError::Unavailable { reason: error.to_string().into() });
+        }
+        if matches!(error, StoreError::Conflict { .. }) {
+            tokio::time::sleep(Duration::from_millis(u64::from(attempt) * 5)).await;
+        }
+    }
+}
+
+/// Whether commit `number` happened, once the store says so; `None` if it does not in time.
+async fn resolve(kv: &Kv, number: u64) -> Option<bool> {
+    let deadline = Instant::now() + RESOLVE;
+    let mut pause = Duration::from_millis(10);
+    loop {
+        match tokio::time::timeout_at(deadline, kv.store.resolve(number)).await {
+            Ok(Ok(found)) => return Some(found),
+            Ok(Err(error)) => tracing::warn!("asking whether the keys' commit {number} happened: {error}"),
+            Err(_) => return None,
+        }
+        if Instant::now() + pause >= deadline {
+            return None;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(1));
+    }
+}
