@@ -6,6 +6,7 @@
 
 mod activation;
 mod auth;
+mod binlog;
 mod cancel;
 mod candidates;
 mod clients;

@@ -20,6 +20,7 @@ mod endpoint;
 mod etcd;
 mod failover;
 mod kingpost;
+mod mariadb;
 mod metrics;
 mod node;
 pub mod oracle;
@@ -40,6 +41,7 @@ pub use endpoint::{DATABASE, Endpoint, SCRAM_PASSWORD, SCRAM_USER, USER, sqlstat
 pub use etcd::{ETCD_PASSWORD, ETCD_USER, Etcd};
 pub use failover::{Failover, Ran};
 pub use kingpost::{Kingpost, KingpostBuilder, Subject, database, kingpost_bin, subject, user};
+pub use mariadb::{BinlogRelay, MariaDb};
 pub use metrics::{Labels, Metrics, Sample, get as http_get};
 pub use node::Node;
 pub use port::Port;

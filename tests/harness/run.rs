@@ -24,6 +24,12 @@ for file in "$1"/*/*/postmaster.pid; do
     while kill -0 "$pid" && [ $n -lt 100 ]; do sleep 0.05; n=$((n + 1)); done
     kill -KILL "$pid"
 done
+for file in "$1"/*/mariadb.pid; do
+    [ -r "$file" ] || continue
+    read -r pid < "$file" || continue
+    [ "$(readlink "/proc/$pid/cwd")" = "${file%/mariadb.pid}/data" ] || continue
+    kill -KILL "$pid"
+done
 while read -r _ mounted _; do
     case "$mounted" in "$1"/*) umount -l "$mounted" ;; esac
 done < /proc/mounts

@@ -27,6 +27,7 @@ mod out;
 mod profile;
 mod registry;
 mod relay;
+mod relay_mariadb;
 mod run;
 mod serve;
 mod systemd;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use ::relay::config::RelayConfig;
+use ::relay::config::{Engine, RelayConfig};
 use ::relay::log::{FLUSH_BUCKETS_US, FetchError, fetch};
 use ::relay::{
     DownstreamStatus, FetchFromError, LogStatus, OtherRelay, Relay, RelayAccess, StartError, Status, Surroundings,
@@ -24,7 +24,7 @@ use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
 use crate::run::{describe_view, primary_of};
 use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
-use crate::{logging, out};
+use crate::{logging, out, relay_mariadb};
 
 /// How often the topology is asked who is primary, and the log whether it works.
 const WATCH: Duration = Duration::from_millis(500);
@@ -39,7 +39,10 @@ pub(crate) fn command(args: &RelayArgs, log: &LogFlags) -> Result<(), Failure> {
             logging::start(&log.over(&config.log), None)?;
             warn(&warnings);
             let runtime = control_runtime()?;
-            let result = runtime.block_on(serve(path, config, args.new));
+            let result = match config.relay.engine {
+                Engine::Postgresql => runtime.block_on(serve(path, config, args.new)),
+                Engine::Mariadb => runtime.block_on(relay_mariadb::serve(path, config)),
+            };
             runtime.shutdown_timeout(Duration::from_secs(1));
             result
         }
@@ -371,7 +374,9 @@ pub(crate) fn failure_of(error: &StartError) -> Failure {
     match error {
         StartError::Config(_) => Failure::config(what),
         StartError::Listen { .. } => Failure::environment(what).advise("choose another address: relay.listen"),
-        StartError::Log { .. } | StartError::File { .. } | StartError::Thread(_) => Failure::environment(what),
+        StartError::Log { .. } | StartError::Binlog { .. } | StartError::File { .. } | StartError::Thread(_) => {
+            Failure::environment(what)
+        }
     }
 }
 

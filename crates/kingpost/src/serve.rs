@@ -8,6 +8,8 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
+use ::relay::config::Engine;
+
 use crate::admin::Admin;
 use crate::cli::{CheckArgs, ProxyArgs};
 use crate::config::{self, Config, LogFlags, Problem};
@@ -32,7 +34,10 @@ pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
         out::note(warning);
     }
     if args.online {
-        crate::failover::check(config.clone())?;
+        match config.relay.engine {
+            Engine::Postgresql => crate::failover::check(config.clone())?,
+            Engine::Mariadb => crate::relay_mariadb::check(&config.relay)?,
+        }
     }
     if config.needs_no_proxy() && config.relay != ::relay::config::RelayConfig::default() {
         out::line(format_args!("{}: good, a relay", args.config.display()));

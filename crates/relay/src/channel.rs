@@ -61,6 +61,11 @@ impl Channel {
             b'N' => return Err(Cause::NoTls),
             other => return Err(Cause::Protocol(format!("the answer {:?} to SSLRequest", char::from(other)))),
         }
+        Channel::secure(raw, target)
+    }
+
+    /// Begins TLS on a connection whose peer has agreed to it. Gives the hash of the peer's certificate, too.
+    pub(crate) fn secure(mut raw: Socket, target: &tls::Target) -> Result<(Channel, Option<Vec<u8>>), Cause> {
         let link = Link::connect(target).map_err(Cause::Tls)?;
         let sealed = Sealed {
             link,

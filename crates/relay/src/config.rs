@@ -10,6 +10,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RelayConfig {
+    /// What the servers are.
+    pub engine: Engine,
+    /// `server_id` of the relay itself, among servers of MariaDB: one that none of them has. 0: none.
+    pub server_id: u32,
     /// Where standbys connect, `host:port`. None: nobody is served.
     pub listen: Vec<String>,
     /// Directory of the log.
@@ -43,6 +47,8 @@ pub struct RelayConfig {
 impl Default for RelayConfig {
     fn default() -> Self {
         RelayConfig {
+            engine: Engine::Postgresql,
+            server_id: 0,
             listen: vec!["127.0.0.1:6442".into()],
             dir: "/var/lib/kingpost/relay".into(),
             auth: AuthMethod::ScramSha256,
@@ -58,6 +64,16 @@ impl Default for RelayConfig {
             users: Vec::new(),
         }
     }
+}
+
+/// What the servers are that a relay is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// PostgreSQL: the relay keeps its write-ahead log.
+    Postgresql,
+    /// MariaDB: the relay keeps its binary log.
+    Mariadb,
 }
 
 /// `[relay.upstream]`: the server, or the relay, that WAL comes from.

@@ -18,6 +18,14 @@ pub enum StartError {
         /// Why.
         source: LogError,
     },
+    /// The binary log cannot be opened.
+    #[error("cannot open the binary log in {}: {text}", dir.display())]
+    Binlog {
+        /// Its directory.
+        dir: PathBuf,
+        /// Why.
+        text: String,
+    },
     /// An address cannot be listened on.
     #[error("cannot listen on {address} for standbys: {source}")]
     Listen {

@@ -19,6 +19,7 @@
 //! - In every state of a connection there is a limit on time and on bytes.
 
 mod ask;
+mod binlog;
 mod channel;
 pub mod config;
 mod downstream;
@@ -40,6 +41,9 @@ mod surroundings;
 mod upstream;
 
 pub use ask::{Probe, RelayAccess, make_slot, order, probe};
+pub use binlog::{
+    BinlogDownstream, BinlogRelay, BinlogStanding, BinlogStatus, MariaDbAccess, MariaDbSession, source_concerns,
+};
 pub use error::{Cause, Peer, SessionError, StartError, UpstreamError};
 pub use fetch::{FetchFromError, fetch_from};
 pub use memory::{Conclusion, Evidence, Memory, Recollection, conclude};

@@ -89,11 +89,11 @@ pub(crate) struct Turns {
 }
 
 /// Given back when dropped.
-struct Turn<'a>(&'a Turns);
+pub(crate) struct Turn<'a>(&'a Turns);
 
 impl Turns {
     /// None: it was not free until `end`.
-    fn take(&self, end: Instant) -> Option<Turn<'_>> {
+    pub(crate) fn take(&self, end: Instant) -> Option<Turn<'_>> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         while *taken {
             let left = end.saturating_duration_since(Instant::now());

@@ -232,7 +232,7 @@ fn open(directory: &Directory) -> Result<Option<(Writer, Arc<Log>)>, LogError> {
     }
 }
 
-fn bind(listen: &[String]) -> Result<Vec<std::net::TcpListener>, StartError> {
+pub(crate) fn bind(listen: &[String]) -> Result<Vec<std::net::TcpListener>, StartError> {
     listen
         .iter()
         .map(|address| {

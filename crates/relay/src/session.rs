@@ -12,7 +12,7 @@ use wire::{Frame, HEADER, message};
 
 use crate::channel::Channel;
 use crate::error::{Cause, Peer, SessionError};
-use crate::socket::{Place, Socket};
+use crate::socket::Socket;
 
 /// Bytes read at most at once.
 const READ: usize = 1 << 20;
@@ -84,22 +84,8 @@ impl Session {
         let failed = |cause| SessionError { peer: login.peer.clone(), cause };
         let address = login.address;
         let connect = |source| failed(Cause::Connect { address: address.into(), source });
-        let mut reached = Err(std::io::Error::from(ErrorKind::NotFound));
-        for place in Place::all(address).map_err(connect)? {
-            let socket = match Socket::begin(&place) {
-                Ok(socket) => socket,
-                Err(error) => {
-                    reached = Err(error);
-                    continue;
-                }
-            };
-            known(Channel::plain(socket.try_clone().map_err(connect)?))?;
-            reached = socket.connected(CONNECT).map(|()| socket);
-            if reached.is_ok() {
-                break;
-            }
-        }
-        let socket = reached.map_err(connect)?;
+        let to_be_ended = |socket| known(Channel::plain(socket));
+        let socket = Socket::connect(address, CONNECT, to_be_ended, |source| E::from(connect(source)))?;
         socket.notice_a_dead_host(login.host_timeout).map_err(connect)?;
         socket.set_timeouts(login.step, login.step).map_err(connect)?;
         let target = match &login.connector {

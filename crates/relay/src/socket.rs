@@ -80,6 +80,32 @@ impl Socket {
         stream.set_nodelay(true)
     }
 
+    /// Connects to `address` (`host:port`, or the path of a Unix socket): tries each address that the name has, for `limit` each, until one answers. `known`
+    /// gets a clone of each socket before anything is waited for, to end the socket by. `failed` says what an I/O error is to the caller.
+    pub(crate) fn connect<E>(
+        address: &str,
+        limit: Duration,
+        known: impl Fn(Socket) -> Result<(), E>,
+        failed: impl Fn(io::Error) -> E,
+    ) -> Result<Socket, E> {
+        let mut reached = Err(io::Error::from(io::ErrorKind::NotFound));
+        for place in Place::all(address).map_err(&failed)? {
+            let socket = match Socket::begin(&place) {
+                Ok(socket) => socket,
+                Err(error) => {
+                    reached = Err(error);
+                    continue;
+                }
+            };
+            known(socket.try_clone().map_err(&failed)?)?;
+            reached = socket.connected(limit).map(|()| socket);
+            if reached.is_ok() {
+                break;
+            }
+        }
+        reached.map_err(failed)
+    }
+
     /// See [`notice_a_dead_host`].
     pub(crate) fn notice_a_dead_host(&self, limit: Duration) -> io::Result<()> {
         match self {

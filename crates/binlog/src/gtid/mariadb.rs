@@ -159,6 +159,21 @@ impl State {
         true
     }
 
+    /// Adds all of `other` that is not contained. False: there are too many domains and servers.
+    pub fn merge(&mut self, other: &State) -> bool {
+        for (domain, of) in &other.domains {
+            let gtid =
+                |(server, sequence): (&u32, &u64)| Gtid { domain: *domain, server: *server, sequence: *sequence };
+            // The last one of a domain is added last.
+            for gtid in of.servers.iter().map(gtid).filter(|gtid| gtid.server != of.last.server).chain([of.last]) {
+                if !self.contains(gtid) && !self.add(gtid) {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
     /// As a file's list has it: the last of a domain comes last. None: too many.
     #[must_use]
     pub fn from_list(list: &[Gtid]) -> Option<State> {

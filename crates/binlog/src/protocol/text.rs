@@ -5,6 +5,8 @@
 pub enum Statement {
     /// `SET @name = value`, one or more; values as texts, without quotes.
     Set(Vec<(String, String)>),
+    /// `SET NAMES name`: a replica of MariaDB sends this when it connects again.
+    Names,
     /// `SELECT @@name, …`: names without `global.`, and as they were written, for the columns.
     Variables(Vec<(String, String)>),
     /// `SELECT @name`.
@@ -73,6 +75,10 @@ impl Statement {
         }
         let read = || -> Option<Statement> {
             if let Some(rest) = strip(text, "SET ") {
+                if let Some(name) = strip(rest, "NAMES ") {
+                    let known = |character: char| character.is_ascii_alphanumeric() || character == '_';
+                    return unquoted(name).chars().all(known).then_some(Statement::Names);
+                }
                 let assignment = |part: &str| {
                     let (name, value) = part.split_once('=')?;
                     let name = name.trim().trim_end_matches(':').trim().strip_prefix('@')?;
@@ -129,7 +135,9 @@ mod tests {
             ),
             ("SET @slave_connect_state='0-1-15,1-1-2'", set("slave_connect_state", "0-1-15,1-1-2")),
             ("SET @a = 1, @b='x,y'", Statement::Set(vec![("a".into(), "1".into()), ("b".into(), "x,y".into())])),
-            ("SET NAMES utf8", Statement::Other),
+            ("SET NAMES utf8mb3", Statement::Names),
+            ("SET NAMES 'latin1'", Statement::Names),
+            ("SET NAMES a, @b = 1", Statement::Other),
             ("SET @@global.read_only=1", Statement::Other),
             ("SELECT 1", Statement::Other),
             ("DROP TABLE t", Statement::Other),

@@ -291,6 +291,8 @@ const NODE: &[Key] = &[
 ];
 
 const RELAY: &[Key] = &[
+    key("engine", Kind::Choice(&["postgresql", "mariadb"])),
+    key("server_id", integer(0, u32::MAX as i64)),
     key("listen", Kind::Texts),
     key("dir", Kind::Text),
     key("tls", Kind::Table(PROXY_TLS)),
@@ -328,6 +330,7 @@ const RELAY_USER: &[Key] = &[
 ];
 
 const FAILOVER: &[Key] = &[
+    key("engine", Kind::Choice(&["postgresql", "mariadb"])),
     key("user", Kind::Text),
     key("password", Kind::Secret),
     key("password_file", Kind::Text),

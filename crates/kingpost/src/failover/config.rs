@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ::relay::config::Engine;
 use serde::{Deserialize, Serialize};
 
 use super::etcd::EtcdConfig;
@@ -12,6 +13,8 @@ use super::etcd::EtcdConfig;
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct FailoverConfig {
+    /// What the servers are.
+    pub(crate) engine: Engine,
     /// User on the servers that may promote and set `primary_conninfo`: a superuser.
     pub(crate) user: String,
     /// Its password.
@@ -45,6 +48,7 @@ pub(crate) struct FailoverConfig {
 impl Default for FailoverConfig {
     fn default() -> Self {
         FailoverConfig {
+            engine: Engine::Postgresql,
             user: "postgres".into(),
             password: None,
             password_file: None,
@@ -65,6 +69,7 @@ impl Default for FailoverConfig {
 impl fmt::Debug for FailoverConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FailoverConfig")
+            .field("engine", &self.engine)
             .field("user", &self.user)
             .field("tls", &self.tls)
             .field("acknowledgements", &self.acknowledgements)

@@ -28,6 +28,7 @@ mod judge;
 mod leftovers;
 mod lock;
 mod lookout;
+mod mariadb;
 #[cfg(test)]
 mod model;
 mod note;
@@ -60,7 +61,11 @@ use steps::{NoGuard, Steps};
 
 /// Makes a standby the primary in place of one that is lost.
 pub(crate) fn failover(args: &FailoverArgs, log: &LogFlags) -> Result<(), Failure> {
-    let mut steps = prepare(&args.config, log)?;
+    let config = read(&args.config, log)?;
+    if config.failover.engine == ::relay::config::Engine::Mariadb {
+        return mariadb::failover(config, args);
+    }
+    let mut steps = Steps::new(config)?;
     (steps.force, steps.accept_loss, steps.stop) = (args.force, args.accept_loss, args.stop.clone());
     run(async {
         if args.abort {
@@ -97,6 +102,9 @@ pub(crate) fn watch(args: &WatchArgs, log: &LogFlags) -> Result<(), Failure> {
 
 /// Asks everything that [failover] names whether it agrees with the configuration, and changes nothing.
 pub(crate) fn check(config: Config) -> Result<(), Failure> {
+    if config.failover.engine == ::relay::config::Engine::Mariadb {
+        return mariadb::check(config);
+    }
     let steps = Steps::new(config)?;
     control_runtime()?.block_on(async {
         let (survey, proxies) = seen(&steps).await;
@@ -223,11 +231,19 @@ fn run(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
 }
 
 fn prepare(which: &WhichConfig, log: &LogFlags) -> Result<Steps, Failure> {
+    let config = read(which, log)?;
+    if config.failover.engine == ::relay::config::Engine::Mariadb {
+        return Err(Failure::config("failover.engine is \"mariadb\", of which only `kingpost failover` is there"));
+    }
+    Steps::new(config)
+}
+
+fn read(which: &WhichConfig, log: &LogFlags) -> Result<Config, Failure> {
     let path = which.config.clone().unwrap_or_else(|| PathBuf::from("./.kingpost/kingpost.toml"));
     let (config, warnings) = load(&path)?.accept(&path)?;
     logging::start(&log.over(&LogConfig { level: "warn".into(), ..LogConfig::default() }), None)?;
     warn(&warnings);
-    Steps::new(config)
+    Ok(config)
 }
 
 /// Looks at everything, and shows it.

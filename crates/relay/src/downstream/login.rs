@@ -87,7 +87,7 @@ async fn startup(connection: &mut Connection, shared: &Shared) -> Result<Asked, 
                 }
                 connection.input.clear();
                 if let Some(acceptor) = &settings.acceptor {
-                    let identity = connection.stream.accept(acceptor, &mut connection.input).await?;
+                    let identity = connection.stream.accept(acceptor, b"S", &mut connection.input).await?;
                     connection.identity = Some(Box::new(identity));
                 }
                 continue;

@@ -12,7 +12,7 @@
 mod command;
 mod login;
 mod stream;
-mod transport;
+pub(crate) mod transport;
 mod watch;
 
 use std::io;
@@ -214,7 +214,7 @@ pub(crate) struct Places(Arc<std::sync::atomic::AtomicUsize>);
 pub(crate) struct Place(Arc<std::sync::atomic::AtomicUsize>);
 
 impl Places {
-    fn take(&self, limit: usize) -> Option<Place> {
+    pub(crate) fn take(&self, limit: usize) -> Option<Place> {
         let place = Place(Arc::clone(&self.0));
         (self.0.fetch_add(1, Ordering::Relaxed) < limit).then_some(place)
     }

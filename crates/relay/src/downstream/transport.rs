@@ -14,7 +14,7 @@ const READ: usize = 16 << 10;
 const AT_ONCE: usize = 32 << 10;
 
 /// A socket.
-pub(super) struct Transport {
+pub(crate) struct Transport {
     stream: TcpStream,
     secure: Option<Box<Secure>>,
 }
@@ -27,23 +27,28 @@ struct Secure {
 }
 
 impl Transport {
-    pub(super) fn new(stream: TcpStream) -> Transport {
+    pub(crate) fn new(stream: TcpStream) -> Transport {
         Transport { stream, secure: None }
     }
 
-    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    pub(super) fn is_secure(&self) -> bool {
+    pub(crate) fn is_secure(&self) -> bool {
         self.secure.is_some()
     }
 
-    /// Begins TLS after the client has asked for it, and says so. What it has sent behind the handshake goes to `input`. The
+    /// Begins TLS after the client has asked for it, and says so by `answer`. What it has sent behind the handshake goes to `input`. The
     /// caller bounds the time.
-    pub(super) async fn accept(&mut self, acceptor: &Acceptor, input: &mut Vec<u8>) -> io::Result<Identity> {
+    pub(crate) async fn accept(
+        &mut self,
+        acceptor: &Acceptor,
+        answer: &[u8],
+        input: &mut Vec<u8>,
+    ) -> io::Result<Identity> {
         let mut link = Link::accept(acceptor, false).map_err(io::Error::other)?;
-        link.prime(b"S");
+        link.prime(answer);
         let buffer = vec![0; LONGEST_PART + READ];
         let mut secure = Box::new(Secure { link, buffer, spare: Vec::new(), ended: false });
         let mut identity = None;
@@ -68,7 +73,7 @@ impl Transport {
     }
 
     /// Reads what there is, once, behind what `input` has; waits for it. 0: the end.
-    pub(super) async fn read(&mut self, input: &mut Vec<u8>) -> io::Result<usize> {
+    pub(crate) async fn read(&mut self, input: &mut Vec<u8>) -> io::Result<usize> {
         let Some(secure) = &mut self.secure else { return self.stream.read_buf(input).await };
         let before = input.len();
         while input.len() == before {
@@ -88,7 +93,7 @@ impl Transport {
     }
 
     /// As [`Transport::read`], without waiting; it may give nothing new and not be the end.
-    pub(super) fn try_read(&mut self, input: &mut Vec<u8>) -> io::Result<usize> {
+    pub(crate) fn try_read(&mut self, input: &mut Vec<u8>) -> io::Result<usize> {
         match &mut self.secure {
             None => self.stream.try_read_buf(input),
             Some(secure) => secure.try_read(&self.stream, input),
@@ -96,7 +101,7 @@ impl Transport {
     }
 
     /// Writes all of it.
-    pub(super) async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         let Some(secure) = &mut self.secure else { return self.stream.write_all(bytes).await };
         for part in bytes.chunks(AT_ONCE) {
             secure.write_all(&mut self.stream).await?;
@@ -106,7 +111,7 @@ impl Transport {
     }
 
     /// Writes as much as the socket takes, or takes over; what was taken over goes out by [`Transport::flush`].
-    pub(super) fn try_write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    pub(crate) fn try_write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let Some(secure) = &mut self.secure else { return self.stream.try_write(bytes) };
         secure.flush(&self.stream)?;
         let part = &bytes[..bytes.len().min(AT_ONCE)];
@@ -118,7 +123,7 @@ impl Transport {
     }
 
     /// As [`Transport::try_write`], and the kernel may wait for what follows.
-    pub(super) fn try_write_more(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    pub(crate) fn try_write_more(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.secure.is_some() {
             return self.try_write(bytes);
         }
@@ -129,7 +134,7 @@ impl Transport {
     }
 
     /// Sends a part of a file: from the page cache to the socket, or through the record layer.
-    pub(super) fn try_send_file(&mut self, file: &std::fs::File, offset: u64, length: usize) -> io::Result<usize> {
+    pub(crate) fn try_send_file(&mut self, file: &std::fs::File, offset: u64, length: usize) -> io::Result<usize> {
         use std::os::unix::fs::FileExt;
         if self.secure.is_some() {
             let mut part = [0; AT_ONCE];
@@ -146,19 +151,19 @@ impl Transport {
     ///
     /// # Errors
     /// `WouldBlock`: the socket takes no more now.
-    pub(super) fn flush(&mut self) -> io::Result<()> {
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
         match &mut self.secure {
             None => Ok(()),
             Some(secure) => secure.flush(&self.stream),
         }
     }
 
-    pub(super) async fn ready(&self, interest: Interest) -> io::Result<Ready> {
+    pub(crate) async fn ready(&self, interest: Interest) -> io::Result<Ready> {
         self.stream.ready(interest).await
     }
 
     /// No more will be written.
-    pub(super) async fn shutdown(&mut self) -> io::Result<()> {
+    pub(crate) async fn shutdown(&mut self) -> io::Result<()> {
         if let Some(secure) = &mut self.secure {
             secure.link.close();
             secure.write_all(&mut self.stream).await?;

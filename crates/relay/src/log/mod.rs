@@ -29,7 +29,8 @@ mod crossing;
 mod directory;
 mod error;
 mod fetch;
-mod files;
+pub(crate) mod files;
+pub(crate) mod flush;
 mod flusher;
 mod give_up;
 mod history;
@@ -54,7 +55,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use watermark::{Lsn, Unparker, Watermark};
 
 pub use directory::{Directory, LOCK_FILE};
@@ -194,15 +195,10 @@ pub struct Log {
     lent: Mutex<BTreeSet<Segment>>,
     /// Segments with anything written and not flushed, oldest first; the last one is the one being written.
     unflushed: Mutex<VecDeque<Unflushed>>,
-    /// Held by whoever flushes: the flusher, or the writer's thread.
-    flushing: Mutex<()>,
-    /// How long the last flush of a file took, in microseconds.
-    last_flush_us: AtomicU64,
+    flushing: flush::Flushing,
     ahead: Mutex<Ahead>,
     histories: Mutex<BTreeMap<Timeline, Arc<[u8]>>>,
     metrics: LogMetrics,
-    /// Called by who flushes, after each flush.
-    told: ArcSwapOption<Told>,
     /// The last segment starts that were looked at for a record that crosses them.
     crossings: Mutex<[(Lsn, Option<Crossing>); 2]>,
     /// How far whole records have been walked.
@@ -215,22 +211,13 @@ pub struct Log {
     faults: tests::Faults,
 }
 
-/// What is called after a flush.
-struct Told(Box<dyn Fn() + Send + Sync>);
-
-impl std::fmt::Debug for Told {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Told")
-    }
-}
-
 #[derive(Debug, Clone)]
 struct Unflushed {
     segment: Segment,
     file: Arc<File>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -276,12 +263,10 @@ impl Log {
             held: Mutex::new(recovered.held.into_iter().map(|segment| (segment, Weak::new())).collect()),
             lent: Mutex::default(),
             unflushed: Mutex::new(VecDeque::new()),
-            flushing: Mutex::new(()),
-            last_flush_us: AtomicU64::new(0),
+            flushing: flush::Flushing::default(),
             ahead: Mutex::new(Ahead::new(tail.timeline, next, spares, recovered.ahead)),
             histories: Mutex::new(std::mem::take(&mut listing.histories)),
             metrics: LogMetrics::default(),
-            told: ArcSwapOption::empty(),
             crossings: Mutex::default(),
             walked: Mutex::default(),
             short: AtomicBool::new(false),
@@ -340,7 +325,7 @@ impl Log {
     /// `tell` is called after each flush, by the thread that flushes: for who would be woken by each of them otherwise. It may wait for
     /// a socket, for a bounded time: the next flush waits for it. None: nobody. A call may be under way when this returns.
     pub fn tell_of_flushes(&self, tell: Option<Box<dyn Fn() + Send + Sync>>) {
-        self.told.store(tell.map(|tell| Arc::new(Told(tell))));
+        self.flushing.tell(tell);
     }
 
     /// Whether the disk had no room the last time that a file was to be made ahead of time. Who is told so may give up WAL that nobody

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use watermark::{Lsn, Parker, Waited};
 
 use super::files::{self, failed};
+use super::flush;
 use super::segment::PAGE;
 use super::wal::{PAGE_BYTES, Walker};
 use super::{
@@ -62,7 +63,7 @@ impl Writer {
             let thread = std::thread::Builder::new().name(name.into()).spawn(move || body(&log, &stop));
             thread.map_err(failed("start a thread for", &writer.log.dir))
         };
-        let flusher = spawn("wal-flush", Log::flush_on)?;
+        let flusher = spawn("wal-flush", flush::flush_on)?;
         match spawn("wal-ahead", Log::preallocate) {
             Ok(preallocator) => {
                 let _ = log.preallocator.set(preallocator.thread().clone());
@@ -145,7 +146,7 @@ impl Writer {
     /// Flushes what was taken in this thread, unless the flusher is at it already or the disk was slow the last time: then as
     /// [`Writer::flush_behind`]. For who has nothing to take meanwhile.
     pub fn flush_here(&self) {
-        if !self.log.flush_here() {
+        if !flush::flush_here(&*self.log) {
             self.flush_behind();
         }
     }

@@ -41,7 +41,7 @@ impl Control {
     }
 
     /// What to follow, and the number of that word: it changes with each new one. None: the thread is to end.
-    pub(super) fn wanted(&self) -> Option<(UpstreamConfig, u64)> {
+    pub(crate) fn wanted(&self) -> Option<(UpstreamConfig, u64)> {
         let state = self.lock();
         (!state.stopping).then(|| (state.config.clone(), state.generation))
     }
@@ -105,7 +105,7 @@ impl Control {
     }
 
     /// Makes a connection that logs in known, so that it can be interrupted. Nothing is received on it yet.
-    pub(super) fn connecting(&self, generation: u64, socket: Channel) -> Result<(), UpstreamError> {
+    pub(crate) fn connecting(&self, generation: u64, socket: Channel) -> Result<(), UpstreamError> {
         let mut state = self.lock();
         if state.stopping || state.generation != generation {
             return Err(UpstreamError::Interrupted);
@@ -115,7 +115,7 @@ impl Control {
     }
 
     /// The connection's work has ended.
-    pub(super) fn received(&self) {
+    pub(crate) fn received(&self) {
         let mut state = self.lock();
         state.socket = None;
         state.receiving = false;
@@ -123,7 +123,7 @@ impl Control {
     }
 
     /// Makes a connection known, so that it can be interrupted.
-    pub(super) fn hold(&self, generation: u64, socket: Channel) -> Result<(), UpstreamError> {
+    pub(crate) fn hold(&self, generation: u64, socket: Channel) -> Result<(), UpstreamError> {
         let mut state = self.lock();
         if state.stopping || state.generation != generation {
             return Err(UpstreamError::Interrupted);
@@ -133,13 +133,13 @@ impl Control {
         Ok(())
     }
 
-    pub(super) fn interrupted(&self, generation: u64) -> bool {
+    pub(crate) fn interrupted(&self, generation: u64) -> bool {
         let state = self.lock();
         state.stopping || state.generation != generation
     }
 
     /// Waits; true if there is something new to do sooner.
-    pub(super) fn pause(&self, generation: u64, length: Duration) -> bool {
+    pub(crate) fn pause(&self, generation: u64, length: Duration) -> bool {
         let end = Instant::now() + length;
         let mut state = self.lock();
         loop {

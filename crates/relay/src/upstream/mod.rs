@@ -116,13 +116,13 @@ pub(crate) fn run(shared: &Arc<Shared>, mut writer: Option<Writer>) {
 }
 
 /// Between half and all of it, so that many relays do not come back at the same moment.
-fn jittered(length: Duration) -> Duration {
+pub(crate) fn jittered(length: Duration) -> Duration {
     let mut byte = [0; 1];
     let share = getrandom::fill(&mut byte).map_or(255, |()| u32::from(byte[0]));
     length / 2 + length * share / 510
 }
 
-fn password(config: &UpstreamConfig) -> Result<Option<String>, UpstreamError> {
+pub(crate) fn password(config: &UpstreamConfig) -> Result<Option<String>, UpstreamError> {
     match (&config.password, &config.password_file) {
         (Some(password), _) => Ok(Some(password.clone())),
         (None, Some(path)) => {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ::relay::config::{AuthMethod, RelayConfig};
+use ::relay::config::{AuthMethod, Engine, RelayConfig};
 use proxy::config::UserConfig;
 use wire::replication::is_slot_name;
 
@@ -48,6 +48,12 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
     if let Err(error) = tls::Connector::new(&upstream.tls) {
         findings.error(format!("relay.upstream.tls.{}", error.setting()), error.to_string());
     }
+    if relay.engine == Engine::Mariadb {
+        return check_mariadb(relay, stat, findings);
+    }
+    if relay.server_id != 0 {
+        findings.warn("relay.server_id", "found a server_id, which only a relay with engine = \"mariadb\" has");
+    }
     let scram = relay.auth == AuthMethod::ScramSha256;
     for (index, address) in relay.listen.iter().enumerate() {
         let path = format!("relay.listen[{index}]");
@@ -88,5 +94,50 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
         };
         let auth = if scram { proxy::config::AuthMethod::ScramSha256 } else { proxy::config::AuthMethod::Trust };
         check_user(&user, &format!("relay.users[{index}]"), auth, false, stat, findings);
+    }
+}
+
+/// What only a relay of MariaDB must say, and what it must not.
+fn check_mariadb(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+    if relay.server_id == 0 {
+        findings.error(
+            "relay.server_id",
+            "found none, expected a number from 1 to 4294967295 that no server of the cluster has as its server_id",
+        );
+    }
+    if relay.upstream.address.is_empty() {
+        findings.error("relay.upstream.address", "found \"\", expected the host:port of the source");
+    }
+    if relay.auth == AuthMethod::Trust {
+        findings.error("relay.auth", "found \"trust\": replicas of MariaDB log in with a password; leave auth out");
+    }
+    for (index, address) in relay.listen.iter().enumerate() {
+        let path = format!("relay.listen[{index}]");
+        match parse_address(address, true) {
+            _ if address.starts_with('/') => findings.error(path, "found a path, expected host:port"),
+            Err(why) => findings.error(path, why),
+            Ok(host) if !host.is_local() && relay.tls.mode != tls::ListenMode::Require => findings.warn(
+                path,
+                format!("found {address:?} and [relay.tls] whose mode is not \"require\": events may cross the network in clear"),
+            ),
+            Ok(_) => {}
+        }
+    }
+    if relay.users.is_empty() && !relay.listen.is_empty() {
+        findings
+            .error("relay.users", "found no user, expected at least one [[relay.users]] with a password for replicas");
+    }
+    findings.unique("relay.users", ".name", relay.users.iter().map(|user| user.name.as_str()));
+    for (index, user) in relay.users.iter().enumerate() {
+        let path = format!("relay.users[{index}]");
+        match (&user.password, &user.password_file) {
+            (Some(password), None) if !password.is_empty() => {}
+            (None, Some(file)) => check_password_file(file, format!("{path}.password_file"), stat, findings),
+            _ => findings.error(&path, "found no password, or two, expected one of password and password_file"),
+        }
+        if user.verifier.is_some() {
+            findings
+                .error(format!("{path}.verifier"), "found a verifier, which a replica of MariaDB cannot log in with");
+        }
     }
 }

@@ -37,7 +37,7 @@ fn who_flushes() {
         let end = Lsn(at.0 + 500);
         writer.take(at, wal.range(at, end)).unwrap();
         assert_eq!(log.tail().flushed.get(), at, "nobody was asked to");
-        log.last_flush_us.store(if slow { 10_000 } else { 100 }, Ordering::Relaxed);
+        log.flushing.set_last_us(if slow { 10_000 } else { 100 });
         writer.flush_here();
         let by_whom = by_whom.recv().unwrap();
         assert_eq!(log.tail().flushed.get(), end);

@@ -1,6 +1,6 @@
 //! Disks that are full or fail.
 
-use super::super::{AppendError, MAX_UNFLUSHED, Segment};
+use super::super::{AppendError, MAX_UNFLUSHED, Segment, flush};
 use super::*;
 
 #[test]
@@ -67,7 +67,7 @@ fn a_flush_that_failed_is_not_tried_again_by_another_thread() {
     let (mut writer, log) = open(dir.path()).unwrap();
     let safe = Lsn(BEGIN.0 + 5000);
     // Whenever the flusher does not just look whether there is something to do.
-    let flush_here = || assert!((0..1_000_000).any(|_| log.flush_here()));
+    let flush_here = || assert!((0..1_000_000).any(|_| flush::flush_here(&*log)));
     writer.take(BEGIN, wal.range(BEGIN, safe)).unwrap();
     flush_here();
     assert_eq!(log.tail().flushed.get(), safe);

@@ -1,0 +1,596 @@
+//! Feeding replicas. One tokio task a connection.
+//!
+//! ```text
+//!  accept ─▶ greeting ─▶ login ─▶ statements … ─▶ COM_REGISTER_SLAVE ─▶ COM_BINLOG_DUMP ─▶ events, heartbeats
+//! ```
+//!
+//! *What must hold*: a replica gets what is durable, in whole transactions; a slow one costs itself time and nobody anything else.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use ::binlog::MAGIC;
+use ::binlog::event::{self, Checksum, Format, HEADER, Header, Kind};
+use ::binlog::protocol::command::{Command, Dump};
+use ::binlog::protocol::login::{self, ClientHello, Greeting, NONCE};
+use ::binlog::protocol::{MAX_PACKET, Messages, message, packet_header, reply};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tracing::{debug, info, warn};
+use watermark::Lsn;
+use wire::replication::Order;
+
+use super::answer::{Answer, Facts, Said};
+use super::feed::{Feed, Refused, Verdict, first_file};
+use super::log::Held;
+use super::orders;
+use super::shared::{Fed, Shared};
+use crate::downstream::transport::Transport;
+use crate::log::lock;
+use crate::socket::notice_a_dead_host;
+
+/// Longest message of a replica, in bytes: a position with very many domains.
+const MAX_MESSAGE: usize = 2 << 20;
+/// Longest time for a client to take an answer.
+const WRITE_LIMIT: Duration = Duration::from_secs(30);
+/// Bytes of a file read at once, and gathered for a write.
+const READ: usize = 256 << 10;
+/// Heartbeats where a replica did not say how often it wants them, and the shortest time between two.
+const HEARTBEAT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_millis(100));
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+enum Gone {
+    #[error("the client closed the connection")]
+    Closed,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0} took too long")]
+    TooSlow(&'static str),
+    /// The client was told already.
+    #[error("{0}")]
+    Refused(String),
+    #[error("another connection of the same server has come")]
+    Replaced,
+    #[error("the relay is shutting down")]
+    Stopping,
+}
+
+struct Connection {
+    id: u32,
+    stream: Transport,
+    messages: Messages,
+    input: Vec<u8>,
+    /// Number of the next packet.
+    sequence: u8,
+    peer: String,
+    user: String,
+}
+
+/// Accepts until the relay is stopped.
+pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = shared.stopped() => return,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                shared.counts.accepted.fetch_add(1, Ordering::Relaxed);
+                let shared = Arc::clone(&shared);
+                tokio::spawn(async move { connection(stream, peer.to_string(), shared).await });
+            }
+            Err(error) => {
+                // Out of descriptors, or the peer is gone: either way only time helps.
+                warn!(%error, "cannot accept a replica");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, peer: String, shared: Arc<Shared>) {
+    let _ = stream.set_nodelay(true);
+    let settings = shared.settings();
+    let (id, stream, messages) = (shared.new_id(), Transport::new(stream), Messages::new(MAX_MESSAGE));
+    let mut connection = Connection { id, stream, messages, input: Vec::new(), sequence: 0, peer, user: String::new() };
+    if let Err(error) = notice_a_dead_host(connection.stream.as_fd(), settings.downstream_timeout) {
+        debug!(peer = connection.peer, %error, "the kernel does not watch a replica's host");
+    }
+    let Some(_place) = shared.places.take(settings.max_downstreams) else {
+        shared.counts.refused.fetch_add(1, Ordering::Relaxed);
+        let _ = connection.refuse(1040, "08004", "Too many connections").await;
+        return;
+    };
+    let login = timeout(settings.login_timeout, connection.log_in(&shared)).await;
+    if let Err(error) = login.unwrap_or(Err(Gone::TooSlow("the login"))) {
+        shared.counts.refused.fetch_add(1, Ordering::Relaxed);
+        debug!(peer = connection.peer, %error, "a replica did not log in");
+        return;
+    }
+    let end = tokio::select! {
+        end = connection.serve(&shared) => end,
+        () = shared.stopped() => Err(Gone::Stopping),
+    };
+    shared.leave(id);
+    match end {
+        Ok(()) | Err(Gone::Closed | Gone::Stopping) => info!(peer = connection.peer, id, "a replica has left"),
+        Err(error) => warn!(peer = connection.peer, id, %error, "a replica was lost"),
+    }
+}
+
+impl Connection {
+    async fn next(&mut self) -> Result<Vec<u8>, Gone> {
+        loop {
+            let mut input = &self.input[..];
+            let next = self.messages.next(&mut input);
+            let used = self.input.len() - input.len();
+            self.input.drain(..used);
+            match next {
+                Ok(Some((sequence, message))) => {
+                    self.sequence = sequence.wrapping_add(1);
+                    return Ok(message);
+                }
+                Ok(None) => {}
+                Err(error) => return Err(Gone::Refused(error.to_string())),
+            }
+            if self.stream.read(&mut self.input).await? == 0 {
+                return Err(Gone::Closed);
+            }
+        }
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), Gone> {
+        match timeout(WRITE_LIMIT, self.stream.write_all(bytes)).await {
+            Ok(result) => Ok(result?),
+            Err(_) => Err(Gone::TooSlow("taking an answer")),
+        }
+    }
+
+    async fn send(&mut self, payload: &[u8]) -> Result<(), Gone> {
+        let mut out = Vec::new();
+        self.sequence = message(&mut out, self.sequence, payload);
+        self.write(&out).await
+    }
+
+    /// Tells the client why the connection ends.
+    async fn refuse(&mut self, code: u16, state: &str, text: &str) -> Gone {
+        match self.send(&reply::error(code, state, text)).await {
+            Ok(()) => Gone::Refused(text.into()),
+            Err(gone) => gone,
+        }
+    }
+
+    async fn log_in(&mut self, shared: &Shared) -> Result<(), Gone> {
+        let settings = shared.settings();
+        let mut nonce = [0; NONCE];
+        getrandom::fill(&mut nonce).map_err(|error| Gone::Refused(error.to_string()))?;
+        // Clients take a zero for the end.
+        nonce.iter_mut().for_each(|byte| *byte = *byte % 93 + 33);
+        let version = format!("5.5.5-{}", version(shared));
+        self.send(&Greeting::new(version, self.id, nonce, settings.acceptor.is_some()).encode()).await?;
+        let mut secure = false;
+        let response = loop {
+            let message = self.next().await?;
+            match (ClientHello::parse(&message), &settings.acceptor) {
+                (Ok(ClientHello::Tls), Some(acceptor)) if !secure => {
+                    // What came behind the request in clear is not taken for what is encrypted.
+                    if !self.input.is_empty() {
+                        return Err(Gone::Refused("bytes in clear behind the request for TLS".into()));
+                    }
+                    self.stream.accept(acceptor, &[], &mut self.input).await?;
+                    secure = true;
+                }
+                (Ok(ClientHello::Response(response)), _) => break response,
+                (Ok(ClientHello::Tls), _) => return Err(self.refuse(1105, "HY000", "there is no TLS here").await),
+                (Err(error), _) => return Err(self.refuse(1043, "08S01", &error.to_string()).await),
+            }
+        };
+        if settings.needs_tls && !secure {
+            let text = "Connections using insecure transport are prohibited here: set MASTER_SSL = 1";
+            return Err(self.refuse(3159, "08004", text).await);
+        }
+        let mut proof = response.proof;
+        if !response.native {
+            self.send(&login::switch_to_native(&nonce)).await?;
+            proof = self.next().await?;
+        }
+        if !settings.accepts(&response.user, &nonce, &proof) {
+            let host = self.peer.rsplit_once(':').map_or("", |(host, _)| host).to_owned();
+            let denied = login::access_denied(&response.user, &host, !proof.is_empty());
+            self.send(&denied).await?;
+            return Err(Gone::Refused(format!("access denied for user {:?}", response.user)));
+        }
+        self.user = response.user;
+        self.send(&reply::ok()).await
+    }
+
+    async fn serve(&mut self, shared: &Arc<Shared>) -> Result<(), Gone> {
+        let mut said = Said::default();
+        loop {
+            let limit = shared.settings().downstream_timeout;
+            let message = timeout(limit, self.next()).await.map_err(|_| Gone::TooSlow("the next command"))??;
+            match Command::parse(&message) {
+                Ok(Command::Quit) => return Ok(()),
+                Ok(Command::Ping | Command::RegisterSlave(_)) => self.send(&reply::ok()).await?,
+                Ok(Command::Query(text)) => match orders::order(&text) {
+                    Some(order) => self.order(shared, order).await?,
+                    None => self.answer(said.answer(&text, &facts(shared))).await?,
+                },
+                Ok(Command::Dump(dump)) => return self.dump(shared, &said, &dump).await,
+                Ok(Command::DumpGtid) => {
+                    let text = "this relay feeds replicas of MariaDB: COM_BINLOG_DUMP_GTID, which replicas of MySQL use, is not served";
+                    return Err(self.refuse(1236, "HY000", text).await);
+                }
+                Ok(Command::Other(_)) => self.send(&reply::error(1047, "08S01", "Unknown command")).await?,
+                Err(error) => return Err(self.refuse(1047, "08S01", &error.to_string()).await),
+            }
+        }
+    }
+
+    async fn answer(&mut self, answer: Answer) -> Result<(), Gone> {
+        match answer {
+            Answer::Ok => self.send(&reply::ok()).await,
+            Answer::Error(code, state, text) => self.send(&reply::error(code, state, &text)).await,
+            Answer::Rows(columns, rows) => {
+                let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+                for message in reply::rows(&columns, &rows) {
+                    self.send(&message).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// An operator's order, off the runtime: it waits for the disk.
+    async fn order(&mut self, shared: &Arc<Shared>, order: Order) -> Result<(), Gone> {
+        if !shared.settings().is_operator(&self.user) {
+            let text = format!(
+                "user {:?} may not give orders to this relay: set operator = true in [[relay.users]]",
+                self.user
+            );
+            return self.send(&reply::error(1227, "42000", &text)).await;
+        }
+        let worker = Arc::clone(shared);
+        let done = tokio::task::spawn_blocking(move || orders::carry_out(&worker, &order)).await;
+        let answer = match done {
+            Ok(Ok(standing)) => {
+                let columns = standing.columns();
+                let names = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
+                Answer::Rows(names, vec![columns.into_iter().map(|(_, value)| Some(value)).collect()])
+            }
+            Ok(Err(error)) => Answer::Error(1105, "HY000", error.to_string()),
+            Err(_) => Answer::Error(1105, "HY000", "the order was not carried out to its end".into()),
+        };
+        self.answer(answer).await
+    }
+
+    async fn dump(&mut self, shared: &Arc<Shared>, said: &Said, dump: &Dump) -> Result<(), Gone> {
+        let position = match said.position() {
+            Some(Ok(position)) => position,
+            Some(Err(error)) => return Err(self.refuse(1236, "HY000", &error).await),
+            None => {
+                let text = "a relay feeds replicas by GTID: CHANGE MASTER TO MASTER_USE_GTID = slave_pos";
+                return Err(self.refuse(1236, "HY000", text).await);
+            }
+        };
+        let Some(newest) = shared.log.durable().file else {
+            return Err(self.refuse(1236, "HY000", "the relay has nothing yet: its source was not reached").await);
+        };
+        let checksum = checksum_of(&newest.0)?;
+        if !said.understands(checksum) {
+            let text = "Slave can not handle replication events with the checksum that master is configured to log";
+            return Err(self.refuse(1236, "HY000", text).await);
+        }
+        let own_id = shared.settings().server_id;
+        let mut feeder = match Feeder::open(shared, position) {
+            Ok(feeder) => feeder,
+            Err(refused) => return Err(self.refuse(1236, "HY000", &refused.to_string()).await),
+        };
+        let fed = Arc::new(Fed {
+            id: self.id,
+            server_id: dump.server_id,
+            peer: self.peer.clone(),
+            user: self.user.clone(),
+            sent: AtomicU64::new(feeder.held.start.0),
+            replaced: Notify::new(),
+        });
+        shared.enter(Arc::clone(&fed));
+        info!(
+            peer = self.peer, replica = dump.server_id, user = self.user, has = %feeder.feed.position(), from = %feeder.held.name,
+            "feeding a replica"
+        );
+        let every = said.heartbeat().unwrap_or(HEARTBEAT.0).max(HEARTBEAT.1);
+        let mut out = Vec::with_capacity(READ + HEADER);
+        let announce =
+            |held: &Held, checksum| event::announce(own_id, held.name.as_str(), MAGIC.len() as u64, checksum);
+        self.packet(&mut out, &announce(&feeder.held, checksum));
+        loop {
+            let whole = shared.log.whole.get();
+            let step = feeder.next(shared, whole, &mut |part: Part<'_>| match part {
+                Part::Event(event) => self.packet(&mut out, event),
+                Part::Begins { left, bytes } => self.sequence = begin_long(&mut out, self.sequence, left, bytes),
+            });
+            match step {
+                Ok(Step::Gathered) => {}
+                Ok(Step::Long { mut left, mut at, mut room }) => {
+                    // An event of any length, in pieces.
+                    while left > 0 {
+                        self.write(&std::mem::take(&mut out)).await?;
+                        let part = left.min(READ as u64).min(room as u64) as usize;
+                        out.resize(part, 0);
+                        feeder.file.read_exact_at(&mut out, at)?;
+                        (left, at, room) = (left - part as u64, at + part as u64, room - part);
+                        if room == 0 {
+                            // The packet is full; another one follows, perhaps an empty one.
+                            room = MAX_PACKET;
+                            let length = left.min(MAX_PACKET as u64) as usize;
+                            out.extend_from_slice(&packet_header(length, self.sequence));
+                            self.sequence = self.sequence.wrapping_add(1);
+                        }
+                    }
+                }
+                Ok(Step::NextFile) => {
+                    let checksum = checksum_of(&feeder.held)?;
+                    self.packet(&mut out, &announce(&feeder.held, checksum));
+                    fed.sent.store(feeder.held.start.0, Ordering::Relaxed);
+                }
+                Ok(Step::UpToDate) => {
+                    if !out.is_empty() {
+                        self.flush(shared, &mut out).await?;
+                    }
+                    fed.sent.store(feeder.at().0, Ordering::Relaxed);
+                    tokio::select! {
+                        _ = shared.log.whole.reached(Lsn(whole.0 + 1)) => {}
+                        () = tokio::time::sleep(every) => {
+                            let beat = event::heartbeat(own_id, feeder.held.name.as_str(), feeder.offset, feeder.checksum);
+                            self.packet(&mut out, &beat);
+                        }
+                        () = fed.replaced.notified() => return Err(Gone::Replaced),
+                        // It has nothing to say: the end, or an acknowledgement that nobody asked for.
+                        read = self.stream.read(&mut self.input) => {
+                            if read? == 0 {
+                                return Err(Gone::Closed);
+                            }
+                            self.input.clear();
+                        }
+                    }
+                }
+                Err(FeedError::Refused(refused)) => return Err(self.refuse(1236, "HY000", &refused.to_string()).await),
+                Err(FeedError::Io(error)) => {
+                    let text = format!("the relay cannot read {}: {error}", feeder.held.name);
+                    return Err(self.refuse(1236, "HY000", &text).await);
+                }
+            }
+            if out.len() >= READ {
+                self.flush(shared, &mut out).await?;
+                fed.sent.store(feeder.at().0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    async fn flush(&mut self, shared: &Shared, out: &mut Vec<u8>) -> Result<(), Gone> {
+        shared.counts.sent_bytes.fetch_add(out.len() as u64, Ordering::Relaxed);
+        let limit = shared.settings().downstream_timeout;
+        match timeout(limit, self.stream.write_all(out)).await {
+            Ok(result) => result?,
+            Err(_) => return Err(Gone::TooSlow("taking events")),
+        }
+        out.clear();
+        Ok(())
+    }
+
+    /// A whole event as a message.
+    fn packet(&mut self, out: &mut Vec<u8>, event: &[u8]) {
+        out.extend_from_slice(&packet_header(event.len() + 1, self.sequence));
+        out.push(0);
+        out.extend_from_slice(event);
+        self.sequence = self.sequence.wrapping_add(1);
+    }
+}
+
+/// Begins the message of an event of `left` bytes more than `bytes`; gives the number of the packet after the one that was begun.
+fn begin_long(out: &mut Vec<u8>, sequence: u8, left: u64, bytes: &[u8]) -> u8 {
+    let length = (left + bytes.len() as u64 + 1).min(MAX_PACKET as u64) as usize;
+    out.extend_from_slice(&packet_header(length, sequence));
+    out.push(0);
+    out.extend_from_slice(bytes);
+    sequence.wrapping_add(1)
+}
+
+fn version(shared: &Shared) -> String {
+    let version = lock(&shared.version).clone();
+    if version.is_empty() { "10.11.0-MariaDB".into() } else { version }
+}
+
+fn facts(shared: &Shared) -> Facts {
+    let durable = shared.log.durable();
+    let checksum = durable.file.and_then(|(held, _)| checksum_of(&held).ok()).unwrap_or(Checksum::Crc32);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let server_id = shared.settings().server_id;
+    Facts { server_id, version: version(shared), checksum, state: durable.state.to_string(), now }
+}
+
+/// How the events of a file end.
+fn checksum_of(held: &Held) -> io::Result<Checksum> {
+    let file = File::open(&held.path)?;
+    let mut header = [0; HEADER];
+    file.read_exact_at(&mut header, MAGIC.len() as u64)?;
+    let header = Header::parse(&header);
+    let length = (header.length as usize).clamp(HEADER, 64 << 10) - HEADER;
+    let mut body = vec![0; length];
+    file.read_exact_at(&mut body, (MAGIC.len() + HEADER) as u64)?;
+    Format::parse(&body).map(|format| format.checksum).map_err(io::Error::other)
+}
+
+enum Part<'a> {
+    Event(&'a [u8]),
+    /// Of an event that is longer than a read.
+    Begins {
+        left: u64,
+        bytes: &'a [u8],
+    },
+}
+
+/// What came of a step.
+enum Step {
+    /// Some events were looked at.
+    Gathered,
+    /// An event was begun: so many bytes of it follow, from this offset of the file on; the packet has room for so many.
+    Long {
+        left: u64,
+        at: u64,
+        room: usize,
+    },
+    NextFile,
+    /// All that is durable was sent.
+    UpToDate,
+}
+
+enum FeedError {
+    Refused(Refused),
+    Io(io::Error),
+}
+
+impl From<io::Error> for FeedError {
+    fn from(error: io::Error) -> FeedError {
+        FeedError::Io(error)
+    }
+}
+
+/// Reads files for one replica.
+struct Feeder {
+    held: Arc<Held>,
+    file: File,
+    /// Of the next event.
+    offset: u64,
+    checksum: Checksum,
+    feed: Feed,
+    /// The format event of the file was not sent yet.
+    first: bool,
+    buffer: Vec<u8>,
+}
+
+impl Feeder {
+    fn open(shared: &Shared, position: ::binlog::gtid::mariadb::Position) -> Result<Feeder, Refused> {
+        let held = shared.log.held();
+        Feeder::among(&held, &shared.log.durable().state, position)
+    }
+
+    /// From the file that the position is in, or the last one that begins before it.
+    fn among(
+        held: &[Arc<Held>],
+        state: &::binlog::gtid::mariadb::State,
+        position: ::binlog::gtid::mariadb::Position,
+    ) -> Result<Feeder, Refused> {
+        let begins = held.iter().enumerate().filter_map(|(index, held)| Some((index, held.begins.get()?)));
+        let begins: Vec<_> = begins.collect();
+        let index = first_file(begins.into_iter(), state, &position)?;
+        let held = Arc::clone(&held[index]);
+        // It may be removed at any moment.
+        let file = File::open(&held.path).map_err(|_| Refused::Purged)?;
+        let feed = held.begins.get().map(|begins| Feed::new(position, begins)).ok_or(Refused::Purged)?;
+        let checksum = checksum_of(&held).map_err(|_| Refused::Purged)?;
+        let offset = MAGIC.len() as u64;
+        Ok(Feeder { held, file, offset, checksum, feed, first: true, buffer: Vec::new() })
+    }
+
+    /// Position in the log.
+    fn at(&self) -> Lsn {
+        Lsn(self.held.start.0 + self.offset)
+    }
+
+    /// Reads on, up to `whole`.
+    fn next(&mut self, shared: &Shared, whole: Lsn, send: &mut dyn FnMut(Part<'_>)) -> Result<Step, FeedError> {
+        let end = self.held.end.get().copied();
+        let most = end.unwrap_or(whole).min(whole).0.saturating_sub(self.held.start.0);
+        if self.offset >= most {
+            return match end.filter(|end| *end <= whole) {
+                Some(_) => self.next_file(shared, whole),
+                None => Ok(Step::UpToDate),
+            };
+        }
+        self.buffer.resize(READ.min((most - self.offset) as usize), 0);
+        self.file.read_exact_at(&mut self.buffer, self.offset)?;
+        let mut used = 0;
+        while let Some(header) = self.buffer.get(used..).and_then(|rest| rest.first_chunk::<HEADER>()) {
+            let header = Header::parse(header);
+            let length = header.length as usize;
+            if length < HEADER {
+                return Err(io::Error::other(format!("an event of {length} bytes at {}", self.offset)).into());
+            }
+            let Some(event) = self.buffer.get(used..used + length) else {
+                if length <= READ {
+                    break;
+                }
+                return self.long(header, used, send);
+            };
+            let verdict = match self.feed.header(&header) {
+                Verdict::Look => self.feed.transaction(&header, &event[HEADER..]).map_err(io::Error::other)?,
+                verdict => verdict,
+            };
+            if verdict == Verdict::Send {
+                if header.kind == Kind::FORMAT && std::mem::take(&mut self.first) {
+                    let mut event = event.to_vec();
+                    event::clear_created(&mut event, self.checksum);
+                    send(Part::Event(&event));
+                } else {
+                    send(Part::Event(event));
+                }
+            }
+            used += length;
+            self.offset += length as u64;
+        }
+        if used == 0 {
+            return Err(io::Error::other(format!("no whole event at offset {}", self.offset)).into());
+        }
+        Ok(Step::Gathered)
+    }
+
+    /// The event behind `used` bytes of the buffer is longer than a read.
+    fn long(&mut self, header: Header, used: usize, send: &mut dyn FnMut(Part<'_>)) -> Result<Step, FeedError> {
+        if used > 0 {
+            return Ok(Step::Gathered);
+        }
+        let length = u64::from(header.length);
+        let at = self.offset;
+        self.offset += length;
+        if self.feed.header(&header) != Verdict::Send {
+            return Ok(Step::Gathered);
+        }
+        let begun = &self.buffer[..HEADER];
+        let left = length - HEADER as u64;
+        send(Part::Begins { left, bytes: begun });
+        Ok(Step::Long { left, at: at + HEADER as u64, room: MAX_PACKET - 1 - HEADER })
+    }
+
+    fn next_file(&mut self, shared: &Shared, whole: Lsn) -> Result<Step, FeedError> {
+        let next = shared.log.next(&self.held).ok_or(FeedError::Refused(Refused::Purged))?;
+        if next.epoch == self.held.epoch {
+            self.file = File::open(&next.path)?;
+            self.held = next;
+            self.offset = MAGIC.len() as u64;
+            return match whole > Lsn(self.held.start.0 + self.offset) {
+                true => {
+                    self.checksum = checksum_of(&self.held)?;
+                    Ok(Step::NextFile)
+                }
+                false => Ok(Step::UpToDate),
+            };
+        }
+        // Another source wrote what follows: the place is found by what the replica has now.
+        let durable = shared.log.durable();
+        if durable.file.as_ref().is_none_or(|(held, _)| held.epoch < next.epoch) {
+            return Ok(Step::UpToDate);
+        }
+        let later: Vec<Arc<Held>> = shared.log.held().into_iter().filter(|held| held.epoch == next.epoch).collect();
+        let position = self.feed.position().clone();
+        *self = Feeder::among(&later, &durable.state, position).map_err(FeedError::Refused)?;
+        Ok(Step::NextFile)
+    }
+}

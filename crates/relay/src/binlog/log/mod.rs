@@ -1,0 +1,348 @@
+//! Holds binary logs: one writer, any number of readers, positions that grow.
+//!
+//! ```text
+//!  relay.dir/
+//!    0000000001-7/            epoch 1: what the server with server_id 7 wrote
+//!      mysql-bin.000012       byte for byte the source's file, under the source's name
+//!      mysql-bin.000013
+//!    0000000002-8/            epoch 2: after a failover; the first file begins at or before where epoch 1 ends
+//!      mysql-bin.000001
+//! ```
+//!
+//! Two sources never write the same bytes, even of the same transactions: so each source that is followed gets a directory of its own, an
+//! *epoch*, and what leads from one to the next are GTIDs.
+//!
+//! A position ([`Lsn`]) counts the bytes of all files held since the process began; it is in no file. What is durable, and what GTIDs it has,
+//! is found in the files themselves ([`recover`]).
+//!
+//! # Invariants
+//!
+//! - `written >= flushed >= whole`; none goes down. `written - flushed` is at most [`MAX_UNFLUSHED`] and one event.
+//! - `whole` is where a transaction ends: nothing of a transaction is fed or acknowledged before all of it is durable.
+//! - A byte once published as written is never changed: what comes again is compared.
+//! - A file is begun only after the one before it was flushed, with its name.
+//! - No epoch but the last is ever appended to.
+
+mod names;
+mod recover;
+mod retention;
+mod writer;
+
+pub(crate) use names::FileName;
+pub(crate) use recover::LogError;
+pub(crate) use writer::{AppendError, Mark, Writer};
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use ::binlog::gtid::mariadb::{Gtid, State};
+use watermark::{Lsn, Unparker, Watermark};
+
+use crate::log::flush::{Flush, Flushing};
+use crate::log::{Directory, FlushTimes, LogFailure, lock};
+
+/// How much may be written and not flushed, in bytes. An append that would go beyond waits for the disk.
+pub(crate) const MAX_UNFLUSHED: u64 = 64 << 20;
+
+/// A file of the log. Shared by all who read it.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// Of its directory.
+    pub(crate) epoch: u64,
+    /// `server_id` of whoever wrote it.
+    pub(crate) source: u32,
+    /// As the source has it.
+    pub(crate) name: FileName,
+    pub(crate) path: PathBuf,
+    /// Position of its first byte.
+    pub(crate) start: Lsn,
+    /// What the log had when the file began; not there before its list of GTIDs has come.
+    pub(crate) begins: OnceLock<State>,
+    /// Position of its end, once another file was begun.
+    pub(crate) end: OnceLock<Lsn>,
+}
+
+impl Held {
+    /// Its bytes, given where the log ends.
+    fn bytes(&self, written: Lsn) -> u64 {
+        self.end.get().copied().unwrap_or(written).0.saturating_sub(self.start.0)
+    }
+}
+
+/// Up to where all is durable, in whole transactions.
+#[derive(Debug, Clone)]
+pub(crate) struct Durable {
+    /// The position; 0 while nothing is held.
+    pub(crate) at: Lsn,
+    /// The file, and the offset in it.
+    pub(crate) file: Option<(Arc<Held>, u64)>,
+    /// What the log has up to there.
+    pub(crate) state: State,
+    /// The last place that the source waits for.
+    pub(crate) wanted: Option<(Arc<Held>, u64)>,
+}
+
+/// A file with anything written and not flushed.
+#[derive(Debug, Clone)]
+struct Unflushed {
+    held: Arc<Held>,
+    file: Arc<File>,
+}
+
+/// Counters since the log was opened.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    pub(crate) appended_bytes: AtomicU64,
+    pub(crate) appends: AtomicU64,
+    pub(crate) compared_bytes: AtomicU64,
+    pub(crate) throttled: AtomicU64,
+    pub(crate) files_removed: AtomicU64,
+    pub(crate) flushes: FlushTimes,
+}
+
+/// Binary logs in a directory; shared by readers and whoever looks after them. The [`Writer`] comes with it.
+#[derive(Debug)]
+pub(crate) struct Log {
+    directory: Directory,
+    /// Oldest first.
+    held: Mutex<VecDeque<Arc<Held>>>,
+    /// Of the directory that is written, or was last; 0: there is none.
+    epoch: AtomicU64,
+    pub(crate) written: Arc<Watermark>,
+    pub(crate) flushed: Arc<Watermark>,
+    /// See [`Durable::at`].
+    pub(crate) whole: Arc<Watermark>,
+    durable: Mutex<Durable>,
+    /// Ends of transactions that are written and not durable, oldest first.
+    marks: Mutex<VecDeque<Mark>>,
+    unflushed: Mutex<VecDeque<Unflushed>>,
+    flushing: Flushing,
+    failure: OnceLock<LogFailure>,
+    /// Woken when the log fails: the writer, while it waits for a flush.
+    waiting: Mutex<Option<Unparker>>,
+    pub(crate) metrics: Metrics,
+}
+
+impl Log {
+    /// Opens the log: finds its end in the files, cuts off what a crash has left of a transaction, and starts the flusher.
+    ///
+    /// # Errors
+    /// [`LogError`]: something is damaged, or the operating system refuses.
+    pub(crate) fn open(directory: &Directory) -> Result<(Writer, Arc<Log>), LogError> {
+        let found = recover::recover(directory.path())?;
+        let end = found.end;
+        let file = found.held.back().map(|held| (Arc::clone(held), end.0 - held.start.0));
+        tracing::info!(
+            dir = %directory.path().display(), files = found.held.len(), epoch = found.epoch, gtids = %found.state,
+            cut_off = found.cut_off, "binary log opened"
+        );
+        let mark = || Arc::new(Watermark::new(end));
+        let durable = Durable { at: end, file: file.clone(), state: found.state, wanted: None };
+        let log = Arc::new(Log {
+            directory: directory.clone(),
+            held: Mutex::new(found.held),
+            epoch: AtomicU64::new(found.epoch),
+            written: mark(),
+            flushed: mark(),
+            whole: mark(),
+            durable: Mutex::new(durable),
+            marks: Mutex::default(),
+            unflushed: Mutex::default(),
+            flushing: Flushing::default(),
+            failure: OnceLock::new(),
+            waiting: Mutex::default(),
+            metrics: Metrics::default(),
+        });
+        let writer = Writer::start(Arc::clone(&log), file, found.last_group)?;
+        Ok((writer, log))
+    }
+
+    /// Up to where all is durable.
+    pub(crate) fn durable(&self) -> Durable {
+        lock(&self.durable).clone()
+    }
+
+    /// The epoch that is written, or was last; 0: there is none.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// All files, oldest first.
+    pub(crate) fn held(&self) -> Vec<Arc<Held>> {
+        lock(&self.held).iter().cloned().collect()
+    }
+
+    /// The file that follows one that has ended; None: it was removed.
+    pub(crate) fn next(&self, file: &Held) -> Option<Arc<Held>> {
+        let end = file.end.get()?;
+        lock(&self.held).iter().find(|held| held.start == *end && held.path != file.path).cloned()
+    }
+
+    /// Why it works no more; None while it does.
+    pub(crate) fn failure(&self) -> Option<&LogFailure> {
+        self.failure.get()
+    }
+
+    /// See [`Flushing::tell`].
+    pub(crate) fn tell_of_flushes(&self, tell: Option<Box<dyn Fn() + Send + Sync>>) {
+        self.flushing.tell(tell);
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Bytes held.
+    pub(crate) fn bytes(&self) -> u64 {
+        let written = self.written.get();
+        lock(&self.held).iter().map(|held| held.bytes(written)).sum()
+    }
+
+    /// Removes the oldest files that nobody needs: never the last one, never one that `needed` or a later position is in, unless more than
+    /// `max_bytes` are held. `keep_bytes` stay anyway. Gives the paths removed.
+    ///
+    /// # Errors
+    /// [`LogError::Io`]; what was removed before it stays removed.
+    pub(crate) fn retain(
+        &self,
+        needed: Option<Lsn>,
+        keep_bytes: u64,
+        max_bytes: u64,
+    ) -> Result<Vec<PathBuf>, LogError> {
+        let durable = self.flushed.get();
+        let needed = needed.map_or(durable, |needed| needed.min(durable));
+        let old: Vec<Arc<Held>> = {
+            let mut held = lock(&self.held);
+            let spans: Vec<(Lsn, u64)> = held.iter().map(|file| (file.start, file.bytes(durable))).collect();
+            let count = retention::removable(&spans, needed, keep_bytes, max_bytes).min(behind(&held));
+            held.drain(..count).collect()
+        };
+        let mut removed = Vec::new();
+        for file in old {
+            recover::remove(&file.path)?;
+            self.metrics.files_removed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            removed.push(file.path.clone());
+            if let Some(directory) = file.path.parent().filter(|_| file.epoch < self.epoch()) {
+                // Fails while there is another file in it.
+                let _ = std::fs::remove_dir(directory);
+            }
+        }
+        Ok(removed)
+    }
+
+    fn fail(&self, failure: LogFailure) {
+        tracing::error!(%failure, "the binary log has stopped");
+        let _ = self.failure.set(failure);
+        if let Some(writer) = &*lock(&self.waiting) {
+            writer.unpark();
+        }
+    }
+
+    /// Takes over the marks that have become durable.
+    fn advance(&self, flushed: Lsn) {
+        let mut marks = lock(&self.marks);
+        let count = marks.partition_point(|mark| mark.at <= flushed);
+        if count == 0 {
+            return;
+        }
+        let mut durable = lock(&self.durable);
+        for mark in marks.drain(..count) {
+            durable.at = mark.at;
+            for gtid in &mark.gtids {
+                // A new epoch begins with transactions that the one before has too.
+                if !durable.state.contains(*gtid) && !durable.state.add(*gtid) {
+                    tracing::warn!(%gtid, "too many domains and servers in the log's state");
+                }
+            }
+            if mark.wanted {
+                durable.wanted = Some((Arc::clone(&mark.file), mark.offset));
+            }
+            durable.file = Some((mark.file, mark.offset));
+        }
+        let at = durable.at;
+        drop(durable);
+        drop(marks);
+        self.whole.publish(at);
+    }
+}
+
+/// Files with anything written and not flushed, up to `written`.
+pub(crate) struct Batch {
+    written: Lsn,
+    files: Vec<Unflushed>,
+}
+
+impl Flush for Log {
+    type Batch = Batch;
+
+    fn flushing(&self) -> &Flushing {
+        &self.flushing
+    }
+
+    fn times(&self) -> &FlushTimes {
+        &self.metrics.flushes
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failure().is_some()
+    }
+
+    fn batch(&self) -> Option<Batch> {
+        let written = self.written.get();
+        if written <= self.flushed.get() {
+            return None;
+        }
+        let files = lock(&self.unflushed).iter().filter(|file| file.held.start < written).cloned().collect();
+        Some(Batch { written, files })
+    }
+
+    fn files(batch: &Batch) -> usize {
+        batch.files.len()
+    }
+
+    fn sync(&self, batch: &Batch, file: usize) -> io::Result<()> {
+        batch.files[file].file.sync_data()
+    }
+
+    fn flushed(&self, batch: &Batch, file: usize) {
+        let end = batch.files[file].held.end.get().copied().unwrap_or(batch.written);
+        let flushed = end.min(batch.written);
+        self.flushed.publish(flushed);
+        self.advance(flushed);
+    }
+
+    fn failed(&self, batch: &Batch, file: usize, error: io::Error) {
+        let (flushed, path) = (self.flushed.get(), batch.files[file].held.path.clone());
+        self.fail(LogFailure { tried: "flush", path, reason: error.to_string(), flushed });
+    }
+
+    fn settled(&self, batch: Batch) {
+        let over = |held: &Held| held.end.get().is_some_and(|end| *end <= batch.written);
+        lock(&self.unflushed).retain(|file| !over(&file.held));
+    }
+}
+
+/// How many of the oldest files say nothing of what the log has. An epoch's first file holds the place where the epoch before ended: while that file is
+/// the only one, it may not have come up to that place, and only the last file of the epoch before says how far the log goes.
+fn behind(held: &VecDeque<Arc<Held>>) -> usize {
+    let mut last = held.len().saturating_sub(1);
+    while last > 0 && held[last - 1].epoch != held[last].epoch {
+        last -= 1;
+    }
+    last
+}
+
+/// Adds the later of two lists of one mark: of each domain and server the last one stays, in order.
+fn merge(gtids: &mut Vec<Gtid>, more: &[Gtid]) {
+    for gtid in more {
+        gtids.retain(|held| (held.domain, held.server) != (gtid.domain, gtid.server));
+        gtids.push(*gtid);
+    }
+}
+
+#[cfg(test)]
+mod tests;

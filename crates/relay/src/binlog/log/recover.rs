@@ -1,0 +1,390 @@
+//! What a directory holds: found in the files alone.
+//!
+//! Files before the last one were flushed before it was begun: of them only the beginning is read. The last one is walked, every event with its
+//! checksum. A crash may have left the beginning of an event, or of a transaction, at its end: that is cut off, for nobody was told of it. An
+//! event that is damaged is no such beginning, and nothing is cut off for its sake. What was written last is written again and flushed: a relay that was
+//! killed may have written bytes that no flush has reached.
+
+use std::collections::VecDeque;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ::binlog::event::{Checksum, HEADER, Header, Kind, gtid_list};
+use ::binlog::gtid::mariadb::State;
+use ::binlog::{Event, Group, Groups, Name, WalkError, Walker, Within};
+use watermark::Lsn;
+
+use super::{FileName, Held, MAX_UNFLUSHED, names};
+
+/// Bytes read at once.
+const READ: usize = 1 << 20;
+/// Most bytes in which a file's list of GTIDs is looked for.
+const BEGINNING: u64 = 17 << 20;
+
+/// The log cannot be opened, or its files not looked after.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LogError {
+    /// The operating system refused.
+    #[error("cannot {tried} {}: {source}", path.display())]
+    Io {
+        /// A verb.
+        tried: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// What had been written is not readable any more.
+    #[error(
+        "{}: {reason}. Nothing was changed. Everything before offset {whole} is whole. If the source still has the file, end it there \
+         (`truncate -s {whole}`), and the relay will take the rest from the source again; else copy the file from another relay", path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+        /// Up to where it is not.
+        whole: u64,
+    },
+    /// Files are missing in the middle.
+    #[error("{} follows number {before}, and has number {number}: a file is missing between them; copy it from another relay, or remove those before", path.display())]
+    Missing {
+        /// The file behind the gap.
+        path: PathBuf,
+        /// Number of the file before.
+        before: u64,
+        /// Its number.
+        number: u64,
+    },
+    /// Two directories of one number.
+    #[error("{} is there beside another directory of the same epoch: remove the one that was put there", path.display())]
+    TwoEpochs {
+        /// One of them.
+        path: PathBuf,
+    },
+}
+
+pub(super) fn failed(tried: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogError {
+    let path = path.to_owned();
+    move |source| LogError::Io { tried, path, source }
+}
+
+/// What was found.
+pub(super) struct Found {
+    pub(super) held: VecDeque<Arc<Held>>,
+    pub(super) epoch: u64,
+    pub(super) end: Lsn,
+    pub(super) state: State,
+    /// Offset in the last file at which the last transaction begins.
+    pub(super) last_group: u64,
+    /// Bytes that a crash had left of an event or of a transaction.
+    pub(super) cut_off: u64,
+}
+
+fn list_directory(path: &Path) -> Result<Vec<String>, LogError> {
+    let entries = fs::read_dir(path).map_err(failed("list", path))?;
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed("list", path))?;
+        names.extend(entry.file_name().to_str().map(str::to_owned));
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+pub(super) fn recover(dir: &Path) -> Result<Found, LogError> {
+    let mut epochs: Vec<(u64, u32)> = list_directory(dir)?.iter().filter_map(|name| names::parse_epoch(name)).collect();
+    epochs.sort_unstable();
+    let mut found = Found {
+        held: VecDeque::new(),
+        epoch: epochs.last().map_or(0, |epoch| epoch.0),
+        end: Lsn(0),
+        state: State::default(),
+        last_group: 0,
+        cut_off: 0,
+    };
+    if let Some(pair) = epochs.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        return Err(LogError::TwoEpochs { path: dir.join(names::epoch(pair[1].0, pair[1].1)) });
+    }
+    let mut files: Vec<(u64, u32, FileName, PathBuf)> = Vec::new();
+    for (epoch, source) in &epochs {
+        let directory = dir.join(names::epoch(*epoch, *source));
+        let mut named: Vec<FileName> =
+            list_directory(&directory)?.iter().filter_map(|name| FileName::parse(name.as_bytes())).collect();
+        named.sort_unstable_by_key(FileName::number);
+        for pair in named.windows(2) {
+            let (before, number) = (pair[0].number(), pair[1].number());
+            if number != before + 1 {
+                return Err(LogError::Missing { path: directory.join(pair[1].as_str()), before, number });
+            }
+        }
+        files.extend(named.into_iter().map(|name| {
+            let path = directory.join(name.as_str());
+            (*epoch, *source, name, path)
+        }));
+    }
+    // A file that a crash left without its first events holds nothing: it goes, and the one before it is the last.
+    while let Some((_, _, _, path)) = files.last() {
+        let walked = walk(path, None)?;
+        if let Some(whole) = walked.whole {
+            if whole < walked.length {
+                cut(path, whole)?;
+            }
+            write_again(path, walked.last_group.min(whole).saturating_sub(MAX_UNFLUSHED), whole)?;
+            found.cut_off += walked.length - whole;
+            found.state = walked.state.clone();
+            found.last_group = walked.last_group;
+            break;
+        }
+        found.cut_off += walked.length;
+        remove(path)?;
+        files.pop();
+    }
+    // The last epoch may not have come up to where the one before it ended: see [`super::behind`].
+    let mut last = files.len().saturating_sub(1);
+    while last > 0 && files[last - 1].0 != files[last].0 {
+        last -= 1;
+        let mut state = walk(&files[last].3, None)?.state;
+        if !state.merge(&found.state) {
+            return Err(LogError::Damaged {
+                path: files[last].3.clone(),
+                reason: "too many domains and servers".into(),
+                whole: 0,
+            });
+        }
+        found.state = state;
+    }
+    for (epoch, source, name, path) in files {
+        let length = fs::metadata(&path).map_err(failed("look at", &path))?.len();
+        let begins = walk(&path, Some(BEGINNING))?.begins;
+        let held = Held {
+            epoch,
+            source,
+            name,
+            start: found.end,
+            begins: begins.map(Into::into).unwrap_or_default(),
+            end: Default::default(),
+            path,
+        };
+        if let Some(before) = found.held.back() {
+            let _ = before.end.set(found.end);
+        }
+        found.end = Lsn(found.end.0 + length);
+        found.held.push_back(Arc::new(held));
+    }
+    Ok(found)
+}
+
+struct Walked {
+    length: u64,
+    /// Up to here transactions are whole; None: not even the first events are.
+    whole: Option<u64>,
+    begins: Option<State>,
+    state: State,
+    last_group: u64,
+}
+
+/// Walks a file, or (`most`) its beginning up to the list of GTIDs.
+fn walk(path: &Path, most: Option<u64>) -> Result<Walked, LogError> {
+    let mut file = File::open(path).map_err(failed("open", path))?;
+    let length = file.metadata().map_err(failed("look at", path))?.len();
+    let mut walked = Walked { length, whole: None, begins: None, state: State::default(), last_group: 0 };
+    let (mut walker, mut groups) = (Walker::file(), Groups::default());
+    let mut buffer = vec![0; READ];
+    let mut read = 0;
+    let damaged = |walked: &Walked, reason: String| LogError::Damaged {
+        path: path.into(),
+        reason,
+        whole: walked.whole.unwrap_or(0),
+    };
+    loop {
+        let count = file.read(&mut buffer).map_err(failed("read", path))?;
+        if most.is_some_and(|most| read >= most) {
+            return Ok(walked);
+        }
+        if count == 0 {
+            let (at, checksum) = (walker.offset(), walker.checksum());
+            let next = match most {
+                None if !walker.is_between() => {
+                    event_behind(&file, at, length, checksum).map_err(failed("read", path))?
+                }
+                _ => None,
+            };
+            return match next {
+                None => Ok(walked),
+                Some(next) => Err(damaged(
+                    &walked,
+                    format!(
+                        "the event at offset {at} is longer than the file by its header, and another event begins at offset {next}"
+                    ),
+                )),
+            };
+        }
+        read += count as u64;
+        let mut input = &buffer[..count];
+        loop {
+            let offset = walker.offset();
+            match walker.advance(&mut input) {
+                Ok(None) => break,
+                Ok(Some(Within::Event(event))) => {
+                    take(&mut walked, &mut groups, &event).map_err(|reason| damaged(&walked, reason))?;
+                    if most.is_some() && walked.begins.is_some() {
+                        return Ok(walked);
+                    }
+                }
+                Ok(Some(_)) => {}
+                // Where a crash has left only the length of the file, there are zeroes up to its end.
+                Err(WalkError::Length { length: 0, .. })
+                    if is_zero(&mut file, input).map_err(failed("read", path))? =>
+                {
+                    return Ok(walked);
+                }
+                Err(error) => return Err(damaged(&walked, format!("at offset {offset}: {error}"))),
+            }
+        }
+    }
+}
+
+/// Looks for an event behind the beginning of the last one, which is at `at` and does not end in the file. An event there says that the last one is damaged in its
+/// length, and not the beginning of an event that a crash has left. It names the very place where it ends, and has the right checksum.
+fn event_behind(file: &File, at: u64, length: u64, checksum: Checksum) -> io::Result<Option<u64>> {
+    let mut buffer = vec![0; READ];
+    let mut from = at + 1;
+    while from + HEADER as u64 <= length {
+        let part = usize::try_from(length - from).unwrap_or(READ).min(READ);
+        file.read_exact_at(&mut buffer[..part], from)?;
+        for (index, bytes) in buffer[..part].windows(HEADER).enumerate() {
+            let offset = from + index as u64;
+            let Ok(header) = <&[u8; HEADER]>::try_from(bytes).map(Header::parse) else { continue };
+            let end = offset + u64::from(header.length);
+            if header.end != 0 && header.end == end as u32 && end <= length && is_event(file, offset, end, checksum)? {
+                return Ok(Some(offset));
+            }
+        }
+        from += (part - HEADER + 1) as u64;
+    }
+    Ok(None)
+}
+
+/// Whether the bytes from `at` to `end` are an event.
+fn is_event(file: &File, mut at: u64, end: u64, checksum: Checksum) -> io::Result<bool> {
+    let mut walker = Walker::stream(at, checksum);
+    let mut buffer = vec![0; READ.min(usize::try_from(end - at).unwrap_or(READ))];
+    while at < end {
+        let part = usize::try_from(end - at).unwrap_or(READ).min(buffer.len());
+        file.read_exact_at(&mut buffer[..part], at)?;
+        at += part as u64;
+        let mut input = &buffer[..part];
+        loop {
+            match walker.advance(&mut input) {
+                Ok(None) => break,
+                Ok(Some(Within::Event(event))) => return Ok(!event.artificial),
+                Ok(Some(_)) => {}
+                Err(_) => return Ok(false),
+            }
+        }
+    }
+    Ok(false)
+}
+
+fn take(walked: &mut Walked, groups: &mut Groups, event: &Event<'_>) -> Result<(), String> {
+    if event.header.kind == Kind::MARIADB_GTID_LIST && walked.begins.is_none() {
+        let list = gtid_list(event.body).map_err(|error| error.to_string())?;
+        let state = State::from_list(&list).ok_or("its list of GTIDs has too many entries")?;
+        walked.state = state.clone();
+        walked.begins = Some(state);
+    }
+    match groups.next(event).map_err(|error| error.to_string())? {
+        Group::Begins(_) => walked.last_group = event.at,
+        Group::Outside => walked.last_group = event.at,
+        Group::Inside => {}
+        Group::Ends(name) => {
+            if let Name::MariaDb(gtid) = name
+                && !walked.state.add(gtid)
+            {
+                return Err("too many domains and servers".into());
+            }
+        }
+    }
+    // The format event alone does not say what came before the file.
+    if groups.is_between() && walked.begins.is_some() {
+        walked.whole = Some(event.end());
+    }
+    Ok(())
+}
+
+/// Whether `rest`, and what follows it in the file, is zeroes.
+fn is_zero(file: &mut File, rest: &[u8]) -> io::Result<bool> {
+    let mut buffer = vec![0; READ];
+    let mut zero = rest.iter().all(|byte| *byte == 0);
+    while zero {
+        let count = file.read(&mut buffer)?;
+        if count == 0 {
+            break;
+        }
+        zero = buffer[..count].iter().all(|byte| *byte == 0);
+    }
+    Ok(zero)
+}
+
+fn sync_directory(path: &Path) -> Result<(), LogError> {
+    File::open(path).and_then(|directory| directory.sync_all()).map_err(failed("sync directory", path))
+}
+
+fn sync_parent(path: &Path) -> Result<(), LogError> {
+    path.parent().map_or(Ok(()), sync_directory)
+}
+
+fn cut(path: &Path, length: u64) -> Result<(), LogError> {
+    let file = open_for_writing(path)?;
+    file.set_len(length).and_then(|()| file.sync_all()).map_err(failed("cut", path))
+}
+
+/// Makes the bytes from `from` to `to` of a file durable, whatever became of earlier flushes. After a flush that failed, the kernel may take pages for
+/// clean that never reached the disk, so that another flush would succeed and do nothing: written again, the pages are dirty again.
+fn write_again(path: &Path, from: u64, to: u64) -> Result<(), LogError> {
+    let file = open_for_writing(path)?;
+    let mut buffer = vec![0; READ];
+    let mut at = from;
+    while at < to {
+        let part = usize::try_from(to - at).unwrap_or(READ).min(READ);
+        file.read_exact_at(&mut buffer[..part], at).map_err(failed("read", path))?;
+        file.write_all_at(&buffer[..part], at).map_err(failed("write again", path))?;
+        at += part as u64;
+    }
+    file.sync_all().map_err(failed("flush", path))?;
+    sync_parent(path)
+}
+
+pub(super) fn open_for_writing(path: &Path) -> Result<File, LogError> {
+    OpenOptions::new().read(true).write(true).open(path).map_err(failed("open", path))
+}
+
+/// Removes a file. One that is gone is no error.
+pub(super) fn remove(path: &Path) -> Result<(), LogError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Makes a directory, durably, if it is not there.
+pub(super) fn make_directory(path: &Path) -> Result<(), LogError> {
+    match fs::create_dir(path) {
+        Ok(()) => sync_parent(path),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(failed("create directory", path)(error)),
+    }
+}
+
+/// A new, empty file, whose name is durable.
+pub(super) fn create(path: &Path) -> Result<File, LogError> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o640).open(path);
+    let file = file.map_err(failed("create", path))?;
+    sync_parent(path)?;
+    Ok(file)
+}

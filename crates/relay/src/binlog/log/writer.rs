@@ -1,0 +1,328 @@
+//! The writer: takes what the source sends, event by event.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use ::binlog::gtid::mariadb::{Gtid, State};
+use watermark::{Lsn, Parker, Waited};
+
+use super::recover::{self, LogError};
+use super::{FileName, Held, Log, MAX_UNFLUSHED, Unflushed, merge, names};
+use crate::log::{LogFailure, flush, lock};
+
+/// Bytes gathered before they go to the file.
+const GATHERED: usize = 1 << 20;
+/// Most ends of transactions that are remembered one by one while they are not durable; further ones count with the last.
+const MAX_MARKS: usize = 4096;
+/// Held bytes are compared in pieces of this size.
+const COMPARE: usize = 64 << 10;
+
+/// The end of a transaction, or of an event that is in none.
+#[derive(Debug, Clone)]
+pub(crate) struct Mark {
+    pub(crate) at: Lsn,
+    pub(crate) file: Arc<Held>,
+    /// In the file.
+    pub(crate) offset: u64,
+    /// Transactions that have ended since the mark before.
+    pub(crate) gtids: Vec<Gtid>,
+    /// Whether the source waits for an acknowledgement of it.
+    pub(crate) wanted: bool,
+}
+
+/// Bytes were not taken. Nothing that was taken before is lost, and nothing was overwritten.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AppendError {
+    /// The source's bytes are not the ones that are held.
+    #[error(
+        "{} differs from what the source sends at offset {offset}: the source is not the server that wrote it, or has begun anew. Nothing \
+         was overwritten", path.display()
+    )]
+    Mismatch {
+        /// The file.
+        path: PathBuf,
+        /// The first byte that differs, or a little before.
+        offset: u64,
+    },
+    /// The operating system refused; may be tried again.
+    #[error("cannot {tried} {}: {source}", path.display())]
+    Io {
+        /// A verb.
+        tried: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// See [`LogError`].
+    #[error("{0}")]
+    Log(#[from] LogError),
+    /// The log works no more.
+    #[error("{0}")]
+    Failed(LogFailure),
+}
+
+struct Current {
+    held: Arc<Held>,
+    file: Arc<File>,
+    /// In the file: up to here bytes are published as written.
+    published: u64,
+    /// Up to here they were taken; behind it nothing but what is in `gathered`.
+    taken: u64,
+    /// The last bytes before `taken`, which are not in the file yet.
+    gathered: Vec<u8>,
+}
+
+/// The one that appends. When it is dropped, what is written is flushed, and the flusher ends.
+pub(crate) struct Writer {
+    log: Arc<Log>,
+    current: Option<Current>,
+    /// Where the last transaction of the current file begins, or an event that is in none.
+    last_group: u64,
+    /// Of `taken`, not yet published.
+    marks: VecDeque<Mark>,
+    stop: Arc<AtomicBool>,
+    flusher: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Writer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writer").field("last_group", &self.last_group).finish_non_exhaustive()
+    }
+}
+
+impl Writer {
+    pub(super) fn start(log: Arc<Log>, file: Option<(Arc<Held>, u64)>, last_group: u64) -> Result<Writer, LogError> {
+        let current = match file {
+            None => None,
+            Some((held, end)) => {
+                let file = recover::open_for_writing(&held.path)?;
+                Some(Current { held, file: Arc::new(file), published: end, taken: end, gathered: Vec::new() })
+            }
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        let flusher = {
+            let (log, stop) = (Arc::clone(&log), Arc::clone(&stop));
+            std::thread::Builder::new().name("binlog-flush".into()).spawn(move || flush::flush_on(&*log, &stop))
+        };
+        let flusher = flusher.map_err(recover::failed("start a thread for", log.path()))?;
+        if let Some(current) = &current {
+            lock(&log.unflushed)
+                .push_back(Unflushed { held: Arc::clone(&current.held), file: Arc::clone(&current.file) });
+        }
+        Ok(Writer { log, current, last_group, marks: VecDeque::new(), stop, flusher: Some(flusher) })
+    }
+
+    /// The file that is written: epoch, source, name, and the offset from which on the source has to send: where the last transaction begins, so
+    /// that it is compared.
+    pub(crate) fn resume(&self) -> Option<(Arc<Held>, u64)> {
+        let current = self.current.as_ref()?;
+        Some((Arc::clone(&current.held), self.last_group.min(current.published)))
+    }
+
+    /// Up to where the current file is held.
+    pub(crate) fn end(&self) -> u64 {
+        self.current.as_ref().map_or(0, |current| current.published)
+    }
+
+    /// Forgets what was taken of an event that is not whole: the connection has ended.
+    ///
+    /// # Errors
+    /// [`AppendError`].
+    pub(crate) fn rewind(&mut self) -> Result<(), AppendError> {
+        self.marks.clear();
+        let Some(current) = &mut self.current else { return Ok(()) };
+        current.gathered.clear();
+        current.taken = current.published;
+        // What was written of the event must not be found behind shorter ones.
+        let cut = current.file.set_len(current.published);
+        cut.map_err(|source| AppendError::Io { tried: "cut", path: current.held.path.clone(), source })
+    }
+
+    /// Begins a file. The one before it is flushed first, and is not written to any more. `epoch`: of the last file, or a higher one.
+    ///
+    /// # Errors
+    /// [`AppendError`]; the log goes on as it was.
+    pub(crate) fn begin(&mut self, epoch: u64, source: u32, name: FileName) -> Result<(), AppendError> {
+        self.rewind()?;
+        self.wait_flushed(self.log.written.get())?;
+        let directory = self.log.path().join(names::epoch(epoch, source));
+        recover::make_directory(&directory)?;
+        let path = directory.join(name.as_str());
+        let file = Arc::new(recover::create(&path)?);
+        let start = self.log.written.get();
+        if let Some(current) = &self.current {
+            let _ = current.held.end.set(start);
+        }
+        let held =
+            Arc::new(Held { epoch, source, name, path, start, begins: Default::default(), end: Default::default() });
+        {
+            let mut unflushed = lock(&self.log.unflushed);
+            // All is flushed: what is left over is the file before.
+            unflushed.clear();
+            unflushed.push_back(Unflushed { held: Arc::clone(&held), file: Arc::clone(&file) });
+        }
+        self.log.epoch.store(epoch, Ordering::Release);
+        lock(&self.log.held).push_back(Arc::clone(&held));
+        self.current = Some(Current { held, file, published: 0, taken: 0, gathered: Vec::new() });
+        self.last_group = 0;
+        Ok(())
+    }
+
+    /// Compares `bytes`, which the source sends again, with what is held at `offset` of the current file.
+    ///
+    /// # Errors
+    /// [`AppendError::Mismatch`].
+    pub(crate) fn compare(&mut self, offset: u64, bytes: &[u8]) -> Result<(), AppendError> {
+        let Some(current) = &self.current else { return Ok(()) };
+        let mut at = offset;
+        for part in bytes.chunks(COMPARE) {
+            let mut held = vec![0; part.len()];
+            let read = current.file.read_exact_at(&mut held, at);
+            let path = || current.held.path.clone();
+            read.map_err(|source| AppendError::Io { tried: "read", path: path(), source })?;
+            if let Some(differs) = held.iter().zip(part).position(|(held, given)| held != given) {
+                return Err(AppendError::Mismatch { path: path(), offset: at + differs as u64 });
+            }
+            at += part.len() as u64;
+        }
+        self.log.metrics.compared_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Takes bytes of an event that is under way. Nobody sees them before [`Writer::mark`] and [`Writer::publish`].
+    ///
+    /// # Errors
+    /// [`AppendError`].
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<(), AppendError> {
+        if let Some(failure) = self.log.failure() {
+            return Err(AppendError::Failed(failure.clone()));
+        }
+        let Some(current) = &mut self.current else { return Ok(()) };
+        current.gathered.extend_from_slice(bytes);
+        current.taken += bytes.len() as u64;
+        if current.gathered.len() >= GATHERED { self.write() } else { Ok(()) }
+    }
+
+    /// An event is whole and right, up to the end of what was taken. `whole`: so are all transactions. `group`: where its transaction begins.
+    pub(crate) fn mark(&mut self, whole: bool, wanted: bool, gtid: Option<Gtid>, group: u64) {
+        let Some(current) = &self.current else { return };
+        self.last_group = group;
+        if !whole {
+            return;
+        }
+        let at = Lsn(current.held.start.0 + current.taken);
+        let gtids = gtid.into_iter().collect();
+        self.marks.push_back(Mark { at, file: Arc::clone(&current.held), offset: current.taken, gtids, wanted });
+    }
+
+    /// The current file's list of GTIDs has come.
+    pub(crate) fn begins_with(&mut self, state: State) {
+        if let Some(current) = &self.current {
+            let _ = current.held.begins.set(state);
+        }
+    }
+
+    /// Writes and publishes all events that are whole: `at` is where the last of them ends in the current file.
+    ///
+    /// # Errors
+    /// [`AppendError`].
+    pub(crate) fn publish(&mut self, at: u64) -> Result<(), AppendError> {
+        self.write()?;
+        let Some(current) = &mut self.current else { return Ok(()) };
+        if at <= current.published {
+            return Ok(());
+        }
+        let new = at - current.published;
+        self.log.metrics.appended_bytes.fetch_add(new, Ordering::Relaxed);
+        self.log.metrics.appends.fetch_add(1, Ordering::Relaxed);
+        current.published = at;
+        let written = Lsn(current.held.start.0 + at);
+        {
+            let mut marks = lock(&self.log.marks);
+            for mark in self.marks.drain(..) {
+                let full = marks.len() >= MAX_MARKS;
+                match marks.back_mut().filter(|_| full) {
+                    Some(last) => {
+                        let (gtids, wanted) = (std::mem::take(&mut last.gtids), last.wanted);
+                        *last = Mark { gtids, wanted: wanted || mark.wanted, ..mark.clone() };
+                        merge(&mut last.gtids, &mark.gtids);
+                    }
+                    None => marks.push_back(mark),
+                }
+            }
+        }
+        self.log.written.publish(written);
+        self.throttle(written)
+    }
+
+    fn write(&mut self) -> Result<(), AppendError> {
+        let Some(current) = &mut self.current else { return Ok(()) };
+        if current.gathered.is_empty() {
+            return Ok(());
+        }
+        let at = current.taken - current.gathered.len() as u64;
+        let written = current.file.write_all_at(&current.gathered, at);
+        written.map_err(|source| AppendError::Io { tried: "write", path: current.held.path.clone(), source })?;
+        current.gathered.clear();
+        Ok(())
+    }
+
+    /// Waits for the disk while too much is not flushed.
+    fn throttle(&self, written: Lsn) -> Result<(), AppendError> {
+        let target = Lsn(written.0.saturating_sub(MAX_UNFLUSHED));
+        if self.log.flushed.get() >= target {
+            return Ok(());
+        }
+        self.log.metrics.throttled.fetch_add(1, Ordering::Relaxed);
+        self.wait_flushed(target)
+    }
+
+    fn wait_flushed(&self, target: Lsn) -> Result<(), AppendError> {
+        self.flush_behind();
+        let mut parker = Parker::new(Arc::clone(&self.log.flushed));
+        *lock(&self.log.waiting) = Some(parker.unparker());
+        let result = loop {
+            // After the unparker is where a failure finds it.
+            if let Some(failure) = self.log.failure() {
+                break Err(AppendError::Failed(failure.clone()));
+            }
+            if let Waited::Reached(_) = parker.wait(target, None) {
+                break Ok(());
+            }
+        };
+        *lock(&self.log.waiting) = None;
+        result
+    }
+
+    /// Has the flusher flush what was published. Does not wait.
+    pub(crate) fn flush_behind(&self) {
+        if let Some(flusher) = &self.flusher {
+            flusher.thread().unpark();
+        }
+    }
+
+    /// Flushes what was published in this thread, unless the flusher is at it already or the disk was slow the last time.
+    pub(crate) fn flush_here(&self) {
+        if !flush::flush_here(&*self.log) {
+            self.flush_behind();
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.rewind();
+        self.stop.store(true, Ordering::Release);
+        if let Some(flusher) = self.flusher.take() {
+            flusher.thread().unpark();
+            let _ = flusher.join();
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! A running relay of MariaDB: its threads and tasks, started and ended together.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use tracing::{info, warn};
+
+use super::log::Log;
+use super::settings::Settings;
+use super::shared::Shared;
+use super::status::BinlogStatus;
+use super::{downstream, upstream};
+use crate::config::RelayConfig;
+use crate::error::StartError;
+use crate::log::{Directory, FlushTimes};
+use crate::promise::{Promise, PromiseFile};
+use crate::relay::bind;
+use crate::upstream::Control;
+
+/// Time between two looks at what can be removed, and at the source's variables.
+const MAINTENANCE: Duration = Duration::from_secs(5);
+
+/// A running relay of MariaDB.
+#[derive(Debug)]
+pub struct BinlogRelay {
+    shared: Arc<Shared>,
+    addresses: Vec<SocketAddr>,
+    /// The receiving thread, until it was joined.
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl BinlogRelay {
+    /// Opens the log, listens, and begins to follow the source. Replicas are tasks of `runtime`.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start(config: &RelayConfig, runtime: &Handle) -> Result<BinlogRelay, StartError> {
+        let settings = Settings::new(config)?;
+        let listeners = bind(&config.listen)?;
+        let addresses: Vec<SocketAddr> = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+        let failed = |source| StartError::Log { dir: config.dir.clone(), source };
+        // Its lock is what keeps two relays out of one directory.
+        let directory = Directory::open(&config.dir).map_err(failed)?;
+        let promise = PromiseFile::open(directory.path())?;
+        if !promise.exists() {
+            promise.make(Promise::default())?;
+        }
+        let opened = Log::open(&directory);
+        let (writer, log) =
+            opened.map_err(|error| StartError::Binlog { dir: config.dir.clone(), text: error.to_string() })?;
+        let mut followed = config.upstream.clone();
+        followed.address = promise.now().upstream_for(&followed.address).into();
+        let control = Control::new(followed, &config.upstream.address);
+        let shared = Arc::new(Shared::new(settings, control, promise, log));
+        let receiver = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("binlog-receive".into())
+            .spawn(move || upstream::run(&receiver, writer))
+            .map_err(StartError::Thread)?;
+        let relay = BinlogRelay { shared, addresses, thread: Mutex::new(Some(thread)) };
+        let _context = runtime.enter();
+        for listener in listeners {
+            let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
+            let listener = TcpListener::from_std(listener).map_err(|source| StartError::Listen { address, source })?;
+            runtime.spawn(downstream::serve(listener, Arc::clone(&relay.shared)));
+        }
+        runtime.spawn(maintain(Arc::clone(&relay.shared)));
+        Ok(relay)
+    }
+
+    /// Where replicas connect; port 0 resolved.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// How it stands.
+    #[must_use]
+    pub fn status(&self) -> BinlogStatus {
+        BinlogStatus::of(&self.shared)
+    }
+
+    /// How long flushes took.
+    pub fn flush_times<T>(&self, look: impl FnOnce(&FlushTimes) -> T) -> T {
+        look(&self.shared.log.metrics.flushes)
+    }
+
+    /// Whether it does its work; if not, why. A source that is away is no reason.
+    ///
+    /// # Errors
+    /// The log has failed, or the receiving thread has ended.
+    pub fn alive(&self) -> Result<(), String> {
+        if let Some(failure) = self.shared.log.failure() {
+            return Err(failure.to_string());
+        }
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        match thread.as_ref() {
+            Some(thread) if !thread.is_finished() => Ok(()),
+            Some(_) => Err("the receiving thread has ended".into()),
+            None => Err("the relay has been stopped".into()),
+        }
+    }
+
+    /// Takes over everything but `listen` and `dir`, which need a restart.
+    ///
+    /// # Errors
+    /// The new configuration cannot be used; the old one stays.
+    pub fn reload(&self, config: &RelayConfig) -> Result<(), StartError> {
+        let settings = Settings::new(config)?;
+        *self.shared.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
+        let mut followed = config.upstream.clone();
+        followed.address = self.shared.promise.now().upstream_for(&followed.address).into();
+        self.shared.control.set_configured(&config.upstream.address);
+        self.shared.control.follow(|current| *current = followed);
+        Ok(())
+    }
+
+    /// Ends everything; what was received is durable afterwards. Blocks for some seconds at most.
+    pub fn shutdown(&self) {
+        self.shared.control.stop();
+        self.shared.stopping.send_replace(true);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            warn!("the receiving thread panicked");
+        }
+    }
+}
+
+impl Drop for BinlogRelay {
+    fn drop(&mut self) {
+        self.shared.control.stop();
+        self.shared.stopping.send_replace(true);
+    }
+}
+
+/// Asks the source that is configured why a commit there does not mean that the relay has it; none: it does. Blocking.
+///
+/// # Errors
+/// Why it cannot be asked, in words.
+pub fn source_concerns(config: &RelayConfig) -> Result<Vec<String>, String> {
+    upstream::look(&config.upstream).map(|looked| looked.concerns).map_err(|failed| failed.to_string())
+}
+
+/// Removes files that nobody needs, and looks whether the source's commits wait.
+async fn maintain(shared: Arc<Shared>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(MAINTENANCE) => {}
+            () = shared.stopped() => return,
+        }
+        let shared = Arc::clone(&shared);
+        let done = tokio::task::spawn_blocking(move || {
+            let settings = shared.settings();
+            match shared.log.retain(shared.needed(), settings.keep_bytes, settings.max_bytes) {
+                Ok(removed) if removed.is_empty() => {}
+                Ok(removed) => info!(files = removed.len(), "removed old binary logs"),
+                Err(error) => warn!(%error, "cannot remove old binary logs"),
+            }
+            // A source that is away is said elsewhere.
+            if let Some((config, _)) = shared.control.wanted().filter(|_| shared.upstream().state == "streaming") {
+                match upstream::look(&config) {
+                    Ok(looked) => {
+                        shared.set_concerns(looked.concerns);
+                        // A source that waits from now on waits for those who asked as semi-synchronous replicas: commits would wait for ever.
+                        if looked.semisync != shared.semisync.load(Ordering::Relaxed) {
+                            info!(
+                                semisync = looked.semisync,
+                                "the source's semi-synchronous replication was switched: connecting again"
+                            );
+                            shared.control.interrupt(Instant::now());
+                        }
+                    }
+                    Err(error) => tracing::debug!(%error, "the source's variables were not read"),
+                }
+            }
+        });
+        if done.await.is_err() {
+            warn!("maintenance panicked");
+        }
+    }
+}

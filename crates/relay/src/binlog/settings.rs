@@ -1,0 +1,93 @@
+//! The configuration, resolved.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use ::binlog::protocol::login::Stored;
+
+use crate::config::RelayConfig;
+use crate::error::StartError;
+
+/// What downstream connections look things up in. Immutable; a reload makes a new one.
+#[derive(Debug)]
+pub(super) struct Settings {
+    pub(super) server_id: u32,
+    /// None: there is no TLS with replicas.
+    pub(super) acceptor: Option<tls::Acceptor>,
+    /// Whether a login without TLS is refused.
+    pub(super) needs_tls: bool,
+    pub(super) max_downstreams: usize,
+    pub(super) login_timeout: Duration,
+    pub(super) downstream_timeout: Duration,
+    pub(super) keep_bytes: u64,
+    pub(super) max_bytes: u64,
+    users: HashMap<String, Stored>,
+    operators: HashSet<String>,
+}
+
+impl Settings {
+    /// Reads password files.
+    pub(super) fn new(config: &RelayConfig) -> Result<Settings, StartError> {
+        let server_id = config.server_id;
+        if server_id == 0 {
+            return Err(StartError::Config(
+                "relay.server_id is 0: a relay of MariaDB needs a server_id that no server of the cluster has".into(),
+            ));
+        }
+        tls::Connector::new(&config.upstream.tls)
+            .map_err(|error| StartError::Config(format!("[relay.upstream.tls] {error}")))?;
+        let acceptor =
+            tls::Acceptor::new(&config.tls).map_err(|error| StartError::Config(format!("[relay.tls] {error}")))?;
+        let mut users = HashMap::new();
+        for user in &config.users {
+            let password = match (&user.password, &user.password_file) {
+                (Some(password), _) => password.clone(),
+                (None, Some(path)) => {
+                    let read = std::fs::read_to_string(path);
+                    let failed = |source| StartError::File { tried: "read", path: path.clone(), source };
+                    read.map_err(failed)?.lines().next().unwrap_or_default().to_owned()
+                }
+                (None, None) => String::new(),
+            };
+            if password.is_empty() {
+                let name = &user.name;
+                return Err(StartError::Config(format!(
+                    "user {name:?} of the relay has no password: give password or password_file (a SCRAM verifier is of no use to a replica \
+                     of MariaDB)"
+                )));
+            }
+            if users.insert(user.name.clone(), Stored::of(&password)).is_some() {
+                return Err(StartError::Config(format!("user {:?} of the relay is configured twice", user.name)));
+            }
+        }
+        Ok(Settings {
+            server_id,
+            acceptor,
+            needs_tls: config.tls.mode == tls::ListenMode::Require,
+            max_downstreams: config.max_downstreams,
+            login_timeout: config.login_timeout,
+            downstream_timeout: config.downstream_timeout,
+            keep_bytes: config.keep_bytes,
+            max_bytes: config.max_bytes,
+            users,
+            operators: config.users.iter().filter(|user| user.operator).map(|user| user.name.clone()).collect(),
+        })
+    }
+
+    /// Whether a user that has logged in may fence the relay.
+    pub(super) fn is_operator(&self, user: &str) -> bool {
+        self.operators.contains(user)
+    }
+
+    /// Whether a user has answered `proof` to `nonce` as one who knows the password does.
+    pub(super) fn accepts(&self, user: &str, nonce: &[u8; 20], proof: &[u8]) -> bool {
+        match self.users.get(user) {
+            Some(stored) => stored.accepts(nonce, proof),
+            None => {
+                // As long as for a user that is known.
+                let _ = Stored::of("nobody").accepts(nonce, proof);
+                false
+            }
+        }
+    }
+}

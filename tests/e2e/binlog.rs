@@ -1,0 +1,568 @@
+//! The relay of a binary log between real servers of MariaDB.
+
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use binlog::event::{self, Checksum, Kind};
+use binlog::protocol::login::Greeting;
+use binlog::protocol::{Messages, message, reply};
+use kingpost_tests::certs::Authority;
+use kingpost_tests::{BinlogRelay, MariaDb, SOON, wait_until, within};
+use mysql_async::prelude::Queryable as _;
+
+const TABLE: &[&str] = &["CREATE DATABASE app", "CREATE TABLE app.t (id BIGINT PRIMARY KEY, text LONGTEXT)"];
+
+async fn source() -> MariaDb {
+    let source = MariaDb::new(1, true);
+    source.start_new().await;
+    source
+}
+
+async fn replica(id: u32, relay: &BinlogRelay) -> MariaDb {
+    let replica = MariaDb::new(id, false);
+    replica.start_new().await;
+    replica.replicate_from(relay.port()).await;
+    replica
+}
+
+/// Waits until a server has what the position says.
+async fn wait_for_gtid(server: &MariaDb, gtid: &str) {
+    wait_until(&format!("{gtid} on a replica"), SOON, server.dir(), async || {
+        let reached = server.value(&format!("SELECT MASTER_GTID_WAIT('{gtid}', 1)")).await;
+        (reached == "0").then_some(())
+    })
+    .await;
+}
+
+async fn position(server: &MariaDb) -> String {
+    server.value("SELECT @@gtid_binlog_pos").await
+}
+
+async fn checksum(server: &MariaDb) -> String {
+    server.value("SELECT CONCAT(COUNT(*), ' ', COALESCE(SUM(CRC32(CONCAT(id, text))), 0)) FROM app.t").await
+}
+
+/// Files of an epoch, in order.
+fn files(relay: &BinlogRelay, epoch: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(relay.dir().join(epoch)).unwrap();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+fn has_alarm(metrics: &kingpost_tests::Metrics) -> bool {
+    metrics.sum("kingpost_relay_alarm", &[]) == 1.0
+}
+
+/// Stock replicas get everything over rotations, also an event of more than one packet; what the relay keeps are the source's bytes; who
+/// does not know the password gets nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn stock_replicas_are_fed_over_rotations() {
+    let source = source().await;
+    let mut relay = BinlogRelay::of(source.port());
+    relay.start().await;
+    source.run(TABLE).await;
+    let (one, two) = (replica(2, &relay).await, replica(3, &relay).await);
+    source
+        .run(&[
+            "INSERT INTO app.t VALUES (1, 'one'), (2, 'two')",
+            "FLUSH BINARY LOGS",
+            "INSERT INTO app.t VALUES (3, REPEAT('x', 17000000))",
+            "BEGIN",
+            "INSERT INTO app.t VALUES (4, 'four')",
+            "UPDATE app.t SET text = 'changed' WHERE id = 1",
+            "COMMIT",
+            "FLUSH BINARY LOGS",
+            "ALTER TABLE app.t ADD COLUMN more INT",
+            "DELETE FROM app.t WHERE id = 2",
+        ])
+        .await;
+    let at = position(&source).await;
+    for replica in [&one, &two] {
+        wait_for_gtid(replica, &at).await;
+        assert_eq!(checksum(replica).await, checksum(&source).await);
+        assert_eq!(replica.value("SELECT @@gtid_slave_pos").await, at);
+    }
+    // The last file is open at the source, which its first event says.
+    let kept = files(&relay, "0000000001-1");
+    assert_eq!(kept.len(), 3);
+    for file in &kept[..2] {
+        let theirs = std::fs::read(source.data().join(file.file_name().unwrap())).unwrap();
+        assert!(std::fs::read(file).unwrap() == theirs, "{} differs", file.display());
+    }
+    let acknowledged = source.value("SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME='RPL_SEMI_SYNC_MASTER_NO_TX'").await;
+    assert_eq!(acknowledged, "0", "each commit was acknowledged");
+    let stranger = MariaDb::new(4, false);
+    stranger.start_new().await;
+    stranger.replicate_from(relay.port()).await;
+    stranger.run(&["STOP SLAVE", "CHANGE MASTER TO MASTER_PASSWORD='wrong'", "START SLAVE"]).await;
+    let error = wait_until("the stranger to be refused", SOON, stranger.dir(), async || {
+        let error = stranger.slave_status("Last_IO_Error").await;
+        error.contains("Access denied").then_some(error)
+    })
+    .await;
+    assert!(!relay.log().contains("wrong") && !relay.log().contains("repl-secret"), "{error}");
+}
+
+/// A replica that the log does not reach back to, or that has more than the log, is told so, as by a source.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_does_not_fit_is_refused() {
+    let source = source().await;
+    let mut relay = BinlogRelay::of(source.port());
+    relay.start().await;
+    source.run(TABLE).await;
+    source.run(&["FLUSH BINARY LOGS", "INSERT INTO app.t VALUES (1, 'one')"]).await;
+    let replica = replica(2, &relay).await;
+    wait_for_gtid(&replica, &position(&source).await).await;
+    for (position, says) in [("0-1-999", "not in the master's binlog"), ("0-9-1", "not in the master's binlog")] {
+        replica.run(&["STOP SLAVE", &format!("SET GLOBAL gtid_slave_pos = '{position}'"), "START SLAVE"]).await;
+        let error = wait_until("the replica to be refused", SOON, replica.dir(), async || {
+            let error = replica.slave_status("Last_IO_Error").await;
+            error.contains(says).then_some(error)
+        })
+        .await;
+        assert!(error.contains("1236"), "{error}");
+    }
+}
+
+/// Writes rows one by one, and remembers which commits were acknowledged. A connection that is lost is made again.
+struct Writers {
+    stop: Arc<AtomicBool>,
+    tasks: Vec<tokio::task::JoinHandle<BTreeSet<u64>>>,
+    acknowledged: Arc<AtomicU64>,
+}
+
+impl Writers {
+    fn start(source: &Arc<MariaDb>, count: u64) -> Writers {
+        let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let tasks = (0..count).map(|writer| {
+            let (stop, total, source) = (Arc::clone(&stop), Arc::clone(&acknowledged), Arc::clone(source));
+            tokio::spawn(async move {
+                let (mut done, mut next, mut connection) = (BTreeSet::new(), (writer + 1) << 32, None);
+                while !stop.load(Ordering::Relaxed) {
+                    if connection.is_none() {
+                        connection = source.connect().await.ok();
+                    }
+                    let Some(open) = &mut connection else {
+                        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                        continue;
+                    };
+                    next += 1;
+                    let insert = open.query_drop(format!("INSERT INTO app.t VALUES ({next}, 'row')"));
+                    // A commit may wait for a relay that does not come back: its outcome is unknown then.
+                    let result = tokio::select! {
+                        result = insert => result.is_ok(),
+                        () = async {
+                            while !stop.load(Ordering::Relaxed) {
+                                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                            }
+                        } => false,
+                    };
+                    if result {
+                        done.insert(next);
+                        total.fetch_add(1, Ordering::Relaxed);
+                    } else {
+                        connection = None;
+                    }
+                }
+                done
+            })
+        });
+        Writers { stop: Arc::clone(&stop), tasks: tasks.collect(), acknowledged }
+    }
+
+    /// Waits for so many more acknowledged commits.
+    async fn more(&self, count: u64, source: &MariaDb) {
+        let target = self.acknowledged.load(Ordering::Relaxed) + count;
+        wait_until("commits to be acknowledged", SOON * 2, source.dir(), async || {
+            (self.acknowledged.load(Ordering::Relaxed) >= target).then_some(())
+        })
+        .await;
+    }
+
+    async fn end(self) -> BTreeSet<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut all = BTreeSet::new();
+        for task in self.tasks {
+            all.extend(task.await.unwrap());
+        }
+        all
+    }
+}
+
+async fn rows(server: &MariaDb) -> BTreeSet<u64> {
+    let mut connection = server.connect().await.unwrap();
+    let ids: Vec<u64> = connection.query("SELECT id FROM app.t").await.unwrap();
+    ids.into_iter().collect()
+}
+
+/// The relay and the replica are killed while commits are acknowledged, then the source for good: what was acknowledged is in the relay. A
+/// replica takes over by GTID, the relay follows it in a new epoch, and other replicas go on. The old source has a commit that nobody
+/// acknowledged: it is not followed.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_acknowledged_is_lost_and_an_old_source_is_recognised() {
+    let source = source().await;
+    let mut relay = BinlogRelay::of(source.port());
+    relay.start().await;
+    source.run(TABLE).await;
+    let (heir, other) = (replica(2, &relay).await, replica(3, &relay).await);
+    let shared = Arc::new(source);
+    let writers = Writers::start(&shared, 4);
+    writers.more(50, &shared).await;
+    relay.kill9().await;
+    relay.start().await;
+    writers.more(50, &shared).await;
+    heir.kill9().await;
+    heir.start().await;
+    shared.run(&["FLUSH BINARY LOGS"]).await;
+    writers.more(50, &shared).await;
+    // What the source had written and not been told is durable is committed when it recovers.
+    shared.kill9().await;
+    shared.start().await;
+    writers.more(50, &shared).await;
+    // Without the relay commits wait, and are in the source's own binary log.
+    relay.kill9().await;
+    wait_until("commits to wait", SOON, shared.dir(), async || {
+        let waiting = shared
+            .value("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for semi-sync ACK%'")
+            .await;
+        (waiting != "0").then_some(())
+    })
+    .await;
+    shared.kill9().await;
+    let acknowledged = writers.end().await;
+    assert!(acknowledged.len() >= 200);
+    relay.launch();
+    let held = relay.wait_for("open its log", |metrics| metrics.sum("kingpost_relay_epoch", &[]) == 1.0).await;
+    assert_eq!(held.sum("kingpost_relay_streaming", &[]), 0.0);
+    let gtids = relay.gtids().await;
+    for replica in [&heir, &other] {
+        wait_for_gtid(replica, &gtids).await;
+    }
+    let there = rows(&heir).await;
+    let lost: Vec<_> = acknowledged.difference(&there).collect();
+    assert!(lost.is_empty(), "acknowledged and lost: {lost:?}");
+
+    // A replica takes over; the other one stays with the relay.
+    let nodes = [("n1", shared.port()), ("n2", heir.port()), ("n3", other.port())];
+    let (done, said) = relay.failover(&nodes, &["--to", "n2"]).await;
+    assert!(done, "{said}");
+    relay
+        .wait_for("follow the new source", |metrics| {
+            metrics.sum("kingpost_relay_streaming", &[]) == 1.0 && metrics.sum("kingpost_relay_epoch", &[]) == 2.0
+        })
+        .await;
+    let (done, said) = relay.failover(&nodes, &[]).await;
+    assert!(!done && said.contains("the source lives"), "{said}");
+    heir.run(&[
+        "INSERT INTO app.t VALUES (1, 'after the failover')",
+        "FLUSH BINARY LOGS",
+        "INSERT INTO app.t VALUES (2, 'and on')",
+    ])
+    .await;
+    let at = position(&heir).await;
+    wait_for_gtid(&other, &at).await;
+    assert_eq!(checksum(&other).await, checksum(&heir).await);
+    // One that begins with nothing gets it all, over both epochs.
+    let fresh = replica(4, &relay).await;
+    wait_for_gtid(&fresh, &at).await;
+    assert_eq!(checksum(&fresh).await, checksum(&heir).await);
+
+    // The old source comes back, with a commit that was never acknowledged.
+    let source = shared;
+    source.start().await;
+    let more = rows(&source).await;
+    assert!(more.difference(&there).next().is_some(), "the old source has what nobody acknowledged");
+    // Another name for it: by the configured one the relay goes on with what the failover said.
+    relay.follow(&format!("localhost:{}", source.port()));
+    relay.wait_for("recognise the old source", has_alarm).await;
+    let (_, why) = relay.http("/readyz").await.unwrap();
+    assert!(why.contains("the server lacks"), "{why}");
+    assert_eq!(relay.metrics().await.sum("kingpost_relay_epoch", &[]), 2.0, "nothing of it was taken");
+    source.replicate_from(relay.port()).await;
+    source.run(&["STOP SLAVE", "SET GLOBAL gtid_slave_pos = @@gtid_binlog_pos", "START SLAVE"]).await;
+    let error = wait_until("the old source to be refused as a replica", SOON, source.dir(), async || {
+        let error = source.slave_status("Last_IO_Error").await;
+        (!error.is_empty()).then_some(error)
+    })
+    .await;
+    assert!(error.contains("not in the master's binlog"), "{error}");
+}
+
+/// A crash leaves the beginning of an event: it is cut off, and the source sends it again. A byte that is wrong is no such beginning.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_position_is_found_in_the_files_alone() {
+    let source = source().await;
+    let mut relay = BinlogRelay::of(source.port());
+    relay.start().await;
+    source.run(TABLE).await;
+    source.run(&["INSERT INTO app.t VALUES (1, 'one')", "INSERT INTO app.t VALUES (2, 'two')"]).await;
+    let before = relay.gtids().await;
+    relay.kill9().await;
+    let last = files(&relay, "0000000001-1").pop().unwrap();
+    let whole = std::fs::read(&last).unwrap();
+    // The head of an event, and 14 bytes of it, as a torn write leaves them.
+    let mut torn = whole.clone();
+    torn.extend_from_slice(&event::artificial(Kind::XID, 1, 0, 0, &[0; 40], Checksum::Crc32)[..33]);
+    std::fs::write(&last, &torn).unwrap();
+    relay.start().await;
+    assert_eq!(relay.gtids().await, before);
+    source.run(&["INSERT INTO app.t VALUES (3, 'three')"]).await;
+    let replica = replica(2, &relay).await;
+    wait_for_gtid(&replica, &position(&source).await).await;
+    assert_eq!(checksum(&replica).await, checksum(&source).await);
+
+    relay.kill9().await;
+    let mut broken = std::fs::read(&last).unwrap();
+    let middle = whole.len() - 60;
+    broken[middle] ^= 0x20;
+    std::fs::write(&last, &broken).unwrap();
+    relay.launch();
+    let status = relay.process().wait_exit(SOON).await;
+    assert!(!status.success());
+    let said = relay.log();
+    assert!(said.contains("it is damaged") && said.contains("Nothing was changed"), "{said}");
+    assert!(std::fs::read(&last).unwrap() == broken);
+}
+
+/// Settings by which a commit does not wait raise the alarm, and putting them right ends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_does_not_wait_raises_the_alarm() {
+    let source = source().await;
+    let mut relay = BinlogRelay::of(source.port());
+    relay.start().await;
+    assert_eq!(relay.http("/readyz").await.unwrap().0, 200);
+    source.run(&["SET GLOBAL rpl_semi_sync_master_timeout = 1000"]).await;
+    relay.wait_for("raise the alarm", has_alarm).await;
+    let (status, why) = relay.http("/readyz").await.unwrap();
+    assert!(status != 200 && why.contains("rpl_semi_sync_master_timeout is 1000 ms"), "{why}");
+    let (good, said) = relay.check().await;
+    assert!(!good && said.contains("rpl_semi_sync_master_timeout is 1000 ms"), "{said}");
+    source.run(&["SET GLOBAL rpl_semi_sync_master_timeout = 4294967295"]).await;
+    relay.wait_for("end the alarm", |metrics| !has_alarm(metrics)).await;
+    let (good, said) = relay.check().await;
+    assert!(good, "{said}");
+    source.run(&["SET GLOBAL rpl_semi_sync_master_wait_point = AFTER_COMMIT"]).await;
+    relay.wait_for("raise the alarm again", has_alarm).await;
+}
+
+/// Semi-synchronous replication that is switched on while the relay is connected: a source takes a replica for a semi-synchronous one only when it asks for
+/// events, so the relay has to ask again, or commits would wait for ever. Switched off, the relay goes on receiving, with its alarm.
+#[tokio::test(flavor = "multi_thread")]
+async fn semi_sync_may_be_switched_while_connected() {
+    let source = MariaDb::new(1, true).option("--rpl-semi-sync-master-enabled=OFF");
+    source.start_new().await;
+    let mut relay = BinlogRelay::of(source.port());
+    relay.start().await;
+    relay.wait_for("raise the alarm", has_alarm).await;
+    source.run(TABLE).await;
+    let insert = async |statements: &[&str], says: &str| {
+        within("a commit", SOON, relay.logs(), source.run(statements)).await;
+        let at = position(&source).await;
+        let has = |metrics: &kingpost_tests::Metrics| {
+            let state = metrics.samples.iter().find(|sample| sample.name == "kingpost_relay_durable_info");
+            state.and_then(|sample| sample.labels.get("gtids")).is_some_and(|gtids| *gtids == at)
+        };
+        relay.wait_for(says, has).await;
+    };
+    let status = async |name: &str| {
+        let of = format!("SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = '{name}'");
+        source.value(&of).await
+    };
+    insert(&["INSERT INTO app.t VALUES (1, 'one')"], "receive without semi-sync").await;
+    let on = "SET GLOBAL rpl_semi_sync_master_enabled = ON";
+    insert(&[on, "INSERT INTO app.t VALUES (2, 'two')"], "receive with semi-sync").await;
+    relay.wait_for("end the alarm", |metrics| !has_alarm(metrics)).await;
+    assert_eq!(status("RPL_SEMI_SYNC_MASTER_CLIENTS").await, "1");
+    assert_eq!(status("RPL_SEMI_SYNC_MASTER_YES_TX").await, "1");
+    let off = "SET GLOBAL rpl_semi_sync_master_enabled = OFF";
+    insert(&[off, "INSERT INTO app.t VALUES (3, 'three')"], "receive after it was switched off").await;
+    relay.wait_for("raise the alarm again", has_alarm).await;
+    insert(&[on, "INSERT INTO app.t VALUES (4, 'four')"], "receive after it was switched on again").await;
+    assert_eq!(status("RPL_SEMI_SYNC_MASTER_NO_TX").await, "0");
+}
+
+/// A source whose events are what `events` says, which lets everybody in. Gives its port, and what was acknowledged to it.
+fn hostile(events: Vec<Vec<u8>>) -> (u16, Arc<AtomicU64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, acknowledged) = (listener.local_addr().unwrap().port(), Arc::new(AtomicU64::new(0)));
+    let count = Arc::clone(&acknowledged);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = converse(stream.unwrap(), &events, &count);
+        }
+    });
+    (port, acknowledged)
+}
+
+fn converse(mut stream: TcpStream, events: &[Vec<u8>], acknowledged: &AtomicU64) -> std::io::Result<()> {
+    let mut messages = Messages::new(1 << 20);
+    let mut pending = Vec::new();
+    let mut next = |stream: &mut TcpStream| -> std::io::Result<Vec<u8>> {
+        loop {
+            let mut input = &pending[..];
+            let message = messages.next(&mut input).unwrap();
+            let used = pending.len() - input.len();
+            pending.drain(..used);
+            if let Some((_, message)) = message {
+                return Ok(message);
+            }
+            let mut buffer = [0; 4096];
+            let count = stream.read(&mut buffer)?;
+            if count == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            pending.extend_from_slice(&buffer[..count]);
+        }
+    };
+    let send = |stream: &mut TcpStream, sequence: u8, payloads: &[Vec<u8>]| {
+        let mut out = Vec::new();
+        let mut sequence = sequence;
+        for payload in payloads {
+            sequence = message(&mut out, sequence, payload);
+        }
+        stream.write_all(&out)
+    };
+    send(&mut stream, 0, &[Greeting::new("5.5.5-10.11.6-MariaDB".into(), 1, [33; 20], false).encode()])?;
+    next(&mut stream)?;
+    send(&mut stream, 2, &[reply::ok()])?;
+    loop {
+        let command = next(&mut stream)?;
+        let text = String::from_utf8_lossy(command.get(1..).unwrap_or_default()).into_owned();
+        let row = |values: &[&str]| {
+            let names: Vec<&str> = values.iter().map(|_| "v").collect();
+            reply::rows(&names, &[values.iter().map(|value| Some((*value).to_owned())).collect()])
+        };
+        match command[0] {
+            0x12 => break,
+            3 if text.contains("@@global.server_id") => {
+                let values = [
+                    "1",
+                    "1",
+                    "CRC32",
+                    "0-1-1",
+                    "0-1-1",
+                    "1",
+                    "4294967295",
+                    "AFTER_SYNC",
+                    "1",
+                    "0",
+                    "10.11.6-MariaDB",
+                    "1",
+                ];
+                send(&mut stream, 1, &row(&values))?;
+            }
+            3 if text.starts_with("SHOW BINARY LOGS") => send(&mut stream, 1, &row(&["bin.000001", "1000"]))?,
+            3 if text.starts_with("SHOW GLOBAL STATUS") => send(&mut stream, 1, &row(&["s", "ON"]))?,
+            _ => send(&mut stream, 1, &[reply::ok()])?,
+        }
+    }
+    let payloads: Vec<Vec<u8>> = events.iter().map(|event| [&[0, 0xef, 1][..], event].concat()).collect();
+    send(&mut stream, 1, &payloads)?;
+    loop {
+        next(&mut stream)?;
+        acknowledged.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A source that lies, or sends what nobody can take, gets a clear error, and no acknowledgement of anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hostile_source_gets_an_error_and_no_acknowledgement() {
+    let sum = Checksum::Crc32;
+    let begin = event::announce(1, "bin.000001", 4, sum);
+    let xid = |end: u32| event::artificial(Kind::XID, 1, end, 0, &[0; 8], sum);
+    let mut damaged = xid(4 + 31);
+    damaged[25] ^= 1;
+    let mut endless = xid(0);
+    endless[9..13].copy_from_slice(&u32::MAX.to_le_bytes());
+    for (events, says) in [
+        (vec![begin.clone(), xid(400)], "the source lies"),
+        (vec![begin.clone(), damaged], "it is damaged"),
+        (vec![begin.clone(), endless], "4294967295 bytes"),
+        (vec![event::announce(1, "../../etc/passwd.1", 4, sum)], "names a binary log"),
+        (vec![event::announce(1, "bin.000009", 4, sum)], "was asked for"),
+        (vec![begin, event::announce(1, "bin.000007", 4, sum)], "are missing"),
+    ] {
+        let (port, acknowledged) = hostile(events);
+        let mut relay = BinlogRelay::of(port);
+        relay.launch();
+        relay.wait_for("raise the alarm", has_alarm).await;
+        let (_, why) = relay.http("/readyz").await.unwrap();
+        assert!(why.contains(says), "{why}");
+        assert_eq!(acknowledged.load(Ordering::Relaxed), 0, "{says}");
+        assert_eq!(relay.gtids().await, "");
+    }
+}
+
+/// Clients that are no replicas: refused or dropped, and the relay goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_are_no_replicas() {
+    let source = source().await;
+    let mut relay = BinlogRelay::of(source.port()).set("relay.login_timeout", "1s").set("relay.max_downstreams", 3);
+    relay.start().await;
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"\xff\xff\xff\x01", b"\0\0\0\x01", &[0; 100]] {
+        let port = relay.port();
+        let garbage = garbage.to_vec();
+        let talk = tokio::task::spawn_blocking(move || {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            stream.write_all(&garbage).unwrap();
+            let mut heard = Vec::new();
+            // Until the relay ends it.
+            let _ = stream.read_to_end(&mut heard);
+        });
+        within("the relay to end a connection", SOON, relay.logs(), talk).await.unwrap();
+    }
+    // Half-open ones take places only until the time for a login is over.
+    let open: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(("127.0.0.1", relay.port())).unwrap()).collect();
+    source.run(TABLE).await;
+    let replica = replica(2, &relay).await;
+    wait_for_gtid(&replica, &position(&source).await).await;
+    drop(open);
+    relay.wait_for("refuse all of them", |metrics| metrics.sum("kingpost_relay_refused_total", &[]) >= 7.0).await;
+}
+
+/// With TLS on both sides; a replica without it is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn events_cross_the_network_encrypted() {
+    let authority = Authority::new();
+    let here = &["localhost", "127.0.0.1"];
+    let (of_source, of_relay) = (authority.issue("source", here), authority.issue("relay", here));
+    let text = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let ca = text(&authority.ca_file());
+    let mut source = MariaDb::new(1, true).files(&[
+        ("ca.pem", &authority.ca_file()),
+        ("cert.pem", &of_source.cert),
+        ("key.pem", &of_source.key),
+    ]);
+    for (option, name) in [("ssl-ca", "ca.pem"), ("ssl-cert", "cert.pem"), ("ssl-key", "key.pem")] {
+        let path = source.dir().join(name);
+        source = source.option(&format!("--{option}={}", path.display()));
+    }
+    source.start_new().await;
+    source.run(&["SET sql_log_bin = 0", "ALTER USER repl@'%' REQUIRE SSL"]).await;
+    let mut relay = BinlogRelay::of(source.port())
+        .set("relay.upstream.tls.mode", "verify-full")
+        .set("relay.upstream.tls.ca_file", ca)
+        .set("relay.tls.mode", "require")
+        .set("relay.tls.cert_file", text(&of_relay.cert))
+        .set("relay.tls.key_file", text(&of_relay.key));
+    relay.start().await;
+    source.run(TABLE).await;
+    source.run(&["INSERT INTO app.t VALUES (1, 'one'), (2, REPEAT('y', 17000000))"]).await;
+    let replica = MariaDb::new(2, false).files(&[("ca.pem", &authority.ca_file())]);
+    replica.start_new().await;
+    replica.replicate_from(relay.port()).await;
+    wait_until("the replica without TLS to be refused", SOON, replica.dir(), async || {
+        replica.slave_status("Last_IO_Error").await.contains("insecure transport").then_some(())
+    })
+    .await;
+    let trusts =
+        format!("CHANGE MASTER TO MASTER_SSL = 1, MASTER_SSL_CA = '{}'", replica.dir().join("ca.pem").display());
+    replica.run(&["STOP SLAVE", &trusts, "START SLAVE"]).await;
+    wait_for_gtid(&replica, &position(&source).await).await;
+    assert_eq!(checksum(&replica).await, checksum(&source).await);
+}

@@ -1,0 +1,496 @@
+//! Servers of MariaDB, and a relay of their binary log: the real programs, each in a directory of its own.
+
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use mysql_async::prelude::Queryable as _;
+use toml::{Table, Value};
+
+use crate::kingpost::{kingpost_bin, set};
+use crate::metrics::Metrics;
+use crate::port::Port;
+use crate::process::{Process, RunAs, command};
+use crate::run::{Files, new_dir, unique};
+use crate::template::run;
+use crate::wait::{SOON, wait_until};
+
+/// The replicas' and the relay's user on servers, and on relays.
+const REPLICATOR: (&str, &str) = ("repl", "repl-secret");
+/// Who may give orders to relays.
+const OPERATOR: (&str, &str) = ("operator", "operator-secret");
+
+fn id_of(arguments: &[&str]) -> Option<u32> {
+    let output = Command::new("id").args(arguments).output().ok()?;
+    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+}
+
+/// The account that servers run as where the tests run as root.
+fn account() -> Option<(u32, u32)> {
+    static ACCOUNT: OnceLock<Option<(u32, u32)>> = OnceLock::new();
+    *ACCOUNT.get_or_init(|| {
+        if id_of(&["-u"]) != Some(0) {
+            return None;
+        }
+        ["mysql", "nobody"].iter().find_map(|name| Some((id_of(&["-u", name])?, id_of(&["-g", name])?)))
+    })
+}
+
+fn program(name: &str) -> PathBuf {
+    // Debian has the server where a user's PATH does not look.
+    let sbin = Path::new("/usr/sbin").join(name);
+    if sbin.exists() { sbin } else { name.into() }
+}
+
+/// As the servers' account, ended with the test process.
+fn server_command(name: &str, death_signal: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", death_signal]);
+    if let Some((uid, gid)) = account() {
+        command.args(["--reuid", &uid.to_string(), "--regid", &gid.to_string(), "--clear-groups"]);
+    }
+    command.arg("--").arg(program(name)).arg("--no-defaults");
+    command
+}
+
+/// The data directory of a server that was never started, made once and copied for each.
+fn template() -> &'static Path {
+    static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
+    TEMPLATE.get_or_init(|| {
+        let dir = new_dir("mariadb-template");
+        if let Some((uid, gid)) = account() {
+            chown(&dir, Some(uid), Some(gid)).expect("give a directory to the server");
+        }
+        let data = dir.join("data");
+        let mut install = server_command("mariadb-install-db", "KILL");
+        install.arg(format!("--datadir={}", data.display())).arg(format!("--tmpdir={}", dir.display()));
+        install.args(["--auth-root-authentication-method=normal", "--skip-test-db", "--innodb-log-file-size=8M"]);
+        run(&mut install);
+        data
+    })
+}
+
+/// A server. Ended when dropped.
+#[derive(Debug)]
+pub struct MariaDb {
+    id: u32,
+    dir: PathBuf,
+    port: Port,
+    options: Vec<String>,
+    process: Mutex<Option<Arc<Process>>>,
+    _files: Files,
+}
+
+impl MariaDb {
+    /// A server with a `server_id`, which writes a binary log, and waits for semi-synchronous replicas (for as long as can be set) if
+    /// `semisync`. Not started.
+    ///
+    /// # Panics
+    /// When its directory cannot be made.
+    pub fn new(id: u32, semisync: bool) -> MariaDb {
+        let dir = new_dir(&format!("mariadb{id}"));
+        run(Command::new("cp").arg("-a").arg(template()).arg(dir.join("data")));
+        if let Some((uid, gid)) = account() {
+            chown(&dir, Some(uid), Some(gid)).expect("give a directory to the server");
+        }
+        let options = [
+            "--log-bin=mysql-bin",
+            "--log-slave-updates",
+            "--gtid-strict-mode=1",
+            "--binlog-checksum=CRC32",
+            "--binlog-format=ROW",
+            "--sync-binlog=1",
+            "--innodb-flush-log-at-trx-commit=1",
+            "--innodb-buffer-pool-size=16M",
+            "--innodb-log-file-size=8M",
+            "--performance-schema=OFF",
+            "--slave-net-timeout=10",
+            "--max-allowed-packet=256M",
+        ];
+        let mut options: Vec<String> = options.iter().map(ToString::to_string).collect();
+        if semisync {
+            options.extend(
+                [
+                    "--rpl-semi-sync-master-enabled=ON",
+                    "--rpl-semi-sync-master-timeout=4294967295",
+                    "--rpl-semi-sync-master-wait-point=AFTER_SYNC",
+                    "--rpl-semi-sync-master-wait-no-slave=ON",
+                ]
+                .map(str::to_owned),
+            );
+        }
+        MariaDb { id, port: Port::reserve(), options, process: Mutex::default(), _files: Files(dir.clone()), dir }
+    }
+
+    /// Adds to its options from the next start on.
+    #[must_use]
+    pub fn option(mut self, option: &str) -> MariaDb {
+        self.options.push(option.into());
+        self
+    }
+
+    /// Copies files into its directory, which only it can read.
+    ///
+    /// # Panics
+    /// When they cannot be copied.
+    #[must_use]
+    pub fn files(self, files: &[(&str, &Path)]) -> MariaDb {
+        for (name, from) in files {
+            let path = self.dir.join(name);
+            std::fs::copy(from, &path).expect("copy a file for the server");
+            if let Some((uid, gid)) = account() {
+                chown(&path, Some(uid), Some(gid)).expect("give a file to the server");
+            }
+        }
+        self
+    }
+
+    /// Where it listens, on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// Its data directory.
+    pub fn data(&self) -> PathBuf {
+        self.dir.join("data")
+    }
+
+    /// Its directory, with its log.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Starts it, and waits until it answers.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub async fn start(&self) {
+        let mut server = server_command("mariadbd", "KILL");
+        server.args([
+            format!("--datadir={}", self.data().display()),
+            format!("--tmpdir={}", self.dir.display()),
+            format!("--socket={}", self.dir.join("socket").display()),
+            format!("--pid-file={}", self.dir.join("mariadb.pid").display()),
+            format!("--server-id={}", self.id),
+            format!("--port={}", self.port()),
+            "--bind-address=127.0.0.1".into(),
+        ]);
+        server.args(&self.options).current_dir(self.data());
+        let process = Arc::new(Process::start(&format!("mariadb{}", self.id), server, &self.dir.join("mariadb.log")));
+        *self.process.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&process));
+        wait_until(&format!("MariaDB {}", self.id), SOON * 2, &self.dir, async || {
+            let ended = process.exit_status();
+            assert!(ended.is_none(), "MariaDB ended: {}", crate::wait::tails(&self.dir));
+            self.connect().await.ok()
+        })
+        .await;
+    }
+
+    /// Starts it for the first time, with the replicas' user.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub async fn start_new(&self) {
+        self.start().await;
+        let (user, password) = REPLICATOR;
+        // Each server by itself: nothing of it is to be in a binary log.
+        self.run(&[
+            "SET sql_log_bin = 0",
+            &format!("CREATE USER {user}@'%' IDENTIFIED BY '{password}'"),
+            &format!("GRANT ALL ON *.* TO {user}@'%'"),
+        ])
+        .await;
+    }
+
+    /// Ends it at once.
+    ///
+    /// # Panics
+    /// When it is not started.
+    pub async fn kill9(&self) {
+        let process = self.process();
+        process.signal(libc::SIGKILL);
+        process.wait_exit(SOON).await;
+    }
+
+    /// Its process.
+    ///
+    /// # Panics
+    /// When it is not started.
+    pub fn process(&self) -> Arc<Process> {
+        let process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(process.as_ref().expect("the server is started"))
+    }
+
+    /// A connection as root.
+    ///
+    /// # Errors
+    /// The server's or the socket's.
+    pub async fn connect(&self) -> mysql_async::Result<mysql_async::Conn> {
+        let socket = self.dir.join("socket");
+        let options = mysql_async::OptsBuilder::default().user(Some("root")).socket(Some(socket.display().to_string()));
+        mysql_async::Conn::new(options.prefer_socket(true).max_allowed_packet(Some(200 << 20))).await
+    }
+
+    /// Runs statements, one after another, on one connection.
+    ///
+    /// # Panics
+    /// When one fails.
+    pub async fn run(&self, statements: &[&str]) {
+        let mut connection = self.connect().await.expect("connect to MariaDB");
+        for statement in statements {
+            connection.query_drop(*statement).await.unwrap_or_else(|e| panic!("{statement}: {e}"));
+        }
+    }
+
+    /// The first column of the first row, as text.
+    ///
+    /// # Panics
+    /// When the statement fails, or there is no row.
+    pub async fn value(&self, statement: &str) -> String {
+        let mut connection = self.connect().await.expect("connect to MariaDB");
+        let value: Option<Option<String>> =
+            connection.query_first(statement).await.unwrap_or_else(|e| panic!("{statement}: {e}"));
+        value.unwrap_or_else(|| panic!("{statement}: no row")).unwrap_or_default()
+    }
+
+    /// A column of what SHOW SLAVE STATUS says.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub async fn slave_status(&self, column: &str) -> String {
+        let mut connection = self.connect().await.expect("connect to MariaDB");
+        let row: Option<mysql_async::Row> =
+            connection.query_first("SHOW SLAVE STATUS").await.expect("ask for the status");
+        let value = row.and_then(|mut row| row.take_opt::<Option<String>, _>(column));
+        value.and_then(Result::ok).flatten().unwrap_or_default()
+    }
+
+    /// Replicates from whoever listens on `port` from now on, by GTID.
+    ///
+    /// # Panics
+    /// When it does not take that.
+    pub async fn replicate_from(&self, port: u16) {
+        let (user, password) = REPLICATOR;
+        self.run(&[
+            "STOP SLAVE",
+            &format!(
+                "CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={port}, MASTER_USER='{user}', MASTER_PASSWORD='{password}', \
+                 MASTER_CONNECT_RETRY=1, MASTER_HEARTBEAT_PERIOD=1, MASTER_USE_GTID=slave_pos"
+            ),
+            "SET GLOBAL read_only = 1",
+            "START SLAVE",
+        ])
+        .await;
+    }
+}
+
+/// A relay of a binary log. Ended when dropped.
+#[derive(Debug)]
+pub struct BinlogRelay {
+    name: String,
+    parent: PathBuf,
+    port: Port,
+    metrics_port: Port,
+    config: Table,
+    process: Option<Process>,
+    _files: Files,
+}
+
+impl BinlogRelay {
+    /// A relay that follows whatever listens on `upstream`; not started.
+    ///
+    /// # Panics
+    /// When its directory cannot be made.
+    pub fn of(upstream: u16) -> BinlogRelay {
+        let name = format!("binlog-relay{}", unique());
+        let parent = new_dir(&name);
+        let (port, metrics_port) = (Port::reserve(), Port::reserve());
+        let mut config = Table::new();
+        let (user, password) = REPLICATOR;
+        let mut replicas = Table::new();
+        replicas.insert("name".into(), user.into());
+        replicas.insert("password".into(), password.into());
+        let mut operator = Table::new();
+        operator.insert("name".into(), OPERATOR.0.into());
+        operator.insert("password".into(), OPERATOR.1.into());
+        operator.insert("operator".into(), true.into());
+        for (path, value) in [
+            ("relay.engine", Value::from("mariadb")),
+            ("relay.server_id", 77.into()),
+            ("relay.listen", vec![format!("127.0.0.1:{}", port.number())].into()),
+            ("relay.dir", parent.join("binlog").display().to_string().into()),
+            ("relay.upstream.address", format!("127.0.0.1:{upstream}").into()),
+            ("relay.upstream.user", user.into()),
+            ("relay.upstream.password", password.into()),
+            ("relay.upstream.heartbeat", "500ms".into()),
+            ("relay.upstream.timeout", "10s".into()),
+            ("relay.users", vec![Value::Table(replicas), Value::Table(operator)].into()),
+            ("metrics.listen", format!("127.0.0.1:{}", metrics_port.number()).into()),
+        ] {
+            set(&mut config, path, value);
+        }
+        BinlogRelay { name, port, metrics_port, config, process: None, _files: Files(parent.clone()), parent }
+    }
+
+    /// Sets `section.key`; takes effect at the next start or [`BinlogRelay::reload`].
+    #[must_use]
+    pub fn set(mut self, path: &str, value: impl Into<Value>) -> BinlogRelay {
+        set(&mut self.config, path, value.into());
+        self
+    }
+
+    /// Where replicas connect, on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// Directory of its log.
+    pub fn dir(&self) -> PathBuf {
+        self.parent.join("binlog")
+    }
+
+    /// Its directory, with what it says.
+    pub fn logs(&self) -> &Path {
+        &self.parent
+    }
+
+    /// What it has said so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.parent.join("relay.log")).unwrap_or_default()).into_owned()
+    }
+
+    /// Its process.
+    ///
+    /// # Panics
+    /// When it is not started.
+    pub fn process(&self) -> &Process {
+        self.process.as_ref().expect("the relay is started")
+    }
+
+    fn write_config(&self) {
+        let text = toml::to_string(&self.config).expect("a configuration");
+        std::fs::write(self.parent.join("relay.toml"), text).expect("write the relay's configuration");
+    }
+
+    /// Starts the binary without waiting for anything.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn launch(&mut self) {
+        self.write_config();
+        let mut relay = command(&kingpost_bin(), RunAs::Tests, "KILL");
+        relay.args(["relay", "--config"]).arg(self.parent.join("relay.toml"));
+        self.process = Some(Process::start(&self.name, relay, &self.parent.join("relay.log")));
+    }
+
+    /// Starts it (again, on the same port), and waits until it receives.
+    ///
+    /// # Panics
+    /// When it ends, or does not receive in time.
+    pub async fn start(&mut self) {
+        self.launch();
+        self.wait_for("receive", |metrics| metrics.sum("kingpost_relay_streaming", &[]) == 1.0).await;
+    }
+
+    /// Waits until its metrics are so.
+    ///
+    /// # Panics
+    /// When it ends, or they are not so in time.
+    pub async fn wait_for(&self, what: &str, condition: impl Fn(&Metrics) -> bool) -> Metrics {
+        wait_until(&format!("{} to {what}", self.name), SOON, &self.parent, async || {
+            let ended = self.process().exit_status();
+            assert!(ended.is_none(), "the relay ended with {ended:?}:\n{}", self.log());
+            self.http("/healthz").await?;
+            let metrics = self.metrics().await;
+            condition(&metrics).then_some(metrics)
+        })
+        .await
+    }
+
+    /// Follows whatever has another address from now on.
+    pub fn follow(&mut self, upstream: &str) {
+        set(&mut self.config, "relay.upstream.address", upstream.into());
+        self.write_config();
+        self.process().signal(libc::SIGHUP);
+    }
+
+    /// Runs `kingpost failover` with this relay and these servers; whether it succeeded, and what it said.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub async fn failover(&self, nodes: &[(&str, u16)], arguments: &[&str]) -> (bool, String) {
+        let table = |fields: &[(&str, String)]| {
+            Value::Table(fields.iter().map(|(name, value)| ((*name).to_owned(), Value::from(value.clone()))).collect())
+        };
+        let address = |port: u16| format!("127.0.0.1:{port}");
+        let servers = nodes.iter().map(|(name, port)| table(&[("name", (*name).into()), ("address", address(*port))]));
+        let (user, password) = (OPERATOR.0.to_owned(), OPERATOR.1.to_owned());
+        let relay =
+            [("name", "relay1".into()), ("address", address(self.port())), ("user", user), ("password", password)];
+        let mut config = Table::new();
+        for (path, value) in [
+            ("cluster.nodes", Value::from(servers.collect::<Vec<_>>())),
+            ("failover.engine", "mariadb".into()),
+            ("failover.user", REPLICATOR.0.into()),
+            ("failover.password", REPLICATOR.1.into()),
+            ("failover.step_timeout", "30s".into()),
+            ("failover.relays", vec![table(&relay)].into()),
+        ] {
+            set(&mut config, path, value);
+        }
+        let path = self.parent.join("failover.toml");
+        std::fs::write(&path, toml::to_string(&config).expect("a configuration")).expect("write the configuration");
+        kingpost(&["failover"], &path, arguments).await
+    }
+
+    /// Runs `kingpost check --online` with its configuration; whether it is good, and what was said.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub async fn check(&self) -> (bool, String) {
+        kingpost(&["check", "--online"], &self.parent.join("relay.toml"), &[]).await
+    }
+
+    /// Ends it at once.
+    ///
+    /// # Panics
+    /// When it is not started.
+    pub async fn kill9(&self) {
+        self.process().signal(libc::SIGKILL);
+        self.process().wait_exit(SOON).await;
+    }
+
+    /// Status and body of a GET on the metrics address; none if it does not answer.
+    pub async fn http(&self, path: &str) -> Option<(u16, String)> {
+        crate::metrics::get(self.metrics_port.number(), path).await
+    }
+
+    /// The metrics now.
+    ///
+    /// # Panics
+    /// When they cannot be had, or are not valid.
+    pub async fn metrics(&self) -> Metrics {
+        Metrics::now(self.metrics_port.number()).await
+    }
+
+    /// What it says is durable, as `@@gtid_binlog_state` says it.
+    ///
+    /// # Panics
+    /// When the metrics cannot be had.
+    pub async fn gtids(&self) -> String {
+        let metrics = self.metrics().await;
+        let sample = metrics.samples.iter().find(|sample| sample.name == "kingpost_relay_durable_info");
+        sample.and_then(|sample| sample.labels.get("gtids").cloned()).unwrap_or_default()
+    }
+}
+
+/// Runs a command to its end; whether it succeeded, and what it said.
+async fn kingpost(what: &[&str], config: &Path, arguments: &[&str]) -> (bool, String) {
+    let mut run = command(&kingpost_bin(), RunAs::Tests, "KILL");
+    run.args(what).arg("--config").arg(config).args(arguments);
+    let mut run = tokio::process::Command::from(run);
+    let output = run.kill_on_drop(true).output().await.expect("run kingpost");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
