@@ -9,6 +9,7 @@ use ::binlog::event::{CHECKSUM, Checksum, HEADER, Kind, artificial};
 
 use super::*;
 use crate::log::flush;
+use crate::log::tests::directory;
 
 const SUM: Checksum = Checksum::Crc32;
 
@@ -69,7 +70,7 @@ fn name(number: u64) -> FileName {
 }
 
 fn open(dir: &Path) -> Result<(Writer, Arc<Log>), LogError> {
-    Log::open(&Directory::open(dir).unwrap())
+    Log::open(&directory(dir))
 }
 
 /// Writes a file through the writer, transaction by transaction.

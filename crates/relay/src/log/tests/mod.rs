@@ -62,7 +62,7 @@ fn options(dir: &Path) -> LogOptions {
 
 /// A log's directory. A process that another test starts just now shares the lock of a directory that was open until it has replaced its image: that
 /// is waited for.
-fn directory(dir: &Path) -> Directory {
+pub(crate) fn directory(dir: &Path) -> Directory {
     for _ in 0..1_000 {
         match Directory::open(dir) {
             Err(LogError::Locked { .. }) => std::thread::sleep(std::time::Duration::from_millis(10)),
