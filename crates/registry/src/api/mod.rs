@@ -296,17 +296,26 @@ impl Context {
         after: Revision,
         limit: Duration,
     ) -> Result<(), ApiError> {
-        let _place = self.place_of(request)?;
         let deadline = Instant::now() + limit.min(self.limits.wait);
-        let mut stopping = self.stopping.clone();
         let changed = async {
             match watched {
                 Watched::Service(service) => self.registry.watch(service, after, deadline).await,
                 Watched::Namespace(namespace) => self.registry.watch_namespace(namespace, after, deadline).await,
             }
         };
+        self.hold(request, async { changed.await.map(drop).map_err(ApiError::from) }).await
+    }
+
+    /// Holds a request back, at a place among those that wait, until `waited` is over or the server stops.
+    async fn hold(
+        &self,
+        request: &Request,
+        waited: impl Future<Output = Result<(), ApiError>>,
+    ) -> Result<(), ApiError> {
+        let _place = self.place_of(request)?;
+        let mut stopping = self.stopping.clone();
         tokio::select! {
-            changed = changed => changed.map(drop).map_err(ApiError::from),
+            waited = waited => waited,
             // An error means that the server has gone: the same.
             _ = stopping.wait_for(|stop| *stop) => Ok(()),
         }

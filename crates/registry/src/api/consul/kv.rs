@@ -138,15 +138,11 @@ pub(super) async fn watched<T>(
     if !known {
         return Ok((Blocked { index: now, waited: false }, found));
     }
-    let _place = call.context.place_of(request)?;
     let wait = request.duration("wait")?.filter(|wait| !wait.is_zero()).unwrap_or(DEFAULT_WAIT);
     let wait = wait.min(call.context.limits.wait);
     let deadline = Instant::now() + (wait + jitter(wait)).min(call.context.limits.wait);
-    let mut stopping = call.context.stopping.clone();
-    tokio::select! {
-        waited = registry.kv_wait(&call.namespace, subject, wanted, deadline) => waited?,
-        _ = stopping.wait_for(|stop| *stop) => {}
-    }
+    let changed = registry.kv_wait(&call.namespace, subject, wanted, deadline);
+    call.context.hold(request, async { changed.await.map_err(ApiError::from) }).await?;
     let found = read()?;
     // Never lower than the client has heard: it would begin anew for nothing.
     let index = index(&found).max(wanted);
