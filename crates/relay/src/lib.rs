@@ -31,6 +31,7 @@ mod orders;
 mod promise;
 mod relay;
 mod reset;
+mod running;
 mod session;
 mod settings;
 mod shared;

@@ -1,11 +1,9 @@
 //! A running relay: its threads and tasks, started and ended together.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
@@ -15,6 +13,7 @@ use crate::error::StartError;
 use crate::log::{self, Directory, Log, LogError, LogFailure, LogMetrics, LogOptions, Writer};
 use crate::promise::PromiseFile;
 use crate::reset;
+use crate::running::{Receiving, listen};
 use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::slots::{self, SlotError, Slots};
@@ -34,8 +33,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub struct Relay {
     shared: Arc<Shared>,
     addresses: Vec<SocketAddr>,
-    /// The receiving thread, until it was joined.
-    thread: Mutex<Option<JoinHandle<()>>>,
+    receiving: Receiving,
 }
 
 impl Relay {
@@ -72,16 +70,11 @@ impl Relay {
             writer
         });
         let receiver = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("relay-receive".into())
-            .spawn(move || upstream::run(&receiver, writer))
-            .map_err(StartError::Thread)?;
-        let relay = Relay { shared, addresses, thread: Mutex::new(Some(thread)) };
+        let receiving = Receiving::start("relay-receive", move || upstream::run(&receiver, writer))?;
+        let relay = Relay { shared, addresses, receiving };
         let _context = runtime.enter();
         for listener in listeners {
-            let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
-            let listener = TcpListener::from_std(listener).map_err(|source| StartError::Listen { address, source })?;
-            runtime.spawn(downstream::serve(listener, Arc::clone(&relay.shared)));
+            runtime.spawn(downstream::serve(listen(listener)?, Arc::clone(&relay.shared)));
         }
         runtime.spawn(maintain(Arc::clone(&relay.shared)));
         runtime.spawn(clean_up(Arc::clone(&relay.shared)));
@@ -119,12 +112,7 @@ impl Relay {
         if let Some(failure) = self.failure() {
             return Err(failure.to_string());
         }
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        match thread.as_ref() {
-            Some(thread) if !thread.is_finished() => Ok(()),
-            Some(_) => Err("the receiving thread has ended".into()),
-            None => Err("the relay has been stopped".into()),
-        }
+        self.receiving.alive()
     }
 
     /// Follows another upstream from now on, from where the log is. It must have that position in its history.
@@ -186,10 +174,7 @@ impl Relay {
     pub fn shutdown(&self) {
         self.shared.control.stop();
         self.shared.stopping.send_replace(true);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if thread.is_some_and(|thread| thread.join().is_err()) {
-            warn!("the receiving thread panicked");
-        }
+        self.receiving.join();
         let end = std::time::Instant::now() + FAREWELL;
         while self.shared.places.taken() > 0 && std::time::Instant::now() < end {
             // Nothing tells when the last task has gone, and nothing depends on it.

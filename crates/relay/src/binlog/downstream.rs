@@ -32,6 +32,7 @@ use super::orders;
 use super::shared::{Fed, Shared};
 use crate::downstream::transport::Transport;
 use crate::log::lock;
+use crate::running::accept;
 use crate::socket::notice_a_dead_host;
 
 /// Longest message of a replica, in bytes: a position with very many domains.
@@ -74,24 +75,12 @@ struct Connection {
 
 /// Accepts until the relay is stopped.
 pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = shared.stopped() => return,
-        };
-        match accepted {
-            Ok((stream, peer)) => {
-                shared.counts.accepted.fetch_add(1, Ordering::Relaxed);
-                let shared = Arc::clone(&shared);
-                tokio::spawn(async move { connection(stream, peer.to_string(), shared).await });
-            }
-            Err(error) => {
-                // Out of descriptors, or the peer is gone: either way only time helps.
-                warn!(%error, "cannot accept a replica");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
+    let take = |stream, peer| {
+        shared.counts.accepted.fetch_add(1, Ordering::Relaxed);
+        let shared = Arc::clone(&shared);
+        tokio::spawn(async move { connection(stream, peer, shared).await });
+    };
+    accept(listener, "replica", shared.stopped(), take).await;
 }
 
 async fn connection(stream: TcpStream, peer: String, shared: Arc<Shared>) {

@@ -2,11 +2,9 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
@@ -20,6 +18,7 @@ use crate::error::StartError;
 use crate::log::{Directory, FlushTimes};
 use crate::promise::{Promise, PromiseFile};
 use crate::relay::bind;
+use crate::running::{Receiving, listen};
 use crate::upstream::Control;
 
 /// Time between two looks at what can be removed, and at the source's variables.
@@ -30,8 +29,7 @@ const MAINTENANCE: Duration = Duration::from_secs(5);
 pub struct BinlogRelay {
     shared: Arc<Shared>,
     addresses: Vec<SocketAddr>,
-    /// The receiving thread, until it was joined.
-    thread: Mutex<Option<JoinHandle<()>>>,
+    receiving: Receiving,
 }
 
 impl BinlogRelay {
@@ -58,16 +56,11 @@ impl BinlogRelay {
         let control = Control::new(followed, &config.upstream.address);
         let shared = Arc::new(Shared::new(settings, control, promise, log));
         let receiver = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("binlog-receive".into())
-            .spawn(move || upstream::run(&receiver, writer))
-            .map_err(StartError::Thread)?;
-        let relay = BinlogRelay { shared, addresses, thread: Mutex::new(Some(thread)) };
+        let receiving = Receiving::start("binlog-receive", move || upstream::run(&receiver, writer))?;
+        let relay = BinlogRelay { shared, addresses, receiving };
         let _context = runtime.enter();
         for listener in listeners {
-            let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
-            let listener = TcpListener::from_std(listener).map_err(|source| StartError::Listen { address, source })?;
-            runtime.spawn(downstream::serve(listener, Arc::clone(&relay.shared)));
+            runtime.spawn(downstream::serve(listen(listener)?, Arc::clone(&relay.shared)));
         }
         runtime.spawn(maintain(Arc::clone(&relay.shared)));
         Ok(relay)
@@ -98,12 +91,7 @@ impl BinlogRelay {
         if let Some(failure) = self.shared.log.failure() {
             return Err(failure.to_string());
         }
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        match thread.as_ref() {
-            Some(thread) if !thread.is_finished() => Ok(()),
-            Some(_) => Err("the receiving thread has ended".into()),
-            None => Err("the relay has been stopped".into()),
-        }
+        self.receiving.alive()
     }
 
     /// Takes over everything but `listen` and `dir`, which need a restart.
@@ -124,10 +112,7 @@ impl BinlogRelay {
     pub fn shutdown(&self) {
         self.shared.control.stop();
         self.shared.stopping.send_replace(true);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if thread.is_some_and(|thread| thread.join().is_err()) {
-            warn!("the receiving thread panicked");
-        }
+        self.receiving.join();
     }
 }
 

@@ -25,6 +25,7 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 use wire::{Frame, HEADER, Severity, Sqlstate, message};
 
+use crate::running::accept;
 use crate::shared::Shared;
 use crate::socket::notice_a_dead_host;
 use transport::Transport;
@@ -65,24 +66,12 @@ struct Connection {
 
 /// Accepts until the relay is stopped.
 pub(crate) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = shared.stopped() => return,
-        };
-        match accepted {
-            Ok((stream, peer)) => {
-                shared.metrics.accepted.fetch_add(1, Ordering::Relaxed);
-                let shared = Arc::clone(&shared);
-                tokio::spawn(async move { connection(stream, peer.to_string(), shared).await });
-            }
-            Err(error) => {
-                // Out of descriptors, or the peer is gone: either way only time helps.
-                warn!(%error, "cannot accept a downstream");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
+    let take = |stream, peer| {
+        shared.metrics.accepted.fetch_add(1, Ordering::Relaxed);
+        let shared = Arc::clone(&shared);
+        tokio::spawn(async move { connection(stream, peer, shared).await });
+    };
+    accept(listener, "downstream", shared.stopped(), take).await;
 }
 
 async fn connection(stream: TcpStream, peer: String, shared: Arc<Shared>) {
