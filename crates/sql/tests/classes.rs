@@ -595,6 +595,25 @@ fn demotion_lasts_for_the_shape() {
 }
 
 #[test]
+fn the_text_of_a_parse_is_remembered_until_it_is_demoted() {
+    let mut classifier = classifier();
+    let (read, write) = (b"select * from v where a = $1", b"update v set a = $1");
+    for _ in 0..2 {
+        assert_eq!(classifier.classify_parsed(read).access, Access::Read);
+        let shape = classifier.shape();
+        // The text of another client comes between.
+        assert_eq!(classifier.classify(write).access, Access::Write);
+        assert_ne!(classifier.shape(), shape);
+        assert_eq!(classifier.classify_parsed(read).access, Access::Read);
+        assert_eq!(classifier.shape(), shape);
+        assert_eq!(classifier.classify_parsed(write).access, Access::Write);
+    }
+    assert_eq!(classifier.classify_parsed(read).access, Access::Read);
+    classifier.demote(read);
+    assert_eq!(classifier.classify_parsed(read).access, Access::Write);
+}
+
+#[test]
 fn the_cache_is_bounded_and_keeps_what_is_used() {
     let mut classifier =
         Classifier::new(ClassifierConfig { max_entries: 100, max_bytes: 1 << 20, ..ClassifierConfig::default() });

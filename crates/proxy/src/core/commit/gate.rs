@@ -192,10 +192,14 @@ impl Core {
     /// Whether what this server says to its client has to be proven: the client's session is strong, and its unit was sent without proof,
     /// because the session had the server connection already.
     pub(in crate::core) fn lacks_proof(&self, s: usize) -> bool {
+        // Asked for each answer, and mostly there are no relays.
+        if self.shared.topology.proof().is_none() {
+            return false;
+        }
         let server = &self.servers[s];
         // Who is in a lane had its proof before.
         let Some(c) = server.client.filter(|_| server.lane.is_empty()) else { return false };
-        !self.clients[c].proven && self.shared.topology.proof().is_some() && self.consistency(c) == Consistency::Strong
+        !self.clients[c].proven && self.consistency(c) == Consistency::Strong
     }
 
     /// A `ReadyForQuery`, of whomever: what the client it is for has to wait for.

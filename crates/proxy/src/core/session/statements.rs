@@ -130,7 +130,7 @@ impl Core {
         bytes: &[u8],
         frame: Frame,
     ) -> Step {
-        let class = self.classify(c, text);
+        let class = self.classify_parsed(c, text);
         let shown = self.shown_instead(c, class, text);
         let statement = match &shown {
             // For SHOW of a setting of the proxy's, the server gets another text, which is this client's alone.

@@ -7,7 +7,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use sql::{Access, Class, Control, Flags, Pins};
+use sql::{Access, Class, Classifier, Control, Flags, Pins};
 use wire::frontend::Message;
 use wire::message::Status;
 use wire::payload::Named;
@@ -317,7 +317,7 @@ impl Core {
     }
 
     fn scan_parse(&mut self, c: usize, name: &[u8], text: &[u8], types: &[u8]) {
-        let class = self.classify(c, text);
+        let class = self.classify_parsed(c, text);
         let statement = self.statement_for(c, text, types, class);
         let accepted = !name.is_empty() && statement.is_accepted();
         let described = accepted && statement.described(self.now, self.schema_version(c)).is_some();
@@ -485,6 +485,15 @@ impl Core {
 
     /// Classifies a statement text of this client.
     pub(in crate::core) fn classify(&mut self, c: usize, text: &[u8]) -> Class {
+        self.classify_by(c, text, Classifier::classify)
+    }
+
+    /// Classifies the text of a Parse of this client.
+    pub(in crate::core) fn classify_parsed(&mut self, c: usize, text: &[u8]) -> Class {
+        self.classify_by(c, text, Classifier::classify_parsed)
+    }
+
+    fn classify_by(&mut self, c: usize, text: &[u8], classify: impl FnOnce(&mut Classifier, &[u8]) -> Class) -> Class {
         // Where `standard_conforming_strings` is off, a backslash escapes a quote and the parser would misread the
         // text.
         if self.clients[c].odd_strings && text.contains(&b'\\') {
@@ -492,7 +501,7 @@ impl Core {
             self.clients[c].unflushed = true;
             return Class { pins: Pins::SET, flags: Flags::UNKNOWN.with(Flags::LOCAL), ..Class::UNKNOWN };
         }
-        let class = self.classifier.classify(text);
+        let class = classify(&mut self.classifier, text);
         if class.access == Access::Write {
             self.note_unflushed(c, text, class);
         }
