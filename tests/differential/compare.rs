@@ -94,6 +94,7 @@ pub(crate) fn compare(scene: &mut Scene<'_>, allowed: &mut Allowed, direct: &[Re
         match allowed.verdict(scene, one, other) {
             Some(Verdict::Same) => {}
             Some(Verdict::Missing) => at_proxied -= 1,
+            Some(Verdict::More) => at -= 1,
             Some(Verdict::Over) => return Compared::Over,
             None => {
                 let mismatch = Mismatch { at: at - 1, direct: one.cloned(), proxied: other.cloned() };

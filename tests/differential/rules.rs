@@ -26,6 +26,8 @@ pub(crate) enum Verdict {
     Same,
     /// What PostgreSQL says has no counterpart.
     Missing,
+    /// Nothing: the proxy says something more, which has no counterpart.
+    More,
     /// The worlds are not alike any more: the session ends without a difference.
     Over,
 }
@@ -145,8 +147,8 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "described-failed",
-        what: "in a failed transaction `Describe` of a statement that returns no rows may say 25P02",
-        why: "PostgreSQL describes it even then, but a server connection that does not have the statement cannot be given it",
+        what: "in a failed transaction `Describe` of a statement that returns no rows, and `Bind` with too many or too few parameters, may say 25P02",
+        why: "PostgreSQL describes it even then, and counts parameters first, but a server connection that does not have the statement cannot be given it",
         covers: described_failed,
     },
     Rule {
@@ -179,8 +181,8 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "parse-warning",
         what: "a warning about how a text is written (22P06, nonstandard use of escapes) comes to the first that prepares it, and not to who has the same \
-               text after that",
-        why: "prepared statements are shared: the text is not read again",
+               text after that; and twice where the name is taken already (42P05)",
+        why: "prepared statements are shared: the text is not read again; a server says that a name is taken once it has the statement under that name",
         covers: parse_warning,
     },
     Rule {
@@ -198,8 +200,8 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "replica-words",
         what: "on a replica 25006 says \"during recovery\" where the primary says \"in a read-only transaction\"; and a transaction that goes on there by \
-               `AND CHAIN` after a failure is one that may not write; and in a transaction READ ONLY that has begun with what a replica can do, `LOCK TABLE` is \
-               refused",
+               `AND CHAIN` after a failure is one that may not write; and in a transaction READ ONLY that has begun with what a replica can do, `LOCK TABLE` and \
+               `SET TRANSACTION READ WRITE` are refused (25006, 0A000)",
         why: "they are PostgreSQL's own words there; who may have to write, or to lock, says `BEGIN` without READ ONLY",
         covers: replica_words,
     },
@@ -290,7 +292,14 @@ fn kept_to_the_primary(_: &Scene<'_>, _: Option<&Reply>, proxied: Option<&Reply>
 }
 
 fn replica_words(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
-    if !scene.before.reads_elsewhere || !is_error(proxied, "25006") {
+    if !scene.before.reads_elsewhere {
+        return None;
+    }
+    let writes = matches!(proxied, Some(Reply::Error(fields)) if fields.code() == "0A000" && fields.message().contains("read-write mode during recovery"));
+    if writes && matches!(direct, Some(Reply::Complete(tag)) if tag == "SET") {
+        return Some(Verdict::Over);
+    }
+    if !is_error(proxied, "25006") {
         return None;
     }
     match direct {
@@ -371,8 +380,18 @@ fn prepared_anew(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>)
 }
 
 fn described_failed(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
-    let refused = is_error(proxied, "25P02");
-    (refused && matches!(direct, Some(Reply::Parameters(_)))).then_some(Verdict::Over)
+    if !is_error(proxied, "25P02") {
+        return None;
+    }
+    match direct {
+        Some(Reply::Parameters(_)) => Some(Verdict::Over),
+        Some(Reply::Error(fields))
+            if fields.code() == "08P01" && fields.message().starts_with("bind message supplies") =>
+        {
+            Some(Verdict::Same)
+        }
+        _ => None,
+    }
 }
 
 fn deallocate_first(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
@@ -403,7 +422,11 @@ fn inserted_parse(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>
 
 fn parse_warning(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let warned = matches!(direct, Some(Reply::Notice(fields)) if fields.code() == "22P06");
-    (warned && matches!(proxied, Some(Reply::Plain(b'1')))).then_some(Verdict::Missing)
+    let warned_again = matches!(proxied, Some(Reply::Notice(fields)) if fields.code() == "22P06");
+    if warned && matches!(proxied, Some(Reply::Plain(b'1'))) {
+        return Some(Verdict::Missing);
+    }
+    (warned_again && is_error(direct, "42P05")).then_some(Verdict::More)
 }
 
 fn replica_locks(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
@@ -514,7 +537,9 @@ mod tests {
             (placeholder, row(None), row(Some("t1")), ""),
             (none, row(None), row(Some("")), ""),
             (none, warning.clone(), Reply::Plain(b'1'), "parse-warning Missing"),
-            (none, warning, done(), ""),
+            (none, warning.clone(), done(), ""),
+            (none, error("42P05", "exists"), warning.clone(), "parse-warning More"),
+            (none, error("42P04", "exists"), warning, ""),
             (none, Reply::Parameters(Vec::new()), locked(), "inserted-parse Over"),
             (none, done(), locked(), ""),
             (none, Reply::Parameters(Vec::new()), error("42P01", "no table"), "inserted-parse Over"),
@@ -527,6 +552,8 @@ mod tests {
             (Before { resets_inside: true, ..none }, row(Some("a")), row(Some("b")), "reset-inside Over"),
             (none, row(Some("")), row(Some("kingpost")), ""),
             (none, Reply::Parameters(Vec::new()), aborted(), "described-failed Over"),
+            (none, needs("s1"), aborted(), "described-failed Same"),
+            (none, error("08P01", "invalid message"), aborted(), ""),
             (none, done(), aborted(), ""),
             (Before { deallocates: true, ..none }, late(), Reply::Complete("SET".into()), "deallocate-first Over"),
             (none, late(), Reply::Complete("SET".into()), ""),
@@ -556,6 +583,18 @@ mod tests {
                 Reply::Complete("LOCK TABLE".into()),
                 refused("during recovery"),
                 "replica-words Over",
+            ),
+            (
+                Before { reads_elsewhere: true, ..none },
+                Reply::Complete("SET".into()),
+                error("0A000", "cannot set transaction read-write mode during recovery"),
+                "replica-words Over",
+            ),
+            (
+                none,
+                Reply::Complete("SET".into()),
+                error("0A000", "cannot set transaction read-write mode during recovery"),
+                "",
             ),
             (
                 Before { reads_elsewhere: true, chains: true, ..none },

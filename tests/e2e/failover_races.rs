@@ -31,7 +31,7 @@ async fn half_of_the_relays_are_not_enough_for_a_failover() {
     // The standby receives from the first one, which stays.
     fleet.relays[1].kill9().await;
     n0.kill9().await;
-    let text = fleet.failover().fail(&["failover"]).await;
+    let text = fleet.failover().set("failover.acknowledgements", 2).fail(&["failover"]).await;
     assert!(text.contains("1 of 2 relays answer, and 2 have to be fenced"), "{text}");
     assert_eq!(fleet.relays[0].metrics().await.sum("kingpost_relay_fenced", &[]), 0.0, "nothing was changed");
     assert_eq!(n1.query("SELECT pg_is_in_recovery()").await, "t");
