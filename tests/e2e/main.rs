@@ -44,6 +44,7 @@ mod registry_fronts;
 mod registry_identity;
 mod registry_kv;
 mod registry_nodes;
+mod registry_patroni;
 mod registry_probes;
 mod registry_races;
 mod registry_safety;

@@ -100,7 +100,7 @@ impl Registry {
 }
 
 fn beat(inner: &Inner, ids: &[InstanceId]) -> Vec<Beat> {
-    let leased = inner.health.renew(ids, Alive::Passing);
+    let leased = inner.health.leases.renew(ids, Alive::Passing);
     let known = |(leased, id)| if leased || inner.cache.instance(id).is_some() { Beat::Known } else { Beat::Unknown };
     leased.into_iter().zip(ids).map(known).collect()
 }

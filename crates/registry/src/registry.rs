@@ -56,7 +56,7 @@ pub(crate) struct Inner {
     pub(crate) cache: Cache,
     pub(crate) applier: tokio::sync::Mutex<Applier>,
     pub(crate) counters: Counters,
-    pub(crate) health: Watch,
+    pub(crate) health: Arc<Watch>,
     pub(crate) queued: AtomicUsize,
     pub(crate) stop: watch::Sender<bool>,
     queue: mpsc::Sender<Request>,
@@ -101,8 +101,12 @@ impl Registry {
         // A request has at least one row, so the count of rows is reached before the queue is full.
         let (queue, requests) = mpsc::channel(settings.limits.queued_writes);
         let peers = Peers::bind(&settings.peers, settings.health.enabled)?;
+        let health = Arc::new(Watch::new(&settings.health));
         let (kv, asks) = match store.kv() {
-            Some(part) => Some(Kv::open(part, settings.kv.clone(), settings.limits.queued_writes).await?).unzip(),
+            Some(part) => {
+                let (limits, queued) = (settings.kv.clone(), settings.limits.queued_writes);
+                Some(Kv::open(part, limits, queued, Arc::clone(&health)).await?).unzip()
+            }
             None => (None, None),
         };
         let inner = Arc::new(Inner {
@@ -110,7 +114,7 @@ impl Registry {
             cache: Cache::new(memory),
             applier: tokio::sync::Mutex::default(),
             counters: Counters::default(),
-            health: Watch::new(settings.health.clone()),
+            health,
             queued: AtomicUsize::new(0),
             stop: watch::Sender::new(false),
             queue,
@@ -126,7 +130,7 @@ impl Registry {
             kv,
             settings,
         });
-        inner.health.keep_from_probes(inner.peers.bound());
+        inner.health.probing.keep_from(inner.peers.bound());
         inner.catch_up().await?;
         peers::start(&inner).await?;
         {
@@ -161,7 +165,7 @@ impl Registry {
     /// Addresses of this process that probes do not ask, unless `probe_allow` has them: whoever may register an instance could otherwise
     /// look at what only the registry's machine reaches, such as its metrics.
     pub fn keep_from_probes(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
-        self.inner.health.keep_from_probes(addresses);
+        self.inner.health.probing.keep_from(addresses);
     }
 
     /// The limits that it keeps.
@@ -198,12 +202,12 @@ impl Registry {
         let alive = alive(&writes);
         // They live now, however long the commit takes; and a time to live that becomes shorter counts from now.
         for (_, ids) in &alive {
-            self.inner.health.renew(ids, Alive::AsReported);
+            self.inner.health.leases.renew(ids, Alive::AsReported);
         }
         let answers = self.inner.write(writes).await;
         // Registering is a sign of life, also where nothing is news.
         for (alive, ids) in alive {
-            self.inner.health.renew(&ids, alive);
+            self.inner.health.leases.renew(&ids, alive);
         }
         answers
     }
@@ -223,7 +227,7 @@ impl Registry {
         for (alive, wanted) in [(Alive::Passing, true), (Alive::Unwell, false)] {
             let said = reports.iter().filter(|(_, health)| (*health == Health::Passing) == wanted);
             let ids: Vec<InstanceId> = said.map(|(id, _)| id.clone()).collect();
-            self.inner.health.renew(&ids, alive);
+            self.inner.health.leases.renew(&ids, alive);
         }
         let mut answers: Vec<Option<Result<Written, WriteError>>> = Vec::with_capacity(reports.len());
         let mut news = Vec::new();
@@ -406,7 +410,7 @@ impl Registry {
         let write_error = writable.error().map(str::to_owned);
         drop(writable);
         let mut counts = inner.counters.get();
-        counts.graces = inner.health.graces();
+        counts.graces = inner.health.leases.graces();
         Status {
             ready: store_error.is_none() && write_error.is_none() && !*inner.stop.borrow(),
             store: inner.store.name(),
@@ -418,7 +422,7 @@ impl Registry {
             services: inner.cache.entries(),
             watchers: inner.watchers.load(Ordering::Relaxed),
             queued_writes: inner.queued.load(Ordering::Relaxed),
-            protected: inner.health.protected(),
+            protected: inner.health.verdicts.protected(inner.health.leases.now()),
             peer_address: inner.peers.address().to_owned(),
             peers: inner.peers.status(),
             kv: inner.kv.as_ref().map(Kv::status).unwrap_or_default(),

@@ -20,35 +20,48 @@ use registry::{
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 
-/// A store, and the way to it, which can be cut.
+/// A store, and the way to it, which can be cut, or hang.
 struct Cut {
     store: Arc<dyn Store>,
-    cut: Arc<AtomicBool>,
+    way: Arc<Way>,
     /// Whether it can hold keys and sessions.
     has_keys: bool,
+}
+
+/// How a node gets to the store.
+#[derive(Default)]
+struct Way {
+    cut: AtomicBool,
+    /// Whoever comes waits until it is over, as for a server that does not answer.
+    hangs: AtomicBool,
+}
+
+impl Way {
+    async fn pass(&self) -> Result<(), StoreError> {
+        while self.hangs.load(Ordering::Acquire) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        match self.cut.load(Ordering::Acquire) {
+            true => Err(StoreError::Unavailable { store: "cut", doing: "connecting", reason: "the way is cut".into() }),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Its part with keys, over the same way.
 struct CutKv {
     store: Arc<dyn KvStore>,
-    cut: Arc<AtomicBool>,
-}
-
-fn is_cut(cut: &AtomicBool) -> Result<(), StoreError> {
-    match cut.load(Ordering::Acquire) {
-        true => Err(StoreError::Unavailable { store: "cut", doing: "connecting", reason: "the way is cut".into() }),
-        false => Ok(()),
-    }
+    way: Arc<Way>,
 }
 
 impl Cut {
     async fn on(directory: &tempfile::TempDir) -> Arc<Cut> {
         let store = store::open(&format!("sqlite:{}", directory.path().join("registry.db").display())).await.unwrap();
-        Arc::new(Cut { store, cut: Arc::default(), has_keys: true })
+        Arc::new(Cut { store, way: Arc::default(), has_keys: true })
     }
 
     fn set(&self, cut: bool) {
-        self.cut.store(cut, Ordering::Release);
+        self.way.cut.store(cut, Ordering::Release);
     }
 }
 
@@ -58,38 +71,38 @@ impl Store for Cut {
     }
     fn commit(&self, batch: Arc<Batch>) -> BoxFuture<'_, Result<Committed, StoreError>> {
         Box::pin(async move {
-            is_cut(&self.cut)?;
+            self.way.pass().await?;
             self.store.commit(batch).await
         })
     }
     fn resolve(&self, number: u64) -> BoxFuture<'_, Result<Option<Revision>, StoreError>> {
         Box::pin(async move {
-            is_cut(&self.cut)?;
+            self.way.pass().await?;
             self.store.resolve(number).await
         })
     }
     fn read<'a>(&'a self, sink: &'a mut dyn Sink) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
-            is_cut(&self.cut)?;
+            self.way.pass().await?;
             self.store.read(sink).await
         })
     }
     fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>> {
         Box::pin(async move {
-            is_cut(&self.cut)?;
+            self.way.pass().await?;
             self.store.collect(up_to, before, limit).await
         })
     }
     fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
         Box::pin(async move {
-            is_cut(&self.cut)?;
+            self.way.pass().await?;
             self.store.attend(own, gone).await
         })
     }
     fn changed(&self, seen: Revision) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             tokio::time::sleep(Duration::from_millis(50)).await;
-            if is_cut(&self.cut).is_ok() {
+            if self.way.pass().await.is_ok() {
                 self.store.changed(seen).await;
             }
         })
@@ -98,38 +111,38 @@ impl Store for Cut {
         if !self.has_keys {
             return None;
         }
-        Some(Arc::new(CutKv { store: self.store.kv()?, cut: Arc::clone(&self.cut) }))
+        Some(Arc::new(CutKv { store: self.store.kv()?, way: Arc::clone(&self.way) }))
     }
 }
 
 impl KvStore for CutKv {
     fn head(&self) -> BoxFuture<'_, Result<Head, StoreError>> {
         Box::pin(async move {
-            is_cut(&self.cut)?;
+            self.way.pass().await?;
             self.store.head().await
         })
     }
     fn read(&self, epoch: i64, after: Revision) -> BoxFuture<'_, Result<KvRead, StoreError>> {
         Box::pin(async move {
-            is_cut(&self.cut)?;
+            self.way.pass().await?;
             self.store.read(epoch, after).await
         })
     }
     fn commit(&self, number: u64, plan: Arc<dyn KvPlan>) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
-            is_cut(&self.cut)?;
+            self.way.pass().await?;
             self.store.commit(number, plan).await
         })
     }
     fn resolve(&self, number: u64) -> BoxFuture<'_, Result<bool, StoreError>> {
         Box::pin(async move {
-            is_cut(&self.cut)?;
+            self.way.pass().await?;
             self.store.resolve(number).await
         })
     }
     fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>> {
         Box::pin(async move {
-            is_cut(&self.cut)?;
+            self.way.pass().await?;
             self.store.collect(up_to, before, limit).await
         })
     }
@@ -204,15 +217,15 @@ async fn renewals_may_go_to_any_node_and_the_silent_end() {
     let (_, nodes) = nodes(&directory, 2).await;
     // Long enough that nodes vouch for renewals from memory: half of it is more than what is between two roll calls.
     let ttl = Duration::from_secs(3);
-    // Enough that each node judges some.
-    for n in 0..12 {
+    // Enough that each node judges some that are renewed at the other one: which it judges is a matter of chance.
+    for n in 0..40 {
         begin(&nodes[n % 2], session(&format!("s{n}"), Some(ttl))).await;
         assert!(take(&nodes[(n + 1) % 2], &format!("k{n}"), &format!("s{n}")).await.unwrap());
     }
     let renewing = nodes.clone();
     let renewals = tokio::spawn(async move {
         loop {
-            for n in 0..6 {
+            for n in 0..20 {
                 // Always at the same node: the other one has to ask.
                 let answer = renewing[n % 2].session_renew(&namespace(), &format!("s{n}")).await.unwrap();
                 assert!(matches!(answer, Renewal::Lives(_)), "s{n}: {answer:?}");
@@ -220,17 +233,17 @@ async fn renewals_may_go_to_any_node_and_the_silent_end() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });
-    until("the end of the silent ones", || (6..12).all(|n| holder(&nodes[0], &format!("k{n}")).is_none())).await;
+    until("the end of the silent ones", || (20..40).all(|n| holder(&nodes[0], &format!("k{n}")).is_none())).await;
     // The others come up with a judge who has not heard of them, and asks; each is there, and holds its key.
     let asked = nodes.iter().map(|node| node.status().counts.asked).sum::<u64>();
     until("questions", || nodes.iter().map(|node| node.status().counts.asked).sum::<u64>() >= asked + 3).await;
     assert!(!renewals.is_finished(), "a renewal was not answered");
     let alive: BTreeSet<String> = nodes[1].sessions(&namespace()).unwrap().1.iter().map(|s| s.id.to_string()).collect();
-    assert_eq!(alive, (0..6).map(|n| format!("s{n}")).collect());
-    for n in 0..6 {
+    assert_eq!(alive, (0..20).map(|n| format!("s{n}")).collect());
+    for n in 0..20 {
         assert_eq!(holder(&nodes[1], &format!("k{n}")), Some(format!("s{n}")));
     }
-    assert!(matches!(nodes[0].session_renew(&namespace(), "s7").await.unwrap(), Renewal::Unknown));
+    assert!(matches!(nodes[0].session_renew(&namespace(), "s27").await.unwrap(), Renewal::Unknown));
     renewals.abort();
     for node in nodes {
         node.shutdown().await;
@@ -239,7 +252,6 @@ async fn renewals_may_go_to_any_node_and_the_silent_end() {
 
 /// A session that is renewed while the store is away is there when the store is back, however long that was. Renewals are not vouched for
 /// meanwhile.
-#[ignore = "a known fault: the session that is renewed mostly ends, too, when the store is back after more than twice its TTL"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_lives_through_an_outage_of_the_store() {
     let directory = tempfile::tempdir().unwrap();
@@ -248,6 +260,8 @@ async fn a_session_lives_through_an_outage_of_the_store() {
     for id in ["renewed", "silent"] {
         begin(&nodes[0], session(id, Some(ttl))).await;
         assert!(take(&nodes[0], id, id).await.unwrap());
+        // Otherwise "nobody holds the key" would be true of a node that has never heard of the key.
+        until("the key at the other node", || holder(&nodes[1], id).as_deref() == Some(id)).await;
     }
     ways.iter().for_each(|way| way.set(true));
     let refused = Arc::new(AtomicUsize::new(0));
@@ -267,6 +281,53 @@ async fn a_session_lives_through_an_outage_of_the_store() {
     assert_eq!(holder(&nodes[1], "renewed").as_deref(), Some("renewed"));
     let answer = nodes[0].session_renew(&namespace(), "renewed").await.unwrap();
     assert!(matches!(answer, Renewal::Lives(_)), "{answer:?}");
+    renewals.abort();
+    for node in nodes {
+        node.shutdown().await;
+    }
+}
+
+/// A judge whose way to the store hangs while it ends a session: when the way is back, sessions that were renewed meanwhile at another node, which
+/// told the clients so, are there, and so are their locks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_judge_whose_store_hangs_ends_nobody_who_was_renewed_meanwhile() {
+    let directory = tempfile::tempdir().unwrap();
+    let (ways, nodes) = nodes(&directory, 2).await;
+    // Long enough that nodes vouch for renewals from memory.
+    let ttl = Duration::from_secs(3);
+    let renewed = |n: usize| format!("renewed-{n}");
+    for n in 0..24 {
+        begin(&nodes[0], session(&renewed(n), Some(ttl))).await;
+        assert!(take(&nodes[0], &renewed(n), &renewed(n)).await.unwrap());
+        begin(&nodes[0], session(&format!("silent-{n}"), Some(ttl))).await;
+    }
+    until("the sessions at the other node", || nodes[1].sessions(&namespace()).unwrap().1.len() == 48).await;
+    let lived = Arc::new(AtomicUsize::new(0));
+    let (renewing, counted) = (nodes[0].clone(), Arc::clone(&lived));
+    let renewals = tokio::spawn(async move {
+        loop {
+            for n in 0..24 {
+                let answer = renewing.session_renew(&namespace(), &renewed(n)).await.unwrap();
+                assert!(matches!(answer, Renewal::Lives(_)), "{}: {answer:?}", renewed(n));
+            }
+            counted.fetch_add(1, Ordering::AcqRel);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    ways[1].way.hangs.store(true, Ordering::Release);
+    // The node whose way is open hears of more than two times to live in which the other one is stuck.
+    until("the end of some silent ones", || nodes[0].sessions(&namespace()).unwrap().1.len() < 48).await;
+    let rounds = lived.load(Ordering::Acquire);
+    until("renewals", || lived.load(Ordering::Acquire) > rounds + 140 || renewals.is_finished()).await;
+    ways[1].way.hangs.store(false, Ordering::Release);
+    until("the end of all silent ones", || nodes.iter().all(|node| node.sessions(&namespace()).unwrap().1.len() <= 24))
+        .await;
+    let rounds = lived.load(Ordering::Acquire);
+    until("renewals", || lived.load(Ordering::Acquire) > rounds + 2 || renewals.is_finished()).await;
+    assert!(!renewals.is_finished(), "a session that was renewed all the time has ended: {:?}", renewals.await);
+    for n in 0..24 {
+        assert_eq!(holder(&nodes[0], &renewed(n)), Some(renewed(n)));
+    }
     renewals.abort();
     for node in nodes {
         node.shutdown().await;
@@ -450,7 +511,7 @@ async fn nobody_is_told_of_a_renewal_that_nobody_can_ask_for() {
 async fn a_store_without_keys_says_so() {
     let directory = tempfile::tempdir().unwrap();
     let whole = Cut::on(&directory).await;
-    let store = Arc::new(Cut { store: Arc::clone(&whole.store), cut: Arc::default(), has_keys: false });
+    let store = Arc::new(Cut { store: Arc::clone(&whole.store), way: Arc::default(), has_keys: false });
     let registry = Registry::open(Settings::default(), store).await.unwrap();
     assert!(!registry.has_keys());
     assert!(registry.session_renew(&namespace(), "s").await.is_err());

@@ -3,17 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Kv;
 use super::model::{Ask, Session};
-use super::{Kv, lease, lock};
+use crate::health::{self, leases::session};
 use crate::model::{Health, InstanceId, NamespaceName, Revision};
-use crate::peers;
 use crate::registry::{Inner, Registry};
-use crate::status::add;
 
 /// How often sessions are looked at.
 const TICK: Duration = Duration::from_millis(250);
 /// Sessions that are judged at a time: one question to the other nodes.
 const MOST: usize = 4096;
+
+/// A session that is to end, as it was when it was judged, and why it ends.
+struct Verdict {
+    namespace: NamespaceName,
+    id: Arc<str>,
+    revision: Revision,
+    why: String,
+}
 
 pub(super) async fn run(inner: Arc<Inner>) {
     let Some(kv) = &inner.kv else { return };
@@ -21,72 +28,51 @@ pub(super) async fn run(inner: Arc<Inner>) {
         return;
     }
     let mut stop = inner.stop.subscribe();
-    let mut graces = inner.health.graces();
     loop {
         tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop) => return,
             () = tokio::time::sleep(TICK) => {}
         }
-        // Whatever prolongs the leases of instances prolongs those of sessions: renewals may have been lost.
-        let is_still = inner.health.stood_still();
-        let now = inner.health.graces();
-        if is_still || now != graces {
-            graces = now;
-            lock(&kv.leases).prolong(kv.now());
+        if inner.health.leases.stood_still() {
+            continue;
         }
-        silent(&inner, kv, graces).await;
-        unwell(&inner, kv).await;
+        let verdicts = silent(&inner, kv).await;
+        end(kv, verdicts).await;
+        let verdicts = unwell(&inner, kv).await;
+        end(kv, verdicts).await;
     }
 }
 
-/// Ends those that this node judges, that nobody has renewed, here or elsewhere, for twice their time to live.
-async fn silent(inner: &Arc<Inner>, kv: &Kv, graces: u64) {
-    let names = lock(&kv.leases).over(kv.now(), MOST, |name| inner.peers.owns(name));
-    if names.is_empty() {
-        return;
-    }
-    // As of before the others are asked: a renewal through the store after that is in the way of the end.
-    let known = |(namespace, id): &(NamespaceName, Arc<str>)| -> Option<Revision> {
-        Some(kv.state().space(namespace)?.session(id)?.modified)
+/// Of the sessions that this node judges, those that no node has heard of for twice their time to live.
+async fn silent(inner: &Arc<Inner>, kv: &Kv) -> Vec<Verdict> {
+    let over = {
+        let (sessions, now) = kv.health.leases.sessions();
+        sessions.over(now, MOST, |name| inner.peers.owns(name))
     };
-    let judged = |name: &InstanceId| lock(&kv.leases).is_over(name, kv.now());
-    let before: Vec<_> = names.iter().map(|name| judged(name).as_ref().and_then(known)).collect();
-    if !inner.peers.is_alone() {
-        add(&inner.counters.asked, names.len() as u64);
-    }
-    let answered = peers::ask(inner, &names, |silence| {
-        let (mut leases, now) = (lock(&kv.leases), kv.now());
-        for (name, silence) in names.iter().zip(silence) {
-            if let Some(silence) = silence {
-                leases.heard_elsewhere(name, Duration::from_millis(u64::from(silence)), now);
-            }
-        }
-    });
-    // A node is lost, or this one stood still meanwhile: everybody has more time.
-    if !answered.await || inner.health.stood_still() || inner.health.graces() != graces {
-        return;
-    }
-    for (name, revision) in names.iter().zip(before) {
-        let Some((namespace, id)) = judged(name) else { continue };
-        match revision {
-            Some(revision) => end(kv, &namespace, &id, revision, "it was not renewed in time").await,
-            // It has ended meanwhile.
-            None => lock(&kv.leases).observe(&namespace, &id, None, kv.now()),
-        }
-    }
+    // As of before the others are asked: a renewal through the store after that is in the way of the end.
+    let verdict = |(name, namespace, id): (InstanceId, NamespaceName, Arc<str>)| {
+        let revision = kv.state().space(&namespace)?.session(&id)?.modified;
+        Some((name, Verdict { namespace, id, revision, why: "it was not renewed in time".to_owned() }))
+    };
+    let (names, verdicts): (Vec<_>, Vec<_>) = over.into_iter().filter_map(verdict).unzip();
+    let Some(asked) = health::ask_all(inner, &names).await else { return Vec::new() };
+    let (sessions, _) = kv.health.leases.sessions();
+    let silent = names.iter().zip(verdicts).filter(|(name, _)| sessions.is_over_at(name, asked.at()));
+    silent.map(|(_, verdict)| verdict).collect()
 }
 
-/// Ends those that this node judges with a check that is critical, or whose instance is gone.
-async fn unwell(inner: &Arc<Inner>, kv: &Kv) {
+/// Of the sessions that this node judges, those with a check that is critical, or whose instance is gone.
+async fn unwell(inner: &Arc<Inner>, kv: &Kv) -> Vec<Verdict> {
     let watched: Vec<(NamespaceName, Arc<Session>)> = {
         let state = kv.state();
         let checked = state.sessions().filter(|(_, session)| !session.service_checks.is_empty());
         checked.map(|(namespace, session)| (namespace.clone(), Arc::clone(session))).collect()
     };
     let registry = Registry::of(inner);
+    let mut verdicts = Vec::new();
     for (namespace, session) in watched {
-        if !lease::name(&namespace, &session.id).is_some_and(|name| inner.peers.owns(&name)) {
+        if !session::name(&namespace, &session.id).is_some_and(|name| inner.peers.owns(&name)) {
             continue;
         }
         for (check, instance) in &session.service_checks {
@@ -94,15 +80,24 @@ async fn unwell(inner: &Arc<Inner>, kv: &Kv) {
             let instance = registry.instance_or_ask(instance).await;
             if instance.is_none_or(|instance| instance.isolate || instance.health == Health::Critical) {
                 let why = format!("its check {check} is critical or gone");
-                end(kv, &namespace, &session.id, session.modified, &why).await;
+                let (id, revision) = (Arc::clone(&session.id), session.modified);
+                verdicts.push(Verdict { namespace, id, revision, why });
                 break;
             }
         }
     }
+    verdicts
 }
 
-async fn end(kv: &Kv, namespace: &NamespaceName, id: &Arc<str>, revision: Revision, why: &str) {
-    tracing::info!(namespace = namespace.as_str(), session = &**id, "ending a session: {why}");
-    // Should it fail, it is judged again.
-    let _ = kv.ask(Ask::End(namespace.clone(), Arc::clone(id), Some(revision))).await;
+/// Ends all of them at once: none has to wait for the commit of another one. One that could not be ended is judged anew.
+async fn end(kv: &Kv, verdicts: Vec<Verdict>) {
+    let mut answers = Vec::with_capacity(verdicts.len());
+    for Verdict { namespace, id, revision, why } in verdicts {
+        tracing::info!(namespace = namespace.as_str(), session = &*id, "ending a session: {why}");
+        answers.extend(kv.queue(Ask::End(namespace, id, Some(revision))));
+    }
+    for answer in answers {
+        // The writer says in the log what fails.
+        let _ = answer.await;
+    }
 }

@@ -22,7 +22,6 @@
 //!   could ask for goes through the store before it is answered.
 
 mod judge;
-mod lease;
 mod model;
 mod plan;
 mod state;
@@ -33,23 +32,22 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-pub(crate) use lease::is_name;
-pub(crate) use model::{Ask, LONGEST_LOCK_DELAY, LONGEST_TTL, MOST_OPERATIONS};
+pub(crate) use model::{Ask, LONGEST_LOCK_DELAY, LONGEST_TTL, MOST_OPERATIONS, TTL_MULTIPLE};
 pub use model::{Behavior, Entry, Given, KvLimits, Operation, Refusal, Session, Verb};
 pub(crate) use watch::Subject;
 
-use lease::Leases;
 use plan::Answer;
 use state::{State, Touched};
 use watch::Watchers;
 use writer::Queued;
 
 use crate::error::{StoreError, WatchError, WriteError};
-use crate::model::{InstanceId, NamespaceName, Revision};
+use crate::health::Watch;
+use crate::model::{NamespaceName, Revision};
 use crate::registry::{Inner, Registry};
 use crate::store::{KvRead, KvStore};
 
@@ -59,7 +57,8 @@ pub(crate) struct Kv {
     limits: KvLimits,
     state: RwLock<State>,
     watchers: Watchers,
-    leases: Mutex<Leases>,
+    /// Knows the leases of sessions.
+    health: Arc<Watch>,
     queue: mpsc::Sender<Queued>,
     queued: AtomicUsize,
     most_queued: usize,
@@ -117,6 +116,7 @@ impl Kv {
         store: Arc<dyn KvStore>,
         limits: KvLimits,
         most_queued: usize,
+        health: Arc<Watch>,
     ) -> Result<(Kv, mpsc::Receiver<Queued>), StoreError> {
         let (queue, asks) = mpsc::channel(most_queued);
         let kv = Kv {
@@ -124,7 +124,7 @@ impl Kv {
             limits,
             state: RwLock::default(),
             watchers: Watchers::default(),
-            leases: Mutex::default(),
+            health,
             queue,
             queued: AtomicUsize::new(0),
             most_queued,
@@ -173,7 +173,7 @@ impl Kv {
                 false => state.absorb(read.head, read.rows, now),
             };
             // With the lock: so leases hear of a session's beginning and end in that order.
-            let (mut leases, now) = (lock(&self.leases), self.now());
+            let (mut leases, now) = self.health.leases.sessions();
             for one in &touched {
                 match one {
                     Touched::Session(namespace, id, session) => {
@@ -183,6 +183,7 @@ impl Kv {
                     Touched::Key(..) => {}
                 }
             }
+            drop(leases);
             touched
         };
         match read.whole {
@@ -224,6 +225,12 @@ impl Kv {
 
     /// Has the one writer carry out `ask`.
     async fn ask(&self, ask: Ask) -> Result<Answer, WriteError> {
+        // The writer is gone: what was queued was not begun.
+        self.queue(ask)?.await.unwrap_or(Err(WriteError::Stopped))
+    }
+
+    /// Has the one writer carry out `ask`. Where the answer comes.
+    fn queue(&self, ask: Ask) -> Result<oneshot::Receiver<Result<Answer, WriteError>>, WriteError> {
         self.use_now();
         let queued = self.queued.fetch_add(1, Ordering::Relaxed);
         let (request, answer) = Queued::new(ask);
@@ -234,8 +241,7 @@ impl Kv {
                 mpsc::error::TrySendError::Closed(_) => WriteError::Stopped,
             });
         }
-        // The writer is gone: what was queued was not begun.
-        answer.await.unwrap_or(Err(WriteError::Stopped))
+        Ok(answer)
     }
 
     fn index(&self, namespace: &NamespaceName, subject: &Subject) -> Revision {
@@ -252,14 +258,6 @@ impl Kv {
         let state = self.state();
         let (keys, sessions) = state.counts();
         KvStatus { keys, sessions, bytes: state.bytes(), revision: state.v }
-    }
-
-    /// Adds to what nodes are told of silence the part about sessions.
-    pub(crate) fn fill_in(&self, ids: &[InstanceId], silence: &mut [Option<u32>]) {
-        let (leases, now) = (lock(&self.leases), self.now());
-        for (id, silence) in ids.iter().zip(silence).filter(|(id, _)| is_name(id)) {
-            *silence = leases.silence(id, now).map(|silence| u32::try_from(silence).unwrap_or(u32::MAX - 1));
-        }
     }
 }
 
@@ -468,25 +466,23 @@ impl Registry {
         Ok(find())
     }
 
-    /// Renews a session. Answered when whoever judges sessions hears of it: each live node asks this one before it judges, and otherwise the
-    /// renewal is in the store.
+    /// Renews a session. Answered when the session cannot end before its time to live is over: every judge asks this node first and has not
+    /// been told of too much silence, or else the renewal is in the store.
     ///
     /// # Errors
     /// As of any write: the session was not renewed, as far as its holder may rely on it.
     pub async fn session_renew(&self, namespace: &NamespaceName, id: &str) -> Result<Renewal, WriteError> {
         let kv = self.kv()?;
-        // Also where it cannot be vouched for: a sign of life is one.
-        lock(&kv.leases).renew(namespace, id, kv.now());
         let Some(session) = self.session(namespace, id).await? else { return Ok(Renewal::Unknown) };
-        lock(&kv.leases).renew(namespace, id, kv.now());
+        // Also a renewal that is refused below is a sign of life: while the store is away no other one can come.
+        let renewal = kv.health.leases.renew_session(namespace, id);
         let within = session.time_to_live().map_or(Duration::MAX, |ttl| ttl / 2);
-        if self.inner().peers.is_asked_by_all(within) {
-            return Ok(Renewal::Lives(session));
+        let in_memory = renewal.is_safe && self.inner().peers.is_asked_by_all(within);
+        if !in_memory && kv.ask(Ask::Renew(namespace.clone(), id.into())).await?.is_err() {
+            return Ok(Renewal::Unknown);
         }
-        match kv.ask(Ask::Renew(namespace.clone(), id.into())).await? {
-            Ok(_) => Ok(Renewal::Lives(session)),
-            Err(_) => Ok(Renewal::Unknown),
-        }
+        kv.health.leases.sessions().0.answer(namespace, id, renewal);
+        Ok(Renewal::Lives(session))
     }
 }
 

@@ -350,7 +350,7 @@ async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
     if !news.lost.is_empty() {
         add(&inner.counters.nodes_lost, news.lost.len() as u64);
         // First: whoever owns more from here on, or asks fewer, finds all leases prolonged.
-        inner.health.grace();
+        inner.health.leases.grace();
         let mut inbound = lock(&peers.inbound);
         inbound.retain(|id, _| !news.lost.contains(id));
     }
@@ -383,7 +383,7 @@ fn shun(inner: &Inner) {
     for id in after.difference(&before) {
         let address = links.get(id).map_or("", |link| &link.row.address);
         tracing::warn!(node = id.0, address, "a node lives, by the store, and cannot be reached: judging without it");
-        inner.health.grace();
+        inner.health.leases.grace();
     }
     *before = after;
 }
@@ -395,7 +395,7 @@ pub(crate) async fn hear(inner: &Inner, ids: &[InstanceId]) -> bool {
         add(&inner.counters.asked, ids.len() as u64);
     }
     for ids in ids.chunks(wire::QUESTION_IDS) {
-        all &= ask(inner, ids, |silence| inner.health.heard_elsewhere(ids, &silence)).await;
+        all &= ask(inner, ids, |silence| inner.health.leases.heard_elsewhere(ids, &silence)).await;
     }
     all
 }

@@ -103,8 +103,7 @@ async fn serve(inner: &Inner, mut stream: TcpStream, is_node: &AtomicBool) -> Re
         inner.peers.heard_from(who);
         match Message::read(&body, &mut interner)? {
             Message::Question { number, ids } => {
-                if let Some(mut silence) = inner.health.silence(&ids) {
-                    inner.kv.iter().for_each(|kv| kv.fill_in(&ids, &mut silence));
+                if let Some(silence) = inner.health.leases.silence(&ids) {
                     voice.say(&wire::answer(number, &silence)).await?;
                 }
             }

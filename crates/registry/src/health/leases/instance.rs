@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 
-use super::Alive;
+use crate::health::Alive;
 use crate::model::{Health, Instance, InstanceId};
 
 /// Milliseconds a slot.
@@ -19,7 +19,7 @@ const SLOTS: u64 = 1024;
 
 /// Leases of a part of all instances.
 #[derive(Debug)]
-pub(crate) struct Leases {
+pub(crate) struct Shard {
     leases: HashMap<InstanceId, Lease, RandomState>,
     wheel: Vec<Vec<(u64, InstanceId)>>,
     /// Slots before this one have been looked at.
@@ -52,9 +52,9 @@ pub(crate) enum Renewed {
     Returned(Arc<Instance>),
 }
 
-impl Leases {
-    pub(crate) fn new() -> Leases {
-        Leases { leases: HashMap::default(), wheel: (0..SLOTS).map(|_| Vec::new()).collect(), next: 0, floor: 0 }
+impl Shard {
+    pub(crate) fn new() -> Shard {
+        Shard { leases: HashMap::default(), wheel: (0..SLOTS).map(|_| Vec::new()).collect(), next: 0, floor: 0 }
     }
 
     /// An instance is new or different, or (`None`) gone. A new one has its whole time to live from `now`.
@@ -146,7 +146,7 @@ impl Leases {
     }
 
     /// Instances whose time is over at `now`, at most `limit` entries looked at; the rest the next time. Each comes up again
-    /// after `again` until [`Leases::observe`] was told that it is critical. Those that are not `ours` are judged elsewhere: they
+    /// after `again` until [`Shard::observe`] was told that it is critical. Those that are not `ours` are judged elsewhere: they
     /// come up again after another time to live, for they may be ours by then.
     pub(crate) fn tick(
         &mut self,
@@ -191,7 +191,7 @@ impl Leases {
         known.fold((0, 0), |(late, of), is_late| (late + usize::from(is_late), of + 1))
     }
 
-    /// Which they are, of those that [`Leases::late`] looks at.
+    /// Which they are, of those that [`Shard::late`] looks at.
     pub(crate) fn late_ones(&self, now: u64, limit: usize) -> impl Iterator<Item = &InstanceId> {
         let looked = self.leases.iter().take(limit);
         looked.filter(move |(_, lease)| lease.is_late(self.floor, now) == Some(true)).map(|(id, _)| id)
@@ -236,7 +236,7 @@ mod tests {
         Arc::new(Instance::registered(registration, None))
     }
 
-    fn tick(leases: &mut Leases, now: u64) -> usize {
+    fn tick(leases: &mut Shard, now: u64) -> usize {
         let mut over = Vec::new();
         leases.tick(now, 1000, 500, |_| true, &mut over);
         over.len()
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn a_lease_ends_after_its_time_and_not_before() {
         for ttl in [1000, 5000, 99_950, 102_400, 250_000, 1_000_000] {
-            let mut leases = Leases::new();
+            let mut leases = Shard::new();
             let one = instance("default/a", ttl, Health::Passing);
             leases.observe(&one.id, Some(&one), 30);
             for now in (0..=30 + ttl).step_by(70) {
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn renewed_in_time_it_never_ends() {
-        let mut leases = Leases::new();
+        let mut leases = Shard::new();
         let one = instance("default/a", 1000, Health::Passing);
         leases.observe(&one.id, Some(&one), 0);
         for now in (0..60_000).step_by(300) {
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn ended_it_rests_until_it_returns() {
-        let mut leases = Leases::new();
+        let mut leases = Shard::new();
         let (good, bad) = (instance("default/a", 1000, Health::Passing), instance("default/a", 1000, Health::Critical));
         leases.observe(&good.id, Some(&good), 0);
         assert_eq!(tick(&mut leases, 1500), 1);
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_shorter_time_counts_at_once() {
-        let mut leases = Leases::new();
+        let mut leases = Shard::new();
         let (long, short) =
             (instance("default/a", 60_000, Health::Passing), instance("default/a", 1000, Health::Passing));
         leases.observe(&long.id, Some(&long), 0);
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn what_is_judged_elsewhere_comes_up_again_and_is_judged_when_it_is_ours() {
-        let mut leases = Leases::new();
+        let mut leases = Shard::new();
         let one = instance("default/a", 1000, Health::Passing);
         leases.observe(&one.id, Some(&one), 0);
         let mut over = Vec::new();
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn what_was_heard_elsewhere_counts_and_is_not_told_on() {
-        let mut leases = Leases::new();
+        let mut leases = Shard::new();
         let one = instance("default/a", 1000, Health::Passing);
         leases.observe(&one.id, Some(&one), 0);
         assert_eq!(leases.silence(&one.id, 300), None, "being read from the store is no sign of life");
@@ -341,7 +341,7 @@ mod tests {
             (&[(50, Passing), (60, Unwell)], 100, false),
             (&[(50, Unwell), (60, Passing)], 100, true),
         ] {
-            let mut leases = Leases::new();
+            let mut leases = Shard::new();
             let one = instance("default/a", 1000, Health::Critical);
             leases.observe(&one.id, Some(&one), 0);
             for (now, alive) in signs {
@@ -350,7 +350,7 @@ mod tests {
             assert_eq!(leases.says_passing(&one.id, at), says, "{signs:?} at {at}");
             assert_eq!(leases.silence(&one.id, at).is_some(), signs.last().is_some() && (says || at > 1000));
         }
-        let mut leases = Leases::new();
+        let mut leases = Shard::new();
         let one = instance("default/a", 1000, Health::Critical);
         leases.observe(&one.id, Some(&one), 0);
         leases.heard_elsewhere(&one.id, 300);
@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     fn prolonged_they_count_from_then() {
-        let mut leases = Leases::new();
+        let mut leases = Shard::new();
         let one = instance("default/a", 1000, Health::Passing);
         leases.observe(&one.id, Some(&one), 0);
         leases.prolong(900);
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn work_a_tick_is_bounded_and_nothing_is_lost() {
-        let mut leases = Leases::new();
+        let mut leases = Shard::new();
         for n in 0..100 {
             let one = instance(&format!("default/{n}"), 1000, Health::Passing);
             leases.observe(&one.id, Some(&one), 0);

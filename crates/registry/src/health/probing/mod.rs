@@ -1,23 +1,64 @@
 //! Who is asked next: thousands of targets, one task, a bounded number of questions at a time.
 
+mod grpc;
+mod mysql;
+mod probe;
+mod reach;
+mod resolver;
+
 use std::collections::{BTreeSet, HashMap};
 use std::hash::BuildHasher as _;
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::task::JoinSet;
 
-use super::brake::Missing;
-use super::probe::{Found, Question, Row};
-use super::resolver::Resolver;
-use super::{Cause, lock, set_health};
+use self::probe::{Found, Question, Row};
+pub(crate) use self::reach::Range;
+use self::reach::Reach;
+use self::resolver::Resolver;
+use super::lock;
+use super::verdicts::{Cause, Missing, set_health};
+use crate::cache::Changes;
 use crate::model::{Health, Instance, InstanceId, Pace, ServiceKey};
 use crate::registry::Inner;
 use crate::status::add;
 
+/// Who is probed, and who may be.
+pub(crate) struct Probing {
+    targets: Mutex<Targets>,
+    reach: ArcSwap<Reach>,
+}
+
+impl Probing {
+    /// From the texts of ranges of addresses.
+    pub(super) fn new(allow: &[String], deny: &[String]) -> Probing {
+        Probing { targets: Mutex::default(), reach: ArcSwap::from_pointee(Reach::new(allow, deny)) }
+    }
+
+    /// Addresses at which this process listens: they are not probed, unless the settings allow it.
+    pub(crate) fn keep_from(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
+        let after = self.reach.load().without(addresses);
+        self.reach.store(Arc::new(after));
+    }
+
+    /// Instances are different: as of [`super::Watch::observe`].
+    pub(super) fn observe(&self, changes: &Changes, now: u64) {
+        let mut targets = lock(&self.targets);
+        changes.iter().for_each(|(id, instance)| targets.observe(id, instance.as_ref(), now));
+    }
+
+    /// As of [`Targets::answers`].
+    pub(super) fn answers(&self, id: &InstanceId) -> bool {
+        lock(&self.targets).answers(id)
+    }
+}
+
 /// Instances that are probed.
 #[derive(Debug, Default)]
-pub(crate) struct Targets {
+struct Targets {
     hasher: foldhash::fast::RandomState,
     targets: HashMap<InstanceId, Target>,
     due: BTreeSet<(u64, InstanceId)>,
@@ -43,7 +84,7 @@ const TICK: Duration = Duration::from_millis(20);
 impl Targets {
     /// An instance is new or different, or (`None`) gone. A new one is asked first within an interval from `now`, at a time that
     /// its id decides: so questions are spread, also after a restart.
-    pub(crate) fn observe(&mut self, id: &InstanceId, instance: Option<&Arc<Instance>>, now: u64) {
+    fn observe(&mut self, id: &InstanceId, instance: Option<&Arc<Instance>>, now: u64) {
         let Some((instance, (question, pace))) = instance.and_then(|i| Some((i, Question::of(i)?))) else {
             self.remove(id);
             return;
@@ -104,7 +145,7 @@ impl Targets {
     }
 
     /// Whether this node asks it, and the last answer was a good one: then it is not deregistered, whatever the store has of it.
-    pub(crate) fn answers(&self, id: &InstanceId) -> bool {
+    fn answers(&self, id: &InstanceId) -> bool {
         self.targets.get(id).is_some_and(|target| target.ours && target.row.has_answered())
     }
 
@@ -163,31 +204,31 @@ pub(crate) async fn run(inner: Arc<Inner>) {
             _ = stop.wait_for(|stop| *stop) => return,
             _ = ticks.tick() => {}
         }
-        let watch = &inner.health;
-        let now = watch.now();
+        let (probing, verdicts) = (&inner.health.probing, &inner.health.verdicts);
+        let now = inner.health.leases.now();
         while let Some(answer) = asking.try_join_next() {
             let Ok((id, question, found, asked)) = answer else { continue };
             let Some(found) = found else {
-                lock(&watch.targets).later(&id, &question, now);
+                lock(&probing.targets).later(&id, &question, now);
                 continue;
             };
             add(&inner.counters.probes, 1);
             add(&inner.counters.failed_probes, u64::from(found.health == Health::Critical));
-            match lock(&watch.targets).answered(&id, &question, found.health, asked, now) {
+            match lock(&probing.targets).answered(&id, &question, found.health, asked, now) {
                 Some((instance, Health::Critical)) if found.refused => refused.push(instance),
                 Some((instance, Health::Critical)) => gone.push(instance),
                 Some((instance, verdict)) => back.push((instance, verdict)),
                 None => {}
             }
         }
-        let wanted = !gone.is_empty() || watch.braking(Cause::Probe);
-        let (whole, each) = if wanted { lock(&watch.targets).missing() } else { Default::default() };
+        let wanted = !gone.is_empty() || verdicts.braking(Cause::Probe);
+        let (whole, each) = if wanted { lock(&probing.targets).missing() } else { Default::default() };
         let missing = |key: &ServiceKey| each.get(key).copied().unwrap_or_default();
         if gone.is_empty() {
-            watch.release(Cause::Probe, |key| key.map_or(whole, missing));
+            verdicts.release(Cause::Probe, now, |key| key.map_or(whole, missing));
         }
         let gone = std::mem::take(&mut gone);
-        let (believed, held) = watch.believed(Cause::Probe, gone, missing, || whole);
+        let (believed, held) = verdicts.believed(Cause::Probe, gone, now, missing, || whole);
         add(&inner.counters.held, held as u64);
         set_health(&inner, believed, Health::Critical).await;
         // No brake: that nobody listens there is certain.
@@ -201,13 +242,13 @@ pub(crate) async fn run(inner: Arc<Inner>) {
             add(&inner.counters.revived, changed);
         }
         let room = inner.settings.health.probes.saturating_sub(asking.len());
-        let due = lock(&watch.targets).due(now, room);
+        let due = lock(&probing.targets).due(now, room);
         for (id, question) in due {
             if !inner.peers.owns(&id) {
-                lock(&watch.targets).skip(&id, now);
+                lock(&probing.targets).skip(&id, now);
                 continue;
             }
-            let (resolver, reach) = (Arc::clone(&resolver), watch.reach.load_full());
+            let (resolver, reach) = (Arc::clone(&resolver), probing.reach.load_full());
             asking.spawn(async move {
                 let found = question.ask(id.namespace(), &resolver, &reach).await;
                 (id, question, found, now)

@@ -1,0 +1,260 @@
+//! What was heard of instances and sessions, and when: by heartbeats and renewals at this node, and as other nodes say when they are asked.
+
+mod clock;
+mod instance;
+pub(crate) mod session;
+
+use std::collections::HashMap;
+use std::hash::BuildHasher as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use foldhash::fast::RandomState;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use self::clock::Clock;
+use self::instance::{Renewed, Shard};
+use self::session::Sessions;
+use super::verdicts::Missing;
+use super::{Alive, lock};
+use crate::cache::Changes;
+use crate::model::{Instance, InstanceId, NamespaceName, ServiceKey};
+use crate::registry::Inner;
+
+/// Parts of the leases of instances, each with a lock.
+const SHARDS: usize = 32;
+/// How often the clock is looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// Wheel entries that one look at the wheel takes, of each shard.
+const LOOK_ENTRIES: usize = 2000;
+/// Instances that are looked at to find out how many of a service, or of the whole, are missing.
+const SAMPLE: usize = 1024;
+const RETURNED: usize = 100_000;
+
+/// The leases of all instances and of all sessions.
+pub(crate) struct Leases {
+    began: Instant,
+    clock: Clock,
+    hasher: RandomState,
+    shards: Vec<Mutex<Shard>>,
+    sessions: Mutex<Sessions>,
+    /// Not passing, and seen alive: to be made passing in the store. Bounded; what finds no room is seen alive again soon.
+    returned: Mutex<HashMap<InstanceId, Arc<Instance>>>,
+    returned_news: Notify,
+    graces: AtomicU64,
+}
+
+impl Default for Leases {
+    fn default() -> Leases {
+        Leases {
+            began: Instant::now(),
+            clock: Clock::default(),
+            hasher: RandomState::default(),
+            shards: (0..SHARDS).map(|_| Mutex::new(Shard::new())).collect(),
+            sessions: Mutex::default(),
+            returned: Mutex::default(),
+            returned_news: Notify::new(),
+            graces: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Leases {
+    /// Begins to count the time in which this node runs.
+    pub(super) fn start(&self) {
+        self.clock.start(self.since_start());
+    }
+
+    /// The time by which everything is judged: milliseconds in which this node ran.
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.at(self.since_start())
+    }
+
+    fn since_start(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn shard(&self, id: &InstanceId) -> MutexGuard<'_, Shard> {
+        lock(&self.shards[(self.hasher.hash_one(id) as usize) % SHARDS])
+    }
+
+    /// Instances are different: as of [`super::Watch::observe`].
+    pub(super) fn observe(&self, changes: &Changes, now: u64) {
+        for (id, instance) in changes {
+            self.shard(id).observe(id, instance.as_ref(), now);
+        }
+    }
+
+    /// These show a sign of life. Whether each has a lease.
+    pub(crate) fn renew(&self, ids: &[InstanceId], alive: Alive) -> Vec<bool> {
+        let now = self.now();
+        let renew = |id| match self.shard(id).renew(id, alive, now) {
+            Renewed::Unknown => false,
+            Renewed::Alive => true,
+            Renewed::Returned(instance) => {
+                if alive == Alive::Passing {
+                    self.put_returned([instance]);
+                    self.returned_news.notify_one();
+                }
+                true
+            }
+        };
+        ids.iter().map(renew).collect()
+    }
+
+    /// The leases of sessions, and the time that they go by.
+    pub(crate) fn sessions(&self) -> (MutexGuard<'_, Sessions>, u64) {
+        (lock(&self.sessions), self.now())
+    }
+
+    /// A client renews a session at this node.
+    pub(crate) fn renew_session(&self, namespace: &NamespaceName, id: &str) -> session::Renewal {
+        let (mut sessions, now) = self.sessions();
+        sessions.renew(namespace, id, now)
+    }
+
+    /// How long each of these (instances, or sessions by [`session::name`]) has not been heard here, in milliseconds; `None`: never was. No answer at all soon after this
+    /// node stood still: what was sent meanwhile may not have been read yet.
+    pub(crate) fn silence(&self, ids: &[InstanceId]) -> Option<Vec<Option<u32>>> {
+        self.stood_still();
+        if self.clock.has_just_stood(self.since_start()) {
+            return None;
+        }
+        let now = self.now();
+        let silence = |id| match session::is_name(id) {
+            true => lock(&self.sessions).silence(id, now),
+            false => self.shard(id).silence(id, now),
+        };
+        let short = |silence| u32::try_from(silence).unwrap_or(u32::MAX - 1);
+        Some(ids.iter().map(|id| silence(id).map(short)).collect())
+    }
+
+    /// Another node says for how long it has not heard each of these.
+    pub(crate) fn heard_elsewhere(&self, ids: &[InstanceId], silence: &[Option<u32>]) {
+        let now = self.now();
+        for (id, silence) in ids.iter().zip(silence) {
+            let Some(silence) = silence else { continue };
+            let at = now.saturating_sub(u64::from(*silence));
+            match session::is_name(id) {
+                true => lock(&self.sessions).heard_elsewhere(id, at),
+                false => self.shard(id).heard_elsewhere(id, at),
+            }
+        }
+    }
+
+    /// Gives every lease its whole time from now: signs of life may have been lost.
+    pub(crate) fn grace(&self) {
+        let now = self.now();
+        self.shards.iter().for_each(|shard| lock(shard).prolong(now));
+        lock(&self.sessions).prolong(now);
+        self.graces.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often that happened.
+    pub(crate) fn graces(&self) -> u64 {
+        self.graces.load(Ordering::Relaxed)
+    }
+
+    /// Whether this node did not run for a while (stopped, or starved): then signs of life wait unread, and silence says
+    /// nothing. Gives grace if so.
+    pub(crate) fn stood_still(&self) -> bool {
+        let stood = self.clock.look(self.since_start());
+        if let Some(milliseconds) = stood {
+            tracing::warn!(milliseconds, "this node stood still: every lease is prolonged");
+            self.grace();
+        }
+        stood.is_some()
+    }
+
+    /// Of all instances, those whose lease has ended and which are `ours` to judge. Each comes up again after `again` milliseconds, until it is
+    /// known to be critical.
+    pub(super) fn ended(&self, now: u64, again: u64, ours: impl Fn(&InstanceId) -> bool) -> Vec<Arc<Instance>> {
+        let mut over = Vec::new();
+        for shard in &self.shards {
+            lock(shard).tick(now, LOOK_ENTRIES, again, &ours, &mut over);
+        }
+        over
+    }
+
+    /// Whether the instance was silent for too long at `at`, and is not known to be critical.
+    pub(super) fn is_over(&self, id: &InstanceId, at: u64) -> bool {
+        self.shard(id).is_over(id, at)
+    }
+
+    /// As of [`Shard::says_passing`].
+    pub(super) fn says_passing(&self, id: &InstanceId, at: u64) -> bool {
+        self.shard(id).says_passing(id, at)
+    }
+
+    /// Waits until an instance that is not passing was seen alive.
+    pub(super) async fn someone_returned(&self) {
+        self.returned_news.notified().await;
+    }
+
+    /// Those that are to be made passing.
+    pub(super) fn take_returned(&self) -> Vec<Arc<Instance>> {
+        std::mem::take(&mut *lock(&self.returned)).into_values().collect()
+    }
+
+    /// These are still to be made passing. Nobody is woken.
+    pub(super) fn put_returned(&self, instances: impl IntoIterator<Item = Arc<Instance>>) {
+        let mut returned = lock(&self.returned);
+        for instance in instances {
+            let newest = returned.get(&instance.id).is_none_or(|before| before.revision <= instance.revision);
+            if newest && returned.len() < RETURNED {
+                returned.insert(instance.id.clone(), instance);
+            }
+        }
+    }
+
+    /// Wakes who waits for those that returned.
+    pub(super) fn tell_returned(&self) {
+        self.returned_news.notify_one();
+    }
+
+    /// Of everything that has a lease, some that have been silent for unusually long.
+    pub(super) fn late_ones(&self, now: u64) -> Vec<InstanceId> {
+        let late = |shard: &Mutex<Shard>| lock(shard).late_ones(now, SAMPLE / SHARDS).cloned().collect::<Vec<_>>();
+        self.shards.iter().flat_map(late).collect()
+    }
+
+    /// Of a service, those of the sample that are late.
+    pub(super) fn late_ones_of(&self, inner: &Inner, key: &ServiceKey, now: u64) -> Vec<InstanceId> {
+        let Some(snapshot) = inner.cache.snapshot(key) else { return Vec::new() };
+        let late = |i: &&Arc<Instance>| self.shard(&i.id).is_late(&i.id, now) == Some(true);
+        snapshot.instances.iter().take(SAMPLE).filter(late).map(|i| i.id.clone()).collect()
+    }
+
+    /// Of everything that has a lease, from a sample.
+    pub(super) fn late(&self, now: u64) -> Missing {
+        let (missing, of) = self
+            .shards
+            .iter()
+            .map(|shard| lock(shard).late(now, SAMPLE / SHARDS))
+            .fold((0, 0), |(late, of), (l, o)| (late + l, of + o));
+        Missing { missing, of }
+    }
+
+    /// Of a service, from a sample.
+    pub(super) fn late_of(&self, inner: &Inner, key: &ServiceKey, now: u64) -> Missing {
+        let Some(snapshot) = inner.cache.snapshot(key) else { return Missing::default() };
+        let known = snapshot.instances.iter().take(SAMPLE).filter_map(|i| self.shard(&i.id).is_late(&i.id, now));
+        let (missing, of) = known.fold((0, 0), |(late, of), is_late| (late + usize::from(is_late), of + 1));
+        Missing { missing, of }
+    }
+}
+
+/// Runs now and then, and notices when it did not; whatever else waits for a store or a peer.
+pub(super) async fn stay_awake(inner: Arc<Inner>) {
+    let mut stop = inner.stop.subscribe();
+    loop {
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            () = tokio::time::sleep(TICK) => {}
+        }
+        inner.health.leases.stood_still();
+    }
+}

@@ -1,0 +1,336 @@
+//! What follows from silence and from failed probes: who is made critical, passing, or is deregistered. Brakes hold that back where much is
+//! missing at once.
+
+mod brake;
+mod reaper;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use self::brake::Brake;
+pub(super) use self::brake::Missing;
+use self::reaper::Reaper;
+use super::lock;
+use crate::cache::Changes;
+use crate::model::{Health, Instance, InstanceId, Patch, ServiceKey};
+use crate::peers::{self, wire};
+use crate::registry::Inner;
+use crate::settings::BrakeSettings;
+use crate::status::add;
+use crate::store::{Outcome, Write, WriteKind};
+
+/// How often leases, brakes and the reaper are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// A lease that ended comes up again after so many milliseconds, until it is known to be critical.
+const AGAIN: u64 = 1000;
+/// What was seen alive and could not be written is tried again after this.
+const REVIVE_AGAIN: Duration = Duration::from_millis(250);
+
+/// For what reason instances are missing. Each has brakes of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Cause {
+    Heartbeat,
+    Probe,
+}
+
+/// What holds verdicts back, and what they lead to in time.
+pub(crate) struct Verdicts {
+    settings: BrakeSettings,
+    brakes: Mutex<Brakes>,
+    reaper: Mutex<Reaper>,
+}
+
+#[derive(Default)]
+struct Brakes {
+    /// Those that are not off. `None`: the whole.
+    brakes: BTreeMap<(Cause, Option<ServiceKey>), Brake>,
+}
+
+/// When all live nodes were asked. Who was silent for too long as of then was so at every node. Time that has passed since says nothing of
+/// anybody: the store may take long, and the other nodes go on hearing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked(u64);
+
+impl Asked {
+    /// The time as of which leases are judged.
+    pub(crate) fn at(self) -> u64 {
+        self.0
+    }
+}
+
+/// Asks all live nodes what they have heard of these (instances, or sessions by their names), and notes what they say. `None`: nobody may be
+/// judged by that, for a node that lives has not answered, or this one stood still meanwhile. A node that was lost meanwhile has prolonged all
+/// leases, also as of [`Asked::at`].
+pub(crate) async fn ask_all(inner: &Inner, ids: &[InstanceId]) -> Option<Asked> {
+    let leases = &inner.health.leases;
+    // Looked at first: so the clock does not go back behind `at` when time in which the node did not run is taken off.
+    if ids.is_empty() || leases.stood_still() {
+        return None;
+    }
+    let at = leases.now();
+    if !peers::hear(inner, ids).await {
+        add(&inner.counters.unanswered, ids.len() as u64);
+        return None;
+    }
+    (!leases.stood_still()).then_some(Asked(at))
+}
+
+impl Verdicts {
+    pub(super) fn new(settings: BrakeSettings) -> Verdicts {
+        Verdicts { settings, brakes: Mutex::default(), reaper: Mutex::default() }
+    }
+
+    /// Instances are different: as of [`super::Watch::observe`].
+    pub(super) fn observe(&self, changes: &Changes, now: u64) {
+        let mut reaper = lock(&self.reaper);
+        changes.iter().for_each(|(id, instance)| reaper.observe(id, instance.as_ref(), now));
+    }
+
+    /// Brakes that hold, and for how long already.
+    pub(crate) fn protected(&self, now: u64) -> Vec<(Option<ServiceKey>, Duration)> {
+        let brakes = lock(&self.brakes);
+        let holding = brakes.brakes.iter().filter_map(|((_, service), brake)| match brake {
+            Brake::Holding { since } => Some((service.clone(), Duration::from_millis(now.saturating_sub(*since)))),
+            Brake::Off | Brake::Spent => None,
+        });
+        holding.collect()
+    }
+
+    /// Of the instances that `cause` says are gone, those that may be believed to be. `service` counts how many are missing
+    /// of a service, `whole` of everything.
+    pub(super) fn believed(
+        &self,
+        cause: Cause,
+        gone: Vec<Arc<Instance>>,
+        now: u64,
+        service: impl Fn(&ServiceKey) -> Missing,
+        whole: impl FnOnce() -> Missing,
+    ) -> (Vec<Arc<Instance>>, usize) {
+        let settings = &self.settings;
+        let mut by_service: BTreeMap<ServiceKey, Vec<Arc<Instance>>> = BTreeMap::new();
+        for instance in gone {
+            by_service.entry(instance.service.clone()).or_default().push(instance);
+        }
+        if by_service.is_empty() {
+            return (Vec::new(), 0);
+        }
+        let whole = whole();
+        let mut brakes = lock(&self.brakes);
+        let all = brakes.judge((cause, None), whole, settings.whole_share, settings, now);
+        let (mut believed, mut held) = (Vec::new(), 0);
+        for (key, gone) in by_service {
+            let missing = service(&key);
+            let one = brakes.judge((cause, Some(key)), missing, settings.service_share, settings, now);
+            if all.holds() || one.holds() {
+                held += gone.len();
+            } else {
+                believed.extend(gone);
+            }
+        }
+        (believed, held)
+    }
+
+    /// Whether any brake of `cause` is not off.
+    pub(super) fn braking(&self, cause: Cause) -> bool {
+        lock(&self.brakes).brakes.keys().any(|(of, _)| *of == cause)
+    }
+
+    /// The services whose brakes of `cause` are not off.
+    fn braked(&self, cause: Cause) -> Vec<ServiceKey> {
+        lock(&self.brakes).brakes.keys().filter(|(of, _)| *of == cause).filter_map(|(_, key)| key.clone()).collect()
+    }
+
+    /// Brakes whose share has fallen without anybody being gone just now. `count`: as of [`Verdicts::believed`].
+    pub(super) fn release(&self, cause: Cause, now: u64, count: impl Fn(Option<&ServiceKey>) -> Missing) {
+        let settings = self.settings;
+        let mut brakes = lock(&self.brakes);
+        let keys: Vec<_> = brakes.brakes.keys().filter(|(of, _)| *of == cause).cloned().collect();
+        for key in keys {
+            let share = if key.1.is_some() { settings.service_share } else { settings.whole_share };
+            let missing = count(key.1.as_ref());
+            brakes.judge(key, missing, share, &settings, now);
+        }
+    }
+}
+
+impl Brakes {
+    fn judge(
+        &mut self,
+        key: (Cause, Option<ServiceKey>),
+        missing: Missing,
+        share: f64,
+        settings: &BrakeSettings,
+        now: u64,
+    ) -> Brake {
+        let before = self.brakes.get(&key).copied().unwrap_or_default();
+        let after = before.judge(missing, share, settings, now);
+        if before != after {
+            let what = key.1.as_ref().map_or("everything", ServiceKey::as_str);
+            let Missing { missing, of } = missing;
+            match after {
+                Brake::Holding { .. } => {
+                    tracing::warn!(missing, of, "{what}: much is missing at once: the last good state is kept");
+                }
+                Brake::Spent => tracing::warn!(missing, of, "{what}: still missing: believed to be gone now"),
+                Brake::Off => tracing::info!(missing, of, "{what}: the last good state is not kept any more"),
+            }
+        }
+        if after == Brake::Off {
+            self.brakes.remove(&key);
+        } else {
+            self.brakes.insert(key, after);
+        }
+        after
+    }
+}
+
+/// Asks the other nodes about everything that the brakes of `services` and of the whole look at. So they go by what
+/// all nodes have heard. What is beyond the bound counts as this node has heard it.
+async fn hear_samples(inner: &Inner, services: impl Iterator<Item = &ServiceKey>) {
+    let leases = &inner.health.leases;
+    let now = leases.now();
+    let mut ids = leases.late_ones(now);
+    for key in services {
+        if ids.len() >= wire::QUESTION_IDS {
+            break;
+        }
+        ids.extend(leases.late_ones_of(inner, key, now));
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    ids.truncate(wire::QUESTION_IDS);
+    if !ids.is_empty() {
+        peers::hear(inner, &ids).await;
+    }
+}
+
+/// Looks at leases, brakes and the reaper, tick by tick.
+pub(super) async fn run(inner: Arc<Inner>) {
+    let mut stop = inner.stop.subscribe();
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (leases, verdicts) = (&inner.health.leases, &inner.health.verdicts);
+    loop {
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            _ = ticks.tick() => {}
+        }
+        if leases.stood_still() {
+            continue;
+        }
+        let over = leases.ended(leases.now(), AGAIN, |id| inner.peers.owns(id));
+        let over = silent(&inner, over).await;
+        let now = leases.now();
+        if over.is_empty() {
+            verdicts.release(Cause::Heartbeat, now, |key| match key {
+                Some(key) => leases.late_of(&inner, key, now),
+                None => leases.late(now),
+            });
+        }
+        let of_service = |key: &ServiceKey| leases.late_of(&inner, key, now);
+        let (gone, held) = verdicts.believed(Cause::Heartbeat, over, now, of_service, || leases.late(now));
+        add(&inner.counters.held, held as u64);
+        // What could not be written comes up again, and is judged again.
+        let (changed, _) = set_health(&inner, gone, Health::Critical).await;
+        add(&inner.counters.expired, changed);
+        let due = lock(&verdicts.reaper).due(now, inner.settings.limits.call_rows);
+        let ours = due.into_iter().filter(|instance| inner.peers.owns(&instance.id)).collect();
+        let ours = unheard(&inner, ours).await;
+        let writes = ours.iter().map(|instance| Write {
+            kind: WriteKind::Deregister(instance.id.clone()),
+            expected: Some(instance.revision),
+        });
+        let removed = inner.enqueue(writes.collect()).await;
+        let removed = removed.iter().filter(|answer| matches!(answer, Ok((Outcome::Removed, _)))).count();
+        add(&inner.counters.reaped, removed as u64);
+    }
+}
+
+/// Of the instances whose lease has ended here, those that no other node has heard either, with all that the brakes have to know
+/// to judge them. None while a node that lives does not answer: they come up again.
+async fn silent(inner: &Inner, over: Vec<Arc<Instance>>) -> Vec<Arc<Instance>> {
+    let (leases, verdicts) = (&inner.health.leases, &inner.health.verdicts);
+    let now = leases.now();
+    // A brake that holds looks for itself whether it can let go, now and then.
+    let braking = verdicts.braking(Cause::Heartbeat) && now % AGAIN < TICK.as_millis() as u64;
+    if over.is_empty() {
+        if braking {
+            let keys = verdicts.braked(Cause::Heartbeat);
+            hear_samples(inner, keys.iter()).await;
+        }
+        return over;
+    }
+    let ids: Vec<InstanceId> = over.iter().map(|instance| instance.id.clone()).collect();
+    let Some(asked) = ask_all(inner, &ids).await else { return Vec::new() };
+    let over: Vec<_> = over.into_iter().filter(|instance| leases.is_over(&instance.id, asked.at())).collect();
+    if !over.is_empty() {
+        let services: BTreeSet<&ServiceKey> = over.iter().map(|instance| &instance.service).collect();
+        hear_samples(inner, services.into_iter()).await;
+    }
+    over
+}
+
+/// Of critical instances whose time is over, those that nobody has heard to be passing again. None while a node that lives does not
+/// answer: they come up again.
+async fn unheard(inner: &Inner, due: Vec<Arc<Instance>>) -> Vec<Arc<Instance>> {
+    let ids: Vec<InstanceId> = due.iter().map(|instance| instance.id.clone()).collect();
+    let Some(asked) = ask_all(inner, &ids).await else { return Vec::new() };
+    let health = &inner.health;
+    let mut due = due;
+    due.retain(|instance| {
+        let id = &instance.id;
+        !health.leases.says_passing(id, asked.at()) && !health.probing.answers(id)
+    });
+    due
+}
+
+/// Makes those passing again that were seen alive.
+pub(super) async fn revive(inner: Arc<Inner>) {
+    let mut stop = inner.stop.subscribe();
+    let leases = &inner.health.leases;
+    loop {
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            () = leases.someone_returned() => {}
+        }
+        let (changed, failed) = set_health(&inner, leases.take_returned(), Health::Passing).await;
+        add(&inner.counters.revived, changed);
+        let now = leases.now();
+        let living: Vec<_> = failed.into_iter().filter(|i| leases.says_passing(&i.id, now)).collect();
+        if living.is_empty() {
+            continue;
+        }
+        // The store was not there. What has been heard since is tried as soon as it is back, not at the next heartbeat.
+        leases.put_returned(living);
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            () = tokio::time::sleep(REVIVE_AGAIN) => {}
+        }
+        leases.tell_returned();
+    }
+}
+
+/// Writes the health of instances, each only if it is still as it was judged. Returns how many changed, and those that could not be
+/// written.
+pub(super) async fn set_health(
+    inner: &Inner,
+    instances: Vec<Arc<Instance>>,
+    health: Health,
+) -> (u64, Vec<Arc<Instance>>) {
+    let (mut changed, mut failed) = (0, Vec::new());
+    for chunk in instances.chunks(inner.settings.limits.call_rows) {
+        let writes = chunk.iter().map(|instance| Write {
+            kind: WriteKind::Patch(instance.id.clone(), Patch { health: Some(health), ..Patch::default() }),
+            expected: Some(instance.revision),
+        });
+        let answers = inner.enqueue(writes.collect()).await;
+        changed += answers.iter().filter(|answer| matches!(answer, Ok((Outcome::Updated, _)))).count() as u64;
+        let unwritten = chunk.iter().zip(&answers).filter(|(_, answer)| answer.is_err());
+        failed.extend(unwritten.map(|(instance, _)| Arc::clone(instance)));
+    }
+    (changed, failed)
+}
