@@ -26,7 +26,7 @@
 //! - A reader never sees the term of one answer with the position of another.
 //! - A dispenser gives no number twice, and none from a batch that began before it was asked for.
 //!
-//! Model-checked by loom (`src/model/`), the dispenser not yet; it needs a target directory of its own, because the flag rebuilds everything:
+//! Model-checked by loom (`src/model/`); it needs a target directory of its own, because the flag rebuilds everything:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p watermark --release --lib

@@ -6,6 +6,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
+mod dispensing;
 mod waiting;
 
 use crate::{Answer, Lsn, Oracle, Wanted, Watermark};

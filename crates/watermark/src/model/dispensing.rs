@@ -1,0 +1,94 @@
+//! Numbers that nobody gets twice, under every interleaving.
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::thread;
+
+use crate::{Dispenser, Place, Range};
+
+/// One question to a source that counts: it gives as many numbers as it is asked for.
+fn draw(dispenser: &Dispenser, source: &AtomicU64) {
+    if let Some(draw) = dispenser.begin() {
+        let first = source.fetch_add(u64::from(draw.takers()), Ordering::AcqRel);
+        dispenser.complete(draw, Range { first, step: 1, note: first });
+    }
+}
+
+fn number(dispenser: &Dispenser, place: Place) -> Option<u64> {
+    let drawn = dispenser.number(place)?.ok()?;
+    assert!(drawn.number >= drawn.note, "first number and note of two batches");
+    Some(drawn.number)
+}
+
+/// Two take places while batches begin: each gets a number in the end, no two the same, and a number is from after it was asked for.
+#[test]
+fn each_number_is_somebodys_alone_and_from_after_the_question() {
+    loom::model(|| {
+        let dispenser = Arc::new(Dispenser::new(|| {}));
+        let source = Arc::new(AtomicU64::new(1));
+        let taker = {
+            let (dispenser, source) = (Arc::clone(&dispenser), Arc::clone(&source));
+            thread::spawn(move || {
+                // Read and written at once: never an old value.
+                let before = source.fetch_add(0, Ordering::AcqRel);
+                let place = dispenser.take().unwrap();
+                (before, place)
+            })
+        };
+        let own = dispenser.take().unwrap();
+        draw(&dispenser, &source);
+        draw(&dispenser, &source);
+        let (before, others) = taker.join().unwrap();
+        draw(&dispenser, &source);
+        let (own, others) = (number(&dispenser, own).unwrap(), number(&dispenser, others).unwrap());
+        assert_ne!(own, others, "one number for two");
+        // A taker that the driver did not count would get a number that the source gives to the next one who asks.
+        let given = source.fetch_add(0, Ordering::AcqRel);
+        assert!(own < given && others < given, "{own} and {others}, of which the source gave those below {given}");
+        assert!(others >= before, "{others} was given before {before} was asked for");
+    });
+}
+
+/// The first who joins a batch wakes the driver, whatever the driver is doing: nobody waits for a driver that sleeps.
+#[test]
+fn whoever_joins_first_wakes_the_driver() {
+    loom::model(|| {
+        let wakes = Arc::new(AtomicU64::new(0));
+        let dispenser = {
+            let wakes = Arc::clone(&wakes);
+            Arc::new(Dispenser::new(move || {
+                wakes.fetch_add(1, Ordering::AcqRel);
+            }))
+        };
+        let taker = {
+            let dispenser = Arc::clone(&dispenser);
+            thread::spawn(move || dispenser.take().is_some())
+        };
+        let source = AtomicU64::new(1);
+        draw(&dispenser, &source);
+        taker.join().unwrap();
+        assert_eq!(wakes.load(Ordering::Acquire), 1);
+        draw(&dispenser, &source);
+        assert_eq!(dispenser.waiting(), 0);
+    });
+}
+
+/// The driver goes round its slots while somebody reads: a number is of the taker's own batch, or there is none.
+#[test]
+fn a_place_that_lapses_while_it_is_read_gives_no_number_of_another_batch() {
+    loom::model(|| {
+        let dispenser = Arc::new(Dispenser::new(|| {}));
+        let source = AtomicU64::new(1);
+        let place = dispenser.take().unwrap();
+        draw(&dispenser, &source);
+        let reader = {
+            let dispenser = Arc::clone(&dispenser);
+            thread::spawn(move || number(&dispenser, place))
+        };
+        for _ in 0..2 {
+            let _ = dispenser.take();
+            draw(&dispenser, &source);
+        }
+        assert!(matches!(reader.join().unwrap(), None | Some(1)), "another batch's number");
+    });
+}
