@@ -1,0 +1,317 @@
+//! Gates that wait: for the oracle's answer, for the relays, for proof; and who has waited too long.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use topology::MOST_RELAYS;
+use watermark::{Lsn, Ticket, Waiters};
+use wire::{Severity, Sqlstate, message};
+
+use super::fate::{Fate, Known, State, fate};
+use super::gate::Gate;
+use crate::core::memory::Token;
+use crate::core::routing::UNPROVEN_HINT;
+use crate::core::session::At;
+use crate::core::{Core, DRAINING, over};
+
+/// Most clients of one worker that wait.
+const MOST_WAITING: usize = 1 << 20;
+
+/// What a gate waits for at the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Target {
+    Answer(Ticket),
+    Durable(Lsn),
+    Proof(Ticket),
+}
+
+/// A worker's clients that wait.
+pub(super) struct Held {
+    asked: Waiters<Token, Ticket>,
+    /// None until somebody waits there.
+    proved: Option<Waiters<Token, Ticket>>,
+    /// For one relay, for two, …: at the marks of `durable`.
+    durable: Vec<Option<Waiters<Token>>>,
+    /// Since when the first gate of each has waited, in that order; those that have been opened go when they are at the front.
+    since: VecDeque<(Instant, Token)>,
+}
+
+impl Core {
+    /// Looks at a client's first gate, and opens as many as can be. Where that may close the client it is left for the next turn,
+    /// unless `may_close`: whoever follows a server's replies does not expect it.
+    pub(super) fn advance(&mut self, c: usize, may_close: bool) {
+        let token = self.clients[c].token;
+        while let Some(&gate) = self.clients[c].output.first_gate() {
+            let pool = &self.pools[self.clients[c].pool];
+            let (settings, lazy) = (pool.gate, pool.lazy);
+            // Who may have committed without waiting for the flush waits for everything that was there by then.
+            let unflushed = gate.everything || self.commits_unflushed(c);
+            let answer = match gate.state {
+                State::Asked(ticket, _) => self.shared.topology.oracle().answer(ticket),
+                _ => None,
+            };
+            let answer = answer.map(|a| (a.term, if unflushed { a.lsn } else { a.flushed }, a.flushed >= a.lsn));
+            let proven = match (gate.state, self.shared.topology.proof()) {
+                (State::Proving(ticket, _), Some(oracle)) => oracle.answer(ticket).map(|answer| answer.term),
+                // There is nobody to ask any more.
+                (State::Proving(_, term), None) => Some(u64::from(term.timeline)),
+                _ => None,
+            };
+            let known = Known {
+                answer,
+                proven,
+                now: self.view.term,
+                durable: (
+                    self.commits.durable.term,
+                    self.commits.durable.mark(settings.relays).map_or(Lsn(0), |mark| mark.get()),
+                ),
+                // A pool that is not gated any more lets go what was held by its old settings.
+                degraded: settings.relays == 0 || (settings.degrade && self.is_degraded(settings.relays)),
+                lazy,
+            };
+            let (gate, target) = match fate(gate.state, known) {
+                Fate::Stay => return,
+                Fate::Pass if gate.proof.is_some() => {
+                    self.prove_gate(c);
+                    continue;
+                }
+                Fate::Pass if matches!(gate.state, State::Proving(..)) => {
+                    self.clients[c].output.open_gate(&mut self.buffers);
+                    self.tell(c, |_| {});
+                    continue;
+                }
+                Fate::Pass => {
+                    let waited = self.now.saturating_duration_since(gate.since).as_micros() as u64;
+                    self.metrics.gate_micros.observe(waited);
+                    if known.degraded {
+                        self.metrics.gate_degraded_commits.add(1);
+                    }
+                    self.clients[c].output.open_gate(&mut self.buffers);
+                    self.tell(c, |_| {});
+                    continue;
+                }
+                Fate::Ask(ticket) => (gate, Target::Answer(ticket)),
+                Fate::Prove(ticket) => (gate, Target::Proof(ticket)),
+                Fate::Again => {
+                    let topology = &self.shared.topology;
+                    topology.want_flush();
+                    let state = State::Asked(topology.oracle().ticket(), self.view.term);
+                    if let Some(gate) = self.clients[c].output.first_gate_mut() {
+                        *gate = Gate { state, queued: false, ..*gate };
+                    }
+                    continue;
+                }
+                Fate::Wait(lsn) => {
+                    let state = State::At(lsn, self.commits.durable.term);
+                    if state != gate.state && unflushed && answer.is_some_and(|(_, _, flushed)| !flushed) {
+                        // Another question's flush came before this position: one more, and nobody waits for its answer.
+                        let topology = &self.shared.topology;
+                        topology.want_flush();
+                        let _ = topology.oracle().ticket();
+                    }
+                    let gate = Gate { state, queued: gate.queued && state == gate.state, ..gate };
+                    if let Some(first) = self.clients[c].output.first_gate_mut() {
+                        *first = gate;
+                    }
+                    (gate, Target::Durable(lsn))
+                }
+                Fate::Unknown if may_close => return self.give_up_gate(c, "the primary was replaced"),
+                Fate::Unknown => return self.put_off(token),
+            };
+            if self.wait_at(token, gate, target, settings.relays) {
+                return;
+            }
+            if may_close {
+                return self.give_up_gate(c, "too many commits wait");
+            }
+            return self.put_off(token);
+        }
+        let client = &self.clients[c];
+        if may_close && self.draining && client.at == At::Nobody {
+            return self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, DRAINING);
+        }
+        self.bound_input(c);
+    }
+
+    /// A client's first gate could pass, but for the proof that it needs, too.
+    fn prove_gate(&mut self, c: usize) {
+        let Some(gate) = self.clients[c].output.first_gate_mut() else { return };
+        let Some(ticket) = gate.proof.take() else { return };
+        if let State::Asked(_, term) | State::At(_, term) = gate.state {
+            (gate.state, gate.queued) = (State::Proving(ticket, term), false);
+        }
+    }
+
+    /// This client is looked at in the next turn, which is made to come.
+    fn put_off(&mut self, token: Token) {
+        self.commits.due.push(token);
+        (self.bell)();
+    }
+
+    /// False if there are too many.
+    fn wait_at(&mut self, token: Token, gate: Gate, target: Target, relays: usize) -> bool {
+        if gate.queued {
+            return true;
+        }
+        if let Some(first) = self.clients[token.index()].output.first_gate_mut() {
+            first.queued = true;
+        }
+        let topology = &self.shared.topology;
+        let bell = &self.bell;
+        let held = self.commits.held.get_or_insert_with(|| {
+            let bell = Arc::clone(bell);
+            let asked = Waiters::new(Arc::clone(topology.oracle().answered()), MOST_WAITING, move || bell());
+            let durable = (0..MOST_RELAYS).map(|_| None).collect();
+            Box::new(Held { asked, proved: None, durable, since: VecDeque::new() })
+        });
+        held.since.push_back((gate.since, token));
+        match target {
+            Target::Answer(ticket) => held.asked.insert(ticket, token).is_ok(),
+            Target::Proof(ticket) => {
+                let Some(oracle) = topology.proof() else { return false };
+                let proved = held.proved.get_or_insert_with(|| {
+                    let bell = Arc::clone(bell);
+                    Waiters::new(Arc::clone(oracle.answered()), MOST_WAITING, move || bell())
+                });
+                proved.insert(ticket, token).is_ok()
+            }
+            Target::Durable(lsn) => {
+                let slot = relays.checked_sub(1).and_then(|index| held.durable.get_mut(index));
+                let (Some(slot), Some(mark)) = (slot, self.commits.durable.mark(relays)) else {
+                    return false;
+                };
+                let waiters = slot.get_or_insert_with(|| {
+                    let bell = Arc::clone(bell);
+                    Waiters::new(Arc::clone(mark), MOST_WAITING, move || bell())
+                });
+                waiters.insert(lsn, token).is_ok()
+            }
+        }
+    }
+
+    /// Opens what can be opened. To be called each turn: a few loads while nobody waits.
+    pub(in crate::core) fn release_gates(&mut self) {
+        let mut due = std::mem::take(&mut self.commits.due);
+        if let Some(held) = &mut self.commits.held {
+            while let Some(token) = held.asked.pop() {
+                due.push(token);
+            }
+            while let Some(token) = held.proved.as_mut().and_then(Waiters::pop) {
+                due.push(token);
+            }
+            for waiters in held.durable.iter_mut().flatten() {
+                while let Some(token) = waiters.pop() {
+                    due.push(token);
+                }
+            }
+        }
+        for token in due.drain(..) {
+            if self.is_client(token) {
+                self.unqueue(token.index());
+                self.advance(token.index(), true);
+            }
+        }
+        // Its capacity is kept.
+        if self.commits.due.is_empty() {
+            self.commits.due = due;
+        }
+        while let Some(&(since, token)) = self.commits.held.as_ref().and_then(|held| held.since.front()) {
+            let gate = self.clients.get(token.index()).filter(|client| client.token == token);
+            let waits = gate
+                .and_then(|client| client.output.first_gate())
+                .is_some_and(|gate| gate.since == since && !gate.is_open());
+            if waits && !over(since, self.settings.gate_timeout, self.now) {
+                break;
+            }
+            if let Some(held) = &mut self.commits.held {
+                held.since.pop_front();
+            }
+            if waits {
+                self.give_up_gate(token.index(), "it was not confirmed in time (proxy.gate.timeout)");
+            }
+        }
+    }
+
+    /// The view has changed.
+    pub(in crate::core) fn refresh_gates(&mut self) {
+        let durable = self.shared.topology.durable();
+        if Arc::ptr_eq(&durable, &self.commits.durable) {
+            return;
+        }
+        self.commits.durable = durable;
+        if let Some(held) = &mut self.commits.held {
+            held.durable.iter_mut().for_each(|waiters| *waiters = None);
+        }
+        // They are not in the heap any more.
+        for gate in self.clients.iter_mut().filter_map(|(_, client)| client.output.first_gate_mut()) {
+            gate.queued = false;
+        }
+        self.review_gates();
+    }
+
+    /// It is not in the heap any more, or may not be: once too often does no harm.
+    fn unqueue(&mut self, c: usize) {
+        if let Some(gate) = self.clients[c].output.first_gate_mut() {
+            gate.queued = false;
+        }
+    }
+
+    /// Looks at all clients that wait: for what is not told by a number.
+    pub(super) fn review_gates(&mut self) {
+        let gated = self.clients.iter().filter(|(_, client)| client.output.gates() > 0);
+        let tokens: Vec<Token> = gated.map(|(_, client)| client.token).collect();
+        for token in tokens {
+            if self.is_client(token) {
+                self.advance(token.index(), true);
+            }
+        }
+    }
+
+    /// Nobody will ever say what became of it.
+    fn give_up_gate(&mut self, c: usize, why: &str) {
+        let relays = self.pools[self.clients[c].pool].gate.relays;
+        let gate = self.clients[c].output.first_gate();
+        let (text, hint) = if gate.is_some_and(|gate| matches!(gate.state, State::Proving(..))) {
+            self.metrics.strong_unproven.add(1);
+            tracing::warn!(
+                why,
+                "a strong session's answer is not given: it is not proven that its primary's term still stood"
+            );
+            let text = format!(
+                "the statement was executed, and it is not proven that its server was still the primary: {why}; its answer is not given"
+            );
+            (text, UNPROVEN_HINT)
+        } else if gate.is_some_and(|gate| gate.everything) {
+            self.metrics.gate_unknown.add(1);
+            tracing::warn!(
+                why,
+                relays,
+                "notifications are not passed on: it is unknown what became of the commit they tell of"
+            );
+            let text = format!(
+                "terminating connection: notifications are missing, for whether the commit that they tell of is durable on {relays} relay(s) \
+                 is unknown: {why}"
+            );
+            (text, "")
+        } else {
+            self.metrics.gate_unknown.add(1);
+            tracing::warn!(why, relays, "a commit's outcome is unknown");
+            let text = format!(
+                "the transaction was committed on the primary, and whether it is durable on {relays} relay(s) is unknown: {why}"
+            );
+            (text, "")
+        };
+        let client = &mut self.clients[c];
+        client.output.cut(&mut self.buffers);
+        let out = client.output.append(&mut self.buffers);
+        message::error(out, Severity::Fatal, Sqlstate::TRANSACTION_RESOLUTION_UNKNOWN, &text, hint);
+        self.close_client(c);
+    }
+
+    /// When the first of those who wait will have waited too long.
+    pub(in crate::core) fn gate_patience(&self) -> Option<Duration> {
+        let deadline = self.commits.held.as_ref()?.since.front()?.0 + self.settings.gate_timeout;
+        Some(deadline.saturating_duration_since(self.now).max(Duration::from_millis(1)))
+    }
+}
