@@ -312,7 +312,8 @@ impl Core {
         let known = self.clients[c].names.get_told(name);
         let told = known.is_some_and(|(_, told)| told);
         let statement = known.map(|(statement, _)| statement.clone());
-        self.servers[s].portals.bind(b"", statement.clone(), name, None);
+        let unit = self.servers[s].protocol.unit();
+        self.servers[s].portals.bind((unit, b""), statement.clone(), name, None);
         let named = |statement: &&Arc<Statement>| !name.is_empty() || self.shares_unnamed(c, statement);
         let Some(own) = statement.as_ref().filter(named).cloned() else {
             self.servers[s].protocol.sent(Request::Bind, Note::Bind(statement));

@@ -28,6 +28,8 @@ pub(in crate::core) struct Portal {
     changes: Option<Arc<Changes>>,
     /// An Execute of the portal was sent, or answered by the proxy.
     has_run: bool,
+    /// The number of the unit whose Bind made the portal.
+    pub unit: u64,
 }
 
 /// What an Execute runs.
@@ -42,11 +44,11 @@ pub(in crate::core) struct Run {
 }
 
 impl Portals {
-    /// Notes a Bind: portal `name` runs `statement`, which the client calls `called`. False: too many portals to follow
+    /// Notes a Bind in this unit: portal `name` runs `statement`, which the client calls `called`. False: too many portals to follow
     /// this one.
     pub(in crate::core) fn bind(
         &mut self,
-        name: &[u8],
+        (unit, name): (u64, &[u8]),
         statement: Option<Arc<Statement>>,
         called: &[u8],
         changes: Option<Arc<Changes>>,
@@ -67,7 +69,7 @@ impl Portals {
         };
         portal.statement = statement;
         portal.changes = changes;
-        portal.has_run = false;
+        (portal.has_run, portal.unit) = (false, unit);
         portal.called.clear();
         portal.called.extend_from_slice(called);
         true
@@ -112,17 +114,17 @@ mod tests {
     fn portals_are_followed_up_to_a_bound() {
         let mut portals = Portals::default();
         let changes = || Some(Arc::new(Changes::default()));
-        assert!(portals.bind(b"", None, b"s", None));
-        assert!(portals.bind(b"p", None, b"t", changes()));
+        assert!(portals.bind((0, b""), None, b"s", None));
+        assert!(portals.bind((0, b"p"), None, b"t", changes()));
         assert!(portals.get(b"p").is_some_and(|portal| portal.called == b"t" && portal.changes.is_some()));
         assert!(portals.get(b"").is_some_and(|portal| portal.called == b"s") && portals.get(b"q").is_none());
         let (first, second) = (portals.run(b"p"), portals.run(b"p"));
         assert!(first.changes.is_some() && second.changes.is_none(), "it changes that once");
         assert!(!first.again && second.again);
         for n in 0..MOST - 1 {
-            assert!(portals.bind(n.to_string().as_bytes(), None, b"", None));
+            assert!(portals.bind((0, n.to_string().as_bytes()), None, b"", None));
         }
-        assert!(!portals.bind(b"q", None, b"", None) && portals.bind(b"p", None, b"u", None));
+        assert!(!portals.bind((0, b"q"), None, b"", None) && portals.bind((0, b"p"), None, b"u", None));
         portals.end();
         assert!(portals.get(b"p").is_none() && portals.get(b"").is_some_and(|portal| portal.called.is_empty()));
     }

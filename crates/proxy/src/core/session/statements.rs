@@ -293,7 +293,8 @@ impl Core {
                 self.count_begin(c, s, !statement.id(), statement.text(), false);
             }
         } else {
-            self.servers[s].portals.bind(portal, None, name, None);
+            let unit = self.servers[s].protocol.unit();
+            self.servers[s].portals.bind((unit, portal), None, name, None);
         }
         if let ServerName::Sqls(_) = server_name {
             // A statement of SQL's PREPARE may do anything: counts as a write.
@@ -337,7 +338,8 @@ impl Core {
         };
         let changes = self.changes_of(c, s, class, cached, statement.text());
         let changes = changes.and_then(|changes| filled(&changes, values));
-        let followed = self.servers[s].portals.bind(portal, Some(statement.clone()), name, changes.clone());
+        let unit = self.servers[s].protocol.unit();
+        let followed = self.servers[s].portals.bind((unit, portal), Some(statement.clone()), name, changes.clone());
         let changes = changes.filter(|_| followed);
         let pins = self.note_bound_text(c, s, class, changes.as_deref());
         // A portal that is bound need not be run: it may pin the client, but not unpin it.
@@ -345,6 +347,9 @@ impl Core {
     }
 
     pub(super) fn forward_execute(&mut self, c: usize, s: usize, portal: &[u8], bytes: &[u8], frame: Frame) -> Step {
+        if self.may_be_gone(s, portal) {
+            return Step::Blocked;
+        }
         let Run { statement, changes, again } = self.servers[s].portals.run(portal);
         let mut dropped = None;
         if let Some(statement) = &statement {
@@ -367,6 +372,17 @@ impl Core {
         }
         self.servers[s].protocol.sent(Request::Execute, Note::Execute { changes, dropped });
         self.pass_on(c, s, bytes, frame)
+    }
+
+    /// True if the portal runs what the proxy carries out by itself, and was bound in an earlier unit whose end is not answered yet:
+    /// `P '' "deallocate s"; B '' ''; S; E ''`. The end of that unit may have ended the transaction, and the portal with it.
+    fn may_be_gone(&self, s: usize, portal: &[u8]) -> bool {
+        let server = &self.servers[s];
+        let Some(portal) = server.portals.get(portal) else { return false };
+        let carries_out = |class: Class| class.local || class.flags.has(Flags::DROPS_STATEMENTS);
+        portal.statement.as_ref().is_some_and(|statement| carries_out(statement.class()))
+            && portal.unit < server.protocol.unit()
+            && !server.protocol.has_ended(portal.unit)
     }
 
     /// A statement that drops prepared statements (DEALLOCATE ALL, DISCARD ALL) is run: drops them from the client's
