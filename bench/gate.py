@@ -118,9 +118,9 @@ def _arm(cluster, workspace, network, binary, load, arm, clients, round_trip, se
             if kind == "receivewal":
                 process = stack.enter_context(_receivewal(cluster, workspace, directory, upstream))
             else:
-                process, relay = stack.enter_context(_relay(workspace, directory, binary, upstream))
+                process, relay = stack.enter_context(start_relay(workspace, directory, binary, upstream))
             watched["receiver"] = process.pid
-            _until(lambda: _streaming(cluster, "application_name", STANDBY))
+            until(lambda: _streaming(cluster, "application_name", STANDBY))
             if kind in ("native", "receivewal"):
                 _synchronous(cluster, STANDBY)
         port = cluster.primary
@@ -137,7 +137,7 @@ def _synchronous(cluster, name):
     cluster.query(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
     cluster.query("SELECT pg_reload_conf()")
     if name:
-        _until(lambda: _streaming(cluster, "sync_state", "sync"))
+        until(lambda: _streaming(cluster, "sync_state", "sync"))
 
 
 def _streaming(cluster, column, value):
@@ -145,7 +145,7 @@ def _streaming(cluster, column, value):
     return len(rows) == 1
 
 
-def _until(condition):
+def until(condition):
     deadline = time.monotonic() + READY_SECONDS
     while not condition():
         if time.monotonic() > deadline:
@@ -160,10 +160,10 @@ def _receivewal(cluster, workspace, directory, port):
     return workspace.server(command, directory / "receivewal.log")
 
 
-class _relay:
+class start_relay:
     """The relay as a process, and the port that it listens on."""
 
-    def __init__(self, workspace, directory, binary, upstream):
+    def __init__(self, workspace, directory, binary, upstream, name=STANDBY):
         self._stack, self._port = ExitStack(), free_port()
         text = f"""
 [relay]
@@ -174,12 +174,12 @@ auth = "trust"
 address = "127.0.0.1:{upstream}"
 user = "{USER}"
 slot = ""
-application_name = "{STANDBY}"
+application_name = "{name}"
 [metrics]
 listen = "127.0.0.1:{free_port()}"
 """
         config = workspace.write(directory / "relay.toml", text)
-        self._server = workspace.server([binary, "relay", "--config", config], directory / "relay.log")
+        self._server = workspace.server([binary, "relay", "--config", config, "--new"], directory / "relay.log")
 
     def __enter__(self):
         return self._stack.enter_context(self._server), self._port
@@ -232,7 +232,7 @@ class start_proxy:
     def __enter__(self):
         process = self._stack.enter_context(self._server)
         try:
-            _until(lambda: process.poll() is None and self._peer.ready(self._directory))
+            until(lambda: process.poll() is None and self._peer.ready(self._directory))
         except BenchError:
             self._stack.close()
             raise BenchError(f"the proxy is not ready:\n{tail(self._directory / 'proxy.log')}") from None

@@ -4,6 +4,7 @@ Point selects (pgbench -S, prepared) on one primary and two replicas, once while
 
 - `primary`: all reads on the primary
 - `eventual`, `session`, `strong`: reads on the replicas, by that consistency
+- `strong-proven`: the same with three relays, which say for each batch of reads that their primary was not replaced
 """
 
 import time
@@ -12,12 +13,13 @@ from fnmatch import fnmatchcase
 
 from bench.cluster import DATABASE, USER, Cluster
 from bench.errors import BenchError
-from bench.gate import start_proxy
+from bench.gate import start_proxy, start_relay, until
 from bench.plan import rotated
 from bench.stats import paired_ratio, summary
 from bench.window import measure, save
 
-ARMS = ("primary", "eventual", "session", "strong")
+ARMS = ("primary", "eventual", "session", "strong", "strong-proven")
+RELAYS = 3
 CLIENTS = (64,)
 # Commits a second while the reads run.
 WRITES = (0, 200)
@@ -54,7 +56,8 @@ def run(options, binary, workspace, pg_bin, say, out):
 
 def _arm(cluster, workspace, binary, arm, clients, writes, seconds):
     directory = workspace.directory(f"strong-{time.monotonic_ns()}")
-    routing = 'route = "primary"' if arm == "primary" else f'consistency = "{arm}"'
+    consistency, *proven = arm.split("-")
+    routing = 'route = "primary"' if arm == "primary" else f'consistency = "{consistency}"'
     text = f"""
 [proxy]
 auth = "trust"
@@ -71,6 +74,13 @@ database = "{DATABASE}"
         text += f'[[cluster.nodes]]\nname = "node{number}"\naddress = "127.0.0.1:{port}"\n'
     cluster.wait_for_replicas()
     with ExitStack() as stack:
+        for number in range(RELAYS if proven else 0):
+            name = f"relay{number}"
+            relay = start_relay(workspace, workspace.directory(f"{directory.name}/{name}"), binary, cluster.primary, name)
+            _, port = stack.enter_context(relay)
+            text += f'[[cluster.relays]]\nname = "{name}"\naddress = "127.0.0.1:{port}"\n'
+        if proven:
+            until(lambda: _streaming(cluster) == RELAYS)
         process, port, metrics = stack.enter_context(start_proxy(workspace, directory, binary, text))
         if writes:
             # Directly to the primary: what the reads have to see is what counts, not who commits it.
@@ -83,6 +93,10 @@ database = "{DATABASE}"
             stack.enter_context(workspace.server(command, directory / "writer.log"))
         watched = {"primary": cluster.postmasters[0], "proxy": process.pid}
         return measure(cluster, workspace, directory, "-b select-only", port, clients, seconds, watched, metrics)
+
+
+def _streaming(cluster):
+    return len(cluster.query("SELECT 1 FROM pg_stat_replication WHERE state = 'streaming' AND application_name LIKE 'relay%'"))
 
 
 def markdown(rows):
@@ -106,8 +120,8 @@ def markdown(rows):
                 cells.append(f"{summary(figures['cpu'][name] for figures in of.values())['median']:.1f}")
             cells.append(f"{first['busy']['median']:.0%}")
             for name, digits in (("batches", 0), ("size", 1), ("wait_ms", 2), ("round_trip_ms", 2)):
-                found = summary(figures.get("oracle", {}).get(name) for figures in of.values()) if arm == "strong" else None
+                found = summary(figures.get("oracle", {}).get(name) for figures in of.values()) if arm.startswith("strong") else None
                 cells.append(f"{found['median']:.{digits}f}" if found else "")
-            cells.append(f"{first['stayed']['median']:.0%}" if first["stayed"] and arm == "strong" else "")
+            cells.append(f"{first['stayed']['median']:.0%}" if first["stayed"] and arm.startswith("strong") else "")
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
