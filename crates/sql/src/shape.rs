@@ -70,8 +70,7 @@ fn shape(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let mut i = 0;
     // Start of what is to be copied but is not yet.
     let mut kept = 0;
-    loop {
-        let Some(run) = before_stop(&text[i..]) else { break };
+    while let Some(run) = before_stop(&text[i..]) {
         i += run;
         let in_identifier = run > 0 && BYTES[text[i - 1] as usize] & IDENT_START != 0;
         let byte = text[i];
