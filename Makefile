@@ -68,8 +68,9 @@ clients: ## Every client in every language, also Go, Java and Rust (those in Pyt
 	@scripts/setup test
 	@tests/clients/setup --all
 	cargo build --locked -p kingpost
-	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost cargo test --locked -p kingpost-tests --test e2e -- --include-ignored clients
 	@tests/tikv/setup > /dev/null || test $$? = 3
+	KINGPOST_TESTS_TIKV=1 KINGPOST_BIN=$(CURDIR)/target/debug/kingpost \
+		cargo test --locked -p kingpost-tests --test e2e -- --include-ignored clients
 	KINGPOST_TESTS_TIKV=1 cargo test --locked -p tikv -p registry --test rig --test tikv
 
 # How many reads all drivers together make.

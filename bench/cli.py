@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from bench import gate, neighbour, plan, plot, report, strong, unavailable, wal, workers
+from bench import gate, neighbour, plan, plot, report, strong, tikv, unavailable, wal, workers
 from bench.cluster import find_bin
 from bench.errors import BenchError
 from bench.peers import Inventory
@@ -32,7 +32,7 @@ def parser():
         "bench/out/TIME.json, .md and .svg.",
         epilog="Case ids: select/simple/64, tpcb/prepared/1000, sysbench/oltp_read_only/simple/64, idle/5000. `--only relay` (relay/0) "
         "measures what a relay costs, `--only gate` (gate/2.5/64, hot-row) commits that are durable elsewhere, `--only strong` strong reads on replicas, "
-        "`--only failover` how long nothing can be written, `--only slow-neighbour` quick reads beside slow ones, `--only workers` wake-ups a transaction: each in tables of their own.",
+        "`--only failover` how long nothing can be written, `--only slow-neighbour` quick reads beside slow ones, `--only workers` wake-ups a transaction, `--only tikv` timestamps of PD: each in tables of their own.",
     )
     what = top.add_argument_group("what runs")
     on = top.add_argument_group("on what")
@@ -106,6 +106,7 @@ OF_THEIR_OWN = {
     "failover": ", ".join(unavailable.ARMS),
     "slow-neighbour": "direct, kingpost, pgbouncer-*",
     "workers": "kingpost, kingpost-*",
+    "tikv": ", ".join(tikv.ARMS),
 }
 
 
@@ -126,6 +127,13 @@ def measure(options):
         return 0
     if _only(options, ["relay"]):
         return wal.run(options, OUT, say)
+    if options.only == ["tikv"]:
+        workspace = Workspace(options.dir)
+        try:
+            print("\n" + tikv.run(options, workspace, say, OUT))
+        finally:
+            workspace.remove()
+        return 0
     pg_bin = find_bin(options.pg_bin)
     workspace = Workspace(options.dir)
     try:

@@ -10,6 +10,7 @@ mod binlog;
 mod cancel;
 mod candidates;
 mod clients;
+mod clients_tikv;
 mod common;
 mod consistency;
 mod console;

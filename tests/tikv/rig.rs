@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Whoever is not ready by then never will be.
 const PATIENCE: Duration = Duration::from_secs(90);
+/// A port that was free may be somebody else's by the time that a program listens there: then all begins anew, so often.
+const STARTS: usize = 4;
 
 /// The cluster. Ended when dropped.
 pub struct Rig {
@@ -26,6 +28,7 @@ pub struct Rig {
 }
 
 /// Files for TLS: who signs, and the servers' certificate and key.
+#[derive(Clone)]
 pub struct Tls {
     pub ca: PathBuf,
     pub cert: PathBuf,
@@ -76,6 +79,16 @@ impl Rig {
     /// With so many PDs; over TLS, with certificates of clients.
     pub fn with(members: usize, tls: Option<Tls>) -> Option<Rig> {
         let programs = programs()?;
+        for _ in 1..STARTS {
+            match Rig::try_with(&programs, members, tls.clone()) {
+                Err(said) if said.contains("address already in use") => {}
+                started => return Some(started.unwrap_or_else(|said| panic!("{said}"))),
+            }
+        }
+        Some(Rig::try_with(&programs, members, tls).unwrap_or_else(|said| panic!("{said}")))
+    }
+
+    fn try_with(programs: &Path, members: usize, tls: Option<Tls>) -> Result<Rig, String> {
         let dir = tempfile::Builder::new().prefix("kp-tikv-").tempdir().expect("a directory");
         let ports: Vec<[u16; 3]> = (0..members).map(|_| [port(), port(), port()]).collect();
         let peers = |n: usize| format!("pd{n}=http://127.0.0.1:{}", ports[n][1]);
@@ -110,7 +123,9 @@ impl Rig {
         let mut members: Vec<Member> = (0..members).map(member).collect();
         // They become ready together.
         members.iter_mut().for_each(Member::spawn);
-        members.iter_mut().for_each(Member::ready);
+        for member in &mut members {
+            member.wait()?;
+        }
         let (listen, control) = (port(), port());
         let known = ports.iter().map(|[port, ..]| local(*port)).collect::<Vec<_>>().join(",");
         let data = dir.path().join("store").display().to_string();
@@ -119,8 +134,8 @@ impl Rig {
         security(&mut arguments);
         let mut store = Member::new("store", programs.join("store"), arguments, dir.path(), listen, listen);
         store.spawn();
-        store.ready();
-        Some(Rig { dir, members, store, control, tls: tls.is_some() })
+        store.wait()?;
+        Ok(Rig { dir, members, store, control, tls: tls.is_some() })
     }
 
     /// `host:port` of each PD.
@@ -243,14 +258,21 @@ impl Member {
     }
 
     fn ready(&mut self) {
+        self.wait().unwrap_or_else(|said| panic!("{said}"));
+    }
+
+    /// Waits until it serves; what it said, if it does not.
+    fn wait(&mut self) -> Result<(), String> {
         let began = Instant::now();
         loop {
             let said = std::fs::read_to_string(&self.log).unwrap_or_default();
             if said.lines().any(|line| line == "ready") {
-                return;
+                return Ok(());
             }
             let ended = self.process.as_mut().and_then(|process| process.try_wait().ok().flatten());
-            assert!(ended.is_none() && began.elapsed() < PATIENCE, "{}: {ended:?}: {said}", self.name);
+            if ended.is_some() || began.elapsed() > PATIENCE {
+                return Err(format!("{}: {ended:?}: {said}", self.name));
+            }
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -506,7 +506,7 @@ async fn nobody_is_told_of_a_renewal_that_nobody_can_ask_for() {
     }
 }
 
-/// A store without keys (that in TiKV): who asks for them is told so, with the status that clients do not try again; services are served.
+/// A store without keys: who asks for them is told so, with the status that clients do not try again; services are served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_without_keys_says_so() {
     let directory = tempfile::tempdir().unwrap();

@@ -5,6 +5,8 @@ mod common;
 #[path = "common/fire.rs"]
 #[allow(dead_code, reason = "its comparison of cursors is for the other stores")]
 mod fire;
+#[path = "common/kv.rs"]
+mod kv;
 #[path = "../../../tests/tikv/rig.rs"]
 mod rig;
 #[path = "common/suite.rs"]
@@ -42,6 +44,19 @@ async fn contract() {
         store::open(&rig.address("contract")).await.unwrap().attend(None, &[]).await.unwrap().secret
             != other.attend(None, &[]).await.unwrap().secret
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_and_sessions() {
+    let Some(rig) = Rig::start() else { return };
+    // In the middle of the rows, and between the counter, the feed and everything else.
+    for key in ["k/keys/k/d", "k/keys/k/r", "k/keys/k/r/a/0/k", "k/keys/k/r/mine/0/many/5"] {
+        rig.split(key);
+    }
+    kv::all(|| opened(&rig, "keys")).await;
+    // Another registry in the same cluster has nothing of that.
+    let other = opened(&rig, "keys2").await.unwrap();
+    assert!(other.kv().unwrap().read(0, Revision(0)).await.unwrap().rows.is_empty());
 }
 
 /// Nodes write and read while regions split, requests and replies are lost, stores say that they are busy or lead nothing, and the store
@@ -137,9 +152,8 @@ async fn a_pd_that_stands_still_is_an_error_in_time() {
     let store = opened(&rig, "still").await.unwrap();
     store.commit(suite::batch(1, vec![register(1, "a")])).await.unwrap();
     rig.freeze_pd(0);
-    // Twice the patience of a commit: whoever waits longer waits for PD, not for the deadline.
-    let committed =
-        tokio::time::timeout(Duration::from_secs(30), store.commit(suite::batch(2, vec![register(1, "b")])));
+    // PD goes on only after this has ended: what ends it is its own deadline.
+    let committed = tokio::time::timeout(3 * PATIENCE, store.commit(suite::batch(2, vec![register(1, "b")])));
     let committed = committed.await.expect("a deadline");
     assert!(matches!(committed, Err(StoreError::Unavailable { .. })), "{committed:?}");
     rig.thaw_pd(0);

@@ -240,6 +240,12 @@ fn golden_messages() {
                 "k.toml:5:9: registry.store: found another kind, expected sqlite:FILE, postgres://…, mysql://… or tikv://…",
             ],
         ),
+        ("[registry]\nauth = \"none\"\nstore = \"tikv://pd/p\"\nkv.value_bytes = 1048576\n", &[]),
+        ("[registry]\nauth = \"none\"\nstore = \"sqlite:f\"\nkv.value_bytes = 1048577\n", &[]),
+        (
+            "[registry]\nauth = \"none\"\nstore = \"tikv://pd/p\"\nkv.value_bytes = 1048577\n",
+            &["k.toml:4:18: registry.kv.value_bytes: found 1048577, in TiKV at most 1048576"],
+        ),
         (
             "[registry]\nnode = \"n\"\n[[registry.tokens]]\nname = \"a\"\nsha256 = \"s3cret\"\nrole = \"read\"\nnamespaces = []\n",
             &[

@@ -13,7 +13,7 @@
 //! # Invariants
 //!
 //! - A decision builds on everything that was committed before it, by any node: it is made under the counter's lock, when the rows that
-//!   the node lacked have been read. So a condition (`cas`, a lock that is free, a session that lives) holds when the write commits.
+//!   the node lacked have been read; in TiKV, of a snapshot, and again where another node's commit came in between. So a condition (`cas`, a lock that is free, a session that lives) holds when the write commits.
 //! - One revision a call, so no revision stands for two contents of a key. A call is carried out whole or not at all.
 //! - A key is held by one session at most, and only while that session is in the store. Who ends a session gives back or deletes its keys in the
 //!   same transaction.
@@ -327,7 +327,7 @@ impl Registry {
         Ok(kv)
     }
 
-    /// Whether the store can hold keys and sessions: that in TiKV cannot.
+    /// Whether the store can hold keys and sessions.
     pub fn has_keys(&self) -> bool {
         self.inner().kv.is_some()
     }

@@ -68,7 +68,8 @@ impl KvPlan for Batch {
     fn plan(&self, missed: KvRead) -> KvDecision {
         let Some(kv) = &self.inner.kv else { return KvDecision::Nothing };
         let head = missed.head;
-        // It is committed, whatever becomes of this batch; and nobody commits anything else before this transaction ends.
+        // It is committed, whatever becomes of this batch; and nobody commits anything else before this transaction ends. In TiKV somebody
+        // may: then the state may be ahead of `missed`, which takes nothing back from it, and the commit is a conflict.
         kv.take(missed);
         let state = kv.state();
         let mut draft = Draft::new(&state, &kv.limits, Instant::now(), crate::registry::now_millis());

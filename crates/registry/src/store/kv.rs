@@ -2,7 +2,8 @@
 //!
 //! It has the shape of the registry's part: the counter row is locked first in each write transaction and until its end, so revisions rise
 //! in the order of commits over all nodes. Under that lock the rows that a node has missed are read, then a pure function
-//! ([`KvPlan::plan`]) says what is to be written. So a decision always builds on everything that was committed before it. The tables are
+//! ([`KvPlan::plan`]) says what is to be written. So a decision always builds on everything that was committed before it. (TiKV has no
+//! such lock: there the rows are read in a snapshot, and a transaction that another one has overtaken is planned and written anew.) The tables are
 //! apart from the registry's: a lock that many ask for does not hold up registrations, and older programs can still open the store.
 
 use std::sync::Arc;
@@ -55,10 +56,11 @@ pub enum KvDecision {
 
 /// Decides what a transaction writes.
 pub trait KvPlan: Send + Sync {
-    /// After which revision of which history the node lacks rows; asked when the counter is locked.
+    /// After which revision of which history the node lacks rows; asked when the counter is locked, or before the snapshot is taken.
     fn seen(&self) -> (i64, Revision);
 
-    /// Called with the counter locked and all rows that the node lacks (all that there are, where `missed.whole`).
+    /// Called with the counter locked, or read in a snapshot, and all rows that the node lacks (all that there are, where `missed.whole`).
+    /// Called again, after [`KvPlan::seen`], where the transaction begins anew.
     fn plan(&self, missed: KvRead) -> KvDecision;
 }
 

@@ -26,7 +26,7 @@ pub use postgres::Postgres;
 pub(crate) use row::Columns;
 pub use row::{InstanceRow, Interner, Record, ServiceRow};
 pub use sqlite::Sqlite;
-pub use tikv::TiKv;
+pub use tikv::{TIKV_MOST_VALUE, TiKv};
 
 use crate::error::StoreError;
 use crate::model::Revision;

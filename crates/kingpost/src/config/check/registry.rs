@@ -60,6 +60,11 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
             "found a database in memory, or a URI; expected sqlite:FILE, with the file's path",
         );
     }
+    let most = ::registry::store::TIKV_MOST_VALUE;
+    if store.starts_with("tikv://") && registry.kv.value_bytes > most {
+        let found = registry.kv.value_bytes;
+        findings.error("registry.kv.value_bytes", format!("found {found}, in TiKV at most {most}"));
+    }
     if registry.node.is_empty() {
         findings.error("registry.node", "found \"\", expected a name");
     }

@@ -88,7 +88,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         && !context.registry.has_keys()
     {
         return Err(ApiError::NotImplemented(format!(
-            "Consul's /v1/{part} is not served here: keys and sessions need a store in SQLite, PostgreSQL, MySQL or MariaDB"
+            "Consul's /v1/{part} is not served here: keys and sessions need a store in SQLite, PostgreSQL, MySQL, MariaDB or TiKV"
         )));
     }
     let name = request.param("ns").or_else(|| request.named_header("x-consul-namespace")).unwrap_or("default");

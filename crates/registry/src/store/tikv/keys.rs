@@ -9,6 +9,9 @@
 //! | `f/REVISION` | which rows the batch wrote |
 //! | `w/WRITER` | a node's last batch |
 //! | `n/NODE` | a node |
+//! | `k/c`, `k/v` | of keys and sessions: their counter, the version of their form |
+//! | `k/r/NAMESPACE/KIND/NAME` | a key or a session, or what is left of one |
+//! | `k/f/REVISION` | which keys and sessions the batch wrote |
 //!
 //! Numbers are 16 hexadecimal digits: in order, and readable in a tool. `k` keeps away from TiDB's keys, which begin with `m` and `t`.
 
@@ -69,24 +72,61 @@ impl Keys {
     }
 
     /// All keys of a kind: `0` follows `/`.
-    fn all(&self, kind: char) -> Range {
+    fn all(&self, kind: &str) -> Range {
         (self.key(format_args!("{kind}/")), self.key(format_args!("{kind}0")))
     }
 
     pub(super) fn instances(&self) -> Range {
-        self.all('i')
+        self.all("i")
     }
 
     pub(super) fn services(&self) -> Range {
-        self.all('s')
+        self.all("s")
     }
 
     pub(super) fn writers(&self) -> Range {
-        self.all('w')
+        self.all("w")
     }
 
     pub(super) fn nodes(&self) -> Range {
-        self.all('n')
+        self.all("n")
+    }
+
+    pub(super) fn kv_head(&self) -> Bytes {
+        self.key(format_args!("k/c"))
+    }
+
+    pub(super) fn kv_version(&self) -> Bytes {
+        self.key(format_args!("k/v"))
+    }
+
+    /// A name may hold any character; a namespace holds no `/`.
+    pub(super) fn kv_row(&self, namespace: &str, kind: i64, name: &str) -> Bytes {
+        self.key(format_args!("k/r/{namespace}/{kind}/{name}"))
+    }
+
+    pub(super) fn kv_rows(&self) -> Range {
+        self.all("k/r")
+    }
+
+    /// Namespace, kind and name of a key or session.
+    pub(super) fn of_kv_row<'a>(&self, key: &'a [u8]) -> Option<(&'a str, i64, &'a str)> {
+        let (namespace, rest) = self.rest(key, "k/r")?.split_once('/')?;
+        let (kind, name) = rest.split_once('/')?;
+        Some((namespace, kind.parse().ok()?, name))
+    }
+
+    pub(super) fn kv_feed(&self, revision: Revision) -> Bytes {
+        self.key(format_args!("k/f/{:016x}", revision.0))
+    }
+
+    /// As [`Keys::feed_between`], of keys and sessions.
+    pub(super) fn kv_feed_between(&self, after: Revision, last: Revision) -> Range {
+        (self.kv_feed(Revision(after.0.saturating_add(1))), self.kv_feed(Revision(last.0.saturating_add(1))))
+    }
+
+    pub(super) fn revision_of_kv_feed(&self, key: &[u8]) -> Option<Revision> {
+        u64::from_str_radix(self.rest(key, "k/f")?, 16).ok().map(Revision)
     }
 
     /// The batches after `after`, up to `last`.
@@ -136,11 +176,20 @@ mod tests {
             (keys.services(), keys.service(&ServiceKey::parse("default/\u{10ffff}").unwrap())),
             (keys.writers(), keys.writer(7)),
             (keys.nodes(), keys.node(NodeId(7))),
+            (keys.kv_rows(), keys.kv_row("default", 1, "\u{10ffff}")),
+            (keys.kv_rows(), keys.kv_row("default", 0, "")),
+            (keys.kv_feed_between(Revision(0), Revision(7)), keys.kv_feed(Revision(7))),
         ] {
             assert!(range.0 <= key && key < range.1, "{key:?}");
-            let head = keys.head();
-            assert!(head < range.0 || range.1 <= head, "{range:?}");
+            for head in [keys.head(), keys.kv_head(), keys.kv_version()] {
+                assert!(head < range.0 || range.1 <= head, "{range:?}");
+            }
         }
+        for (namespace, kind, name) in [("a", 0, "x/y"), ("a.b", 1, ""), ("a", 0, "/\0ü")] {
+            assert_eq!(keys.of_kv_row(&keys.kv_row(namespace, kind, name)), Some((namespace, kind, name)));
+        }
+        assert_eq!(keys.of_kv_row(&keys.kv_head()), None);
+        assert_eq!(keys.revision_of_kv_feed(&keys.kv_feed(Revision(300))), Some(Revision(300)));
         for revision in [1, 9, 10, 255, 256, 1 << 40] {
             let (start, end) = keys.feed_between(Revision(revision - 1), Revision(revision));
             assert!((start..end).contains(&keys.feed(Revision(revision))));

@@ -7,6 +7,7 @@
 
 mod address;
 mod keys;
+mod kv;
 mod values;
 
 use std::collections::BTreeMap;
@@ -17,14 +18,17 @@ use bytes::Bytes;
 use tikv::{Client, Error, Snapshot, Write};
 use tokio::time::Instant;
 
+pub use self::kv::TIKV_MOST_VALUE;
+
 use self::address::Address;
 use self::keys::Keys;
+use self::kv::TiKvKv;
 use self::values::{Feed, Node, Writer};
 use super::plan::{Existing, plan};
 use super::row::Interner;
 use super::{
-    Batch, BoxFuture, Committed, Head, InstanceRow, MOST_NODES, NodeId, NodeRow, Record, Roll, Secret, ServiceRow,
-    Sink, Store, random,
+    Batch, BoxFuture, Committed, Head, InstanceRow, KvStore, MOST_NODES, NodeId, NodeRow, Record, Roll, Secret,
+    ServiceRow, Sink, Store, random,
 };
 use crate::error::StoreError;
 use crate::model::{InstanceId, Revision, ServiceKey};
@@ -53,6 +57,7 @@ pub struct TiKv {
     keys: Keys,
     /// What this opening is called among the writers.
     id: i64,
+    kv: Arc<TiKvKv>,
 }
 
 impl TiKv {
@@ -67,11 +72,10 @@ impl TiKv {
         let security = address.security().map_err(|error| failed(doing, error))?;
         let deadline = Instant::now() + PATIENCE;
         let client = Client::connect(address.endpoints, security, deadline).await;
-        let store = TiKv {
-            client: client.map_err(|error| failed(doing, error))?,
-            keys: Keys::new(&address.prefix),
-            id: random(),
-        };
+        let client = client.map_err(|error| failed(doing, error))?;
+        let keys = || Keys::new(&address.prefix);
+        let kv = TiKvKv::open(Arc::clone(&client), keys(), deadline).await?;
+        let store = TiKv { client, keys: keys(), id: random(), kv: Arc::new(kv) };
         store.found(deadline).await?;
         Ok(store)
     }
@@ -210,18 +214,6 @@ impl TiKv {
             return Ok(Record::Service(values::service(id, value)?));
         }
         Err(corrupt("a key"))
-    }
-
-    async fn resolve(&self, number: u64) -> Result<Option<Revision>, StoreError> {
-        let doing = "resolving a commit";
-        let deadline = Instant::now() + PATIENCE;
-        // Only this opening writes the key, and each batch does. Where the transaction's lock is still there, the read waits until it is
-        // committed or has been rolled back. Where nothing of it is there, nobody will commit it: who would have is not at it any more.
-        let snapshot = self.snapshot(doing, deadline).await?;
-        let value = snapshot.get(self.keys.writer(self.id), deadline).await.map_err(|error| failed(doing, error))?;
-        let Some(value) = value else { return Ok(None) };
-        let note: Writer = values::message(&value).ok_or_else(|| corrupt("a writer's note"))?;
-        Ok((note.batch == number).then_some(Revision(note.rev)))
     }
 
     async fn read(&self, sink: &mut dyn Sink) -> Result<(), StoreError> {
@@ -444,7 +436,7 @@ impl Store for TiKv {
     }
 
     fn resolve(&self, number: u64) -> BoxFuture<'_, Result<Option<Revision>, StoreError>> {
-        Box::pin(self.resolve(number))
+        Box::pin(committed_as(&self.client, self.keys.writer(self.id), number))
     }
 
     fn read<'a>(&'a self, sink: &'a mut dyn Sink) -> BoxFuture<'a, Result<(), StoreError>> {
@@ -478,6 +470,23 @@ impl Store for TiKv {
     fn figures(&self) -> Option<&Arc<tikv::Figures>> {
         Some(self.client.figures())
     }
+
+    fn kv(&self) -> Option<Arc<dyn KvStore>> {
+        Some(Arc::clone(&self.kv) as Arc<dyn KvStore>)
+    }
+}
+
+/// As which revision the writer that keeps its note at `key` has committed its batch `number`, if it has.
+async fn committed_as(client: &Arc<Client>, key: Bytes, number: u64) -> Result<Option<Revision>, StoreError> {
+    let doing = "resolving a commit";
+    let deadline = Instant::now() + PATIENCE;
+    // Only this opening writes the key, and each batch does. Where the transaction's lock is still there, the read waits until it is
+    // committed or has been rolled back. Where nothing of it is there, nobody will commit it: who would have is not at it any more.
+    let at = client.timestamp(deadline).await.map_err(|error| failed(doing, error))?;
+    let value = client.snapshot(at).get(key, deadline).await.map_err(|error| failed(doing, error))?;
+    let Some(value) = value else { return Ok(None) };
+    let note: Writer = values::message(&value).ok_or_else(|| corrupt("a writer's note"))?;
+    Ok((note.batch == number).then_some(Revision(note.rev)))
 }
 
 /// The next page, which may take as long as a page may.

@@ -4,6 +4,7 @@
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message;
 
+use super::super::kv::{KvColumns, KvRow};
 use super::super::row::{Columns, ISOLATED, Interner};
 use super::super::{Head, InstanceRow, ServiceRow};
 use super::STORE;
@@ -113,6 +114,50 @@ struct ServiceValue {
     #[prost(int64, tag = "4")]
     ctime: i64,
     #[prost(int64, tag = "5")]
+    mtime: i64,
+}
+
+/// The keys and sessions that a batch wrote.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct KvFeed {
+    /// When: milliseconds since 1970.
+    #[prost(int64, tag = "1")]
+    pub(super) now: i64,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) rows: Vec<KvName>,
+}
+
+/// Which key or session.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct KvName {
+    #[prost(string, tag = "1")]
+    pub(super) namespace: String,
+    #[prost(int64, tag = "2")]
+    pub(super) kind: i64,
+    #[prost(string, tag = "3")]
+    pub(super) name: String,
+}
+
+/// A key or a session; namespace, kind and name are in the key.
+#[derive(Clone, PartialEq, Message)]
+struct KvValue {
+    #[prost(bytes = "bytes", tag = "1")]
+    value: Bytes,
+    #[prost(sfixed64, tag = "2")]
+    flags: i64,
+    #[prost(string, optional, tag = "3")]
+    session: Option<String>,
+    #[prost(int64, tag = "4")]
+    lock_index: i64,
+    #[prost(int64, tag = "5")]
+    lock_delay: i64,
+    #[prost(int64, tag = "6")]
+    created: i64,
+    #[prost(int64, tag = "7")]
+    rev: i64,
+    #[prost(bool, tag = "8")]
+    deleted: bool,
+    #[prost(int64, tag = "9")]
     mtime: i64,
 }
 
@@ -231,6 +276,21 @@ pub(super) fn service(id: &str, value: &Bytes) -> Result<ServiceRow, StoreError>
     let s: ServiceValue = message(value).ok_or_else(wrong)?;
     let rev = i64::try_from(s.rev).map_err(|_| wrong())?;
     ServiceRow::decode(STORE, (id, &s.metadata, rev, s.deleted, s.ctime, s.mtime))
+}
+
+pub(super) fn of_kv_row(row: KvColumns) -> Bytes {
+    let KvColumns { value, flags, session, lock_index, lock_delay, created, rev, deleted, mtime, .. } = row;
+    of(&KvValue { value, flags, session, lock_index, lock_delay, created, rev, deleted, mtime })
+}
+
+pub(super) fn kv_row((namespace, kind, name): (&str, i64, &str), value: &Bytes) -> Result<KvRow, StoreError> {
+    let wrong =
+        || StoreError::corrupt(STORE, &format!("key {namespace}/{name}"), "this is neither a key nor a session");
+    let KvValue { value, flags, session, lock_index, lock_delay, created, rev, deleted, mtime } =
+        message(value).ok_or_else(wrong)?;
+    let (namespace, name) = (namespace.to_owned(), name.to_owned());
+    KvColumns { namespace, kind, name, value, flags, session, lock_index, lock_delay, created, rev, deleted, mtime }
+        .decode(STORE)
 }
 
 #[cfg(test)]

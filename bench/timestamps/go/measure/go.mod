@@ -1,0 +1,3 @@
+module timestamps/measure
+
+go 1.23
