@@ -1,6 +1,7 @@
 //! A running relay of MariaDB: its threads and tasks, started and ended together.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -129,6 +130,12 @@ impl Drop for BinlogRelay {
 /// Why it cannot be asked, in words.
 pub fn source_concerns(config: &RelayConfig) -> Result<Vec<String>, String> {
     upstream::look(&config.upstream).map(|looked| looked.concerns).map_err(|failed| failed.to_string())
+}
+
+/// `server_id` of the source that a relay followed last, by the directory of its log; none if it has followed nobody.
+#[must_use]
+pub fn last_source(dir: &Path) -> Option<u32> {
+    super::log::last_source(dir)
 }
 
 /// Removes files that nobody needs, and looks whether the source's commits wait.
