@@ -52,9 +52,7 @@ impl BinlogRelay {
         let opened = Log::open(&directory);
         let (writer, log) =
             opened.map_err(|error| StartError::Binlog { dir: config.dir.clone(), text: error.to_string() })?;
-        let mut followed = config.upstream.clone();
-        followed.address = promise.now().upstream_for(&followed.address).into();
-        let control = Control::new(followed, &config.upstream.address);
+        let control = Control::new(&config.upstream, &promise.now());
         let shared = Arc::new(Shared::new(settings, control, promise, log));
         let receiver = Arc::clone(&shared);
         let receiving = Receiving::start("binlog-receive", move || upstream::run(&receiver, writer))?;
@@ -102,10 +100,7 @@ impl BinlogRelay {
     pub fn reload(&self, config: &RelayConfig) -> Result<(), StartError> {
         let settings = Settings::new(config)?;
         *self.shared.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
-        let mut followed = config.upstream.clone();
-        followed.address = self.shared.promise.now().upstream_for(&followed.address).into();
-        self.shared.control.set_configured(&config.upstream.address);
-        self.shared.control.follow(|current| *current = followed);
+        self.shared.control.configure(&config.upstream, &self.shared.promise.now());
         Ok(())
     }
 
