@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from bench import gate, neighbour, plan, plot, report, strong, tikv, unavailable, wal, workers
+from bench import binlog, gate, neighbour, plan, plot, report, strong, tikv, unavailable, wal, workers
 from bench.cluster import find_bin
 from bench.errors import BenchError
 from bench.peers import Inventory
@@ -32,7 +32,7 @@ def parser():
         "bench/out/TIME.json, .md and .svg.",
         epilog="Case ids: select/simple/64, tpcb/prepared/1000, sysbench/oltp_read_only/simple/64, idle/5000. `--only relay` (relay/0) "
         "measures what a relay costs, `--only gate` (gate/2.5/64, hot-row) commits that are durable elsewhere, `--only strong` strong reads on replicas, "
-        "`--only failover` how long nothing can be written, `--only slow-neighbour` quick reads beside slow ones, `--only workers` wake-ups a transaction, `--only tikv` timestamps of PD: each in tables of their own.",
+        "`--only binlog` (binlog/2.5, receivers/4) a relay for MariaDB beside its semi-synchronous replica, `--only failover` how long nothing can be written, `--only slow-neighbour` quick reads beside slow ones, `--only workers` wake-ups a transaction, `--only tikv` timestamps of PD: each in tables of their own.",
     )
     what = top.add_argument_group("what runs")
     on = top.add_argument_group("on what")
@@ -104,6 +104,8 @@ OF_THEIR_OWN = {
     **{load: ", ".join(arms) for load, arms in gate.ARMS.items()},
     "strong": ", ".join(strong.ARMS),
     "failover": ", ".join(unavailable.ARMS),
+    "binlog": ", ".join(binlog.ARMS),
+    "receivers": ", ".join(binlog.FEEDS),
     "slow-neighbour": "direct, kingpost, pgbouncer-*",
     "workers": "kingpost, kingpost-*",
     "tikv": ", ".join(tikv.ARMS),
@@ -134,12 +136,14 @@ def measure(options):
         finally:
             workspace.remove()
         return 0
-    pg_bin = find_bin(options.pg_bin)
+    pg_bin = None if _only(options, ["binlog", "receivers"]) else find_bin(options.pg_bin)
     workspace = Workspace(options.dir)
     try:
         inventory = Inventory.look(workspace, options.kingpost, options.peer)
         if _only(options, gate.CLIENTS):
             return measure_table(gate, options, inventory, workspace, pg_bin)
+        if _only(options, ["binlog", "receivers"]):
+            return measure_table(binlog, options, inventory, workspace, pg_bin)
         if options.only == ["strong"]:
             return measure_table(strong, options, inventory, workspace, pg_bin)
         if options.only == ["failover"]:

@@ -206,7 +206,7 @@ class _Fleet:
             '[metrics]\nlisten = ""\n[log]\nlevel = "warn"\n',
         )
         log = self.workspace.path / f"relay{number}.log"
-        process = stack.enter(self.workspace.server([self.relays[name], "relay", "--config", config], log))
+        process = stack.enter(self.workspace.server([self.relays[name], "relay", "--new", "--config", config], log))
         self._wait_streaming(name)
         if process.poll() is not None:
             raise BenchError(f"the relay does not start:\n{tail(log)}")

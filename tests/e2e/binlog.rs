@@ -249,6 +249,9 @@ async fn nothing_acknowledged_is_lost_and_an_old_source_is_recognised() {
 
     // A replica takes over; the other one stays with the relay.
     let nodes = [("n1", shared.port()), ("n2", heir.port()), ("n3", other.port())];
+    let (done, said) = relay.failover(&nodes, &["--dry-run"]).await;
+    assert!(done && said.contains("would fence 1 or more relays in term 1, and promote n"), "{said}");
+    assert_eq!(relay.metrics().await.sum("kingpost_relay_fenced", &[]), 0.0, "only said");
     let (done, said) = relay.failover(&nodes, &["--to", "n2"]).await;
     assert!(done, "{said}");
     relay

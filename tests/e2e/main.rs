@@ -76,6 +76,7 @@ mod tls;
 mod torture;
 mod traces;
 mod up;
+mod up_mariadb;
 mod upgrade;
 mod wal;
 mod watch;

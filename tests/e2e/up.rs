@@ -16,7 +16,7 @@ use crate::fleet::{History, Kind};
 const LONG: Duration = Duration::from_secs(120);
 
 /// What `up` says, line by line, until one that `found` takes.
-async fn until<T>(
+pub(crate) async fn until<T>(
     what: &str,
     lines: &mut Lines<BufReader<ChildStdout>>,
     dir: &Path,
@@ -34,11 +34,11 @@ async fn until<T>(
     .await
 }
 
-/// The cluster's nodes as its registry shows them: id, role, health.
-async fn registered(registry: u16) -> Option<Vec<[String; 3]>> {
+/// The cluster's nodes as its registry shows them in these services: id, role, health.
+pub(crate) async fn registered(registry: u16, services: &[&str]) -> Option<Vec<[String; 3]>> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut found = Vec::new();
-    for service in ["postgres", "proxy", "relay"] {
+    for service in services {
         let (_, body) = http_get(registry, &format!("/v1/namespaces/kingpost/services/{service}/instances")).await?;
         let answer: Value = serde_json::from_str(&body).ok()?;
         for instance in answer["instances"].as_array()? {
@@ -49,23 +49,34 @@ async fn registered(registry: u16) -> Option<Vec<[String; 3]>> {
 }
 
 /// A running `kingpost up` in a directory of its own.
-struct Up {
+pub(crate) struct Up {
     child: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-    dir: PathBuf,
-    /// Where its proxy listens.
+    pub(crate) lines: Lines<BufReader<ChildStdout>>,
+    pub(crate) dir: PathBuf,
+    /// Where its proxy listens; 0 where there is none.
     proxy: u16,
     /// Where its registry listens.
-    registry: u16,
+    pub(crate) registry: u16,
+    /// What it has said until it was ready.
+    pub(crate) said: Vec<String>,
+}
+
+/// A directory for a cluster.
+pub(crate) fn directory() -> PathBuf {
+    let dir = new_dir("up");
+    // The servers may run as another user.
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    dir.join("cluster")
 }
 
 impl Up {
     /// Started with these arguments, and ready.
     async fn start(arguments: &[&str]) -> Up {
-        let dir = new_dir("up");
-        // The servers may run as another user.
-        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let dir = dir.join("cluster");
+        Up::start_in(directory(), arguments).await
+    }
+
+    /// Started in this directory, and ready.
+    pub(crate) async fn start_in(dir: PathBuf, arguments: &[&str]) -> Up {
         let mut up = Command::new(kingpost_bin());
         up.arg("up").args(arguments).arg("--dir").arg(&dir);
         for listen in ["--listen", "--metrics-listen", "--registry-listen", "--console-listen"] {
@@ -73,20 +84,26 @@ impl Up {
         }
         let mut child = up.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("kingpost up");
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let proxy = until("the address of the proxy", &mut lines, &dir, |line| {
-            line.strip_prefix("proxy ")?.trim().rsplit(':').next()?.parse::<u16>().ok()
+        let mut said = Vec::new();
+        until("the cluster's start", &mut lines, &dir, |line| {
+            said.push(line.to_owned());
+            (line == "ready").then_some(())
         })
         .await;
-        let registry = until("the address of the registry", &mut lines, &dir, |line| {
-            line.strip_prefix("registry http://")?.split('/').next()?.rsplit(':').next()?.parse::<u16>().ok()
-        })
-        .await;
-        until("the cluster's start", &mut lines, &dir, |line| (line == "ready").then_some(())).await;
-        Up { child, lines, dir, proxy, registry }
+        let mut up = Up { child, lines, dir, proxy: 0, registry: 0, said };
+        up.proxy = up.port("proxy ").unwrap_or(0);
+        up.registry = up.port("registry http://").unwrap();
+        up
+    }
+
+    /// The port in the line that begins so.
+    pub(crate) fn port(&self, begins: &str) -> Option<u16> {
+        let address = self.said.iter().find_map(|line| line.strip_prefix(begins)?.trim().split(['/', ' ']).next())?;
+        address.rsplit(':').next()?.parse().ok()
     }
 
     /// Runs `kingpost ARGUMENTS` with its configuration.
-    async fn run(&self, arguments: &[&str]) -> Output {
+    pub(crate) async fn run(&self, arguments: &[&str]) -> Output {
         let file = self.dir.join("kingpost.toml").to_str().unwrap().to_owned();
         let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
         let run = tokio::task::spawn_blocking(move || {
@@ -98,7 +115,7 @@ impl Up {
     }
 
     /// As Ctrl-C ends it.
-    async fn end(mut self) {
+    pub(crate) async fn end(mut self) {
         assert!(signal(self.child.id().unwrap(), 2));
         within("the end", LONG, &self.dir, async { while self.lines.next_line().await.unwrap().is_some() {} }).await;
         assert!(self.child.wait().await.unwrap().success());
@@ -118,7 +135,10 @@ async fn a_former_primary_comes_back() {
         let expected =
             [["node1", one], ["node2", two], ["proxy1", ""], ["relay1", ""]].map(|[id, role]| [id, role, "passing"]);
         wait_until(what, LONG, &cluster, async || {
-            registered(registry).await.is_some_and(|found| found == expected).then_some(())
+            registered(registry, &["postgres", "proxy", "relay"])
+                .await
+                .is_some_and(|found| found == expected)
+                .then_some(())
         })
         .await;
     };

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use crate::picture::{Cluster, Node, PoolNumbers, Registry, Relay, Role};
+use crate::picture::{Cluster, Engine, Node, PoolNumbers, Registry, Relay, Role};
 use crate::transitions::Transition;
 
 /// Most events that are remembered.
@@ -65,10 +65,13 @@ pub(crate) fn of_cluster(before: Option<&Cluster>, now: &Cluster) -> Vec<Seen> {
     let was = before.and_then(|before| before.primary.as_deref());
     match (was, now.primary.as_deref()) {
         (was, Some(node)) if was != Some(node) => {
-            let timeline = now.timeline;
+            let term = match now.engine {
+                Engine::Postgresql => format!("timeline {}", now.timeline),
+                Engine::Mariadb => format!("epoch {}", now.timeline),
+            };
             let text = match was {
-                Some(was) => format!("is primary now, after {was}; timeline {timeline}"),
-                None => format!("is primary; timeline {timeline}"),
+                Some(was) => format!("is primary now, after {was}; {term}"),
+                None => format!("is primary; {term}"),
             };
             seen.push(Seen(Severity::Good, node.into(), text));
         }
@@ -91,7 +94,7 @@ fn of_node(was: Option<&Node>, node: &Node, primary: Option<&str>) -> Vec<Seen> 
     let mut say = |severity, text: String| seen.push(Seen(severity, node.name.clone(), text));
     if was.role != node.role {
         match node.role {
-            Role::Stale => say(Severity::Bad, "takes writes on a timeline that has been left: it is not used".into()),
+            Role::Stale => say(Severity::Bad, "takes writes, and is not the primary any more: it is not used".into()),
             Role::Unknown => {
                 let why = node.error.as_deref().map(|error| format!(": {error}")).unwrap_or_default();
                 say(Severity::Bad, format!("is lost{why}"));
@@ -270,7 +273,7 @@ mod tests {
             (
                 node("b", Role::Replica, true, None),
                 node("b", Role::Stale, false, None),
-                "Bad b takes writes on a timeline that has been left: it is not used",
+                "Bad b takes writes, and is not the primary any more: it is not used",
             ),
         ] {
             assert_eq!(texts(&of_cluster(Some(&of(before)), &of(now))), [expected]);

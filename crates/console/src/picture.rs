@@ -5,12 +5,26 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+/// What the servers are. Positions of PostgreSQL are LSNs, and its log has timelines; positions of MariaDB are GTIDs, or a file and an offset
+/// in it, and a relay counts epochs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Engine {
+    /// PostgreSQL.
+    #[default]
+    Postgresql,
+    /// MariaDB.
+    Mariadb,
+}
+
 /// The nodes of a cluster, as this process sees them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Cluster {
     /// Its configured name.
     pub name: String,
-    /// Timeline of the current, or the last, primary.
+    /// What the nodes are.
+    pub engine: Engine,
+    /// Of MariaDB: the relay's epoch. Timeline of the current, or the last, primary.
     pub timeline: u32,
     /// The node that takes writes.
     pub primary: Option<String>,
@@ -56,6 +70,8 @@ pub struct Node {
     pub lag_ms: u64,
     /// Bytes a replica is behind.
     pub lag_bytes: u64,
+    /// Of MariaDB, in place of bytes: transactions a replica is behind.
+    pub lag_transactions: Option<u64>,
     /// Why it cannot be reached.
     pub error: Option<String>,
 }
@@ -149,6 +165,8 @@ pub struct Clients {
 /// A relay.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Relay {
+    /// What it holds the log of.
+    pub engine: Engine,
     /// Where it listens.
     pub addresses: Vec<String>,
     /// Where WAL comes from.
@@ -157,6 +175,8 @@ pub struct Relay {
     pub state: String,
     /// Somebody has to look.
     pub alarm: bool,
+    /// Of MariaDB: settings of the upstream by which commits do not wait for this relay.
+    pub concerns: Vec<String>,
     /// The end of the upstream's log.
     pub upstream_end: Option<String>,
     /// The log; none before the upstream was reached for the first time.
@@ -180,7 +200,9 @@ pub struct RelayLog {
     pub flushed: String,
     /// Told to the upstream.
     pub acknowledged: String,
-    /// Bytes between the upstream's end and what is durable here.
+    /// Of MariaDB: the last transaction of each domain and server that is durable.
+    pub gtids: String,
+    /// Bytes between the upstream's end and what is durable here; of MariaDB between what has come and what is durable.
     pub lag_bytes: u64,
     /// Bytes held.
     pub bytes: u64,

@@ -4,7 +4,7 @@ import { actButton, ask, session } from './actions.js';
 import { area, bars, line, thinned } from './charts.js';
 import { Table, byId, h, replace, setAttribute, setText, state as mark, svg } from './dom.js';
 import { picture, told } from './drawing.js';
-import { between, bytes, clock, count, micros, millis, short, words } from './format.js';
+import { between, bytes, clock, count, distance, micros, millis, short, words } from './format.js';
 import { SAMPLES, latest } from './state.js';
 import { p, standing, verdict, waits } from './verdict.js';
 
@@ -97,9 +97,9 @@ const nodes = new Table('Nodes of the cluster', [
   { title: 'Address', cell: (node) => node.address, broad: true },
   { title: 'Zone', cell: (node) => node.zone ?? '–', minor: true },
   { title: 'Timeline', cell: (node) => count(node.timeline), number: true },
-  { title: 'LSN', cell: (node) => node.position ?? '–', number: true, broad: true },
+  { title: 'Position', cell: (node) => node.position ?? '–', number: true, broad: true },
   { title: 'Behind', cell: (node) => (node.role === 'replica' ? millis(node.lag_ms) : '–'), number: true },
-  { title: 'Bytes behind', cell: (node) => (node.role === 'replica' ? bytes(node.lag_bytes) : '–'), number: true },
+  { title: 'Still to come', cell: (node) => (node.role === 'replica' ? distance(node) : '–'), number: true },
   { title: 'Share of reads', cell: (node) => (node.role === 'replica' ? short(node.weight) : '–'), number: true, minor: true },
   { title: 'Last error', cell: (node) => node.error ?? '', wide: true },
 ], { nothing: 'No node is configured.', rowKey: (node) => node.name });
@@ -184,7 +184,9 @@ function showRelay({ relay }) {
   const { log } = relay;
   facts([
     ['Upstream', `${relay.upstream || '–'} (${relay.state})`],
-    ...(log ? [
+    ...(log && relay.engine === 'mariadb' ? [
+      ['Durable', log.flushed], ['GTIDs', log.gtids], ['Held', `${bytes(log.bytes)} from ${log.oldest}`], ['Waits to be durable', bytes(log.lag_bytes)],
+    ] : log ? [
       ['Written', log.written], ['Durable', log.flushed], ['Acknowledged', log.acknowledged],
       ['Held', `${bytes(log.bytes)} from ${log.oldest}`], ['Waits to be durable', bytes(between(log.flushed, log.written))],
     ] : []),

@@ -1,6 +1,6 @@
 // The picture: applications → proxy → primary → relay → replicas. From the state to boxes and lines; pure.
 
-import { bytes, count, millis, plural, short } from './format.js';
+import { bytes, count, distance, millis, plural, short, terms } from './format.js';
 import { downstream, latest } from './state.js';
 import { standing } from './verdict.js';
 
@@ -22,6 +22,7 @@ export function parts(state) {
   const others = nodes.filter((node) => node !== primary);
   const gauges = proxy?.gauges ?? {};
   const boxes = {};
+  const { position, log, term } = terms((cluster ?? relay)?.engine);
   if (proxy) {
     const waiting = gauges.clients_waiting ?? 0;
     boxes.apps = { id: 'apps', title: 'Applications', tag: '', lines: [plural(gauges.clients ?? 0, 'client'), waiting > 0 ? `${count(waiting)} waiting` : 'none waiting'], severity: 'plain' };
@@ -32,8 +33,8 @@ export function parts(state) {
   }
   if (nodes.length > 0) {
     boxes.primary = primary
-      ? { ...box(primary), lines: [`LSN ${primary.position ?? '–'}`, `timeline ${cluster.timeline}`] }
-      : { id: 'no-primary', title: 'No primary', tag: '', lines: ['writes wait', `timeline ${cluster.timeline}`], severity: 'bad' };
+      ? { ...box(primary), lines: [`${position} ${primary.position ?? '–'}`, `${term} ${cluster.timeline}`] }
+      : { id: 'no-primary', title: 'No primary', tag: '', lines: ['writes wait', `${term} ${cluster.timeline}`], severity: 'bad' };
   }
   if (relay) {
     const receives = relay.state === 'streaming';
@@ -44,7 +45,7 @@ export function parts(state) {
   }
   boxes.replicas = others.map((node) => {
     const lines = node.role === 'replica'
-      ? [`LSN ${node.position ?? '–'}`, `${millis(node.lag_ms)} · ${bytes(node.lag_bytes)} behind`]
+      ? [`${position} ${node.position ?? '–'}`, `${millis(node.lag_ms)} · ${distance(node)} behind`]
       : [node.error ?? '', node.timeline ? `timeline ${node.timeline}` : ''];
     return { ...box(node), lines, fed: downstream(state, node) ? 'relay' : node.role === 'replica' ? 'primary' : null, reads: node.role === 'replica' && node.usable };
   });
@@ -55,7 +56,7 @@ export function parts(state) {
       statements: sample ? rate(sample.reads + sample.writes + sample.local) : '',
       writes: sample ? `${rate(sample.writes)} to the primary` : '',
       reads: sample ? `${rate(sample.reads)} reads` : '',
-      wal: sample?.wal === null || sample?.wal === undefined ? 'WAL' : `WAL ${bytes(sample.wal)}/s`,
+      wal: sample?.wal === null || sample?.wal === undefined ? log : `${log} ${bytes(sample.wal)}/s`,
     },
   };
 }

@@ -91,6 +91,19 @@ export function between(from, to) {
   return a === null || b === null ? null : Number(b > a ? b - a : 0n);
 }
 
+/** What an engine calls its positions, its log, and what changes at a failover. */
+export function terms(engine) {
+  return engine === 'mariadb'
+    ? { position: 'GTID', log: 'binlog', term: 'epoch' }
+    : { position: 'LSN', log: 'WAL', term: 'timeline' };
+}
+
+/** How much a replica still has to get: bytes, or transactions where only those are known. */
+export function distance(node) {
+  const transactions = node.lag_transactions ?? null;
+  return transactions === null ? bytes(node.lag_bytes) : plural(transactions, 'transaction');
+}
+
 /** `lane_redone` as words. */
 export function words(name) {
   const text = name.replaceAll('_', ' ');

@@ -19,7 +19,7 @@ function good(state) {
   const { cluster, relay, registry } = state;
   if (cluster?.primary) {
     const replicas = cluster.nodes.filter((node) => node.role === 'replica');
-    said.push(`${cluster.primary} is primary on timeline ${cluster.timeline}`);
+    said.push(`${cluster.primary} is primary ${cluster.engine === 'mariadb' ? 'in epoch' : 'on timeline'} ${cluster.timeline}`);
     const worst = Math.max(0, ...replicas.map((node) => node.lag_ms));
     if (replicas.length > 0) said.push(`${plural(replicas.length, 'replica')} at most ${millis(worst)} behind`);
   }
@@ -35,9 +35,11 @@ function ofCluster({ cluster }) {
   for (const node of cluster.nodes) {
     const why = node.error ? `: ${node.error}` : '';
     if (node.role === 'stale') {
-      found.push({ severity: 'bad', text: `${node.name} takes writes on an old timeline; it is not used. Stop it and rebuild it as a standby.` });
+      found.push({ severity: 'bad', text: `${node.name} takes writes ${cluster.engine === 'mariadb' ? 'that the relay does not take' : 'on an old timeline; it is not used'}. Stop it and rebuild it as a standby.` });
     } else if (node.role === 'unknown') {
       found.push({ severity: 'warning', text: `${node.name} cannot be reached${why}.` });
+    } else if (!node.usable && node.role === 'replica' && cluster.engine === 'mariadb') {
+      found.push({ severity: 'warning', text: `${node.name} does not replicate${why}.` });
     } else if (!node.usable && node.role === 'replica') {
       const lag = node.error ? why : `: ${millis(node.lag_ms)} behind`;
       found.push({ severity: 'warning', text: `${node.name} gets no reads${lag}.` });
@@ -53,7 +55,7 @@ function ofRelay({ relay }) {
     const severity = relay.alarm ? 'bad' : 'warning';
     return [{ severity, text: `The relay does not receive from ${relay.upstream || 'anybody'}: ${relay.state}.` }];
   }
-  return [];
+  return (relay.concerns ?? []).map((concern) => ({ severity: 'bad', text: `Commits may not wait until they are durable on the relay: ${concern}.` }));
 }
 
 function ofProxy({ pools, proxy }) {

@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::LogFormat;
 use crate::error::EXIT_CODES;
+use crate::up::Engine;
 
 /// A PostgreSQL proxy: one address over a primary and its replicas.
 #[derive(Debug, Parser)]
@@ -520,6 +521,9 @@ pub(crate) enum Durability {
 pub(crate) struct UpArgs {
     #[command(flatten)]
     pub(crate) dir: Dir,
+    /// What the servers are; the default is what the directory has, or postgresql
+    #[arg(long, value_enum, value_name = "ENGINE")]
+    pub(crate) engine: Option<Engine>,
     /// Number of replicas; the default is 2, or as many as the directory has
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=16))]
     pub(crate) replicas: Option<u16>,

@@ -11,6 +11,7 @@ use tokio::signal::unix::SignalKind;
 
 use crate::admin::{Admin, Source};
 use crate::config::{self, Config};
+use crate::console::{Scene, ShownBinlog};
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
 use crate::relay::failure_of;
@@ -20,8 +21,8 @@ use crate::serve::{StopSignals, listen_for, warn};
 const WATCH: Duration = Duration::from_millis(500);
 
 /// A relay, as the admin address shows it.
-struct Relaying {
-    relay: BinlogRelay,
+pub(crate) struct Relaying {
+    pub(crate) relay: Arc<BinlogRelay>,
 }
 
 impl Source for Relaying {
@@ -53,10 +54,21 @@ pub(crate) async fn serve(path: &Path, mut config: Config) -> Result<(), Failure
     let mut hangup = listen_for(SignalKind::hangup())?;
     let mut stop = StopSignals::new()?;
     let relay = BinlogRelay::start(&config.relay, &tokio::runtime::Handle::current());
-    let relaying = Arc::new(Relaying { relay: relay.map_err(|error| failure_of(&error))? });
+    let relay = Arc::new(relay.map_err(|error| failure_of(&error))?);
+    let relaying = Arc::new(Relaying { relay: Arc::clone(&relay) });
     let admin = match config.metrics.listen.as_str() {
         "" => None,
         address => Some(Admin::start(address, None, Arc::clone(&relaying)).await?),
+    };
+    let mut scene = Scene::default();
+    scene.parts.relay = Some(Arc::new(ShownBinlog { relay, name: Box::new(|id| format!("server_id {id}")) }));
+    let console = match scene.start(&config.console, None, None).await {
+        Ok(console) => console,
+        Err(failure) => {
+            let ending = Arc::clone(&relaying);
+            let _ = tokio::task::spawn_blocking(move || ending.relay.shutdown()).await;
+            return Err(failure);
+        }
     };
     let addresses: Vec<String> = relaying.relay.addresses().iter().map(ToString::to_string).collect();
     tracing::info!(
@@ -64,6 +76,7 @@ pub(crate) async fn serve(path: &Path, mut config: Config) -> Result<(), Failure
         engine = "mariadb",
         listen = addresses.join(", "),
         metrics = admin.as_ref().map(|admin| admin.address().to_string()).unwrap_or_default(),
+        console = console.as_ref().map(|serving| serving.console.address().to_string()).unwrap_or_default(),
         dir = %config.relay.dir.display(),
         "started"
     );
@@ -122,8 +135,11 @@ fn reload(path: &Path, config: &mut Config, relay: &BinlogRelay) {
         Ok((new, warnings)) => {
             warn(&warnings);
             let fixed = |config: &RelayConfig| (config.listen.clone(), config.dir.clone());
-            if fixed(&new.relay) != fixed(&config.relay) || new.metrics != config.metrics || new.log != config.log {
-                tracing::warn!("changes of relay.listen, relay.dir, [metrics] and [log] take effect at the next start");
+            let same = fixed(&new.relay) == fixed(&config.relay) && new.metrics == config.metrics;
+            if !same || new.log != config.log || new.console != config.console {
+                let what =
+                    "changes of relay.listen, relay.dir, [metrics], [console] and [log] take effect at the next start";
+                tracing::warn!("{what}");
             }
             *config = new;
             tracing::info!(file = %path.display(), "reloaded");

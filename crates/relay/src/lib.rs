@@ -43,7 +43,8 @@ mod upstream;
 
 pub use ask::{Probe, RelayAccess, make_slot, order, probe};
 pub use binlog::{
-    BinlogDownstream, BinlogRelay, BinlogStanding, BinlogStatus, MariaDbAccess, MariaDbSession, source_concerns,
+    BinlogDownstream, BinlogRelay, BinlogStanding, BinlogStatus, MariaDbAccess, MariaDbSession, last_source,
+    source_concerns,
 };
 pub use error::{Cause, Peer, SessionError, StartError, UpstreamError};
 pub use fetch::{FetchFromError, fetch_from};

@@ -61,9 +61,7 @@ impl Relay {
         reset::resume(&directory, &promise)?;
         let opened = open(&directory).map_err(failed)?;
         let slots = Slots::open(directory.path())?;
-        let mut upstream = config.upstream.clone();
-        upstream.address = promise.now().upstream_for(&upstream.address).into();
-        let control = Control::new(upstream, &config.upstream.address);
+        let control = Control::new(&config.upstream, &promise.now());
         let shared = Arc::new(Shared::new(directory, settings, control, promise, slots, surroundings, is_new));
         let writer = opened.map(|(writer, log)| {
             shared.set_log(log);
@@ -158,15 +156,8 @@ impl Relay {
         }
         let settings = Settings::new(config)?;
         *self.shared.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
-        let mut upstream = config.upstream.clone();
-        upstream.address = match upstream.address.as_str() {
-            // None is configured: whoever watches the cluster names it, by `follow`.
-            "" => self.shared.control.address(),
-            configured => self.shared.promise.now().upstream_for(configured).into(),
-        };
         self.shared.surround(surroundings);
-        self.shared.control.set_configured(&config.upstream.address);
-        self.shared.control.follow(|current| *current = upstream);
+        self.shared.control.configure(&config.upstream, &self.shared.promise.now());
         Ok(())
     }
 

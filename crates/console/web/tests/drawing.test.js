@@ -3,12 +3,13 @@ import { test } from 'node:test';
 import { area, bars, line, thinned } from '../charts.js';
 import { picture, told } from '../drawing.js';
 import { empty } from '../state.js';
-import { full, node } from './samples.js';
+import { full, mariadb, node } from './samples.js';
 
 const cases = [
   ['everything', full()],
   ['no relay', full({ relay: null })],
   ['no primary', full({ cluster: { name: 'c', timeline: 1, primary: null, nodes: [node('n1', 'unknown', { usable: false, error: 'refused' }), node('n2', 'replica')] } })],
+  ['servers of MariaDB', mariadb()],
   ['a relay alone', { ...empty(), relay: full().relay }],
   ['twelve replicas', full({ cluster: { name: 'c', timeline: 1, primary: 'n1', nodes: [node('n1', 'primary'), ...Array.from({ length: 12 }, (_, n) => node(`r${n}`, 'replica'))] } })],
   ['a name without end', full({ cluster: { name: 'c', timeline: 1, primary: 'x'.repeat(80), nodes: [node('x'.repeat(80), 'primary')] } })],
@@ -32,6 +33,15 @@ for (const [name, state] of cases) {
     });
   }
 }
+
+test('servers of MariaDB have no LSNs and no timelines', () => {
+  const { boxes, edges } = picture(mariadb(), 1200);
+  const lines = Object.fromEntries(boxes.map((box) => [box.id, box.lines.join(', ')]));
+  assert.equal(lines['node-n1'], 'GTID 0-1-15, epoch 2');
+  assert.equal(lines['node-n2'], 'GTID 0-1-15, 2.0 s · 3 transactions behind');
+  assert.equal(lines.relay, 'durable bin.000003:4711, 0 B behind');
+  assert.deepEqual(edges.filter((edge) => edge.label).map((edge) => edge.label), ['binlog']);
+});
 
 test('lines say who feeds whom', () => {
   const kinds = (state) => picture(state, 1200).edges.filter((edge) => edge.path).map((edge) => edge.kind).sort().join(' ');

@@ -13,6 +13,17 @@ export function sample(more = {}) {
   return { t: 1, reads: 900, writes: 100, local: 0, transactions: 950, clients: 5, waiting: 0, p50: 200, p99: 1600, wal: 4096, ...more };
 }
 
+/** Servers of MariaDB around a relay, without a proxy. */
+export function mariadb() {
+  const server = (name, role, more) => node(name, role, { timeline: null, position: '0-1-15', lag_transactions: role === 'replica' ? 3 : null, ...more });
+  return merge(empty(), {
+    now: 1,
+    hello: { version: '0', parts: ['cluster', 'relay'], glossary: [] },
+    cluster: { name: 'local', engine: 'mariadb', timeline: 2, primary: 'n1', nodes: [server('n1', 'primary'), server('n2', 'replica', { lag_ms: 2000 })] },
+    relay: { engine: 'mariadb', addresses: [], upstream: 'a:3306', state: 'streaming', alarm: false, concerns: [], upstream_end: null, log: { timeline: 2, oldest: 'bin.000001', written: '', flushed: 'bin.000003:4711', acknowledged: '', gtids: '0-1-15', lag_bytes: 0, bytes: 4096, failure: null }, downstreams: [{ name: 'n2', peer: '', slot: null, sent: '', flushed: '', applied: '', lag_bytes: 0 }], slots: [] },
+  }, true);
+}
+
 export function full(more = {}) {
   return merge(empty(), {
     now: 1,

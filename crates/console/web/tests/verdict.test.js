@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { empty } from '../state.js';
 import { p, standing, verdict, waits } from '../verdict.js';
-import { full, node, pool } from './samples.js';
+import { full, mariadb, node, pool } from './samples.js';
 
 const said = (state) => verdict(state).map((one) => `${one.severity}: ${one.text}`);
 const nodes = (...list) => ({ cluster: { name: 'c', timeline: 2, primary: list.find((one) => one.role === 'primary')?.name ?? null, nodes: list } });
@@ -11,6 +11,16 @@ test('nothing is said before there is a picture', () => assert.deepEqual(verdict
 
 test('all well', () => {
   assert.deepEqual(said(full()), ['good: All well: n1 is primary on timeline 1, 2 replicas at most 3.0 ms behind, the relay receives.']);
+});
+
+test('servers of MariaDB', () => {
+  const state = mariadb();
+  assert.deepEqual(said(state), ['good: All well: n1 is primary in epoch 2, 1 replica at most 2.0 s behind, the relay receives.']);
+  const [primary, replica] = state.cluster.nodes;
+  const having = (nodes, concerns = []) => ({ ...state, cluster: { ...state.cluster, nodes }, relay: { ...state.relay, concerns } });
+  assert.deepEqual(said(having([primary, { ...replica, usable: false, error: 'error 1236' }])), ['warning: n2 does not replicate: error 1236.']);
+  assert.deepEqual(said(having([primary, { ...replica, role: 'stale' }])), ['bad: n2 takes writes that the relay does not take. Stop it and rebuild it as a standby.']);
+  assert.deepEqual(said(having([primary, replica], ['the timeout is 1 s'])), ['bad: Commits may not wait until they are durable on the relay: the timeout is 1 s.']);
 });
 
 for (const [name, more, expected] of [

@@ -21,6 +21,7 @@ impl ClusterPart for Watched {
         let view = self.topology.view();
         Cluster {
             name: self.name.clone(),
+            engine: picture::Engine::Postgresql,
             timeline: view.term.timeline,
             primary: view.primary_node().map(|node| node.node.name.clone()),
             nodes: view.nodes.iter().map(|node| self.node(node)).collect(),
@@ -49,6 +50,7 @@ impl Watched {
             position: (position > Lsn(0)).then(|| position.to_string()),
             lag_ms: node.lag_ms.load(Ordering::Relaxed),
             lag_bytes: node.lag_bytes.load(Ordering::Relaxed),
+            lag_transactions: None,
             error: self.topology.failure(node.id),
         }
     }

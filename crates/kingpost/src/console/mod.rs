@@ -20,7 +20,7 @@ use crate::{out, token};
 pub(crate) use cluster::Watched;
 pub(crate) use proxy::Observed;
 pub(crate) use registry::Known;
-pub(crate) use relay::Shown;
+pub(crate) use relay::{Shown, ShownBinlog};
 
 /// A console that runs, and what it needs beside it; both end with this value.
 pub(crate) struct Serving {
@@ -74,10 +74,10 @@ impl Scene {
         self,
         listener: TcpListener,
         config: &ConsoleConfig,
-        topology: &Topology,
+        topology: Option<&Topology>,
     ) -> Result<Serving, Failure> {
         let console = Console::serve(listener, config, self.parts.clone()).map_err(|error| failure_of(&error))?;
-        Ok(self.follow(console, Some(topology)))
+        Ok(self.follow(console, topology))
     }
 
     fn follow(self, console: Console, topology: Option<&Topology>) -> Serving {

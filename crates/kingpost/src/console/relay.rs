@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ::console::RelayPart;
-use ::console::picture::{Downstream, Relay, RelayLog, Slot};
-use ::relay::Status;
+use ::console::picture::{Downstream, Engine, Relay, RelayLog, Slot};
+use ::relay::{BinlogRelay, Status};
 use watermark::Lsn;
 
 /// A relay that runs.
@@ -20,10 +20,12 @@ impl RelayPart for Shown {
         let flushed = status.log.as_ref().map_or(Lsn(0), |log| log.flushed);
         let behind = |end: Lsn, at: Lsn| end.0.saturating_sub(at.0);
         Relay {
+            engine: Engine::Postgresql,
             addresses: self.addresses.clone(),
             upstream: status.upstream,
             state: status.upstream_state,
             alarm: status.alarm,
+            concerns: Vec::new(),
             upstream_end: (status.upstream_end > Lsn(0)).then(|| status.upstream_end.to_string()),
             log: status.log.map(|log| RelayLog {
                 timeline: log.timeline,
@@ -31,6 +33,7 @@ impl RelayPart for Shown {
                 written: log.written.to_string(),
                 flushed: log.flushed.to_string(),
                 acknowledged: log.acknowledged.to_string(),
+                gtids: String::new(),
                 lag_bytes: behind(status.upstream_end, log.flushed),
                 bytes: log.bytes,
                 failure: log.failure,
@@ -57,6 +60,53 @@ impl RelayPart for Shown {
                     active: slot.active,
                 })
                 .collect(),
+        }
+    }
+}
+
+/// A relay of MariaDB that runs.
+pub(crate) struct ShownBinlog {
+    pub(crate) relay: Arc<BinlogRelay>,
+    /// What the server with this `server_id` is called.
+    pub(crate) name: Box<dyn Fn(u32) -> String + Send + Sync>,
+}
+
+impl RelayPart for ShownBinlog {
+    fn look(&self) -> Relay {
+        let status = self.relay.status();
+        let durable = status.durable.as_ref().map(|(file, offset)| format!("{file}:{offset}")).unwrap_or_default();
+        // What is not durable yet is in no file's end that anybody could rely on: it is only counted.
+        let unflushed = status.written.saturating_sub(status.whole);
+        Relay {
+            engine: Engine::Mariadb,
+            addresses: self.relay.addresses().iter().map(ToString::to_string).collect(),
+            upstream: status.upstream,
+            state: status.upstream_state,
+            alarm: status.alarm,
+            concerns: status.concerns,
+            upstream_end: None,
+            log: (status.epoch > 0).then(|| RelayLog {
+                timeline: u32::try_from(status.epoch).unwrap_or(u32::MAX),
+                oldest: status.oldest.unwrap_or_default(),
+                written: format!("{durable} and {unflushed} bytes"),
+                flushed: durable.clone(),
+                acknowledged: durable,
+                gtids: status.gtids,
+                lag_bytes: unflushed,
+                bytes: status.bytes,
+                failure: status.failure,
+            }),
+            downstreams: status
+                .downstreams
+                .into_iter()
+                .map(|replica| Downstream {
+                    name: (self.name)(replica.server_id),
+                    peer: replica.peer,
+                    lag_bytes: replica.unsent,
+                    ..Downstream::default()
+                })
+                .collect(),
+            slots: Vec::new(),
         }
     }
 }

@@ -1,7 +1,6 @@
-//! The nodes of a cluster as instances of services, in the namespace `kingpost`: `postgres` has the servers, each with its role
-//! in the metadata, `relay` the relays, `proxy` the proxies. The registry probes them like any other instance.
+//! The nodes of a cluster as instances of services, in the namespace `kingpost`: `postgres` has the servers, or `mariadb`, each with
+//! its role in the metadata, `relay` the relays, `proxy` the proxies. The registry probes them like any other instance.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use registry::{Check, CheckKind, InstanceId, Metadata, NamespaceName, Pace, Registration, Registry, ServiceKey};
@@ -12,18 +11,11 @@ pub(crate) const NAMESPACE: &str = "kingpost";
 /// How often what the topology sees is compared with what is registered. What has not changed is not written.
 const PACE: Duration = Duration::from_secs(1);
 
-/// Keeps the registry up to date with what a topology sees, until the task is dropped.
-pub(crate) async fn follow(
-    registry: Registry,
-    view: impl Fn() -> Arc<View>,
-    servers: Vec<NodeConfig>,
-    relays: Vec<String>,
-    proxies: Vec<String>,
-) {
+/// Keeps the registry up to date with what `rows` says, until the task is dropped.
+pub(crate) async fn keep(registry: Registry, rows: impl Fn() -> Vec<Registration>) {
     let mut failing = false;
     loop {
-        let rows = registrations(&view(), &servers, &relays, &proxies);
-        let refused = registry.register(rows).await.into_iter().find_map(Result::err);
+        let refused = registry.register(rows()).await.into_iter().find_map(Result::err);
         if let (Some(error), false) = (&refused, failing) {
             tracing::warn!(%error, "the cluster's nodes cannot be registered");
         }
@@ -32,9 +24,34 @@ pub(crate) async fn follow(
     }
 }
 
-/// What is to be registered.
-fn registrations(view: &View, servers: &[NodeConfig], relays: &[String], proxies: &[String]) -> Vec<Registration> {
-    let pace = Pace { interval: Duration::from_secs(2), timeout: Duration::from_secs(1), fall: 2, rise: 1 };
+/// How often the registry probes them.
+fn pace() -> Pace {
+    Pace { interval: Duration::from_secs(2), timeout: Duration::from_secs(1), fall: 2, rise: 1 }
+}
+
+/// Servers of MariaDB and their relay, as name, address and role.
+pub(crate) fn of_mariadb(parts: impl Iterator<Item = (String, String, &'static str)>) -> Vec<Registration> {
+    let mut rows = Vec::new();
+    for (name, address, role) in parts {
+        let check = CheckKind::Tcp { target: None, pace: pace() };
+        // By its name: a relay that is down has no role.
+        let row = match (name.as_str(), role) {
+            ("relay", _) => row("relay", "mysql", "relay1", &address, None, None, check),
+            (name, "down") => row("mariadb", "mysql", name, &address, Some("unknown"), None, check),
+            (name, role) => row("mariadb", "mysql", name, &address, Some(role), None, check),
+        };
+        rows.extend(row);
+    }
+    rows
+}
+
+/// Servers of PostgreSQL as a topology sees them, their relays and proxies.
+pub(crate) fn of_postgres(
+    view: &View,
+    servers: &[NodeConfig],
+    relays: &[String],
+    proxies: &[String],
+) -> Vec<Registration> {
     let mut rows = Vec::new();
     for server in servers {
         let role = match view.nodes.iter().find(|node| node.node.name == server.name).map(|node| node.role) {
@@ -43,13 +60,15 @@ fn registrations(view: &View, servers: &[NodeConfig], relays: &[String], proxies
             Some(Role::Stale) => "stale",
             Some(Role::Unknown) | None => "unknown",
         };
-        let check = CheckKind::Postgres { target: None, pace: pace.clone() };
-        rows.extend(row("postgres", &server.name, &server.address, Some(role), server.zone.as_deref(), check));
+        let check = CheckKind::Postgres { target: None, pace: pace() };
+        let zone = server.zone.as_deref();
+        rows.extend(row("postgres", "postgresql", &server.name, &server.address, Some(role), zone, check));
     }
     for (service, addresses) in [("relay", relays), ("proxy", proxies)] {
         for (index, address) in addresses.iter().enumerate() {
-            let check = CheckKind::Tcp { target: None, pace: pace.clone() };
-            rows.extend(row(service, &format!("{service}{}", index + 1), address, None, None, check));
+            let check = CheckKind::Tcp { target: None, pace: pace() };
+            let name = format!("{service}{}", index + 1);
+            rows.extend(row(service, "postgresql", &name, address, None, None, check));
         }
     }
     rows
@@ -58,6 +77,7 @@ fn registrations(view: &View, servers: &[NodeConfig], relays: &[String], proxies
 /// None for what cannot be an instance: a Unix socket, a name that is too long.
 fn row(
     service: &str,
+    protocol: &str,
     name: &str,
     address: &str,
     role: Option<&str>,
@@ -69,7 +89,7 @@ fn row(
     let service = ServiceKey::new(&namespace, service).ok()?;
     let id = InstanceId::new(&namespace, name).ok()?;
     let mut row = Registration::new(id, service, host.trim_matches(['[', ']']), port.parse().ok()?);
-    row.protocol = "postgresql".into();
+    row.protocol = protocol.into();
     row.location.zone = zone.unwrap_or_default().into();
     row.metadata = Metadata::from_pairs(role.map(|role| ("role", role))).ok()?;
     row.check = Some(Check { kind: check, deregister_after: None });
@@ -84,9 +104,14 @@ mod tests {
     #[test]
     fn addresses_become_instances() {
         let check = || CheckKind::Tcp { target: None, pace: Pace::default() };
-        let v6 = row("postgres", "node1", "[::1]:5432", Some("primary"), None, check()).unwrap();
+        let v6 = row("postgres", "postgresql", "node1", "[::1]:5432", Some("primary"), None, check()).unwrap();
         assert_eq!((v6.host.as_str(), v6.port, v6.metadata.get("role")), ("::1", 5432, Some("primary")));
         assert_eq!(v6.service.as_str(), "kingpost/postgres");
-        assert!(row("postgres", "node1", "/run/postgresql", None, None, check()).is_none());
+        assert!(row("postgres", "postgresql", "node1", "/run/postgresql", None, None, check()).is_none());
+        let parts = [("node1", "primary"), ("node2", "down"), ("relay", "down")];
+        let rows = of_mariadb(parts.into_iter().map(|(name, role)| (name.into(), "127.0.0.1:3306".into(), role)));
+        let found: Vec<_> = rows.iter().map(|row| (row.service.as_str(), row.metadata.get("role"))).collect();
+        let mariadb = "kingpost/mariadb";
+        assert_eq!(found, [(mariadb, Some("primary")), (mariadb, Some("unknown")), ("kingpost/relay", None)]);
     }
 }

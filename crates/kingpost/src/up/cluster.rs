@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::dir::{Directory, FORMAT, NodeState, State};
+use super::dir::{Directory, Engine, FORMAT, NodeState, State};
 use super::install::{self, Installation};
 use super::plan::{Part, plan};
 use super::postgres::{self, Server};
@@ -25,7 +25,7 @@ const SOCKET_PATH_LIMIT: usize = 107;
 /// Where data go that the servers' user could not reach in the cluster's directory.
 const SHARED_DATA: &str = "/var/lib/kingpost";
 /// Replicas of a new cluster.
-const DEFAULT_REPLICAS: u16 = 2;
+pub(super) const DEFAULT_REPLICAS: u16 = 2;
 
 /// The servers of one directory.
 #[derive(Debug)]
@@ -49,13 +49,14 @@ impl Cluster {
         let previous = directory.state()?;
         let usable = previous.as_ref().filter(|state| state.complete);
         let installation = install::find(pg_bin, usable.map(|state| (state.version, state.bin.as_path())))?;
-        let account = Account::choose(&directory.path)?;
+        let account = Account::choose(&directory.path, Engine::Postgresql)?;
         let data = match &previous {
             Some(state) => state.data.clone(),
             None => data_root(directory, account.as_ref())?,
         };
         let state = State {
             format: FORMAT,
+            engine: Engine::Postgresql,
             complete: usable.is_some(),
             version: installation.version,
             bin: installation.bin.clone(),
@@ -90,7 +91,7 @@ impl Cluster {
         let mut stopped = Vec::new();
         let Ok(entries) = fs::read_dir(self.nodes_dir()) else { return stopped };
         for entry in entries.flatten().take(256) {
-            if super::process::postmaster(&entry.path()).is_some() {
+            if super::process::server(&entry.path()).is_some() {
                 postgres::stop_data(&self.installation, &self.launcher, &entry.path()).await;
                 stopped.push(entry.file_name().to_string_lossy().into_owned());
             }
@@ -125,7 +126,7 @@ impl Cluster {
             None => existing.saturating_sub(1),
         };
         for number in existing + 1..=wanted {
-            self.state.nodes.push(NodeState { name: format!("node{number}"), port: 0 });
+            self.state.nodes.push(NodeState { name: format!("node{number}"), port: 0, server_id: 0 });
         }
         self.directory.save_state(&self.state)?;
         if fresh {
@@ -337,7 +338,7 @@ impl Cluster {
 
 /// Where data go: the cluster's directory, or a shared place if the servers' user cannot get into it (as with root's
 /// home).
-fn data_root(directory: &Directory, account: Option<&Account>) -> Result<PathBuf, Failure> {
+pub(super) fn data_root(directory: &Directory, account: Option<&Account>) -> Result<PathBuf, Failure> {
     let Some(account) = account else { return Ok(directory.path.clone()) };
     let own = fs::metadata(&directory.path).map_err(|error| Failure::path("look at", &directory.path, &error))?;
     if own.uid() == 0 {
@@ -370,7 +371,7 @@ fn tag(path: &Path) -> String {
 }
 
 /// A directory for sockets, whose paths may not be long.
-fn socket_directory(data: &Path, account: Option<&Account>) -> Result<PathBuf, Failure> {
+pub(super) fn socket_directory(data: &Path, account: Option<&Account>) -> Result<PathBuf, Failure> {
     let near = data.join("sockets");
     let longest = near.join(".s.PGSQL.65535");
     if longest.as_os_str().len() <= SOCKET_PATH_LIMIT {
@@ -392,7 +393,7 @@ fn socket_directory(data: &Path, account: Option<&Account>) -> Result<PathBuf, F
 }
 
 /// Makes a directory that belongs to the account.
-fn own_directory(path: &Path, account: Option<&Account>, mode: u32) -> Result<(), Failure> {
+pub(super) fn own_directory(path: &Path, account: Option<&Account>, mode: u32) -> Result<(), Failure> {
     let make = || -> std::io::Result<()> {
         fs::create_dir_all(path)?;
         fs::set_permissions(path, fs::Permissions::from_mode(mode))?;

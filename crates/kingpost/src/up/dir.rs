@@ -7,6 +7,8 @@
 //!        state.json        the nodes; `complete` once every one of them was made
 //!        kingpost.toml     the configuration that the proxy was started with
 //!        console.token     what an operator signs in to the console with; its owner's alone
+//!        mariadb.password  of the servers and the relay, where they are of MariaDB; its owner's alone
+//!        client.cnf        likewise, for MariaDB's own client
 //!        logs/             one file a node, one for the proxy, one a tool
 //!        relay/            the relay's log
 //!  <data>/nodes/<name>/    data directories; <data> is <dir>, unless the servers' user cannot get there
@@ -38,14 +40,46 @@ pub(super) struct Lock {
     _file: File,
 }
 
+/// What the servers of a local cluster are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Engine {
+    /// PostgreSQL, behind a proxy
+    #[default]
+    Postgresql,
+    /// MariaDB: a primary, a relay of its binary log, and replicas; there is no proxy
+    Mariadb,
+}
+
+impl Engine {
+    /// For people.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Engine::Postgresql => "PostgreSQL",
+            Engine::Mariadb => "MariaDB",
+        }
+    }
+
+    /// The user that packages make for the servers.
+    pub(super) fn account(self) -> &'static str {
+        match self {
+            Engine::Postgresql => "postgres",
+            Engine::Mariadb => "mysql",
+        }
+    }
+}
+
 /// `state.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct State {
     /// Version of this file.
     pub(super) format: u32,
+    /// What the servers are.
+    #[serde(default)]
+    pub(super) engine: Engine,
     /// Whether every node was made. Without it everything is made again.
     pub(super) complete: bool,
-    /// Major version of PostgreSQL.
+    /// Major version of PostgreSQL; of MariaDB 1011 for 10.11.
     pub(super) version: u32,
     /// Where its programs are.
     pub(super) bin: PathBuf,
@@ -63,6 +97,9 @@ pub(super) struct NodeState {
     pub(super) name: String,
     /// Port it had last, taken again if it is free; 0 before the first start.
     pub(super) port: u16,
+    /// Of MariaDB: its `server_id`; 0 before its data are made.
+    #[serde(default)]
+    pub(super) server_id: u32,
 }
 
 /// `up.json`.
@@ -147,25 +184,20 @@ impl Directory {
     /// # Errors
     /// Its file cannot be read or written.
     pub(super) fn console_token(&self) -> Result<String, Failure> {
-        use std::os::unix::fs::OpenOptionsExt;
-        let path = self.token_file();
-        if let Ok(text) = fs::read_to_string(&path)
-            && text.trim().len() >= 32
-        {
-            return Ok(text.trim().to_owned());
-        }
-        let (token, _) = crate::token::make()?;
-        let write = || -> std::io::Result<()> {
-            let _ = fs::remove_file(&path);
-            OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(&path)?
-                .write_all(format!("{token}\n").as_bytes())
-        };
-        write().map_err(|error| Failure::path("write", &path, &error))?;
-        Ok(token)
+        secret(&self.token_file())
+    }
+
+    /// Where the password of the servers of MariaDB is.
+    pub(super) fn password_file(&self) -> PathBuf {
+        self.path.join("mariadb.password")
+    }
+
+    /// The password of the servers of MariaDB, made at the first start and the same from then on.
+    ///
+    /// # Errors
+    /// Its file cannot be read or written.
+    pub(super) fn password(&self) -> Result<String, Failure> {
+        secret(&self.password_file())
     }
 
     /// Takes the lock without waiting. `None` if another process has it.
@@ -230,6 +262,31 @@ impl Directory {
     pub(super) fn clear_running(&self) {
         let _ = fs::remove_file(self.path.join("up.json"));
     }
+}
+
+/// The secret in a file, which only its owner can read: made at the first time.
+fn secret(path: &Path) -> Result<String, Failure> {
+    if let Ok(text) = fs::read_to_string(path)
+        && text.trim().len() >= 32
+    {
+        return Ok(text.trim().to_owned());
+    }
+    let (token, _) = crate::token::make()?;
+    write_secret(path, &format!("{token}\n"))?;
+    Ok(token)
+}
+
+/// Writes a file that only its owner can read.
+///
+/// # Errors
+/// It cannot be written.
+pub(super) fn write_secret(path: &Path, content: &str) -> Result<(), Failure> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let write = || -> std::io::Result<()> {
+        let _ = fs::remove_file(path);
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?.write_all(content.as_bytes())
+    };
+    write().map_err(|error| Failure::path("write", path, &error))
 }
 
 fn not_ours(path: &Path) -> Failure {
@@ -314,12 +371,13 @@ mod tests {
         assert_eq!(directory.state().unwrap(), None);
         let mut state = State {
             format: FORMAT,
+            engine: Engine::Mariadb,
             complete: true,
             version: 15,
             bin: "/bin".into(),
             data: dir.path().into(),
             sockets: "/tmp/x".into(),
-            nodes: vec![NodeState { name: "node1".into(), port: 5 }],
+            nodes: vec![NodeState { name: "node1".into(), port: 5, server_id: 7 }],
         };
         directory.save_state(&state).unwrap();
         assert_eq!(directory.state().unwrap().as_ref(), Some(&state));

@@ -10,6 +10,7 @@
 mod cluster;
 mod dir;
 mod install;
+mod mariadb;
 mod plan;
 mod postgres;
 mod process;
@@ -35,6 +36,7 @@ use crate::run::Running;
 use crate::serve::{control_runtime, end};
 use crate::{logging, out};
 use cluster::Cluster;
+pub(crate) use dir::Engine;
 use dir::{Directory, Lock, UpState};
 use process::{Identity, Launcher};
 use stop::Stop;
@@ -69,7 +71,10 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
         return Err(already_runs(&directory)?);
     };
     start_logging(&directory, log)?;
-    check_listen(&args.listen)?;
+    let engine = engine_of(args.engine, &directory)?;
+    if engine == Engine::Postgresql {
+        check_listen(&args.listen)?;
+    }
     let metrics = bind(args.metrics_listen.as_deref(), METRICS, "metrics")?;
     let registry = free(args.registry_listen.as_deref(), REGISTRY, "registry")?;
     let console = bind(args.console_listen.as_deref(), CONSOLE, "console")?;
@@ -82,6 +87,10 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
         registry: String::new(),
         console: console.1.to_string(),
     };
+    let places = Places { metrics, registry, console, token };
+    if engine == Engine::Mariadb {
+        return mariadb::start(args, &directory, places, &mut record, &stop).await;
+    }
     let mut cluster = Cluster::prepare(&directory, args.pg_bin.as_deref(), stop.clone())?;
     directory.save_running(&record)?;
     let started = Instant::now();
@@ -96,7 +105,6 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
         cluster.data_elsewhere().map(|data| format!(" · data in {}", data.display())).unwrap_or_default(),
     ));
     let step = |text: &str| out::line(format_args!("  {:5.1} s  {text}", started.elapsed().as_secs_f32()));
-    let places = Places { metrics, registry, console, token };
     let result = match cluster.start(args.replicas, !args.no_relay, &step).await {
         Ok(()) => serve(args, &directory, &mut cluster, places, &mut record, &stop, &step).await,
         Err(failure) => Err(failure),
@@ -113,6 +121,18 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
         out::line(format_args!("stopped; the data stay in {}", directory.path.display()));
     }
     result
+}
+
+/// What the servers are to be: as asked, or as the directory has them.
+fn engine_of(asked: Option<Engine>, directory: &Directory) -> Result<Engine, Failure> {
+    let there = directory.state()?.map(|state| state.engine);
+    match (asked, there) {
+        (Some(asked), Some(there)) if asked != there => {
+            let what = format!("the servers in {} are of {}", directory.path.display(), there.name());
+            Err(Failure::config(what).advise("leave --engine out, or name another directory with --dir"))
+        }
+        (asked, there) => Ok(asked.or(there).unwrap_or_default()),
+    }
 }
 
 /// Where the parts listen; taken before servers are made.
@@ -155,7 +175,7 @@ async fn serve(
         let listener = tokio::net::TcpListener::from_std(console.0)
             .map_err(|error| Failure::runtime(format!("cannot serve the console: {error}")))?;
         let scene = running.scene().with_registry(known.known());
-        let serving = scene.serve(listener, &config.console, running.topology())?;
+        let serving = scene.serve(listener, &config.console, Some(running.topology()))?;
         known.registry.keep_from_probes([admin.address(), serving.console.address()]);
         tokio::select! {
             result = check_through_proxy(&running, nodes.len() > 1, step) => result?,
@@ -165,13 +185,10 @@ async fn serve(
         record.relay = cluster.relay.as_ref().map(|relay| relay.address().to_string());
         record.registry = known.addresses().first().map(ToString::to_string).unwrap_or_default();
         let seen = Arc::clone(&running);
-        let _nodes = Task(tokio::spawn(nodes::follow(
-            known.registry.clone(),
-            move || seen.view(),
-            config.cluster.nodes.clone(),
-            record.relay.clone().into_iter().collect(),
-            record.proxy.clone(),
-        )));
+        let (servers, proxies) = (config.cluster.nodes.clone(), record.proxy.clone());
+        let relays: Vec<String> = record.relay.clone().into_iter().collect();
+        let rows = move || nodes::of_postgres(&seen.view(), &servers, &relays, &proxies);
+        let _nodes = Task(tokio::spawn(nodes::keep(known.registry.clone(), rows)));
         directory.save_running(record)?;
         dir::write_whole(&path, format!("{text}{}", failover_config(record)).as_bytes())?;
         announce(record, directory);
@@ -292,12 +309,21 @@ fn already_runs(directory: &Directory) -> Result<Failure, Failure> {
     let path = directory.path.display();
     let what = match directory.running()? {
         Some(state) => {
-            let listen = if state.proxy.is_empty() { "starting".into() } else { state.proxy.join(", ") };
+            let listen = listens(&state);
             format!("a cluster runs in {path} already (process {}, {listen})", state.process.pid)
         }
         None => format!("another kingpost is at work in {path}"),
     };
     Ok(Failure::environment(what).advise("stop it with `kingpost down`, or name another directory with --dir"))
+}
+
+/// Where clients of a running cluster, or its replicas, connect.
+fn listens(state: &UpState) -> String {
+    match (state.proxy.as_slice(), &state.relay) {
+        ([], None) => "starting".into(),
+        ([], Some(relay)) => format!("relay {relay}"),
+        (proxy, _) => format!("proxy {}", proxy.join(", ")),
+    }
 }
 
 /// On a terminal the log goes to a file, for the table is redrawn in place.
@@ -366,15 +392,18 @@ pub(crate) fn down(args: &DownArgs) -> Result<(), Failure> {
         if let Some(state) = directory.state()? {
             let installation = install::Installation { bin: state.bin.clone(), version: state.version };
             let launcher = Launcher {
-                account: process::Account::choose(&directory.path)?,
+                account: process::Account::choose(&directory.path, state.engine)?,
                 logs: directory.logs(),
                 cwd: state.data.clone(),
                 stop: Stop::listen()?,
             };
             for node in &state.nodes {
                 let data = state.node_data(&node.name);
-                if process::postmaster(&data).is_some() {
-                    postgres::stop_data(&installation, &launcher, &data).await;
+                if process::server(&data).is_some() {
+                    match state.engine {
+                        Engine::Postgresql => postgres::stop_data(&installation, &launcher, &data).await,
+                        Engine::Mariadb => mariadb::stop_data(&data, None).await,
+                    }
                     out::line(format_args!("stopped {}, which an earlier run had left", node.name));
                     stopped = true;
                 }
@@ -420,15 +449,26 @@ async fn end_up(directory: &Directory, limit: Duration) -> Result<(Lock, bool), 
 pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
     let directory = Directory::open(&args.dir.dir)?;
     let running = directory.running()?;
-    let nodes: Vec<(String, u16)> = directory
-        .state()?
-        .map(|state| state.nodes.into_iter().map(|node| (node.name, node.port)).collect())
-        .unwrap_or_default();
+    let state = directory.state()?;
+    let engine = state.as_ref().map(|state| state.engine).unwrap_or_default();
+    let nodes: Vec<(String, u16)> =
+        state.map(|state| state.nodes.into_iter().map(|node| (node.name, node.port)).collect()).unwrap_or_default();
     let relay = running.as_ref().and_then(|state| state.relay.clone());
     let address = running.as_ref().map(|state| state.registry.clone()).unwrap_or_default();
-    let (mut observed, relay, known) = control_runtime()?.block_on(async {
-        tokio::join!(status::observe(&nodes), status::observe_relay(relay.as_deref()), status::registered(&address))
-    });
+    let observe = async || match engine {
+        Engine::Postgresql => {
+            let (nodes, relay) = tokio::join!(status::observe(&nodes), status::observe_relay(relay.as_deref()));
+            Ok((nodes, relay))
+        }
+        Engine::Mariadb => {
+            let mut all = mariadb::observe(&nodes, relay.as_deref(), &directory.password()?).await;
+            let relay = all.pop_if(|node| node.name == "relay");
+            Ok((all, relay))
+        }
+    };
+    let (observed, known) =
+        control_runtime()?.block_on(async { tokio::join!(observe(), status::registered(&address)) });
+    let (mut observed, relay) = observed?;
     if args.json {
         let document = serde_json::json!({
             "directory": directory.path,
@@ -446,9 +486,9 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
         return Ok(());
     }
     if let Some(state) = &running {
-        let proxy = if state.proxy.is_empty() { "starting".into() } else { state.proxy.join(", ") };
+        let listens = listens(state);
         out::line(format_args!(
-            "proxy {proxy} · metrics http://{}/metrics · console http://{}/ · process {}",
+            "{listens} · metrics http://{}/metrics · console http://{}/ · process {}",
             state.metrics, state.console, state.process.pid
         ));
     }

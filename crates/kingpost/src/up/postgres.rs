@@ -282,7 +282,7 @@ impl Server {
 pub(super) async fn stop_data(installation: &Installation, launcher: &Launcher, data: &Path) {
     for mode in ["fast", "immediate"] {
         // pg_ctl believes postmaster.pid; a number that was given to another process must not get that far.
-        if process::postmaster(data).is_none() {
+        if process::server(data).is_none() {
             return;
         }
         let mut command = launcher.command(&installation.program("pg_ctl"));
@@ -294,7 +294,7 @@ pub(super) async fn stop_data(installation: &Installation, launcher: &Launcher, 
             other => tracing::warn!(data = %data.display(), mode, ?other, "pg_ctl stop did not work"),
         }
     }
-    process::kill_postmaster(data);
+    process::kill_server(data);
 }
 
 /// A port that nothing listens on; the system chooses.
@@ -305,7 +305,7 @@ pub(super) fn free_port() -> Result<u16, Failure> {
         .map_err(|error| Failure::environment(format!("cannot get a free port on 127.0.0.1: {error}")))
 }
 
-fn port_is_free(port: u16) -> bool {
+pub(super) fn port_is_free(port: u16) -> bool {
     std::net::TcpListener::bind(("127.0.0.1", port)).is_ok()
 }
 

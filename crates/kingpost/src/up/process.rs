@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
+use super::dir::Engine;
 use super::stop::Stop;
 use crate::error::Failure;
 
@@ -65,31 +66,44 @@ fn parse_stat(stat: &str) -> Option<u64> {
     }
 }
 
-/// The postmaster that runs on a data directory, if one does: `postmaster.pid` names it, and its working directory
-/// proves that the number was not given to another process since.
-pub(super) fn postmaster(data: &Path) -> Option<u32> {
-    let text = fs::read_to_string(data.join("postmaster.pid")).ok()?;
-    let pid: u32 = text.lines().next()?.trim().parse().ok()?;
-    start_time(pid)?;
-    let works_in = fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
-    (works_in == fs::canonicalize(data).ok()?).then_some(pid)
+/// Where a server of PostgreSQL, or of MariaDB (told so at its start), notes its process id in its data directory.
+pub(super) const PID_FILES: [&str; 2] = ["postmaster.pid", "mariadb.pid"];
+
+/// The server that runs on a data directory, if one does: a file there names its process, and the working directory of that process
+/// proves that the number was not given to another one since.
+pub(super) fn server(data: &Path) -> Option<u32> {
+    let runs = |file: &str| {
+        let text = fs::read_to_string(data.join(file)).ok()?;
+        let pid: u32 = text.lines().next()?.trim().parse().ok()?;
+        start_time(pid)?;
+        let works_in = fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
+        (works_in == fs::canonicalize(data).ok()?).then_some(pid)
+    };
+    PID_FILES.iter().find_map(|file| runs(file))
 }
 
-/// Ends a postmaster without waiting for anything: its next start recovers.
-pub(super) fn quit_postmaster(data: &Path) {
-    if let Some(pid) = postmaster(data) {
+/// Asks a server to end, as a service manager does.
+pub(super) fn end_server(data: &Path) {
+    if let Some(pid) = server(data) {
+        signal(pid, Signal::TERM);
+    }
+}
+
+/// Ends a server without waiting for anything: its next start recovers.
+pub(super) fn quit_server(data: &Path) {
+    if let Some(pid) = server(data) {
         signal(pid, Signal::QUIT);
     }
 }
 
-/// Ends a postmaster that does not answer to anything else.
-pub(super) fn kill_postmaster(data: &Path) {
-    if let Some(pid) = postmaster(data) {
+/// Ends a server that does not answer to anything else.
+pub(super) fn kill_server(data: &Path) {
+    if let Some(pid) = server(data) {
         signal(pid, Signal::KILL);
     }
 }
 
-/// Whom servers run as; PostgreSQL refuses root.
+/// Whom servers run as; PostgreSQL and MariaDB refuse root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Account {
     pub(super) name: String,
@@ -98,15 +112,16 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// `None`: as ourselves. For root: the directory's owner, or else `postgres`, or else `nobody`.
-    pub(super) fn choose(dir: &Path) -> Result<Option<Account>, Failure> {
+    /// `None`: as ourselves. For root: the directory's owner, or else the engine's own user, or else `nobody`.
+    pub(super) fn choose(dir: &Path, engine: Engine) -> Result<Option<Account>, Failure> {
         if !geteuid().is_root() {
             return Ok(None);
         }
         let metadata = fs::metadata(dir).map_err(|error| Failure::path("look at", dir, &error))?;
         let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-        choose_account(metadata.uid(), metadata.gid(), &passwd).map(Some).ok_or_else(|| {
-            Failure::environment("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
+        let usual = engine.account();
+        choose_account(metadata.uid(), metadata.gid(), usual, &passwd).map(Some).ok_or_else(|| {
+            Failure::environment(format!("servers do not run as root, and there is neither a user {usual} nor nobody"))
                 .advise("run kingpost as another user")
         })
     }
@@ -129,7 +144,7 @@ impl Account {
     }
 }
 
-fn choose_account(owner: u32, group: u32, passwd: &str) -> Option<Account> {
+fn choose_account(owner: u32, group: u32, usual: &str, passwd: &str) -> Option<Account> {
     let mut accounts = passwd.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?.to_owned();
@@ -140,7 +155,7 @@ fn choose_account(owner: u32, group: u32, passwd: &str) -> Option<Account> {
         return Some(known.unwrap_or(Account { name: owner.to_string(), uid: owner, gid: group }));
     }
     let accounts: Vec<Account> = accounts.filter(|account| account.uid != 0).collect();
-    ["postgres", "nobody"].iter().find_map(|name| accounts.iter().find(|account| account.name == *name).cloned())
+    [usual, "nobody"].iter().find_map(|name| accounts.iter().find(|account| account.name == *name).cloned())
 }
 
 /// Runs programs as an account, with nothing of our own environment that would change what they do.
@@ -275,7 +290,7 @@ mod tests {
             (0, "postgres:x:0:0:::\n", None),
             (0, "", None),
         ] {
-            let chosen = choose_account(owner, 8, passwd);
+            let chosen = choose_account(owner, 8, "postgres", passwd);
             let expected = expected.map(|(name, uid, gid)| Account { name: name.into(), uid, gid });
             assert_eq!(chosen, expected, "{owner} {passwd}");
         }
@@ -292,10 +307,12 @@ mod tests {
     }
 
     #[test]
-    fn a_postmaster_is_known_by_its_working_directory() {
+    fn a_server_is_known_by_its_working_directory() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(postmaster(dir.path()), None);
-        fs::write(dir.path().join("postmaster.pid"), format!("{}\n", std::process::id())).unwrap();
-        assert_eq!(postmaster(dir.path()), None, "a process that works elsewhere is not the server");
+        assert_eq!(server(dir.path()), None);
+        for file in PID_FILES {
+            fs::write(dir.path().join(file), format!("{}\n", std::process::id())).unwrap();
+            assert_eq!(server(dir.path()), None, "a process that works elsewhere is not the server");
+        }
     }
 }

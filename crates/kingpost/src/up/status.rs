@@ -25,13 +25,22 @@ const QUESTION: &str = "SELECT pg_is_in_recovery(), \
 pub(super) struct NodeStatus {
     pub(super) name: String,
     pub(super) address: String,
-    /// `primary`, `replica`, `relay`, or `down`.
+    /// `primary`, `replica`, `relay`, or `down`; of MariaDB also `stale`: takes writes, and the relay follows another server.
     pub(super) role: &'static str,
     pub(super) timeline: Option<u32>,
     /// Written on a primary, replayed on a replica.
     pub(super) lsn: Option<String>,
+    /// Of MariaDB, in place of timeline and LSN: the last transaction of each domain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) gtid: Option<String>,
     /// Bytes behind the primary.
     pub(super) lag_bytes: Option<u64>,
+    /// Of MariaDB: transactions behind the primary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) lag_transactions: Option<u64>,
+    /// Of MariaDB: time behind the primary.
+    #[serde(skip)]
+    pub(super) lag: Duration,
     pub(super) connections: Option<u64>,
     /// Whether a replica, or a relay, receives.
     pub(super) streaming: Option<bool>,
@@ -50,7 +59,10 @@ impl NodeStatus {
             role: "down",
             timeline: None,
             lsn: None,
+            gtid: None,
             lag_bytes: None,
+            lag_transactions: None,
+            lag: Duration::ZERO,
             connections: None,
             streaming: None,
             transactions: None,
@@ -205,12 +217,16 @@ impl Rates {
 
 /// The table. Without rates it has no column for them.
 pub(super) fn table(nodes: &[NodeStatus], rate: Option<&Rate>) -> String {
+    let (timeline, position) = match nodes.iter().any(|node| node.gtid.is_some()) {
+        true => ("epoch", "gtid"),
+        false => ("timeline", "lsn"),
+    };
     let mut rows =
-        vec![["node", "role", "address", "timeline", "lsn", "lag", "connections", "tx/s"].map(str::to_owned)];
+        vec![["node", "role", "address", timeline, position, "lag", "connections", "tx/s"].map(str::to_owned)];
     for (index, node) in nodes.iter().enumerate() {
         let role = match (node.streaming, node.role) {
             (Some(false), "relay") => "relay (not receiving)",
-            (Some(false), _) => "replica (not streaming)",
+            (Some(false), "replica") => "replica (not streaming)",
             _ => node.role,
         };
         let number = |value: Option<u64>| value.map_or("-".into(), |value| value.to_string());
@@ -220,8 +236,12 @@ pub(super) fn table(nodes: &[NodeStatus], rate: Option<&Rate>) -> String {
             role.into(),
             node.address.clone(),
             number(node.timeline.map(u64::from)),
-            node.lsn.clone().unwrap_or_else(|| "-".into()),
-            node.lag_bytes.map_or("-".into(), bytes),
+            node.lsn.as_ref().or(node.gtid.as_ref()).cloned().unwrap_or_else(|| "-".into()),
+            match (node.lag_bytes, node.lag_transactions) {
+                (Some(lag), _) => bytes(lag),
+                (None, Some(lag)) => format!("{lag} tx"),
+                (None, None) => "-".into(),
+            },
             number(node.connections),
             per_second.map_or("-".into(), |value| format!("{value:.0}")),
         ]);
@@ -253,16 +273,13 @@ mod tests {
 
     fn node(name: &str, role: &'static str, lsn: &str, transactions: u64) -> NodeStatus {
         NodeStatus {
-            name: name.into(),
-            address: "127.0.0.1:1".into(),
             role,
             timeline: Some(1),
             lsn: Some(lsn.into()),
-            lag_bytes: None,
             connections: Some(2),
             streaming: (role == "replica").then_some(true),
             transactions: Some(transactions),
-            error: None,
+            ..NodeStatus::down(name.into(), "127.0.0.1:1".into())
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-use super::process::quit_postmaster;
+use super::process::quit_server;
 use crate::error::Failure;
 use crate::out;
 use crate::serve::StopSignals;
@@ -30,7 +30,7 @@ impl Stop {
             signals.next().await;
             out::note("kingpost: stopping at once");
             for data in data.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-                quit_postmaster(data);
+                quit_server(data);
             }
             std::process::exit(130);
         });

@@ -12,8 +12,19 @@ use crate::run::{Running, Traffic};
 /// Time between two looks.
 const PACE: Duration = Duration::from_secs(1);
 
-/// Shows the nodes until a signal comes.
+/// Shows the nodes of PostgreSQL, and what goes through the proxy, until a signal comes.
 pub(super) async fn until_stopped(nodes: &[(String, u16)], running: &Running, relay: Option<&LocalRelay>, stop: &Stop) {
+    let look = async || {
+        let mut observed = status::observe(nodes).await;
+        observed.extend(relay.map(LocalRelay::status));
+        status::fill_lag(&mut observed);
+        observed
+    };
+    show(look, || Some(running.traffic()), stop).await;
+}
+
+/// Shows what `look` sees until a signal comes. `traffic`: of the proxy, where there is one.
+pub(super) async fn show(look: impl AsyncFn() -> Vec<NodeStatus>, traffic: impl Fn() -> Option<Traffic>, stop: &Stop) {
     let terminal = out::is_terminal();
     let mut rates = Rates::default();
     let mut roles = HashMap::new();
@@ -22,14 +33,12 @@ pub(super) async fn until_stopped(nodes: &[(String, u16)], running: &Running, re
         out::line("ready");
     }
     loop {
-        let mut observed = tokio::select! {
-            observed = status::observe(nodes) => observed,
+        let observed = tokio::select! {
+            observed = look() => observed,
             () = stop.wanted() => break,
         };
-        observed.extend(relay.map(LocalRelay::status));
-        status::fill_lag(&mut observed);
-        let traffic = running.traffic();
-        let rate = rates.next(Instant::now(), &observed, traffic);
+        let traffic = traffic();
+        let rate = rates.next(Instant::now(), &observed, traffic.unwrap_or_default());
         if terminal {
             let text = picture(&observed, &rate, traffic);
             out::raw(&redraw(&text, drawn));
@@ -49,10 +58,13 @@ pub(super) async fn until_stopped(nodes: &[(String, u16)], running: &Running, re
     }
 }
 
-fn picture(nodes: &[NodeStatus], rate: &Rate, traffic: Traffic) -> String {
+fn picture(nodes: &[NodeStatus], rate: &Rate, traffic: Option<Traffic>) -> String {
     let queries = rate.queries.map_or("-".into(), |queries| format!("{queries:.0}"));
     let table = status::table(nodes, Some(rate));
-    format!("{table}\nclients {} · statements {} · {queries}/s · Ctrl-C stops\n", traffic.clients, traffic.queries)
+    let traffic = traffic.map_or(String::new(), |traffic| {
+        format!("clients {} · statements {} · {queries}/s · ", traffic.clients, traffic.queries)
+    });
+    format!("{table}\n{traffic}Ctrl-C stops\n")
 }
 
 /// Puts a text over the one drawn before. Lines do not wrap, or the count of lines would be wrong.

@@ -31,5 +31,5 @@ mod status;
 mod upstream;
 
 pub use orders::{BinlogStanding, MariaDbAccess, MariaDbSession};
-pub use relay::{BinlogRelay, source_concerns};
+pub use relay::{BinlogRelay, last_source, source_concerns};
 pub use status::{BinlogDownstream, BinlogStatus};

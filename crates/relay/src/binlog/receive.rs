@@ -318,6 +318,27 @@ mod tests {
         }
     }
 
+    /// MariaDB 11.4 and later write `end_log_pos` only where a transaction begins and ends: in between places are counted.
+    #[test]
+    fn events_that_do_not_say_where_they_end_are_counted() {
+        let begin = event(500, Kind::MARIADB_GTID, &gtid(9));
+        let rows = artificial(Kind(23), 1, 0, 0, &[7; 100], SUM);
+        let xid = event(500 + (begin.len() + rows.len()) as u64, Kind::XID, &[0; 8]);
+        let mut bytes = Vec::new();
+        for event in [&begin, &rows, &xid] {
+            packet(&mut bytes, 1, event);
+        }
+        let (file, said, error) = run(&bytes, 7);
+        assert_eq!((file, error), ([begin.clone(), rows.clone(), xid].concat(), None));
+        let ends = ["542 false None 500 true", "665 false None 500 true", "696 true Some(\"0-1-9\") 500 true"];
+        assert_eq!(said, ends);
+        // What is left out shows where the transaction ends.
+        let mut holes = Vec::new();
+        packet(&mut holes, 1, &begin);
+        packet(&mut holes, 1, &event(500 + (begin.len() + rows.len()) as u64, Kind::XID, &[0; 8]));
+        assert!(run(&holes, 7).2.unwrap().contains("the source lies"));
+    }
+
     #[test]
     fn what_is_wrong_is_said() {
         let xid = event(500, Kind::XID, &[0; 8]);

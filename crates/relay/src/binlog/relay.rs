@@ -1,6 +1,7 @@
 //! A running relay of MariaDB: its threads and tasks, started and ended together.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -51,9 +52,7 @@ impl BinlogRelay {
         let opened = Log::open(&directory);
         let (writer, log) =
             opened.map_err(|error| StartError::Binlog { dir: config.dir.clone(), text: error.to_string() })?;
-        let mut followed = config.upstream.clone();
-        followed.address = promise.now().upstream_for(&followed.address).into();
-        let control = Control::new(followed, &config.upstream.address);
+        let control = Control::new(&config.upstream, &promise.now());
         let shared = Arc::new(Shared::new(settings, control, promise, log));
         let receiver = Arc::clone(&shared);
         let receiving = Receiving::start("binlog-receive", move || upstream::run(&receiver, writer))?;
@@ -101,10 +100,7 @@ impl BinlogRelay {
     pub fn reload(&self, config: &RelayConfig) -> Result<(), StartError> {
         let settings = Settings::new(config)?;
         *self.shared.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
-        let mut followed = config.upstream.clone();
-        followed.address = self.shared.promise.now().upstream_for(&followed.address).into();
-        self.shared.control.set_configured(&config.upstream.address);
-        self.shared.control.follow(|current| *current = followed);
+        self.shared.control.configure(&config.upstream, &self.shared.promise.now());
         Ok(())
     }
 
@@ -129,6 +125,12 @@ impl Drop for BinlogRelay {
 /// Why it cannot be asked, in words.
 pub fn source_concerns(config: &RelayConfig) -> Result<Vec<String>, String> {
     upstream::look(&config.upstream).map(|looked| looked.concerns).map_err(|failed| failed.to_string())
+}
+
+/// `server_id` of the source that a relay followed last, by the directory of its log; none if it has followed nobody.
+#[must_use]
+pub fn last_source(dir: &Path) -> Option<u32> {
+    super::log::last_source(dir)
 }
 
 /// Removes files that nobody needs, and looks whether the source's commits wait.

@@ -38,6 +38,8 @@ pub struct BinlogStatus {
     pub whole: u64,
     /// Files held.
     pub files: usize,
+    /// Name of the oldest of them.
+    pub oldest: Option<String>,
     /// Bytes of them.
     pub bytes: u64,
     /// Why nothing is written any more.
@@ -97,6 +99,7 @@ impl BinlogStatus {
             flushed,
             whole,
             files: held.len(),
+            oldest: held.first().map(|held| held.name.to_string()),
             bytes: log.bytes(),
             failure: log.failure().map(ToString::to_string),
             downstreams: downstreams.collect(),

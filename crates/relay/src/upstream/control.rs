@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::channel::Channel;
 use crate::config::UpstreamConfig;
 use crate::error::UpstreamError;
+use crate::promise::Promise;
 
 /// What the receiving thread is told, and the way to interrupt it.
 #[derive(Debug)]
@@ -29,9 +30,10 @@ struct ControlState {
 }
 
 impl Control {
-    /// `configured` is the configuration's address, which `config` may deviate from.
-    pub(crate) fn new(config: UpstreamConfig, configured: &str) -> Control {
-        let configured = configured.into();
+    /// Follows what is configured, or whoever a failover has put in its place.
+    pub(crate) fn new(configured: &UpstreamConfig, promise: &Promise) -> Control {
+        let (mut config, configured) = (configured.clone(), configured.address.clone());
+        config.address = promise.upstream_for(&configured).into();
         let state = ControlState { config, generation: 0, stopping: false, socket: None, receiving: false, configured };
         Control { state: Mutex::new(state), changed: Condvar::new() }
     }
@@ -66,8 +68,16 @@ impl Control {
         self.lock().configured.clone()
     }
 
-    pub(crate) fn set_configured(&self, address: &str) {
-        self.lock().configured = address.into();
+    /// The configuration has changed. Where it names no upstream, somebody else does ([`Control::follow`]), and that word stands.
+    pub(crate) fn configure(&self, configured: &UpstreamConfig, promise: &Promise) {
+        self.lock().configured.clone_from(&configured.address);
+        self.follow(|current| {
+            let address = match configured.address.as_str() {
+                "" => std::mem::take(&mut current.address),
+                configured => promise.upstream_for(configured).into(),
+            };
+            *current = UpstreamConfig { address, ..configured.clone() };
+        });
     }
 
     /// Ends what is received now, and returns once nothing of it is under way any more; a new connection is made after. False: it

@@ -29,7 +29,7 @@ mod retention;
 mod writer;
 
 pub(crate) use names::FileName;
-pub(crate) use recover::LogError;
+pub(crate) use recover::{LogError, last_source};
 pub(crate) use writer::{AppendError, Mark, Writer};
 
 use std::collections::VecDeque;

@@ -96,6 +96,12 @@ fn list_directory(path: &Path) -> Result<Vec<String>, LogError> {
     Ok(names)
 }
 
+/// `server_id` of whoever wrote the last epoch in a relay's directory; none if there is none. Opens nothing.
+pub(crate) fn last_source(dir: &Path) -> Option<u32> {
+    let names = list_directory(dir).ok()?;
+    names.iter().filter_map(|name| names::parse_epoch(name)).max().map(|(_, source)| source)
+}
+
 pub(super) fn recover(dir: &Path) -> Result<Found, LogError> {
     let mut epochs: Vec<(u64, u32)> = list_directory(dir)?.iter().filter_map(|name| names::parse_epoch(name)).collect();
     epochs.sort_unstable();

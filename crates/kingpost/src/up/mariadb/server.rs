@@ -1,0 +1,367 @@
+//! One server of MariaDB: finding the programs, making the data, starting, asking, stopping.
+
+use std::fs;
+use std::os::unix::fs::{OpenOptionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use ::binlog::protocol::reply::Row;
+use ::relay::{MariaDbAccess, MariaDbSession};
+use tokio::process::Child;
+
+use super::super::postgres::{free_port, port_is_free};
+use super::super::process::{self, Launcher};
+use crate::error::Failure;
+
+/// The user of kingpost on the servers and on the relay: replicas log in as it, too.
+pub(super) const USER: &str = "kingpost";
+/// Oldest version that works: GTIDs with `gtid_strict_mode`, and semi-synchronous replication in the server itself.
+const OLDEST: u32 = 1003;
+/// Longest time for mariadb-install-db.
+const INSTALL_LIMIT: Duration = Duration::from_secs(120);
+/// Longest time from the start to an answer, recovery included.
+const START_LIMIT: Duration = Duration::from_secs(300);
+/// How often a starting server is asked, and one that is to end is looked at.
+const PACE: Duration = Duration::from_millis(50);
+/// Longest time for a clean stop of one server, before its process is killed.
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+
+/// Settings of every server of a local cluster, in a file of its data directory.
+const SETTINGS: &str = "\
+# Written by kingpost when it made this server; yours to change. Port, socket, server_id and who waits for the relay are
+# given at each start.
+[mariadbd]
+log_bin = mysql-bin
+log_slave_updates
+gtid_strict_mode = 1
+binlog_format = ROW
+binlog_checksum = CRC32
+sync_binlog = 1
+innodb_flush_log_at_trx_commit = 1
+innodb_buffer_pool_size = 64M
+innodb_log_file_size = 32M
+performance_schema = OFF
+slave_net_timeout = 10
+max_connections = 500
+";
+
+/// MariaDB's programs.
+#[derive(Debug, Clone)]
+pub(super) struct Programs {
+    server: PathBuf,
+    install: PathBuf,
+    /// As 1011 for 10.11.
+    pub(super) version: u32,
+}
+
+impl Programs {
+    /// Looks where packages put the programs, and in PATH.
+    ///
+    /// # Errors
+    /// They are not there, or too old.
+    pub(super) fn find() -> Result<Programs, Failure> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let places: Vec<PathBuf> = ["/usr/sbin", "/usr/libexec", "/usr/bin"]
+            .iter()
+            .map(PathBuf::from)
+            .chain(std::env::split_paths(&path))
+            .collect();
+        let find = |name: &str| places.iter().map(|place| place.join(name)).find(|program| program.is_file());
+        let (Some(server), Some(install)) = (find("mariadbd"), find("mariadb-install-db")) else {
+            return Err(Failure::environment(
+                "no MariaDB found: mariadbd and mariadb-install-db are not in /usr/sbin, /usr/bin or PATH",
+            )
+            .advise(
+                "install it (Debian, Ubuntu: apt-get install mariadb-server; Fedora: dnf install mariadb-server)",
+            ));
+        };
+        let output =
+            std::process::Command::new(&server).args(["--no-defaults", "--version"]).stdin(Stdio::null()).output();
+        let output =
+            output.map_err(|error| Failure::environment(format!("cannot start {}: {error}", server.display())))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        match parse_version(&text) {
+            Some(version) if version >= OLDEST => Ok(Programs { server, install, version }),
+            _ => {
+                Err(Failure::environment(format!("{} is no MariaDB 10.3 or later: {}", server.display(), text.trim()))
+                    .advise("install MariaDB 10.3 or later"))
+            }
+        }
+    }
+}
+
+/// 1011 of `mariadbd  Ver 10.11.6-MariaDB-0+deb12u1 for debian-linux-gnu …`.
+fn parse_version(text: &str) -> Option<u32> {
+    let (_, rest) = text.split_once("Ver ")?;
+    let (version, _) = rest.split_once("-MariaDB")?;
+    let mut parts = version.split('.');
+    let major: u32 = parts.next()?.trim().parse().ok()?;
+    let minor: u32 = parts.next()?.parse().ok()?;
+    major.checked_mul(100)?.checked_add(minor)
+}
+
+/// What a server is started as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Its commits wait until the relay has them.
+    Primary,
+    /// Takes writes from nobody but its replication.
+    Replica,
+}
+
+/// A server of the cluster, running or not.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) name: String,
+    /// Its `server_id`; 0 before its data are made.
+    pub(super) id: u32,
+    pub(super) data: PathBuf,
+    pub(super) port: u16,
+    log: PathBuf,
+    child: Option<Child>,
+}
+
+impl Server {
+    pub(super) fn new(name: &str, id: u32, data: PathBuf, port: u16, logs: &Path) -> Server {
+        Server { name: name.into(), id, data, port, log: logs.join(format!("{name}.log")), child: None }
+    }
+
+    pub(super) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Whether there are data of a server that was made wholly: the settings are written last.
+    pub(super) fn has_data(&self) -> bool {
+        settings(&self.data).is_file()
+    }
+
+    /// Makes the data anew.
+    ///
+    /// # Errors
+    /// They cannot be made.
+    pub(super) async fn make(&self, programs: &Programs, launcher: &Launcher) -> Result<(), Failure> {
+        super::super::postgres::remove_dir(&self.data)?;
+        let mut command = launcher.command(&programs.install);
+        command.args(["--no-defaults", "--skip-test-db", "--innodb-log-file-size=32M"]);
+        // root gets in by the socket only, and only as the servers' own account; everybody else needs the password.
+        command.arg("--auth-root-authentication-method=socket").arg(format!("--datadir={}", self.data.display()));
+        launcher.run(&format!("install-db-{}", self.name), command, INSTALL_LIMIT).await?;
+        self.write(launcher, &settings(&self.data), SETTINGS)
+    }
+
+    /// A file of the server's account, which only that account can read.
+    fn write(&self, launcher: &Launcher, path: &Path, text: &str) -> Result<(), Failure> {
+        use std::io::Write;
+        let write = || -> std::io::Result<()> {
+            let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+            if let Some(account) = &launcher.account {
+                chown(path, Some(account.uid), Some(account.gid))?;
+            }
+            file.write_all(text.as_bytes())
+        };
+        write().map_err(|error| Failure::path("write", path, &error))
+    }
+
+    /// Starts the server and waits until it answers. A port that is taken meanwhile is replaced.
+    ///
+    /// # Errors
+    /// It does not come up; the end of its log is in the failure.
+    pub(super) async fn start(
+        &mut self,
+        programs: &Programs,
+        launcher: &Launcher,
+        sockets: &Path,
+        part: Part,
+        secret: &str,
+    ) -> Result<(), Failure> {
+        const ATTEMPTS: u32 = 4;
+        launcher.stop.covers(self.data.clone());
+        for attempt in 1..=ATTEMPTS {
+            if self.port == 0 || !port_is_free(self.port) {
+                self.port = free_port()?;
+            }
+            match self.try_start(programs, launcher, sockets, part, secret).await {
+                Err(failure) if attempt < ATTEMPTS && failure.to_string().contains("Address already in use") => {
+                    self.port = 0;
+                }
+                result => return result,
+            }
+        }
+        Ok(())
+    }
+
+    async fn try_start(
+        &mut self,
+        programs: &Programs,
+        launcher: &Launcher,
+        sockets: &Path,
+        part: Part,
+        secret: &str,
+    ) -> Result<(), Failure> {
+        // Run by the server before it lets anybody in. In no binary log: each server does it for itself.
+        let user = format!("{USER}@'127.0.0.1'");
+        let init = self.data.join("kingpost-init.sql");
+        let statements = format!(
+            "SET sql_log_bin = 0;\nCREATE OR REPLACE USER {user} IDENTIFIED BY '{secret}';\n\
+             GRANT ALL PRIVILEGES ON *.* TO {user} WITH GRANT OPTION;\n"
+        );
+        self.write(launcher, &init, &statements)?;
+        let (output, errors) = process::log_file(&self.log, false)?;
+        let mut command = launcher.command(&programs.server);
+        command.arg(format!("--defaults-file={}", settings(&self.data).display()));
+        for (name, value) in [
+            ("datadir", self.data.display().to_string()),
+            ("socket", sockets.join(format!("{}.sock", self.name)).display().to_string()),
+            ("pid-file", self.data.join(process::PID_FILES[1]).display().to_string()),
+            ("init-file", init.display().to_string()),
+            ("server-id", self.id.to_string()),
+            ("port", self.port.to_string()),
+            ("bind-address", "127.0.0.1".into()),
+            ("rpl-semi-sync-master-timeout", u32::MAX.to_string()),
+            ("rpl-semi-sync-master-wait-point", "AFTER_SYNC".into()),
+            ("rpl-semi-sync-master-wait-no-slave", "ON".into()),
+            ("rpl-semi-sync-master-enabled", if part == Part::Primary { "ON" } else { "OFF" }.into()),
+            ("read-only", if part == Part::Primary { "OFF" } else { "ON" }.into()),
+        ] {
+            command.arg(format!("--{name}={value}"));
+        }
+        command.args(["--skip-name-resolve", "--skip-slave-start"]).stdout(output).stderr(errors);
+        let child = command
+            .spawn()
+            .map_err(|error| Failure::environment(format!("cannot start the server {}: {error}", self.name)))?;
+        self.child = Some(child);
+        let started = Instant::now();
+        loop {
+            if self.is_down() {
+                let what = format!("the server {} did not start; the end of {}:", self.name, self.log.display());
+                let advice = format!("{}\n{}", process::tail(&self.log, 12), process::free_space(&self.data));
+                return Err(Failure::environment(what).advise(advice));
+            }
+            if ask(&self.address(), secret, PACE * 20, "SELECT 1").await.is_ok() {
+                return Ok(());
+            }
+            if started.elapsed() > START_LIMIT {
+                let what = format!(
+                    "the server {} did not answer on {} within {} s; the end of {}:",
+                    self.name,
+                    self.address(),
+                    START_LIMIT.as_secs(),
+                    self.log.display()
+                );
+                return Err(Failure::environment(what).advise(process::tail(&self.log, 12)));
+            }
+            tokio::select! {
+                () = tokio::time::sleep(PACE) => {}
+                failure = launcher.stop.failure() => return Err(failure),
+            }
+        }
+    }
+
+    /// Whether its process has ended.
+    pub(super) fn is_down(&mut self) -> bool {
+        match &mut self.child {
+            Some(child) => !matches!(child.try_wait(), Ok(None)),
+            None => true,
+        }
+    }
+
+    /// Has the server replicate from whoever listens on `port`, by GTID, from where it is.
+    ///
+    /// # Errors
+    /// The server's, in words.
+    pub(super) async fn follow(&self, port: u16, secret: &str) -> Result<(), String> {
+        for statement in [
+            "STOP SLAVE".to_owned(),
+            format!(
+                "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {port}, MASTER_USER = '{USER}', MASTER_CONNECT_RETRY = 1, \
+                 MASTER_HEARTBEAT_PERIOD = 1, MASTER_USE_GTID = slave_pos, MASTER_PASSWORD = '{secret}'"
+            ),
+            "START SLAVE".to_owned(),
+        ] {
+            // What fails is named by its first word: the password is in the statement.
+            let word = statement.split(' ').next().unwrap_or_default().to_owned();
+            let done = ask(&self.address(), secret, STOP_LIMIT, &statement).await;
+            done.map_err(|error| format!("{word}: {}", error.replace(secret, "***")))?;
+        }
+        Ok(())
+    }
+
+    /// Stops the server and takes note of its end.
+    pub(super) async fn stop(&mut self) {
+        stop_data(&self.data, self.child.take()).await;
+    }
+}
+
+fn settings(data: &Path) -> PathBuf {
+    data.join("kingpost.cnf")
+}
+
+/// Stops the server of a data directory if one runs there: cleanly, then by force. `child`: the process, if it is ours.
+pub(in crate::up) async fn stop_data(data: &Path, child: Option<Child>) {
+    process::end_server(data);
+    let ended = async {
+        match child {
+            Some(mut child) => drop(child.wait().await),
+            None => {
+                while process::server(data).is_some() {
+                    tokio::time::sleep(PACE).await;
+                }
+            }
+        }
+    };
+    if tokio::time::timeout(STOP_LIMIT, ended).await.is_err() {
+        tracing::warn!(data = %data.display(), "the server does not end by itself and is killed");
+        process::kill_server(data);
+    }
+}
+
+/// Asks a server as [`USER`], on a connection of its own, within a time.
+///
+/// # Errors
+/// No connection, an error of the server, or no answer in time, in words.
+pub(super) async fn ask(address: &str, secret: &str, limit: Duration, statement: &str) -> Result<Vec<Row>, String> {
+    let statement = statement.to_owned();
+    session(address, secret, limit, move |session| session.query(&statement)).await
+}
+
+/// Does something on a connection of its own, within a time.
+///
+/// # Errors
+/// As [`ask`].
+pub(super) async fn session<T: Send + 'static>(
+    address: &str,
+    secret: &str,
+    limit: Duration,
+    run: impl FnOnce(&mut MariaDbSession) -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    let (address, secret) = (address.to_owned(), secret.to_owned());
+    let asked = tokio::task::spawn_blocking(move || {
+        let access = MariaDbAccess { address: &address, user: USER, password: &secret, connector: None };
+        let mut session = MariaDbSession::open(&access)?;
+        session.patience(limit)?;
+        run(&mut session)
+    });
+    match tokio::time::timeout(limit, asked).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("no answer within {} s", limit.as_secs_f32())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        for (text, expected) in [
+            ("mariadbd  Ver 10.11.6-MariaDB-0+deb12u1 for debian-linux-gnu on x86_64 (Debian 12)", Some(1011)),
+            ("mariadbd  Ver 11.4.2-MariaDB for Linux on x86_64 (Source distribution)", Some(1104)),
+            ("mysqld  Ver 8.0.36 for Linux on x86_64 (MySQL Community Server)", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_version(text), expected, "{text}");
+        }
+    }
+}
