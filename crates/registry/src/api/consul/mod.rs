@@ -307,7 +307,7 @@ impl Call<'_> {
         make: impl FnOnce(&ServiceSnapshot, &Scope) -> Bytes + Send + 'static,
     ) -> Result<Bytes, ApiError> {
         let scope = self.scope();
-        if snapshot.instances.len() <= MOST_AT_ONCE || snapshot.known(encoding).is_some() {
+        if snapshot.instances.len() <= MOST_AT_ONCE || snapshot.encodings().known(encoding).is_some() {
             return Ok(snapshot.encoded(encoding, |snapshot| make(snapshot, &scope)));
         }
         self.context.whole.apart(move || snapshot.encoded(encoding, |snapshot| make(snapshot, &scope))).await
