@@ -24,22 +24,22 @@ const GATHER: Duration = Duration::from_millis(10);
 
 /// Reads of the store because somebody asks for what is not here. Each serves all who came before it began.
 #[derive(Debug)]
-pub(crate) struct Doubts {
+pub(crate) struct UnknownIds {
     places: Semaphore,
     /// When the latest read began that also came to its end. Held by whoever reads.
     read: Mutex<Option<Instant>>,
 }
 
-impl Default for Doubts {
-    fn default() -> Doubts {
-        Doubts { places: Semaphore::new(WAITING), read: Mutex::new(None) }
+impl Default for UnknownIds {
+    fn default() -> UnknownIds {
+        UnknownIds { places: Semaphore::new(WAITING), read: Mutex::new(None) }
     }
 }
 
-impl Doubts {
+impl UnknownIds {
     /// Brings the cache up to what the store has now. Without effect when too many wait, the store does not answer, or
     /// takes too long.
-    async fn settle(&self, inner: &Inner) {
+    async fn ask_store(&self, inner: &Inner) {
         let Ok(_place) = self.places.try_acquire() else { return };
         let came = Instant::now();
         let read = async {
@@ -61,7 +61,7 @@ impl Doubts {
 
     /// Which of `ids` another node has heard of: the store may have been read where it lags. Who is known elsewhere will be
     /// known here soon, and its lease begins then. Nobody is, when too many wait or the others take too long.
-    async fn hearsay(&self, inner: &Inner, ids: &[InstanceId]) -> Vec<Beat> {
+    async fn ask_peers(&self, inner: &Inner, ids: &[InstanceId]) -> Vec<Beat> {
         let Ok(_place) = self.places.try_acquire() else { return Vec::new() };
         tokio::time::timeout(PATIENCE, peers::heard(inner, ids)).await.unwrap_or_default()
     }
@@ -74,12 +74,12 @@ impl Registry {
         let inner = self.inner();
         let mut beats = beat(inner, ids);
         if beats.contains(&Beat::Unknown) {
-            inner.doubts.settle(inner).await;
+            inner.unknown_ids.ask_store(inner).await;
             let found = beat(inner, &strangers(&beats, ids));
             fill_in(&mut beats, found);
         }
         if beats.contains(&Beat::Unknown) {
-            let heard = inner.doubts.hearsay(inner, &strangers(&beats, ids)).await;
+            let heard = inner.unknown_ids.ask_peers(inner, &strangers(&beats, ids)).await;
             fill_in(&mut beats, heard);
         }
         let known = beats.iter().filter(|beat| **beat == Beat::Known).count();
@@ -94,7 +94,7 @@ impl Registry {
             return Some(instance);
         }
         let inner = self.inner();
-        inner.doubts.settle(inner).await;
+        inner.unknown_ids.ask_store(inner).await;
         self.instance(id)
     }
 }

@@ -15,7 +15,7 @@ use crate::cache::{Applier, Cache, Change, Entry, Found, Mark, Memory, ServiceSn
 use crate::change::Turns;
 use crate::error::{OpenError, StoreError, WatchError, WriteError};
 use crate::health::{Alive, Watch};
-use crate::heartbeat::Doubts;
+use crate::heartbeat::UnknownIds;
 use crate::kv::Kv;
 use crate::model::{
     Health, Instance, InstanceId, Invalid, Limits, Metadata, NamespaceName, Patch, Registration, Revision, ServiceKey,
@@ -69,7 +69,7 @@ pub(crate) struct Inner {
     /// Another node has something that is not here.
     behind: Notify,
     /// Somebody asks for what is not here.
-    pub(crate) doubts: Doubts,
+    pub(crate) unknown_ids: UnknownIds,
     /// Changes that are tried again.
     pub(crate) turns: Turns,
     pub(crate) tasks: Mutex<JoinSet<()>>,
@@ -124,7 +124,7 @@ impl Registry {
             peers,
             epoch: AtomicI64::new(0),
             behind: Notify::new(),
-            doubts: Doubts::default(),
+            unknown_ids: UnknownIds::default(),
             turns: Turns::default(),
             tasks: Mutex::new(JoinSet::new()),
             kv,

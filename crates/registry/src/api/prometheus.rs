@@ -79,8 +79,8 @@ fn targets(services: &[Arc<ServiceSnapshot>], all: bool, out: &mut Composer) {
     out.text("[");
     let mut some = false;
     for service in services {
-        some |= out.part(if some { "," } else { "" }, service, encoding, |service| {
-            let wanted = service.instances.iter().filter(|instance| all || instance.is_usable());
+        some |= out.list(service, encoding, if some { "," } else { "" }, ",", |instances| {
+            let wanted = instances.iter().filter(|instance| all || instance.is_usable());
             let groups: Vec<Group> = wanted.map(|instance| group(instance)).collect();
             let list = serde_json::to_string(&groups).unwrap_or_default();
             let inner = list.strip_prefix('[').and_then(|list| list.strip_suffix(']')).unwrap_or_default();

@@ -104,8 +104,8 @@ impl Server {
             .into_iter()
             .map(|mount| {
                 let (shared, connections, stopping) = (Arc::clone(&shared), Arc::clone(&connections), stopping.clone());
-                let there = There { fronts: mount.fronts.into(), tls: mount.tls };
-                tokio::spawn(accept(mount.listener, there, shared, connections, stopping))
+                let mounted = Mounted { fronts: mount.fronts.into(), tls: mount.tls };
+                tokio::spawn(accept(mount.listener, mounted, shared, connections, stopping))
             })
             .collect();
         Server { stop, connections, most, acceptors }
@@ -131,16 +131,16 @@ impl Drop for Server {
     }
 }
 
-/// What an address has.
+/// What is served at an address, and how clients come in there.
 #[derive(Clone)]
-struct There {
+struct Mounted {
     fronts: Arc<[Front]>,
     tls: Option<Arc<Tls>>,
 }
 
 async fn accept(
     listener: TcpListener,
-    there: There,
+    mounted: Mounted,
     shared: Arc<Shared>,
     connections: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
@@ -174,9 +174,9 @@ async fn accept(
             continue;
         };
         let _ = stream.set_nodelay(true);
-        let (shared, there, stopping) = (Arc::clone(&shared), there.clone(), stopping.clone());
+        let (shared, mounted, stopping) = (Arc::clone(&shared), mounted.clone(), stopping.clone());
         tokio::spawn(async move {
-            if let Err(error) = enter(stream, peer, there, shared, stopping).await {
+            if let Err(error) = enter(stream, peer, mounted, shared, stopping).await {
                 // The client's doing: garbage, too slow, gone. The counters say how often.
                 tracing::debug!(%peer, %error, "a connection to the registry ended early");
             }
@@ -226,11 +226,11 @@ type Ended = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 async fn enter(
     stream: TcpStream,
     peer: SocketAddr,
-    there: There,
+    mounted: Mounted,
     shared: Arc<Shared>,
     mut stopping: watch::Receiver<bool>,
 ) -> Ended {
-    let Some(tls) = there.tls else { return serve(stream, peer, there.fronts, shared, stopping).await };
+    let Some(tls) = mounted.tls else { return serve(stream, peer, mounted.fronts, shared, stopping).await };
     let mut first = [0];
     let limit = shared.context.limits.header_timeout;
     let peeked = tokio::select! {
@@ -246,11 +246,11 @@ async fn enter(
             insecure();
             return Err("a client without TLS, which registry.tls requires".into());
         }
-        return serve(stream, peer, there.fronts, shared, stopping).await;
+        return serve(stream, peer, mounted.fronts, shared, stopping).await;
     }
     let acceptor = TlsAcceptor::from(tls.config.load_full());
     match tokio::time::timeout(limit.min(HANDSHAKE), acceptor.accept(stream)).await {
-        Ok(Ok(stream)) => serve(stream, peer, there.fronts, shared, stopping).await,
+        Ok(Ok(stream)) => serve(stream, peer, mounted.fronts, shared, stopping).await,
         Ok(Err(error)) => {
             insecure();
             Err(error.into())
@@ -278,7 +278,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     // Of HTTP/2 a stream is refused alone: there the connection is not closed for it.
     let unread = Arc::new(AtomicBool::new(false));
     let linger = (!is_http2).then(|| Arc::clone(&unread));
-    let io = TokioIo::new(Patient::new(stream, begun, limits.write_timeout, linger));
+    let io = TokioIo::new(WriteTimeout::new(stream, begun, limits.write_timeout, linger));
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let (shared, fronts, unread) = (Arc::clone(&shared), Arc::clone(&fronts), Arc::clone(&unread));
         async move { Ok::<_, Infallible>(dispatch(request, peer.ip(), &fronts, &shared, &unread).await) }
@@ -437,7 +437,7 @@ const LINGER_BYTES: usize = 64 << 20;
 const LINGER: Duration = Duration::from_secs(5);
 
 /// A stream whose peer must take something now and then, and which is closed so that the peer gets the last answer.
-struct Patient<S> {
+struct WriteTimeout<S> {
     stream: S,
     /// What was read of it already.
     begun: Bytes,
@@ -461,9 +461,9 @@ enum Closing {
     Closed,
 }
 
-impl<S> Patient<S> {
-    fn new(stream: S, begun: Bytes, limit: Duration, unread: Option<Arc<AtomicBool>>) -> Patient<S> {
-        Patient { stream, begun, limit, timer: None, unread, closing: Closing::Open }
+impl<S> WriteTimeout<S> {
+    fn new(stream: S, begun: Bytes, limit: Duration, unread: Option<Arc<AtomicBool>>) -> WriteTimeout<S> {
+        WriteTimeout { stream, begun, limit, timer: None, unread, closing: Closing::Open }
     }
 
     fn check<T>(&mut self, cx: &mut TaskContext<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -480,7 +480,7 @@ impl<S> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.begun.has_remaining() {
             let length = self.begun.len().min(buffer.remaining());
@@ -491,7 +491,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.check(cx, polled)

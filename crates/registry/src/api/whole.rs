@@ -1,12 +1,12 @@
 //! Answers that are about all services of a namespace: made away from the threads that answer heartbeats, once for all who ask.
 //!
 //! ```text
-//!  ServiceSnapshot ─▶ its part, encoded once a snapshot ─┐
-//!  ServiceSnapshot ─▶ its part, as before ───────────────┴─▶ Composer ─▶ Pieces: handles of the parts, no copy ─▶ every client
+//!  piece of a service's instances ─▶ its part, encoded once ─┐
+//!  piece that no change has touched ─▶ its part, as before ──┴─▶ Composer ─▶ Pieces: handles of the parts, no copy ─▶ every client
 //! ```
 //!
-//! A body is made once a revision and shared. What one service comes to is kept with the service's snapshot: after a change only the parts of
-//! the services that changed are encoded again. Large parts are not copied into a body; so the parts are in memory once, whoever asks.
+//! A body is made once a revision and shared. What some instances of a service come to (up to 128, which snapshots share) is kept with them, or what
+//! the service as a whole comes to with its snapshot: after a change only that is encoded again in which something changed. Large parts are not copied into a body; so the parts are in memory once, whoever asks.
 //! A compressed body is one gzip stream of parts that were compressed one by one: blocks of DEFLATE may follow each other (RFC 1951, 3.2), and
 //! the check sums of parts are combined.
 
@@ -20,7 +20,8 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::ApiError;
-use crate::{Encoding, Revision, ServiceSnapshot};
+use crate::cache::Encodings;
+use crate::{Encoding, Instance, Revision, ServiceSnapshot};
 
 /// Bodies that are remembered; of more, those that were asked for longest ago are made anew.
 const REMEMBERED: usize = 64;
@@ -212,11 +213,32 @@ impl Composer {
         encoding: Encoding,
         make: impl Fn(&ServiceSnapshot) -> Bytes,
     ) -> bool {
+        self.kept(before, service.encodings(), encoding, || make(service))
+    }
+
+    /// Adds what the instances of a service come to, piece by piece: `first` in front of the first piece that comes to anything, `between` in
+    /// front of each other one. Says whether any did. `make` depends on nothing but the instances; what it gives is kept with their piece, so
+    /// after a change only the pieces with the instances that changed are encoded again.
+    pub(super) fn list(
+        &mut self,
+        service: &ServiceSnapshot,
+        encoding: Encoding,
+        first: &str,
+        between: &str,
+        make: impl Fn(&[Arc<Instance>]) -> Bytes,
+    ) -> bool {
+        let mut some = false;
+        for piece in service.instances.pieces() {
+            let before = if some { between } else { first };
+            some |= self.kept(before, piece.encodings(), encoding, || make(piece));
+        }
+        some
+    }
+
+    fn kept(&mut self, before: &str, kept: &Encodings, encoding: Encoding, make: impl Fn() -> Bytes) -> bool {
         if self.packed {
-            let part = service.encoded_packed(encoding, |service| {
-                // The plain form is not kept for the sake of the compressed one.
-                packed_part(&service.known(encoding).unwrap_or_else(|| make(service)))
-            });
+            // The plain form is not kept for the sake of the compressed one.
+            let part = kept.get_packed(encoding, || packed_part(&kept.known(encoding).unwrap_or_else(&make)));
             let Some((kind, rest)) = part.split_first() else { return false };
             self.text(before);
             match (kind, rest.split_first_chunk::<8>()) {
@@ -232,7 +254,7 @@ impl Composer {
             }
             return true;
         }
-        let part = service.encoded(encoding, make);
+        let part = kept.get(encoding, make);
         if part.is_empty() {
             return false;
         }

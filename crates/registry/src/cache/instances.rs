@@ -3,16 +3,45 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
+use super::encodings::Encodings;
 use crate::model::{Digest, Instance, InstanceId};
 
 /// Instances sorted by id; never changed. A clone shares them.
 #[derive(Clone, Default)]
 pub struct Instances {
     /// None is empty, none longer than twice [`PIECE`].
-    pieces: Vec<Arc<[Arc<Instance>]>>,
+    pieces: Vec<Arc<Piece>>,
     len: usize,
+}
+
+/// Some instances that follow each other, and what fronts have made of them. Snapshots share a piece until one of its instances changes: so
+/// after a change only one piece is encoded again.
+#[derive(Debug)]
+pub struct Piece {
+    list: Box<[Arc<Instance>]>,
+    encodings: Encodings,
+}
+
+impl Piece {
+    fn of(list: &[Arc<Instance>]) -> Arc<Piece> {
+        Arc::new(Piece { list: list.into(), encodings: Encodings::default() })
+    }
+
+    /// What fronts have made of these instances.
+    pub(crate) fn encodings(&self) -> &Encodings {
+        &self.encodings
+    }
+}
+
+impl Deref for Piece {
+    type Target = [Arc<Instance>];
+
+    fn deref(&self) -> &[Arc<Instance>] {
+        &self.list
+    }
 }
 
 /// Instances of a piece when it is made. A change copies one piece, and the list of all pieces: for a few hundred to some ten
@@ -22,7 +51,12 @@ const PIECE: usize = 64;
 impl Instances {
     /// From a list that is sorted by id.
     pub(crate) fn new(sorted: &[Arc<Instance>]) -> Instances {
-        Instances { pieces: sorted.chunks(PIECE).map(Arc::from).collect(), len: sorted.len() }
+        Instances { pieces: sorted.chunks(PIECE).map(Piece::of).collect(), len: sorted.len() }
+    }
+
+    /// The pieces, in order.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = &Piece> {
+        self.pieces.iter().map(|piece| &**piece)
     }
 
     /// How many.
@@ -97,9 +131,9 @@ impl Instances {
             }
             list.extend_from_slice(rest);
             if list.len() > 2 * PIECE {
-                pieces.extend(list.chunks(PIECE).map(Arc::from));
+                pieces.extend(list.chunks(PIECE).map(Piece::of));
             } else if !list.is_empty() {
-                pieces.push(list.into());
+                pieces.push(Piece::of(&list));
             }
         }
         pieces.extend_from_slice(&self.pieces[next..]);
@@ -116,9 +150,9 @@ impl Instances {
 impl<'a> IntoIterator for &'a Instances {
     type Item = &'a Arc<Instance>;
     type IntoIter = std::iter::FlatMap<
-        std::slice::Iter<'a, Arc<[Arc<Instance>]>>,
+        std::slice::Iter<'a, Arc<Piece>>,
         std::slice::Iter<'a, Arc<Instance>>,
-        fn(&'a Arc<[Arc<Instance>]>) -> std::slice::Iter<'a, Arc<Instance>>,
+        fn(&'a Arc<Piece>) -> std::slice::Iter<'a, Arc<Instance>>,
     >;
 
     fn into_iter(self) -> Self::IntoIter {

@@ -5,6 +5,7 @@
 //! revision sees at least what it stands for.
 
 mod apply;
+mod encodings;
 mod index;
 mod instances;
 mod mark;
@@ -20,13 +21,15 @@ use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
 
 pub(crate) use apply::{Applier, Changes};
+pub use encodings::Encoding;
+pub(crate) use encodings::Encodings;
 pub use index::Found;
 use index::Index;
 pub use instances::Instances;
 pub(crate) use mark::Mark;
 pub use ring::Change;
 use ring::Ring;
-pub use snapshot::{Encoding, ServiceSnapshot};
+pub use snapshot::ServiceSnapshot;
 
 use crate::model::{Instance, InstanceId, NamespaceName, Revision, ServiceKey};
 

@@ -1,10 +1,11 @@
 //! A service as it was at one revision.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::encodings::{Encoding, Encodings};
 use super::instances::Instances;
 use crate::model::{Digest, Health, Instance, InstanceId, Metadata, Revision, ServiceKey};
 
@@ -21,53 +22,7 @@ pub struct ServiceSnapshot {
     pub instances: Instances,
     /// Of all instances, whatever their order; equal on all nodes that hold the same.
     pub digest: Digest,
-    /// Few of a service's encodings are asked for, so there is room for none before that.
-    encodings: Mutex<Vec<(Encoding, Form, Encoded)>>,
-}
-
-/// An encoding that is made by the first who asks; others wait for that.
-type Encoded = Arc<OnceLock<Bytes>>;
-
-/// Whether an encoding is one for compressed bodies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    Plain,
-    Packed,
-}
-
-/// What a front makes of a whole service, kept with the snapshot for whoever asks next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Encoding {
-    /// The native front's JSON.
-    NativeJson,
-    /// The same, gzip.
-    NativeJsonGzip,
-    /// Consul's `/v1/health/service`.
-    ConsulHealth,
-    /// Consul's `/v1/health/service?passing`.
-    ConsulPassing,
-    /// Consul's `/v1/catalog/service`.
-    ConsulCatalog,
-    /// The service's entry of Consul's `/v1/catalog/services`: name and tags.
-    ConsulTags,
-    /// Consul's checks of all instances, without the brackets of the list.
-    ConsulChecks,
-    /// Those that are passing.
-    ConsulChecksPassing,
-    /// Those that are warning.
-    ConsulChecksWarning,
-    /// Those that are critical.
-    ConsulChecksCritical,
-    /// Eureka's application, XML.
-    EurekaXml,
-    /// Eureka's application, JSON.
-    EurekaJson,
-    /// How many instances have which of Eureka's statuses.
-    EurekaStatuses,
-    /// Prometheus' http_sd of the usable instances, without the brackets of the list.
-    HttpSd,
-    /// The same of all instances.
-    HttpSdAll,
+    encodings: Encodings,
 }
 
 impl ServiceSnapshot {
@@ -93,7 +48,7 @@ impl ServiceSnapshot {
         instances: Instances,
         digest: Digest,
     ) -> ServiceSnapshot {
-        ServiceSnapshot { key, revision, metadata, instances, digest, encodings: Mutex::default() }
+        ServiceSnapshot { key, revision, metadata, instances, digest, encodings: Encodings::default() }
     }
 
     /// This one with `changes` (`None`: gone) at `revision`.
@@ -129,28 +84,11 @@ impl ServiceSnapshot {
 
     /// The bytes that `make` gives of this snapshot; made once, then shared. `make` depends on nothing but the snapshot.
     pub fn encoded(&self, encoding: Encoding, make: impl FnOnce(&ServiceSnapshot) -> Bytes) -> Bytes {
-        self.slot(encoding, Form::Plain).get_or_init(|| make(self)).clone()
+        self.encodings.get(encoding, || make(self))
     }
 
-    /// As [`ServiceSnapshot::encoded`], of the form for compressed bodies.
-    pub(crate) fn encoded_packed(&self, encoding: Encoding, make: impl FnOnce(&ServiceSnapshot) -> Bytes) -> Bytes {
-        self.slot(encoding, Form::Packed).get_or_init(|| make(self)).clone()
-    }
-
-    /// What [`ServiceSnapshot::encoded`] has made, if it has.
-    pub(crate) fn known(&self, encoding: Encoding) -> Option<Bytes> {
-        let encodings = self.encodings.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = encodings.iter().find(|(known, form, _)| (*known, *form) == (encoding, Form::Plain))?;
-        found.2.get().cloned()
-    }
-
-    fn slot(&self, encoding: Encoding, form: Form) -> Encoded {
-        let mut encodings = self.encodings.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((.., found)) = encodings.iter().find(|(known, of, _)| (*known, *of) == (encoding, form)) {
-            return Arc::clone(found);
-        }
-        let slot = Encoded::default();
-        encodings.push((encoding, form, Arc::clone(&slot)));
-        slot
+    /// What fronts have made of the service as a whole.
+    pub(crate) fn encodings(&self) -> &Encodings {
+        &self.encodings
     }
 }

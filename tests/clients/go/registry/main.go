@@ -106,12 +106,60 @@ func expiry(c *api.Client) error {
 	return until("it expires", func() bool { return passing(c, name) == 0 })
 }
 
+func nodes(c *api.Client) error {
+	name := fmt.Sprintf("go-nodes-%d", os.Getpid())
+	for n, rack := range []string{"a", "b"} {
+		registration := &api.CatalogRegistration{
+			Node: fmt.Sprintf("%s-%s", name, rack), Address: fmt.Sprintf("10.1.0.%d", n+1), NodeMeta: map[string]string{"rack": rack},
+			Service: &api.AgentService{ID: name, Service: name, Port: 80, Tags: []string{"v" + rack}},
+		}
+		if _, err := c.Catalog().Register(registration, nil); err != nil {
+			return err
+		}
+	}
+	for _, options := range []*api.QueryOptions{
+		{NodeMeta: map[string]string{"rack": "b"}},
+		{Filter: `ServiceTags contains "vb"`},
+		{Filter: "Node matches `^" + name + ".*b$`"},
+		{Filter: `any ServiceTags as tag { tag matches "b" }`},
+	} {
+		found, _, err := c.Catalog().Service(name, "", options)
+		if err != nil || len(found) != 1 || found[0].Node != name+"-b" || found[0].NodeMeta["rack"] != "b" {
+			return fmt.Errorf("%+v: %v %v", options, found, err)
+		}
+	}
+	list, _, err := c.Catalog().NodeServiceList(name+"-a", nil)
+	if err != nil || list.Node == nil || list.Node.Address != "10.1.0.1" || len(list.Services) != 1 || list.Services[0].ID != name {
+		return fmt.Errorf("services of a node: %+v %v", list, err)
+	}
+	if list, _, err = c.Catalog().NodeServiceList(name+"-none", nil); err != nil || list.Node != nil || len(list.Services) != 0 {
+		return fmt.Errorf("services of no node: %+v %v", list, err)
+	}
+	node, _, err := c.Catalog().Node(name+"-a", nil)
+	if err != nil || node == nil || len(node.Services) != 1 {
+		return fmt.Errorf("a node: %+v %v", node, err)
+	}
+	if node, _, err = c.Catalog().Node(name+"-none", nil); err != nil || node != nil {
+		return fmt.Errorf("no node: %+v %v", node, err)
+	}
+	some, _, err := c.Catalog().Nodes(&api.QueryOptions{NodeMeta: map[string]string{"rack": "a"}})
+	if err != nil || len(some) != 1 || some[0].Node != name+"-a" {
+		return fmt.Errorf("nodes by metadata: %v %v", some, err)
+	}
+	for _, rack := range []string{"a", "b"} {
+		if _, err := c.Catalog().Deregister(&api.CatalogDeregistration{Node: name + "-" + rack, ServiceID: name}, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func main() {
 	client, err := api.NewClient(&api.Config{Address: "127.0.0.1:" + os.Getenv("CONSUL_PORT")})
 	if err != nil {
 		panic(err)
 	}
-	checks := []check{{"the usual cycle", cycle}, {"who is silent expires", expiry}}
+	checks := []check{{"the usual cycle", cycle}, {"who is silent expires", expiry}, {"nodes, their metadata, filters", nodes}}
 	failed := 0
 	for n, check := range checks {
 		if err := check.work(client); err != nil {

@@ -43,14 +43,15 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
                 return Ok(blocked.show(Reply::ok(&[(); 0])));
             };
             let wanted = call.wanted_tags();
-            let list = if call.filter.is_none() && wanted.is_empty() {
+            let list = if call.wanted.is_all() && wanted.is_empty() {
                 let every = |snapshot: &ServiceSnapshot, scope: &Scope| {
                     entries(snapshot.instances.iter().map(|instance| CatalogService::new(instance, &scope.node)))
                 };
                 call.of_service(snapshot, Encoding::ConsulCatalog, every).await?
             } else {
                 let fitting = move |snapshot: &ServiceSnapshot, scope: &Scope| {
-                    let list = snapshot.instances.iter().filter(|it| has_tags(&Kept::of(it).tags, &wanted));
+                    let is_wanted = |kept: &Kept| has_tags(&kept.tags, &wanted) && scope.wanted.node(kept);
+                    let list = snapshot.instances.iter().filter(|it| is_wanted(&Kept::of(it)));
                     let list = list.map(|instance| CatalogService::new(instance, &scope.node));
                     entries(list.filter(|entry| scope.fits(entry)))
                 };
@@ -69,6 +70,12 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
             let wanted = name.clone();
             Ok(blocked.show(call.whole("consul.node", &name, move |scope, out| node(scope, &wanted, out)).await?))
         }
+        ["node-services", name] => {
+            let blocked = call.blocked(None).await?;
+            let (name, wanted) = ((*name).to_owned(), (*name).to_owned());
+            let make = move |scope: &Scope, out: &mut Composer| node_services(scope, &wanted, out);
+            Ok(blocked.show(call.whole("consul.node.services", &name, make).await?))
+        }
         _ => Err(call.no_such_path()),
     }
 }
@@ -84,10 +91,13 @@ fn services(scope: &Scope, out: &mut Composer) {
     let mut some = false;
     for service in scope.services() {
         let before = if some { "," } else { "" };
-        if scope.filter.is_none() {
+        if scope.wanted.is_all() {
             some |= out.part(before, &service, Encoding::ConsulTags, |service| tags(service, |_| true));
         } else {
-            let entry = tags(&service, |instance| scope.fits(&CatalogService::new(instance, &scope.node)));
+            let fits = |instance: &Instance| {
+                scope.wanted.node(&Kept::of(instance)) && scope.fits(&CatalogService::new(instance, &scope.node))
+            };
+            let entry = tags(&service, fits);
             if !entry.is_empty() {
                 out.text(before);
                 out.text(&entry);
@@ -117,10 +127,12 @@ fn tags(service: &ServiceSnapshot, fits: impl Fn(&Instance) -> bool) -> Bytes {
 fn nodes(scope: &Scope, out: &mut Composer) {
     let own = scope.node.as_str();
     let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
-    nodes.insert(own.to_owned(), Node::new(own, "127.0.0.1", 1));
+    if scope.wanted.node_meta.is_empty() {
+        nodes.insert(own.to_owned(), Node::new(own, "127.0.0.1", 1));
+    }
     for instance in scope.instances() {
         let kept = Kept::of(&instance);
-        if !kept.node.is_empty() {
+        if !kept.node.is_empty() && scope.wanted.node(&kept) {
             let node = Node::of(&instance, &kept, own);
             nodes.entry(kept.node).or_insert(node);
         }
@@ -147,6 +159,23 @@ fn node(scope: &Scope, name: &str, out: &mut Composer) {
         services.filter(|service| scope.fits(service)).map(|service| (service.id.clone(), service)).collect();
     add(out, &services);
     out.text("}");
+}
+
+/// As [`node`], the services in a list: two on one node may have the same id, for its registry's node is that of all agents.
+fn node_services(scope: &Scope, name: &str, out: &mut Composer) {
+    let own = scope.node.as_str();
+    let on_it = on_node(scope, name);
+    let shown = match on_it.first() {
+        _ if *name == *own => Node::new(name, "127.0.0.1", 1),
+        Some(instance) => Node::of(instance, &Kept::of(instance), own),
+        None => return out.text("{\"Node\":null,\"Services\":[]}"),
+    };
+    out.text("{\"Node\":");
+    add(out, &shown);
+    out.text(",\"Services\":[");
+    let services = on_it.iter().map(|instance| AgentService::new(instance, &Kept::of(instance)));
+    out.text(entries(services.filter(|service| scope.fits(service))));
+    out.text("]}");
 }
 
 /// The instances on a node. This registry's own node stands for all agents.

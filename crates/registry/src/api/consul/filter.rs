@@ -6,13 +6,17 @@
 //!              Selector contains value      Selector not contains value
 //!              value in Selector      value not in Selector
 //!              Selector is empty      Selector is not empty
+//!              Selector matches value      Selector not matches value      (a regular expression, anywhere in the text)
+//!  collection  any Selector as name { expression }      all Selector as name { expression }
+//!              name: of a list its items, of a map its keys; `key, value` gives both, `_` stands for one that is not wanted
 //!  Selector    Service.Meta.version   Service.Meta["a.b"]
 //!  value       "text"   `text`   word   12
 //! ```
 //!
-//! Not understood: `matches` (regular expressions), `any`/`all`, and selectors in the form of JSON pointers. A field that an
-//! entry does not have equals nothing and is empty.
+//! Not understood: selectors in the form of JSON pointers. A field that an entry does not have equals nothing, matches nothing and is
+//! empty. Regular expressions take time in proportion to the text, whatever they are; their size and number are bounded.
 
+use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
 use crate::api::ApiError;
@@ -21,9 +25,12 @@ use crate::api::ApiError;
 const LONGEST: usize = 4096;
 /// Deepest nesting.
 const DEEPEST: usize = 32;
+/// Most regular expressions, and bytes that one may take when it is compiled.
+const MOST_PATTERNS: usize = 8;
+const PATTERN_BYTES: usize = 256 << 10;
 
 /// A parsed expression.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) enum Filter {
     Or(Box<Filter>, Box<Filter>),
     And(Box<Filter>, Box<Filter>),
@@ -31,12 +38,43 @@ pub(super) enum Filter {
     Equal(Vec<String>, String),
     Contains(Vec<String>, String),
     Empty(Vec<String>),
+    Matches(Vec<String>, Regex),
+    Each(Box<Each>),
+}
+
+/// Whether an expression is true of any item of a collection, or of every one.
+#[derive(Debug, Clone)]
+pub(super) struct Each {
+    every: bool,
+    path: Vec<String>,
+    /// What the expression calls the number or the key of an item, and the item.
+    key: Option<String>,
+    value: Option<String>,
+    /// Whether one name was given, which is the item of a list and the key of a map.
+    only: bool,
+    expression: Filter,
+}
+
+/// Names that stand for items of collections, innermost first, and the entry.
+#[derive(Clone, Copy)]
+struct Names<'a> {
+    entry: &'a Value,
+    bound: Option<&'a Bound<'a>>,
+}
+
+struct Bound<'a> {
+    name: &'a str,
+    value: &'a Value,
+    outer: Option<&'a Bound<'a>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Token {
     Open,
     Close,
+    OpenBrace,
+    CloseBrace,
+    Comma,
     Equal,
     NotEqual,
     Quoted(String),
@@ -53,7 +91,7 @@ impl Filter {
             return Err(wrong(format!("longer than {LONGEST} bytes")));
         }
         let tokens = tokens(text).map_err(wrong)?;
-        let mut parser = Parser { tokens: &tokens, at: 0 };
+        let mut parser = Parser { tokens: &tokens, at: 0, patterns: 0 };
         let filter = parser.or(0).map_err(wrong)?;
         match parser.peek() {
             None => Ok(filter),
@@ -62,19 +100,61 @@ impl Filter {
     }
 
     pub(super) fn fits(&self, entry: &Value) -> bool {
+        self.holds(Names { entry, bound: None })
+    }
+
+    fn holds(&self, names: Names<'_>) -> bool {
         match self {
-            Filter::Or(a, b) => a.fits(entry) || b.fits(entry),
-            Filter::And(a, b) => a.fits(entry) && b.fits(entry),
-            Filter::Not(a) => !a.fits(entry),
-            Filter::Equal(path, value) => find(entry, path).is_some_and(|found| equal(found, value)),
-            Filter::Contains(path, value) => find(entry, path).is_some_and(|found| contains(found, value)),
-            Filter::Empty(path) => find(entry, path).is_none_or(is_empty),
+            Filter::Or(a, b) => a.holds(names) || b.holds(names),
+            Filter::And(a, b) => a.holds(names) && b.holds(names),
+            Filter::Not(a) => !a.holds(names),
+            Filter::Equal(path, value) => names.find(path).is_some_and(|found| equal(found, value)),
+            Filter::Contains(path, value) => names.find(path).is_some_and(|found| contains(found, value)),
+            Filter::Empty(path) => names.find(path).is_none_or(is_empty),
+            Filter::Matches(path, pattern) => {
+                names.find(path).and_then(Value::as_str).is_some_and(|text| pattern.is_match(text))
+            }
+            Filter::Each(each) => each.holds(names),
         }
     }
 }
 
-fn find<'a>(entry: &'a Value, path: &[String]) -> Option<&'a Value> {
-    path.iter().try_fold(entry, |value, part| value.get(part))
+impl Each {
+    fn holds(&self, names: Names<'_>) -> bool {
+        let mut items: Box<dyn Iterator<Item = (Value, &Value)> + '_> = match names.find(&self.path) {
+            Some(Value::Array(items)) => Box::new(items.iter().enumerate().map(|(n, item)| (n.into(), item))),
+            Some(Value::Object(map)) => Box::new(map.iter().map(|(key, item)| (key.as_str().into(), item))),
+            _ => Box::new(std::iter::empty()),
+        };
+        let is_map = names.find(&self.path).is_some_and(Value::is_object);
+        let holds = |(key, item): (Value, &Value)| {
+            let (first, second) = match (self.only, is_map) {
+                (true, true) => (self.value.as_deref(), None),
+                (true, false) => (None, self.value.as_deref()),
+                (false, _) => (self.key.as_deref(), self.value.as_deref()),
+            };
+            let outer = names.bound;
+            let key = first.map(|name| Bound { name, value: &key, outer });
+            let outer = key.as_ref().or(outer);
+            let item = second.map(|name| Bound { name, value: item, outer });
+            self.expression.holds(Names { bound: item.as_ref().or(outer), ..names })
+        };
+        if self.every { items.all(holds) } else { items.any(holds) }
+    }
+}
+
+impl<'a> Names<'a> {
+    fn find(&self, path: &[String]) -> Option<&'a Value> {
+        let (first, rest) = path.split_first()?;
+        let mut bound = self.bound;
+        while let Some(one) = bound {
+            if one.name == first {
+                return rest.iter().try_fold(one.value, |value, part| value.get(part));
+            }
+            bound = one.outer;
+        }
+        path.iter().try_fold(self.entry, |value, part| value.get(part))
+    }
 }
 
 fn equal(found: &Value, value: &str) -> bool {
@@ -116,6 +196,14 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
             }
             ')' => {
                 tokens.push(Token::Close);
+                1
+            }
+            '{' | '}' | ',' => {
+                tokens.push(match first {
+                    '{' => Token::OpenBrace,
+                    '}' => Token::CloseBrace,
+                    _ => Token::Comma,
+                });
                 1
             }
             '=' | '!' if rest[1..].starts_with('=') => {
@@ -191,6 +279,8 @@ fn word(text: &str) -> Result<(Vec<String>, usize), String> {
 struct Parser<'a> {
     tokens: &'a [Token],
     at: usize,
+    /// Regular expressions so far.
+    patterns: usize,
 }
 
 impl Parser<'_> {
@@ -243,7 +333,58 @@ impl Parser<'_> {
                 token => Err(format!("expected ), found {token:?}")),
             };
         }
+        if let Some(Token::Word(second)) = self.tokens.get(self.at + 1)
+            && !matches!(second.as_slice(), [word] if is_operator(word))
+        {
+            for (word, every) in [("any", false), ("all", true)] {
+                if self.take(word) {
+                    return self.each(every, depth);
+                }
+            }
+        }
         self.matching()
+    }
+
+    /// Behind `any` or `all`.
+    fn each(&mut self, every: bool, depth: usize) -> Result<Filter, String> {
+        let Token::Word(path) = self.next()? else { return Err("expected a selector after any or all".into()) };
+        if !self.take("as") {
+            return Err("expected as, and a name, behind the selector of any or all".into());
+        }
+        let first = self.name()?;
+        let (key, value, only) = match self.peek() {
+            Some(Token::Comma) => {
+                self.at += 1;
+                (first, self.name()?, false)
+            }
+            _ => (None, first, true),
+        };
+        match self.next()? {
+            Token::OpenBrace => {}
+            token => return Err(format!("expected {{, found {token:?}")),
+        }
+        let expression = self.or(depth + 1)?;
+        match self.next()? {
+            Token::CloseBrace => Ok(Filter::Each(Box::new(Each { every, path, key, value, only, expression }))),
+            token => Err(format!("expected }}, found {token:?}")),
+        }
+    }
+
+    /// A name for the items of a collection; `_` is none.
+    fn name(&mut self) -> Result<Option<String>, String> {
+        match self.next()? {
+            Token::Word(mut parts) if parts.len() == 1 => Ok(parts.pop().filter(|name| name != "_")),
+            token => Err(format!("expected a name, found {token:?}")),
+        }
+    }
+
+    fn pattern(&mut self, text: &str) -> Result<Regex, String> {
+        self.patterns += 1;
+        if self.patterns > MOST_PATTERNS {
+            return Err(format!("more than {MOST_PATTERNS} regular expressions"));
+        }
+        let built = RegexBuilder::new(text).size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES).build();
+        built.map_err(|error| format!("{text:?} is no regular expression that can be used: {error}"))
     }
 
     fn matching(&mut self) -> Result<Filter, String> {
@@ -271,14 +412,20 @@ impl Parser<'_> {
             return Ok(maybe_not(negated, Filter::Contains(path, value)));
         }
         if self.take("matches") {
-            return Err("matches is not supported; == and contains are".into());
+            let pattern = text_of(self.next()?)?;
+            return Ok(maybe_not(negated, Filter::Matches(path, self.pattern(&pattern)?)));
         }
         match self.next()? {
             Token::Equal if !negated => Ok(Filter::Equal(path, text_of(self.next()?)?)),
             Token::NotEqual if !negated => Ok(maybe_not(true, Filter::Equal(path, text_of(self.next()?)?))),
-            token => Err(format!("expected ==, !=, contains, in or is, found {token:?}")),
+            token => Err(format!("expected ==, !=, contains, matches, in or is, found {token:?}")),
         }
     }
+}
+
+/// What stands behind a selector or a value: so `any == 1` is about a field that is called so.
+fn is_operator(word: &str) -> bool {
+    ["is", "not", "in", "contains", "matches"].iter().any(|operator| word.eq_ignore_ascii_case(operator))
 }
 
 fn maybe_not(negated: bool, filter: Filter) -> Filter {
@@ -328,7 +475,29 @@ mod tests {
             ("not (Service.Port == 80 or Service.Port == 81)", Some(false)),
             ("Service.Port == 1 or Service.Port == 80 and Node.Node == n1", Some(true)),
             (r#"Service.ID == "web\"1""#, Some(false)),
-            ("Service.ID matches `w.*`", None),
+            ("Service.ID matches `^w.*1$`", Some(true)),
+            ("Service.ID matches `eb`", Some(true)),
+            ("Service.ID not matches `^eb`", Some(true)),
+            ("Service.Meta.none matches `.*`", Some(false)),
+            ("Service.Port matches `80`", Some(false)),
+            ("Service.ID matches `(`", None),
+            ("Service.ID matches `(a{1000}){1000}`", None),
+            ("any Service.Tags as tag { tag == v1 }", Some(true)),
+            ("all Service.Tags as tag { tag == v1 }", Some(false)),
+            ("not any Service.Tags as tag { tag matches `^v2` }", Some(true)),
+            ("all Service.Tags as _, tag { tag is not empty and Service.Port == 80 }", Some(true)),
+            ("any Service.Tags as n, tag { n == 1 and tag == primary }", Some(true)),
+            ("any Service.Meta as key { key == version }", Some(true)),
+            ("any Service.Meta as key, value { key matches `^a` and value == c }", Some(true)),
+            ("any Service.Meta as _, value { value == d }", Some(false)),
+            ("any Service.None as x { x is empty }", Some(false)),
+            ("all Service.None as x { x == 1 }", Some(true)),
+            ("any Service.Tags as a { any Service.Tags as b { a == v1 and b == primary } }", Some(true)),
+            ("any == 1", Some(false)),
+            ("any is empty", Some(true)),
+            ("any Service.Tags as tag { tag == v1", None),
+            ("any Service.Tags { tag == v1 }", None),
+            ("any Service.Tags as a.b { a == 1 }", None),
             ("Service.ID", None),
             ("Service.ID ==", None),
             ("(Service.ID == a", None),
@@ -343,6 +512,9 @@ mod tests {
         }
         assert!(Filter::parse(&"(".repeat(4000)).is_err());
         assert!(Filter::parse(&"not ".repeat(1000)).is_err());
+        assert!(Filter::parse(&"any a as a { ".repeat(300)).is_err());
+        let many = |count| vec!["a matches b"; count].join(" or ");
+        assert!(Filter::parse(&many(MOST_PATTERNS)).is_ok() && Filter::parse(&many(MOST_PATTERNS + 1)).is_err());
     }
 
     proptest! {

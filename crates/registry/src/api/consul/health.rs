@@ -7,6 +7,8 @@ use super::catalog::bracketed;
 use super::entry::{self, Check, ServiceEntry};
 use super::wire::{Kept, health, status};
 use super::{Call, Scope, entries, has_tags};
+use std::sync::Arc;
+
 use crate::api::reply::JSON;
 use crate::api::whole::Composer;
 use crate::api::{ApiError, Reply};
@@ -22,9 +24,12 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
             let Some(snapshot) = call.context.registry.snapshot(&key) else {
                 return Ok(blocked.show(bracketed(b"")));
             };
-            let list = match call.filter {
-                None => call.of_service(snapshot, Encoding::ConsulChecks, |it, scope| checks(it, scope, None)).await?,
-                Some(_) => call.look_through(snapshot, |it, scope| checks(it, scope, None)).await?,
+            let list = match call.wanted.is_all() {
+                true => {
+                    call.of_service(snapshot, Encoding::ConsulChecks, |it, scope| checks(&it.instances, scope, None))
+                        .await?
+                }
+                false => call.look_through(snapshot, |it, scope| checks(&it.instances, scope, None)).await?,
             };
             Ok(blocked.show(bracketed(&list)))
         }
@@ -69,10 +74,10 @@ fn in_state(scope: &Scope, state: Option<Health>, out: &mut Composer) {
     let mut some = false;
     for service in scope.services() {
         let before = if some { "," } else { "" };
-        if scope.filter.is_none() {
-            some |= out.part(before, &service, encoding, |service| checks(service, scope, state));
+        if scope.wanted.is_all() {
+            some |= out.list(&service, encoding, before, ",", |instances| checks(instances, scope, state));
         } else {
-            let list = checks(&service, scope, state);
+            let list = checks(&service.instances, scope, state);
             if !list.is_empty() {
                 out.text(before);
                 out.text(&list);
@@ -83,13 +88,17 @@ fn in_state(scope: &Scope, state: Option<Health>, out: &mut Composer) {
     out.text("]");
 }
 
-/// The checks of a service that are in a state and pass the filter, without the brackets of the list.
-fn checks(service: &ServiceSnapshot, scope: &Scope, state: Option<Health>) -> Bytes {
-    entries(service.instances.iter().flat_map(|instance| of_instance(instance, scope, state)))
+/// The checks of instances that are in a state and pass the filter, without the brackets of the list.
+fn checks<'a>(instances: impl IntoIterator<Item = &'a Arc<Instance>>, scope: &Scope, state: Option<Health>) -> Bytes {
+    entries(instances.into_iter().flat_map(|instance| of_instance(instance, scope, state)))
 }
 
 fn of_instance(instance: &Instance, scope: &Scope, state: Option<Health>) -> Vec<Check> {
-    let mut checks = entry::checks(instance, &Kept::of(instance), &scope.node);
+    let kept = Kept::of(instance);
+    if !scope.wanted.node(&kept) {
+        return Vec::new();
+    }
+    let mut checks = entry::checks(instance, &kept, &scope.node);
     checks.retain(|check| state.is_none_or(|state| check.is(status(state))) && scope.fits(check));
     checks
 }
@@ -98,7 +107,7 @@ async fn service(call: &Call<'_>, name: &str) -> Result<Reply, ApiError> {
     let key = call.service(name)?;
     let blocked = call.blocked(Some(&key)).await?;
     let passing = call.request.flag("passing");
-    let plain = call.filter.is_none() && call.request.param("tag").is_none();
+    let plain = call.wanted.is_all() && call.request.param("tag").is_none();
     let reply = match call.context.registry.snapshot(&key) {
         None => Reply::bytes(StatusCode::OK, JSON, "[]"),
         // What nearly everybody asks is written once a revision.
@@ -112,7 +121,8 @@ async fn service(call: &Call<'_>, name: &str) -> Result<Reply, ApiError> {
             let fitting = move |snapshot: &ServiceSnapshot, scope: &Scope| {
                 let list = snapshot.instances.iter();
                 let list = list.filter(|instance| !passing || entry::worst(instance) == Health::Passing);
-                let list = list.filter(|instance| has_tags(&Kept::of(instance).tags, &wanted));
+                let is_wanted = |kept: &Kept| has_tags(&kept.tags, &wanted) && scope.wanted.node(kept);
+                let list = list.filter(|instance| is_wanted(&Kept::of(instance)));
                 let list = list.map(|instance| ServiceEntry::new(instance, &scope.node));
                 entries(list.filter(|entry| scope.fits(entry)))
             };

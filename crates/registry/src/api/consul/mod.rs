@@ -57,7 +57,15 @@ struct Call<'a> {
     request: &'a Request,
     caller: Caller,
     namespace: NamespaceName,
+    wanted: Wanted,
+}
+
+/// What a request wants of what there is.
+#[derive(Clone)]
+struct Wanted {
     filter: Option<Arc<Filter>>,
+    /// What `?node-meta=` wants of an instance's node: all of it.
+    node_meta: Arc<[(String, String)]>,
 }
 
 /// What a list of a namespace's services is made of, without the request: lists are made on another thread.
@@ -66,7 +74,7 @@ struct Scope {
     namespace: NamespaceName,
     /// What this registry's node is called.
     node: String,
-    filter: Option<Arc<Filter>>,
+    wanted: Wanted,
 }
 
 /// A service with more instances is looked through on another thread.
@@ -92,13 +100,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         )));
     }
     let name = request.param("ns").or_else(|| request.named_header("x-consul-namespace")).unwrap_or("default");
-    let call = Call {
-        context,
-        request,
-        caller,
-        namespace: namespace(name)?,
-        filter: request.param("filter").filter(|text| !text.is_empty()).map(Filter::parse).transpose()?.map(Arc::new),
-    };
+    let call = Call { context, request, caller, namespace: namespace(name)?, wanted: Wanted::of(request)? };
     call.supported()?;
     match path.as_slice() {
         ["v1", "agent", rest @ ..] => agent::handle(&call, rest).await,
@@ -121,6 +123,31 @@ fn plainly(reply: Result<Reply, ApiError>) -> Result<Reply, ApiError> {
     }
 }
 
+impl Wanted {
+    fn of(request: &Request) -> Result<Wanted, ApiError> {
+        let filter = request.param("filter").filter(|text| !text.is_empty());
+        let pair = |text: &str| match text.split_once(':') {
+            Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+            _ => Err(ApiError::bad(format!("node-meta={text:?}: expected key:value"))),
+        };
+        let node_meta = request.params("node-meta").filter(|text| !text.is_empty()).map(pair);
+        Ok(Wanted {
+            filter: filter.map(Filter::parse).transpose()?.map(Arc::new),
+            node_meta: node_meta.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Whether that is everything: then what others were told can be told again.
+    fn is_all(&self) -> bool {
+        self.filter.is_none() && self.node_meta.is_empty()
+    }
+
+    /// Whether the instances on a node are wanted, by what one of them tells of the node.
+    fn node(&self, kept: &wire::Kept) -> bool {
+        self.node_meta.iter().all(|(key, value)| kept.node_meta.get(key) == Some(value))
+    }
+}
+
 fn status(request: &Request, what: &str) -> Result<Reply, ApiError> {
     // Any address will do: what is asked is whether there is one.
     let leader = "127.0.0.1:8300";
@@ -140,7 +167,7 @@ impl Call<'_> {
         if let Some(dc) = self.request.param("dc").filter(|dc| !matches!(*dc, "" | DATACENTER)) {
             return Err(ApiError::bad(format!("dc={dc:?}: there is one datacenter, {DATACENTER}")));
         }
-        for parameter in ["node-meta", "peer", "sg"] {
+        for parameter in ["peer", "sg"] {
             if self.request.param(parameter).is_some_and(|value| !value.is_empty()) {
                 return Err(ApiError::bad(format!("{parameter} is not supported")));
             }
@@ -275,7 +302,7 @@ impl Call<'_> {
             registry: self.context.registry.clone(),
             namespace: self.namespace.clone(),
             node: self.context.node.clone(),
-            filter: self.filter.clone(),
+            wanted: self.wanted.clone(),
         }
     }
 
@@ -289,7 +316,7 @@ impl Call<'_> {
     ) -> Result<Reply, ApiError> {
         let (scope, packed) = (self.scope(), self.request.accepts_gzip());
         let make = move |out: &mut Composer| make(&scope, out);
-        let body = if self.filter.is_some() {
+        let body = if !self.wanted.is_all() {
             self.context.whole.once(packed, make).await?
         } else {
             let key = Key { what, namespace: self.namespace.as_str().to_owned(), more: more.to_owned(), packed };
@@ -307,7 +334,7 @@ impl Call<'_> {
         make: impl FnOnce(&ServiceSnapshot, &Scope) -> Bytes + Send + 'static,
     ) -> Result<Bytes, ApiError> {
         let scope = self.scope();
-        if snapshot.instances.len() <= MOST_AT_ONCE || snapshot.known(encoding).is_some() {
+        if snapshot.instances.len() <= MOST_AT_ONCE || snapshot.encodings().known(encoding).is_some() {
             return Ok(snapshot.encoded(encoding, |snapshot| make(snapshot, &scope)));
         }
         self.context.whole.apart(move || snapshot.encoded(encoding, |snapshot| make(snapshot, &scope))).await
@@ -364,7 +391,7 @@ impl Scope {
 
     /// Whether an entry passes the request's filter.
     fn fits(&self, entry: &impl Serialize) -> bool {
-        let Some(filter) = &self.filter else { return true };
+        let Some(filter) = &self.wanted.filter else { return true };
         serde_json::to_value(entry).is_ok_and(|entry: Value| filter.fits(&entry))
     }
 }

@@ -33,13 +33,15 @@ impl All {
     fn hash_code(&self) -> String {
         let mut code = HashCode::default();
         for service in &self.services {
-            let counts = service.encoded(Encoding::EurekaStatuses, |service| {
-                let mut code = HashCode::default();
-                let statuses = service.instances.iter().filter_map(|instance| view::status(instance));
-                statuses.for_each(|status| code.add(status));
-                code.text().into()
-            });
-            code.add_text(&counts);
+            for piece in service.instances.pieces() {
+                let counts = piece.encodings().get(Encoding::EurekaStatuses, || {
+                    let mut code = HashCode::default();
+                    let statuses = piece.iter().filter_map(|instance| view::status(instance));
+                    statuses.for_each(|status| code.add(status));
+                    code.text().into()
+                });
+                code.add_text(&counts);
+            }
         }
         code.text()
     }
@@ -54,22 +56,17 @@ impl All {
         }
         begin(form, out);
         let mut some = false;
+        let encoding = if form == Form::Xml { Encoding::EurekaXml } else { Encoding::EurekaJson };
         for (name, services) in &applications {
-            let before = if some && form == Form::Json { "," } else { "" };
-            match services.as_slice() {
-                [one] => {
-                    let encoding = if form == Form::Xml { Encoding::EurekaXml } else { Encoding::EurekaJson };
-                    some |= out.part(before, one, encoding, |service| application(name, &[service], form));
-                }
-                several => {
-                    let several: Vec<&ServiceSnapshot> = several.iter().map(|one| &***one).collect();
-                    let part = application(name, &several, form);
-                    if !part.is_empty() {
-                        out.text(before);
-                        out.text(&part);
-                        some = true;
-                    }
-                }
+            let (open, between, close) = around(name, some, form);
+            let mut any = false;
+            for service in services {
+                let first = if any { between } else { open };
+                any |= out.list(service, encoding, first, between, |instances| list(instances, form));
+            }
+            if any {
+                out.text(close);
+                some = true;
             }
         }
         end(&self.hash_code(), self.revision, form, out);
@@ -147,17 +144,56 @@ fn end(code: &str, revision: Revision, form: Form, out: &mut Composer) {
     });
 }
 
-/// One application; empty where none of its instances is shown.
-fn application(name: &str, services: &[&ServiceSnapshot], form: Form) -> Bytes {
-    let instances = services.iter().flat_map(|service| service.instances.iter());
-    let shown = instances.filter(|instance| view::status(instance).is_some());
-    let list: Vec<_> = shown.map(|instance| view::instance(instance, "ADDED")).collect();
-    if list.is_empty() {
-        return Bytes::new();
-    }
-    let tree = view::application(name, list);
+/// What stands before the instances of an application, between two of them, and behind them. `behind`: another application is in front.
+fn around(name: &str, behind: bool, form: Form) -> (&'static str, &'static str, String) {
     match form {
-        Form::Xml => view::xml_part("application", &tree).into(),
-        Form::Json => tree.to_string().into(),
+        Form::Xml => ("<application>", "", format!("{}</application>", view::xml_part("name", &name.into()))),
+        Form::Json => {
+            let open = if behind { ",{\"instance\":[" } else { "{\"instance\":[" };
+            (open, ",", format!("],\"name\":{}}}", serde_json::Value::from(name)))
+        }
+    }
+}
+
+/// Instances one after the other; empty where none of them is shown.
+fn list(instances: &[Arc<Instance>], form: Form) -> Bytes {
+    let shown = instances.iter().filter(|instance| view::status(instance).is_some());
+    let mut text = String::new();
+    for instance in shown {
+        let tree = view::instance(instance, "ADDED");
+        match form {
+            Form::Xml => text.push_str(&view::xml_part("instance", &tree)),
+            Form::Json => {
+                text.push_str(if text.is_empty() { "" } else { "," });
+                text.push_str(&tree.to_string());
+            }
+        }
+    }
+    text.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// What is put together of pieces is what the tree of an application would be.
+    #[test]
+    fn an_application_of_pieces_is_the_application_as_a_tree() {
+        for name in ["SHOP", "A<&\"B"] {
+            let trees: Vec<_> = (0..3).map(|n| json!({ "instanceId": n.to_string(), "port": { "$": n } })).collect();
+            let tree = view::application(name, trees.clone());
+            for behind in [false, true] {
+                let (open, between, close) = around(name, behind, Form::Json);
+                let items: Vec<_> = trees.iter().map(ToString::to_string).collect();
+                let comma = if behind { "," } else { "" };
+                assert_eq!(format!("{open}{}{close}", items.join(between)), format!("{comma}{tree}"));
+                let (open, between, close) = around(name, behind, Form::Xml);
+                let items: Vec<_> = trees.iter().map(|tree| view::xml_part("instance", tree)).collect();
+                let expected = view::xml_part("application", &tree);
+                assert_eq!(format!("{open}{}{close}", items.join(between)), expected);
+            }
+        }
     }
 }
