@@ -24,6 +24,8 @@ pub(crate) struct Before {
     pub(crate) deallocates_inside: bool,
     /// The client has begun to listen in the same packet in which it has notified before.
     pub(crate) listens_behind_notify: bool,
+    /// The client has begun to listen in a text with other statements.
+    pub(crate) listens_inside: bool,
     /// Somebody has set a parameter of an extension's kind (`app.t`).
     pub(crate) has_placeholder: bool,
 }
@@ -68,6 +70,10 @@ impl Before {
                 let first = texts.iter().position(|text| text.contains("notify"));
                 first.is_some_and(|at| texts[at..].iter().any(|text| text.contains("listen ")))
             }),
+            listens_inside: own()
+                .flat_map(|packet| &packet.messages)
+                .filter_map(Message::sql)
+                .any(|text| text.to_ascii_lowercase().contains("listen ") && text.contains(';')),
             deallocates_inside: {
                 let messages: Vec<&Message> = own().flat_map(|packet| &packet.messages).collect();
                 messages.windows(2).any(|two| {
@@ -90,7 +96,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// `c`, `r`, `e`, `p`, `d`, `l` for what holds for client `a` in the last step.
+    /// `c`, `r`, `e`, `p`, `d`, `l`, `i` for what holds for client `a` in the last step.
     fn before(text: &str, open: bool) -> String {
         let session = parse(text).unwrap().session;
         let before = Before::of(&session, session.steps.len() - 1, 0, open);
@@ -101,6 +107,7 @@ mod tests {
             (before.has_placeholder, 'p'),
             (before.deallocates_inside, 'd'),
             (before.listens_behind_notify, 'l'),
+            (before.listens_inside, 'i'),
         ];
         flags.iter().filter(|(holds, _)| *holds).map(|(_, letter)| *letter).collect()
     }
@@ -128,6 +135,8 @@ mod tests {
             (PLAIN, "a: Q \"deallocate s; begin\"", false, "d"),
             (PLAIN, "a: Q \"select pg_notify('c', '')\" ; Q \"listen c\"", false, "l"),
             (PLAIN, "a: Q \"listen c\" ; Q \"notify c\"", false, ""),
+            (PLAIN, "a: Q \"begin; listen c\"\na: Q \"rollback\"", false, "i"),
+            (PLAIN, "b: Q \"begin; listen c\"\na: S", false, ""),
             (PLAIN, "b: P s \"select 1\"\na: Q \"deallocate s\"", false, ""),
         ] {
             assert_eq!(before(&format!("{clients}{steps}"), open), expected, "{steps}");

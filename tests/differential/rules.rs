@@ -86,8 +86,9 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "notification-time",
         what: "when a notification comes (compared: that it comes, between two transactions, and in which order), also one's own; none that has not come \
-               before `UNLISTEN`; and one that was sent right before a `LISTEN` may be heard",
-        why: "one server connection listens for all clients of a pool ([0024](decisions/0024-listen.md))",
+               before `UNLISTEN`; one that was sent right before a `LISTEN` may be heard; and those of two channels may come in another order, where one \
+               `LISTEN` stood in a text with other statements",
+        why: "one server connection listens for all clients of a pool ([0024](decisions/0024-listen.md)); what stands in such a text listens on the client's own",
         covers: notification_time,
     },
     Rule {
@@ -321,6 +322,14 @@ fn notification_process(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&
 }
 
 fn notification_time(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    // Each of the two is looked at, so one that is missing is found.
+    if let (Some(Reply::Notification { channel: one, .. }), Some(Reply::Notification { channel: other, .. })) =
+        (direct, proxied)
+        && one != other
+        && scene.before.listens_inside
+    {
+        return Some(Verdict::Same);
+    }
     let early = direct.is_none() && matches!(proxied, Some(Reply::Notification { .. }));
     (early && scene.before.listens_behind_notify).then_some(Verdict::Over)
 }
@@ -504,6 +513,7 @@ mod tests {
         let placeholder = Before { has_placeholder: true, ..none };
         let done = || Reply::Complete("SELECT 1".into());
         let heard = |process| Reply::Notification { process, channel: "c".into(), payload: "p".into() };
+        let on_d = || Reply::Notification { process: 2, channel: "d".into(), payload: "p".into() };
         let warning = Reply::Notice(Fields(vec![(b'C', "22P06".into())]));
         let locked = || error("55P03", "canceling statement due to lock timeout");
         let old_plan = || error("0A000", "cached plan must not change result type");
@@ -521,6 +531,8 @@ mod tests {
             (none, done(), unknown("kp1"), ""),
             (none, heard(2), heard(0), "notification-process Same"),
             (none, heard(2), heard(1), ""),
+            (Before { listens_inside: true, ..none }, heard(2), on_d(), "notification-time Same"),
+            (none, heard(2), on_d(), ""),
             (none, done(), old_plan(), ""),
             (past, done(), old_plan(), "changed-past Over"),
             (past, done(), error("42P01", "no table"), ""),
