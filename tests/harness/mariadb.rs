@@ -333,7 +333,7 @@ impl BinlogRelay {
         BinlogRelay { name, port, metrics_port, config, process: None, _files: Files(parent.clone()), parent }
     }
 
-    /// Sets `section.key`; takes effect at the next start or [`BinlogRelay::reload`].
+    /// Sets `section.key`; takes effect at the next start.
     #[must_use]
     pub fn set(mut self, path: &str, value: impl Into<Value>) -> BinlogRelay {
         set(&mut self.config, path, value.into());
