@@ -10,7 +10,8 @@ use futures_util::SinkExt;
 use futures_util::future::join_all;
 use kingpost_tests::raw::{self, Raw};
 use kingpost_tests::{
-    Cluster, ClusterBuilder, Cut, Failover, Kingpost, KingpostBuilder, Link, Relay, SOON, ShowLogs, sqlstate, within,
+    Cluster, ClusterBuilder, Cut, Failover, Kingpost, KingpostBuilder, Link, Relay, SOON, ShowLogs, signal, sqlstate,
+    within,
 };
 use tokio::sync::Mutex;
 use tokio_postgres::{Client, NoTls};
@@ -97,6 +98,34 @@ async fn insert(client: &Client, n: i64) -> Result<(), tokio_postgres::Error> {
             client.batch_execute(&format!("COMMIT PREPARED 'p{n}'")).await
         }
     }
+}
+
+/// What a transaction that is still open has written lies in the last page of the log, which PostgreSQL's WAL writer leaves there until somebody commits.
+/// Whoever waits for all that is there, because its session may not wait for its own flush, must not wait for that.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_everything_does_not_wait_for_an_open_transaction() {
+    if only_kingpost() {
+        return;
+    }
+    let gated = Gated::of(Cluster::builder().setting("checkpoint_timeout", "1h")).await;
+    let dir = gated.cluster.dir();
+    let _logs = ShowLogs(dir);
+    let kingpost = gated.proxy().start().await;
+    // Every 15 s the background writer has everything flushed: not while this runs.
+    let admin = gated.cluster.primary().admin().await;
+    let writer = value(&admin, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'").await;
+    let writer = writer.parse().unwrap();
+    assert!(signal(writer, libc::SIGSTOP));
+    let open = kingpost.connect().await;
+    for n in 0..3 {
+        open.batch_execute(&format!("BEGIN; INSERT INTO t VALUES ({n})")).await.unwrap();
+        let client = kingpost.connect().await;
+        let set = client.batch_execute("SELECT set_config('synchronous_commit', 'off', false)");
+        within("a session that may not wait for its flush", SOON, dir, set).await.unwrap();
+        within("its commit", SOON, dir, client.batch_execute("INSERT INTO t VALUES (9)")).await.unwrap();
+        open.batch_execute("ROLLBACK").await.unwrap();
+    }
+    assert!(signal(writer, libc::SIGCONT));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,7 +2,9 @@
 //!
 //! Then commits need not flush it one by one: sessions commit with `synchronous_commit = off`, and one question flushes for all
 //! that were committed before it. Nothing is believed because of it: whoever waits for a commit compares positions, as ever. A
-//! flush that was not asked for, or is lost, makes them wait for PostgreSQL's WAL writer instead.
+//! flush that was not asked for, or is lost, makes them wait for PostgreSQL's WAL writer instead. The WAL writer does not flush
+//! everything, though: what a transaction that is still open has written lies in the last page until somebody commits. So whoever waits
+//! for a position that is not flushed says that a flush is *needed*; then a question flushes also where it takes a transaction.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 
@@ -36,6 +38,8 @@ pub(crate) struct Flush {
     version: AtomicI32,
     /// Somebody has seen a commit since the last question that flushed.
     wanted: AtomicBool,
+    /// Somebody waits for a position that was not flushed when it was asked for.
+    needed: AtomicBool,
 }
 
 impl Flush {
@@ -53,20 +57,33 @@ impl Flush {
         }
     }
 
+    /// A flush is wanted, and nobody else may come to flush.
+    pub(crate) fn need(&self) {
+        // In this order, for `take` looks at them in the other one: a need that is taken was wanted as well.
+        self.want();
+        self.needed.store(true, Ordering::SeqCst);
+    }
+
     /// Whether the next question would flush.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::SeqCst) && self.question().is_some()
+        self.wanted.load(Ordering::SeqCst) && self.question(self.needed.load(Ordering::SeqCst)).is_some()
     }
 
     /// To be called after a batch was begun, before its question is sent: whoever wanted a flush before it gets one now.
     pub(crate) fn take(&self) -> Option<By> {
-        self.question().filter(|_| self.wanted.swap(false, Ordering::SeqCst))
+        let needed = self.needed.swap(false, Ordering::SeqCst);
+        self.question(needed).filter(|_| self.wanted.swap(false, Ordering::SeqCst))
     }
 
     /// What a question can do for who wants a flush: also for a single session that has chosen not to wait for its own, where that
-    /// needs no transaction.
-    fn question(&self) -> Option<By> {
-        self.by().or_else(|| (self.version.load(Ordering::Relaxed) >= SINCE).then_some(By::Message))
+    /// needs no transaction, or where it is needed.
+    fn question(&self, needed: bool) -> Option<By> {
+        let version = self.version.load(Ordering::Relaxed);
+        self.by().or_else(|| match version {
+            0 => None,
+            SINCE.. => Some(By::Message),
+            _ => needed.then_some(By::Transaction),
+        })
     }
 
     pub(crate) fn by(&self) -> Option<By> {
@@ -107,6 +124,30 @@ mod tests {
             assert_eq!(flush.is_wanted(), asked.is_some(), "{policy:?} {version}");
             assert_eq!(flush.take(), asked, "{policy:?} {version}");
             assert!(!flush.is_wanted() && flush.take().is_none(), "once is enough");
+        }
+    }
+
+    #[test]
+    fn who_needs_a_flush_gets_one() {
+        for (policy, version, expected) in [
+            (Flushing::Commits, 0, None),
+            (Flushing::Commits, 150_018, Some(By::Transaction)),
+            (Flushing::Questions, 169_999, Some(By::Transaction)),
+            (Flushing::Commits, 170_000, Some(By::Message)),
+            (Flushing::Transactions, 150_018, Some(By::Transaction)),
+        ] {
+            let flush = Flush::default();
+            flush.set(policy);
+            flush.found(version);
+            flush.need();
+            assert_eq!(flush.is_wanted(), expected.is_some(), "{policy:?} {version}");
+            assert_eq!(flush.take(), expected, "{policy:?} {version}");
+            flush.found(if version == 0 { 150_018 } else { version });
+            assert_eq!(
+                flush.take(),
+                None,
+                "{policy:?} {version}: what was not taken is asked for again by who still waits"
+            );
         }
     }
 }

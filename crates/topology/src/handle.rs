@@ -270,6 +270,12 @@ impl Topology {
         self.shared.flush.want();
     }
 
+    /// The same, and by whatever means the server has: the position that somebody waits for is not flushed, and nobody else may come to flush
+    /// it. (PostgreSQL's WAL writer leaves what an open transaction has written to the last page.)
+    pub fn need_flush(&self) {
+        self.shared.flush.need();
+    }
+
     /// Where the furthest replica is that reads may be given to, on the view's term: what a read that is ahead of all replicas
     /// waits at. It goes back when that replica is lost, and with each new term. Which replica it is, and whether it is still
     /// there, only the view and its nodes tell.

@@ -105,9 +105,9 @@ impl Core {
                 Fate::Wait(lsn) => {
                     let state = State::At(lsn, self.commits.durable.term);
                     if state != gate.state && unflushed && answer.is_some_and(|(_, _, flushed)| !flushed) {
-                        // Another question's flush came before this position: one more, and nobody waits for its answer.
+                        // Another question's flush came before this position, or none did: one more, and nobody waits for its answer.
                         let topology = &self.shared.topology;
-                        topology.want_flush();
+                        topology.need_flush();
                         let _ = topology.oracle().ticket();
                     }
                     let gate = Gate { state, queued: gate.queued && state == gate.state, ..gate };
