@@ -89,12 +89,9 @@ impl Cluster {
     /// Stops servers that an earlier `up` left behind; says their names.
     pub(super) async fn stop_leftovers(&self) -> Vec<String> {
         let mut stopped = Vec::new();
-        let Ok(entries) = fs::read_dir(self.nodes_dir()) else { return stopped };
-        for entry in entries.flatten().take(256) {
-            if super::process::server(&entry.path()).is_some() {
-                postgres::stop_data(&self.installation, &self.launcher, &entry.path()).await;
-                stopped.push(entry.file_name().to_string_lossy().into_owned());
-            }
+        for (name, data) in super::process::left_behind(&self.nodes_dir()) {
+            postgres::stop_data(&self.installation, &self.launcher, &data).await;
+            stopped.push(name);
         }
         stopped
     }

@@ -244,6 +244,16 @@ fn announce(record: &UpState, directory: &Directory) {
     for address in &record.proxy {
         out::line(format_args!("proxy    {address}"));
     }
+    announce_services(record, directory);
+    if let Some(address) = record.proxy.iter().find_map(|address| address.parse::<SocketAddr>().ok()) {
+        let superuser = postgres::SUPERUSER;
+        out::line(format_args!("try      psql -h {} -p {} -U {superuser}", address.ip(), address.port()));
+    }
+    out::line("");
+}
+
+/// Where whatever is not a server listens.
+fn announce_services(record: &UpState, directory: &Directory) {
     if let Some(relay) = &record.relay {
         out::line(format_args!("relay    {relay}"));
     }
@@ -254,11 +264,6 @@ fn announce(record: &UpState, directory: &Directory) {
         record.console,
         directory.token_file().display()
     ));
-    if let Some(address) = record.proxy.iter().find_map(|address| address.parse::<SocketAddr>().ok()) {
-        let superuser = postgres::SUPERUSER;
-        out::line(format_args!("try      psql -h {} -p {} -U {superuser}", address.ip(), address.port()));
-    }
-    out::line("");
 }
 
 /// The configuration that the parts of a local cluster run with: written down so that it can be looked at.

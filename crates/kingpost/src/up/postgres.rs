@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::process::{Child, Command};
 use tokio_postgres::{NoTls, SimpleQueryMessage, SimpleQueryRow};
 
 use super::install::Installation;
 use super::plan::OnDisk;
-use super::process::{self, Launcher};
+use super::process::{self, Launcher, Starting};
 use crate::error::Failure;
 
 /// Superuser of the local cluster.
@@ -18,10 +18,6 @@ pub(super) const SUPERUSER: &str = "postgres";
 const INITDB_LIMIT: Duration = Duration::from_secs(120);
 /// Longest time for a base backup.
 const BACKUP_LIMIT: Duration = Duration::from_secs(3600);
-/// Longest time from start to accepting connections, recovery included.
-const START_LIMIT: Duration = Duration::from_secs(300);
-/// How often a starting server is asked.
-const START_PACE: Duration = Duration::from_millis(50);
 /// Longest time for a clean stop of one server, before it is stopped at once.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
@@ -217,45 +213,16 @@ impl Server {
             set("primary_slot_name", &self.slot());
             set("recovery_target_timeline", "latest");
         }
-        let (output, errors) = process::log_file(&self.log, false)?;
-        command.arg("-D").arg(&self.data).stdout(output).stderr(errors);
-        let child = command
-            .spawn()
-            .map_err(|error| Failure::environment(format!("cannot start the server {}: {error}", self.name)))?;
-        self.child = Some(child);
-        let started = Instant::now();
-        loop {
-            if self.is_down() {
-                let what = format!("the server {} did not start; the end of {}:", self.name, self.log.display());
-                let advice = format!("{}\n{}", process::tail(&self.log, 12), process::free_space(&self.data));
-                return Err(Failure::environment(what).advise(advice));
-            }
-            if query(self.port, "SELECT 1").await.is_ok() {
-                return Ok(());
-            }
-            if started.elapsed() > START_LIMIT {
-                return Err(Failure::environment(format!(
-                    "the server {} did not answer on {} within {} s; the end of {}:",
-                    self.name,
-                    self.address(),
-                    START_LIMIT.as_secs(),
-                    self.log.display()
-                ))
-                .advise(process::tail(&self.log, 12)));
-            }
-            tokio::select! {
-                () = tokio::time::sleep(START_PACE) => {}
-                failure = launcher.stop.failure() => return Err(failure),
-            }
-        }
+        command.arg("-D").arg(&self.data);
+        let server = Starting { name: &self.name, address: self.address(), log: &self.log, data: &self.data };
+        let port = self.port;
+        let answers = async || query(port, "SELECT 1").await.is_ok();
+        server.start(command, &mut self.child, &launcher.stop, answers).await
     }
 
     /// Whether its process has ended.
     pub(super) fn is_down(&mut self) -> bool {
-        match &mut self.child {
-            Some(child) => !matches!(child.try_wait(), Ok(None)),
-            None => true,
-        }
+        process::has_ended(&mut self.child)
     }
 
     /// Makes a replica the primary.

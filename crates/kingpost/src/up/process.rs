@@ -5,15 +5,20 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde::{Deserialize, Serialize};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use super::dir::Engine;
 use super::stop::Stop;
 use crate::error::Failure;
+
+/// Longest time from the start of a server to an answer, recovery included.
+const START_LIMIT: Duration = Duration::from_secs(300);
+/// How often a starting server is asked.
+const START_PACE: Duration = Duration::from_millis(50);
 
 /// A process that a later one with the same pid is not mistaken for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,6 +85,70 @@ pub(super) fn server(data: &Path) -> Option<u32> {
         (works_in == fs::canonicalize(data).ok()?).then_some(pid)
     };
     PID_FILES.iter().find_map(|file| runs(file))
+}
+
+/// Servers of an earlier `up` that still run: name and data directory of each, of all that have their data in `nodes`.
+pub(super) fn left_behind(nodes: &Path) -> Vec<(String, PathBuf)> {
+    let Ok(entries) = fs::read_dir(nodes) else { return Vec::new() };
+    let runs = entries.flatten().take(256).filter(|entry| server(&entry.path()).is_some());
+    runs.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())).collect()
+}
+
+/// Whether the process has ended, or was never started.
+pub(super) fn has_ended(child: &mut Option<Child>) -> bool {
+    child.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
+}
+
+/// A server that was just started, as messages name it.
+pub(super) struct Starting<'a> {
+    pub(super) name: &'a str,
+    pub(super) address: String,
+    pub(super) log: &'a Path,
+    pub(super) data: &'a Path,
+}
+
+impl Starting<'_> {
+    /// Starts the server and waits until it answers. Its process is in `child` from the moment it runs.
+    ///
+    /// # Errors
+    /// It does not come up, whose log's end is in the failure; or the user stops us.
+    pub(super) async fn start(
+        &self,
+        mut command: Command,
+        child: &mut Option<Child>,
+        stop: &Stop,
+        answers: impl AsyncFn() -> bool,
+    ) -> Result<(), Failure> {
+        let (output, errors) = log_file(self.log, false)?;
+        let started = command.stdout(output).stderr(errors).spawn();
+        let failed = |error| Failure::environment(format!("cannot start the server {}: {error}", self.name));
+        *child = Some(started.map_err(failed)?);
+        let started = Instant::now();
+        loop {
+            if has_ended(child) {
+                let what = format!("the server {} did not start; the end of {}:", self.name, self.log.display());
+                let advice = format!("{}\n{}", tail(self.log, 12), free_space(self.data));
+                return Err(Failure::environment(what).advise(advice));
+            }
+            if answers().await {
+                return Ok(());
+            }
+            if started.elapsed() > START_LIMIT {
+                let what = format!(
+                    "the server {} did not answer on {} within {} s; the end of {}:",
+                    self.name,
+                    self.address,
+                    START_LIMIT.as_secs(),
+                    self.log.display()
+                );
+                return Err(Failure::environment(what).advise(tail(self.log, 12)));
+            }
+            tokio::select! {
+                () = tokio::time::sleep(START_PACE) => {}
+                failure = stop.failure() => return Err(failure),
+            }
+        }
+    }
 }
 
 /// Asks a server to end, as a service manager does.

@@ -104,12 +104,9 @@ impl Cluster {
     /// Stops servers that an earlier `up` left behind; says their names.
     pub(super) async fn stop_leftovers(&self) -> Vec<String> {
         let mut stopped = Vec::new();
-        let Ok(entries) = fs::read_dir(self.state.data.join("nodes")) else { return stopped };
-        for entry in entries.flatten().take(256) {
-            if process::server(&entry.path()).is_some() {
-                stop_data(&entry.path(), None).await;
-                stopped.push(entry.file_name().to_string_lossy().into_owned());
-            }
+        for (name, data) in process::left_behind(&self.state.data.join("nodes")) {
+            stop_data(&data, None).await;
+            stopped.push(name);
         }
         stopped
     }

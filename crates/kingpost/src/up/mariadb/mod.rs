@@ -25,7 +25,7 @@ use tokio::sync::watch::{Receiver, Sender};
 use super::dir::{self, Directory, UpState};
 use super::status::NodeStatus;
 use super::stop::Stop;
-use super::{GRACE, Places, Task, watch};
+use super::{GRACE, Places, Task, announce_services, watch};
 use crate::admin::{self, Admin};
 use crate::cli::UpArgs;
 use crate::config;
@@ -311,16 +311,7 @@ fn announce(record: &UpState, directory: &Directory, seen: &[NodeStatus]) {
     for node in seen.iter().filter(|node| node.role != "relay") {
         out::line(format_args!("{:<8} {} ({})", node.role, node.address, node.name));
     }
-    if let Some(relay) = &record.relay {
-        out::line(format_args!("relay    {relay}"));
-    }
-    out::line(format_args!("metrics  http://{}/metrics", record.metrics));
-    out::line(format_args!("registry http://{}/v1/namespaces/{}/services", record.registry, nodes::NAMESPACE));
-    out::line(format_args!(
-        "console  http://{}/ (to act there: the token in {})",
-        record.console,
-        directory.token_file().display()
-    ));
+    announce_services(record, directory);
     if let Some(primary) = seen.iter().find(|node| node.role == "primary") {
         let port = primary.address.rsplit(':').next().unwrap_or_default();
         out::line(format_args!("try      mariadb --defaults-file={} --port={port}", show(&path("client.cnf"))));

@@ -4,14 +4,14 @@ use std::fs;
 use std::os::unix::fs::{OpenOptionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ::binlog::protocol::reply::Row;
 use ::relay::{MariaDbAccess, MariaDbSession};
 use tokio::process::Child;
 
 use super::super::postgres::{free_port, port_is_free};
-use super::super::process::{self, Launcher};
+use super::super::process::{self, Launcher, Starting};
 use crate::error::Failure;
 
 /// The user of kingpost on the servers and on the relay: replicas log in as it, too.
@@ -20,9 +20,9 @@ pub(super) const USER: &str = "kingpost";
 const OLDEST: u32 = 1003;
 /// Longest time for mariadb-install-db.
 const INSTALL_LIMIT: Duration = Duration::from_secs(120);
-/// Longest time from the start to an answer, recovery included.
-const START_LIMIT: Duration = Duration::from_secs(300);
-/// How often a starting server is asked, and one that is to end is looked at.
+/// Longest time for an answer of a starting server.
+const ASK_LIMIT: Duration = Duration::from_secs(1);
+/// How often one that is to end is looked at.
 const PACE: Duration = Duration::from_millis(50);
 /// Longest time for a clean stop of one server, before its process is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
@@ -207,7 +207,6 @@ impl Server {
              GRANT ALL PRIVILEGES ON *.* TO {user} WITH GRANT OPTION;\n"
         );
         self.write(launcher, &init, &statements)?;
-        let (output, errors) = process::log_file(&self.log, false)?;
         let mut command = launcher.command(&programs.server);
         command.arg(format!("--defaults-file={}", settings(&self.data).display()));
         for (name, value) in [
@@ -226,44 +225,11 @@ impl Server {
         ] {
             command.arg(format!("--{name}={value}"));
         }
-        command.args(["--skip-name-resolve", "--skip-slave-start"]).stdout(output).stderr(errors);
-        let child = command
-            .spawn()
-            .map_err(|error| Failure::environment(format!("cannot start the server {}: {error}", self.name)))?;
-        self.child = Some(child);
-        let started = Instant::now();
-        loop {
-            if self.is_down() {
-                let what = format!("the server {} did not start; the end of {}:", self.name, self.log.display());
-                let advice = format!("{}\n{}", process::tail(&self.log, 12), process::free_space(&self.data));
-                return Err(Failure::environment(what).advise(advice));
-            }
-            if ask(&self.address(), secret, PACE * 20, "SELECT 1").await.is_ok() {
-                return Ok(());
-            }
-            if started.elapsed() > START_LIMIT {
-                let what = format!(
-                    "the server {} did not answer on {} within {} s; the end of {}:",
-                    self.name,
-                    self.address(),
-                    START_LIMIT.as_secs(),
-                    self.log.display()
-                );
-                return Err(Failure::environment(what).advise(process::tail(&self.log, 12)));
-            }
-            tokio::select! {
-                () = tokio::time::sleep(PACE) => {}
-                failure = launcher.stop.failure() => return Err(failure),
-            }
-        }
-    }
-
-    /// Whether its process has ended.
-    pub(super) fn is_down(&mut self) -> bool {
-        match &mut self.child {
-            Some(child) => !matches!(child.try_wait(), Ok(None)),
-            None => true,
-        }
+        command.args(["--skip-name-resolve", "--skip-slave-start"]);
+        let address = self.address();
+        let server = Starting { name: &self.name, address: address.clone(), log: &self.log, data: &self.data };
+        let answers = async || ask(&address, secret, ASK_LIMIT, "SELECT 1").await.is_ok();
+        server.start(command, &mut self.child, &launcher.stop, answers).await
     }
 
     /// Has the server replicate from whoever listens on `port`, by GTID, from where it is.
