@@ -6,7 +6,7 @@
 //! everything, though: what a transaction that is still open has written lies in the last page until somebody commits. So whoever waits
 //! for a position that is not flushed says that a flush is *needed*; then a question flushes also where it takes a transaction.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
 /// Since which version a message can be flushed without a transaction (`server_version_num`).
 const SINCE: i32 = 170_000;
@@ -36,11 +36,16 @@ pub(crate) struct Flush {
     policy: AtomicU8,
     /// `server_version_num` of the last primary; 0: not known yet.
     version: AtomicI32,
-    /// Somebody has seen a commit since the last question that flushed.
-    wanted: AtomicBool,
-    /// Somebody waits for a position that was not flushed when it was asked for.
-    needed: AtomicBool,
+    /// How much somebody has wanted a flush since the last question that flushed: [`NOT_WANTED`], [`WANTED`] or [`NEEDED`]. One number, so
+    /// that a question takes all of it or nothing.
+    wanted: AtomicU8,
 }
+
+const NOT_WANTED: u8 = 0;
+/// Somebody has seen a commit.
+const WANTED: u8 = 1;
+/// Somebody waits for a position that was not flushed when it was asked for.
+const NEEDED: u8 = 2;
 
 impl Flush {
     pub(crate) fn set(&self, policy: Flushing) {
@@ -52,37 +57,43 @@ impl Flush {
     }
 
     pub(crate) fn want(&self) {
-        if !self.wanted.load(Ordering::SeqCst) {
-            self.wanted.store(true, Ordering::SeqCst);
-        }
+        self.raise(WANTED);
     }
 
     /// A flush is wanted, and nobody else may come to flush.
     pub(crate) fn need(&self) {
-        // In this order, for `take` looks at them in the other one: a need that is taken was wanted as well.
-        self.want();
-        self.needed.store(true, Ordering::SeqCst);
+        self.raise(NEEDED);
+    }
+
+    fn raise(&self, to: u8) {
+        // A load first: it leaves the cache line with all who only look, and mostly a flush is wanted already.
+        if self.wanted.load(Ordering::SeqCst) < to {
+            self.wanted.fetch_max(to, Ordering::SeqCst);
+        }
     }
 
     /// Whether the next question would flush.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::SeqCst) && self.question(self.needed.load(Ordering::SeqCst)).is_some()
+        self.question(self.wanted.load(Ordering::SeqCst)).is_some()
     }
 
     /// To be called after a batch was begun, before its question is sent: whoever wanted a flush before it gets one now.
     pub(crate) fn take(&self) -> Option<By> {
-        let needed = self.needed.swap(false, Ordering::SeqCst);
-        self.question(needed).filter(|_| self.wanted.swap(false, Ordering::SeqCst))
+        // What is raised between the two is taken as well: the level only rises, and a question for the higher one serves both.
+        if self.is_wanted() { self.question(self.wanted.swap(NOT_WANTED, Ordering::SeqCst)) } else { None }
     }
 
-    /// What a question can do for who wants a flush: also for a single session that has chosen not to wait for its own, where that
+    /// What a question can do for who wants a flush so much: also for a single session that has chosen not to wait for its own, where that
     /// needs no transaction, or where it is needed.
-    fn question(&self, needed: bool) -> Option<By> {
+    fn question(&self, wanted: u8) -> Option<By> {
+        if wanted == NOT_WANTED {
+            return None;
+        }
         let version = self.version.load(Ordering::Relaxed);
         self.by().or_else(|| match version {
             0 => None,
             SINCE.. => Some(By::Message),
-            _ => needed.then_some(By::Transaction),
+            _ => (wanted == NEEDED).then_some(By::Transaction),
         })
     }
 
@@ -143,11 +154,9 @@ mod tests {
             assert_eq!(flush.is_wanted(), expected.is_some(), "{policy:?} {version}");
             assert_eq!(flush.take(), expected, "{policy:?} {version}");
             flush.found(if version == 0 { 150_018 } else { version });
-            assert_eq!(
-                flush.take(),
-                None,
-                "{policy:?} {version}: what was not taken is asked for again by who still waits"
-            );
+            let later = (version == 0).then_some(By::Transaction);
+            assert_eq!(flush.take(), later, "{policy:?} {version}: what cannot be done yet stays needed, once");
+            assert_eq!(flush.take(), None, "{policy:?} {version}");
         }
     }
 }
