@@ -32,6 +32,7 @@ pub mod kv;
 pub mod model;
 pub mod peers;
 mod registry;
+mod retry;
 mod settings;
 mod status;
 pub mod store;

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use crate::error::{StoreError, WriteError};
 use crate::model::{Instance, Revision};
 use crate::registry::Inner;
+use crate::retry;
 use crate::status::{add, micros};
 use crate::store::{Batch, Committed, InstanceRow, Outcome, Write};
 
@@ -30,15 +31,11 @@ pub(crate) struct Request {
     pub(crate) since: Instant,
 }
 
-/// A commit that another transaction is in the way of is tried so often.
-const ATTEMPTS: u32 = 8;
 /// A batch waits for so many requests at most, and for so long.
 const ENOUGH: usize = 128;
 const LINGER: Duration = Duration::from_millis(2);
 /// So long another node may take to tell what it committed before us.
 const TOLD: Duration = Duration::from_millis(5);
-/// So long it is asked whether a commit happened, and so long the cache may take to have it.
-const RESOLVE: Duration = Duration::from_secs(15);
 
 /// Runs until the registry stops; then what waits is told so.
 pub(crate) async fn run(inner: Arc<Inner>, mut queue: mpsc::Receiver<Request>) {
@@ -167,7 +164,7 @@ async fn commit(inner: &Inner, batch: &Arc<Batch>) -> Result<Committed, WriteErr
             }
             Err(StoreError::Undetermined { reason, planned, .. }) => {
                 add(&inner.counters.undetermined, 1);
-                match resolve(inner, batch.number).await {
+                match retry::resolve("instances", batch.number, || inner.store.resolve(batch.number)).await {
                     Some(Some(revision)) => {
                         add(&inner.counters.undetermined_committed, 1);
                         return Ok(Committed { revision, ..*planned });
@@ -178,46 +175,22 @@ async fn commit(inner: &Inner, batch: &Arc<Batch>) -> Result<Committed, WriteErr
             }
             Err(error) => error,
         };
-        // Nothing was written. Once more at once: a connection that was idle for long is often found dead only now.
-        let again = match &error {
-            StoreError::Conflict { .. } => attempt < ATTEMPTS,
-            StoreError::Unavailable { .. } => attempt < 2,
-            _ => false,
-        };
-        if !again {
+        let Some(pause) = retry::pause(&error, attempt) else {
             // To be in each other's way is no fault of the store.
             if !matches!(error, StoreError::Conflict { .. }) {
                 noted(inner, Err(error.to_string()));
             }
             return Err(WriteError::Unavailable { reason: error.to_string().into() });
-        }
+        };
         if matches!(error, StoreError::Conflict { .. }) {
             add(&inner.counters.conflicts, 1);
-            tokio::time::sleep(Duration::from_millis(u64::from(attempt) * 5)).await;
         }
+        tokio::time::sleep(pause).await;
     }
 }
 
 fn noted(inner: &Inner, written: Result<(), String>) {
     inner.writable.lock().unwrap_or_else(PoisonError::into_inner).commit(written, Instant::now());
-}
-
-/// Whether batch `number` was committed, once the store says so; `None` if it does not in time.
-async fn resolve(inner: &Inner, number: u64) -> Option<Option<Revision>> {
-    let deadline = Instant::now() + RESOLVE;
-    let mut pause = Duration::from_millis(10);
-    loop {
-        match tokio::time::timeout_at(deadline, inner.store.resolve(number)).await {
-            Ok(Ok(found)) => return Some(found),
-            Ok(Err(error)) => tracing::warn!("asking whether batch {number} was committed: {error}"),
-            Err(_) => return None,
-        }
-        if Instant::now() + pause >= deadline {
-            return None;
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(1));
-    }
 }
 
 /// Sees to it that the own cache has a commit before it is answered for: what a client registered, it finds.
@@ -229,7 +202,7 @@ async fn bring_in(inner: &Inner, revision: Revision) {
     {
         return;
     }
-    let deadline = Instant::now() + RESOLVE;
+    let deadline = Instant::now() + retry::RESOLVE;
     loop {
         // Where a replica is read, it may lag.
         let why = match inner.catch_up().await {

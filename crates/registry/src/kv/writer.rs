@@ -2,7 +2,6 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -13,15 +12,12 @@ use super::{Kv, lock};
 use crate::error::{StoreError, WriteError};
 use crate::model::Revision;
 use crate::registry::Inner;
+use crate::retry;
 use crate::store::{Head, KvDecision, KvPlan, KvRead, KvRow};
 
 /// Calls of one batch, and bytes of values in it: below what any database takes in one transaction without trouble.
 const BATCH: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
-/// A commit that another transaction is in the way of is tried so often.
-const ATTEMPTS: u32 = 8;
-/// So long it is asked whether a commit happened.
-const RESOLVE: Duration = Duration::from_secs(15);
 
 /// A call that waits for its batch.
 pub(crate) struct Queued {
@@ -150,42 +146,18 @@ async fn commit(inner: &Inner, kv: &Kv, number: u64, batch: &Arc<Batch>) -> Resu
         let plan: Arc<dyn KvPlan> = Arc::clone(batch) as Arc<dyn KvPlan>;
         let error = match kv.store.commit(number, plan).await {
             Ok(()) => return Ok(()),
-            Err(StoreError::Undetermined { reason, .. }) => match resolve(kv, number).await {
-                Some(true) => return Ok(()),
-                Some(false) => StoreError::unavailable(inner.store.name(), "commit", reason),
-                None => return Err(WriteError::Undetermined { reason }),
-            },
+            Err(StoreError::Undetermined { reason, .. }) => {
+                match retry::resolve("keys", number, || kv.store.resolve(number)).await {
+                    Some(true) => return Ok(()),
+                    Some(false) => StoreError::unavailable(inner.store.name(), "commit", reason),
+                    None => return Err(WriteError::Undetermined { reason }),
+                }
+            }
             Err(error) => error,
         };
-        // Nothing was written. Once more at once: a connection that was idle for long is often found dead only now.
-        let again = match &error {
-            StoreError::Conflict { .. } => attempt < ATTEMPTS,
-            StoreError::Unavailable { .. } => attempt < 2,
-            _ => false,
-        };
-        if !again {
+        let Some(pause) = retry::pause(&error, attempt) else {
             return Err(WriteError::Unavailable { reason: error.to_string().into() });
-        }
-        if matches!(error, StoreError::Conflict { .. }) {
-            tokio::time::sleep(Duration::from_millis(u64::from(attempt) * 5)).await;
-        }
-    }
-}
-
-/// Whether commit `number` happened, once the store says so; `None` if it does not in time.
-async fn resolve(kv: &Kv, number: u64) -> Option<bool> {
-    let deadline = Instant::now() + RESOLVE;
-    let mut pause = Duration::from_millis(10);
-    loop {
-        match tokio::time::timeout_at(deadline, kv.store.resolve(number)).await {
-            Ok(Ok(found)) => return Some(found),
-            Ok(Err(error)) => tracing::warn!("asking whether the keys' commit {number} happened: {error}"),
-            Err(_) => return None,
-        }
-        if Instant::now() + pause >= deadline {
-            return None;
-        }
+        };
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(1));
     }
 }

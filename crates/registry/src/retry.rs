@@ -1,0 +1,79 @@
+//! What a writer does about a commit that failed. Both writers, of instances and of keys, go by it.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::error::StoreError;
+
+/// A commit that another transaction is in the way of is tried so often.
+const CONFLICTS: u32 = 8;
+/// A commit that the store did not take is tried so often: a connection that was idle for long is often found dead only then.
+const FAILURES: u32 = 2;
+/// So long the store is asked whether a commit happened.
+pub(crate) const RESOLVE: Duration = Duration::from_secs(15);
+
+/// How long to wait before a commit is tried again, whose try number `attempt` (from 1) ended in `error` and wrote nothing; `None` if it is
+/// not to be tried again.
+pub(crate) fn pause(error: &StoreError, attempt: u32) -> Option<Duration> {
+    match error {
+        StoreError::Conflict { .. } => (attempt < CONFLICTS).then(|| Duration::from_millis(u64::from(attempt) * 5)),
+        StoreError::Unavailable { .. } => (attempt < FAILURES).then_some(Duration::ZERO),
+        _ => None,
+    }
+}
+
+/// What the store says has become of commit `number` of `what` (for the log), once `ask` gets an answer; `None` if there is none within
+/// [`RESOLVE`].
+pub(crate) async fn resolve<T, F>(what: &str, number: u64, mut ask: impl FnMut() -> F) -> Option<T>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let deadline = Instant::now() + RESOLVE;
+    let mut pause = Duration::from_millis(10);
+    loop {
+        match tokio::time::timeout_at(deadline, ask()).await {
+            Ok(Ok(found)) => return Some(found),
+            Ok(Err(error)) => tracing::warn!("asking whether commit {number} of {what} happened: {error}"),
+            Err(_) => return None,
+        }
+        if Instant::now() + pause >= deadline {
+            return None;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn which_commits_are_tried_again() {
+        let conflict = || StoreError::Conflict { store: "sqlite", doing: "commit", reason: "busy".into() };
+        let unavailable = || StoreError::unavailable("sqlite", "commit", "gone");
+        let table: [(StoreError, u32, Option<u64>); 6] = [
+            (conflict(), 1, Some(5)),
+            (conflict(), 7, Some(35)),
+            (conflict(), 8, None),
+            (unavailable(), 1, Some(0)),
+            (unavailable(), 2, None),
+            (StoreError::Address { reason: "none" }, 1, None),
+        ];
+        for (error, attempt, expected) in table {
+            assert_eq!(pause(&error, attempt), expected.map(Duration::from_millis), "{error}, try {attempt}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_store_is_asked_until_it_answers() {
+        let mut asked = 0;
+        let found = resolve("instances", 7, || {
+            asked += 1;
+            let answer = if asked < 4 { Err(StoreError::unavailable("sqlite", "resolve", "gone")) } else { Ok(3) };
+            std::future::ready(answer)
+        });
+        assert_eq!((found.await, asked), (Some(3), 4));
+    }
+}
