@@ -41,7 +41,7 @@ TORTURE_FAILOVERS ?= 100
 torture: ## Kill, cut and switch over everything, TORTURE_FAILOVERS times, and check what clients were told (long)
 	@scripts/setup test
 	cargo build --locked -p kingpost
-	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost KINGPOST_TORTURE_FAILOVERS=$(TORTURE_FAILOVERS) \
+	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost KINGPOST_TORTURE_FAILOVERS=$(TORTURE_FAILOVERS) KINGPOST_TEST_WAL_SEGMENT_MB=1 \
 		cargo test --locked -p kingpost-tests --test e2e -- --nocapture torture
 
 .PHONY: bench

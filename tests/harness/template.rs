@@ -28,6 +28,9 @@ pub fn pg_bin() -> &'static Path {
 
 /// The stopped template. A copy of it is a primary; a copy with `standby.signal` can follow any such primary, because both
 /// start from the same checkpoint of the same system identifier: no base backup is needed.
+///
+/// `KINGPOST_TEST_WAL_SEGMENT_MB` gives the size of WAL segments, in MiB, a power of two; without it PostgreSQL's own, 16 MiB. Every
+/// timeline has a copy of the segment in which it begins, on every server and relay: hundreds of failovers fill a disk with them.
 pub(crate) fn template() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| {
@@ -38,6 +41,9 @@ pub(crate) fn template() -> &'static Path {
         let data = parent.join("data");
         let mut initdb = command(&pg_bin().join("initdb"), RunAs::Server, "KILL");
         initdb.args(["--no-sync", "--no-instructions", "--username=postgres", "--auth=trust", "--encoding=UTF8"]);
+        if let Ok(megabytes) = std::env::var("KINGPOST_TEST_WAL_SEGMENT_MB") {
+            initdb.arg("--wal-segsize").arg(megabytes);
+        }
         run(initdb.arg("--locale=C.UTF-8").arg("-D").arg(&data));
         let hba = format!(
             "host all {SCRAM_USER} 127.0.0.1/32 scram-sha-256\n\
