@@ -124,6 +124,16 @@ dist: ## What is installed, in dist/: tarball, .deb, bill of materials, SHA-256 
 try-dist: ## Install what make dist made on a fresh Debian, use it, remove it (needs root, mmdebstrap and the network)
 	@scripts/try-dist $(ARGS)
 
+.PHONY: image
+image: ## An OCI image, in dist/: an archive for docker load, podman load, skopeo
+	@scripts/setup build
+	@scripts/image $(ARGS)
+
+.PHONY: try-image
+try-image: ## Run what make image made: read-only root, a primary and a replica, SIGTERM (needs root, runc, skopeo, umoci)
+	@scripts/setup up
+	@scripts/try-image $(ARGS)
+
 .PHONY: fmt
 fmt: ## Format the code
 	cargo fmt --all
