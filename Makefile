@@ -134,6 +134,12 @@ try-image: ## Run what make image made: read-only root, a primary and a replica,
 	@scripts/setup up
 	@scripts/try-image $(ARGS)
 
+.PHONY: workflows
+workflows: ## Look over .github/workflows with actionlint (built with Go where it is missing)
+	@command -v actionlint > /dev/null || test -x target/tools/actionlint || \
+		GOBIN=$(CURDIR)/target/tools go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.7
+	@PATH=$$PATH:$(CURDIR)/target/tools actionlint
+
 .PHONY: fmt
 fmt: ## Format the code
 	cargo fmt --all
