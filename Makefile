@@ -134,6 +134,18 @@ try-image: ## Run what make image made: read-only root, a primary and a replica,
 	@scripts/setup up
 	@scripts/try-image $(ARGS)
 
+.PHONY: charts
+charts: ## The Helm chart: lint, render, Kubernetes' schemas, kingpost check of each configuration (builds helm with Go where it is missing)
+	@scripts/setup build
+	cargo build --locked -p kingpost
+	@scripts/charts $(ARGS)
+
+.PHONY: workflows
+workflows: ## Look over .github/workflows with actionlint (built with Go where it is missing)
+	@command -v actionlint > /dev/null || test -x target/tools/actionlint || \
+		GOBIN=$(CURDIR)/target/tools go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.7
+	@PATH=$$PATH:$(CURDIR)/target/tools actionlint
+
 .PHONY: fmt
 fmt: ## Format the code
 	cargo fmt --all
