@@ -15,6 +15,8 @@ pub(crate) struct Before {
     pub(crate) resets_inside: bool,
     /// Somebody has begun a transaction READ ONLY.
     pub(crate) reads_elsewhere: bool,
+    /// Another client has said what locks a table against readers: `ALTER TABLE`, `LOCK TABLE`, …
+    pub(crate) others_lock: bool,
     /// The client has ended a transaction with AND CHAIN.
     pub(crate) chains: bool,
     /// Another client has sent messages that no Sync or Flush has followed.
@@ -62,6 +64,9 @@ impl Before {
             deallocates: own().any(|packet| says(packet, &["deallocate"])),
             resets_inside: !session.clients[client].parameters.is_empty() && resets && (open || batch),
             reads_elsewhere: packets().any(|packet| says(packet, &["read only"])),
+            others_lock: packets()
+                .filter(|packet| packet.client != client)
+                .any(|packet| says(packet, &["alter table", "lock table", "drop table", "truncate"])),
             chains: own().any(|packet| says(packet, &["and chain"])),
             others_unfinished: false,
             listens_behind_notify: own().any(|packet| {
@@ -96,7 +101,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// `c`, `r`, `e`, `p`, `d`, `l`, `i` for what holds for client `a` in the last step.
+    /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i` for what holds for client `a` in the last step.
     fn before(text: &str, open: bool) -> String {
         let session = parse(text).unwrap().session;
         let before = Before::of(&session, session.steps.len() - 1, 0, open);
@@ -104,6 +109,7 @@ mod tests {
             (before.changed_past, 'c'),
             (before.resets_inside, 'r'),
             (before.reads_elsewhere, 'e'),
+            (before.others_lock, 'k'),
             (before.has_placeholder, 'p'),
             (before.deallocates_inside, 'd'),
             (before.listens_behind_notify, 'l'),
@@ -118,10 +124,10 @@ mod tests {
         const BEGINS: &str = "client a x y TimeZone=\"UTC\"\nclient b x y past\n";
         for (clients, steps, open, expected) in [
             (PLAIN, "a: Q \"select 1\"", true, ""),
-            (PLAIN, "b: Q \"alter table t add COLUMN x int\"\na: S", false, "c"),
+            (PLAIN, "b: Q \"alter table t add COLUMN x int\"\na: S", false, "ck"),
             (PLAIN, "a: Q \"alter table t add column x int\"\na: S", false, ""),
             // Tables that change places keep their columns.
-            (PLAIN, "b: Q \"alter table t rename to u; alter table v rename to t\"\na: S", false, ""),
+            (PLAIN, "b: Q \"alter table t rename to u; alter table v rename to t\"\na: S", false, "k"),
             (PLAIN, "a: Q \"reset all\"", true, ""),
             (BEGINS, "a: Q \"reset all\"", false, ""),
             (BEGINS, "a: Q \"reset all\"", true, "r"),

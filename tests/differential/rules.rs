@@ -188,8 +188,10 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "replica-locks",
-        what: "a read-only transaction that runs on a replica keeps nobody waiting on the primary",
-        why: "its locks are the replica's; who wants them on the primary too says `BEGIN` without READ ONLY",
+        what: "a read-only transaction that runs on a replica keeps nobody waiting on the primary; and a read on a replica does not wait for a transaction \
+               that has locked the table on the primary (`ALTER TABLE`, `LOCK TABLE`) and is not over, as long as the replica has not replayed the lock",
+        why: "locks are those of the server that the statement runs on; who wants the primary's says `BEGIN` without READ ONLY. The read comes before \
+              whatever that transaction commits",
         covers: replica_locks,
     },
     Rule {
@@ -438,9 +440,10 @@ fn parse_warning(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>)
     (warned_again && is_error(direct, "42P05")).then_some(Verdict::More)
 }
 
-fn replica_locks(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
+fn replica_locks(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let waited = is_error(direct, "55P03");
-    (scene.config.replica && scene.before.reads_elsewhere && waited).then_some(Verdict::Over)
+    let not_locked_there = scene.before.others_lock && !matches!(proxied, Some(Reply::Error(_)) | None);
+    (scene.config.replica && waited && (scene.before.reads_elsewhere || not_locked_there)).then_some(Verdict::Over)
 }
 
 fn application_name(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
@@ -627,6 +630,10 @@ mod tests {
         }
         let elsewhere = Before { reads_elsewhere: true, ..none };
         assert_eq!(covered(elsewhere, "replica", locked(), done()), "replica-locks Over");
+        let others = Before { others_lock: true, ..none };
+        assert_eq!(covered(others, "replica", locked(), row(Some("old"))), "replica-locks Over");
+        assert_eq!(covered(others, "replica", locked(), error("42P01", "no such table")), "");
+        assert_eq!(covered(others, "one", locked(), row(Some("old"))), "");
         let ended = Reply::Error(Fields(vec![(b'V', "FATAL".into()), (b'C', "08P01".into())]));
         assert_eq!(covered(none, "one", ended.clone(), done()), "lost-server Over");
         assert_eq!(covered(none, "session", ended, done()), "");
