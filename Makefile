@@ -154,6 +154,10 @@ fmt: ## Format the code
 docs: ## The crates' documentation, in target/doc
 	cargo doc --locked --workspace --no-deps --document-private-items
 
+.PHONY: docs-site
+docs-site: ## The guide, figures and decisions as a site with a search, in target/docs-site/html (fetches mdBook once)
+	@scripts/docs-site
+
 .PHONY: advisories
 advisories: ## Known vulnerabilities in dependencies (needs the network; not part of make test)
 	@scripts/cargo-deny check advisories

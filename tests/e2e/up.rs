@@ -173,7 +173,7 @@ async fn a_former_primary_comes_back() {
     up.end().await;
 }
 
-/// What the README shows, while clients write whose sessions have said READ WRITE.
+/// What the quickstart shows, while clients write whose sessions have said READ WRITE.
 #[tokio::test(flavor = "multi_thread")]
 async fn switchovers_of_a_local_cluster_lose_nothing() {
     if only_kingpost() {
