@@ -536,6 +536,11 @@ impl Core {
             return ServerName::Own(statement.name());
         }
         if self.servers[s].held.unnamed() != Unnamed::Is(statement.id()) {
+            if let Some(then) = self.literals_as_of(c, statement)
+                && self.prepare_as_of(c, s, statement, then)
+            {
+                return ServerName::Own(statement.name());
+            }
             self.metrics.prepares.add(1);
             self.servers[s].held.set_unnamed(Unnamed::Is(statement.id()));
             self.send(s, |out| message::parse(out, b"", statement.text(), statement.types()));
@@ -566,12 +571,19 @@ impl Core {
             // Only a statement that ends the transaction is run here; a Parse would fail earlier than the Bind should.
             return Some(statement);
         }
-        if let (Some(scope), Reads::As(reading)) = (statement.scope(), now)
-            && scope.is_at(&self.pools[self.clients[c].pool].place)
-            && scope.reading().differs_in_literals(reading.of(statement.text()))
-            && let Some(own) = self.read_as_it_was(c, s, name, &statement, scope.reading())
-        {
-            return Some(own);
+        if let Some(then) = self.literals_as_of(c, &statement) {
+            let statement = if statement.is_outdated() {
+                let place = &self.pools[self.clients[c].pool].place;
+                let (text, types, class) = (statement.text(), statement.types(), statement.class());
+                let fresh = self.statements.get(place, then, text, types, class);
+                self.clients[c].names.replace(name, fresh.clone());
+                fresh
+            } else {
+                statement.clone()
+            };
+            if self.prepare_as_of(c, s, &statement, then) {
+                return Some(statement);
+            }
         }
         if held && now == (Reads::Unknown { held_are_good: true }) {
             return Some(statement);
@@ -591,48 +603,43 @@ impl Core {
         Some(fresh)
     }
 
-    /// The client's statement with its literals read as they were when it was prepared: PostgreSQL does not read
-    /// literals again when `DateStyle` changes. A Parse is sent ahead under the old parameters, and the statement is
-    /// this client's alone from then on. `None`: not possible now.
-    fn read_as_it_was(
-        &mut self,
-        c: usize,
-        s: usize,
-        name: &[u8],
-        statement: &Arc<Statement>,
-        reading: Reading,
-    ) -> Option<Arc<Statement>> {
-        let then = self.shared.registry.literals_of(reading)?;
+    /// The reading under which the statement was prepared, if the client has changed since then how literals are read, and nothing else:
+    /// PostgreSQL does not read literals again when `DateStyle` changes.
+    fn literals_as_of(&self, c: usize, statement: &Statement) -> Option<Reading> {
+        let scope = statement.scope().filter(|scope| scope.is_at(&self.pools[self.clients[c].pool].place))?;
+        let Reads::As(now) = self.reads(c) else { return None };
+        let then = scope.reading();
+        then.differs_in_literals(now.of(statement.text())).then_some(then)
+    }
+
+    /// Makes sure that the server connection has this statement, or will have it before the next message, parsed under the literals'
+    /// parameters of `then`, which is the statement's own reading: `SELECT set_config('DateStyle', 'ISO, MDY', true)`, Parse, and back. False:
+    /// not possible now.
+    fn prepare_as_of(&mut self, c: usize, s: usize, statement: &Arc<Statement>, then: Reading) -> bool {
+        if self.servers[s].held.uses(statement) {
+            return true;
+        }
         let server = &self.servers[s];
         if server.may_have_failed() || self.clients[c].begun.is_some() {
-            return None;
+            return false;
         }
-        let now = server.tracker.in_force.list(&self.clients[c].params)?;
+        let Some(then) = self.shared.registry.literals_of(then) else { return false };
+        let Some(now) = server.tracker.in_force.list(&self.clients[c].params) else { return false };
         let now: Vec<_> = now.into_iter().filter(|(n, _)| sql::meaning_of(n) == sql::Meaning::Literals).collect();
         let (there, back) = (local_settings(&now, &then), local_settings(&then, &now));
-        let place = &self.pools[self.clients[c].pool].place;
-        let own = self.shared.registry.private(place, statement.text(), statement.types(), statement.class());
-        if let Some(columns) = statement.columns() {
-            own.has_columns(columns);
-        }
-        self.clients[c].names.replace(name, own.clone());
         self.make_room(s);
-        self.metrics.prepares.add(1);
         let server = &mut self.servers[s];
-        server.held.gets(&own);
         server.held.set_unnamed(Unnamed::Unknown);
         let (in_unit, in_transaction) = (server.protocol.is_in_unit(), server.is_in_transaction());
         self.send_own(s, &there, in_unit);
-        self.send(s, |out| message::parse(out, own.name().as_bytes(), own.text(), own.types()));
-        let note = if in_unit { Note::ParseOwn } else { Note::ParseAhead };
-        self.servers[s].protocol.sent(Request::Parse, note(own.clone()));
+        self.send_parse(s, statement, if in_unit { Note::ParseOwn } else { Note::ParseAhead });
         if in_transaction {
             self.send_own(s, &back, in_unit);
         }
         if !in_unit {
             self.end_ahead(s);
         }
-        Some(own)
+        true
     }
 
     /// Sends a statement of the proxy's, in a unit ahead of the client's, or (`inserted`) within the client's.
