@@ -11,6 +11,8 @@ ARGS ?=
 # How long each parser is fuzzed, in seconds.
 FUZZ_SECONDS ?= 60
 KINGPOST := target/release/kingpost
+# What `make up` runs: built in a fraction of the time, and slower.
+UP := target/up/kingpost
 
 .PHONY: help
 help: ## This list
@@ -24,12 +26,12 @@ build: ## Build the binary: target/release/kingpost
 .PHONY: up
 up: ## Start a local cluster behind one address; Ctrl-C stops it
 	@scripts/setup up
-	cargo build --locked --release -p kingpost
-	@exec $(KINGPOST) up $(ARGS)
+	@scripts/build-quickly
+	@exec $(UP) up $(ARGS)
 
 .PHONY: down
 down: ## Stop the local cluster, also one that was left behind
-	@$(KINGPOST) down $(ARGS)
+	@$(firstword $(wildcard $(UP) $(KINGPOST)) $(UP)) down $(ARGS)
 
 .PHONY: test
 test: ## Every test, as CI runs them
