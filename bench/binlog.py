@@ -4,7 +4,8 @@
   `async` (nobody is waited for), `replica` (MariaDB's own semi-synchronous replica with its defaults: what it acknowledges is in its page cache),
   `replica-durable` (the same with `sync_relay_log = 1`) and `relay`. Only the replica's receiving thread runs: it applies nothing, and so does what a
   relay does. A replica reads an event, writes, flushes, acknowledges and waits for that before it reads the next; the relay does these beside each
-  other.
+  other. `relay-turns` is the relay where it cannot: a forwarder (bench/turns.rs) holds back what the source sends behind a transaction until the
+  relay has acknowledged that one. So it beside `relay` is what pipelining brings.
 - `binlog` alone is all of them. `receivers/1`, `receivers/4`, `receivers/16`: the same load with so many `mariadb-binlog` that receive from the relay, or from the source itself. They
   take events without checksums only, so the source writes none there.
 
@@ -29,7 +30,7 @@ from bench.plan import rotated
 from bench.process import free_port, tail
 from bench.window import save, scrape
 
-ARMS = ("async", "replica", "replica-durable", "relay")
+ARMS = ("async", "replica", "replica-durable", "relay", "relay-turns")
 FEEDS = ("source", "relay")
 TRIPS = (0.0, 2.5)
 RECEIVERS = (1, 4, 16)
@@ -181,7 +182,9 @@ class _Fleet:
             if what == "binlog" and number:
                 port = stack.enter_context(self.network.link(source.port, number / 2000))
             peer, metrics, feed = None, None, None
-            if what == "receivers" or arm == "relay":
+            if arm == "relay-turns":
+                port = stack.enter_context(self.network.turns(port))
+            if what == "receivers" or arm in ("relay", "relay-turns"):
                 peer, feed, metrics = self._relay(stack, port)
             elif waits:
                 peer = self._replica(stack, port, 1 if arm == "replica-durable" else 10_000)
@@ -193,7 +196,7 @@ class _Fleet:
                 for _ in range(number):
                     self._receive(stack, feed if arm == "relay" else source.port, source.begins)
             # A group of commits that is flushed event by event takes longer than the window of the others.
-            seconds *= 4 if arm == "replica-durable" else 1
+            seconds *= 4 if arm in ("replica-durable", "relay-turns") else 1
             return self._load(source, peer, metrics, clients, seconds)
 
     def _number(self):

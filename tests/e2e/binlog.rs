@@ -296,6 +296,182 @@ async fn nothing_acknowledged_is_lost_and_an_old_source_is_recognised() {
     assert!(error.contains("not in the master's binlog"), "{error}");
 }
 
+fn is_fenced(metrics: &kingpost_tests::Metrics) -> bool {
+    metrics.sum("kingpost_relay_fenced", &[]) == 1.0
+}
+
+fn follows_anew(metrics: &kingpost_tests::Metrics) -> bool {
+    metrics.sum("kingpost_relay_streaming", &[]) == 1.0 && metrics.sum("kingpost_relay_epoch", &[]) >= 2.0
+}
+
+/// A source with its table, two relays of it, and a replica behind each relay.
+async fn two_relays() -> (Arc<MariaDb>, [BinlogRelay; 2], [MariaDb; 2]) {
+    let source = Arc::new(source().await);
+    let mut relays = [BinlogRelay::of(source.port()), BinlogRelay::of(source.port()).set("relay.server_id", 78)];
+    for relay in &mut relays {
+        relay.start().await;
+    }
+    source.run(TABLE).await;
+    let replicas = [replica(2, &relays[0]).await, replica(3, &relays[1]).await];
+    (source, relays, replicas)
+}
+
+/// Waits until a statement of somebody waits for an acknowledgement.
+async fn a_commit_waits(source: &MariaDb) {
+    wait_until("a commit to wait", SOON, source.dir(), async || {
+        let waiting = source
+            .value("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for semi-sync ACK%'")
+            .await;
+        (waiting != "0").then_some(())
+    })
+    .await;
+}
+
+/// Fences without a choice are taken away by `--abort`: the commit that waited is acknowledged, and all goes on with the same source. Once
+/// a node is chosen, even on one relay only, nothing is taken away, and the failover can be finished.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_is_called_off_until_a_node_is_chosen() {
+    let (source, relays, replicas) = two_relays().await;
+    let nodes = [("n1", source.port()), ("n2", replicas[0].port()), ("n3", replicas[1].port())];
+    let failover = async |arguments: &[&str]| relays[0].failover_with(&[&relays[1]], &nodes, arguments).await;
+    for relay in &relays {
+        relay.order("KINGPOST FENCE TERM 1 TIMELINE 1").await;
+    }
+    let insert = |id: u64| {
+        let source = Arc::clone(&source);
+        tokio::spawn(async move { source.run(&[&format!("INSERT INTO app.t VALUES ({id}, 'row')")]).await })
+    };
+    let waits = insert(1);
+    a_commit_waits(&source).await;
+    let (done, said) = failover(&["--abort"]).await;
+    assert!(done, "{said}");
+    for relay in &relays {
+        relay
+            .wait_for("receive again", |metrics| {
+                !is_fenced(metrics) && metrics.sum("kingpost_relay_streaming", &[]) == 1.0
+            })
+            .await;
+    }
+    within("the commit that waited", SOON, relays[0].logs(), waits).await.unwrap();
+    let at = position(&source).await;
+    for replica in &replicas {
+        wait_for_gtid(replica, &at).await;
+    }
+    let (done, said) = failover(&[]).await;
+    assert!(!done && said.contains("the source lives"), "{said}");
+
+    // One relay was told which node is to go on, and then the run ended.
+    for relay in &relays {
+        relay.order("KINGPOST FENCE TERM 7 TIMELINE 1").await;
+    }
+    relays[1].order("KINGPOST CHOOSE TERM 7 NODE \"n3\"").await;
+    let waits = insert(2);
+    a_commit_waits(&source).await;
+    let (done, said) = failover(&["--abort"]).await;
+    assert!(!done && said.contains("n3"), "{said}");
+    for relay in &relays {
+        assert!(is_fenced(&relay.metrics().await), "no relay was let go: {said}");
+    }
+    let (done, said) = failover(&["--to", "n2"]).await;
+    assert!(!done && said.contains("has chosen n3"), "{said}");
+    source.kill9().await;
+    assert!(waits.await.is_err(), "nobody acknowledged it");
+    let (done, said) = failover(&[]).await;
+    assert!(done && said.contains("n3 is the source"), "{said}");
+    for relay in &relays {
+        relay.wait_for("follow n3", follows_anew).await;
+    }
+    within("a commit on n3", SOON, relays[0].logs(), replicas[1].run(&["INSERT INTO app.t VALUES (3, 'row')"])).await;
+    wait_for_gtid(&replicas[0], &position(&replicas[1]).await).await;
+    assert_eq!(rows(&replicas[0]).await, BTreeSet::from([1, 3]));
+}
+
+/// Of two relays either acknowledges, so each may have what the other lacks: both must be there for a failover, and what either acknowledged
+/// is on the server that is promoted. The relay that lacked something follows too, with the replica behind it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_of_two_relays_acknowledged_is_not_lost() {
+    let (source, mut relays, replicas) = two_relays().await;
+    let nodes = [("n1", source.port()), ("n2", replicas[0].port()), ("n3", replicas[1].port())];
+    let writers = Writers::start(&source, 4);
+    writers.more(50, &source).await;
+    relays[0].kill9().await;
+    writers.more(50, &source).await;
+    relays[0].start().await;
+    writers.more(50, &source).await;
+    relays[1].kill9().await;
+    source.run(&["FLUSH BINARY LOGS"]).await;
+    writers.more(50, &source).await;
+    source.kill9().await;
+    let acknowledged = writers.end().await;
+    let (done, said) = relays[0].failover_with(&[&relays[1]], &nodes, &[]).await;
+    assert!(!done && said.contains("1 of 2 relays answer, and 2 are needed"), "{said}");
+    relays[1].launch();
+    relays[1].wait_for("open its log", |metrics| metrics.sum("kingpost_relay_epoch", &[]) == 1.0).await;
+    assert_ne!(relays[0].gtids().await, relays[1].gtids().await, "the second relay lacks something");
+    // The replica that is behind, for its relay was killed.
+    let (done, said) = relays[0].failover_with(&[&relays[1]], &nodes, &["--to", "n3"]).await;
+    assert!(done && said.contains("n3 is the source"), "{said}");
+    for relay in &relays {
+        relay.wait_for("follow n3", follows_anew).await;
+    }
+    let there = rows(&replicas[1]).await;
+    let lost: Vec<_> = acknowledged.difference(&there).collect();
+    assert!(lost.is_empty(), "acknowledged and lost: {lost:?}");
+    let insert = replicas[1].run(&["INSERT INTO app.t VALUES (1, 'after the failover')"]);
+    within("a commit on n3", SOON, relays[0].logs(), insert).await;
+    wait_for_gtid(&replicas[0], &position(&replicas[1]).await).await;
+    assert_eq!(checksum(&replicas[0]).await, checksum(&replicas[1]).await);
+    // Behind either relay one that begins with nothing gets it all.
+    for (id, relay) in [(4, &relays[0]), (5, &relays[1])] {
+        let fresh = replica(id, relay).await;
+        wait_for_gtid(&fresh, &position(&replicas[1]).await).await;
+        assert_eq!(checksum(&fresh).await, checksum(&replicas[1]).await);
+    }
+}
+
+/// A run that ended when one of two relays followed the new source already: the next run brings the other one there, too, and commits do
+/// not wait for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_that_ended_between_two_relays_is_finished() {
+    let (source, relays, replicas) = two_relays().await;
+    let nodes = [("n1", source.port()), ("n2", replicas[0].port()), ("n3", replicas[1].port())];
+    source.run(&["INSERT INTO app.t VALUES (1, 'row')"]).await;
+    let at = position(&source).await;
+    for replica in &replicas {
+        wait_for_gtid(replica, &at).await;
+    }
+    source.kill9().await;
+    for relay in &relays {
+        relay.order("KINGPOST FENCE TERM 1 TIMELINE 1").await;
+        relay.order("KINGPOST CHOOSE TERM 1 NODE \"n2\"").await;
+    }
+    replicas[0]
+        .run(&[
+            "STOP SLAVE",
+            "SET GLOBAL rpl_semi_sync_master_timeout = 4294967295",
+            "SET GLOBAL rpl_semi_sync_master_wait_point = AFTER_SYNC",
+            "SET GLOBAL rpl_semi_sync_master_wait_no_slave = ON",
+            "SET GLOBAL rpl_semi_sync_master_enabled = ON",
+            "RESET SLAVE ALL",
+            "SET GLOBAL read_only = 0",
+        ])
+        .await;
+    relays[0].order(&format!("KINGPOST FOLLOW TERM 1 ADDRESS \"127.0.0.1:{}\"", replicas[0].port())).await;
+    relays[0].wait_for("follow n2", follows_anew).await;
+    let insert = replicas[0].run(&["INSERT INTO app.t VALUES (2, 'acknowledged by the first relay')"]);
+    within("a commit on n2", SOON, relays[0].logs(), insert).await;
+    let (done, said) = relays[0].failover_with(&[&relays[1]], &nodes, &[]).await;
+    assert!(done, "{said}");
+    for relay in &relays {
+        relay.wait_for("follow n2", follows_anew).await;
+        assert!(!is_fenced(&relay.metrics().await), "{said}");
+    }
+    let insert = replicas[0].run(&["INSERT INTO app.t VALUES (3, 'after it was finished')"]);
+    within("a commit on n2", SOON, relays[0].logs(), insert).await;
+    wait_for_gtid(&replicas[1], &position(&replicas[0]).await).await;
+    assert_eq!(rows(&replicas[1]).await, BTreeSet::from([1, 2, 3]));
+}
+
 /// A crash leaves the beginning of an event: it is cut off, and the source sends it again. A byte that is wrong is no such beginning.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_position_is_found_in_the_files_alone() {

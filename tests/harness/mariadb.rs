@@ -420,14 +420,30 @@ impl BinlogRelay {
     /// # Panics
     /// When it cannot be run.
     pub async fn failover(&self, nodes: &[(&str, u16)], arguments: &[&str]) -> (bool, String) {
+        self.failover_with(&[], nodes, arguments).await
+    }
+
+    /// Runs `kingpost failover` with this relay as `relay1`, with `others` as `relay2` and so on, and with these servers; whether it
+    /// succeeded, and what it said.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub async fn failover_with(
+        &self,
+        others: &[&BinlogRelay],
+        nodes: &[(&str, u16)],
+        arguments: &[&str],
+    ) -> (bool, String) {
         let table = |fields: &[(&str, String)]| {
             Value::Table(fields.iter().map(|(name, value)| ((*name).to_owned(), Value::from(value.clone()))).collect())
         };
         let address = |port: u16| format!("127.0.0.1:{port}");
         let servers = nodes.iter().map(|(name, port)| table(&[("name", (*name).into()), ("address", address(*port))]));
-        let (user, password) = (OPERATOR.0.to_owned(), OPERATOR.1.to_owned());
-        let relay =
-            [("name", "relay1".into()), ("address", address(self.port())), ("user", user), ("password", password)];
+        let relays = std::iter::once(self).chain(others.iter().copied()).enumerate().map(|(index, relay)| {
+            let (user, password) = (OPERATOR.0.to_owned(), OPERATOR.1.to_owned());
+            let name = format!("relay{}", index + 1);
+            table(&[("name", name), ("address", address(relay.port())), ("user", user), ("password", password)])
+        });
         let mut config = Table::new();
         for (path, value) in [
             ("cluster.nodes", Value::from(servers.collect::<Vec<_>>())),
@@ -435,13 +451,25 @@ impl BinlogRelay {
             ("failover.user", REPLICATOR.0.into()),
             ("failover.password", REPLICATOR.1.into()),
             ("failover.step_timeout", "30s".into()),
-            ("failover.relays", vec![table(&relay)].into()),
+            ("failover.relays", relays.collect::<Vec<_>>().into()),
         ] {
             set(&mut config, path, value);
         }
         let path = self.parent.join("failover.toml");
         std::fs::write(&path, toml::to_string(&config).expect("a configuration")).expect("write the configuration");
         kingpost(&["failover"], &path, arguments).await
+    }
+
+    /// Gives the relay an order as an operator, by hand: a statement such as `KINGPOST FENCE TERM 1 TIMELINE 1`.
+    ///
+    /// # Panics
+    /// When the relay does not take it.
+    pub async fn order(&self, statement: &str) {
+        let mut client = tokio::process::Command::new("mariadb");
+        client.args(["--no-defaults", "--protocol=TCP", "--host=127.0.0.1"]).arg(format!("--port={}", self.port()));
+        client.arg(format!("--user={}", OPERATOR.0)).arg(format!("--execute={statement}")).env("MYSQL_PWD", OPERATOR.1);
+        let output = client.kill_on_drop(true).output().await.expect("run mariadb, the client");
+        assert!(output.status.success(), "{statement}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
     /// Runs `kingpost check --online` with its configuration; whether it is good, and what was said.

@@ -1,12 +1,14 @@
 //! `timestamps CLIENT PD CALLERS SECONDS BUSY`: how many timestamps callers get who each ask for the next one when they have theirs, while
 //! BUSY threads of this process calculate. CLIENT is `ours`, `tikv-client` or `tikv-client-4` (four clients, by turns). Prints a line of
-//! JSON: timestamps, seconds, percentiles of a call in microseconds, CPU seconds of this process without the busy threads, batches.
+//! JSON: timestamps, seconds, percentiles of a call in microseconds, CPU seconds of this process without the busy threads; of `ours` also
+//! batches, and for 99 of 100 the bound below which were the wait to be sent and the batches' round trips.
 
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tikv::BUCKETS;
 use tikv::timestamps::Settings;
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -73,6 +75,32 @@ fn calculate(counting: &AtomicBool, stop: &AtomicBool) -> f64 {
     cpu("thread-self") - before
 }
 
+/// Counts of a histogram's buckets.
+type Buckets = [u64; BUCKETS.len() + 1];
+
+/// The parts of a call that ours tells apart: the wait to be sent, and the batches' round trips.
+fn parts(source: &Source) -> [Buckets; 2] {
+    match source {
+        Source::Ours(ours) => {
+            let figures = ours.figures();
+            [&figures.timestamp_wait, &figures.timestamp_round_trip].map(|histogram| histogram.read().0)
+        }
+        Source::Library(_) => [Buckets::default(), Buckets::default()],
+    }
+}
+
+/// The bound in microseconds below which such a share was of what came between two looks at a histogram; 0 where it is above all bounds.
+fn below(before: &Buckets, after: &Buckets, share: f64) -> u64 {
+    let new: Vec<u64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
+    let wanted = new.iter().sum::<u64>() as f64 * share;
+    let mut sum = 0;
+    let reached = new.iter().position(|count| {
+        sum += count;
+        sum as f64 >= wanted
+    });
+    reached.and_then(|at| BUCKETS.get(at)).copied().unwrap_or(0)
+}
+
 #[tokio::main(worker_threads = 2)]
 async fn main() -> Result<(), Failure> {
     let usage = "timestamps CLIENT PD CALLERS SECONDS BUSY";
@@ -111,10 +139,12 @@ async fn main() -> Result<(), Failure> {
         Source::Library(_) => 0,
     };
     let (began, cpu_before, batches_before) = (Instant::now(), cpu("self"), batches(&source));
+    let parts_before = parts(&source);
     counting.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(seconds)).await;
     counting.store(false, Ordering::Relaxed);
     let (elapsed, batches) = (began.elapsed().as_secs_f64(), batches(&source) - batches_before);
+    let [wait, round_trip] = std::array::from_fn(|at| below(&parts_before[at], &parts(&source)[at], 0.99));
     let mut cpu = cpu("self") - cpu_before;
     stop.store(true, Ordering::Relaxed);
     for neighbour in neighbours {
@@ -127,7 +157,8 @@ async fn main() -> Result<(), Failure> {
     took.sort_unstable();
     let at = |share: f64| took.get(((took.len().max(1) - 1) as f64 * share) as usize).copied().unwrap_or(0);
     println!(
-        "{{\"timestamps\": {}, \"seconds\": {elapsed:.3}, \"p50_us\": {}, \"p99_us\": {}, \"cpu\": {cpu:.2}, \"batches\": {batches}}}",
+        "{{\"timestamps\": {}, \"seconds\": {elapsed:.3}, \"p50_us\": {}, \"p99_us\": {}, \"cpu\": {cpu:.2}, \"batches\": {batches}, \
+         \"wait_p99_below_us\": {wait}, \"round_trip_p99_below_us\": {round_trip}}}",
         took.len(),
         at(0.5),
         at(0.99)

@@ -13,6 +13,7 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint, Uri};
 
+use crate::ack::LateAcks;
 use crate::error::Error;
 
 const CONNECT: Duration = Duration::from_secs(2);
@@ -87,7 +88,9 @@ impl Channels {
         if let Some(channel) = self.open.load().get(address) {
             return Ok(channel.clone());
         }
-        let channel = self.own(address)?;
+        let tls = self.security.0.clone();
+        let connector = tower::service_fn(move |uri| connect(uri, tls.clone()));
+        let channel = endpoint(address)?.connect_with_connector_lazy(connector);
         self.open.rcu(|open| {
             let mut open = if open.len() < MOST { HashMap::clone(open) } else { HashMap::new() };
             open.insert(address.to_owned(), channel.clone());
@@ -96,20 +99,30 @@ impl Channels {
         Ok(channel)
     }
 
-    /// A connection that nobody else uses.
+    /// A connection that nobody else uses, for many small questions: pings are acknowledged with the question that follows.
+    ///
+    /// # Errors
+    /// When this is no address.
     pub(crate) fn own(&self, address: &str) -> Result<Channel, Error> {
-        let wrong = |_| Error::refused("connecting", "this is no host:port");
-        let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(wrong)?;
-        let endpoint = endpoint
-            .connect_timeout(CONNECT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(ALIVE)
-            .keep_alive_timeout(ALIVE)
-            .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW);
         let tls = self.security.0.clone();
-        Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |uri| connect(uri, tls.clone()))))
+        let connector = tower::service_fn(move |uri| {
+            let connected = connect(uri, tls.clone());
+            async move { connected.await.map(|stream| TokioIo::new(LateAcks::new(stream.into_inner()))) }
+        });
+        Ok(endpoint(address)?.connect_with_connector_lazy(connector))
     }
+}
+
+fn endpoint(address: &str) -> Result<Endpoint, Error> {
+    let wrong = |_| Error::refused("connecting", "this is no host:port");
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(wrong)?;
+    Ok(endpoint
+        .connect_timeout(CONNECT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(ALIVE)
+        .keep_alive_timeout(ALIVE)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW))
 }
 
 /// What a connection is made of: bytes, encrypted or not.

@@ -17,6 +17,7 @@
 //!   live is over.
 //! - What comes from a server is bounded and checked before it is used. No key and no value is in an error or a log line.
 
+mod ack;
 mod backoff;
 mod channel;
 mod codec;

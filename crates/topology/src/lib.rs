@@ -30,7 +30,6 @@
 //!   there keeps those it began with.
 //! - Nobody outside this crate's tasks waits for a network or a name server.
 
-mod alarm;
 pub mod config;
 mod coordinate;
 mod decide;

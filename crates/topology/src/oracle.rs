@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use alarm::Alarm;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -12,7 +13,6 @@ use tokio_postgres::{Client, Statement};
 use tracing::{debug, error};
 use watermark::{Answer, Batch, Lsn, Oracle, Wanted};
 
-use crate::alarm::Alarm;
 use crate::config::{ClusterConfig, Target};
 use crate::flush::By;
 use crate::handle::Shared;

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use alarm::Alarm;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use watermark::{Answer, Batch, Lsn, Oracle, Wanted};
 use wire::replication::Promised;
 
-use crate::alarm::Alarm;
 use crate::config::ClusterConfig;
 use crate::handle::Shared;
 use crate::view::Term;

@@ -7,7 +7,7 @@
 use std::fmt;
 
 use crate::mark::Watermark;
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Ranges kept. Who looks later than that has lost its place ([`Lapsed`]) and takes another one.
 #[cfg(not(loom))]
@@ -69,6 +69,8 @@ pub struct Lapsed;
 pub struct Dispenser {
     /// The batch that takers join, and how many have: one word, so that a taker's index and the size of the batch cannot disagree.
     filling: AtomicU64,
+    /// The taker that makes the batch so large wakes the driver.
+    enough: AtomicU32,
     /// The newest batch answered.
     answered: Watermark<u64>,
     slots: Box<[Slot]>,
@@ -97,10 +99,11 @@ impl Draw {
 // === impl Dispenser ===
 
 impl Dispenser {
-    /// `wake` is called, from a taker's thread, once a batch: by the first who joins.
+    /// `wake` is called, from a taker's thread, once a batch: by the first who joins, or as [`wake_at`](Dispenser::wake_at) says.
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Dispenser {
         Dispenser {
             filling: AtomicU64::new(1 << TAKER_BITS),
+            enough: AtomicU32::new(1),
             answered: Watermark::new(0),
             slots: (0..KEPT).map(|_| Slot::default()).collect(),
             wake: Box::new(wake),
@@ -115,10 +118,23 @@ impl Dispenser {
         }
         let word = self.filling.fetch_add(1, Ordering::SeqCst);
         let place = Place { batch: word >> TAKER_BITS, index: word & TAKERS };
-        if place.index == 0 {
+        // Between the place and the size that the driver waits for: see `wake_at`.
+        fence(Ordering::SeqCst);
+        if place.index + 1 == u64::from(self.enough.load(Ordering::Relaxed)) {
             (self.wake)();
         }
         Some(place)
+    }
+
+    /// To be called by the driver: from now on, until the next call, the driver is woken by the taker that makes a batch so large; 1: by
+    /// the first. True: so many wait already, and may not have woken anybody.
+    ///
+    /// Either a taker sees the new size, or the driver sees the taker: no taker is forgotten.
+    #[must_use = "who waits already wakes nobody"]
+    pub fn wake_at(&self, takers: u32) -> bool {
+        self.enough.store(takers, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.waiting() >= takers
     }
 
     /// How many are in the batch that has not been sent.
@@ -224,6 +240,21 @@ mod tests {
         let drawn = places.map(|place| dispenser.number(place).unwrap().unwrap());
         assert_eq!(drawn.map(|drawn| drawn.number), [10, 14, 18]);
         assert!(drawn.iter().all(|drawn| drawn.note == 7));
+    }
+
+    #[test]
+    fn the_driver_says_how_many_it_waits_for() {
+        let (dispenser, wakes) = dispenser();
+        assert!(!dispenser.wake_at(3), "nobody waits");
+        for (joined, woken) in [(1, 0), (2, 0), (3, 1), (4, 1)] {
+            dispenser.take().unwrap();
+            assert_eq!(wakes.load(Ordering::SeqCst), woken, "{joined} have joined");
+        }
+        assert!(dispenser.wake_at(2), "more wait already");
+        assert!(!dispenser.wake_at(1 << 20), "fewer wait");
+        assert_eq!(dispenser.begin().unwrap().takers(), 4);
+        dispenser.take().unwrap();
+        assert!(dispenser.wake_at(1), "one came while nobody was to wake the driver");
     }
 
     #[test]

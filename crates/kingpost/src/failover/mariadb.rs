@@ -64,7 +64,10 @@ struct Plan {
     term: u64,
     /// An earlier run has chosen it.
     chosen: Option<String>,
+    /// So many relays must be fenced, or follow the chosen server already.
     fence: usize,
+    /// Names of relays that follow the chosen server already: fenced, they would take nothing more from it, for ever.
+    there: Vec<String>,
 }
 
 /// Why nothing is done.
@@ -80,14 +83,30 @@ enum Refusal {
     Apart(String, String),
     #[error("no server that could be promoted answers")]
     Nobody,
+    #[error("{0} is the source that the relays would be fenced from: they could not follow it afterwards")]
+    Old(String),
+    #[error("{node} was chosen on {relay}, and may be the source already: the fences stay")]
+    Begun { relay: String, node: String },
 }
 
 fn standing(relays: &[Seen]) -> impl Iterator<Item = (&Seen, &BinlogStanding)> {
     relays.iter().filter_map(|relay| relay.standing.as_ref().ok().map(|standing| (relay, standing)))
 }
 
+/// Whether a relay takes what a server writes: it has got over any fence, into an epoch of that server.
+fn follows(standing: &BinlogStanding, node: &Node) -> bool {
+    let is_source = node.state.as_ref().is_ok_and(|state| state.server_id == standing.source);
+    !standing.fenced && (is_source || standing.upstream == node.address)
+}
+
 /// What a survey comes to.
-fn plan(relays: &[Seen], acknowledgements: usize, to: Option<&str>, force: bool) -> Result<Plan, Refusal> {
+fn plan(
+    nodes: &[Node],
+    relays: &[Seen],
+    acknowledgements: usize,
+    to: Option<&str>,
+    force: bool,
+) -> Result<Plan, Refusal> {
     let fence = needed(relays.len(), acknowledgements);
     let answer = standing(relays).count();
     if answer < fence {
@@ -95,6 +114,14 @@ fn plan(relays: &[Seen], acknowledgements: usize, to: Option<&str>, force: bool)
     }
     let lives = |standing: &BinlogStanding| !standing.fenced && standing.upstream_state == "streaming";
     let elected = standing(relays).filter_map(|(_, standing)| standing.chosen.clone()).max();
+    let node = elected.as_ref().and_then(|(_, name)| nodes.iter().find(|node| node.name == *name));
+    let there: Vec<String> = standing(relays)
+        .filter(|(_, standing)| node.is_some_and(|node| follows(standing, node)))
+        .map(|(relay, _)| relay.name.clone())
+        .collect();
+    // A relay follows the chosen server, so that choice was carried out. If the server is gone by now, this is the next failover.
+    let done = !there.is_empty() && node.is_some_and(|node| node.state.is_err());
+    let (elected, there) = if done { (None, Vec::new()) } else { (elected, there) };
     if let Some((relay, standing)) = standing(relays).find(|(_, standing)| lives(standing))
         && !force
         && elected.is_none()
@@ -108,7 +135,16 @@ fn plan(relays: &[Seen], acknowledgements: usize, to: Option<&str>, force: bool)
         return Err(Refusal::Chosen { chosen: chosen.clone(), to: to.into() });
     }
     let term = standing(relays).map(|(_, standing)| standing.term).max().unwrap_or(0) + 1;
-    Ok(Plan { term, chosen, fence })
+    Ok(Plan { term, chosen, fence, there })
+}
+
+/// Whether the fences may be taken away: nothing is changed on any relay if a node was chosen on one.
+fn may_abort(relays: &[Seen]) -> Result<(), Refusal> {
+    let chosen = standing(relays).find_map(|(relay, standing)| Some((relay, standing.chosen.as_ref()?)));
+    match chosen {
+        Some((relay, (_, node))) => Err(Refusal::Begun { relay: relay.name.clone(), node: node.clone() }),
+        None => Ok(()),
+    }
 }
 
 /// The relay that has everything that any of them has.
@@ -227,16 +263,19 @@ pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failur
         let advice = match &refusal {
             Refusal::Lives { .. } => "--force takes the relays away from it all the same",
             Refusal::Chosen { .. } => "leave --to out",
+            Refusal::Old(_) => "`kingpost failover --abort` lets them go on with it; else name a replica",
             _ => "look at what is shown above",
         };
         Failure::runtime(refusal.to_string()).advise(advice)
     };
-    let plan = plan(&relays, acknowledgements, args.to.as_deref(), args.force).map_err(refuse)?;
+    let plan = plan(&nodes, &relays, acknowledgements, args.to.as_deref(), args.force).map_err(refuse)?;
     let only = plan.chosen.as_deref().or(args.to.as_deref());
-    let old = standing(&relays).max_by_key(|(_, standing)| standing.epoch).map_or(0, |(_, standing)| standing.source);
+    let to_fence = || standing(&relays).filter(|(relay, _)| !plan.there.contains(&relay.name));
+    let old = to_fence().max_by_key(|(_, standing)| standing.epoch).map_or(0, |(_, standing)| standing.source);
     let found = candidates(&nodes, old, only);
-    if found.is_empty() {
-        return Err(refuse(Refusal::Nobody));
+    let Some(first) = found.first() else { return Err(refuse(Refusal::Nobody)) };
+    if first.state.as_ref().is_ok_and(|state| state.server_id == old) {
+        return Err(refuse(Refusal::Old(first.name.clone())));
     }
     if args.dry_run {
         let names: Vec<&str> = found.iter().map(|node| node.name.as_str()).collect();
@@ -253,6 +292,10 @@ pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failur
     let mut fenced = Vec::new();
     for (index, relay) in relays.iter().enumerate() {
         let Ok(standing) = &relay.standing else { continue };
+        if plan.there.contains(&relay.name) {
+            out::line(format_args!("{}: follows the new source already", relay.name));
+            continue;
+        }
         let order = Order::Fence { term: plan.term, timeline: standing.epoch };
         match parts.order(index, &order) {
             Ok(standing) => fenced.push((index, Seen { standing: Ok(standing), ..relay.clone() })),
@@ -260,8 +303,9 @@ pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failur
         }
     }
     let seen: Vec<Seen> = fenced.iter().map(|(_, relay)| relay.clone()).collect();
-    if seen.len() < plan.fence {
-        return Err(refuse(Refusal::TooFew { answer: seen.len(), relays: relays.len(), fence: plan.fence }));
+    let (taken, there) = (seen.len() + plan.there.len(), plan.there.len());
+    if taken < plan.fence {
+        return Err(refuse(Refusal::TooFew { answer: taken, relays: relays.len(), fence: plan.fence }));
     }
     let (best, has) = furthest(&seen).map_err(refuse)?;
     let wanted = has.state.position();
@@ -269,7 +313,8 @@ pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failur
 
     let mut failed = Vec::new();
     for node in found {
-        match promote(&parts, node, best, &wanted, &fenced, plan.term, limit) {
+        let enough = plan.fence.saturating_sub(there);
+        match promote(&parts, node, best, &wanted, &fenced, (plan.term, enough), limit) {
             Ok(()) => {
                 out::line(format_args!("{} is the source", node.name));
                 return follow(&parts, node, &fenced, plan.term);
@@ -297,14 +342,14 @@ fn standing_not(relays: &[Seen]) -> usize {
     relays.len() - standing(relays).count()
 }
 
-/// Has a server catch up, chooses it, and makes it the source.
+/// Has a server catch up, chooses it in the term on `enough` relays at least, and makes it the source.
 fn promote(
     parts: &Parts,
     node: &Node,
     best: &Seen,
     wanted: &Position,
     fenced: &[(usize, Seen)],
-    term: u64,
+    (term, enough): (u64, usize),
     limit: Duration,
 ) -> Result<(), String> {
     let mut session = parts.server(&node.address)?;
@@ -337,7 +382,6 @@ fn promote(
             Err(error) => out::line(format_args!("{}: {error}", relay.name)),
         }
     }
-    let enough = needed(parts.config.failover.relays.len(), parts.config.failover.acknowledgements);
     if chosen < enough {
         return Err(format!("{chosen} relays took the choice, and {enough} are needed: another run may be under way"));
     }
@@ -376,10 +420,17 @@ fn follow(parts: &Parts, node: &Node, fenced: &[(usize, Seen)], term: u64) -> Re
         .advise("run it again once the relays answer"))
 }
 
-/// Takes the fence away.
+/// Takes the fences away, unless a node was chosen.
 fn abort(parts: &Parts, relays: &[Seen]) -> Result<(), Failure> {
+    may_abort(relays).map_err(|refusal| {
+        Failure::runtime(refusal.to_string()).advise("`kingpost failover` goes on with that server")
+    })?;
     let term = standing(relays).map(|(_, standing)| standing.term).max().unwrap_or(0) + 1;
-    let mut failed = Vec::new();
+    let mut failed: Vec<String> = relays
+        .iter()
+        .filter_map(|relay| Some((relay, relay.standing.as_ref().err()?)))
+        .map(|(relay, why)| format!("{}: a fence would stay, for it does not answer: {why}", relay.name))
+        .collect();
     for (index, relay) in relays.iter().enumerate().filter(|(_, relay)| relay.standing.as_ref().is_ok_and(|s| s.fenced))
     {
         if let Err(error) = parts.order(index, &Order::Release { term }) {
@@ -449,7 +500,9 @@ mod tests {
         let lost = |name| relay(name, 2, false, None, "0-1-9", "cannot connect");
         let lives = relay("r", 2, false, None, "0-1-9", "streaming");
         let chose = relay("r", 4, true, Some((4, "n2")), "0-1-9", "fenced");
-        let ok = |term, chosen: Option<&str>, fence| Ok(Plan { term, chosen: chosen.map(str::to_owned), fence });
+        let ok = |term, chosen: Option<&str>, fence| {
+            Ok(Plan { term, chosen: chosen.map(str::to_owned), fence, there: Vec::new() })
+        };
         for (relays, w, to, force, expected) in [
             (vec![lost("a")], 1, None, false, ok(3, None, 1)),
             (vec![lives.clone()], 1, None, true, ok(3, None, 1)),
@@ -460,8 +513,57 @@ mod tests {
             (vec![chose.clone()], 1, Some("n2"), false, ok(5, Some("n2"), 1)),
             (vec![chose], 1, Some("n3"), false, Err(Refusal::Chosen { chosen: "n2".into(), to: "n3".into() })),
         ] {
-            assert_eq!(plan(&relays, w, to, force), expected, "{relays:?}");
+            assert_eq!(plan(&[], &relays, w, to, force), expected, "{relays:?}");
         }
+    }
+
+    fn node(name: &str, server_id: u32, position: &str) -> Node {
+        let state = NodeState {
+            server_id,
+            log: State::default(),
+            position: position.parse().unwrap(),
+            read_only: true,
+            master: None,
+        };
+        Node { name: name.into(), address: format!("{name}:1"), state: Ok(state) }
+    }
+
+    #[test]
+    fn an_earlier_run_ended_when_some_relays_followed() {
+        let on = |source: u32, upstream: &str, mut relay: Seen| {
+            let standing = relay.standing.as_mut().unwrap();
+            (standing.source, standing.upstream) = (source, upstream.into());
+            relay
+        };
+        let left = || relay("left", 4, true, Some((4, "n2")), "0-1-9", "fenced");
+        let went = |state| on(2, "n2:1", relay("went", 4, false, None, "0-1-9,0-2-10", state));
+        let fence_stays = on(1, "n2:1", relay("late", 4, true, Some((4, "n2")), "0-1-9", "cannot connect"));
+        let gone = Node { state: Err("down".into()), ..node("n2", 2, "") };
+        let there = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let ok = |chosen: Option<&str>, names: &[&str]| {
+            Ok(Plan { term: 5, chosen: chosen.map(str::to_owned), fence: 2, there: there(names) })
+        };
+        let lives = Refusal::Lives { relay: "went".into(), upstream: "n2:1".into() };
+        for (server, relays, expected) in [
+            (node("n2", 2, ""), [left(), went("streaming")], ok(Some("n2"), &["went"])),
+            (node("n2", 2, ""), [left(), went("cannot connect")], ok(Some("n2"), &["went"])),
+            (node("n2", 2, ""), [left(), fence_stays.clone()], ok(Some("n2"), &[])),
+            (gone.clone(), [left(), fence_stays], ok(Some("n2"), &[])),
+            // The new source is lost, too.
+            (gone.clone(), [left(), went("cannot connect")], ok(None, &[])),
+            // Only from here it cannot be seen.
+            (gone, [left(), went("streaming")], Err(lives)),
+        ] {
+            assert_eq!(plan(&[server], &relays, 1, None, false), expected, "{relays:?}");
+        }
+    }
+
+    #[test]
+    fn fences_are_taken_away_only_while_nothing_is_chosen() {
+        let fenced = |name, chosen| relay(name, 3, true, chosen, "0-1-9", "fenced");
+        assert_eq!(may_abort(&[fenced("a", None), fenced("b", None), silent("c")]), Ok(()));
+        let begun = Refusal::Begun { relay: "b".into(), node: "n3".into() };
+        assert_eq!(may_abort(&[fenced("a", None), fenced("b", Some((3, "n3")))]), Err(begun));
     }
 
     #[test]
@@ -475,17 +577,6 @@ mod tests {
 
     #[test]
     fn who_may_be_promoted() {
-        let node = |name: &str, server_id, position: &str| Node {
-            name: name.into(),
-            address: format!("{name}:1"),
-            state: Ok(NodeState {
-                server_id,
-                log: State::default(),
-                position: position.parse().unwrap(),
-                read_only: true,
-                master: None,
-            }),
-        };
         let nodes = [
             node("old", 1, "0-1-20"),
             node("behind", 2, "0-1-5"),

@@ -5,12 +5,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use alarm::Alarm;
 use futures_util::StreamExt as _;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Streaming;
 
-use super::pipeline::{Pipeline, Said};
+use super::pipeline::{Next, Pipeline, Said};
 use super::{Settings, Shared};
 use crate::backoff::Backoff;
 use crate::figures::add;
@@ -76,13 +77,20 @@ async fn stream(
     // The server's side of the stream begins with its first answer.
     let mut opening = pin!(async { client.tso(requests.boxed()).await.map(tonic::Response::into_inner) });
     let mut answers: Option<Streaming<TsoResponse>> = None;
+    let mut alarm = Alarm::new();
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        while let Some(count) = pipeline.next(&shared.dispenser, shared.now()) {
-            if questions.send(count).is_err() {
-                return "the stream was closed".into();
+        let due = loop {
+            match pipeline.next(&shared.dispenser, shared.now()) {
+                Next::Send(count) if questions.send(count).is_err() => return "the stream was closed".into(),
+                Next::Send(_) => {}
+                Next::Wait(due) => break Some(shared.began + due),
+                Next::Nothing => break None,
             }
+        };
+        if due.is_none() {
+            alarm.stop();
         }
         let answer = match &mut answers {
             None => tokio::select! {
@@ -95,12 +103,14 @@ async fn stream(
                     Err(status) => return describe(&status),
                 },
                 () = shared.wake.notified() => continue,
+                () = alarm.until(due.unwrap_or(shared.began)), if due.is_some() => continue,
                 _ = look.tick() => None,
             },
             Some(stream) => tokio::select! {
                 biased;
                 answer = stream.message() => Some(answer),
                 () = shared.wake.notified() => continue,
+                () = alarm.until(due.unwrap_or(shared.began)), if due.is_some() => continue,
                 _ = look.tick() => None,
             },
         };
@@ -133,8 +143,10 @@ fn land(
     let at = answer.timestamp.as_ref().ok_or("an answer without a timestamp")?;
     let said = Said { count: answer.count, physical: at.physical, logical: at.logical, suffix_bits: at.suffix_bits };
     let now = shared.now();
-    let landed = pipeline.answered(said, now).inspect_err(|_| add(&shared.figures.timestamps_refused, 1))?;
-    if let Some(count) = pipeline.next(&shared.dispenser, now) {
+    let landed = pipeline
+        .answered(said, shared.dispenser.waiting(), now)
+        .inspect_err(|_| add(&shared.figures.timestamps_refused, 1))?;
+    if let Next::Send(count) = pipeline.next(&shared.dispenser, now) {
         // Where the stream is closed the loop finds that out.
         let _ = questions.send(count);
     }

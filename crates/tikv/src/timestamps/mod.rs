@@ -1,8 +1,9 @@
 //! Timestamps of PD: each higher than all that were given before it was asked for, and nobody's twice.
 //!
-//! A caller takes a place in the batch that is sent next; one that is on its way is never joined. Some batches are on their way at
-//! the same time, over one stream, and are answered in order. While as many are on their way as may be, callers gather: so a
-//! batch is small where PD is quick and large where there is much to do, and nobody waits for a batch to fill.
+//! A caller takes a place in the batch that is sent next; a batch that is on its way is never joined. Several batches are on their way at
+//! the same time, over one stream, and are answered in order. They keep a distance of an eighth of a round trip, and callers gather
+//! meanwhile: so a batch is small where little is asked and large where much is, nobody waits for a batch to fill, and whoever asks while
+//! nothing is on the way is sent at once.
 //!
 //! The thread that drives the stream publishes an answer and goes on: callers compute their own timestamps from it.
 
@@ -39,8 +40,8 @@ impl Timestamp {
 /// How timestamps are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Batches that may be on their way at the same time: 1 to 64. More shorten the wait where the round trip is long, and make
-    /// batches smaller, which costs CPU.
+    /// Batches that may be on their way at the same time, at most: 1 to 64. Their distance in time keeps them to about nine; this is the
+    /// limit where a round trip suddenly takes much longer.
     pub in_flight: usize,
     /// A stream over which an answer does not come for so long is given up, and PD's leader looked for anew.
     pub stall: Duration,
@@ -48,7 +49,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { in_flight: 4, stall: Duration::from_secs(2) }
+        Settings { in_flight: 16, stall: Duration::from_secs(2) }
     }
 }
 

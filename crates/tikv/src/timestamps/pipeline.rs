@@ -1,5 +1,15 @@
-//! Which batches are on their way, and what an answer means for them. No I/O and no clock: times come in.
-
+//! Which batches are on their way, when the next one may be sent, and what an answer means for them. No I/O and no clock: times come in.
+//!
+//! Callers ask again as soon as they have an answer, one after the other as the scheduler wakes them. A batch sent for the first of them
+//! would be small, and so would the next: a handful of small batches would take all places on the way, and everybody else would wait a
+//! whole round trip for a place, and a second one for the answer. So a batch waits for company, and never for longer than an
+//! eighth of a round trip:
+//!
+//! - for as many as have just been answered: they are about to ask again;
+//! - for an answer that is due so soon, and for those who get it;
+//! - otherwise until the batch before is an eighth of a round trip old.
+//!
+//! Callers that ask at about the same time go in one batch from then on, which costs the least. Who asks alone never waits.
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +25,29 @@ const PHYSICAL: i64 = 1 << (63 - LOGICAL_BITS);
 /// PD marks timestamps of its local allocators by bits below; more than these leave nothing of the logical part.
 const MOST_SUFFIX_BITS: u32 = 4;
 
+/// A batch waits for company for this part of a round trip, at most.
+const PART: u32 = 8;
+/// A batch may wait for so long in any case: a shorter time is not worth a timer.
+const SHORTEST: Duration = Duration::from_micros(50);
+/// A batch never waits for longer, whatever one slow answer has said of the round trip.
+const LONGEST: Duration = Duration::from_millis(5);
+/// Of a new round trip, this part goes into the mean.
+const SHARE: u32 = 8;
+
+/// A batch is never so large: nobody who joins wakes the driver.
+const NOBODY: u32 = u32::MAX;
+
+/// What the driver is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Ask for so many timestamps, and look again.
+    Send(u32),
+    /// Look again at this time, or when there is an answer.
+    Wait(Duration),
+    /// Look again when there is an answer, or when somebody asks.
+    Nothing,
+}
+
 /// What PD answers, as far as it is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Said {
@@ -29,8 +62,25 @@ pub(super) struct Said {
 pub(super) struct Pipeline {
     most: usize,
     flying: VecDeque<Flight>,
+    /// When the newest batch was sent.
+    sent: Duration,
+    /// The mean of the last ones; `None` before the first answer.
+    round_trip: Option<Duration>,
+    /// Who is about to ask again; `None` since the last batch was sent, and when they have had the time to.
+    told: Option<Told>,
+    /// Since when somebody waits in the batch that is not sent, as far as it was looked.
+    waits: Option<Duration>,
     /// The highest timestamp that was given.
     last: u64,
+}
+
+/// Answers since the last batch was sent.
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    /// When the first of them came.
+    at: Duration,
+    /// So many wait once all who were answered have asked again.
+    expected: u32,
 }
 
 #[derive(Debug)]
@@ -63,31 +113,86 @@ impl Landed {
 impl Pipeline {
     /// With at most so many batches on their way.
     pub(super) fn new(most: usize) -> Pipeline {
-        Pipeline { most: most.clamp(1, 64), flying: VecDeque::new(), last: 0 }
+        Pipeline {
+            most: most.clamp(1, 64),
+            flying: VecDeque::new(),
+            sent: Duration::ZERO,
+            round_trip: None,
+            told: None,
+            waits: None,
+            last: 0,
+        }
     }
 
-    /// How many timestamps to ask for now, over the present stream: a batch that an earlier stream has lost, else one of those who
-    /// wait. `None`: nothing, for now. To be called until then.
-    pub(super) fn next(&mut self, dispenser: &Dispenser, now: Duration) -> Option<u32> {
+    /// What to do now over the present stream: send again a batch that an earlier stream has lost, else send one of those who wait.
+    /// To be called until it says no more `Send`.
+    pub(super) fn next(&mut self, dispenser: &Dispenser, now: Duration) -> Next {
         if let Some(lost) = self.flying.iter_mut().find(|flight| flight.sent.is_none()) {
             lost.sent = Some(now);
-            return Some(lost.draw.takers());
+            return Next::Send(lost.draw.takers());
         }
-        if self.flying.len() >= self.most {
-            return None;
+        loop {
+            let (next, enough) = self.decide(dispenser.waiting(), now);
+            // Who came in between may not have woken anybody.
+            if !matches!(next, Next::Send(_)) && dispenser.wake_at(enough) {
+                continue;
+            }
+            if !matches!(next, Next::Send(_)) {
+                return next;
+            }
+            let Some(draw) = dispenser.begin() else { return Next::Nothing };
+            let takers = draw.takers();
+            self.flying.push_back(Flight { draw, sent: Some(now) });
+            (self.sent, self.told, self.waits) = (now, None, None);
+            return Next::Send(takers);
         }
-        let draw = dispenser.begin()?;
-        let takers = draw.takers();
-        self.flying.push_back(Flight { draw, sent: Some(now) });
-        Some(takers)
     }
 
-    /// PD has answered. What comes back is for [`Landed::publish`]; the place on the way is free already.
+    /// What to do while so many wait; and how many must wait for the driver to be woken.
+    fn decide(&mut self, waiting: u32, now: Duration) -> (Next, u32) {
+        let patience = self.patience();
+        if waiting > 0 && self.waits.is_none() {
+            self.waits = Some(self.told.map_or(now, |told| told.at));
+        }
+        self.told = self.told.filter(|told| now < told.at + patience);
+        let expected = self.told.map_or(0, |told| told.expected);
+        if self.flying.len() >= self.most {
+            return (Next::Nothing, NOBODY);
+        }
+        let Some(waits) = self.waits else {
+            return match self.told {
+                Some(told) if told.expected > 1 => (Next::Wait(told.at + patience), told.expected),
+                // Whoever was answered alone wakes the driver: a timer would be for nothing.
+                _ => (Next::Nothing, 1),
+            };
+        };
+        let oldest = self.flying.front().and_then(|flight| flight.sent);
+        let due_soon = oldest.is_some_and(|sent| sent + self.round_trip.unwrap_or_default() < now + patience);
+        let until = waits + patience;
+        let apart = if expected == 0 && oldest.is_some() { until.min(self.sent + patience) } else { now };
+        if now < until && waiting < expected {
+            (Next::Wait(until), expected)
+        } else if now < until && due_soon {
+            (Next::Wait(until), NOBODY)
+        } else if now < apart {
+            (Next::Wait(apart), NOBODY)
+        } else {
+            (Next::Send(waiting), NOBODY)
+        }
+    }
+
+    /// How long a batch may wait for company.
+    fn patience(&self) -> Duration {
+        self.round_trip.map_or(Duration::ZERO, |round_trip| (round_trip / PART).clamp(SHORTEST, LONGEST))
+    }
+
+    /// PD has answered, while so many wait for the next batch. What comes back is for [`Landed::publish`]; the place on the way is free
+    /// already.
     ///
     /// # Errors
     /// When this cannot be the answer to the oldest batch, or is not higher than all answers before. Nothing of it is given to anybody:
     /// the stream has to be given up, and the batch is asked for again over the next one.
-    pub(super) fn answered(&mut self, said: Said, now: Duration) -> Result<Landed, Arc<str>> {
+    pub(super) fn answered(&mut self, said: Said, waiting: u32, now: Duration) -> Result<Landed, Arc<str>> {
         let Some(Flight { draw, sent: Some(sent) }) = self.flying.front() else {
             return Err("an answer that nobody asked for".into());
         };
@@ -98,8 +203,12 @@ impl Pipeline {
         let step = 1 << said.suffix_bits;
         let range = Range { first, step, note: micros(*sent) };
         let round_trip = now.saturating_sub(*sent);
+        let mean = self.round_trip.map_or(round_trip, |mean| mean - mean / SHARE + round_trip / SHARE);
+        self.round_trip = Some(mean);
         self.last = first + u64::from(draw.takers() - 1) * step;
         let Some(Flight { draw, .. }) = self.flying.pop_front() else { return Err("no batch".into()) };
+        let before = self.told.unwrap_or(Told { at: now, expected: waiting });
+        self.told = Some(Told { expected: before.expected + draw.takers(), ..before });
         Ok(Landed { draw, range, round_trip })
     }
 
@@ -146,7 +255,8 @@ fn micros(time: Duration) -> u64 {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::collections::HashSet;
+    use std::collections::{BTreeSet, HashSet};
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use proptest::prelude::*;
     use watermark::Place;
@@ -169,21 +279,21 @@ mod tests {
     fn batches_are_sent_while_others_are_on_their_way_and_then_gather() {
         let dispenser = Dispenser::new(|| {});
         let mut pipeline = Pipeline::new(2);
-        assert_eq!(pipeline.next(&dispenser, now(0)), None, "nobody waits");
+        assert_eq!(pipeline.next(&dispenser, now(0)), Next::Nothing, "nobody waits");
         let first = dispenser.take().unwrap();
-        assert_eq!(pipeline.next(&dispenser, now(1)), Some(1));
+        assert_eq!(pipeline.next(&dispenser, now(1)), Next::Send(1));
         let second = dispenser.take().unwrap();
-        assert_eq!(pipeline.next(&dispenser, now(2)), Some(1), "it does not wait for the first one's answer");
+        assert_eq!(pipeline.next(&dispenser, now(2)), Next::Send(1), "it does not wait for the first one's answer");
         let third = [dispenser.take().unwrap(), dispenser.take().unwrap()];
-        assert_eq!(pipeline.next(&dispenser, now(3)), None, "two are on their way");
-        let landed = pipeline.answered(said(1, 7, 5), now(4)).unwrap();
+        assert_eq!(pipeline.next(&dispenser, now(3)), Next::Nothing, "two are on their way");
+        let landed = pipeline.answered(said(1, 7, 5), dispenser.waiting(), now(4)).unwrap();
         assert_eq!((landed.takers(), landed.round_trip), (1, now(3)));
-        assert_eq!(pipeline.next(&dispenser, now(4)), Some(2), "before those of the first are told");
+        assert_eq!(pipeline.next(&dispenser, now(4)), Next::Send(2), "they have waited for too long already");
         landed.publish(&dispenser);
         assert_eq!(number(&dispenser, first), Some(7 << 18 | 5));
         assert_eq!(number(&dispenser, second), None);
-        pipeline.answered(said(1, 7, 6), now(5)).unwrap().publish(&dispenser);
-        pipeline.answered(said(2, 7, 8), now(5)).unwrap().publish(&dispenser);
+        pipeline.answered(said(1, 7, 6), dispenser.waiting(), now(5)).unwrap().publish(&dispenser);
+        pipeline.answered(said(2, 7, 8), dispenser.waiting(), now(5)).unwrap().publish(&dispenser);
         assert_eq!(third.map(|place| number(&dispenser, place)), [Some(7 << 18 | 7), Some(7 << 18 | 8)]);
     }
 
@@ -192,20 +302,177 @@ mod tests {
         let dispenser = Dispenser::new(|| {});
         let mut pipeline = Pipeline::new(2);
         let one = dispenser.take().unwrap();
-        pipeline.next(&dispenser, now(0)).unwrap();
+        assert_eq!(pipeline.next(&dispenser, now(0)), Next::Send(1));
         let two = [(); 3].map(|()| dispenser.take().unwrap());
-        pipeline.next(&dispenser, now(0)).unwrap();
+        assert_eq!(pipeline.next(&dispenser, now(0)), Next::Send(3));
         let late = dispenser.take().unwrap();
         pipeline.lost();
         assert_eq!(pipeline.waits_since(), None, "nothing is on its way");
         let again = [1, 2, 3].map(|n| pipeline.next(&dispenser, now(n)));
-        assert_eq!(again, [Some(1), Some(3), None]);
+        assert_eq!(again, [Next::Send(1), Next::Send(3), Next::Nothing]);
         assert_eq!(pipeline.waits_since(), Some(now(1)));
-        pipeline.answered(said(1, 9, 0), now(9)).unwrap().publish(&dispenser);
-        pipeline.answered(said(3, 9, 3), now(9)).unwrap().publish(&dispenser);
+        pipeline.answered(said(1, 9, 0), dispenser.waiting(), now(9)).unwrap().publish(&dispenser);
+        pipeline.answered(said(3, 9, 3), dispenser.waiting(), now(9)).unwrap().publish(&dispenser);
         assert_eq!(number(&dispenser, one), Some(9 << 18));
         assert_eq!(two.map(|place| number(&dispenser, place).unwrap() & 0xff), [1, 2, 3]);
-        assert_eq!((number(&dispenser, late), pipeline.next(&dispenser, now(9))), (None, Some(1)));
+        assert_eq!((number(&dispenser, late), pipeline.next(&dispenser, now(10))), (None, Next::Send(1)));
+    }
+
+    #[test]
+    fn a_batch_waits_for_those_who_were_answered_and_for_an_answer_that_is_due() {
+        let wakes = Arc::new(AtomicU32::new(0));
+        let counter = Arc::clone(&wakes);
+        let dispenser = Dispenser::new(move || {
+            counter.fetch_add(1, Ordering::SeqCst);
+        });
+        let ask = |n: u32| {
+            let before = wakes.load(Ordering::SeqCst);
+            (0..n).for_each(|_| assert!(dispenser.take().is_some()));
+            wakes.load(Ordering::SeqCst) - before
+        };
+        let mut pipeline = Pipeline::new(16);
+        ask(3);
+        assert_eq!(pipeline.next(&dispenser, now(0)), Next::Send(3));
+        assert_eq!(
+            (pipeline.next(&dispenser, now(0)), ask(2)),
+            (Next::Nothing, 1),
+            "the first who comes wakes the driver"
+        );
+        assert_eq!(pipeline.next(&dispenser, now(7)), Next::Send(2), "nobody knows yet how long a round trip takes");
+        pipeline.answered(said(3, 1, 3), 0, now(16)).unwrap().publish(&dispenser);
+        // A round trip takes 16 ms: two are waited for three, and then one for the answer that is due at 23.
+        assert_eq!(pipeline.next(&dispenser, now(16)), Next::Wait(now(18)));
+        assert_eq!(ask(2), 0, "three are waited for");
+        assert_eq!(pipeline.next(&dispenser, now(17)), Next::Wait(now(18)));
+        assert_eq!(ask(1), 1);
+        assert_eq!(pipeline.next(&dispenser, now(17)), Next::Send(3), "at once");
+        assert_eq!((pipeline.next(&dispenser, now(17)), ask(1)), (Next::Nothing, 1));
+        assert_eq!(pipeline.next(&dispenser, now(22)), Next::Wait(now(24)));
+        pipeline.answered(said(2, 1, 5), dispenser.waiting(), now(23)).unwrap().publish(&dispenser);
+        assert_eq!((pipeline.next(&dispenser, now(23)), ask(2)), (Next::Wait(now(24)), 1));
+        assert_eq!(pipeline.next(&dispenser, now(23)), Next::Send(3), "all who are expected are there");
+        // Those who were answered do not come back.
+        pipeline.answered(said(3, 1, 8), 0, now(33)).unwrap().publish(&dispenser);
+        pipeline.answered(said(3, 1, 11), 0, now(34)).unwrap().publish(&dispenser);
+        let Next::Wait(until) = pipeline.next(&dispenser, now(34)) else { panic!("six are expected") };
+        assert_eq!((pipeline.next(&dispenser, until), ask(1)), (Next::Nothing, 1), "and not any longer");
+        assert_eq!(pipeline.next(&dispenser, now(100)), Next::Send(1));
+    }
+
+    /// What closed-loop callers see in [`crowd`], once the round trip is known.
+    #[derive(Debug, Default)]
+    struct Crowd {
+        /// The longest time from a question to the sending of its batch.
+        longest: u64,
+        batches: u64,
+        most_on_the_way: usize,
+    }
+
+    /// So many callers who each ask again as soon as they have their answer, for 40 round trips of so many microseconds; one of `straggles`
+    /// takes up to a round trip for it. The scheduler wakes one caller a microsecond, and the driver takes 15 for a batch: so a batch
+    /// that is sent for the first of many is small. The driver looks when it is woken, at an answer, and when it wanted to.
+    fn crowd(callers: u64, round_trip: u64, straggles: u64) -> Crowd {
+        let woken = Arc::new(AtomicU32::new(0));
+        let counter = Arc::clone(&woken);
+        let dispenser = Dispenser::new(move || {
+            counter.fetch_add(1, Ordering::SeqCst);
+        });
+        let mut pipeline = Pipeline::new(16);
+        let mut crowd = Crowd::default();
+        // When each caller asks.
+        let mut runnable: VecDeque<u64> = (0..callers).collect();
+        let mut late: BTreeSet<(u64, u64)> = BTreeSet::new();
+        let mut asked: Vec<u64> = Vec::new();
+        let mut answers: VecDeque<(u64, u32)> = VecDeque::new();
+        let (mut counter, mut driver_free, mut alarm, mut random) = (0, 0, None, 1u64);
+        for at in 0..40 * round_trip {
+            let now = Duration::from_micros(at);
+            if late.first().is_some_and(|(due, _)| *due <= at) && late.pop_first().is_some() {
+                runnable.push_back(at);
+            }
+            if runnable.pop_front_if(|due| *due <= at).is_some() {
+                dispenser.take().unwrap();
+                asked.push(at);
+            }
+            if at < driver_free {
+                continue;
+            }
+            let answer = answers.pop_front_if(|(due, _)| *due <= at);
+            if let Some((_, takers)) = answer {
+                counter += i64::from(takers);
+                pipeline.answered(said(takers, 1, counter), dispenser.waiting(), now).unwrap().publish(&dispenser);
+                for taker in 0..u64::from(takers) {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    if straggles > 0 && (random >> 33) % straggles == 0 {
+                        late.insert((at + (random >> 40) % round_trip, at << 20 | taker));
+                    } else {
+                        runnable.push_back(at);
+                    }
+                }
+            }
+            if answer.is_none() && woken.swap(0, Ordering::SeqCst) == 0 && alarm.is_none_or(|due| now < due) {
+                continue;
+            }
+            alarm = None;
+            match pipeline.next(&dispenser, now) {
+                Next::Send(takers) => {
+                    answers.push_back((at + round_trip, takers));
+                    driver_free = at + 15;
+                    alarm = Some(now);
+                    if at > 8 * round_trip {
+                        crowd.longest = crowd.longest.max(at - asked.iter().min().unwrap());
+                        crowd.batches += 1;
+                        crowd.most_on_the_way = crowd.most_on_the_way.max(answers.len());
+                    }
+                    asked.clear();
+                }
+                Next::Wait(due) => alarm = Some(due),
+                Next::Nothing => {}
+            }
+        }
+        crowd
+    }
+
+    #[test]
+    fn nobody_in_a_crowd_waits_for_more_than_a_part_of_a_round_trip_to_be_sent() {
+        for (callers, round_trip, straggles, batches) in [
+            (1, 3000, 0, 1),
+            (2, 3000, 0, 1),
+            (16, 3000, 0, 1),
+            (64, 3000, 0, 1),
+            (256, 3000, 0, 2),
+            (1024, 3000, 0, 4),
+            (16, 3000, 50, 3),
+            (256, 3000, 50, 9),
+            (256, 20_000, 50, 9),
+            (16, 100, 0, 1),
+            (256, 100, 0, 3),
+            (256, 400, 0, 9),
+        ] {
+            let crowd = crowd(callers, round_trip, straggles);
+            let case = format!("{callers} callers, {round_trip}, one of {straggles} late: {crowd:?}");
+            // The driver may be at another batch, or at an answer, when the time has come.
+            assert!(crowd.longest <= (round_trip / 8).max(50) + 50, "{case}");
+            assert!(crowd.batches <= 32 * batches, "{case}");
+            assert!(crowd.most_on_the_way <= 9, "{case}");
+        }
+    }
+
+    #[test]
+    fn one_slow_answer_does_not_keep_batches_apart_for_long() {
+        let dispenser = Dispenser::new(|| {});
+        let mut pipeline = Pipeline::new(16);
+        dispenser.take().unwrap();
+        assert_eq!(pipeline.next(&dispenser, now(0)), Next::Send(1));
+        pipeline.answered(said(1, 1, 1), dispenser.waiting(), now(1900)).unwrap().publish(&dispenser);
+        dispenser.take().unwrap();
+        assert_eq!(pipeline.next(&dispenser, now(1901)), Next::Send(1), "nothing is on its way");
+        assert_eq!(pipeline.next(&dispenser, now(1901)), Next::Nothing, "no timer for one");
+        dispenser.take().unwrap();
+        let due = now(1901) + LONGEST;
+        assert_eq!(pipeline.next(&dispenser, now(1902)), Next::Wait(due), "the batch before is too new");
+        dispenser.take().unwrap();
+        assert_eq!(pipeline.next(&dispenser, due), Next::Send(2), "those who came meanwhile go with it");
     }
 
     #[test]
@@ -231,16 +498,17 @@ mod tests {
             let mut pipeline = Pipeline::new(1);
             pipeline.last = (100 << 18) - 1;
             let places = [dispenser.take().unwrap(), dispenser.take().unwrap()];
-            pipeline.next(&dispenser, now(0)).unwrap();
-            let result = pipeline.answered(answer, now(1)).map(|landed| landed.publish(&dispenser));
+            assert_eq!(pipeline.next(&dispenser, now(0)), Next::Send(2));
+            let result =
+                pipeline.answered(answer, dispenser.waiting(), now(1)).map(|landed| landed.publish(&dispenser));
             assert_eq!(result.is_ok(), right, "{answer:?}: {result:?}");
             assert_eq!(number(&dispenser, places[0]).is_some(), right, "{answer:?}");
             if !right {
                 pipeline.lost();
-                assert_eq!(pipeline.next(&dispenser, now(2)), Some(2), "asked for again after {answer:?}");
+                assert_eq!(pipeline.next(&dispenser, now(2)), Next::Send(2), "asked for again after {answer:?}");
             }
         }
-        assert!(Pipeline::new(1).answered(said(1, 1, 1), now(0)).is_err(), "an answer to nothing");
+        assert!(Pipeline::new(1).answered(said(1, 1, 1), 0, now(0)).is_err(), "an answer to nothing");
     }
 
     /// What may happen, one after the other.
@@ -272,15 +540,21 @@ mod tests {
             let mut given = HashSet::new();
             let mut highest = 0;
             let drain = [Event::Send, Event::Answer].repeat(300);
+            let mut now = Duration::ZERO;
             for event in events.into_iter().chain(drain) {
+                now += Duration::from_micros(100);
                 match event {
                     Event::Ask => waiting.push((dispenser.take().unwrap(), highest)),
-                    Event::Send => asked.extend(pipeline.next(&dispenser, now(0))),
+                    Event::Send => {
+                        if let Next::Send(count) = pipeline.next(&dispenser, now) {
+                            asked.push_back(count);
+                        }
+                    }
                     Event::Answer => {
                         if let Some(count) = asked.pop_front() {
                             counter += u64::from(count);
                             let answer = said(count, (counter >> 18) as i64, (counter & 0x3ffff) as i64);
-                            pipeline.answered(answer, now(0)).unwrap().publish(&dispenser);
+                            pipeline.answered(answer, dispenser.waiting(), now).unwrap().publish(&dispenser);
                         }
                     }
                     Event::Lose => {
@@ -291,7 +565,7 @@ mod tests {
                         if let Some(count) = asked.front() && highest > 0 {
                             let old = highest - 1;
                             let answer = said(*count, (old >> 18) as i64, (old & 0x3ffff) as i64);
-                            prop_assert!(pipeline.answered(answer, now(0)).is_err());
+                            prop_assert!(pipeline.answered(answer, dispenser.waiting(), now).is_err());
                             asked.clear();
                             pipeline.lost();
                         }

@@ -73,6 +73,35 @@ fn whoever_joins_first_wakes_the_driver() {
     });
 }
 
+/// The driver begins to wait for more than one while takers join: either a taker wakes the driver, or the driver sees them all.
+#[test]
+fn whoever_makes_a_batch_large_enough_wakes_the_driver_or_is_seen() {
+    for enough in 1..=2 {
+        loom::model(move || {
+            let wakes = Arc::new(AtomicU64::new(0));
+            let dispenser = {
+                let wakes = Arc::clone(&wakes);
+                Arc::new(Dispenser::new(move || {
+                    wakes.fetch_add(1, Ordering::AcqRel);
+                }))
+            };
+            // What the driver waited for before must not matter.
+            assert!(!dispenser.wake_at(3 - enough));
+            let takers = [(); 2].map(|()| {
+                let dispenser = Arc::clone(&dispenser);
+                thread::spawn(move || dispenser.take().is_some())
+            });
+            let before = wakes.load(Ordering::Acquire);
+            let seen = dispenser.wake_at(enough);
+            for taker in takers {
+                assert!(taker.join().unwrap());
+            }
+            let woken = wakes.load(Ordering::Acquire) > before;
+            assert!(seen || woken, "{enough} were waited for, two came, and the driver sleeps");
+        });
+    }
+}
+
 /// The driver goes round its slots while somebody reads: a number is of the taker's own batch, or there is none.
 #[test]
 fn a_place_that_lapses_while_it_is_read_gives_no_number_of_another_batch() {

@@ -1,5 +1,5 @@
-//! A timer that goes off when it is due. Tokio's counts in milliseconds and waits for the end of the one that has begun: what is to
-//! happen every millisecond happens every two.
+//! A timer that goes off when it is due. Tokio's timer counts in whole milliseconds and waits for the end of the millisecond that has
+//! begun: work that is due every millisecond is done every two.
 
 use std::io;
 use std::time::Duration;
@@ -15,16 +15,27 @@ use tokio::time::{Instant, sleep_until};
 /// The longest that the kernel's timer is set to: beyond that a millisecond does not matter.
 const LONGEST: Duration = Duration::from_secs(1);
 
-pub(crate) struct Alarm {
-    /// None where the system has no more to give: then it is tokio's.
+/// A timer of the kernel, for one task. Where the kernel gives no more timers, tokio's timer stands in.
+#[derive(Debug)]
+pub struct Alarm {
+    /// `None` where the kernel gives no more timers.
     timer: Option<AsyncFd<OwnedFd>>,
+    /// When the kernel's timer goes off; `None` where it is not set, or has gone off.
+    set: Option<Instant>,
 }
 
 // === impl Alarm ===
 
+impl Default for Alarm {
+    fn default() -> Alarm {
+        Alarm::new()
+    }
+}
+
 impl Alarm {
     /// To be called within a runtime that does I/O.
-    pub(crate) fn new() -> Alarm {
+    #[must_use]
+    pub fn new() -> Alarm {
         #[expect(
             deprecated,
             reason = "its successor is unsafe, for types that may lose their descriptor: this one owns it"
@@ -34,30 +45,45 @@ impl Alarm {
             let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
             AsyncFd::with_interest(timer, Interest::READABLE)
         };
-        Alarm { timer: create().ok() }
+        Alarm { timer: create().ok(), set: None }
     }
 
-    /// Waits until then. It may be dropped before: the next call sets the timer anew.
-    pub(crate) async fn until(&mut self, at: Instant) {
+    /// Waits until `at`. The future may be dropped before: the timer is then still set, and the next call sets it anew unless it is for the
+    /// same time.
+    pub async fn until(&mut self, at: Instant) {
         let Some(timer) = &self.timer else { return sleep_until(at).await };
         let left = at.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return;
         }
-        if left > LONGEST || !set(timer, left) {
-            return sleep_until(at).await;
+        if self.set != Some(at) {
+            self.set = None;
+            if left > LONGEST || !set(timer, left) {
+                return sleep_until(at).await;
+            }
+            self.set = Some(at);
         }
         let rung = timer.async_io(Interest::READABLE, |timer| {
             let mut count = [0; 8];
             rustix::io::read(timer, &mut count).map_err(io::Error::from)
         });
-        if rung.await.is_err() {
+        let rung = rung.await;
+        self.set = None;
+        if rung.is_err() {
             sleep_until(at).await;
+        }
+    }
+
+    /// Nobody waits any more: a timer that is set would wake the thread for nothing.
+    pub fn stop(&mut self) {
+        if let (Some(timer), Some(_)) = (&self.timer, self.set.take()) {
+            // At worst it goes off.
+            set(timer, Duration::ZERO);
         }
     }
 }
 
-/// False if the kernel will not. What it counted before is forgotten.
+/// Sets the timer, or, to zero, stops it; and forgets what it counted before. False if the kernel refuses.
 fn set(timer: &AsyncFd<OwnedFd>, left: Duration) -> bool {
     let Ok(it_value) = Timespec::try_from(left) else { return false };
     let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -81,10 +107,30 @@ mod tests {
                 () = std::future::ready(()) => {}
             }
             std::thread::sleep(Duration::from_micros(300));
+            // What has gone off unheard ends no wait for the same time too early either.
+            alarm.until(started + Duration::from_micros(100)).await;
+            assert!(Instant::now() >= started + Duration::from_micros(100));
             let at = Instant::now() + Duration::from_millis(2);
             alarm.until(at).await;
             assert!(Instant::now() >= at);
         }
         alarm.until(Instant::now()).await;
+    }
+
+    #[tokio::test]
+    async fn a_stopped_alarm_can_be_set_again() {
+        let mut alarm = Alarm::new();
+        let at = Instant::now() + Duration::from_millis(500);
+        let mut rings = Box::pin(alarm.until(at));
+        std::future::poll_fn(|context| {
+            assert!(rings.as_mut().poll(context).is_pending());
+            std::task::Poll::Ready(())
+        })
+        .await;
+        drop(rings);
+        alarm.stop();
+        alarm.stop();
+        alarm.until(at).await;
+        assert!(Instant::now() >= at);
     }
 }
