@@ -46,6 +46,7 @@ mod registry_identity;
 mod registry_kv;
 mod registry_nodes;
 mod registry_patroni;
+mod registry_paths;
 mod registry_probes;
 mod registry_races;
 mod registry_safety;
