@@ -23,6 +23,7 @@ async fn run(program: &Path, script: &str, variables: &[(&str, &Path)]) {
     command.arg(here().join(script)).current_dir(new_dir("client"));
     command.env("CONSUL_PORT", node.port().to_string()).env("EUREKA_URL", format!("{}/eureka/", node.url()));
     command.env("GRPC_ADDRESS", format!("127.0.0.1:{}", node.port()));
+    command.env("NACOS_ADDRESS", format!("127.0.0.1:{}", node.port()));
     command.env("DNS_PORT", node.dns_port().to_string());
     command.env("NODE_PATH", installed().await.join("node/node_modules")).env("PYTHONDONTWRITEBYTECODE", "1");
     command.envs(variables.iter().copied());
@@ -49,6 +50,11 @@ async fn registry_python_consul() {
 #[tokio::test]
 async fn registry_py_eureka_client() {
     run(&installed().await.join("venv/bin/python"), "python/registry_eureka.py", &[]).await;
+}
+
+#[tokio::test]
+async fn registry_nacos_sdk_python() {
+    run(&installed().await.join("venv/bin/python"), "python/registry_nacos.py", &[]).await;
 }
 
 #[tokio::test]
