@@ -425,6 +425,7 @@ impl Registry {
         drop(writable);
         let mut counts = inner.counters.get();
         counts.graces = inner.health.leases.graces();
+        let unwell = inner.cache.unwell();
         Status {
             ready: store_error.is_none() && write_error.is_none() && !*inner.stop.borrow(),
             store: inner.store.name(),
@@ -433,6 +434,8 @@ impl Registry {
             revision: self.revision(),
             epoch: inner.epoch.load(Ordering::Relaxed),
             instances: inner.cache.instances(),
+            critical: unwell.critical,
+            isolated: unwell.isolated,
             services: inner.cache.entries(),
             watchers: inner.watchers.load(Ordering::Relaxed),
             queued_writes: inner.queued.load(Ordering::Relaxed),
