@@ -23,6 +23,7 @@ async fn run(program: &Path, script: &str, variables: &[(&str, &Path)]) {
     command.arg(here().join(script)).current_dir(new_dir("client"));
     command.env("CONSUL_PORT", node.port().to_string()).env("EUREKA_URL", format!("{}/eureka/", node.url()));
     command.env("GRPC_ADDRESS", format!("127.0.0.1:{}", node.port()));
+    command.env("NACOS_ADDRESS", format!("127.0.0.1:{}", node.port()));
     command.env("DNS_PORT", node.dns_port().to_string());
     command.env("NODE_PATH", installed().await.join("node/node_modules")).env("PYTHONDONTWRITEBYTECODE", "1");
     command.envs(variables.iter().copied());
@@ -49,6 +50,11 @@ async fn registry_python_consul() {
 #[tokio::test]
 async fn registry_py_eureka_client() {
     run(&installed().await.join("venv/bin/python"), "python/registry_eureka.py", &[]).await;
+}
+
+#[tokio::test]
+async fn registry_nacos_sdk_python() {
+    run(&installed().await.join("venv/bin/python"), "python/registry_nacos.py", &[]).await;
 }
 
 #[tokio::test]
@@ -246,4 +252,62 @@ async fn registry_prometheus() {
     until("a second one", &[blue, red]).await;
     assert_eq!(node.ask("DELETE", "/v1/namespaces/default/instances/a", &[], "").await.status, 204);
     until("the first is gone", &[red]).await;
+}
+
+/// consul-template, with a template of a service's instances and of a key. Two of them, each in a namespace of its own.
+#[tokio::test]
+#[ignore = "needs Go and the network: make clients"]
+async fn registry_consul_template() {
+    if !there("go") {
+        return;
+    }
+    let bin = new_dir("go");
+    let mut install = Command::new("go");
+    install.args(["install", "github.com/hashicorp/consul-template@v0.41.1"]).env("GOBIN", &bin);
+    build(&mut install).await;
+    let node = RegistryNode::start("").await;
+    let _logs = ShowLogs(node.dir());
+    let namespaces = ["one", "two"];
+    let start = |namespace: &str| {
+        let out = node.dir().join(format!("{namespace}.out"));
+        let template = node.dir().join(format!("{namespace}.tpl"));
+        let text =
+            "{{ range service \"web\" }}{{ .Address }}:{{ .Port }} {{ end }}{{ keyOrDefault \"color\" \"none\" }}";
+        std::fs::write(&template, text).unwrap();
+        let config = node.dir().join(format!("{namespace}.hcl"));
+        let text = format!("consul {{\n address = \"127.0.0.1:{}\"\n namespace = \"{namespace}\"\n}}\n", node.port());
+        std::fs::write(&config, text).unwrap();
+        let mut program = command(&bin.join("consul-template"), RunAs::Tests, "KILL");
+        program.arg("-config").arg(&config).arg("-template").arg(format!("{}:{}", template.display(), out.display()));
+        (Process::start(namespace, program, &node.dir().join(format!("{namespace}.log"))), out)
+    };
+    let [(_one, first), (_two, second)] = namespaces.map(start);
+    let are = async |what: &str, expected: [&str; 2]| {
+        wait_until(what, SOON, node.dir(), async || {
+            let found = [&first, &second].map(|path| std::fs::read_to_string(path).unwrap_or_default());
+            (found == expected).then_some(())
+        })
+        .await;
+    };
+    let put = async |path: &str, body: &Value| {
+        let answer = node.send("PUT", path, body).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+    };
+    let register = async |namespace: &str, id: &str, address: &str| {
+        let sent = json!({ "ID": id, "Name": "web", "Address": address, "Port": 80 });
+        put(&format!("/v1/agent/service/register?ns={namespace}"), &sent).await;
+    };
+    are("nothing", ["none", "none"]).await;
+    register("one", "a", "10.0.0.1").await;
+    are("one instance", ["10.0.0.1:80 none", "none"]).await;
+    register("two", "a", "10.0.0.2").await;
+    register("one", "b", "10.0.0.3").await;
+    are("one more in each", ["10.0.0.1:80 10.0.0.3:80 none", "10.0.0.2:80 none"]).await;
+    assert_eq!(node.ask("PUT", "/v1/kv/color?ns=two", &[], "red").await.status, 200);
+    are("a key", ["10.0.0.1:80 10.0.0.3:80 none", "10.0.0.2:80 red"]).await;
+    // Out for maintenance, and gone.
+    put("/v1/agent/service/maintenance/a?ns=one&enable=true", &json!({})).await;
+    are("one is out", ["10.0.0.3:80 none", "10.0.0.2:80 red"]).await;
+    put("/v1/agent/service/deregister/b?ns=one", &json!({})).await;
+    are("nobody is left", ["none", "10.0.0.2:80 red"]).await;
 }

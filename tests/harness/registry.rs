@@ -181,6 +181,17 @@ impl RegistryNode {
 
     /// As [`RegistryNode::ask`], of a registry that may not be there: then, and where the answer is cut off, none.
     pub async fn try_ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Option<Answer> {
+        RegistryNode::try_ask_at(self.port(), method, path, headers, body).await
+    }
+
+    /// As [`RegistryNode::try_ask`], at a port in front of the registry's own.
+    pub async fn try_ask_at(
+        port: u16,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Option<Answer> {
         let mut request = format!(
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n",
             body.len()
@@ -190,7 +201,7 @@ impl RegistryNode {
         }
         request.push_str("\r\n");
         request.push_str(body);
-        let stream = TcpStream::connect(("127.0.0.1", self.port())).await.ok()?;
+        let stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
         exchange(stream, request.as_bytes()).await
     }
 

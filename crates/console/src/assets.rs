@@ -42,6 +42,7 @@ static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
         "/dom.js" JS "dom.js",
         "/drawing.js" JS "drawing.js",
         "/format.js" JS "format.js",
+        "/live.js" JS "live.js",
         "/services.js" JS "services.js",
         "/state.js" JS "state.js",
         "/verdict.js" JS "verdict.js",

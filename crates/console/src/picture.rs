@@ -255,6 +255,10 @@ pub struct Registry {
     pub revision: u64,
     /// How many.
     pub instances: usize,
+    /// Of them, whose checks fail.
+    pub critical: usize,
+    /// Of them, taken out by hand, whose checks do not fail.
+    pub isolated: usize,
     /// How many.
     pub services: usize,
     /// Calls that wait for a change.

@@ -3,19 +3,17 @@
 import { onSession, refreshSession, session, signIn, signOut } from './actions.js';
 import * as cluster from './cluster.js';
 import { byId, setText } from './dom.js';
-import { clock, millis } from './format.js';
+import { clock } from './format.js';
+import * as live from './live.js';
 import * as services from './services.js';
 import { empty, merge } from './state.js';
 
-/** Nothing heard for this long: the connection is as good as lost. */
-const SILENT = 12_000;
 /** A page that nobody has seen for this long lets its place go. */
 const HIDDEN = 60_000;
 
 let state = empty();
 let stream = null;
-let heard = 0;
-let lostSince = null;
+let heard = live.unheard();
 let retry = null;
 
 // === The stream ===
@@ -28,20 +26,19 @@ function connect() {
   stream = mine;
   mine.onmessage = (message) => {
     if (stream !== mine) return;
-    heard = Date.now();
-    lostSince = null;
+    heard = live.hears(heard, Date.now());
     state = merge(state, JSON.parse(message.data), first);
     first = false;
     show();
   };
   mine.onopen = () => {
-    heard = Date.now();
+    if (stream === mine) heard = live.hears(heard, Date.now());
     // The browser connects again by itself: what comes then is everything.
     first = true;
   };
   mine.onerror = () => {
     if (stream !== mine) return;
-    lostSince ??= Date.now();
+    heard = live.loses(heard, Date.now());
     linkState();
     if (mine.readyState === EventSource.CLOSED) again();
   };
@@ -73,15 +70,12 @@ function link(kind, text) {
 
 function linkState() {
   if (document.hidden) return;
-  if (lostSince !== null) {
-    const gone = Date.now() - lostSince;
-    link('bad', gone < 2000 ? 'Connection lost' : `Lost for ${millis(Math.round(gone / 1000) * 1000).replace('.0', '')}, trying again`);
-  } else if (heard > 0 && Date.now() - heard > SILENT) {
-    link('bad', 'Nothing is heard, trying again');
-    heard = Date.now();
+  const standing = live.standing(heard, Date.now(), Boolean(state.hello));
+  if (!standing) return;
+  link(standing.kind, standing.text);
+  if (standing.connect) {
+    heard = live.tries(heard, Date.now());
     connect();
-  } else if (state.hello) {
-    link('good', 'Live');
   }
 }
 

@@ -24,7 +24,7 @@ function good(state) {
     if (replicas.length > 0) said.push(`${plural(replicas.length, 'replica')} at most ${millis(worst)} behind`);
   }
   if (relay) said.push('the relay receives');
-  if (registry && !cluster) said.push(`${plural(registry.instances, 'instance')} of ${plural(registry.services, 'service')}`);
+  if (registry) said.push(`${plural(registry.instances, 'instance')} of ${plural(registry.services, 'service')} in order`);
   return said.length > 0 ? `All well: ${said.join(', ')}.` : 'All well.';
 }
 
@@ -80,6 +80,12 @@ function ofRegistry({ registry }) {
   if (!registry) return [];
   const found = [];
   if (!registry.ready) found.push({ severity: 'bad', text: `The registry's store does not answer: ${registry.store_error ?? 'it stops'}.` });
+  if (registry.critical > 0) {
+    found.push({ severity: 'warning', text: `${plural(registry.critical, 'instance')} of ${count(registry.instances)} in the registry ${registry.critical === 1 ? 'is' : 'are'} critical.` });
+  }
+  if (registry.isolated > 0) {
+    found.push({ severity: 'info', text: `${plural(registry.isolated, 'instance')} of ${count(registry.instances)} in the registry ${registry.isolated === 1 ? 'is' : 'are'} isolated.` });
+  }
   for (const held of registry.protected) {
     found.push({ severity: 'warning', text: `Too much was lost at once: the last good state of ${held.service || 'all services'} is kept for ${millis(held.seconds * 1000)} now.` });
   }

@@ -82,6 +82,12 @@ pub enum OpenError {
         /// What the system said.
         reason: String,
     },
+    /// The certificates that probes verify with cannot be used.
+    #[error("opening the registry: health.probe_ca_file: {reason}")]
+    Authorities {
+        /// Which file, and what is wrong with it.
+        reason: String,
+    },
     /// A setting that makes no sense.
     #[error("opening the registry: setting {0}")]
     Setting(&'static str),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::Instant;
 
-use crate::health::{Alive, Beat};
+use crate::health::{Alive, Beat, several};
 use crate::model::{Instance, InstanceId};
 use crate::peers;
 use crate::registry::{Inner, Registry};
@@ -88,6 +88,11 @@ impl Registry {
         beats
     }
 
+    /// As [`Registry::heartbeat`], of one of several checks of an instance.
+    pub async fn heartbeat_of_check(&self, id: &InstanceId, check: &str) -> Beat {
+        self.heartbeat(&[several::unit(id, check)]).await.pop().unwrap_or(Beat::Unknown)
+    }
+
     /// As [`Registry::instance`]; where it is not here, the store is asked once.
     pub async fn instance_or_ask(&self, id: &InstanceId) -> Option<Arc<Instance>> {
         if let Some(instance) = self.instance(id) {
@@ -101,6 +106,7 @@ impl Registry {
 
 fn beat(inner: &Inner, ids: &[InstanceId]) -> Vec<Beat> {
     let leased = inner.health.leases.renew(ids, Alive::Passing);
+    inner.health.renew_each_check(ids, Alive::Passing);
     let known = |(leased, id)| if leased || inner.cache.instance(id).is_some() { Beat::Known } else { Beat::Unknown };
     leased.into_iter().zip(ids).map(known).collect()
 }

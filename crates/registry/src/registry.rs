@@ -1,6 +1,6 @@
 //! The handle that everything else uses.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use crate::cache::{Applier, Cache, Change, Entry, Found, Mark, Memory, ServiceSnapshot};
 use crate::change::Turns;
 use crate::error::{OpenError, StoreError, WatchError, WriteError};
-use crate::health::{Alive, Watch};
+use crate::health::{Alive, Watch, several};
 use crate::heartbeat::UnknownIds;
 use crate::kv::Kv;
 use crate::model::{
@@ -101,7 +101,7 @@ impl Registry {
         // A request has at least one row, so the count of rows is reached before the queue is full.
         let (queue, requests) = mpsc::channel(settings.limits.queued_writes);
         let peers = Peers::bind(&settings.peers, settings.health.enabled)?;
-        let health = Arc::new(Watch::new(&settings.health));
+        let health = Arc::new(Watch::new(&settings.health)?);
         let (kv, asks) = match store.kv() {
             Some(part) => {
                 let (limits, queued) = (settings.kv.clone(), settings.limits.queued_writes);
@@ -208,6 +208,8 @@ impl Registry {
         // Registering is a sign of life, also where nothing is news.
         for (alive, ids) in alive {
             self.inner.health.leases.renew(&ids, alive);
+            // How it is, each of several checks says for itself.
+            self.inner.health.renew_each_check(&ids, Alive::AsReported);
         }
         answers
     }
@@ -228,6 +230,7 @@ impl Registry {
             let said = reports.iter().filter(|(_, health)| (*health == Health::Passing) == wanted);
             let ids: Vec<InstanceId> = said.map(|(id, _)| id.clone()).collect();
             self.inner.health.leases.renew(&ids, alive);
+            self.inner.health.renew_each_check(&ids, alive);
         }
         let mut answers: Vec<Option<Result<Written, WriteError>>> = Vec::with_capacity(reports.len());
         let mut news = Vec::new();
@@ -246,6 +249,17 @@ impl Registry {
         }
         let mut written = self.inner.write(news).await.into_iter();
         answers.into_iter().map(|known| known.or_else(|| written.next()).unwrap_or(Err(WriteError::Stopped))).collect()
+    }
+
+    /// As [`Registry::report`], of one of several checks of an instance.
+    ///
+    /// # Errors
+    /// As of any write; `NotFound` where there is no such instance.
+    pub async fn report_check(&self, id: &InstanceId, check: &str, health: Health) -> Result<Written, WriteError> {
+        let alive = if health == Health::Passing { Alive::Passing } else { Alive::Unwell };
+        self.inner.health.leases.renew(&[several::unit(id, check)], alive);
+        let patch = Patch { checks: BTreeMap::from([(check.to_owned(), health)]), ..Patch::default() };
+        self.inner.write_one(WriteKind::Patch(id.clone(), patch)).await
     }
 
     /// Gives a service metadata; it then exists without instances too.
@@ -411,6 +425,7 @@ impl Registry {
         drop(writable);
         let mut counts = inner.counters.get();
         counts.graces = inner.health.leases.graces();
+        let unwell = inner.cache.unwell();
         Status {
             ready: store_error.is_none() && write_error.is_none() && !*inner.stop.borrow(),
             store: inner.store.name(),
@@ -419,6 +434,8 @@ impl Registry {
             revision: self.revision(),
             epoch: inner.epoch.load(Ordering::Relaxed),
             instances: inner.cache.instances(),
+            critical: unwell.critical,
+            isolated: unwell.isolated,
             services: inner.cache.entries(),
             watchers: inner.watchers.load(Ordering::Relaxed),
             queued_writes: inner.queued.load(Ordering::Relaxed),

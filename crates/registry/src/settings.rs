@@ -1,6 +1,7 @@
 //! What can be set.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -58,6 +59,8 @@ pub struct HealthSettings {
     /// Ranges of addresses that are not probed: an instance whose target is there is critical. The addresses at which the registry
     /// itself listens are not probed either.
     pub probe_deny: Vec<String>,
+    /// PEM: the certificates of the authorities that probes over TLS trust; with none, those that the system trusts.
+    pub probe_ca_file: Option<PathBuf>,
     /// When much is lost at once.
     pub brake: BrakeSettings,
 }
@@ -108,6 +111,7 @@ impl Default for HealthSettings {
             probes: 1024,
             probe_allow: Vec::new(),
             probe_deny: DENIED.map(str::to_owned).to_vec(),
+            probe_ca_file: None,
             brake: BrakeSettings::default(),
         }
     }

@@ -23,6 +23,10 @@ pub struct Status {
     pub epoch: i64,
     /// Instances.
     pub instances: usize,
+    /// Of them, those that are critical.
+    pub critical: usize,
+    /// Of them, those that are isolated and not critical.
+    pub isolated: usize,
     /// Services, those included that are only waited for.
     pub services: usize,
     /// Calls that wait for a change.

@@ -32,7 +32,7 @@ export function full(more = {}) {
     proxy: { addresses: ['127.0.0.1:6432'], gauges: { clients: 5, clients_waiting: 0, clients_pinned: 0, servers: 5, servers_busy: 2, lanes: 0 }, totals: {}, rates: {}, pins: [], statements: { count: 0, p50: null, p95: null, p99: null, buckets: [] }, waits: { count: 0, p50: null, p95: null, p99: null, buckets: [] }, bounds: [50, 100] },
     pools: [pool()],
     relay: { addresses: ['127.0.0.1:7000'], upstream: '127.0.0.1:5432', state: 'streaming', alarm: false, upstream_end: '0/5000000', log: { timeline: 1, oldest: '0/1000000', written: '0/5000000', flushed: '0/5000000', acknowledged: '0/5000000', lag_bytes: 0, bytes: 33554432, failure: null }, downstreams: [{ name: 'n2', peer: '', slot: 'n2', sent: '0/5000000', flushed: '0/5000000', applied: '0/5000000', lag_bytes: 0 }, { name: 'n3', peer: '', slot: null, sent: '0/5000000', flushed: '0/5000000', applied: '0/5000000', lag_bytes: 0 }], slots: [] },
-    registry: { addresses: [], ready: true, store: 'sqlite', store_error: null, revision: 1, instances: 4, services: 2, watchers: 0, queued: 0, protected: [], counts: {} },
+    registry: { addresses: [], ready: true, store: 'sqlite', store_error: null, revision: 1, instances: 4, critical: 0, isolated: 0, services: 2, watchers: 0, queued: 0, protected: [], counts: {} },
     samples: [sample()],
     ...more,
   }, true);

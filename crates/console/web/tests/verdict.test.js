@@ -10,7 +10,7 @@ const nodes = (...list) => ({ cluster: { name: 'c', timeline: 2, primary: list.f
 test('nothing is said before there is a picture', () => assert.deepEqual(verdict(empty()), []));
 
 test('all well', () => {
-  assert.deepEqual(said(full()), ['good: All well: n1 is primary on timeline 1, 2 replicas at most 3.0 ms behind, the relay receives.']);
+  assert.deepEqual(said(full()), ['good: All well: n1 is primary on timeline 1, 2 replicas at most 3.0 ms behind, the relay receives, 4 instances of 2 services in order.']);
 });
 
 test('servers of MariaDB', () => {
@@ -36,6 +36,8 @@ for (const [name, more, expected] of [
   ['a short queue', { pools: [pool({ waiting: 3, oldest_wait_ms: 20 })] }, null],
   ['too few relays', { proxy: { ...full().proxy, gauges: { gate_held: 3, gate_degraded: 2 } } }, ['bad: Too few relays confirm commits: the commit gate is degraded.']],
   ['a brake', { registry: { ...full().registry, protected: [{ service: '', seconds: 90 }] } }, ['warning: Too much was lost at once: the last good state of all services is kept for 90.0 s now.']],
+  ['instances that are critical', { registry: { ...full().registry, critical: 3, isolated: 1 } }, ['warning: 3 instances of 4 in the registry are critical.', 'info: 1 instance of 4 in the registry is isolated.']],
+  ['an instance that is isolated', { registry: { ...full().registry, isolated: 1 } }, ['info: 1 instance of 4 in the registry is isolated.']],
   ['a store', { registry: { ...full().registry, ready: false, store_error: 'locked' } }, ["bad: The registry's store does not answer: locked."]],
 ]) {
   test(name, () => {

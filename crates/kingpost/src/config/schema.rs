@@ -446,6 +446,7 @@ const REGISTRY_HEALTH: &[Key] = &[
     key("probes", integer(1, 1_000_000)),
     key("probe_allow", Kind::Texts),
     key("probe_deny", Kind::Texts),
+    key("probe_ca_file", Kind::Text),
     key("brake", Kind::Table(REGISTRY_BRAKE)),
 ];
 

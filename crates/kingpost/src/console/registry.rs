@@ -173,6 +173,8 @@ impl RegistryPart for Known {
             store_error: status.store_error,
             revision: status.revision.0,
             instances: status.instances,
+            critical: status.critical,
+            isolated: status.isolated,
             services: status.services,
             watchers: status.watchers,
             queued: status.queued_writes,

@@ -89,7 +89,11 @@ impl Auth {
     /// # Errors
     /// No token, or an unknown one.
     pub fn identify(&self, request: &Request) -> Result<Caller, ApiError> {
-        self.identify_by(&request.headers, request.param("token"))
+        // Nacos' clients show an access token, or user and password with each request.
+        let of_nacos = || request.param("accessToken").or_else(|| request.param("password"));
+        let is_nacos = request.segments.first().is_some_and(|first| first == "nacos");
+        let parameter = if is_nacos { of_nacos() } else { request.param("token") };
+        self.identify_by(&request.headers, parameter)
     }
 
     /// As [`Auth::identify`], by a request's headers and the parameter of its address.

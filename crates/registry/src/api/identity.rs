@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | Consul | node | `consul:web@10.0.0.1` |
 //! | Eureka | application | `eureka:host-a@ORDERS` |
+//! | Nacos | service with its group | `nacos:10.0.0.1#80#DEFAULT@DEFAULT_GROUP%40%40shop` |
 //!
 //! The client's own id stays in the metadata, under [`CLIENT_ID`], and the front shows that id to its clients.
 
@@ -19,6 +20,7 @@ pub const CLIENT_ID: &str = "kingpost.id";
 
 const CONSUL: &str = "consul";
 const EUREKA: &str = "eureka";
+const NACOS: &str = "nacos";
 
 /// The instance id of the Consul service `id` on `node`.
 ///
@@ -34,6 +36,20 @@ pub fn consul(namespace: &NamespaceName, node: &str, id: &str) -> Result<Instanc
 /// As of [`consul`].
 pub fn eureka(namespace: &NamespaceName, app: &str, id: &str) -> Result<InstanceId, Invalid> {
     scoped(namespace, EUREKA, &app.to_uppercase(), id)
+}
+
+/// The instance id of what Nacos knows at `ip` and `port` in a cluster of `service` (`GROUP@@name`): clients choose no id.
+///
+/// # Errors
+/// As of [`consul`].
+pub fn nacos(
+    namespace: &NamespaceName,
+    service: &str,
+    cluster: &str,
+    ip: &str,
+    port: u16,
+) -> Result<InstanceId, Invalid> {
+    scoped(namespace, NACOS, service, &format!("{ip}#{port}#{cluster}"))
 }
 
 /// The id by which Consul's clients know `instance`: the id that they gave, or the instance id where another front registered it.

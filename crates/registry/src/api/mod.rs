@@ -6,6 +6,7 @@
 //!                                          ├ consul      /v1/{agent,catalog,health,status,kv,session,txn}/…
 //!                                          ├ eureka      /eureka/…
 //!                                          ├ polaris     /v1/{RegisterInstance,Discover,…}
+//!                                          ├ nacos       /nacos/…
 //!                                          └ prometheus  /prometheus/…
 //!  socket ◀─ server ◀── Reply ◀────────────┘
 //!           server ─▶ grpc: native, polaris, health, reflection (over HTTP/2, on the same addresses)
@@ -24,6 +25,7 @@ mod gzip;
 mod host;
 pub mod identity;
 mod limits;
+mod nacos;
 mod native;
 mod places;
 mod polaris;
@@ -77,6 +79,8 @@ pub enum Front {
     Prometheus,
     /// PolarisMesh's registration, heartbeats and discovery, over HTTP and gRPC.
     Polaris,
+    /// Naming by Nacos' HTTP API of version 1.
+    Nacos,
 }
 
 /// What a client may wait for: nothing that reaches beyond one namespace, so that nobody is woken by, or counts, the changes of others.
@@ -120,7 +124,8 @@ pub struct Context {
 
 impl Front {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Front; 5] = [Front::Native, Front::Consul, Front::Eureka, Front::Prometheus, Front::Polaris];
+    pub const ALL: [Front; 6] =
+        [Front::Native, Front::Consul, Front::Eureka, Front::Prometheus, Front::Polaris, Front::Nacos];
 
     /// A short name, for metrics.
     pub fn name(self) -> &'static str {
@@ -130,6 +135,7 @@ impl Front {
             Front::Eureka => "eureka",
             Front::Prometheus => "prometheus",
             Front::Polaris => "polaris",
+            Front::Nacos => "nacos",
         }
     }
 
@@ -139,6 +145,7 @@ impl Front {
         match (segments.next()?, segments.next()) {
             ("eureka", _) => Some(Front::Eureka),
             ("prometheus", _) => Some(Front::Prometheus),
+            ("nacos", _) => Some(Front::Nacos),
             ("v1", Some("namespaces" | "openapi.json")) => Some(Front::Native),
             ("v1", Some("agent" | "catalog" | "health" | "status" | "kv" | "session" | "txn")) => Some(Front::Consul),
             ("v1", Some(part)) if consul::ABSENT.contains(&part) => Some(Front::Consul),
@@ -156,6 +163,7 @@ impl Front {
             Front::Eureka => eureka::handle(context, &request).await,
             Front::Prometheus => prometheus::handle(context, &request).await,
             Front::Polaris => polaris::handle(context, &request).await,
+            Front::Nacos => nacos::handle(context, &request).await,
         }
     }
 
@@ -164,8 +172,8 @@ impl Front {
         match self {
             Front::Native | Front::Prometheus => native::show(error),
             Front::Polaris => polaris::show(error),
-            // Consul and Eureka answer with plain text; their clients look at the status only.
-            Front::Consul | Front::Eureka => Reply::text(error.status(), format!("{error}\n")),
+            // Consul, Eureka and Nacos answer with plain text; their clients look at the status only.
+            Front::Consul | Front::Eureka | Front::Nacos => Reply::text(error.status(), format!("{error}\n")),
         }
     }
 }

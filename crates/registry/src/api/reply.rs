@@ -19,11 +19,15 @@ use super::whole::Pieces;
 pub enum Body {
     /// All of it at once; `None` once it was sent.
     Whole(Option<Bytes>),
-    /// All of it at once, in pieces that others share; the next one, and how many bytes are left.
-    Pieces(Pieces, usize, u64),
+    /// In pieces that others share; the number of the next one, how many bytes are left, and how many were given in a row.
+    Pieces(Pieces, usize, u64, u64),
     /// Pieces as they come, until the sender is dropped.
     Stream(mpsc::Receiver<Bytes>),
 }
+
+/// After so many bytes of a large body the others of the thread have a turn: a client that reads as fast as it is written to would otherwise hold a thread
+/// that answers heartbeats for some milliseconds a megabyte.
+const TURN: u64 = 128 << 10;
 
 impl HttpBody for Body {
     type Data = Bytes;
@@ -32,10 +36,17 @@ impl HttpBody for Body {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.get_mut() {
             Body::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Body::Pieces(pieces, next, left) => {
+            Body::Pieces(pieces, next, left, in_a_row) => {
+                if *in_a_row >= TURN {
+                    *in_a_row = 0;
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
                 let piece = pieces.piece(*next);
+                let bytes = piece.as_ref().map_or(0, |piece| piece.len() as u64);
                 *next += 1;
-                *left -= piece.as_ref().map_or(0, |piece| piece.len() as u64);
+                *left -= bytes;
+                *in_a_row += bytes;
                 Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
             }
             Body::Stream(pieces) => pieces.poll_recv(cx).map(|piece| piece.map(|bytes| Ok(Frame::data(bytes)))),
@@ -45,7 +56,7 @@ impl HttpBody for Body {
     fn is_end_stream(&self) -> bool {
         match self {
             Body::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
-            Body::Pieces(.., left) => *left == 0,
+            Body::Pieces(_, _, left, _) => *left == 0,
             Body::Stream(_) => false,
         }
     }
@@ -53,7 +64,7 @@ impl HttpBody for Body {
     fn size_hint(&self) -> SizeHint {
         match self {
             Body::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Body::Pieces(.., left) => SizeHint::with_exact(*left),
+            Body::Pieces(_, _, left, _) => SizeHint::with_exact(*left),
             Body::Stream(_) => SizeHint::default(),
         }
     }
@@ -95,7 +106,7 @@ impl Reply {
     /// A body that others share, with status 200; `packed`: it is gzip.
     pub(super) fn pieces(kind: HeaderValue, body: Pieces, packed: bool) -> Reply {
         let left = body.len();
-        let mut response = Response::new(Body::Pieces(body, 0, left));
+        let mut response = Response::new(Body::Pieces(body, 0, left, 0));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, kind);
         headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));

@@ -48,8 +48,23 @@ impl Request {
             segments.push(decode(segment)?.into_owned());
         }
         let whole = decode(path)?.into_owned();
-        let mut query = Vec::new();
-        for pair in uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()).take(MOST_PARTS + 1) {
+        let query = Request::pairs(uri.query().unwrap_or_default())?;
+        if segments.len() > MOST_PARTS {
+            return Err(ApiError::bad(format!("the address has more than {MOST_PARTS} parts")));
+        }
+        Ok(Request { method, whole, segments, query, headers, body, peer })
+    }
+
+    /// The pairs of a query or a form, decoded.
+    ///
+    /// # Errors
+    /// They are not UTF-8 once decoded, or too many.
+    pub(super) fn pairs(text: &str) -> Result<Vec<(String, String)>, ApiError> {
+        let mut pairs = Vec::new();
+        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+            if pairs.len() >= MOST_PARTS {
+                return Err(ApiError::bad(format!("the address or form has more than {MOST_PARTS} parts")));
+            }
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let plus = |text: &str| -> Result<String, ApiError> {
                 if text.contains('+') {
@@ -58,12 +73,9 @@ impl Request {
                     Ok(decode(text)?.into_owned())
                 }
             };
-            query.push((plus(name)?, plus(value)?));
+            pairs.push((plus(name)?, plus(value)?));
         }
-        if segments.len() > MOST_PARTS || query.len() > MOST_PARTS {
-            return Err(ApiError::bad(format!("the address has more than {MOST_PARTS} parts")));
-        }
-        Ok(Request { method, whole, segments, query, headers, body, peer })
+        Ok(pairs)
     }
 
     /// The path's segments, to match on.

@@ -28,7 +28,7 @@ use super::error::ApiError;
 use super::grpc::{self, Services};
 use super::reply::Body;
 use super::request::Request;
-use super::{Context, Front};
+use super::{Context, Front, nacos};
 
 /// Pause after an accept that failed: out of descriptors, where only time helps.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -400,22 +400,23 @@ async fn read(
     unread: &AtomicBool,
 ) -> Result<Request, ApiError> {
     let limits = &context.limits;
-    let too_large =
-        || ApiError::TooLarge { what: "the body", limit: "registry.body_bytes", value: limits.body_bytes as u64 };
     let (parts, body) = request.into_parts();
     let mut request = Request::new(parts.method, &parts.uri, parts.headers, bytes::Bytes::new(), peer)?;
     let caller = context.identify(&request);
     context.admit(caller.as_ref().ok(), peer)?;
-    // Of somebody unknown no body is taken into memory: what may be asked without a token needs none, the rest is refused.
-    if caller.is_err() {
-        return Ok(request);
-    }
+    // Of somebody unknown no body is taken into memory, but a log-in's: what else may be asked without a token needs none, the rest is refused.
+    let most = match caller {
+        Ok(_) => limits.body_bytes,
+        Err(_) if nacos::is_login(&request.path()) => LOGIN_BYTES.min(limits.body_bytes),
+        Err(_) => return Ok(request),
+    };
+    let too_large = || ApiError::TooLarge { what: "the body", limit: "registry.body_bytes", value: most as u64 };
     let announced =
         request.headers.get(hyper::header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    if announced.is_some_and(|length: u64| length > limits.body_bytes as u64) {
+    if announced.is_some_and(|length: u64| length > most as u64) {
         return Err(too_large());
     }
-    let collected = tokio::time::timeout(limits.body_timeout, Limited::new(body, limits.body_bytes).collect()).await;
+    let collected = tokio::time::timeout(limits.body_timeout, Limited::new(body, most).collect()).await;
     request.body = match collected {
         Ok(Ok(collected)) => {
             unread.store(false, Ordering::Relaxed);
@@ -430,6 +431,9 @@ async fn read(
     };
     Ok(request)
 }
+
+/// The body of a log-in by somebody who is not known yet, at most.
+const LOGIN_BYTES: usize = 4096;
 
 /// After an answer to a request whose body was not read to its end, so much of the body is still taken, and dropped, for so long at most.
 /// A socket that is closed with unread bytes tells the client so at once, and the client loses the answer that it has not read yet.

@@ -13,7 +13,7 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 use roaring::RoaringBitmap;
 
-use crate::model::{Instance, InstanceId, Metadata, Revision};
+use crate::model::{Health, Instance, InstanceId, Metadata, Revision};
 
 /// Instances that were found.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +36,28 @@ pub(crate) struct Index {
     by_pair: HashTable<Posting>,
     bitmaps: Vec<RoaringBitmap>,
     free_bitmaps: Vec<u32>,
+    unwell: Unwell,
+}
+
+/// How many instances are not as they should be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Unwell {
+    /// Critical, whether isolated or not.
+    pub(crate) critical: usize,
+    /// Isolated, and not critical.
+    pub(crate) isolated: usize,
+}
+
+impl Unwell {
+    /// One more instance, or one less.
+    fn count(&mut self, instance: &Instance, more: bool) {
+        let of = match (instance.health, instance.isolate) {
+            (Health::Critical, _) => &mut self.critical,
+            (_, true) => &mut self.isolated,
+            _ => return,
+        };
+        *of = if more { *of + 1 } else { of.saturating_sub(1) };
+    }
 }
 
 /// Who has a pair of this hash: one slot, or (with `MANY`) the slots in a bitmap.
@@ -55,6 +77,11 @@ impl Index {
         self.by_id.len()
     }
 
+    /// How many are not as they should be.
+    pub(crate) fn unwell(&self) -> Unwell {
+        self.unwell
+    }
+
     pub(crate) fn ids(&self) -> impl Iterator<Item = &InstanceId> {
         self.slots.iter().flatten().map(|instance| &instance.id)
     }
@@ -72,6 +99,10 @@ impl Index {
             (self.slots.len() - 1) as u32
         });
         let old = self.slots[slot as usize].replace(Arc::clone(instance));
+        if let Some(old) = &old {
+            self.unwell.count(old, false);
+        }
+        self.unwell.count(instance, true);
         if before.is_none() {
             let (hasher, slots) = (&self.hasher, &self.slots);
             let hash = hasher.hash_one(&instance.id);
@@ -100,6 +131,7 @@ impl Index {
             entry.remove();
         }
         let old = self.slots[slot as usize].take()?;
+        self.unwell.count(&old, false);
         self.unpost(slot, old.namespace(), &old.metadata);
         self.free.push(slot);
         Some(old)

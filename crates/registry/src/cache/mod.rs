@@ -24,7 +24,7 @@ pub(crate) use apply::{Applier, Changes};
 pub use encodings::Encoding;
 pub(crate) use encodings::Encodings;
 pub use index::Found;
-use index::Index;
+use index::{Index, Unwell};
 pub use instances::Instances;
 pub(crate) use mark::Mark;
 pub use ring::Change;
@@ -140,6 +140,11 @@ impl Cache {
 
     pub(crate) fn instances(&self) -> usize {
         self.index().len()
+    }
+
+    /// How many instances are not as they should be.
+    pub(crate) fn unwell(&self) -> Unwell {
+        self.index().unwell()
     }
 
     /// Services, those included that are only waited for.

@@ -1,4 +1,5 @@
-//! Who is alive: three parts, each with a type of its own.
+//! Who is alive: three parts, each with a type of its own. All three see an instance with several checks as several instances
+//! ([`several`]).
 //!
 //! ```text
 //!  heartbeats, renewals ─▶ leases   what was heard, here and elsewhere, and when
@@ -15,6 +16,7 @@
 
 pub(crate) mod leases;
 mod probing;
+pub(crate) mod several;
 mod verdicts;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,10 +26,13 @@ use tokio::task::JoinSet;
 use self::leases::Leases;
 use self::probing::Probing;
 pub(crate) use self::probing::Range;
+use self::several::Several;
 use self::verdicts::Verdicts;
 pub(crate) use self::verdicts::ask_all;
 
 use crate::cache::Changes;
+use crate::error::OpenError;
+use crate::model::InstanceId;
 use crate::registry::Inner;
 use crate::settings::HealthSettings;
 
@@ -56,23 +61,43 @@ pub(crate) struct Watch {
     pub(crate) leases: Leases,
     pub(crate) verdicts: Verdicts,
     pub(crate) probing: Probing,
+    several: Mutex<Several>,
 }
 
 impl Watch {
-    pub(crate) fn new(settings: &HealthSettings) -> Watch {
-        Watch {
+    /// # Errors
+    /// The file with the certificates of authorities cannot be used.
+    pub(crate) fn new(settings: &HealthSettings) -> Result<Watch, OpenError> {
+        let probing = Probing::new(settings).map_err(|reason| OpenError::Authorities { reason })?;
+        Ok(Watch {
             leases: Leases::default(),
             verdicts: Verdicts::new(settings.brake),
-            probing: Probing::new(&settings.probe_allow, &settings.probe_deny),
-        }
+            probing,
+            several: Mutex::default(),
+        })
     }
 
     /// Instances are different. Called by whoever applies to the cache, in the order of revisions.
     pub(crate) fn observe(&self, changes: &Changes) {
         let now = self.leases.now();
-        self.leases.observe(changes, now);
-        self.probing.observe(changes, now);
-        self.verdicts.observe(changes, now);
+        let units = lock(&self.several).take_apart(changes);
+        self.leases.observe(&units, now);
+        self.probing.observe(&units, now);
+        self.verdicts.observe(&units, now);
+    }
+
+    /// Instances that have several checks show a sign of life: each check that waits for such signs has one.
+    pub(crate) fn renew_each_check(&self, ids: &[InstanceId], alive: Alive) {
+        let units = lock(&self.several).of_instances(ids);
+        self.leases.renew(&units, alive);
+    }
+
+    /// The instance that is meant where leases, probing or the reaper say `id`, and of several checks the one.
+    fn meant(&self, id: &InstanceId) -> (InstanceId, Option<String>) {
+        match lock(&self.several).of(id) {
+            Some(one) => (one.instance.clone(), Some(one.check.clone())),
+            None => (id.clone(), None),
+        }
     }
 }
 

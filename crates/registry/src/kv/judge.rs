@@ -78,7 +78,7 @@ async fn unwell(inner: &Arc<Inner>, kv: &Kv) -> Vec<Verdict> {
         for (check, instance) in &session.service_checks {
             // Registered at another node a moment ago, it may not be here yet.
             let instance = registry.instance_or_ask(instance).await;
-            if instance.is_none_or(|instance| instance.isolate || instance.health == Health::Critical) {
+            if instance.is_none_or(|instance| instance.isolate || instance.health_of(check) == Health::Critical) {
                 let why = format!("its check {check} is critical or gone");
                 let (id, revision) = (Arc::clone(&session.id), session.modified);
                 verdicts.push(Verdict { namespace, id, revision, why });

@@ -1,9 +1,11 @@
 //! Instances: what a client registers, what a client changes, and what the registry then holds.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::check::Part;
 use super::digest::Content;
 use super::limits::{self, Invalid, Limits};
 use super::text::visible;
@@ -71,10 +73,13 @@ pub struct Registration {
     /// the instance's registering again); of a new one: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub isolate: Option<bool>,
-    /// `None` leaves it as it was; of a new one: passing.
+    /// `None` leaves it as it was; of a new one: passing. Where there are several checks each of them says that for itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<Health>,
 }
+
+/// What the registry's own ids of checks begin with.
+pub(crate) const WATCHED: &str = "kingpost.check:";
 
 fn default_weight() -> u16 {
     100
@@ -90,8 +95,12 @@ pub struct Patch {
     pub weight: Option<u16>,
     /// Replaces all metadata.
     pub metadata: Option<Metadata>,
-    /// Health set from outside; lasts until the next report of the instance's own check.
+    /// Health set from outside; lasts until the next report of the instance's own check. Where the instance has several checks, it is that of
+    /// each one which the registry does not find out by itself.
     pub health: Option<Health>,
+    /// The health of some of several checks, by the checks' ids.
+    #[serde(skip)]
+    pub checks: BTreeMap<String, Health>,
 }
 
 /// One instance as of [`Instance::revision`]; never changed, only replaced.
@@ -190,6 +199,13 @@ impl Registration {
             });
         }
         visible("instance id", self.id.local())?;
+        if self.id.local().starts_with(WATCHED) {
+            return Err(Invalid::Value {
+                what: "instance id",
+                found: self.id.local().into(),
+                expected: "one that does not begin with kingpost.check:, which is what the checks of instances are called",
+            });
+        }
         visible("service name", self.service.name())?;
         limits::text("host", &self.host, 1, 253)?;
         if self.host.contains(char::is_whitespace) {
@@ -219,9 +235,12 @@ impl Instance {
     /// are those of `before`, or 0: whoever commits it sets them.
     pub(crate) fn registered(registration: Registration, before: Option<&Instance>) -> Instance {
         // What a check found goes with the check: nobody would ever correct it.
-        let unchecked = |b: &Instance| registration.check.is_none() && b.check.is_some();
+        let has_check = registration.check.is_some();
+        let unchecked = |b: &Instance| !has_check && b.check.is_some();
         let kept = before.map(|b| (b.isolate, if unchecked(b) { Health::Passing } else { b.health }));
         let (isolate, health) = kept.unwrap_or_default();
+        let mut check = registration.check;
+        let worst = check.as_mut().and_then(|check| check.settle(before.and_then(|b| b.check.as_deref())));
         Instance {
             id: registration.id,
             service: registration.service,
@@ -232,10 +251,10 @@ impl Instance {
             weight: registration.weight,
             priority: registration.priority,
             isolate: registration.isolate.unwrap_or(isolate),
-            health: registration.health.unwrap_or(health),
+            health: worst.or(registration.health).unwrap_or(health),
             location: Arc::new(registration.location),
             metadata: registration.metadata,
-            check: registration.check.map(Arc::new),
+            check: check.map(Arc::new),
             digest: Digest::default(),
             revision: before.map_or(Revision(0), |b| b.revision),
             ctime: before.map_or(0, |b| b.ctime),
@@ -257,6 +276,17 @@ impl Instance {
         }
         if let Some(health) = patch.health {
             after.health = health;
+        }
+        if (patch.health.is_some() || !patch.checks.is_empty())
+            && let Some(check) = after.check.as_mut().filter(|check| !check.parts().is_empty())
+        {
+            let said = |part: &Part| {
+                let each = patch.health.filter(|_| part.check.is_reported());
+                patch.checks.get(&part.id).copied().or(each)
+            };
+            let mut changed = (**check).clone();
+            after.health = changed.report(said).unwrap_or(after.health);
+            *check = Arc::new(changed);
         }
         after
     }
@@ -282,6 +312,14 @@ impl Instance {
         content.text(self.metadata.as_text());
         content.text(&self.check_text().unwrap_or_default());
         content.finish()
+    }
+
+    /// What the check `id` says: of several checks the one; otherwise the instance's health. One that is not there is critical.
+    pub fn health_of(&self, id: &str) -> Health {
+        match self.check.as_deref().map(Check::parts).unwrap_or_default() {
+            [] => self.health,
+            parts => parts.iter().find(|part| part.id == id).and_then(|part| part.health).unwrap_or(Health::Critical),
+        }
     }
 
     /// Its check as JSON: the form it has in the store.

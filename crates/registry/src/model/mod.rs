@@ -8,8 +8,9 @@ mod metadata;
 mod name;
 mod text;
 
-pub use check::{Check, CheckKind, Pace};
+pub use check::{Check, CheckKind, MOST_CHECKS, Pace, Part, ProbeTls};
 pub use digest::Digest;
+pub(crate) use instance::WATCHED;
 pub use instance::{Health, Instance, Location, Patch, Registration};
 pub(crate) use limits::text as check_text;
 pub use limits::{Invalid, Limits};

@@ -3,7 +3,7 @@
 //! A node counts its beats in the store. Whoever calls the roll sees them rise, or not: no clocks are compared, and while the
 //! store cannot be read nobody is found to be missing. A node lives while its beats rise, or while it is heard over its link: one that has
 //! only lost its way to the store still takes heartbeats, and has to be asked. Who judges has to reach the store, to write what it
-//! finds: that goes by the beats alone.
+//! finds: that goes by the beats alone. And who judges has to reach every node that lives: a node that does not leaves judging to one that may.
 
 use std::collections::BTreeMap;
 
@@ -96,6 +96,13 @@ impl Members {
     /// Those that live and reach the store: by what they find, others can go.
     pub(crate) fn in_touch(&self) -> impl Iterator<Item = &NodeRow> {
         self.others.values().filter(|known| known.unmoved < LOST).map(|known| &known.row)
+    }
+
+    /// Whether this node leaves judging to others: there is a node that lives and that it has not heard for long, so it could not ask that node;
+    /// and there is a judge that it hears, who may be able to. Where two such nodes leave it to each other, the one that calls the roll next sees
+    /// that nobody is left, and judges. `silent`: not heard for long over its link; `heard`: just now.
+    pub(crate) fn leaves_judging(&self, silent: impl Fn(NodeId) -> bool, heard: impl Fn(NodeId) -> bool) -> bool {
+        self.live().any(|row| silent(row.id)) && self.in_touch().any(|row| row.judges && heard(row.id))
     }
 
     /// Those whose rows may go. One that comes back nevertheless makes a new row.
@@ -229,6 +236,25 @@ mod tests {
             let news = members.called(NodeId(1), rows, true, |_| linked);
             assert_eq!(news, News { joined: ids(joined), lost: ids(lost) }, "call {call}");
             assert_eq!(shown(&members), (live.to_vec(), in_touch.to_vec()), "call {call}");
+        }
+    }
+
+    /// Three nodes, of which two do not hear each other: the third one judges for all. Of two nodes each goes on judging.
+    #[test]
+    fn who_cannot_ask_everybody_leaves_judging_to_who_can() {
+        let judging = |id: i64, judges: bool| NodeRow { judges, ..row(id, 1) };
+        for (rows, silent, heard, leaves) in [
+            (vec![judging(2, true), judging(3, true)], &[][..], &[2, 3][..], false),
+            (vec![judging(2, true), judging(3, true)], &[2], &[3], true),
+            (vec![judging(2, true), judging(3, false)], &[2], &[3], false),
+            (vec![judging(2, true), judging(3, true)], &[2, 3], &[], false),
+            (vec![judging(2, true)], &[2], &[], false),
+            (vec![], &[], &[], false),
+        ] {
+            let mut members = Members::default();
+            members.called(NodeId(1), rows.clone(), true, |_| false);
+            let found = members.leaves_judging(|id| silent.contains(&id.0), |id| heard.contains(&id.0));
+            assert_eq!(found, leaves, "{rows:?}, silent {silent:?}, heard {heard:?}");
         }
     }
 

@@ -16,7 +16,8 @@
 //! - A node lives while its beats rise in the store, or while it speaks over its link: who has lost only the way to the store goes on taking
 //!   heartbeats, and is asked. Only a node that reaches the store judges.
 //! - No clocks are compared: beats are counted, silence is told as a duration.
-//! - Nobody is judged while a live node has not answered, unless it has not been reached for `UNREACHABLE`.
+//! - Nobody is judged while a live node has not answered, unless it has not been reached for `UNREACHABLE`. Before that, who cannot ask a live node leaves
+//!   judging to a node that may be able to: with three nodes, any one path may be cut for as long as it likes.
 //! - What a peer sends is applied only where it follows directly on what is here; otherwise the store is read.
 //! - Nothing waits for a peer but the judging of silence, and that not for long.
 
@@ -70,7 +71,9 @@ pub(crate) struct Peers {
     /// The port that is taken here.
     bound: SocketAddr,
     address: String,
+    /// Whether this node may judge, and whether it does.
     judges: bool,
+    judging: AtomicBool,
     began: Instant,
     secret: OnceLock<Secret>,
     view: ArcSwap<View>,
@@ -131,6 +134,7 @@ impl Peers {
             bound,
             address,
             judges,
+            judging: AtomicBool::new(judges),
             began: Instant::now(),
             secret: OnceLock::new(),
             view: ArcSwap::from_pointee(View { judges: Vec::new() }),
@@ -197,6 +201,15 @@ impl Peers {
         lock(&self.inbound).insert(id, self.now());
     }
 
+    /// Which nodes have not been heard for long over their links, and which were just now.
+    fn silent_and_heard(&self, now: u64) -> (BTreeSet<NodeId>, BTreeSet<NodeId>) {
+        let links = lock(&self.links);
+        let which = |fits: &dyn Fn(&Contact) -> bool| {
+            links.iter().filter(|(_, link)| fits(&link.contact)).map(|(id, _)| *id).collect()
+        };
+        (which(&|contact| contact.is_silent(now)), which(&|contact| contact.is_heard(now)))
+    }
+
     /// Whether there is no other node, as far as is known.
     pub(crate) fn is_alone(&self) -> bool {
         lock(&self.links).is_empty()
@@ -246,6 +259,11 @@ impl Contact {
     /// Whether the peer has spoken a moment ago: each side says something every second.
     fn is_heard(&self, now: u64) -> bool {
         self.is_connected() && now.saturating_sub(self.heard.load(Ordering::Relaxed)) < HEARD
+    }
+
+    /// Whether the peer has not spoken for long, connected or not. One to which the way was just opened has not been silent yet.
+    fn is_silent(&self, now: u64) -> bool {
+        now.saturating_sub(self.heard.load(Ordering::Relaxed)) >= HEARD
     }
 
     fn is_connected(&self) -> bool {
@@ -333,13 +351,21 @@ async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
     let mut state = peers.members.lock().await;
     let (members, beat) = &mut *state;
     *beat += 1;
-    let row = NodeRow { id: peers.own, address: peers.address.clone(), judges: peers.judges, beat: *beat };
     let began = peers.now().max(1);
+    let (silent, heard) = peers.silent_and_heard(began);
+    let judges = peers.judges && !members.leaves_judging(|id| silent.contains(&id), |id| heard.contains(&id));
+    if peers.judging.swap(judges, Ordering::Relaxed) != judges && peers.judges {
+        let why = if judges {
+            "this node judges again"
+        } else {
+            "a node that lives cannot be asked: judging is left to others"
+        };
+        tracing::info!("{why}");
+    }
+    let row = NodeRow { id: peers.own, address: peers.address.clone(), judges, beat: *beat };
     let Roll { nodes, secret } = inner.store.attend(Some(&row), &members.forgotten()).await?;
     let _ = peers.secret.set(secret);
-    let now = peers.now();
-    let linked: BTreeSet<NodeId> =
-        lock(&peers.links).iter().filter(|(_, link)| link.contact.is_heard(now)).map(|(id, _)| *id).collect();
+    let (_, linked) = peers.silent_and_heard(peers.now());
     let news = members.called(peers.own, nodes, counts, |id| linked.contains(&id));
     for id in &news.joined {
         tracing::info!(node = id.0, "another node of the registry is here");
@@ -355,7 +381,7 @@ async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
         inbound.retain(|id, _| !news.lost.contains(id));
     }
     let judges = members.in_touch().filter(|row| row.judges).map(|row| row.id);
-    let judges = judges.chain(peers.judges.then_some(peers.own)).collect();
+    let judges = judges.chain(row.judges.then_some(peers.own)).collect();
     let mut links = lock(&peers.links);
     links.retain(|id, link| members.live().any(|row| row.id == *id && row.address == link.row.address));
     for row in members.live().take(MOST_NODES) {

@@ -154,12 +154,95 @@ func nodes(c *api.Client) error {
 	return nil
 }
 
+// several: a service with three checks, each by itself, and what they come to.
+func several(c *api.Client) error {
+	name := fmt.Sprintf("go-several-%d", os.Getpid())
+	service := &api.AgentServiceRegistration{
+		ID: name + "-1", Name: name, Address: "10.0.0.3", Port: 80,
+		Checks: api.AgentServiceChecks{
+			{TTL: "1m"},
+			{CheckID: name + "-disk", Name: "Disk", TTL: "1m", Status: api.HealthPassing},
+		},
+	}
+	if err := c.Agent().ServiceRegister(service); err != nil {
+		return err
+	}
+	extra := &api.AgentCheckRegistration{
+		ID: name + "-extra", Name: "Extra", ServiceID: name + "-1",
+		AgentServiceCheck: api.AgentServiceCheck{TTL: "1m", Status: api.HealthPassing},
+	}
+	if err := c.Agent().CheckRegister(extra); err != nil {
+		return err
+	}
+	ids := []string{"service:" + name + "-1:1", name + "-disk", name + "-extra"}
+	expect := func(expected string) error {
+		checks, _, err := c.Health().Checks(name, nil)
+		if err != nil || len(checks) != len(ids) || checks.AggregatedStatus() != expected {
+			return fmt.Errorf("expected %d checks and %s: %v %v", len(ids), expected, checks, err)
+		}
+		status, info, err := c.Agent().AgentHealthServiceByID(name + "-1")
+		if err != nil || status != expected || len(info.Checks) != len(ids) {
+			return fmt.Errorf("the service's health: expected %s: %s %v %v", expected, status, info, err)
+		}
+		entries, _, err := c.Health().Service(name, "", false, nil)
+		if err != nil || len(entries) != 1 || entries[0].Checks.AggregatedStatus() != expected {
+			return fmt.Errorf("discovery: expected %s: %v %v", expected, entries, err)
+		}
+		if n := passing(c, name); (n == 1) != (expected == api.HealthPassing) {
+			return fmt.Errorf("%s, and %d are passing", expected, n)
+		}
+		return nil
+	}
+	for _, step := range []struct{ id, status, expected string }{
+		{"", "", api.HealthCritical},
+		{ids[0], api.HealthPassing, api.HealthPassing},
+		{ids[2], api.HealthWarning, api.HealthWarning},
+		{ids[1], api.HealthCritical, api.HealthCritical},
+		{ids[2], api.HealthPassing, api.HealthCritical},
+		{ids[1], api.HealthPassing, api.HealthPassing},
+	} {
+		if step.id != "" {
+			if err := c.Agent().UpdateTTL(step.id, "by hand", step.status); err != nil {
+				return err
+			}
+		}
+		if err := expect(step.expected); err != nil {
+			return fmt.Errorf("after %v: %w", step, err)
+		}
+	}
+	all, err := c.Agent().Checks()
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if all[id] == nil || all[id].ServiceID != name+"-1" {
+			return fmt.Errorf("the agent's check %s: %v", id, all[id])
+		}
+	}
+	if state, _, err := c.Health().State(api.HealthPassing, &api.QueryOptions{Filter: fmt.Sprintf("ServiceName == %q", name)}); err != nil || len(state) != 3 {
+		return fmt.Errorf("by state: %v %v", state, err)
+	}
+	if err := c.Agent().CheckDeregister(ids[2]); err != nil {
+		return err
+	}
+	if checks, _, err := c.Health().Checks(name, nil); err != nil || len(checks) != 2 {
+		return fmt.Errorf("without one: %v %v", checks, err)
+	}
+	if err := c.Agent().UpdateTTL(ids[2], "", api.HealthPassing); err == nil {
+		return fmt.Errorf("a check that is gone was updated")
+	}
+	if err := c.Agent().ServiceRegisterOpts(service, api.ServiceRegisterOpts{ReplaceExistingChecks: true}); err != nil {
+		return err
+	}
+	return c.Agent().ServiceDeregister(name + "-1")
+}
+
 func main() {
 	client, err := api.NewClient(&api.Config{Address: "127.0.0.1:" + os.Getenv("CONSUL_PORT")})
 	if err != nil {
 		panic(err)
 	}
-	checks := []check{{"the usual cycle", cycle}, {"who is silent expires", expiry}, {"nodes, their metadata, filters", nodes}}
+	checks := []check{{"the usual cycle", cycle}, {"who is silent expires", expiry}, {"nodes, their metadata, filters", nodes}, {"several checks", several}}
 	failed := 0
 	for n, check := range checks {
 		if err := check.work(client); err != nil {

@@ -9,12 +9,11 @@ use tokio::time::Instant;
 
 use super::catalog::write;
 use super::entry::{self, AgentService, Check, DATACENTER};
-use super::wire::{self, CHECK_ID, Kept, Object, Probe, status};
-use super::{CONTENT_HASH, Call, DEFAULT_WAIT, Scope, add, done, registration_of};
-use crate::api::identity::in_consul;
+use super::wire::{self, Kept, Object, status};
+use super::{CONTENT_HASH, Call, DEFAULT_WAIT, Scope, add, checks, done};
 use crate::api::whole::Composer;
 use crate::api::{ApiError, Reply, Watched};
-use crate::{Beat, CheckKind, Edit, Health, Instance, InstanceId, Metadata, Patch, Registration};
+use crate::{Edit, Health, Instance, Patch, Registration};
 
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     match path {
@@ -27,15 +26,15 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
             Ok(done())
         }
         ["service", "maintenance", id] => maintenance(call, id).await,
-        ["check", "register"] => register_check(call).await,
-        ["check", "deregister", id] => deregister_check(call, id).await,
+        ["check", "register"] => checks::register(call).await,
+        ["check", "deregister", id] => checks::deregister(call, id).await,
         ["check", how @ ("pass" | "warn" | "fail"), id] => {
             let health = match *how {
                 "pass" => Health::Passing,
                 "warn" => Health::Warning,
                 _ => Health::Critical,
             };
-            report(call, id, health).await
+            checks::report(call, id, health).await
         }
         ["check", "update", id] => {
             call.writes()?;
@@ -43,7 +42,7 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
             let name = Object::new(&body, "the body")?.text("status")?;
             let health = wire::health(name)
                 .ok_or_else(|| ApiError::bad(format!("Status {name:?}: expected passing, warning or critical")))?;
-            report(call, id, health).await
+            checks::report(call, id, health).await
         }
         _ => {
             call.reads()?;
@@ -73,19 +72,10 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
         ["services"] => {
             let peer = call.peer();
             let make = move |scope: &Scope, out: &mut Composer| {
-                let mut services: BTreeMap<String, AgentService> = BTreeMap::new();
-                for (instance, kept) in &own_instances(scope) {
-                    let service = AgentService::new(instance, kept);
-                    if scope.fits(&service) {
-                        // Several hosts may have one id. The client's own host has the plain key, the others the instance id.
-                        let plain = !services.contains_key(&service.id) || comes_from(instance, &peer);
-                        let key = if plain { service.id.clone() } else { instance.id.local().to_owned() };
-                        if let Some(other) = services.insert(key, service) {
-                            services.insert(other.instance_id().to_owned(), other);
-                        }
-                    }
-                }
-                add(out, &services);
+                // The client's own host has the plain key.
+                let own = own_instances(scope);
+                let services = own.iter().map(|(it, kept)| (AgentService::new(it, kept), comes_from(it, &peer)));
+                add(out, &entry::by_id(services.filter(|(service, _)| scope.fits(service))));
             };
             call.whole("consul.agent.services", &call.peer(), make).await
         }
@@ -201,15 +191,22 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     let id = call.agent_identity(&host, &read.id)?;
     let service = call.service(&read.name)?;
     read.kept.agent = true;
+    let replaced = call.request.flag("replace-existing-checks");
     let written = call.context.registry.change(&id, |known| {
         // What was imported, or put into the catalog, stays on the node that it was put on.
         let node = known.map(|instance| Kept::of(instance).node).filter(|node| !node.is_empty());
         read.kept.node = node.unwrap_or_else(|| host.clone());
+        let before = known.map(|instance| checks::held(instance, &Kept::of(instance))).unwrap_or_default();
+        let list = checks::registered(&read.checks, before, replaced)?;
+        let mut kept = read.kept.clone();
+        // Said in so many words: to the core a registration that says nothing of its health is a heartbeat, and makes passing what has reported
+        // that it is not.
+        let (check, health) = checks::assemble(&list, &mut kept);
         let registration = Registration {
             weight: read.weight,
-            metadata: read.metadata((host != peer).then_some(peer.as_str()))?,
-            health: first_health(read.check.as_ref(), known.map(|instance| instance.health)),
-            check: read.check.as_ref().and_then(|check| check.check.clone()),
+            metadata: read.metadata(&kept, &list, (host != peer).then_some(peer.as_str()))?,
+            health: Some(health),
+            check,
             location: read.location.clone(),
             ..Registration::new(id.clone(), service.clone(), &host, read.port)
         };
@@ -219,19 +216,6 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         call.audit("agent/service/register", &read.id);
     }
     Ok(done())
-}
-
-/// The health that a registration brings: what it says; else a new check is critical until it was heard of, as with Consul,
-/// and one that was there keeps its status, `known`. Where the instance itself reports it is said in so many words: to the
-/// core a registration that says nothing is a heartbeat, and makes passing what has reported that it is not.
-fn first_health(check: Option<&Probe>, known: Option<Health>) -> Option<Health> {
-    match check {
-        None => Some(Health::Passing),
-        Some(Probe { status: Some(status), .. }) => Some(*status),
-        Some(Probe { check: Some(_), .. }) if known.is_none() => Some(Health::Critical),
-        Some(Probe { check: Some(check), .. }) if check.time_to_live().is_some() => known,
-        Some(_) => None,
-    }
 }
 
 async fn maintenance(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
@@ -246,106 +230,4 @@ async fn maintenance(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
     write(call.context.registry.update(vec![(instance.id.clone(), patch)]).await)?;
     call.audit(if isolate { "maintenance on" } else { "maintenance off" }, id);
     Ok(done())
-}
-
-/// The instance that a check belongs to.
-pub(super) async fn checked(call: &Call<'_>, check: &str) -> Result<Arc<Instance>, ApiError> {
-    if let Some(id) = check.strip_prefix("service:") {
-        match call.agent_service(id).await {
-            // A check may also have a name of its own that begins so.
-            Err(ApiError::NotFound { .. }) => {}
-            found => return found,
-        }
-    }
-    call.choose("check ID", CHECK_ID, check)?
-        .ok_or_else(|| ApiError::NotFound { what: "check ID", name: check.to_owned() })
-}
-
-async fn report(call: &Call<'_>, check: &str, health: Health) -> Result<Reply, ApiError> {
-    call.writes()?;
-    let instance = checked(call, check).await?;
-    if instance.check.as_ref().is_some_and(|check| !matches!(check.kind, CheckKind::Ttl { .. })) {
-        return Err(ApiError::bad(format!("the check {check:?} has no TTL: the registry itself probes it")));
-    }
-    let registry = &call.context.registry;
-    // What is usual costs no write.
-    if health == Health::Passing && instance.health == Health::Passing {
-        let id = [instance.id.clone()];
-        if registry.heartbeat(&id).await.first() == Some(&Beat::Known) {
-            return Ok(done());
-        }
-    }
-    write(registry.report(&[(instance.id.clone(), health)]).await)?;
-    Ok(done())
-}
-
-async fn register_check(call: &Call<'_>) -> Result<Reply, ApiError> {
-    call.writes()?;
-    let body: Value = call.request.json()?;
-    let object = Object::new(&body, "the body")?;
-    let service = object.text("serviceid")?;
-    if service.is_empty() {
-        return Err(ApiError::bad("ServiceID is missing: checks of the node are not supported"));
-    }
-    let mut probe = wire::probe(&body)?;
-    if probe.id.is_empty() {
-        probe.id.clone_from(&probe.name);
-    }
-    let instance = call.agent_service(service).await?;
-    set_check(call, &instance.id, |instance| {
-        if instance.check.is_some() && entry::check_id(instance) != probe.id {
-            return Err(ApiError::Conflict(format!(
-                "the service {service:?} has the check {:?} already, and one is all it can have",
-                entry::check_id(instance)
-            )));
-        }
-        let known = instance.check.is_some().then_some(instance.health);
-        Ok((Some(&probe), first_health(Some(&probe), known)))
-    })
-    .await?;
-    call.audit("agent/check/register", service);
-    Ok(done())
-}
-
-async fn deregister_check(call: &Call<'_>, check: &str) -> Result<Reply, ApiError> {
-    call.writes()?;
-    let instance = checked(call, check).await?;
-    set_check(call, &instance.id, |instance| {
-        if entry::check_id(instance) != check {
-            return Err(ApiError::NotFound { what: "check ID", name: check.to_owned() });
-        }
-        // Without a check a service is passing.
-        Ok((None, Some(Health::Passing)))
-    })
-    .await?;
-    call.audit("agent/check/deregister", check);
-    Ok(done())
-}
-
-/// Gives an instance the check, and the health, that `decide` makes of the instance as it is.
-async fn set_check<'a>(
-    call: &Call<'_>,
-    id: &InstanceId,
-    decide: impl Fn(&Instance) -> Result<(Option<&'a Probe>, Option<Health>), ApiError>,
-) -> Result<(), ApiError> {
-    let change = call.context.registry.change(id, |instance| {
-        let missing = || ApiError::NotFound { what: "service ID", name: id.local().to_owned() };
-        let instance = instance.ok_or_else(missing)?;
-        let (probe, health) = decide(instance)?;
-        let mut kept = Kept::of(instance);
-        kept.check_name = probe.map(|probe| probe.name.clone()).unwrap_or_default();
-        kept.notes = probe.map(|probe| probe.notes.clone()).unwrap_or_default();
-        let mut meta: BTreeMap<String, String> =
-            instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-        wire::keep(&mut meta, &kept, in_consul(instance), probe);
-        let registration = Registration {
-            metadata: Metadata::from_pairs(&meta)?,
-            check: probe.and_then(|probe| probe.check.clone()),
-            health,
-            ..registration_of(instance)
-        };
-        Ok::<_, ApiError>(Edit::Register(Box::new(registration)))
-    });
-    change.await?;
-    Ok(())
 }

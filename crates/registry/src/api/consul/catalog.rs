@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use super::entry::{self, AgentService, CatalogService, Node};
 use super::wire::{self, Kept, Object};
-use super::{Call, DATACENTER, Scope, add, entries, has_tags};
+use super::{Call, DATACENTER, Scope, add, checks, entries, has_tags};
 use crate::api::reply::JSON;
 use crate::api::whole::Composer;
 use crate::api::{ApiError, Reply, identity};
-use crate::{Encoding, Health, Instance, InstanceId, Registration, ServiceSnapshot};
+use crate::{Encoding, Instance, InstanceId, Registration, ServiceSnapshot};
 
 /// Instances with one client's id that are looked through for one of a certain node.
 const MOST_ON_NODES: usize = 1000;
@@ -155,9 +155,7 @@ fn node(scope: &Scope, name: &str, out: &mut Composer) {
     add(out, &shown);
     out.text(",\"Services\":");
     let services = on_it.iter().map(|instance| AgentService::new(instance, &Kept::of(instance)));
-    let services: BTreeMap<String, AgentService> =
-        services.filter(|service| scope.fits(service)).map(|service| (service.id.clone(), service)).collect();
-    add(out, &services);
+    add(out, &entry::by_id(services.filter(|service| scope.fits(service)).map(|service| (service, false))));
     out.text("}");
 }
 
@@ -212,24 +210,22 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     read.kept.node_meta = object.pairs("nodemeta")?;
     read.kept.node_tagged_addresses = object.pairs("taggedaddresses")?;
     node.clone_into(&mut read.kept.node);
-    match (object.get("check"), object.get("checks").and_then(Value::as_array).map(Vec::as_slice)) {
-        (Some(check), _) | (None, Some([check])) => read.check = Some(wire::probe(check)?),
-        (None, Some(list)) if list.len() > 1 => {
-            return Err(ApiError::bad(format!("Checks: {} of them, expected at most one a service", list.len())));
-        }
-        _ => {}
+    let mut probes = checks::of_service(&object, &read.id)?;
+    if probes.is_empty() {
+        probes = std::mem::take(&mut read.checks);
     }
-    if let Some(check) = &read.check {
-        read.kept.check_name.clone_from(&check.name);
-        read.kept.notes.clone_from(&check.notes);
-    }
+    // Whoever writes to the catalog keeps the status up to date too: nothing is probed.
+    probes.iter_mut().for_each(|probe| probe.check = None);
+    let list = checks::registered(&probes, Vec::new(), true)?;
+    let mut kept = read.kept.clone();
+    let (check, health) = checks::assemble(&list, &mut kept);
     let host = if read.address.is_empty() { address } else { &read.address };
     let id = identity::consul(&call.namespace, node, &read.id)?;
     let registration = Registration {
         weight: read.weight,
-        metadata: read.metadata(None)?,
-        // Whoever writes to the catalog keeps the status up to date too: nothing is probed.
-        health: Some(read.check.as_ref().and_then(|check| check.status).unwrap_or(Health::Passing)),
+        metadata: read.metadata(&kept, &list, None)?,
+        health: Some(health),
+        check,
         location: read.location.clone(),
         ..Registration::new(id, call.service(&read.name)?, host, read.port)
     };

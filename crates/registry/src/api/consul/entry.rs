@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::wire::{CHECK_ID, Kept, WEIGHT_SCALE, status};
+use super::checks;
+use super::wire::{Kept, WEIGHT_SCALE, status};
 use crate::api::identity::in_consul;
 use crate::api::{RESERVED, format_duration};
 use crate::{CheckKind, Health, Instance};
@@ -119,14 +120,6 @@ fn node_address<'a>(instance: &'a Instance, kept: &'a Kept) -> &'a str {
     if kept.node_address.is_empty() { &instance.host } else { &kept.node_address }
 }
 
-/// The id of an instance's check.
-pub(super) fn check_id(instance: &Instance) -> String {
-    match instance.metadata.get(CHECK_ID) {
-        Some(id) => id.to_owned(),
-        None => format!("service:{}", in_consul(instance)),
-    }
-}
-
 /// The worst of an instance's checks.
 pub(super) fn worst(instance: &Instance) -> Health {
     if instance.isolate { Health::Critical } else { instance.health }
@@ -204,14 +197,23 @@ impl AgentService {
             instance_id: instance.id.local().to_owned(),
         }
     }
-
-    /// The registry's own id of the instance.
-    pub(super) fn instance_id(&self) -> &str {
-        &self.instance_id
-    }
 }
 
-/// The checks of an instance: its own, and one for maintenance while it is out.
+/// Services by their ids. All agents are one here, so several hosts may have one id: then the service that is `preferred` has the id as its key, or
+/// else the first one, and the others have their instance ids.
+pub(super) fn by_id(services: impl Iterator<Item = (AgentService, bool)>) -> BTreeMap<String, AgentService> {
+    let mut map: BTreeMap<String, AgentService> = BTreeMap::new();
+    for (service, preferred) in services {
+        let plain = preferred || !map.contains_key(&service.id);
+        let key = if plain { service.id.clone() } else { service.instance_id.clone() };
+        if let Some(other) = map.insert(key, service) {
+            map.insert(other.instance_id.clone(), other);
+        }
+    }
+    map
+}
+
+/// The checks of an instance: those that were registered, and one for maintenance while it is out.
 pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Check> {
     let check = |check_id: String, name: String, status, notes: String, kind, definition| Check {
         node: node_name(kept, own_node).to_owned(),
@@ -229,13 +231,13 @@ pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Ch
         modify_index: instance.revision.0,
     };
     let mut list = Vec::with_capacity(1);
-    if instance.check.is_some() || instance.health != Health::Passing || !kept.check_name.is_empty() {
-        let name = match kept.check_name.as_str() {
+    for held in checks::held(instance, kept) {
+        let name = match held.name.as_str() {
             "" => format!("Service '{}' check", instance.service.name()),
             name => name.to_owned(),
         };
-        let (kind, definition) = definition(instance);
-        list.push(check(check_id(instance), name, status(instance.health), kept.notes.clone(), kind, definition));
+        let (kind, definition) = definition(instance, held.check.as_ref());
+        list.push(check(held.id, name, status(held.health), held.notes, kind, definition));
     }
     if instance.isolate {
         let id = format!("_service_maintenance:{}", in_consul(instance));
@@ -244,23 +246,27 @@ pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Ch
     list
 }
 
-fn definition(instance: &Instance) -> (&'static str, Value) {
-    let Some(check) = &instance.check else { return ("", json!({})) };
+fn definition(instance: &Instance, check: Option<&crate::Check>) -> (&'static str, Value) {
+    let Some(check) = check else { return ("", json!({})) };
     let mut definition = serde_json::Map::new();
     let mut add = |key: &str, value: String| {
         definition.insert(key.to_owned(), Value::String(value));
     };
+    let mut secure = None;
     let (kind, pace) = match &check.kind {
         CheckKind::Ttl { .. } => ("ttl", None),
-        CheckKind::Http { url, pace } => {
+        CheckKind::Reported | CheckKind::Several { .. } => ("", None),
+        CheckKind::Http { url, tls, pace } => {
             add("HTTP", url.clone());
+            secure = tls.as_ref();
             ("http", Some(pace))
         }
         CheckKind::Tcp { target, pace } => {
             add("TCP", target.clone().unwrap_or_else(|| format!("{}:{}", instance.host, instance.port)));
             ("tcp", Some(pace))
         }
-        CheckKind::Grpc { target, service, pace } => {
+        CheckKind::Grpc { target, service, tls, pace } => {
+            secure = tls.as_ref();
             let target = target.clone().unwrap_or_else(|| format!("{}:{}", instance.host, instance.port));
             add("GRPC", if service.is_empty() { target } else { format!("{target}/{service}") });
             ("grpc", Some(pace))
@@ -275,6 +281,15 @@ fn definition(instance: &Instance) -> (&'static str, Value) {
     }
     if let Some(after) = check.deregister_after {
         add("DeregisterCriticalServiceAfter", format_duration(after));
+    }
+    if let Some(tls) = secure {
+        if !tls.server_name.is_empty() {
+            add("TLSServerName", tls.server_name.clone());
+        }
+        definition.insert("TLSSkipVerify".into(), tls.skip_verify.into());
+        if kind == "grpc" {
+            definition.insert("GRPCUseTLS".into(), true.into());
+        }
     }
     (kind, Value::Object(definition))
 }

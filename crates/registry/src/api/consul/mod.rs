@@ -3,13 +3,14 @@
 //!
 //! The whole registry is every host's agent, whichever of our nodes is asked: a client that registers here and asks there
 //! finds what it expects. A service belongs to its host: the address of the service, or where that is not given, the address that
-//! the request came from ([`super::identity`]). Not there: ACLs, the mesh, several checks a service, node checks, and
+//! the request came from ([`super::identity`]). Not there: ACLs, the mesh, node checks, and
 //! Consul's record of what a check printed (`Output` is empty).
 //!
 //! Format: <https://developer.hashicorp.com/consul/api-docs>.
 
 mod agent;
 mod catalog;
+mod checks;
 mod entry;
 mod filter;
 mod health;
@@ -257,7 +258,7 @@ impl Call<'_> {
         if let Some(instance) = self.of_this_host(&own, id)? {
             return Ok(instance);
         }
-        let found = self.choose("service ID", identity::CLIENT_ID, id)?.or_else(|| registry.instance(&by_id));
+        let found = self.choose("service ID", id, identity::CLIENT_ID, id)?.or_else(|| registry.instance(&by_id));
         found.ok_or_else(|| ApiError::NotFound { what: "service ID", name: id.to_owned() })
     }
 
@@ -269,10 +270,11 @@ impl Call<'_> {
     }
 
     /// The instance of Consul's clients with the metadata entry `key` = `value`: the one of the host that asks, or the only one.
-    fn choose(&self, what: &'static str, key: &str, value: &str) -> Result<Option<Arc<Instance>>, ApiError> {
-        match self.only(what, value, &[(key, value), (wire::FROM, &self.peer())])? {
+    /// Errors call it the `what` `name`.
+    fn choose(&self, what: &str, name: &str, key: &str, value: &str) -> Result<Option<Arc<Instance>>, ApiError> {
+        match self.only(what, name, &[(key, value), (wire::FROM, &self.peer())])? {
             Some(instance) => Ok(Some(instance)),
-            None => self.only(what, value, &[(key, value)]),
+            None => self.only(what, name, &[(key, value)]),
         }
     }
 

@@ -6,7 +6,7 @@ use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::wire::Object;
-use super::{Call, agent, kv};
+use super::{Call, checks::owner, kv};
 use crate::api::auth::Role;
 use crate::api::{ApiError, Reply, format_duration, parse_duration};
 use crate::kv::{Behavior, LONGEST_LOCK_DELAY, LONGEST_TTL, Renewal, Session, Subject};
@@ -122,14 +122,14 @@ async fn create(call: &Call<'_>) -> Result<Reply, ApiError> {
     services.extend(node_checks.extract_if(.., |check| check != SERF));
     let mut service_checks = Vec::with_capacity(services.len());
     for check in services {
-        let instance = match agent::checked(call, &check).await {
+        let instance = match owner(call, &check).await {
             Err(ApiError::NotFound { .. }) => {
                 let text = format!("Missing check '{check}' registration");
                 return Ok(Reply::text(StatusCode::INTERNAL_SERVER_ERROR, text));
             }
             found => found?,
         };
-        if instance.isolate || instance.health == Health::Critical {
+        if instance.isolate || instance.health_of(&check) == Health::Critical {
             let text = format!("Check '{check}' is in critical state");
             return Ok(Reply::text(StatusCode::INTERNAL_SERVER_ERROR, text));
         }

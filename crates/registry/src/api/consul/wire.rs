@@ -6,13 +6,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::checks::{self, Held, Probe};
 use crate::api::identity::CLIENT_ID;
 use crate::api::{ApiError, RESERVED, parse_duration};
-use crate::{Check, CheckKind, Health, Instance, Location, Metadata, Pace, visible};
+use crate::{Health, Instance, Location, Metadata, visible};
 
 /// The metadata key under which [`Kept`] is kept.
 pub(super) const KEPT: &str = "kingpost.consul";
-/// The metadata key of a check's id that is not `service:ID`, so that the index finds it.
+/// The metadata key of a check's id that is not `service:ID`, so that the index finds it. Of several checks each has a key: this one, a dot and the id.
 pub(super) const CHECK_ID: &str = "kingpost.check";
 /// The metadata key of the address that a registration came from, where that is not the address of the service. In the index: by it
 /// an agent's client is told from the clients of other agents that use the same service id.
@@ -36,6 +37,9 @@ pub(super) struct Kept {
     pub(super) check_name: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) notes: String,
+    /// Names and notes of several checks, by their ids.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) checks: BTreeMap<String, Described>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) tagged_addresses: Option<Value>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -52,6 +56,16 @@ pub(super) struct Kept {
     pub(super) node_meta: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) node_tagged_addresses: BTreeMap<String, String>,
+}
+
+/// What Consul knows of one of several checks and the model does not.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Described {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) name: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) notes: String,
 }
 
 impl Kept {
@@ -180,34 +194,24 @@ pub(super) struct Service {
     /// The client's own metadata.
     pub(super) meta: BTreeMap<String, String>,
     pub(super) kept: Kept,
-    pub(super) check: Option<Probe>,
+    /// The checks that came with the service, each with an id.
+    pub(super) checks: Vec<Probe>,
 }
 
 impl Service {
-    /// The metadata of the instance: the client's own entries, and those that the front keeps.
+    /// The metadata of the instance: the client's own entries, and those that the front keeps of it and of its `checks`.
     ///
     /// # Errors
     /// An entry is longer than it may be.
-    pub(super) fn metadata(&self, from: Option<&str>) -> Result<Metadata, ApiError> {
+    pub(super) fn metadata(&self, kept: &Kept, checks: &[Held], from: Option<&str>) -> Result<Metadata, ApiError> {
         let mut meta = self.meta.clone();
-        keep(&mut meta, &self.kept, &self.id, self.check.as_ref());
+        checks::keep(&mut meta, kept, &self.id, checks);
         meta.insert(CLIENT_ID.into(), self.id.clone());
         if let Some(from) = from {
             meta.insert(FROM.into(), from.into());
         }
         Ok(Metadata::from_pairs(&meta)?)
     }
-}
-
-/// A check as it was sent.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Probe {
-    pub(super) id: String,
-    pub(super) name: String,
-    pub(super) notes: String,
-    /// None: only a status, which somebody else keeps up to date.
-    pub(super) check: Option<Check>,
-    pub(super) status: Option<Health>,
 }
 
 /// A status by its name.
@@ -270,13 +274,11 @@ pub(super) fn service(value: &Value, name_key: &str) -> Result<Service, ApiError
     if let Some(key) = meta.keys().find(|key| key.starts_with(RESERVED)) {
         return Err(ApiError::bad(format!("Meta: {key:?} begins with {RESERVED:?}, which is reserved")));
     }
-    let check = check_of(&object)?;
+    let checks = checks::of_service(&object, id)?;
     let tags = object.texts("tags")?;
     tags.iter().try_for_each(|tag| visible("tag", tag))?;
     let kept = Kept {
         tags,
-        check_name: check.as_ref().map(|check| check.name.clone()).unwrap_or_default(),
-        notes: check.as_ref().map(|check| check.notes.clone()).unwrap_or_default(),
         tagged_addresses: object.get("taggedaddresses").filter(|value| value.is_object()).cloned(),
         enable_tag_override: object.flag("enabletagoverride")?,
         warning_weight,
@@ -291,105 +293,7 @@ pub(super) fn service(value: &Value, name_key: &str) -> Result<Service, ApiError
         location,
         meta,
         kept,
-        check,
-    })
-}
-
-/// Puts what the model does not know into the metadata.
-pub(super) fn keep(meta: &mut BTreeMap<String, String>, kept: &Kept, id: &str, check: Option<&Probe>) {
-    match *kept == Kept::default() {
-        true => meta.remove(KEPT),
-        false => meta.insert(KEPT.into(), serde_json::to_string(kept).unwrap_or_default()),
-    };
-    let usual = format!("service:{id}");
-    match check.map(|check| check.id.as_str()) {
-        Some(check) if !check.is_empty() && check != usual => meta.insert(CHECK_ID.into(), check.to_owned()),
-        _ => meta.remove(CHECK_ID),
-    };
-}
-
-/// The one check of a registration.
-fn check_of(object: &Object<'_>) -> Result<Option<Probe>, ApiError> {
-    let mut list: Vec<&Value> = object.get("check").into_iter().collect();
-    if let Some(more) = object.get("checks") {
-        list.extend(more.as_array().ok_or_else(|| ApiError::bad("Checks: expected a list"))?);
-    }
-    // Some clients send an empty object for no check.
-    list.retain(|value| value.as_object().is_none_or(|map| !map.is_empty()));
-    match list.as_slice() {
-        [] => Ok(None),
-        [one] => Ok(Some(probe(one)?)),
-        more => Err(ApiError::bad(format!("Checks: {} of them, expected at most one a service", more.len()))),
-    }
-}
-
-/// What a check may not say, for it would be probed otherwise than its owner means. What has no effect here is taken: redirects are
-/// never followed (`DisableRedirects`), no output is kept (`OutputMaxSize`), and without TLS there is nothing to verify (`TLSSkipVerify`).
-const REFUSED_OF_CHECKS: [&str; 15] = [
-    "args",
-    "scriptargs",
-    "script",
-    "dockercontainerid",
-    "udp",
-    "h2ping",
-    "osservice",
-    "aliasservice",
-    "aliasnode",
-    "header",
-    "body",
-    "tcpusetls",
-    "grpcusetls",
-    "tlsservername",
-    "failuresbeforewarning",
-];
-
-/// Reads a check.
-pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
-    let object = Object::new(value, "Check")?;
-    object.refuse(&REFUSED_OF_CHECKS)?;
-    if !matches!(object.text("method")?, "" | "GET") {
-        return Err(ApiError::bad("Check.method: probes ask with GET"));
-    }
-    let status =
-        match object.text("status")? {
-            "" => None,
-            text => Some(health(text).ok_or_else(|| {
-                ApiError::bad(format!("Check.Status {text:?}: expected passing, warning or critical"))
-            })?),
-        };
-    let more = |key: &str| -> Result<u8, ApiError> {
-        Ok(u8::try_from(object.number(key)?.unwrap_or(0).saturating_add(1)).unwrap_or(u8::MAX))
-    };
-    let default = Pace::default();
-    let pace = Pace {
-        interval: object.duration("interval")?.unwrap_or(default.interval),
-        timeout: object.duration("timeout")?.unwrap_or(default.timeout),
-        fall: more("failuresbeforecritical")?,
-        rise: more("successbeforepassing")?,
-    };
-    let kind = match (object.duration("ttl")?, object.text("http")?, object.text("tcp")?, object.text("grpc")?) {
-        (None, "", "", "") => None,
-        (Some(ttl), "", "", "") => Some(CheckKind::Ttl { ttl }),
-        (None, url, "", "") => Some(CheckKind::Http { url: url.to_owned(), pace }),
-        (None, "", target, "") => Some(CheckKind::Tcp { target: Some(target.to_owned()), pace }),
-        (None, "", "", grpc) => {
-            let (target, service) = grpc.split_once('/').unwrap_or((grpc, ""));
-            Some(CheckKind::Grpc { target: Some(target.to_owned()), service: service.to_owned(), pace })
-        }
-        _ => return Err(ApiError::bad("Check: expected one of TTL, HTTP, TCP and GRPC")),
-    };
-    let deregister_after = object.duration("deregistercriticalserviceafter")?.filter(|after| !after.is_zero());
-    // A check of its own is `CheckID`; that of an agent's check/register is `ID`.
-    let id = match object.text("checkid")? {
-        "" => object.text("id")?,
-        id => id,
-    };
-    Ok(Probe {
-        id: id.to_owned(),
-        name: object.text("name")?.to_owned(),
-        notes: object.text("notes")?.to_owned(),
-        check: kind.map(|kind| Check { kind, deregister_after }),
-        status,
+        checks,
     })
 }
 
@@ -420,7 +324,7 @@ mod tests {
             );
             assert_eq!(read.meta.get("v").map(String::as_str), Some("1"));
             assert_eq!(read.kept.tags, ["a"]);
-            let check = read.check.unwrap().check.unwrap();
+            let check = read.checks[0].check.clone().unwrap();
             assert_eq!(check.time_to_live(), Some(Duration::from_secs(10)));
             assert_eq!(check.deregister_after, Some(Duration::from_secs(60)));
         }
@@ -438,12 +342,13 @@ mod tests {
             (json!({"Name": "x", "Meta": {"kingpost.consul": "{}"}}), "reserved"),
             (json!({"Name": "x", "Kind": "mesh-gateway"}), "mesh"),
             (json!({"Name": "x", "Check": {"Args": ["sh"], "Interval": "1s"}}), "args"),
-            (json!({"Name": "x", "Check": {"GRPC": "a:1", "GRPCUseTLS": true}}), "tls"),
+            (json!({"Name": "x", "Check": {"TCP": "a:1", "TCPUseTLS": true}}), "tls"),
             (json!({"Name": "x", "Check": {"UDP": "a:1"}}), "udp"),
             (json!({"Name": "x", "Check": {"TTL": "soon"}}), "time"),
             (json!({"Name": "x", "Check": {"TTL": "1s", "TCP": "a:1"}}), "one of"),
             (json!({"Name": "x", "Check": {"Status": "fine"}}), "passing"),
-            (json!({"Name": "x", "Checks": [{"TTL": "1s"}, {"TTL": "2s"}]}), "at most one"),
+            (json!({"Name": "x", "Checks": [{"CheckID": "a", "TTL": "1s"}, {"CheckID": "a", "TTL": "2s"}]}), "twice"),
+            (json!({"Name": "x", "Checks": [{"CheckID": "a".repeat(120), "TTL": "1s"}, {"TTL": "2s"}]}), "100"),
         ] {
             let error = service(&sent, "name").unwrap_err().to_string();
             assert!(error.contains(names), "{sent}: {error}");

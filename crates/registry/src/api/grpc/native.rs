@@ -15,7 +15,7 @@ use crate::api::auth::Role;
 use crate::api::{ApiError, Context, changed, namespace, several};
 use crate::{
     Beat, Change, Check, CheckKind, Health, Instance, InstanceId, Location, Metadata, NamespaceName, Outcome, Pace,
-    Registration, Revision, ServiceKey, WriteError, Written,
+    Part, ProbeTls, Registration, Revision, ServiceKey, WriteError, Written,
 };
 
 /// How long a watch waits before it looks again whether the client is still there.
@@ -269,15 +269,20 @@ fn proto_duration(duration: Duration) -> prost_types::Duration {
     }
 }
 
+/// Health as the protocol numbers it; `None`: nothing is said of it.
+fn health(number: i32) -> Result<Option<Health>, ApiError> {
+    match pb::Health::try_from(number) {
+        Ok(pb::Health::Unspecified) => Ok(None),
+        Ok(pb::Health::Passing) => Ok(Some(Health::Passing)),
+        Ok(pb::Health::Warning) => Ok(Some(Health::Warning)),
+        Ok(pb::Health::Critical) => Ok(Some(Health::Critical)),
+        Err(_) => Err(ApiError::bad(format!("health = {number}: there is no such value"))),
+    }
+}
+
 /// What the core is told of an instance.
 fn registration(ns: &NamespaceName, instance: pb::Instance) -> Result<Registration, ApiError> {
-    let health = match pb::Health::try_from(instance.health) {
-        Ok(pb::Health::Unspecified) => None,
-        Ok(pb::Health::Passing) => Some(Health::Passing),
-        Ok(pb::Health::Warning) => Some(Health::Warning),
-        Ok(pb::Health::Critical) => Some(Health::Critical),
-        Err(_) => return Err(ApiError::bad(format!("health = {}: there is no such value", instance.health))),
-    };
+    let health = health(instance.health)?;
     let service = ServiceKey::new(ns, &instance.service)?;
     let port: u16 = small("port", instance.port)?;
     let id = match instance.id.as_str() {
@@ -309,24 +314,46 @@ fn registration(ns: &NamespaceName, instance: pb::Instance) -> Result<Registrati
     })
 }
 
-fn check(check: pb::Check) -> Result<Check, ApiError> {
+fn check(sent: pb::Check) -> Result<Check, ApiError> {
     use pb::check::Kind;
     let own = |target: &pb::check::Target| Some(target.target.clone()).filter(|target| !target.is_empty());
-    let kind = match check.kind.ok_or_else(|| ApiError::bad("check: expected one of ttl, tcp, http, postgres"))? {
+    let kind = match sent.kind.ok_or_else(|| ApiError::bad("check: expected one of ttl, tcp, http, postgres"))? {
         Kind::Ttl(ttl) => CheckKind::Ttl { ttl: duration("ttl", ttl)? },
         Kind::Tcp(target) => CheckKind::Tcp { target: own(&target), pace: pace(target.pace)? },
         Kind::Postgres(target) => CheckKind::Postgres { target: own(&target), pace: pace(target.pace)? },
         Kind::Mysql(target) => CheckKind::Mysql { target: own(&target), pace: pace(target.pace)? },
         Kind::Redis(target) => CheckKind::Redis { target: own(&target), pace: pace(target.pace)? },
-        Kind::Grpc(target) => {
-            CheckKind::Grpc { target: own(&target), service: target.service, pace: pace(target.pace)? }
-        }
-        Kind::Http(target) => {
-            CheckKind::Http { url: own(&target).unwrap_or_else(|| "/".into()), pace: pace(target.pace)? }
+        Kind::Grpc(target) => CheckKind::Grpc {
+            target: own(&target),
+            service: target.service,
+            tls: target.tls.map(tls),
+            pace: pace(target.pace)?,
+        },
+        Kind::Http(target) => CheckKind::Http {
+            url: own(&target).unwrap_or_else(|| "/".into()),
+            tls: target.tls.map(tls),
+            pace: pace(target.pace)?,
+        },
+        Kind::Reported(pb::check::Reported {}) => CheckKind::Reported,
+        Kind::Several(several) => {
+            let part = |part: pb::check::Part| {
+                let of = part.check.ok_or_else(|| ApiError::bad(format!("the check {:?} has no check", part.id)))?;
+                // How deep: it is refused to have several in several.
+                if matches!(of.kind, Some(Kind::Several(_))) {
+                    return Err(ApiError::bad(format!("the check {:?} is several again", part.id)));
+                }
+                let health = health(part.health)?;
+                Ok::<_, ApiError>(Part { id: part.id, health, check: check(of)? })
+            };
+            CheckKind::Several { checks: several.checks.into_iter().map(part).collect::<Result<_, _>>()? }
         }
     };
-    let deregister_after = check.deregister_after.map(|after| duration("deregister_after", after)).transpose()?;
+    let deregister_after = sent.deregister_after.map(|after| duration("deregister_after", after)).transpose()?;
     Ok(Check { kind, deregister_after })
+}
+
+fn tls(tls: pb::check::Tls) -> ProbeTls {
+    ProbeTls { skip_verify: tls.skip_verify, server_name: tls.server_name }
 }
 
 fn pace(pace: Option<pb::Pace>) -> Result<Pace, ApiError> {
@@ -340,12 +367,16 @@ fn pace(pace: Option<pb::Pace>) -> Result<Pace, ApiError> {
     })
 }
 
-fn shown(instance: &Instance) -> pb::Instance {
-    let health = match instance.health {
+fn shown_health(health: Health) -> pb::Health {
+    match health {
         Health::Passing => pb::Health::Passing,
         Health::Warning => pb::Health::Warning,
         Health::Critical => pb::Health::Critical,
-    };
+    }
+}
+
+fn shown(instance: &Instance) -> pb::Instance {
+    let health = shown_health(instance.health);
     pb::Instance {
         id: instance.id.local().to_owned(),
         service: instance.service.name().to_owned(),
@@ -368,11 +399,16 @@ fn shown(instance: &Instance) -> pb::Instance {
     }
 }
 
+fn shown_tls(tls: &ProbeTls) -> pb::check::Tls {
+    pb::check::Tls { skip_verify: tls.skip_verify, server_name: tls.server_name.clone() }
+}
+
 fn shown_check(check: &Check) -> pb::Check {
     use pb::check::Kind;
     let target = |target: Option<&str>, pace: &Pace| pb::check::Target {
         target: target.unwrap_or_default().to_owned(),
         service: String::new(),
+        tls: None,
         pace: Some(pb::Pace {
             interval: Some(proto_duration(pace.interval)),
             timeout: Some(proto_duration(pace.timeout)),
@@ -386,10 +422,23 @@ fn shown_check(check: &Check) -> pb::Check {
         CheckKind::Postgres { target: to, pace } => Kind::Postgres(target(to.as_deref(), pace)),
         CheckKind::Mysql { target: to, pace } => Kind::Mysql(target(to.as_deref(), pace)),
         CheckKind::Redis { target: to, pace } => Kind::Redis(target(to.as_deref(), pace)),
-        CheckKind::Grpc { target: to, service, pace } => {
-            Kind::Grpc(pb::check::Target { service: service.clone(), ..target(to.as_deref(), pace) })
+        CheckKind::Grpc { target: to, service, tls, pace } => Kind::Grpc(pb::check::Target {
+            service: service.clone(),
+            tls: tls.as_ref().map(shown_tls),
+            ..target(to.as_deref(), pace)
+        }),
+        CheckKind::Http { url, tls, pace } => {
+            Kind::Http(pb::check::Target { tls: tls.as_ref().map(shown_tls), ..target(Some(url), pace) })
         }
-        CheckKind::Http { url, pace } => Kind::Http(target(Some(url), pace)),
+        CheckKind::Reported => Kind::Reported(pb::check::Reported {}),
+        CheckKind::Several { checks } => {
+            let part = |part: &Part| pb::check::Part {
+                id: part.id.clone(),
+                health: part.health.map_or(pb::Health::Unspecified, shown_health).into(),
+                check: Some(shown_check(&part.check)),
+            };
+            Kind::Several(pb::check::Several { checks: checks.iter().map(part).collect() })
+        }
     };
     pb::Check { kind: Some(kind), deregister_after: check.deregister_after.map(proto_duration) }
 }

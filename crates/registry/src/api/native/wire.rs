@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::ApiError;
 use crate::{
-    Check, CheckKind, Health, Instance, InstanceId, Limits, Location, Metadata, NamespaceName, Registration, Revision,
-    ServiceKey, ServiceSnapshot,
+    Check, Health, Instance, InstanceId, Limits, Location, Metadata, NamespaceName, Registration, Revision, ServiceKey,
+    ServiceSnapshot,
 };
 
 /// An instance as it is shown.
@@ -141,7 +141,7 @@ impl New {
             Some(id) => InstanceId::new(namespace, &id)?,
             None => InstanceId::derived(&service, &self.host, self.port, &self.protocol),
         };
-        let beats = matches!(self.check, Some(Check { kind: CheckKind::Ttl { .. }, .. }));
+        let beats = self.check.as_ref().is_some_and(|check| check.time_to_live().is_some());
         let mut registration = Registration::new(id, service, &self.host, self.port);
         registration.weight = self.weight.unwrap_or(registration.weight);
         let registration = Registration {

@@ -4,6 +4,7 @@ mod clock;
 mod instance;
 pub(crate) mod session;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +18,7 @@ use tokio::time::Instant;
 use self::clock::Clock;
 use self::instance::{Renewed, Shard};
 use self::session::Sessions;
+use super::several::watched;
 use super::verdicts::Missing;
 use super::{Alive, lock};
 use crate::cache::Changes;
@@ -223,8 +225,9 @@ impl Leases {
     /// Of a service, those of the sample that are late.
     pub(super) fn late_ones_of(&self, inner: &Inner, key: &ServiceKey, now: u64) -> Vec<InstanceId> {
         let Some(snapshot) = inner.cache.snapshot(key) else { return Vec::new() };
-        let late = |i: &&Arc<Instance>| self.shard(&i.id).is_late(&i.id, now) == Some(true);
-        snapshot.instances.iter().take(SAMPLE).filter(late).map(|i| i.id.clone()).collect()
+        let late = |id: &Cow<'_, InstanceId>| self.shard(id).is_late(id, now) == Some(true);
+        let ids = snapshot.instances.iter().take(SAMPLE).flat_map(|instance| watched(instance));
+        ids.filter(late).map(Cow::into_owned).collect()
     }
 
     /// Of everything that has a lease, from a sample.
@@ -240,7 +243,8 @@ impl Leases {
     /// Of a service, from a sample.
     pub(super) fn late_of(&self, inner: &Inner, key: &ServiceKey, now: u64) -> Missing {
         let Some(snapshot) = inner.cache.snapshot(key) else { return Missing::default() };
-        let known = snapshot.instances.iter().take(SAMPLE).filter_map(|i| self.shard(&i.id).is_late(&i.id, now));
+        let ids = snapshot.instances.iter().take(SAMPLE).flat_map(|instance| watched(instance));
+        let known = ids.filter_map(|id| self.shard(&id).is_late(&id, now));
         let (missing, of) = known.fold((0, 0), |(late, of), is_late| (late + usize::from(is_late), of + 1));
         Missing { missing, of }
     }

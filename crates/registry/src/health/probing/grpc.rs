@@ -1,4 +1,4 @@
-//! Asking a gRPC server about its health: `grpc.health.v1.Health/Check`, over HTTP/2 without TLS.
+//! Asking a gRPC server about its health: `grpc.health.v1.Health/Check`, over HTTP/2, in clear or over TLS.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message as _;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::AbortHandle;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
@@ -27,13 +27,20 @@ impl Drop for Ending {
     }
 }
 
-pub(super) async fn ask(stream: TcpStream, target: &str, service: &str) -> io::Result<Health> {
+/// Asks over `stream`; `secure`: whether TLS is spoken on it already.
+pub(super) async fn ask(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    secure: bool,
+    target: &str,
+    service: &str,
+) -> io::Result<Health> {
     let io = TokioIo::new(stream);
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.map_err(io::Error::other)?;
     // The probe's time limit drops this.
     let _connection = Ending(tokio::spawn(connection).abort_handle());
-    let request = hyper::Request::post(format!("http://{target}/grpc.health.v1.Health/Check"))
+    let scheme = if secure { "https" } else { "http" };
+    let request = hyper::Request::post(format!("{scheme}://{target}/grpc.health.v1.Health/Check"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
         .body(Full::new(question(service)))

@@ -5,6 +5,7 @@ mod mysql;
 mod probe;
 mod reach;
 mod resolver;
+mod secure;
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::BuildHasher as _;
@@ -19,23 +20,29 @@ use self::probe::{Found, Question, Row};
 pub(crate) use self::reach::Range;
 use self::reach::Reach;
 use self::resolver::Resolver;
+use self::secure::Secure;
 use super::lock;
 use super::verdicts::{Cause, Missing, set_health};
 use crate::cache::Changes;
 use crate::model::{Health, Instance, InstanceId, Pace, ServiceKey};
 use crate::registry::Inner;
+use crate::settings::HealthSettings;
 use crate::status::add;
 
 /// Who is probed, and who may be.
 pub(crate) struct Probing {
     targets: Mutex<Targets>,
     reach: ArcSwap<Reach>,
+    secure: Arc<Secure>,
 }
 
 impl Probing {
-    /// From the texts of ranges of addresses.
-    pub(super) fn new(allow: &[String], deny: &[String]) -> Probing {
-        Probing { targets: Mutex::default(), reach: ArcSwap::from_pointee(Reach::new(allow, deny)) }
+    /// # Errors
+    /// The file with the certificates of authorities cannot be used.
+    pub(super) fn new(settings: &HealthSettings) -> Result<Probing, String> {
+        let reach = Reach::new(&settings.probe_allow, &settings.probe_deny);
+        let secure = Secure::new(settings.probe_ca_file.as_deref())?;
+        Ok(Probing { targets: Mutex::default(), reach: ArcSwap::from_pointee(reach), secure: Arc::new(secure) })
     }
 
     /// Addresses at which this process listens: they are not probed, unless the settings allow it.
@@ -249,8 +256,9 @@ pub(crate) async fn run(inner: Arc<Inner>) {
                 continue;
             }
             let (resolver, reach) = (Arc::clone(&resolver), probing.reach.load_full());
+            let secure = Arc::clone(&probing.secure);
             asking.spawn(async move {
-                let found = question.ask(id.namespace(), &resolver, &reach).await;
+                let found = question.ask(id.namespace(), &resolver, &reach, &secure).await;
                 (id, question, found, now)
             });
         }

@@ -5,8 +5,7 @@
 
 use std::io;
 
-use tokio::io::AsyncWriteExt as _;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
 use super::probe::read_until;
 use crate::model::Health;
@@ -31,7 +30,7 @@ enum Said {
     OtherWay,
 }
 
-pub(super) async fn ask(stream: &mut TcpStream) -> io::Result<Health> {
+pub(super) async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<Health> {
     let mut sent = false;
     // Greeting, perhaps another way, verdict.
     for _ in 0..3 {

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use super::reach::Reach;
 use super::resolver::{Looked, Resolver};
+use super::secure::Secure;
 use super::{grpc, mysql};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::model::{CheckKind, Health, Instance, Pace};
+use crate::model::{CheckKind, Health, Instance, Pace, ProbeTls};
 
 /// What is asked of whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub(crate) struct Question {
     target: String,
     timeout: Duration,
     kind: Kind,
+    /// How TLS is spoken; `None`: the connection is in clear.
+    tls: Option<ProbeTls>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,34 +84,47 @@ impl Question {
             true => format!("[{}]:{}", instance.host, instance.port),
             false => format!("{}:{}", instance.host, instance.port),
         };
+        let mut tls = None;
         let (target, kind, pace) = match &instance.check.as_ref()?.kind {
-            CheckKind::Ttl { .. } => return None,
+            CheckKind::Ttl { .. } | CheckKind::Reported | CheckKind::Several { .. } => return None,
             CheckKind::Tcp { target, pace } => (target.clone().unwrap_or_else(own), Kind::Tcp, pace),
             CheckKind::Postgres { target, pace } => (target.clone().unwrap_or_else(own), Kind::Postgres, pace),
             CheckKind::Mysql { target, pace } => (target.clone().unwrap_or_else(own), Kind::Mysql, pace),
             CheckKind::Redis { target, pace } => (target.clone().unwrap_or_else(own), Kind::Redis, pace),
-            CheckKind::Grpc { target, service, pace } => {
+            CheckKind::Grpc { target, service, tls: how, pace } => {
+                tls.clone_from(how);
                 (target.clone().unwrap_or_else(own), Kind::Grpc { service: service.clone() }, pace)
             }
-            CheckKind::Http { url, pace } => {
-                let (target, path) = match url.strip_prefix("http://") {
+            CheckKind::Http { url, tls: how, pace } => {
+                let secure = url.strip_prefix("https://");
+                if secure.is_some() {
+                    tls = Some(how.clone().unwrap_or_default());
+                }
+                let (target, path) = match secure.or_else(|| url.strip_prefix("http://")) {
                     None => (own(), url.clone()),
                     Some(rest) => {
                         let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
                         let path = if path.is_empty() { "/" } else { path };
                         let with_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-                        (if with_port { host.to_owned() } else { format!("{host}:80") }, path.to_owned())
+                        let port = if secure.is_some() { 443 } else { 80 };
+                        (if with_port { host.to_owned() } else { format!("{host}:{port}") }, path.to_owned())
                     }
                 };
                 (target, Kind::Http { path }, pace)
             }
         };
-        Some((Question { target, timeout: pace.timeout, kind }, pace.clone()))
+        Some((Question { target, timeout: pace.timeout, kind, tls }, pace.clone()))
     }
 
     /// Asks, on behalf of an instance of `namespace`. Whatever goes wrong, and whatever takes too long, is critical. The time limit begins
     /// when the address is known. `None`: it was not asked, for its name could not be looked up now.
-    pub(crate) async fn ask(&self, namespace: &str, resolver: &Resolver, reach: &Reach) -> Option<Found> {
+    pub(crate) async fn ask(
+        &self,
+        namespace: &str,
+        resolver: &Resolver,
+        reach: &Reach,
+        secure: &Secure,
+    ) -> Option<Found> {
         let addresses = match resolver.resolve(namespace, &self.target).await {
             Looked::Addresses(addresses) => addresses,
             Looked::Failed => {
@@ -125,7 +141,7 @@ impl Question {
             );
             return Some(Health::Critical.into());
         }
-        Some(match tokio::time::timeout(self.timeout, self.answer(&may)).await {
+        Some(match tokio::time::timeout(self.timeout, self.answer(&may, secure)).await {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => {
                 tracing::debug!(target = self.target, "probe: {error}");
@@ -135,9 +151,16 @@ impl Question {
         })
     }
 
-    async fn answer(&self, addresses: &[SocketAddr]) -> std::io::Result<Found> {
+    async fn answer(&self, addresses: &[SocketAddr], secure: &Secure) -> std::io::Result<Found> {
         match TcpStream::connect(addresses).await {
-            Ok(stream) => self.talk(stream).await.map(Found::from),
+            Ok(stream) => match &self.tls {
+                None => self.talk(stream).await.map(Found::from),
+                Some(tls) => {
+                    let protocol: &[u8] = if matches!(self.kind, Kind::Grpc { .. }) { b"h2" } else { b"http/1.1" };
+                    let stream = secure.connect(stream, tls, &self.target, protocol).await?;
+                    self.talk(stream).await.map(Found::from)
+                }
+            },
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
                 Ok(Found { health: Health::Critical, refused: true })
             }
@@ -145,7 +168,7 @@ impl Question {
         }
     }
 
-    async fn talk(&self, mut stream: TcpStream) -> std::io::Result<Health> {
+    async fn talk(&self, mut stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> std::io::Result<Health> {
         match &self.kind {
             Kind::Tcp => Ok(Health::Passing),
             Kind::Http { path } => {
@@ -168,7 +191,7 @@ impl Question {
                 stream.write_all(b"PING\r\n").await?;
                 Ok(redis_health(&read_until(&mut stream, |bytes| bytes.contains(&b'\n')).await?))
             }
-            Kind::Grpc { service } => grpc::ask(stream, &self.target, service).await,
+            Kind::Grpc { service } => grpc::ask(stream, self.tls.is_some(), &self.target, service).await,
         }
     }
 }
@@ -182,7 +205,10 @@ fn is_here(address: IpAddr) -> bool {
 const ANSWER: usize = 512;
 
 /// Reads until there is `enough`, [`ANSWER`] bytes, or no more.
-pub(super) async fn read_until(stream: &mut TcpStream, enough: impl Fn(&[u8]) -> bool) -> std::io::Result<Vec<u8>> {
+pub(super) async fn read_until(
+    stream: &mut (impl AsyncRead + Unpin),
+    enough: impl Fn(&[u8]) -> bool,
+) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(ANSWER);
     let mut limited = stream.take(ANSWER as u64);
     while !enough(&bytes) && limited.read_buf(&mut bytes).await? > 0 {}
@@ -321,9 +347,10 @@ mod tests {
             ("h", CheckKind::Tcp { target: None, pace: pace.clone() }, "h:7"),
             ("::1", CheckKind::Tcp { target: None, pace: pace.clone() }, "[::1]:7"),
             ("h", CheckKind::Tcp { target: Some("g:9".into()), pace: pace.clone() }, "g:9"),
-            ("h", CheckKind::Http { url: "/up".into(), pace: pace.clone() }, "h:7"),
-            ("h", CheckKind::Http { url: "http://g/up".into(), pace: pace.clone() }, "g:80"),
-            ("h", CheckKind::Http { url: "http://g:8".into(), pace: pace.clone() }, "g:8"),
+            ("h", CheckKind::Http { url: "/up".into(), tls: None, pace: pace.clone() }, "h:7"),
+            ("h", CheckKind::Http { url: "http://g/up".into(), tls: None, pace: pace.clone() }, "g:80"),
+            ("h", CheckKind::Http { url: "http://g:8".into(), tls: None, pace: pace.clone() }, "g:8"),
+            ("h", CheckKind::Http { url: "https://g/up".into(), tls: None, pace: pace.clone() }, "g:443"),
         ] {
             let id = InstanceId::parse("default/i").unwrap();
             let mut registration = Registration::new(id, ServiceKey::parse("default/s").unwrap(), host, 7);

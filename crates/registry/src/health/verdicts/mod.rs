@@ -13,7 +13,7 @@ pub(super) use self::brake::Missing;
 use self::reaper::Reaper;
 use super::lock;
 use crate::cache::Changes;
-use crate::model::{Health, Instance, InstanceId, Patch, ServiceKey};
+use crate::model::{Health, Instance, InstanceId, Patch, Revision, ServiceKey};
 use crate::peers::{self, wire};
 use crate::registry::Inner;
 use crate::settings::BrakeSettings;
@@ -239,7 +239,7 @@ pub(super) async fn run(inner: Arc<Inner>) {
         let ours = due.into_iter().filter(|instance| inner.peers.owns(&instance.id)).collect();
         let ours = unheard(&inner, ours).await;
         let writes = ours.iter().map(|instance| Write {
-            kind: WriteKind::Deregister(instance.id.clone()),
+            kind: WriteKind::Deregister(inner.health.meant(&instance.id).0),
             expected: Some(instance.revision),
         });
         let removed = inner.enqueue(writes.collect()).await;
@@ -314,6 +314,13 @@ pub(super) async fn revive(inner: Arc<Inner>) {
     }
 }
 
+/// What is written of one instance, and what was judged: the instance, or some of its checks.
+#[derive(Default)]
+struct Verdict<'a> {
+    patch: Patch,
+    judged: Vec<&'a Arc<Instance>>,
+}
+
 /// Writes the health of instances, each only if it is still as it was judged. Returns how many changed, and those that could not be
 /// written.
 pub(super) async fn set_health(
@@ -323,14 +330,25 @@ pub(super) async fn set_health(
 ) -> (u64, Vec<Arc<Instance>>) {
     let (mut changed, mut failed) = (0, Vec::new());
     for chunk in instances.chunks(inner.settings.limits.call_rows) {
-        let writes = chunk.iter().map(|instance| Write {
-            kind: WriteKind::Patch(instance.id.clone(), Patch { health: Some(health), ..Patch::default() }),
-            expected: Some(instance.revision),
+        // Several checks of one instance are one write: of two, the second one would not find the instance as it was judged.
+        let mut patches: BTreeMap<(InstanceId, Revision), Verdict<'_>> = BTreeMap::new();
+        for instance in chunk {
+            let (id, check) = inner.health.meant(&instance.id);
+            let verdict = patches.entry((id, instance.revision)).or_default();
+            match check {
+                Some(check) => drop(verdict.patch.checks.insert(check, health)),
+                None => verdict.patch.health = Some(health),
+            }
+            verdict.judged.push(instance);
+        }
+        let writes = patches.iter().map(|((id, revision), verdict)| Write {
+            kind: WriteKind::Patch(id.clone(), verdict.patch.clone()),
+            expected: Some(*revision),
         });
         let answers = inner.enqueue(writes.collect()).await;
         changed += answers.iter().filter(|answer| matches!(answer, Ok((Outcome::Updated, _)))).count() as u64;
-        let unwritten = chunk.iter().zip(&answers).filter(|(_, answer)| answer.is_err());
-        failed.extend(unwritten.map(|(instance, _)| Arc::clone(instance)));
+        let unwritten = patches.into_values().zip(&answers).filter(|(_, answer)| answer.is_err());
+        failed.extend(unwritten.flat_map(|(verdict, _)| verdict.judged.into_iter().map(Arc::clone)));
     }
     (changed, failed)
 }

@@ -1,0 +1,522 @@
+//! Checks of services: as Consul's clients write them, as they are kept, and what a service with several comes to.
+//!
+//! Here a service has a list of checks. In the core an instance without checks has no check, one with one check has that check, and one with more
+//! has [`CheckKind::Several`]. [`held`] and [`assemble`] go from one to the other; whatever changes a service's checks does it
+//! between the two.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::catalog::write;
+use super::wire::{CHECK_ID, Described, Kept, Object, health};
+use super::{Call, done, registration_of, wire};
+use crate::api::identity::{self, in_consul};
+use crate::api::{ApiError, Reply};
+use crate::{
+    Beat, Check, CheckKind, Edit, Health, Instance, InstanceId, MOST_CHECKS, Metadata, Pace, Part, ProbeTls,
+    Registration,
+};
+
+/// Longest id of one of several checks: a metadata key that has the id in it is in the index.
+const LONGEST_ID: usize = 100;
+
+/// A check as it was sent.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Probe {
+    pub(super) id: String,
+    pub(super) name: String,
+    pub(super) notes: String,
+    /// None: only a status, which somebody else keeps up to date.
+    pub(super) check: Option<Check>,
+    pub(super) status: Option<Health>,
+}
+
+/// A check that a service has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) id: String,
+    /// Empty: Consul makes one of the service's name.
+    pub(super) name: String,
+    pub(super) notes: String,
+    /// As of [`Probe`].
+    pub(super) check: Option<Check>,
+    pub(super) health: Health,
+}
+
+/// What a check may not say, for it would be probed otherwise than its owner means. What has no effect here is taken: redirects are
+/// never followed (`DisableRedirects`), no output is kept (`OutputMaxSize`), and without TLS there is nothing to verify (`TLSSkipVerify`).
+const REFUSED: [&str; 13] = [
+    "args",
+    "scriptargs",
+    "script",
+    "dockercontainerid",
+    "udp",
+    "h2ping",
+    "osservice",
+    "aliasservice",
+    "aliasnode",
+    "header",
+    "body",
+    "tcpusetls",
+    "failuresbeforewarning",
+];
+
+/// Reads a check.
+pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
+    let object = Object::new(value, "Check")?;
+    object.refuse(&REFUSED)?;
+    if !matches!(object.text("method")?, "" | "GET") {
+        return Err(ApiError::bad("Check.method: probes ask with GET"));
+    }
+    let status =
+        match object.text("status")? {
+            "" => None,
+            text => Some(health(text).ok_or_else(|| {
+                ApiError::bad(format!("Check.Status {text:?}: expected passing, warning or critical"))
+            })?),
+        };
+    let more = |key: &str| -> Result<u8, ApiError> {
+        Ok(u8::try_from(object.number(key)?.unwrap_or(0).saturating_add(1)).unwrap_or(u8::MAX))
+    };
+    let default = Pace::default();
+    let pace = Pace {
+        interval: object.duration("interval")?.unwrap_or(default.interval),
+        timeout: object.duration("timeout")?.unwrap_or(default.timeout),
+        fall: more("failuresbeforecritical")?,
+        rise: more("successbeforepassing")?,
+    };
+    let tls =
+        ProbeTls { skip_verify: object.flag("tlsskipverify")?, server_name: object.text("tlsservername")?.to_owned() };
+    let kind = match (object.duration("ttl")?, object.text("http")?, object.text("tcp")?, object.text("grpc")?) {
+        (None, "", "", "") => None,
+        (Some(ttl), "", "", "") => Some(CheckKind::Ttl { ttl }),
+        (None, url, "", "") => {
+            let tls = url.starts_with("https://").then_some(tls);
+            Some(CheckKind::Http { url: url.to_owned(), tls, pace })
+        }
+        (None, "", target, "") => Some(CheckKind::Tcp { target: Some(target.to_owned()), pace }),
+        (None, "", "", grpc) => {
+            let (target, service) = grpc.split_once('/').unwrap_or((grpc, ""));
+            let tls = object.flag("grpcusetls")?.then_some(tls);
+            Some(CheckKind::Grpc { target: Some(target.to_owned()), service: service.to_owned(), tls, pace })
+        }
+        _ => return Err(ApiError::bad("Check: expected one of TTL, HTTP, TCP and GRPC")),
+    };
+    let speaks_tls = match &kind {
+        Some(CheckKind::Http { tls, .. } | CheckKind::Grpc { tls, .. }) => tls.is_some(),
+        _ => false,
+    };
+    if !speaks_tls {
+        object.refuse(&["tlsservername", "grpcusetls"])?;
+    }
+    let deregister_after = object.duration("deregistercriticalserviceafter")?.filter(|after| !after.is_zero());
+    // A check of its own is `CheckID`; that of an agent's check/register is `ID`.
+    let id = match object.text("checkid")? {
+        "" => object.text("id")?,
+        id => id,
+    };
+    Ok(Probe {
+        id: id.to_owned(),
+        name: object.text("name")?.to_owned(),
+        notes: object.text("notes")?.to_owned(),
+        check: kind.map(|kind| Check { kind, deregister_after }),
+        status,
+    })
+}
+
+/// The checks that a registration of the service `service` brings, in `Check` and `Checks`.
+pub(super) fn of_service(object: &Object<'_>, service: &str) -> Result<Vec<Probe>, ApiError> {
+    let mut list: Vec<&Value> = object.get("check").into_iter().collect();
+    if let Some(more) = object.get("checks") {
+        list.extend(more.as_array().ok_or_else(|| ApiError::bad("Checks: expected a list"))?);
+    }
+    // Some clients send an empty object for no check.
+    list.retain(|value| value.as_object().is_none_or(|map| !map.is_empty()));
+    named(list.into_iter().map(probe).collect::<Result<_, _>>()?, service)
+}
+
+/// Gives each check without an id the one that Consul gives: `service:ID`, and of several `service:ID:1`, `service:ID:2` ….
+///
+/// # Errors
+/// Two have the same id; there are too many.
+pub(super) fn named(mut probes: Vec<Probe>, service: &str) -> Result<Vec<Probe>, ApiError> {
+    let many = probes.len() > 1;
+    for (n, probe) in probes.iter_mut().enumerate().filter(|(_, probe)| probe.id.is_empty()) {
+        probe.id = if many { format!("service:{service}:{}", n + 1) } else { format!("service:{service}") };
+    }
+    for (n, probe) in probes.iter().enumerate() {
+        if probes[..n].iter().any(|other| other.id == probe.id) {
+            return Err(ApiError::bad(format!("Checks: the CheckID {:?} is there twice", probe.id)));
+        }
+    }
+    within_limits(probes.iter().map(|probe| probe.id.as_str()))?;
+    Ok(probes)
+}
+
+/// Refuses more checks than an instance can have, and ids of several that are too long.
+fn within_limits<'a>(ids: impl ExactSizeIterator<Item = &'a str>) -> Result<(), ApiError> {
+    let many = ids.len();
+    if many > MOST_CHECKS {
+        return Err(ApiError::bad(format!("Checks: {many} of them, expected at most {MOST_CHECKS} a service")));
+    }
+    for id in ids {
+        if many > 1 && id.len() > LONGEST_ID {
+            return Err(ApiError::bad(format!(
+                "CheckID {id:?}: expected at most {LONGEST_ID} bytes of one of several"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The checks that an instance has.
+pub(super) fn held(instance: &Instance, kept: &Kept) -> Vec<Held> {
+    match instance.check.as_deref() {
+        Some(Check { kind: CheckKind::Several { checks }, .. }) => {
+            let one = |part: &Part| {
+                let described = kept.checks.get(&part.id).cloned().unwrap_or_default();
+                Held {
+                    id: part.id.clone(),
+                    name: described.name,
+                    notes: described.notes,
+                    check: Some(part.check.clone()).filter(|check| check.kind != CheckKind::Reported),
+                    health: part.health.unwrap_or_default(),
+                }
+            };
+            checks.iter().map(one).collect()
+        }
+        check if check.is_some() || instance.health != Health::Passing || !kept.check_name.is_empty() => {
+            let id = match instance.metadata.get(CHECK_ID) {
+                Some(id) => id.to_owned(),
+                None => format!("service:{}", in_consul(instance)),
+            };
+            let (name, notes) = (kept.check_name.clone(), kept.notes.clone());
+            vec![Held { id, name, notes, check: check.cloned(), health: instance.health }]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The checks of a service that had `before` and is registered with `probes`: as at Consul, a check that the registration does not name stays,
+/// unless all are to be `replaced`. What has only a status belongs to a registration before.
+///
+/// # Errors
+/// There are too many.
+pub(super) fn registered(probes: &[Probe], before: Vec<Held>, replaced: bool) -> Result<Vec<Held>, ApiError> {
+    let health = |probe: &Probe| {
+        let known = before.iter().find(|held| held.id == probe.id).map(|held| held.health);
+        // A new check is critical until it was heard of, as with Consul.
+        let new = if probe.check.is_some() { Health::Critical } else { Health::Passing };
+        probe.status.or(known).unwrap_or(new)
+    };
+    let mut after: Vec<Held> = probes
+        .iter()
+        .map(|probe| Held {
+            id: probe.id.clone(),
+            name: probe.name.clone(),
+            notes: probe.notes.clone(),
+            check: probe.check.clone(),
+            health: health(probe),
+        })
+        .collect();
+    if !replaced {
+        let stays = |held: &Held| held.check.is_some() && !probes.iter().any(|probe| probe.id == held.id);
+        after.extend(before.into_iter().filter(stays));
+    }
+    within_limits(after.iter().map(|held| held.id.as_str()))?;
+    Ok(after)
+}
+
+/// What the core is told of an instance with these checks: the check, and the health. What only Consul knows of them goes into `kept`.
+pub(super) fn assemble(list: &[Held], kept: &mut Kept) -> (Option<Check>, Health) {
+    (kept.check_name, kept.notes, kept.checks) = Default::default();
+    let worst = list.iter().map(|held| held.health).max().unwrap_or_default();
+    match list {
+        [] => (None, Health::Passing),
+        [one] => {
+            kept.check_name.clone_from(&one.name);
+            kept.notes.clone_from(&one.notes);
+            (one.check.clone(), worst)
+        }
+        several => {
+            let described = several.iter().filter(|held| !held.name.is_empty() || !held.notes.is_empty());
+            kept.checks = described
+                .map(|held| (held.id.clone(), Described { name: held.name.clone(), notes: held.notes.clone() }))
+                .collect();
+            let part = |held: &Held| {
+                let reported = Check { kind: CheckKind::Reported, deregister_after: None };
+                let check = held.check.clone().unwrap_or(reported);
+                Part { id: held.id.clone(), health: Some(held.health), check }
+            };
+            let kind = CheckKind::Several { checks: several.iter().map(part).collect() };
+            (Some(Check { kind, deregister_after: None }), worst)
+        }
+    }
+}
+
+/// Puts what the model does not know into the metadata: what is `kept`, and the ids by which the checks of the service `id` are found.
+pub(super) fn keep(meta: &mut BTreeMap<String, String>, kept: &Kept, id: &str, checks: &[Held]) {
+    meta.retain(|key, _| key.strip_prefix(CHECK_ID).is_none_or(|rest| !rest.is_empty() && !rest.starts_with('.')));
+    match *kept == Kept::default() {
+        true => meta.remove(wire::KEPT),
+        false => meta.insert(wire::KEPT.into(), serde_json::to_string(kept).unwrap_or_default()),
+    };
+    match checks {
+        [] => {}
+        [one] if one.id == format!("service:{id}") => {}
+        [one] => drop(meta.insert(CHECK_ID.into(), one.id.clone())),
+        several => meta.extend(several.iter().filter(|one| !is_numbered(&one.id, id)).map(|one| index_entry(&one.id))),
+    }
+}
+
+/// The metadata entry by which one of several checks is found.
+fn index_entry(check: &str) -> (String, String) {
+    (format!("{CHECK_ID}.{check}"), "1".to_owned())
+}
+
+/// Whether the check `check` is found by the service `service`, for its id is `service:ID` or `service:ID:N`.
+fn is_numbered(check: &str, service: &str) -> bool {
+    let rest = check.strip_prefix("service:").and_then(|rest| rest.strip_prefix(service));
+    rest.is_some_and(|rest| rest.is_empty() || rest.strip_prefix(':').is_some_and(|n| n.parse::<usize>().is_ok()))
+}
+
+/// The instance that a check belongs to.
+pub(super) async fn owner(call: &Call<'_>, check: &str) -> Result<Arc<Instance>, ApiError> {
+    if let Some(id) = check.strip_prefix("service:") {
+        match call.agent_service(id).await {
+            // A check may also have a name of its own that begins so, or be one of several.
+            Err(ApiError::NotFound { .. }) => {}
+            found => return found,
+        }
+        if let Some((id, _)) = id.rsplit_once(':').filter(|(id, _)| is_numbered(check, id)) {
+            match call.agent_service(id).await {
+                Err(ApiError::NotFound { .. }) => {}
+                found => return found,
+            }
+        }
+    }
+    if let Some(instance) = known(call, check)? {
+        return Ok(instance);
+    }
+    // It may have been registered at another node of the registry a moment ago: to ask for any instance brings this node up to the store.
+    let any = identity::consul(&call.namespace, &call.peer(), check)?;
+    call.context.registry.instance_or_ask(&any).await;
+    known(call, check)?.ok_or_else(|| no_such_check(check))
+}
+
+/// The instance of a check with an id of its own, as far as this node knows.
+fn known(call: &Call<'_>, check: &str) -> Result<Option<Arc<Instance>>, ApiError> {
+    if let Some(instance) = call.choose("check ID", check, CHECK_ID, check)? {
+        return Ok(Some(instance));
+    }
+    let (key, value) = index_entry(check);
+    call.choose("check ID", check, &key, &value)
+}
+
+fn no_such_check(check: &str) -> ApiError {
+    ApiError::NotFound { what: "check ID", name: check.to_owned() }
+}
+
+/// A client says how a check is.
+pub(super) async fn report(call: &Call<'_>, check: &str, health: Health) -> Result<Reply, ApiError> {
+    call.writes()?;
+    let instance = owner(call, check).await?;
+    let list = held(&instance, &Kept::of(&instance));
+    let one = list.iter().find(|held| held.id == check).ok_or_else(|| no_such_check(check))?;
+    if one.check.as_ref().is_some_and(|check| !check.is_reported()) {
+        return Err(ApiError::bad(format!("the check {check:?} has no TTL: the registry itself probes it")));
+    }
+    let registry = &call.context.registry;
+    let is_several = list.len() > 1;
+    // What is usual costs no write.
+    if health == Health::Passing && one.health == Health::Passing {
+        let beat = match one.check {
+            // Only a status, which nobody waits for.
+            None => Beat::Known,
+            Some(_) if is_several => registry.heartbeat_of_check(&instance.id, check).await,
+            Some(_) => registry.heartbeat(std::slice::from_ref(&instance.id)).await.pop().unwrap_or(Beat::Unknown),
+        };
+        if beat == Beat::Known {
+            return Ok(done());
+        }
+    }
+    match is_several {
+        true => registry.report_check(&instance.id, check, health).await?,
+        false => write(registry.report(&[(instance.id.clone(), health)]).await)?,
+    };
+    Ok(done())
+}
+
+/// `/v1/agent/check/register`.
+pub(super) async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
+    call.writes()?;
+    let body: Value = call.request.json()?;
+    let service = Object::new(&body, "the body")?.text("serviceid")?;
+    if service.is_empty() {
+        return Err(ApiError::bad("ServiceID is missing: checks of the node are not supported"));
+    }
+    let mut probe = probe(&body)?;
+    if probe.id.is_empty() {
+        probe.id.clone_from(&probe.name);
+    }
+    if probe.id.is_empty() {
+        return Err(ApiError::bad("expected Name, or an ID"));
+    }
+    let instance = call.agent_service(service).await?;
+    change(call, &instance.id, |list| registered(std::slice::from_ref(&probe), list, false)).await?;
+    call.audit("agent/check/register", service);
+    Ok(done())
+}
+
+/// `/v1/agent/check/deregister/ID`.
+pub(super) async fn deregister(call: &Call<'_>, check: &str) -> Result<Reply, ApiError> {
+    call.writes()?;
+    let instance = owner(call, check).await?;
+    let without = |mut list: Vec<Held>| {
+        let before = list.len();
+        list.retain(|held| held.id != check);
+        if list.len() == before { Err(no_such_check(check)) } else { Ok(list) }
+    };
+    change(call, &instance.id, without).await?;
+    call.audit("agent/check/deregister", check);
+    Ok(done())
+}
+
+/// Gives an instance the checks that `decide` makes of those that it has.
+async fn change(
+    call: &Call<'_>,
+    id: &InstanceId,
+    decide: impl Fn(Vec<Held>) -> Result<Vec<Held>, ApiError>,
+) -> Result<(), ApiError> {
+    let change = call.context.registry.change(id, |instance| {
+        let missing = || ApiError::NotFound { what: "service ID", name: id.local().to_owned() };
+        let instance = instance.ok_or_else(missing)?;
+        let mut kept = Kept::of(instance);
+        let list = decide(held(instance, &kept))?;
+        let (check, health) = assemble(&list, &mut kept);
+        let mut meta: BTreeMap<String, String> =
+            instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        keep(&mut meta, &kept, in_consul(instance), &list);
+        let registration = Registration {
+            metadata: Metadata::from_pairs(&meta)?,
+            check,
+            health: Some(health),
+            ..registration_of(instance)
+        };
+        Ok::<_, ApiError>(Edit::Register(Box::new(registration)))
+    });
+    change.await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::Duration;
+
+    use super::*;
+    use crate::ServiceKey;
+
+    fn probe_of(id: &str, status: Option<Health>) -> Probe {
+        let check = Some(Check::ttl(Duration::from_secs(10)));
+        Probe { id: id.into(), name: format!("name of {id}"), check, status, ..Probe::default() }
+    }
+
+    fn ids(list: &[Held]) -> Vec<(&str, Health)> {
+        list.iter().map(|held| (held.id.as_str(), held.health)).collect()
+    }
+
+    /// What goes into the core comes out of it again, for none, one and several.
+    #[test]
+    fn there_and_back() {
+        let id = InstanceId::parse("default/consul:web@n1").unwrap();
+        for (sent, expected_keys) in [
+            (vec![], vec![]),
+            (vec![probe_of("service:web", Some(Health::Warning))], vec![]),
+            (vec![probe_of("mine", None)], vec!["kingpost.check"]),
+            (
+                vec![probe_of("service:web:1", None), probe_of("b", Some(Health::Passing)), probe_of("c", None)],
+                vec!["kingpost.check.b", "kingpost.check.c"],
+            ),
+        ] {
+            let list = registered(&sent, Vec::new(), false).unwrap();
+            let mut kept = Kept::default();
+            let (check, health) = assemble(&list, &mut kept);
+            let mut meta = BTreeMap::from([
+                (crate::api::identity::CLIENT_ID.to_owned(), "web".to_owned()),
+                ("kingpost.check.old".to_owned(), "1".to_owned()),
+            ]);
+            keep(&mut meta, &kept, "web", &list);
+            let keys: Vec<&str> = meta.keys().map(String::as_str).filter(|key| key.starts_with(CHECK_ID)).collect();
+            assert_eq!(keys, expected_keys);
+            let registration = Registration {
+                metadata: Metadata::from_pairs(&meta).unwrap(),
+                check,
+                health: Some(health),
+                ..Registration::new(id.clone(), ServiceKey::parse("default/web").unwrap(), "h", 1)
+            };
+            let instance = Instance::registered(registration, None);
+            assert_eq!(held(&instance, &Kept::of(&instance)), list);
+            assert_eq!(instance.health, list.iter().map(|held| held.health).max().unwrap_or_default());
+        }
+    }
+
+    #[test]
+    fn what_a_registration_leaves() {
+        use Health::{Critical as C, Passing as P, Warning as W};
+        let two = registered(&[probe_of("a", Some(P)), probe_of("b", Some(W))], Vec::new(), false).unwrap();
+        for (sent, replaced, after) in [
+            (vec![probe_of("a", None)], false, vec![("a", P), ("b", W)]),
+            (vec![probe_of("b", None)], true, vec![("b", W)]),
+            (vec![probe_of("c", None)], false, vec![("c", C), ("a", P), ("b", W)]),
+            (vec![], false, vec![("a", P), ("b", W)]),
+            (vec![], true, vec![]),
+        ] {
+            assert_eq!(ids(&registered(&sent, two.clone(), replaced).unwrap()), after);
+        }
+        let many: Vec<Probe> = (0..MOST_CHECKS).map(|n| probe_of(&n.to_string(), None)).collect();
+        assert!(registered(&many, two, false).is_err() && registered(&many, Vec::new(), false).is_ok());
+    }
+
+    #[test]
+    fn ids_that_consul_gives() {
+        let given = |ids: &[&str]| {
+            let probes = ids.iter().map(|id| probe_of(id, None)).collect();
+            named(probes, "web").map(|probes| probes.into_iter().map(|probe| probe.id).collect::<Vec<_>>())
+        };
+        assert_eq!(given(&[""]).unwrap(), ["service:web"]);
+        assert_eq!(given(&["", "x", ""]).unwrap(), ["service:web:1", "x", "service:web:3"]);
+        assert!(given(&["x", "x"]).is_err());
+        for (check, service, numbered) in [
+            ("service:web:1", "web", true),
+            ("service:web", "web", true),
+            ("service:web:x", "web", false),
+            ("service:webs", "web", false),
+            ("web:1", "web", false),
+        ] {
+            assert_eq!(is_numbered(check, service), numbered, "{check}");
+        }
+    }
+
+    #[test]
+    fn probes_over_tls() {
+        let read = |json: serde_json::Value| probe(&json).unwrap().check.unwrap().kind;
+        let tls = |skip_verify, server_name: &str| Some(ProbeTls { skip_verify, server_name: server_name.into() });
+        for (sent, expected) in [
+            (serde_json::json!({"HTTP": "http://h/", "TLSSkipVerify": true}), None),
+            (serde_json::json!({"HTTP": "https://h/"}), tls(false, "")),
+            (serde_json::json!({"HTTP": "https://h/", "TLSSkipVerify": true}), tls(true, "")),
+            (serde_json::json!({"http": "https://h/", "tls_server_name": "x"}), tls(false, "x")),
+            (serde_json::json!({"GRPC": "h:1", "TLSSkipVerify": true}), None),
+            (serde_json::json!({"GRPC": "h:1/s", "GRPCUseTLS": true, "TLSServerName": "x"}), tls(false, "x")),
+        ] {
+            let (CheckKind::Http { tls: found, .. } | CheckKind::Grpc { tls: found, .. }) = read(sent) else {
+                panic!("another kind")
+            };
+            assert_eq!(found, expected);
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! What Nacos' clients send, and what they are told: parameters of an address or a form, and JSON.
+
+use super::*;
+use crate::api::RESERVED;
+use crate::api::identity::CLIENT_ID;
+use crate::{Check, CheckKind, Health, Metadata, Pace, visible};
+
+/// The group of who names none.
+pub(super) const DEFAULT_GROUP: &str = "DEFAULT_GROUP";
+/// What stands between a group and a name.
+const SEPARATOR: &str = "@@";
+/// The cluster of who names none.
+const DEFAULT_CLUSTER: &str = "DEFAULT";
+/// The metadata key under which the cluster is kept, and whether the instance is ephemeral: `EPHEMERAL CLUSTER`.
+const KEPT: &str = "kingpost.nacos";
+/// Our weights are 100 times Nacos'.
+const WEIGHT_SCALE: f64 = 100.0;
+/// Where nobody says: from one beat to the next, silence until an instance is unhealthy, and until it is gone.
+const BEAT: Duration = Duration::from_secs(5);
+const UNHEALTHY: Duration = Duration::from_secs(15);
+const GONE: Duration = Duration::from_secs(30);
+
+/// Parameters, of the address and of a form in the body.
+pub(super) struct Fields(Vec<(String, String)>);
+
+impl Fields {
+    pub(super) fn of(request: &Request) -> Result<Fields, ApiError> {
+        let mut fields = request.query.clone();
+        let kind = request.header(&hyper::header::CONTENT_TYPE).unwrap_or_default();
+        if kind.starts_with("application/x-www-form-urlencoded") {
+            let text = std::str::from_utf8(&request.body).map_err(|_| ApiError::bad("the body is not UTF-8"))?;
+            fields.extend(Request::pairs(text)?);
+        }
+        Ok(Fields(fields))
+    }
+
+    /// The first value; empty if there is none.
+    pub(super) fn text(&self, name: &str) -> &str {
+        self.0.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value.as_str())
+    }
+
+    pub(super) fn number(&self, name: &str) -> Result<Option<u64>, ApiError> {
+        match self.text(name) {
+            "" => Ok(None),
+            text => text.parse().map(Some).map_err(|_| expected(name, text, "a whole number")),
+        }
+    }
+
+    fn flag(&self, names: &[&str], default: bool) -> Result<bool, ApiError> {
+        let said = names.iter().map(|name| (name, self.text(name))).find(|(_, text)| !text.is_empty());
+        match said {
+            None => Ok(default),
+            Some((name, text)) => match text.to_ascii_lowercase().as_str() {
+                "true" => Ok(true),
+                "false" => Ok(false),
+                _ => Err(expected(name, text, "true or false")),
+            },
+        }
+    }
+}
+
+fn expected(name: &str, found: &str, what: &str) -> ApiError {
+    ApiError::bad(format!("{name}={found:?}: expected {what}"))
+}
+
+/// A service: its group and its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Service {
+    pub(super) group: String,
+    pub(super) name: String,
+}
+
+impl Service {
+    /// Of `GROUP@@name`, or of a name and a group; an empty group is [`DEFAULT_GROUP`].
+    pub(super) fn of(name: &str, group: &str) -> Result<Service, ApiError> {
+        let (group, name) = name.split_once(SEPARATOR).unwrap_or((group, name));
+        if name.is_empty() {
+            return Err(ApiError::bad("serviceName is missing"));
+        }
+        let group = if group.is_empty() { DEFAULT_GROUP } else { group };
+        Ok(Service { group: group.to_owned(), name: name.to_owned() })
+    }
+
+    /// `GROUP@@name`.
+    pub(super) fn full(&self) -> String {
+        format!("{}{SEPARATOR}{}", self.group, self.name)
+    }
+
+    /// The name that other fronts see: without the default group.
+    pub(super) fn known_as(&self) -> String {
+        if self.group == DEFAULT_GROUP { self.name.clone() } else { self.full() }
+    }
+}
+
+/// An instance as a client tells of it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Sent {
+    pub(super) ip: String,
+    pub(super) port: u16,
+    pub(super) cluster: String,
+    /// In our measure.
+    pub(super) weight: u16,
+    pub(super) enabled: bool,
+    pub(super) ephemeral: bool,
+    pub(super) beat_interval: Duration,
+    unhealthy: Duration,
+    gone: Duration,
+    own: BTreeMap<String, String>,
+}
+
+impl Sent {
+    /// Of a request's fields.
+    pub(super) fn of(fields: &Fields) -> Result<Sent, ApiError> {
+        let cluster = match (fields.text("clusterName"), fields.text("cluster")) {
+            ("", cluster) | (cluster, _) => cluster,
+        };
+        let weight = match fields.text("weight") {
+            "" => 1.0,
+            text => text.parse().map_err(|_| expected("weight", text, "a number"))?,
+        };
+        let port = fields.number("port")?.ok_or_else(|| ApiError::bad("port is missing"))?;
+        let metadata = pairs(fields.text("metadata"))?;
+        let mut sent = Sent::new(fields.text("ip"), port, cluster, weight, metadata)?;
+        sent.enabled = fields.flag(&["enabled", "enable"], true)?;
+        sent.ephemeral = fields.flag(&["ephemeral"], true)?;
+        Ok(sent)
+    }
+
+    /// Of a beat; and whether the beat says all of the instance, so that it can be registered by that.
+    pub(super) fn of_beat(fields: &Fields) -> Result<(Sent, bool), ApiError> {
+        let text = fields.text("beat");
+        if text.is_empty() {
+            return Ok((Sent::of(fields)?, false));
+        }
+        let beat: Value = serde_json::from_str(text).map_err(|error| ApiError::bad(format!("beat: {error}")))?;
+        let said = |key: &str| beat[key].as_str().unwrap_or_default();
+        let port = beat["port"].as_u64().ok_or_else(|| ApiError::bad("beat.port: expected a whole number"))?;
+        let metadata = match &beat["metadata"] {
+            Value::Null => BTreeMap::new(),
+            map => texts(map)?,
+        };
+        let weight = beat["weight"].as_f64().unwrap_or(1.0);
+        Ok((Sent::new(said("ip"), port, said("cluster"), weight, metadata)?, true))
+    }
+
+    fn new(ip: &str, port: u64, cluster: &str, weight: f64, own: BTreeMap<String, String>) -> Result<Sent, ApiError> {
+        if ip.is_empty() {
+            return Err(ApiError::bad("ip is missing"));
+        }
+        let port = u16::try_from(port).map_err(|_| expected("port", &port.to_string(), "0 to 65535"))?;
+        if !(0.0..=655.0).contains(&weight) {
+            return Err(expected("weight", &weight.to_string(), "0 to 655"));
+        }
+        let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };
+        visible("cluster", cluster)?;
+        if let Some(key) = own.keys().find(|key| key.starts_with(RESERVED)) {
+            return Err(ApiError::bad(format!("metadata: {key:?} begins with {RESERVED:?}, which is reserved")));
+        }
+        let time = |key: &str, default: Duration| match own.get(key) {
+            None => Ok(default),
+            Some(text) => {
+                let millis = text.parse().map_err(|_| expected(key, text, "milliseconds"))?;
+                Ok::<_, ApiError>(Duration::from_millis(millis))
+            }
+        };
+        Ok(Sent {
+            ip: ip.to_owned(),
+            port,
+            cluster: cluster.to_owned(),
+            // From 0 to 65500.
+            weight: (weight * WEIGHT_SCALE).round() as u16,
+            enabled: true,
+            ephemeral: true,
+            beat_interval: time("preserved.heart.beat.interval", BEAT)?,
+            unhealthy: time("preserved.heart.beat.timeout", UNHEALTHY)?,
+            gone: time("preserved.ip.delete.timeout", GONE)?,
+            own,
+        })
+    }
+
+    /// How the instance's health is known.
+    pub(super) fn check(&self) -> Check {
+        if !self.ephemeral {
+            return Check { kind: CheckKind::Tcp { target: None, pace: Pace::default() }, deregister_after: None };
+        }
+        // The core counts the second time from the end of the first; neither may be below a second.
+        let least = Duration::from_secs(1);
+        let deregister_after = Some(self.gone.saturating_sub(self.unhealthy).max(least));
+        Check { kind: CheckKind::Ttl { ttl: self.unhealthy.max(least) }, deregister_after }
+    }
+
+    /// The client's own metadata, and what the front keeps.
+    pub(super) fn metadata(&self, service: &Service) -> Result<Metadata, ApiError> {
+        let mut pairs = self.own.clone();
+        pairs.insert(KEPT.into(), format!("{} {}", self.ephemeral, self.cluster));
+        pairs.insert(CLIENT_ID.into(), self.shown_id(service));
+        Ok(Metadata::from_pairs(&pairs)?)
+    }
+
+    /// The id by which Nacos' clients know the instance.
+    pub(super) fn shown_id(&self, service: &Service) -> String {
+        shown_id(&self.ip, self.port, &self.cluster, service)
+    }
+}
+
+fn shown_id(ip: &str, port: u16, cluster: &str, service: &Service) -> String {
+    format!("{ip}#{port}#{cluster}#{}", service.full())
+}
+
+/// Metadata: JSON, or `key=value,key=value` as old clients write it.
+fn pairs(text: &str) -> Result<BTreeMap<String, String>, ApiError> {
+    if text.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    if let Ok(value) = serde_json::from_str::<Value>(text) {
+        return texts(&value);
+    }
+    let pair = |pair: &str| match pair.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err(expected("metadata", text, "an object in JSON, or key=value,key=value")),
+    };
+    text.split(',').filter(|one| !one.is_empty()).map(pair).collect()
+}
+
+/// An object of texts; numbers and truth values are taken as they are written.
+fn texts(value: &Value) -> Result<BTreeMap<String, String>, ApiError> {
+    let map = value.as_object().ok_or_else(|| ApiError::bad("metadata: expected an object"))?;
+    let text = |(key, value): (&String, &Value)| match value {
+        Value::String(text) => Ok((key.clone(), text.clone())),
+        Value::Number(_) | Value::Bool(_) => Ok((key.clone(), value.to_string())),
+        _ => Err(ApiError::bad(format!("metadata.{key}: expected text"))),
+    };
+    map.iter().map(text).collect()
+}
+
+/// What is kept of an instance: whether it is ephemeral, and its cluster.
+fn kept(instance: &Instance) -> Option<(bool, &str)> {
+    let (ephemeral, cluster) = instance.metadata.get(KEPT)?.split_once(' ')?;
+    Some((ephemeral == "true", cluster))
+}
+
+/// The cluster of an instance; of another front's the default one.
+pub(super) fn cluster(instance: &Instance) -> String {
+    kept(instance).map_or(DEFAULT_CLUSTER, |(_, cluster)| cluster).to_owned()
+}
+
+/// An instance as clients are told of it.
+pub(super) fn shown(instance: &Instance, service: &Service) -> Value {
+    let cluster = cluster(instance);
+    let check = instance.check.as_deref();
+    let ttl = check.and_then(Check::time_to_live);
+    let unhealthy = ttl.unwrap_or(UNHEALTHY);
+    let gone = unhealthy + check.and_then(|check| check.deregister_after).unwrap_or(GONE - UNHEALTHY);
+    let open = instance.metadata.iter().filter(|(key, _)| !key.starts_with(RESERVED));
+    let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    json!({
+        "instanceId": shown_id(&instance.host, instance.port, &cluster, service),
+        "ip": &*instance.host,
+        "port": instance.port,
+        "weight": f64::from(instance.weight) / WEIGHT_SCALE,
+        "healthy": instance.health != Health::Critical,
+        "valid": instance.health != Health::Critical,
+        "enabled": !instance.isolate,
+        "marked": false,
+        "ephemeral": kept(instance).map_or(ttl.is_some(), |(ephemeral, _)| ephemeral),
+        "clusterName": cluster,
+        "serviceName": service.full(),
+        "metadata": open.collect::<BTreeMap<&str, &str>>(),
+        "instanceHeartBeatInterval": millis(BEAT),
+        "instanceHeartBeatTimeOut": millis(unhealthy),
+        "ipDeleteTimeout": millis(gone),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn fields(pairs: &[(&str, &str)]) -> Fields {
+        Fields(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
+    }
+
+    #[test]
+    fn services_and_their_groups() {
+        for (name, group, full, known_as) in [
+            ("shop", "", "DEFAULT_GROUP@@shop", "shop"),
+            ("DEFAULT_GROUP@@shop", "", "DEFAULT_GROUP@@shop", "shop"),
+            ("DEFAULT_GROUP@@shop", "other", "DEFAULT_GROUP@@shop", "shop"),
+            ("shop", "g", "g@@shop", "g@@shop"),
+            ("g@@shop", "", "g@@shop", "g@@shop"),
+        ] {
+            let service = Service::of(name, group).unwrap();
+            assert_eq!((service.full().as_str(), service.known_as().as_str()), (full, known_as), "{name} {group}");
+            assert_eq!(Service::of(&service.known_as(), "").unwrap(), service, "there and back");
+        }
+        assert!(Service::of("", "g").is_err() && Service::of("g@@", "").is_err());
+    }
+
+    #[test]
+    fn what_clients_send() {
+        let ok = [("ip", "10.0.0.1"), ("port", "80")];
+        let sent = |more: &[(&str, &str)]| Sent::of(&fields(&[&ok[..], more].concat()));
+        let plain = sent(&[]).unwrap();
+        assert_eq!(
+            (plain.weight, plain.enabled, plain.ephemeral, plain.cluster.as_str()),
+            (100, true, true, "DEFAULT")
+        );
+        assert_eq!(plain.check().time_to_live(), Some(UNHEALTHY));
+        assert_eq!(plain.check().deregister_after, Some(Duration::from_secs(15)));
+        let full = sent(&[
+            ("weight", "2.5"),
+            ("enable", "false"),
+            ("clusterName", "c"),
+            (
+                "metadata",
+                r#"{"a":"b","n":1,"preserved.heart.beat.timeout":"3000","preserved.ip.delete.timeout":"5000"}"#,
+            ),
+        ])
+        .unwrap();
+        assert_eq!((full.weight, full.enabled, full.cluster.as_str()), (250, false, "c"));
+        assert_eq!(full.check().time_to_live(), Some(Duration::from_secs(3)));
+        assert_eq!(full.check().deregister_after, Some(Duration::from_secs(2)));
+        assert_eq!(full.own.get("n").map(String::as_str), Some("1"));
+        assert_eq!(sent(&[("metadata", "a=b,c=d")]).unwrap().own.len(), 2);
+        assert!(matches!(sent(&[("ephemeral", "false")]).unwrap().check().kind, CheckKind::Tcp { .. }));
+        for wrong in [
+            ("weight", "-1"),
+            ("weight", "NaN"),
+            ("weight", "1e9"),
+            ("port", ""),
+            ("enabled", "perhaps"),
+            ("metadata", "[]"),
+            ("metadata", r#"{"kingpost.nacos":"x"}"#),
+            ("metadata", r#"{"preserved.heart.beat.timeout":"soon"}"#),
+            ("clusterName", "a\u{202e}b"),
+        ] {
+            let all: Vec<_> = std::iter::once(wrong).chain(ok.into_iter().filter(|(key, _)| *key != wrong.0)).collect();
+            assert!(Sent::of(&fields(&all)).is_err(), "{wrong:?}");
+        }
+        let (beat, whole) =
+            Sent::of_beat(&fields(&[("beat", r#"{"ip":"10.0.0.1","port":80,"cluster":"c","weight":1}"#)])).unwrap();
+        assert!(whole && beat.cluster == "c");
+        assert!(!Sent::of_beat(&fields(&ok)).unwrap().1);
+        assert!(Sent::of_beat(&fields(&[("beat", "{")])).is_err());
+    }
+}

@@ -1,0 +1,90 @@
+//! TLS of probes: which certificates will do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use tls::{ConnectConfig, ConnectMode, Connector};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use crate::model::ProbeTls;
+
+/// Where distributions have the certificates of the authorities that a system trusts.
+const SYSTEM: [&str; 3] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+/// What servers are offered by ALPN: HTTP/1.1 and HTTP/2, each in a configuration of its own.
+const PROTOCOLS: [&[u8]; 2] = [b"http/1.1", b"h2"];
+
+/// Configurations of TLS, by what is offered.
+type Configs = [Arc<ClientConfig>; PROTOCOLS.len()];
+
+/// How probes speak TLS.
+pub(crate) struct Secure {
+    /// The certificates of authorities that are trusted, where a setting names them.
+    ca_file: Option<PathBuf>,
+    /// For checks that want a certificate of a trusted authority. The system's authorities are read when they are needed first: that takes a while.
+    verifying: OnceLock<Result<Configs, String>>,
+    /// For checks that take any certificate.
+    lenient: OnceLock<Result<Configs, String>>,
+}
+
+impl Secure {
+    /// `ca_file`: PEM, the certificates of the authorities that are trusted; with none, those of the system.
+    ///
+    /// # Errors
+    /// The file cannot be used.
+    pub(crate) fn new(ca_file: Option<&Path>) -> Result<Secure, String> {
+        let secure =
+            Secure { ca_file: ca_file.map(Path::to_owned), verifying: OnceLock::new(), lenient: OnceLock::new() };
+        if ca_file.is_some() {
+            secure.configs(false).clone()?;
+        }
+        Ok(secure)
+    }
+
+    fn configs(&self, lenient: bool) -> &Result<Configs, String> {
+        if lenient {
+            return self.lenient.get_or_init(|| configs(ConnectMode::Require, None));
+        }
+        self.verifying.get_or_init(|| {
+            let system = || SYSTEM.iter().map(PathBuf::from).find(|path| path.exists());
+            match self.ca_file.clone().or_else(system) {
+                Some(file) => configs(ConnectMode::VerifyFull, Some(file)),
+                None => Err("no certificates of authorities: set registry.health.probe_ca_file".into()),
+            }
+        })
+    }
+
+    /// Speaks TLS on a connection to `target` (`host:port`), and offers `protocol` by ALPN.
+    ///
+    /// # Errors
+    /// There are no authorities to verify with; the server's certificate is not right; as of any connection.
+    pub(super) async fn connect(
+        &self,
+        stream: TcpStream,
+        tls: &ProbeTls,
+        target: &str,
+        protocol: &[u8],
+    ) -> io::Result<TlsStream<TcpStream>> {
+        let configs = self.configs(tls.skip_verify).as_ref().map_err(|why| io::Error::other(why.clone()))?;
+        let config = PROTOCOLS.iter().position(|offered| *offered == protocol).map(|n| &configs[n]);
+        let config = config.ok_or_else(|| io::Error::other("no such protocol"))?;
+        let host = match tls.server_name.as_str() {
+            "" => target.rsplit_once(':').map_or(target, |(host, _)| host).trim_matches(['[', ']']),
+            name => name,
+        };
+        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        TlsConnector::from(Arc::clone(config)).connect(name, stream).await
+    }
+}
+
+fn configs(mode: ConnectMode, ca_file: Option<PathBuf>) -> Result<Configs, String> {
+    let config = ConnectConfig { mode, ca_file, ..ConnectConfig::default() };
+    let connector = Connector::new(&config).map_err(|error| error.to_string())?;
+    let connector = connector.ok_or("TLS is disabled")?;
+    Ok(PROTOCOLS.map(|protocol| connector.speaking(&[protocol])))
+}
