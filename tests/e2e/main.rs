@@ -20,6 +20,8 @@ mod failover_races;
 mod faults;
 mod fleet;
 mod gate;
+mod governed;
+mod governed_limits;
 mod harness;
 mod hostile;
 mod interrupted;

@@ -52,6 +52,9 @@ pub struct ProxyConfig {
     /// A client whose statement runs for longer than this is closed, and the statement is cancelled; 0: never.
     #[serde(with = "humantime_serde")]
     pub query_timeout: Duration,
+    /// Longest time in one transaction; 0 means no limit.
+    #[serde(with = "humantime_serde")]
+    pub transaction_timeout: Duration,
     /// A statement that takes at least this long is logged, without its literals; 0: never.
     #[serde(with = "humantime_serde")]
     pub slow_statement: Duration,
@@ -122,6 +125,7 @@ impl Default for ProxyConfig {
             client_idle_timeout: Duration::ZERO,
             idle_transaction_timeout: Duration::ZERO,
             query_timeout: Duration::ZERO,
+            transaction_timeout: Duration::ZERO,
             slow_statement: Duration::ZERO,
             log_logins: LogLogins::Refused,
             statements_kept: 1_024,
@@ -417,6 +421,22 @@ pub struct PoolConfig {
     pub mode: PoolMode,
     /// Most server connections for one database and user on one node.
     pub size: usize,
+    /// Server connections to the primary that are kept open for one database and user while it has clients.
+    pub min_size: usize,
+    /// Server connections beyond `size`, for clients that have waited for `reserve_timeout`.
+    pub reserve_size: usize,
+    /// How long a client waits before it may have a connection of the reserve.
+    #[serde(with = "humantime_serde")]
+    pub reserve_timeout: Duration,
+    /// Most server connections of one user to one node, with all databases; 0: no limit.
+    pub max_user_connections: usize,
+    /// Most server connections of one database to one node, for all users; 0: no limit.
+    pub max_database_connections: usize,
+    /// Most server connections of all databases and users to one node; 0: no limit.
+    pub max_node_connections: usize,
+    /// How long a client waits for a server connection before a notice tells it so; 0: it is not told.
+    #[serde(with = "humantime_serde")]
+    pub wait_notice: Duration,
     /// Longest wait for a server connection. After that the statement fails with 53300, and the client stays connected.
     #[serde(with = "humantime_serde")]
     pub wait_timeout: Duration,
@@ -426,6 +446,10 @@ pub struct PoolConfig {
     /// A server connection older than this is closed when it is next idle; 0 means never.
     #[serde(with = "humantime_serde")]
     pub server_lifetime: Duration,
+    /// Each server connection lives for up to this much longer than `server_lifetime`, by chance: connections that were
+    /// opened together are closed apart.
+    #[serde(with = "humantime_serde")]
+    pub server_lifetime_jitter: Duration,
     /// A server connection that is idle for longer than this is closed; 0: never.
     #[serde(with = "humantime_serde")]
     pub server_idle_timeout: Duration,
@@ -461,9 +485,17 @@ impl Default for PoolConfig {
         PoolConfig {
             mode: PoolMode::Transaction,
             size: 20,
+            min_size: 0,
+            reserve_size: 0,
+            reserve_timeout: Duration::from_secs(5),
+            max_user_connections: 0,
+            max_database_connections: 0,
+            max_node_connections: 0,
+            wait_notice: Duration::ZERO,
             wait_timeout: Duration::from_secs(30),
             no_primary_timeout: Duration::from_secs(30),
             server_lifetime: Duration::from_secs(3600),
+            server_lifetime_jitter: Duration::ZERO,
             server_idle_timeout: Duration::from_secs(600),
             connect_timeout: Duration::from_secs(5),
             prepared_per_server: 500,
@@ -511,6 +543,9 @@ pub struct RoutingConfig {
     pub route: RouteTo,
     /// What a read on a replica is sure to see.
     pub consistency: Consistency,
+    /// The primary's weight among the nodes that answer reads, beside those of the nodes; 0: it answers them only where
+    /// no replica can.
+    pub primary_weight: u32,
     /// Longest wait of a strong read for a replica that has replayed enough. After that the primary answers.
     #[serde(with = "humantime_serde")]
     pub strong_wait: Duration,
@@ -526,6 +561,7 @@ impl Default for RoutingConfig {
         RoutingConfig {
             route: RouteTo::Auto,
             consistency: Consistency::Session,
+            primary_weight: 0,
             strong_wait: Duration::from_millis(30),
             read_functions: Vec::new(),
             cache_entries: 5_000,
@@ -704,6 +740,36 @@ pub struct DatabaseConfig {
     /// Pool size for this database.
     #[serde(default)]
     pub pool_size: Option<usize>,
+    /// Server connections to the primary that are kept open for a user of this database while it has clients.
+    #[serde(default)]
+    pub min_pool_size: Option<usize>,
+    /// Server connections beyond a pool's size, for clients that have waited for `reserve_timeout`.
+    #[serde(default)]
+    pub reserve_pool_size: Option<usize>,
+    /// Most server connections of this database to one node, for all users; 0: no limit.
+    #[serde(default)]
+    pub max_connections: Option<usize>,
+    /// A statement that is run on each server connection of this database before a client gets it.
+    #[serde(default)]
+    pub connect_query: Option<String>,
+    /// Parameters that server connections of this database start with, each `name=value`.
+    #[serde(default)]
+    pub parameters: Vec<String>,
+    /// Age at which a server connection of this database is closed when it is next idle; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub server_lifetime: Option<Duration>,
+    /// `client_idle_timeout` for this database; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub client_idle_timeout: Option<Duration>,
+    /// `idle_transaction_timeout` for this database; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub idle_transaction_timeout: Option<Duration>,
+    /// `query_timeout` for this database; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub query_timeout: Option<Duration>,
+    /// `transaction_timeout` for this database; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub transaction_timeout: Option<Duration>,
     /// Most clients of this database.
     #[serde(default)]
     pub max_clients: Option<usize>,
@@ -754,7 +820,7 @@ impl std::fmt::Debug for Secret {
 
 /// `[[proxy.users]]`. At most one of `password`, `password_file` and `verifier` may be set. Without any, the user can
 /// log in only under `auth = "trust"`.
-#[derive(Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct UserConfig {
     /// The name, for clients and on the servers.
@@ -775,6 +841,27 @@ pub struct UserConfig {
     /// Pool size for this user.
     #[serde(default)]
     pub pool_size: Option<usize>,
+    /// Server connections beyond the pool's size for this user, whatever the database says.
+    #[serde(default)]
+    pub reserve_pool_size: Option<usize>,
+    /// Most server connections of this user to one node, with all databases; 0: no limit.
+    #[serde(default)]
+    pub max_connections: Option<usize>,
+    /// Pool mode for this user, whatever the database says.
+    #[serde(default)]
+    pub pool_mode: Option<PoolMode>,
+    /// `client_idle_timeout` for this user, whatever the database says; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub client_idle_timeout: Option<Duration>,
+    /// `idle_transaction_timeout` for this user, whatever the database says; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub idle_transaction_timeout: Option<Duration>,
+    /// `query_timeout` for this user, whatever the database says; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub query_timeout: Option<Duration>,
+    /// `transaction_timeout` for this user, whatever the database says; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub transaction_timeout: Option<Duration>,
     /// Most clients of this user.
     #[serde(default)]
     pub max_clients: Option<usize>,
@@ -849,9 +936,7 @@ impl OperatorConfig {
             password: self.password.clone(),
             password_file: self.password_file.clone(),
             verifier: self.verifier.clone(),
-            pool_size: None,
-            max_clients: None,
-            commit_durability: None,
+            ..UserConfig::default()
         }
     }
 }

@@ -237,7 +237,6 @@ impl Scene<'_> {
             Some(Address::Unix(path)) => (Some(path.display().to_string()), None),
             None => (None, None),
         };
-        let lifetime = self.settings.server_lifetime.map_or(0, |lifetime| lifetime.as_secs());
         for name in names {
             let Some(database) = self.settings.database(name) else { continue };
             let of: Vec<&PoolReport> = wholes.iter().filter(|whole| *whole.database == *name).collect();
@@ -250,14 +249,14 @@ impl Scene<'_> {
                 database.dbname.as_deref().unwrap_or(name).into(),
                 database.server_user.as_ref().map(|user| user.name.to_string()).into(),
                 database.pool_size.into(),
-                0usize.into(),
-                0usize.into(),
-                lifetime.into(),
+                database.min_size.into(),
+                database.reserve.into(),
+                database.server_lifetime.map_or(0, |lifetime| lifetime.least.as_secs()).into(),
                 database.mode.name().into(),
                 Value::Null,
-                0usize.into(),
+                database.max_connections.unwrap_or(0).into(),
                 servers.into(),
-                self.settings.max_clients.into(),
+                database.max_clients.unwrap_or(self.settings.max_clients).into(),
                 clients.into(),
                 u64::from(of.iter().any(|pool| pool.paused)).into(),
                 0usize.into(),
@@ -486,7 +485,7 @@ impl Scene<'_> {
             ("query_wait_timeout", seconds(Some(settings.wait_timeout)), true),
             ("server_connect_timeout", seconds(Some(settings.connect_timeout)), true),
             ("server_idle_timeout", seconds(settings.server_idle_timeout), true),
-            ("server_lifetime", seconds(settings.server_lifetime), true),
+            ("server_lifetime", seconds(default.server_lifetime.map(|lifetime| lifetime.least)), true),
             ("buffer_limit", settings.buffer_limit.to_string(), true),
             ("cache_entries", settings.cache_entries.to_string(), true),
             ("consistency", default.consistency.name().to_owned(), true),

@@ -51,7 +51,7 @@ struct Shard {
 
 #[derive(Debug, Default)]
 struct Places {
-    by_name: HashMap<(Arc<str>, Arc<str>), Weak<Place>>,
+    by_name: HashMap<(Arc<str>, Arc<str>, Arc<str>), Weak<Place>>,
     schemas: HashMap<Arc<str>, Weak<Schema>>,
     /// Entries after the last sweep.
     swept: usize,
@@ -79,10 +79,11 @@ impl Registry {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The place of this database and this user, by their names on the servers.
-    pub(crate) fn place(&self, (database, user): (&str, &str)) -> Arc<Place> {
+    /// The place of this database and this user, by their names on the servers, for sessions that begin with `start`
+    /// (parameters and statements of the configuration; empty: with none).
+    pub(crate) fn place(&self, (database, user): (&str, &str), start: &str) -> Arc<Place> {
         let mut places = lock(&self.places);
-        let key: (Arc<str>, Arc<str>) = (database.into(), user.into());
+        let key: (Arc<str>, Arc<str>, Arc<str>) = (database.into(), user.into(), start.into());
         if let Some(place) = places.by_name.get(&key).and_then(Weak::upgrade) {
             return place;
         }
@@ -407,13 +408,16 @@ mod tests {
     #[test]
     fn places_that_nobody_has_any_more_are_forgotten() {
         let registry = Registry::default();
-        let kept = registry.place(("d", "u"));
+        let kept = registry.place(("d", "u"), "");
         for n in 0..10_000 {
-            registry.place((&n.to_string(), "u"));
+            registry.place((&n.to_string(), "u"), "");
         }
         let places = lock(&registry.places);
         assert!(places.by_name.len() < 200 && places.schemas.len() < 200);
         drop(places);
-        assert!(Arc::ptr_eq(&kept, &registry.place(("d", "u"))));
+        assert!(Arc::ptr_eq(&kept, &registry.place(("d", "u"), "")));
+        // Sessions that begin otherwise read the same text otherwise, but see the same schema.
+        let other = registry.place(("d", "u"), "search_path=s\0");
+        assert!(!Arc::ptr_eq(&kept, &other) && std::ptr::eq(kept.schema(), other.schema()));
     }
 }

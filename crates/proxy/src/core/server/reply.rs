@@ -463,6 +463,10 @@ impl Core {
         }
         self.follow(s, ended.as_ref(), data);
         let server = &mut self.servers[s];
+        if data.starts_with(b"DISCARD ALL\0") && self.pools[server.pool].database.start.query.is_some() {
+            // What connect_query has set is gone: it runs again before the connection's next client.
+            server.cleaning.all = true;
+        }
         server.meter.rows = server.meter.rows.saturating_add(rows_of(data));
         let dropped = match &ended {
             Some(Note::Execute { dropped, .. }) => dropped.is_some(),
@@ -583,6 +587,7 @@ impl Core {
         }
         if idle {
             server.portals.end();
+            server.work.seen = None;
         }
         server.own.ahead = None;
         let goes_back = server.tracker.goes_back();

@@ -170,6 +170,11 @@ impl Core {
             self.metrics.functions_cleaned.add(1);
             self.own_query(s, if primary { CLEAN_FUNCTIONS } else { CLEAN_FUNCTIONS_STANDBY });
         }
+        if (cleaning.all || cleaning.functions)
+            && let Some(query) = self.pools[self.servers[s].pool].database.start.query.clone()
+        {
+            self.own_query(s, &query);
+        }
         if cleaning.unlisten && !(cleaning.functions && primary) {
             self.own_query(s, "UNLISTEN *");
         }
