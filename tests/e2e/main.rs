@@ -14,6 +14,7 @@ mod clients_tikv;
 mod common;
 mod consistency;
 mod console;
+mod console_pgbouncer;
 mod copy;
 mod failover;
 mod failover_races;

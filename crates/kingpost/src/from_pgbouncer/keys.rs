@@ -275,7 +275,7 @@ pub(super) const KEYS: &[Key] = &[
     needless(
         P,
         "suspend_timeout",
-        "Kingpost has no SUSPEND; a new process takes over the sockets (proxy.upgrade_socket)",
+        "SUSPEND waits until all answers are delivered, or RESUME comes; a new process takes over the sockets (proxy.upgrade_socket)",
     ),
     needless(P, "pkt_buf", INSIDE),
     needless(

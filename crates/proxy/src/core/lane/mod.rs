@@ -118,7 +118,10 @@ impl Core {
         let (p, key) = (client.pool, client.unit.key);
         let database = &self.pools[p].database;
         let candidate = Candidate {
-            on: database.lanes && database.mode != PoolMode::Session && !self.pools[p].paused,
+            on: database.lanes
+                && database.mode != PoolMode::Session
+                && !self.pools[p].paused
+                && !self.pools[p].suspended,
             unit: *client.unit,
             pinned: !client.pins.is_empty() || client.begun.is_some(),
             alone: client.again.alone,

@@ -84,6 +84,8 @@ pub(in crate::core) struct Pool {
     pub lazy: bool,
     /// An operator has paused the pool: it gives out no connections, and closes those that come back.
     pub paused: bool,
+    /// An operator has suspended the proxy: the pool gives out no connections, and keeps those that it has.
+    pub suspended: bool,
     /// Channels that this worker's clients listen on through the shared connection.
     pub channels: Channels,
     /// The shared connection that listens, if this worker has it.
@@ -224,6 +226,7 @@ impl Core {
             gate: self.settings.gate(&key.database, &key.user),
             lazy: false,
             paused: self.paused.has(&key.database),
+            suspended: self.paused.is_suspended(),
             channels: Channels::default(),
             listener: None,
             totals: Totals::default(),
@@ -351,7 +354,7 @@ impl Core {
     /// Takes an idle connection for a client. `None`: there is none; then one is being opened or asked for, if
     /// possible.
     fn take(&mut self, p: usize, c: usize, want: Want) -> Option<usize> {
-        if self.pools[p].paused {
+        if self.pools[p].paused || self.pools[p].suspended {
             return None;
         }
         match want {

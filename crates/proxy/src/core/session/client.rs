@@ -490,7 +490,7 @@ impl Core {
         if full && !client.paused {
             client.paused = true;
             self.effects.push(Effect::Pause(client.token));
-        } else if client.paused && !full && !server_full {
+        } else if client.paused && !full && !server_full && !self.paused.is_suspended() {
             client.paused = false;
             self.effects.push(Effect::Resume(client.token));
         }

@@ -455,6 +455,10 @@ impl Core {
             return self.fail_login(c, Sqlstate::INVALID_CATALOG_NAME, &text);
         };
         let route = database.route;
+        if self.paused.is_disabled(&key.database) {
+            let text = format!("database {:?} is disabled by an operator", key.database);
+            return self.fail_login(c, Sqlstate::CANNOT_CONNECT_NOW, &text);
+        }
         if let Err(text) = self.room_for_pool(&key) {
             return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
         }
