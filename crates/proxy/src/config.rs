@@ -107,7 +107,7 @@ pub enum Driver {
 impl Default for ProxyConfig {
     fn default() -> Self {
         ProxyConfig {
-            listen: vec![Listen { address: "127.0.0.1:6432".into(), route: None }],
+            listen: vec![Listen::at("127.0.0.1:6432")],
             workers: 0,
             driver: Driver::Epoll,
             upgrade_socket: None,
@@ -176,6 +176,46 @@ pub struct Listen {
     pub address: String,
     /// Where statements of clients of this address go, unless a hint says otherwise.
     pub route: Option<RouteTo>,
+    /// The permissions of a Unix socket; `None`: by the process's umask.
+    pub mode: Option<SocketMode>,
+    /// The group of a Unix socket, by name or number; `None`: the process's.
+    pub group: Option<String>,
+}
+
+impl Listen {
+    /// An address, and nothing else.
+    #[must_use]
+    pub fn at(address: impl Into<String>) -> Listen {
+        Listen { address: address.into(), route: None, mode: None, group: None }
+    }
+}
+
+/// Permissions of a Unix socket, in octal digits: `"0770"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SocketMode(pub u32);
+
+/// A text that is no [`SocketMode`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("found {0:?}, expected permissions in octal digits such as \"0770\"")]
+pub struct NoMode(String);
+
+impl TryFrom<String> for SocketMode {
+    type Error = NoMode;
+
+    fn try_from(text: String) -> Result<SocketMode, NoMode> {
+        let octal = (3..=4).contains(&text.len()) && text.bytes().all(|b| (b'0'..=b'7').contains(&b));
+        match u32::from_str_radix(&text, 8) {
+            Ok(mode) if octal && mode <= 0o777 => Ok(SocketMode(mode)),
+            _ => Err(NoMode(text)),
+        }
+    }
+}
+
+impl From<SocketMode> for String {
+    fn from(mode: SocketMode) -> String {
+        format!("{:04o}", mode.0)
+    }
 }
 
 #[derive(Deserialize, Serialize)]
@@ -186,23 +226,28 @@ enum ListenForm {
         address: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         route: Option<RouteTo>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mode: Option<SocketMode>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        group: Option<String>,
     },
 }
 
 impl From<ListenForm> for Listen {
     fn from(form: ListenForm) -> Listen {
         match form {
-            ListenForm::Plain(address) => Listen { address, route: None },
-            ListenForm::Full { address, route } => Listen { address, route },
+            ListenForm::Plain(address) => Listen::at(address),
+            ListenForm::Full { address, route, mode, group } => Listen { address, route, mode, group },
         }
     }
 }
 
 impl From<Listen> for ListenForm {
     fn from(listen: Listen) -> ListenForm {
-        match listen.route {
-            None => ListenForm::Plain(listen.address),
-            route => ListenForm::Full { address: listen.address, route },
+        let Listen { address, route, mode, group } = listen;
+        match (route, mode, &group) {
+            (None, None, None) => ListenForm::Plain(address),
+            _ => ListenForm::Full { address, route, mode, group },
         }
     }
 }
@@ -770,6 +815,9 @@ pub struct DatabaseConfig {
     /// `transaction_timeout` for this database; 0 means never.
     #[serde(default, with = "humantime_serde")]
     pub transaction_timeout: Option<Duration>,
+    /// Whether clients may open logical replication connections (`replication=database`) to this database.
+    #[serde(default)]
+    pub replication: bool,
     /// Most clients of this database.
     #[serde(default)]
     pub max_clients: Option<usize>,
@@ -862,6 +910,9 @@ pub struct UserConfig {
     /// `transaction_timeout` for this user, whatever the database says; 0 means never.
     #[serde(default, with = "humantime_serde")]
     pub transaction_timeout: Option<Duration>,
+    /// Whether this user may open replication connections, physical ones and logical ones of every database.
+    #[serde(default)]
+    pub replication: bool,
     /// Most clients of this user.
     #[serde(default)]
     pub max_clients: Option<usize>,

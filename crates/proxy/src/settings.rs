@@ -87,7 +87,7 @@ pub struct Settings {
     pub share_unnamed: bool,
     /// Shared lanes.
     pub lanes: Lanes,
-    /// The primary's weight among the nodes that answer reads; 0: it answers them only where no replica can.
+    /// The primary's weight among the nodes that answer reads, as a view has weights; 0: it answers them only where no replica can.
     pub primary_weight: u32,
     /// Longest wait of a strong read for a replica.
     pub strong_wait: Duration,
@@ -161,6 +161,8 @@ pub struct Database {
     pub max_connections: Option<usize>,
     /// Time limits of clients that have logged in.
     pub time_limits: TimeLimits,
+    /// Clients may open logical replication connections.
+    pub replication: bool,
     /// Most clients of the database.
     pub max_clients: Option<usize>,
     /// How long a client keeps a server connection.
@@ -255,6 +257,8 @@ pub struct User {
     pub mode: Option<PoolMode>,
     /// Time limits of this user, in place of those of the database.
     pub time_limits: OwnLimits,
+    /// The user may open replication connections.
+    pub replication: bool,
     /// Most clients of this user.
     pub max_clients: Option<usize>,
     /// On how many relays the user's commits must be durable before they are acknowledged.
@@ -384,6 +388,7 @@ impl Settings {
         let default = Database {
             dbname: None,
             server_user: None,
+            replication: false,
             max_clients: None,
             pool_size: config.pool.size,
             min_size: config.pool.min_size,
@@ -413,6 +418,7 @@ impl Settings {
             let database = Database {
                 dbname: entry.dbname.clone(),
                 server_user: ServerUser::new(entry)?,
+                replication: entry.replication,
                 max_clients: entry.max_clients,
                 pool_size: entry.pool_size.unwrap_or(default.pool_size),
                 min_size: entry.min_pool_size.unwrap_or(default.min_size),
@@ -511,7 +517,7 @@ impl Settings {
                 bytes: LANE_BYTES,
             },
             strong_wait: config.routing.strong_wait,
-            primary_weight: config.routing.primary_weight,
+            primary_weight: config.routing.primary_weight.saturating_mul(topology::WEIGHT_SCALE),
             gate_timeout: config.gate.timeout,
             gate_flush: config.gate.flush.into(),
             gate_degraded_after: config.gate.degraded_after,
@@ -730,6 +736,7 @@ impl User {
                 query: entry.query_timeout,
                 transaction: entry.transaction_timeout,
             },
+            replication: entry.replication,
             max_clients: entry.max_clients,
             relays: entry.commit_durability.map(|d| d.relays()),
         })
@@ -751,6 +758,7 @@ impl User {
             max_connections: None,
             mode: None,
             time_limits: OwnLimits::default(),
+            replication: false,
             max_clients: None,
             relays: None,
         };

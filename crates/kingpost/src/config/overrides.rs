@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use super::env;
 use super::schema::Kind;
-use crate::from_pgbouncer::carried_to;
+use crate::from_pgbouncer::{carried_to, needless};
 
 /// Settings over the file and the environment: by their path, values as variables have them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -37,11 +37,14 @@ impl Overrides {
         let translated = carried_to(key).map(str::to_owned);
         let found = translated.into_iter().chain(short).find_map(|path| Some((env::kind_of(&path)?, path)));
         let Some((kind, path)) = found else {
-            return Err(format!("no setting is called {key:?}: SHOW CONFIG and docs/guide/kingpost.toml list them"));
+            return Err(match needless(key) {
+                Some(why) => format!("{key} is a setting of PgBouncer's that is not needed here: {why}"),
+                None => format!("no setting is called {key:?}: SHOW CONFIG and docs/guide/kingpost.toml list them"),
+            });
         };
         let live = path.starts_with("proxy.") || path.starts_with("cluster.");
         let below = |of: &&str| path == **of || path.strip_prefix(*of).is_some_and(|rest| rest.starts_with('.'));
-        if !live || AT_START.iter().any(|of| below(&of)) {
+        if !live || AT_START.iter().any(below) {
             return Err(format!(
                 "{path} can't be changed while the process runs: change it in the file and start again"
             ));
@@ -97,6 +100,7 @@ mod tests {
             ("proxy.users", "[]", Err("say RELOAD")),
             ("proxy.hba_file", "/x", Err("say RELOAD")),
             ("nonsense", "1", Err("no setting is called")),
+            ("server_login_retry", "1", Err("not needed here: Kingpost waits longer")),
         ] {
             let found = Overrides::default().with(key, value);
             match expected {

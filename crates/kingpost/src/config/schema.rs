@@ -167,7 +167,8 @@ const CLUSTER_TLS: &[Key] = &[
     key("min_protocol_version", TLS_VERSION),
 ];
 
-const LISTEN: &[Key] = &[required("address", Kind::Text), key("route", ROUTE)];
+const LISTEN: &[Key] =
+    &[required("address", Kind::Text), key("route", ROUTE), key("mode", Kind::Text), key("group", Kind::Text)];
 
 const POOL: &[Key] = &[
     key("mode", POOL_MODE),
@@ -238,6 +239,7 @@ const DATABASE: &[Key] = &[
     key("idle_transaction_timeout", OR_NEVER),
     key("query_timeout", OR_NEVER),
     key("transaction_timeout", OR_NEVER),
+    key("replication", Kind::Boolean),
     key("max_clients", integer(1, 1_000_000)),
     key("pool_mode", POOL_MODE),
     key("unknown_functions", UNKNOWN_FUNCTIONS),
@@ -263,6 +265,7 @@ const USER: &[Key] = &[
     key("idle_transaction_timeout", OR_NEVER),
     key("query_timeout", OR_NEVER),
     key("transaction_timeout", OR_NEVER),
+    key("replication", Kind::Boolean),
     key("max_clients", integer(1, 1_000_000)),
     key("commit_durability", Kind::Durability),
 ];

@@ -357,7 +357,8 @@ fn a_short_file_has_pgbouncers_defaults() {
     assert_eq!(table["proxy"]["max_clients"].as_integer(), Some(100));
     assert_eq!(table["proxy"]["pool"]["mode"].as_str(), Some("session"));
     assert_eq!(table["proxy"]["pool"]["wait_timeout"].as_str(), Some("2m"));
-    assert_eq!(table["proxy"]["listen"].to_string(), r#"["/tmp/.s.PGSQL.6432"]"#);
+    let listen = &table["proxy"]["listen"][0];
+    assert_eq!((listen["address"].as_str(), listen["mode"].as_str()), (Some("/tmp/.s.PGSQL.6432"), Some("0777")));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use proxy::config::SocketMode;
 use wire::md5;
 use wire::scram::Verifier;
 
@@ -320,6 +321,17 @@ impl Translator<'_> {
             Some(_) => self.problem("unix_socket_dir", "expected an absolute path: Kingpost has no abstract sockets"),
             None if self.plan.listen.is_empty() => self.plan.listen.push(format!("/tmp/.s.PGSQL.{port}")),
             None => {}
+        }
+        if self.plan.listen.iter().any(|address| address.starts_with('/')) {
+            let mode = self.get("unix_socket_mode").unwrap_or("0777").to_owned();
+            match SocketMode::try_from(mode) {
+                Ok(mode) => self.plan.socket.push(("mode", quoted(&String::from(mode)))),
+                Err(error) => self.problem("unix_socket_mode", error.to_string()),
+            }
+            if let Some(group) = self.get("unix_socket_group").filter(|group| !group.is_empty()) {
+                let group = quoted(group);
+                self.plan.socket.push(("group", group));
+            }
         }
     }
 

@@ -455,6 +455,7 @@ impl Console {
             reports.iter().flat_map(|report| &report.servers).any(|server| {
                 // A listening connection stays as long as its clients do.
                 server.state != "listening"
+                    && server.state != "replicating"
                     && database.as_ref().is_none_or(|name| **name == *server.database)
                     && before.is_none_or(|before| server.retire && server.connected <= before)
             })

@@ -177,6 +177,8 @@ pub struct ClientReport {
     pub pins: sql::Pins,
     /// The client speaks TLS.
     pub tls: bool,
+    /// `none`, `physical`, `logical`.
+    pub replication: &'static str,
     /// Bytes from the client that were not handled yet, and bytes that it has not been sent yet.
     pub buffered: (usize, usize),
     /// The socket's file descriptor. Filled in by the driver.
@@ -212,6 +214,8 @@ pub struct ServerReport {
     pub pid: u32,
     /// The connection speaks TLS.
     pub tls: bool,
+    /// `none`, `physical`, `logical`.
+    pub replication: &'static str,
     /// Bytes from the server that were not handled yet, and bytes that it has not been sent yet.
     pub buffered: (usize, usize),
     /// The socket's file descriptor. Filled in by the driver.

@@ -557,7 +557,10 @@ impl Core {
     fn fatal(&mut self, c: usize, code: Sqlstate, text: &str) {
         let client = &mut self.clients[c];
         client.output.retract(&mut self.buffers);
-        message::error(client.output.append(&mut self.buffers), Severity::Fatal, code, text, "");
+        // What is passed on as it is may have stopped in the middle of a message: an error there would be misread.
+        if !matches!(client.phase, Phase::Replicating(_)) {
+            message::error(client.output.append(&mut self.buffers), Severity::Fatal, code, text, "");
+        }
         self.close_client(c);
     }
 

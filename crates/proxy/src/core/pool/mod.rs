@@ -62,6 +62,8 @@ pub(in crate::core) struct Pool {
     /// Clients that have authenticated, and server connections, in any state.
     pub clients: usize,
     pub servers: usize,
+    /// Clients among them with a server connection of their own, for replication.
+    pub tunnels: usize,
     /// A client of it was let in by a lookup.
     pub looked_up: bool,
     /// A server has accepted a login with this database and user.
@@ -168,7 +170,7 @@ impl Pool {
 
     /// How many connections to `node` are kept open, idle or not: some to the primary, while there are clients.
     fn least(&self, node: NodeId, primary: Option<NodeId>) -> usize {
-        if self.clients > 0 && primary == Some(node) { self.database.min_size } else { 0 }
+        if self.clients > self.tunnels && primary == Some(node) { self.database.min_size } else { 0 }
     }
 
     /// A client or a server connection has gone.
@@ -215,6 +217,7 @@ impl Core {
             nodes: Vec::new(),
             clients: 0,
             servers: 0,
+            tunnels: 0,
             looked_up: false,
             known: false,
             unused_since: Some(self.now),
@@ -517,6 +520,10 @@ impl Core {
         debug_assert!(client.at.server().is_none() && server.client.is_none() && server.protocol.is_settled());
         client.at = At::Server(s as u32);
         server.client = Some(c);
+        if self.pools[server.pool].database.time_limits.transaction.is_some() {
+            // The transaction of a BEGIN that was put off began when the client was told that it did.
+            server.work.seen = Some(if client.begun.is_some() { client.since } else { self.now });
+        }
         (server.meter.measured, server.meter.answered) = (0, 0);
         client.since = self.now;
         self.metrics.servers_busy.add(1);
@@ -849,6 +856,9 @@ impl Core {
         if server.listener {
             return self.listener_opened(s);
         }
+        if server.tunnel.is_some() {
+            return self.tunnel_opened(s);
+        }
         self.shared.senders.add(server.node, server.key.0, &server.sender);
         let pool = &mut self.pools[server.pool];
         pool.begins(&server.reported);
@@ -868,6 +878,9 @@ impl Core {
         let (p, node) = (server.pool, server.node);
         if server.listener {
             return self.listener_lost(s, why);
+        }
+        if server.tunnel.is_some() {
+            return self.tunnel_lost(s, why);
         }
         let place = &mut self.pools[p].nodes[usize::from(node.0)];
         place.failures = (place.failures + 1).min(6);
@@ -895,7 +908,7 @@ impl Core {
         self.settle_schema(s);
         let mut server = self.servers.remove(s);
         debug_assert!(server.client.is_none());
-        if !server.listener {
+        if !server.listener && server.tunnel.is_none() {
             self.shared.senders.remove(server.node, server.key.0, &server.sender);
             let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
             if !matches!(server.phase, ServerPhase::Ready) {
@@ -915,7 +928,10 @@ impl Core {
             self.span_lost(timing);
         }
         let mut last = Vec::new();
-        if matches!(server.phase, ServerPhase::Ready) && server.output.is_empty() && !server.silent {
+        if server.tunnel.is_some() {
+            // The end of what the client has said.
+            last.extend_from_slice(server.output.writable());
+        } else if matches!(server.phase, ServerPhase::Ready) && server.output.is_empty() && !server.silent {
             wire::message::empty(&mut last, b'X');
         }
         server.output.clear(&mut self.buffers);

@@ -49,9 +49,12 @@ struct Shard {
     swept: usize,
 }
 
+/// Database and user by their names on the servers, and what sessions begin with.
+type PlaceName = (Arc<str>, Arc<str>, Arc<str>);
+
 #[derive(Debug, Default)]
 struct Places {
-    by_name: HashMap<(Arc<str>, Arc<str>, Arc<str>), Weak<Place>>,
+    by_name: HashMap<PlaceName, Weak<Place>>,
     schemas: HashMap<Arc<str>, Weak<Schema>>,
     /// Entries after the last sweep.
     swept: usize,
@@ -83,7 +86,7 @@ impl Registry {
     /// (parameters and statements of the configuration; empty: with none).
     pub(crate) fn place(&self, (database, user): (&str, &str), start: &str) -> Arc<Place> {
         let mut places = lock(&self.places);
-        let key: (Arc<str>, Arc<str>, Arc<str>) = (database.into(), user.into(), start.into());
+        let key: PlaceName = (database.into(), user.into(), start.into());
         if let Some(place) = places.by_name.get(&key).and_then(Weak::upgrade) {
             return place;
         }
@@ -306,7 +309,7 @@ mod tests {
     #[test]
     fn one_content_is_one_statement_across_workers_and_evictions() {
         let mut world = world();
-        let place = world.registry.place(("d", "u"));
+        let place = world.registry.place(("d", "u"), "");
         let first = get(&mut world.a, &place, "select 1");
         assert!(Arc::ptr_eq(&first, &get(&mut world.b, &place, "select 1")));
         let typed = world.a.get(&place, Reading::DEFAULT, b"select 1", b"\0\x01\0\0\0\x17", Class::UNKNOWN);
@@ -322,8 +325,8 @@ mod tests {
     fn databases_users_and_parameters_have_statements_of_their_own() {
         let mut world = world();
         let registry = world.registry.clone();
-        let places = [("d", "u"), ("e", "u"), ("d", "v")].map(|(database, user)| registry.place((database, user)));
-        assert!(Arc::ptr_eq(&places[0], &registry.place(("d", "u"))));
+        let places = [("d", "u"), ("e", "u"), ("d", "v")].map(|(database, user)| registry.place((database, user), ""));
+        assert!(Arc::ptr_eq(&places[0], &registry.place(("d", "u"), "")));
         let reading = |name: &str, value: &str| registry.reading([(name.to_owned(), value.to_owned())].iter());
         let readings = [
             Reading::DEFAULT,
@@ -358,7 +361,7 @@ mod tests {
     #[test]
     fn after_ddl_a_content_is_a_new_statement() {
         let mut world = world();
-        let place = world.registry.place(("d", "u"));
+        let place = world.registry.place(("d", "u"), "");
         let begin = Class { control: sql::Control::Begin { read_only: false }, ..Class::UNKNOWN };
         let mut both = |text: &str, class: Class| {
             let one = world.a.get(&place, Reading::DEFAULT, text.as_bytes(), NO_TYPES, class);
@@ -377,7 +380,7 @@ mod tests {
     #[test]
     fn a_time_in_a_text_is_nobody_elses() {
         let mut world = world();
-        let place = world.registry.place(("d", "u"));
+        let place = world.registry.place(("d", "u"), "");
         let (one, other) = (get(&mut world.a, &place, "select 'now'"), get(&mut world.a, &place, "select 'now'"));
         assert!(one.id() != other.id() && one.scope().is_none());
         assert_eq!(world.registry.kept().0, 0);
@@ -386,7 +389,7 @@ mod tests {
     #[test]
     fn texts_that_nobody_has_any_more_are_not_kept() {
         let mut world = world();
-        let place = world.registry.place(("d", "u"));
+        let place = world.registry.place(("d", "u"), "");
         let long = "x".repeat(1 << 20);
         for n in 0..300 {
             // No server has taken it.

@@ -78,6 +78,11 @@ impl Core {
         let server = &mut self.servers[s];
         server.phase = ServerPhase::Login(None);
         let pool = &self.pools[server.pool];
+        if let Some(tunnel) = server.tunnel.clone() {
+            let mut packet = Vec::new();
+            message::startup(&mut packet, &tunnel.startup(pool));
+            return self.send(s, |out| out.extend_from_slice(&packet));
+        }
         let (database, user) = pool.database.on_servers(&pool.key.database, &pool.key.user);
         let (database, user) = (database.to_owned(), user.to_owned());
         // Under the gate how a commit is flushed is the proxy's affair, whatever the user's or database's default is.
@@ -179,7 +184,7 @@ impl Core {
     fn greet_server(&mut self, s: usize) -> bool {
         let server = &self.servers[s];
         let Some(query) = self.pools[server.pool].database.start.query.clone() else { return false };
-        if server.listener {
+        if server.listener || server.tunnel.is_some() {
             return false;
         }
         self.servers[s].greeting = Greeting::Sent;
@@ -297,7 +302,10 @@ impl Core {
                 let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
                 self.open_failed(s, &text, false);
             }
-            Failure::Refused(error) => self.login_refused(s, &error),
+            Failure::Refused(error) => match self.servers[s].client {
+                Some(c) if self.servers[s].tunnel.is_some() => self.fail_login_as(c, &error),
+                _ => self.login_refused(s, &error),
+            },
         }
     }
 

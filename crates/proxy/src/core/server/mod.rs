@@ -30,6 +30,7 @@ use super::notify::Sender;
 use super::observe::Timing;
 use super::parameters::{Applied, Params, Tracker};
 use super::prepared::Held;
+use super::session::Tunnel;
 use super::token::Token;
 
 pub(in crate::core) use note::{Answer, Dropping, Note, Refusal, SentAs};
@@ -103,6 +104,8 @@ pub(crate) struct Server {
     /// The connection is closed when it is next idle.
     pub(in crate::core) retire: bool,
 
+    /// Set if the connection is a client's own, for replication; it is in no pool.
+    pub(in crate::core) tunnel: Option<Box<Tunnel>>,
     /// Where the database's `connect_query` has got to on this connection.
     pub(in crate::core) greeting: Greeting,
 
@@ -168,7 +171,7 @@ pub(in crate::core) struct Work {
     pub failed: bool,
     /// Pins that the client loses if the unit in flight succeeds.
     pub unpins: Pins,
-    /// When [`expire_clients`](Core::expire_clients) first saw the transaction that runs now; `None`: not seen yet.
+    /// Since when the transaction that runs now is known to run, where transactions have a time limit; `None`: not seen yet.
     pub seen: Option<Instant>,
     /// The schema is changed; `true` if by DDL, `false` if a function may do so.
     pub alters: Option<bool>,
@@ -256,6 +259,7 @@ impl Server {
             sender: Sender::new(),
             silent: false,
             retire: false,
+            tunnel: None,
             greeting: Greeting::ToDo,
             opened: now,
             fresh: true,

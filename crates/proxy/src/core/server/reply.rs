@@ -88,6 +88,10 @@ impl Core {
                 return used;
             }
         }
+        if self.servers[s].tunnel.is_some() {
+            self.tunnel_received(s, &bytes[used..]);
+            return bytes.len();
+        }
         used + self.replies(s, &bytes[used..])
     }
 

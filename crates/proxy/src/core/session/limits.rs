@@ -113,7 +113,10 @@ impl Core {
             }
             self.doorkeeper.logins.pop_front();
             if self.is_client(token)
-                && !matches!(self.clients[token.index()].phase, Phase::Ready | Phase::Cancelling | Phase::Console(_))
+                && matches!(
+                    self.clients[token.index()].phase,
+                    Phase::Startup { .. } | Phase::Securing | Phase::Login(_)
+                )
             {
                 let text = "login took longer than login_timeout";
                 self.fail_login(token.index(), Sqlstate::INVALID_AUTHORIZATION, text);
@@ -236,8 +239,9 @@ impl Core {
         }
     }
 
-    /// Notes when each transaction that runs now was first seen, where transactions have a time limit. So a transaction
-    /// costs nothing at its beginning, and its limit is exceeded by up to [`LOOK`].
+    /// Notes when each transaction that runs now was first seen, where transactions have a time limit, unless that is known
+    /// from when its client got the connection. So a transaction costs nothing at its beginning, and the limit of one that
+    /// is not the first on its connection is exceeded by up to [`LOOK`] more.
     fn see_transactions(&mut self) {
         for (_, server) in &mut self.servers {
             let limit = self.pools.get(server.pool).and_then(|pool| pool.database.time_limits.transaction);

@@ -309,6 +309,7 @@ impl Core {
                     }
                 }
                 Phase::Startup { .. } | Phase::Securing | Phase::Login(_) => report.logging_in += 1,
+                Phase::Replicating(_) => report.pools[place(client.pool)].clients += 1,
                 Phase::Console(_) | Phase::Cancelling => {}
             }
         }
@@ -380,6 +381,7 @@ impl Core {
             Phase::Startup { .. } | Phase::Securing | Phase::Login(_) => "login",
             Phase::Cancelling => "active_cancel_req",
             Phase::Console(_) => "console",
+            Phase::Replicating(_) => "active",
             Phase::Ready if client.waiting => "waiting",
             Phase::Ready if running => "active",
             Phase::Ready => "idle",
@@ -396,6 +398,10 @@ impl Core {
             prepared: client.names.len(),
             pins: client.pins,
             tls: client.identity.is_some(),
+            replication: match client.phase {
+                Phase::Replicating(replication) => replication.name(),
+                _ => "none",
+            },
             buffered: (client.input.len(), client.output.unread()),
             fd: None,
             address: None,
@@ -408,6 +414,7 @@ impl Core {
         let state = match server.phase {
             ServerPhase::Connecting | ServerPhase::Asking(_) | ServerPhase::Securing | ServerPhase::Login(_) => "login",
             ServerPhase::Ready if server.listener => "listening",
+            ServerPhase::Ready if server.tunnel.is_some() => "replicating",
             ServerPhase::Ready if server.client.is_some() => "active",
             ServerPhase::Ready if server.cancels > 0 => "being_canceled",
             ServerPhase::Ready if server.retire => "closing",
@@ -426,6 +433,7 @@ impl Core {
             client: client.map(|client| client.token),
             pid: server.key.0,
             tls: server.identity.is_some(),
+            replication: server.tunnel.as_ref().map_or("none", |tunnel| tunnel.replication.name()),
             buffered: (server.input.len(), server.output.len()),
             fd: None,
             lane: server.lane.report(),
