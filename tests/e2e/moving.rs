@@ -144,17 +144,18 @@ async fn what_cannot_be_carried_over_writes_nothing() {
     if only_kingpost() {
         return;
     }
-    let ini = "[databases]\na = host=127.0.0.1 port=5432 connect_query='select 1'\nb = host=127.0.0.1 port=5433\n\
-               [pgbouncer]\nlisten_addr = 127.0.0.1\nauth_file = DIR/userlist.txt\nmin_pool_size = 5\n";
+    let ini = "[databases]\na = host=127.0.0.1 port=5432 auth_query='select 1'\nb = host=127.0.0.1 port=5433\n\
+               [pgbouncer]\nlisten_addr = 127.0.0.1\nauth_file = DIR/userlist.txt\napplication_name_add_host = 5\n";
     let old = Old::new(ini, "\"a\" \"secret\"\n");
     let toml = old.dir.join("kingpost.toml");
     let refused = old.translate(&toml, &[]);
     assert_eq!(refused.status.code(), Some(3), "{}", said(&refused));
-    for key in ["min_pool_size = 5", "databases.a.connect_query", "databases: they lead to different servers"] {
+    for key in ["application_name_add_host = 5", "databases.a.auth_query", "databases: they lead to different servers"]
+    {
         assert!(said(&refused).contains(key), "{key}: {}", said(&refused));
     }
     assert!(!toml.exists() && refused.stdout.is_empty());
-    let ignoring = ["--ignore", "min_pool_size", "--ignore", "connect_query", "--database", "b"];
+    let ignoring = ["--ignore", "application_name_add_host", "--ignore", "auth_query", "--database", "b"];
     let written = old.translate(&toml, &ignoring);
     assert!(written.status.success(), "{}", said(&written));
     let text = std::fs::read_to_string(&toml).unwrap();

@@ -161,7 +161,12 @@ impl Kingpost {
         };
         let metrics_port = Port::reserve();
         let mut config = builder.config;
-        set(&mut config, "proxy.listen", vec![format!("127.0.0.1:{number}")].into());
+        // Further addresses of the test's stand behind.
+        let mut listen = vec![Value::from(format!("127.0.0.1:{number}"))];
+        if let Some(Value::Array(further)) = section_of(&mut config, "proxy").remove("listen") {
+            listen.extend(further);
+        }
+        set(&mut config, "proxy.listen", listen.into());
         set(&mut config, "metrics.listen", format!("127.0.0.1:{}", metrics_port.number()).into());
         let kingpost = Kingpost {
             subject,

@@ -12,7 +12,7 @@ use ::relay::config::Engine;
 
 use crate::admin::Admin;
 use crate::cli::{CheckArgs, ProxyArgs};
-use crate::config::{self, Config, LogFlags, Problem};
+use crate::config::{self, Config, LogFlags, Overrides, Problem};
 use crate::console::Serving;
 use crate::error::Failure;
 use crate::registry::source::Source;
@@ -59,7 +59,7 @@ pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
 
 /// Runs the proxy until a signal ends it.
 pub(crate) fn proxy(args: &ProxyArgs, log: &LogFlags) -> Result<(), Failure> {
-    let (config, warnings) = of_a_proxy(&args.config)?;
+    let (config, warnings) = of_a_proxy(&args.config, &Overrides::default())?;
     logging::start(&log.over(&config.log), None)?;
     warn(&warnings);
     control_runtime()?.block_on(serve(args, config))
@@ -69,8 +69,8 @@ pub(crate) fn proxy(args: &ProxyArgs, log: &LogFlags) -> Result<(), Failure> {
 ///
 /// # Errors
 /// It has errors, or says nothing of a proxy.
-fn of_a_proxy(path: &Path) -> Result<(Config, Vec<Problem>), Failure> {
-    let (config, warnings) = config::load(path)?.accept(path)?;
+fn of_a_proxy(path: &Path, overrides: &Overrides) -> Result<(Config, Vec<Problem>), Failure> {
+    let (config, warnings) = config::load_with(path, overrides.variables())?.accept(path)?;
     if config.needs_no_proxy() {
         return Err(Failure::config(format!("{} says nothing of a proxy: nobody could log in", path.display()))
             .advise("list its users as [[proxy.users]]"));
@@ -173,6 +173,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     let (handed, mut successors) = mpsc::channel(1);
     systemd::ready();
     let mut successor = None;
+    let mut overrides = Overrides::default();
     loop {
         tokio::select! {
             stream = next_heir(heir.as_ref()) => {
@@ -197,14 +198,24 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
             }
             _ = hangup.recv() => {
                 // It has said in the log what was wrong.
-                let _ = reload(path, &mut config, &running);
+                let _ = reload(path, &mut config, &running, &Overrides::default()).inspect(|()| overrides = Overrides::default());
             }
             nodes = next_list(source.as_mut()) => relist(nodes, &mut config, &running),
             Some(order) = orders.recv() => match order {
                 Order::Reload(answer) => {
-                    let result = reload(path, &mut config, &running);
+                    let result = reload(path, &mut config, &running, &Overrides::default());
+                    let result = result.inspect(|()| overrides = Overrides::default());
                     // Who asked may be gone.
                     let _ = answer.send(result.map_err(|failure| failure.to_string()));
+                }
+                Order::Set { key, value, answer } => {
+                    let new = overrides.with(&key, &value);
+                    let result = new.and_then(|new| {
+                        reload(path, &mut config, &running, &new).map_err(|failure| failure.to_string())?;
+                        overrides = new;
+                        Ok(())
+                    });
+                    let _ = answer.send(result);
                 }
                 Order::Stop => {
                     tracing::info!(?grace, "an operator asks to stop");
@@ -300,6 +311,7 @@ pub(crate) async fn end(running: &Arc<Running>, grace: Duration) {
 /// What an operator asks of the process, in the console.
 enum Order {
     Reload(oneshot::Sender<Result<(), String>>),
+    Set { key: String, value: String, answer: oneshot::Sender<Result<(), String>> },
     Stop,
 }
 
@@ -319,6 +331,14 @@ impl Process for Operators {
         let (answer, answered) = oneshot::channel();
         let stopping = || "the process is stopping".to_owned();
         self.0.blocking_send(Order::Reload(answer)).map_err(|_| stopping())?;
+        answered.blocking_recv().map_err(|_| stopping())?
+    }
+
+    fn set(&self, key: &str, value: &str) -> Result<(), String> {
+        let (answer, answered) = oneshot::channel();
+        let stopping = || "the process is stopping".to_owned();
+        let order = Order::Set { key: key.to_owned(), value: value.to_owned(), answer };
+        self.0.blocking_send(order).map_err(|_| stopping())?;
         answered.blocking_recv().map_err(|_| stopping())?
     }
 
@@ -347,9 +367,9 @@ fn relist(nodes: Vec<NodeConfig>, config: &mut Config, running: &Running) {
     }
 }
 
-/// Reads the file again. Anything wrong with it: the running configuration stays.
-fn reload(path: &Path, config: &mut Config, running: &Running) -> Result<(), Failure> {
-    let loaded = of_a_proxy(path);
+/// Reads the file again, with these settings over it. Anything wrong with it: the running configuration stays.
+fn reload(path: &Path, config: &mut Config, running: &Running, overrides: &Overrides) -> Result<(), Failure> {
+    let loaded = of_a_proxy(path, overrides);
     let loaded = loaded.map(|(mut new, warnings)| {
         if new.cluster.from != config.cluster.from {
             tracing::warn!("changes of [cluster.from] take effect at the next start");

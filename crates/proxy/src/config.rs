@@ -52,6 +52,9 @@ pub struct ProxyConfig {
     /// A client whose statement runs for longer than this is closed, and the statement is cancelled; 0: never.
     #[serde(with = "humantime_serde")]
     pub query_timeout: Duration,
+    /// Longest time in one transaction; 0 means no limit.
+    #[serde(with = "humantime_serde")]
+    pub transaction_timeout: Duration,
     /// A statement that takes at least this long is logged, without its literals; 0: never.
     #[serde(with = "humantime_serde")]
     pub slow_statement: Duration,
@@ -104,7 +107,7 @@ pub enum Driver {
 impl Default for ProxyConfig {
     fn default() -> Self {
         ProxyConfig {
-            listen: vec![Listen { address: "127.0.0.1:6432".into(), route: None }],
+            listen: vec![Listen::at("127.0.0.1:6432")],
             workers: 0,
             driver: Driver::Epoll,
             upgrade_socket: None,
@@ -122,6 +125,7 @@ impl Default for ProxyConfig {
             client_idle_timeout: Duration::ZERO,
             idle_transaction_timeout: Duration::ZERO,
             query_timeout: Duration::ZERO,
+            transaction_timeout: Duration::ZERO,
             slow_statement: Duration::ZERO,
             log_logins: LogLogins::Refused,
             statements_kept: 1_024,
@@ -172,6 +176,46 @@ pub struct Listen {
     pub address: String,
     /// Where statements of clients of this address go, unless a hint says otherwise.
     pub route: Option<RouteTo>,
+    /// The permissions of a Unix socket; `None`: by the process's umask.
+    pub mode: Option<SocketMode>,
+    /// The group of a Unix socket, by name or number; `None`: the process's.
+    pub group: Option<String>,
+}
+
+impl Listen {
+    /// An address, and nothing else.
+    #[must_use]
+    pub fn at(address: impl Into<String>) -> Listen {
+        Listen { address: address.into(), route: None, mode: None, group: None }
+    }
+}
+
+/// Permissions of a Unix socket, in octal digits: `"0770"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SocketMode(pub u32);
+
+/// A text that is no [`SocketMode`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("found {0:?}, expected permissions in octal digits such as \"0770\"")]
+pub struct NoMode(String);
+
+impl TryFrom<String> for SocketMode {
+    type Error = NoMode;
+
+    fn try_from(text: String) -> Result<SocketMode, NoMode> {
+        let octal = (3..=4).contains(&text.len()) && text.bytes().all(|b| (b'0'..=b'7').contains(&b));
+        match u32::from_str_radix(&text, 8) {
+            Ok(mode) if octal && mode <= 0o777 => Ok(SocketMode(mode)),
+            _ => Err(NoMode(text)),
+        }
+    }
+}
+
+impl From<SocketMode> for String {
+    fn from(mode: SocketMode) -> String {
+        format!("{:04o}", mode.0)
+    }
 }
 
 #[derive(Deserialize, Serialize)]
@@ -182,23 +226,28 @@ enum ListenForm {
         address: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         route: Option<RouteTo>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mode: Option<SocketMode>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        group: Option<String>,
     },
 }
 
 impl From<ListenForm> for Listen {
     fn from(form: ListenForm) -> Listen {
         match form {
-            ListenForm::Plain(address) => Listen { address, route: None },
-            ListenForm::Full { address, route } => Listen { address, route },
+            ListenForm::Plain(address) => Listen::at(address),
+            ListenForm::Full { address, route, mode, group } => Listen { address, route, mode, group },
         }
     }
 }
 
 impl From<Listen> for ListenForm {
     fn from(listen: Listen) -> ListenForm {
-        match listen.route {
-            None => ListenForm::Plain(listen.address),
-            route => ListenForm::Full { address: listen.address, route },
+        let Listen { address, route, mode, group } = listen;
+        match (route, mode, &group) {
+            (None, None, None) => ListenForm::Plain(address),
+            _ => ListenForm::Full { address, route, mode, group },
         }
     }
 }
@@ -417,6 +466,22 @@ pub struct PoolConfig {
     pub mode: PoolMode,
     /// Most server connections for one database and user on one node.
     pub size: usize,
+    /// Server connections to the primary that are kept open for one database and user while it has clients.
+    pub min_size: usize,
+    /// Server connections beyond `size`, for clients that have waited for `reserve_timeout`.
+    pub reserve_size: usize,
+    /// How long a client waits before it may have a connection of the reserve.
+    #[serde(with = "humantime_serde")]
+    pub reserve_timeout: Duration,
+    /// Most server connections of one user to one node, with all databases; 0: no limit.
+    pub max_user_connections: usize,
+    /// Most server connections of one database to one node, for all users; 0: no limit.
+    pub max_database_connections: usize,
+    /// Most server connections of all databases and users to one node; 0: no limit.
+    pub max_node_connections: usize,
+    /// How long a client waits for a server connection before a notice tells it so; 0: it is not told.
+    #[serde(with = "humantime_serde")]
+    pub wait_notice: Duration,
     /// Longest wait for a server connection. After that the statement fails with 53300, and the client stays connected.
     #[serde(with = "humantime_serde")]
     pub wait_timeout: Duration,
@@ -426,6 +491,10 @@ pub struct PoolConfig {
     /// A server connection older than this is closed when it is next idle; 0 means never.
     #[serde(with = "humantime_serde")]
     pub server_lifetime: Duration,
+    /// Each server connection lives for up to this much longer than `server_lifetime`, by chance: connections that were
+    /// opened together are closed apart.
+    #[serde(with = "humantime_serde")]
+    pub server_lifetime_jitter: Duration,
     /// A server connection that is idle for longer than this is closed; 0: never.
     #[serde(with = "humantime_serde")]
     pub server_idle_timeout: Duration,
@@ -461,9 +530,17 @@ impl Default for PoolConfig {
         PoolConfig {
             mode: PoolMode::Transaction,
             size: 20,
+            min_size: 0,
+            reserve_size: 0,
+            reserve_timeout: Duration::from_secs(5),
+            max_user_connections: 0,
+            max_database_connections: 0,
+            max_node_connections: 0,
+            wait_notice: Duration::ZERO,
             wait_timeout: Duration::from_secs(30),
             no_primary_timeout: Duration::from_secs(30),
             server_lifetime: Duration::from_secs(3600),
+            server_lifetime_jitter: Duration::ZERO,
             server_idle_timeout: Duration::from_secs(600),
             connect_timeout: Duration::from_secs(5),
             prepared_per_server: 500,
@@ -511,6 +588,9 @@ pub struct RoutingConfig {
     pub route: RouteTo,
     /// What a read on a replica is sure to see.
     pub consistency: Consistency,
+    /// The primary's weight among the nodes that answer reads, beside those of the nodes; 0: it answers them only where
+    /// no replica can.
+    pub primary_weight: u32,
     /// Longest wait of a strong read for a replica that has replayed enough. After that the primary answers.
     #[serde(with = "humantime_serde")]
     pub strong_wait: Duration,
@@ -526,6 +606,7 @@ impl Default for RoutingConfig {
         RoutingConfig {
             route: RouteTo::Auto,
             consistency: Consistency::Session,
+            primary_weight: 0,
             strong_wait: Duration::from_millis(30),
             read_functions: Vec::new(),
             cache_entries: 5_000,
@@ -704,6 +785,39 @@ pub struct DatabaseConfig {
     /// Pool size for this database.
     #[serde(default)]
     pub pool_size: Option<usize>,
+    /// Server connections to the primary that are kept open for a user of this database while it has clients.
+    #[serde(default)]
+    pub min_pool_size: Option<usize>,
+    /// Server connections beyond a pool's size, for clients that have waited for `reserve_timeout`.
+    #[serde(default)]
+    pub reserve_pool_size: Option<usize>,
+    /// Most server connections of this database to one node, for all users; 0: no limit.
+    #[serde(default)]
+    pub max_connections: Option<usize>,
+    /// A statement that is run on each server connection of this database before a client gets it.
+    #[serde(default)]
+    pub connect_query: Option<String>,
+    /// Parameters that server connections of this database start with, each `name=value`.
+    #[serde(default)]
+    pub parameters: Vec<String>,
+    /// Age at which a server connection of this database is closed when it is next idle; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub server_lifetime: Option<Duration>,
+    /// `client_idle_timeout` for this database; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub client_idle_timeout: Option<Duration>,
+    /// `idle_transaction_timeout` for this database; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub idle_transaction_timeout: Option<Duration>,
+    /// `query_timeout` for this database; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub query_timeout: Option<Duration>,
+    /// `transaction_timeout` for this database; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub transaction_timeout: Option<Duration>,
+    /// Whether clients may open logical replication connections (`replication=database`) to this database.
+    #[serde(default)]
+    pub replication: bool,
     /// Most clients of this database.
     #[serde(default)]
     pub max_clients: Option<usize>,
@@ -754,7 +868,7 @@ impl std::fmt::Debug for Secret {
 
 /// `[[proxy.users]]`. At most one of `password`, `password_file` and `verifier` may be set. Without any, the user can
 /// log in only under `auth = "trust"`.
-#[derive(Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct UserConfig {
     /// The name, for clients and on the servers.
@@ -775,6 +889,30 @@ pub struct UserConfig {
     /// Pool size for this user.
     #[serde(default)]
     pub pool_size: Option<usize>,
+    /// Server connections beyond the pool's size for this user, whatever the database says.
+    #[serde(default)]
+    pub reserve_pool_size: Option<usize>,
+    /// Most server connections of this user to one node, with all databases; 0: no limit.
+    #[serde(default)]
+    pub max_connections: Option<usize>,
+    /// Pool mode for this user, whatever the database says.
+    #[serde(default)]
+    pub pool_mode: Option<PoolMode>,
+    /// `client_idle_timeout` for this user, whatever the database says; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub client_idle_timeout: Option<Duration>,
+    /// `idle_transaction_timeout` for this user, whatever the database says; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub idle_transaction_timeout: Option<Duration>,
+    /// `query_timeout` for this user, whatever the database says; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub query_timeout: Option<Duration>,
+    /// `transaction_timeout` for this user, whatever the database says; 0 means never.
+    #[serde(default, with = "humantime_serde")]
+    pub transaction_timeout: Option<Duration>,
+    /// Whether this user may open replication connections, physical ones and logical ones of every database.
+    #[serde(default)]
+    pub replication: bool,
     /// Most clients of this user.
     #[serde(default)]
     pub max_clients: Option<usize>,
@@ -849,9 +987,7 @@ impl OperatorConfig {
             password: self.password.clone(),
             password_file: self.password_file.clone(),
             verifier: self.verifier.clone(),
-            pool_size: None,
-            max_clients: None,
-            commit_durability: None,
+            ..UserConfig::default()
         }
     }
 }

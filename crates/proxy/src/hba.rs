@@ -97,7 +97,7 @@ pub struct Attempt<'a> {
     pub address: Option<IpAddr>,
     /// The connection has TLS.
     pub tls: bool,
-    /// The database that the client asks for.
+    /// The database that the client asks for; [`REPLICATION`] for a physical replication connection.
     pub database: &'a str,
     /// The user that the client claims to be.
     pub user: &'a str,
@@ -276,12 +276,16 @@ impl Kind {
 impl Name {
     fn is(&self, name: &str, user: &str) -> bool {
         match self {
-            Name::All => true,
+            // As in PostgreSQL, "all" is for no replication connection.
+            Name::All => name != REPLICATION,
             Name::SameUser => name == user,
             Name::Is(this) => **this == *name,
         }
     }
 }
+
+/// Stands for the database of a physical replication connection, which has none. No database is called so.
+pub const REPLICATION: &str = "\0";
 
 const EXPECTED_ADDRESS: &str = "an IP address with a prefix length such as 10.0.0.0/8, an address and a mask, or all";
 const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5 or cert";
@@ -427,8 +431,7 @@ fn names(words: &[Word], databases: bool) -> Result<Vec<Name>, String> {
             "found {:?}, expected names of databases: the proxy does not know who is in which role",
             word.text
         )),
-        // Nobody gets a replication connection through the proxy: such a rule fits nobody, as in PostgreSQL it fits no database.
-        "replication" if databases => Ok(Name::Is("\0".into())),
+        "replication" if databases => Ok(Name::Is(REPLICATION.into())),
         text if text.starts_with('+') && !databases => {
             Err(format!("found {text:?}, expected names of users: the proxy does not know who is in which role"))
         }
@@ -531,6 +534,8 @@ host    app             "quo""ted"  ::/0                trust
             (Some("::2"), true, "app", "c", None),
             (Some("fe80::2"), false, "app", "quo\"ted", Some(Method::Auth(AuthMethod::Trust))),
             (Some("1.2.3.4"), false, "app", "quo\"ted", None),
+            (Some("1.2.3.4"), false, REPLICATION, "a", Some(Method::Auth(AuthMethod::Trust))),
+            (None, false, REPLICATION, "a", None),
             // A rule for replication is for no database, not even for one of that name.
             (Some("1.2.3.4"), false, "replication", "a", None),
         ] {

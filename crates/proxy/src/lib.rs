@@ -15,8 +15,10 @@ pub mod console;
 pub mod core;
 mod driver;
 pub mod hba;
+mod limits;
 pub mod metrics;
 pub mod settings;
+mod start;
 
 use std::io;
 use std::os::fd::OwnedFd;

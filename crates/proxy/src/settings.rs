@@ -16,6 +16,10 @@ use crate::config::{
 };
 use crate::console;
 use crate::hba::{self, Rule, Rules};
+pub use crate::limits::{ConnectionLimits, Lifetime, OwnLimits, TimeLimits};
+use crate::limits::{unless_none, unless_zero};
+use crate::start::InvalidStart;
+pub use crate::start::Start;
 
 /// What workers need of the configuration. Immutable; a reload makes a new value.
 #[derive(Debug)]
@@ -38,8 +42,8 @@ pub struct Settings {
     pub reserved_clients: usize,
     /// Longest time from accept to the end of the login.
     pub login_timeout: Duration,
-    /// Time limits of clients that have logged in.
-    pub time_limits: TimeLimits,
+    /// True if some client may have a time limit.
+    pub has_time_limits: bool,
     /// Statements that take at least this long are logged; `None`: no log.
     pub slow_statement: Option<Duration>,
     /// Which logins are in the log.
@@ -56,10 +60,17 @@ pub struct Settings {
     pub zone: Option<String>,
     /// Longest wait for a server connection.
     pub wait_timeout: Duration,
+    /// How long a client waits before it may have a connection of the reserve; also how long such a connection is kept
+    /// without use.
+    pub reserve_timeout: Duration,
+    /// Most server connections of a user to one node that has no limit of its own.
+    pub max_user_connections: Option<usize>,
+    /// Most server connections of everybody to one node.
+    pub max_node_connections: Option<usize>,
+    /// How long a client waits before it is told so by a notice; `None`: it is not told.
+    pub wait_notice: Option<Duration>,
     /// Longest wait for a primary.
     pub no_primary_timeout: Duration,
-    /// Age at which a server connection is closed once it is idle.
-    pub server_lifetime: Option<Duration>,
     /// Idle time after which a server connection is closed.
     pub server_idle_timeout: Option<Duration>,
     /// Longest time to connect and log in to a server.
@@ -76,6 +87,8 @@ pub struct Settings {
     pub share_unnamed: bool,
     /// Shared lanes.
     pub lanes: Lanes,
+    /// The primary's weight among the nodes that answer reads, as a view has weights; 0: it answers them only where no replica can.
+    pub primary_weight: u32,
     /// Longest wait of a strong read for a replica.
     pub strong_wait: Duration,
     /// Longest time that an answer to a commit is held back.
@@ -92,22 +105,10 @@ pub struct Settings {
     /// Most statement shapes that each worker caches.
     pub cache_entries: usize,
     default: Database,
-    pool_size: usize,
     databases: HashMap<String, Database>,
     any_database: bool,
     users: HashMap<String, User>,
     operators: HashMap<String, Operator>,
-}
-
-/// How long a client may be in a state; `None`: no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TimeLimits {
-    /// Idle, outside a transaction.
-    pub idle: Option<Duration>,
-    /// Idle in a transaction.
-    pub idle_transaction: Option<Duration>,
-    /// Running a statement.
-    pub query: Option<Duration>,
 }
 
 /// A user of the console, who can't log in to databases.
@@ -148,6 +149,20 @@ pub struct Database {
     pub server_user: Option<Arc<ServerUser>>,
     /// Server connections per user and node.
     pub pool_size: usize,
+    /// Server connections to the primary that are kept open for a user with clients.
+    pub min_size: usize,
+    /// Age at which a server connection is closed once it is idle.
+    pub server_lifetime: Option<Lifetime>,
+    /// What its server connections begin with.
+    pub start: Start,
+    /// Server connections beyond a pool's size, for clients that have waited for long.
+    pub reserve: usize,
+    /// Most server connections to one node, for all users; `None`: no limit.
+    pub max_connections: Option<usize>,
+    /// Time limits of clients that have logged in.
+    pub time_limits: TimeLimits,
+    /// Clients may open logical replication connections.
+    pub replication: bool,
     /// Most clients of the database.
     pub max_clients: Option<usize>,
     /// How long a client keeps a server connection.
@@ -234,6 +249,16 @@ pub struct User {
     pub password: Option<String>,
     /// The size of this user's pools.
     pub pool_size: Option<usize>,
+    /// Server connections beyond the size of this user's pools, for clients that have waited for long.
+    pub reserve: Option<usize>,
+    /// Most server connections of this user to one node, with all databases; zero: no limit.
+    pub max_connections: Option<usize>,
+    /// Pool mode of this user.
+    pub mode: Option<PoolMode>,
+    /// Time limits of this user, in place of those of the database.
+    pub time_limits: OwnLimits,
+    /// The user may open replication connections.
+    pub replication: bool,
     /// Most clients of this user.
     pub max_clients: Option<usize>,
     /// On how many relays the user's commits must be durable before they are acknowledged.
@@ -318,6 +343,14 @@ pub enum SettingsError {
         "a rule of who may log in asks for a certificate: [proxy.tls] needs a mode other than \"disable\" and a client_cert other than \"none\""
     )]
     RuleWithoutCertificates,
+    /// What a database's server connections are to begin with is invalid.
+    #[error("database {database:?}: {source}")]
+    Start {
+        /// The database.
+        database: String,
+        /// What was found, and what was expected.
+        source: InvalidStart,
+    },
     /// A peer's address is invalid.
     #[error("proxy.peers: found {0:?}, expected ip:port or the absolute path of a Unix socket")]
     Peer(String),
@@ -350,11 +383,25 @@ impl Tracing {
 impl Settings {
     /// Resolves a configuration: reads password files and computes verifiers, which takes some milliseconds a user.
     pub fn new(config: &ProxyConfig) -> Result<Settings, SettingsError> {
+        let jitter = config.pool.server_lifetime_jitter;
+        let lifetime = |least: Duration| unless_zero(least).map(|least| Lifetime { least, jitter });
         let default = Database {
             dbname: None,
             server_user: None,
+            replication: false,
             max_clients: None,
             pool_size: config.pool.size,
+            min_size: config.pool.min_size,
+            server_lifetime: lifetime(config.pool.server_lifetime),
+            start: Start::default(),
+            reserve: config.pool.reserve_size,
+            max_connections: unless_none(config.pool.max_database_connections),
+            time_limits: TimeLimits {
+                idle: unless_zero(config.client_idle_timeout),
+                idle_transaction: unless_zero(config.idle_transaction_timeout),
+                query: unless_zero(config.query_timeout),
+                transaction: unless_zero(config.transaction_timeout),
+            },
             mode: config.pool.mode,
             unknown_functions: config.pool.unknown_functions,
             lanes: config.pool.lanes == LaneMode::Auto,
@@ -371,8 +418,22 @@ impl Settings {
             let database = Database {
                 dbname: entry.dbname.clone(),
                 server_user: ServerUser::new(entry)?,
+                replication: entry.replication,
                 max_clients: entry.max_clients,
                 pool_size: entry.pool_size.unwrap_or(default.pool_size),
+                min_size: entry.min_pool_size.unwrap_or(default.min_size),
+                server_lifetime: entry.server_lifetime.map_or(default.server_lifetime, lifetime),
+                start: Start::new(entry)
+                    .map_err(|source| SettingsError::Start { database: entry.name.clone(), source })?,
+                reserve: entry.reserve_pool_size.unwrap_or(default.reserve),
+                max_connections: entry.max_connections.map_or(default.max_connections, unless_none),
+                time_limits: OwnLimits {
+                    idle: entry.client_idle_timeout,
+                    idle_transaction: entry.idle_transaction_timeout,
+                    query: entry.query_timeout,
+                    transaction: entry.transaction_timeout,
+                }
+                .over(default.time_limits),
                 mode: entry.pool_mode.unwrap_or(default.mode),
                 unknown_functions: entry.unknown_functions.unwrap_or(default.unknown_functions),
                 lanes: entry.lanes.map_or(default.lanes, |lanes| lanes == LaneMode::Auto),
@@ -413,7 +474,9 @@ impl Settings {
             };
             peers.insert(peer.id, address);
         }
-        let unless_zero = |d: Duration| (!d.is_zero()).then_some(d);
+        let has_time_limits = default.time_limits.any()
+            || databases.values().any(|database: &Database| database.time_limits.any())
+            || users.values().any(|user: &User| user.time_limits != OwnLimits::default());
         Ok(Settings {
             auth: config.auth,
             tls,
@@ -428,17 +491,16 @@ impl Settings {
             statements_kept: config.statements_kept,
             tracing: config.tracing.endpoint.is_some().then(|| Tracing::new(&config.tracing)),
             login_timeout: config.login_timeout,
-            time_limits: TimeLimits {
-                idle: unless_zero(config.client_idle_timeout),
-                idle_transaction: unless_zero(config.idle_transaction_timeout),
-                query: unless_zero(config.query_timeout),
-            },
+            has_time_limits,
             max_statement: config.max_statement_bytes,
             buffer_limit: config.buffer_limit.max(64 << 10),
             zone: config.zone.clone(),
             wait_timeout: config.pool.wait_timeout,
+            reserve_timeout: config.pool.reserve_timeout,
+            max_user_connections: unless_none(config.pool.max_user_connections),
+            max_node_connections: unless_none(config.pool.max_node_connections),
+            wait_notice: unless_zero(config.pool.wait_notice),
             no_primary_timeout: config.pool.no_primary_timeout,
-            server_lifetime: unless_zero(config.pool.server_lifetime),
             server_idle_timeout: unless_zero(config.pool.server_idle_timeout),
             connect_timeout: config.pool.connect_timeout,
             peer: config.peer_id,
@@ -455,13 +517,13 @@ impl Settings {
                 bytes: LANE_BYTES,
             },
             strong_wait: config.routing.strong_wait,
+            primary_weight: config.routing.primary_weight.saturating_mul(topology::WEIGHT_SCALE),
             gate_timeout: config.gate.timeout,
             gate_flush: config.gate.flush.into(),
             gate_degraded_after: config.gate.degraded_after,
             notify: config.notify.clone(),
             read_functions: config.routing.read_functions.clone(),
             cache_entries: config.routing.cache_entries,
-            pool_size: default.pool_size,
             default,
             any_database: databases.is_empty() || databases.contains_key("*"),
             databases,
@@ -477,6 +539,17 @@ impl Settings {
             None if self.any_database => Some(self.databases.get("*").unwrap_or(&self.default)),
             None => None,
         }
+    }
+
+    /// How a user's clients of a database are served: the user's own settings replace the database's. `None`: there is
+    /// no such database.
+    pub fn served(&self, database: &str, user: &str) -> Option<Database> {
+        let mut served = self.database(database)?.clone();
+        if let Some(user) = self.user(user) {
+            served.mode = user.mode.unwrap_or(served.mode);
+            served.time_limits = user.time_limits.over(served.time_limits);
+        }
+        Some(served)
     }
 
     /// How commits of this database and user are held back.
@@ -543,8 +616,21 @@ impl Settings {
 
     /// Most server connections of a database and user on one node.
     pub fn pool_size(&self, database: &str, user: &str) -> usize {
-        let of_user = self.user(user).and_then(|user| user.pool_size);
-        of_user.or_else(|| self.database(database).map(|d| d.pool_size)).unwrap_or(self.pool_size).max(1)
+        self.connection_limits(database, user).pool
+    }
+
+    /// The limits on server connections to one node, for clients of this user in this database.
+    pub fn connection_limits(&self, database: &str, user: &str) -> ConnectionLimits {
+        let database = self.database(database).unwrap_or(&self.default);
+        let user = self.user(user);
+        let of_user = user.and_then(|user| user.max_connections);
+        ConnectionLimits {
+            pool: user.and_then(|user| user.pool_size).unwrap_or(database.pool_size).max(1),
+            reserve: user.and_then(|user| user.reserve).unwrap_or(database.reserve),
+            user: of_user.map_or(self.max_user_connections, unless_none),
+            database: database.max_connections,
+            node: self.max_node_connections,
+        }
     }
 }
 
@@ -641,6 +727,16 @@ impl User {
             md5,
             password,
             pool_size: entry.pool_size,
+            reserve: entry.reserve_pool_size,
+            max_connections: entry.max_connections,
+            mode: entry.pool_mode,
+            time_limits: OwnLimits {
+                idle: entry.client_idle_timeout,
+                idle_transaction: entry.idle_transaction_timeout,
+                query: entry.query_timeout,
+                transaction: entry.transaction_timeout,
+            },
+            replication: entry.replication,
             max_clients: entry.max_clients,
             relays: entry.commit_durability.map(|d| d.relays()),
         })
@@ -658,6 +754,11 @@ impl User {
             md5: None,
             password: None,
             pool_size: None,
+            reserve: None,
+            max_connections: None,
+            mode: None,
+            time_limits: OwnLimits::default(),
+            replication: false,
             max_clients: None,
             relays: None,
         };

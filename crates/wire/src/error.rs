@@ -49,6 +49,8 @@ sqlstates! {
     READ_ONLY_TRANSACTION = b"25006";
     /// idle_in_transaction_session_timeout
     IDLE_IN_TRANSACTION_TIMEOUT = b"25P03";
+    /// transaction_timeout
+    TRANSACTION_TIMEOUT = b"25P04";
     /// invalid_sql_statement_name
     INVALID_STATEMENT_NAME = b"26000";
     /// invalid_cursor_name

@@ -78,6 +78,16 @@ pub fn error_with_detail(out: &mut Vec<u8>, severity: Severity, code: Sqlstate, 
     });
 }
 
+/// `NoticeResponse` of severity NOTICE.
+pub fn notice(out: &mut Vec<u8>, text: &str) {
+    message(out, b'N', |out| {
+        out.extend(b"SNOTICE\0VNOTICE\0C00000\0M");
+        // A zero byte would end the text.
+        out.extend(text.bytes().filter(|&b| b != 0));
+        out.extend([0, 0]);
+    });
+}
+
 /// `NoticeResponse` of severity WARNING.
 pub fn warning(out: &mut Vec<u8>, code: Sqlstate, text: &str) {
     let at = out.len();

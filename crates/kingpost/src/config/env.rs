@@ -37,6 +37,16 @@ pub(super) fn apply(
     }
 }
 
+/// What a value of this key must look like; `None`: there is no such key.
+pub(super) fn kind_of(path: &str) -> Option<Kind> {
+    resolve(&path.split('.').map(str::to_owned).collect::<Vec<_>>()).ok()
+}
+
+/// The variable of a key.
+pub(super) fn variable(path: &str) -> String {
+    format!("{PREFIX}{}", path.replace('.', "__").to_uppercase())
+}
+
 /// What the schema says about a path.
 fn resolve(steps: &[String]) -> Result<Kind, String> {
     let mut keys = schema::ROOT;

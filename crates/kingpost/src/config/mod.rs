@@ -10,6 +10,7 @@
 mod check;
 mod env;
 mod json_schema;
+mod overrides;
 mod problem;
 mod schema;
 #[cfg(test)]
@@ -31,6 +32,7 @@ use relay::config::RelayConfig;
 
 pub(crate) use check::{Stat, is_loopback, stat_file};
 pub(crate) use json_schema::{DESCRIBED, json_schema};
+pub(crate) use overrides::Overrides;
 pub(crate) use problem::{Problem, Severity};
 
 /// A password that is given itself, or as the first line of a file.
@@ -189,11 +191,21 @@ impl Loaded {
 /// # Errors
 /// The file cannot be read. What is wrong inside it is in [`Loaded`].
 pub(crate) fn load(path: &Path) -> Result<Loaded, Failure> {
+    load_with(path, Vec::new())
+}
+
+/// As [`load`], with further variables over those of the environment.
+///
+/// # Errors
+/// The file cannot be read.
+pub(crate) fn load_with(path: &Path, further: Vec<(OsString, OsString)>) -> Result<Loaded, Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         Failure::config(format!("cannot read the configuration {}: {error}", path.display()))
             .advise("name the file with --config, or by the variable KINGPOST_CONFIG")
     })?;
-    Ok(parse(&path.display().to_string(), &text, std::env::vars_os(), &stat_file))
+    let stands = |name: &OsString| further.iter().any(|(other, _)| other == name);
+    let variables = std::env::vars_os().filter(|(name, _)| !stands(name)).chain(further.iter().cloned());
+    Ok(parse(&path.display().to_string(), &text, variables, &stat_file))
 }
 
 /// Reads a text. `name` is what messages call it; `stat` looks at password files.

@@ -103,6 +103,7 @@ const PROXY: &[Key] = &[
     key("client_idle_timeout", OR_NEVER),
     key("idle_transaction_timeout", OR_NEVER),
     key("query_timeout", OR_NEVER),
+    key("transaction_timeout", OR_NEVER),
     key("slow_statement", OR_NEVER),
     key("log_logins", Kind::Choice(&["off", "refused", "all"])),
     key("statements_kept", integer(0, 65_536)),
@@ -166,14 +167,23 @@ const CLUSTER_TLS: &[Key] = &[
     key("min_protocol_version", TLS_VERSION),
 ];
 
-const LISTEN: &[Key] = &[required("address", Kind::Text), key("route", ROUTE)];
+const LISTEN: &[Key] =
+    &[required("address", Kind::Text), key("route", ROUTE), key("mode", Kind::Text), key("group", Kind::Text)];
 
 const POOL: &[Key] = &[
     key("mode", POOL_MODE),
     key("size", POOL_SIZE),
+    key("min_size", integer(0, 10_000)),
+    key("reserve_size", integer(0, 10_000)),
+    key("reserve_timeout", POSITIVE),
+    key("max_user_connections", integer(0, 1_000_000)),
+    key("max_database_connections", integer(0, 1_000_000)),
+    key("max_node_connections", integer(0, 1_000_000)),
+    key("wait_notice", OR_NEVER),
     key("wait_timeout", POSITIVE),
     key("no_primary_timeout", POSITIVE),
     key("server_lifetime", OR_NEVER),
+    key("server_lifetime_jitter", OR_NEVER),
     key("server_idle_timeout", OR_NEVER),
     key("connect_timeout", POSITIVE),
     key("prepared_per_server", integer(1, 100_000)),
@@ -190,6 +200,7 @@ const POOL: &[Key] = &[
 const ROUTING: &[Key] = &[
     key("route", ROUTE),
     key("consistency", CONSISTENCY),
+    key("primary_weight", integer(0, 1_000)),
     key("strong_wait", POSITIVE),
     key("read_functions", Kind::Texts),
     key("cache_entries", integer(1, 1_000_000)),
@@ -218,6 +229,17 @@ const DATABASE: &[Key] = &[
     key("server_password", Kind::Secret),
     key("server_password_file", Kind::Text),
     key("pool_size", POOL_SIZE),
+    key("min_pool_size", integer(0, 10_000)),
+    key("reserve_pool_size", integer(0, 10_000)),
+    key("max_connections", integer(0, 1_000_000)),
+    key("connect_query", Kind::Text),
+    key("parameters", Kind::Texts),
+    key("server_lifetime", OR_NEVER),
+    key("client_idle_timeout", OR_NEVER),
+    key("idle_transaction_timeout", OR_NEVER),
+    key("query_timeout", OR_NEVER),
+    key("transaction_timeout", OR_NEVER),
+    key("replication", Kind::Boolean),
     key("max_clients", integer(1, 1_000_000)),
     key("pool_mode", POOL_MODE),
     key("unknown_functions", UNKNOWN_FUNCTIONS),
@@ -236,6 +258,14 @@ const USER: &[Key] = &[
     key("password_file", Kind::Text),
     key("verifier", Kind::Secret),
     key("pool_size", POOL_SIZE),
+    key("reserve_pool_size", integer(0, 10_000)),
+    key("max_connections", integer(0, 1_000_000)),
+    key("pool_mode", POOL_MODE),
+    key("client_idle_timeout", OR_NEVER),
+    key("idle_transaction_timeout", OR_NEVER),
+    key("query_timeout", OR_NEVER),
+    key("transaction_timeout", OR_NEVER),
+    key("replication", Kind::Boolean),
     key("max_clients", integer(1, 1_000_000)),
     key("commit_durability", Kind::Durability),
 ];

@@ -72,14 +72,8 @@ const STANDARD_ERROR: &str = "Kingpost logs to standard error, which the service
 const PROBED: &str = "Kingpost probes every node";
 const RESOLVED: &str = "host names are resolved by the system, anew for each connection";
 const INSIDE: &str = "concerns PgBouncer's inside only";
-const NO_MINIMUM: &str = "Kingpost opens server connections when they are needed";
-const NO_RESERVE: &str = "Kingpost has no reserve pool: raise the size of the pool instead";
-const NO_BRAKE: &str =
-    "Kingpost limits the connections of each database and user (pool sizes), not of all pools together";
-const BY_POOL_ONLY: &str = "Kingpost has this time limit for all clients only";
 const OWN_LOOKUP: &str = "Kingpost has one lookup for all databases";
 const CIPHERS: &str = "Kingpost offers the safe cipher suites of TLS 1.2 and 1.3, and has no list of them";
-const PARAMETER: &str = "Kingpost has no start-up parameters by database: set it with ALTER DATABASE … SET";
 const IDENT: &str = "Kingpost has no name maps";
 
 /// The table.
@@ -94,33 +88,33 @@ pub(super) const KEYS: &[Key] = &[
         "proxy.listen",
         "`DIRECTORY/.s.PGSQL.PORT`. Without the key PgBouncer's directory depends on who built it: a socket is carried over where the key is there, or nothing else listens",
     ),
-    refused(
-        P,
-        "unix_socket_mode",
-        &["0777", "777"],
-        "who may connect is said by the mode of the socket's directory, or by `auth`",
-    ),
-    refused(
-        P,
-        "unix_socket_group",
-        &[""],
-        "who may connect is said by the group of the socket's directory, or by `auth`",
-    ),
+    carried(P, "unix_socket_mode", "proxy.listen.mode", "without it: 0777, as in PgBouncer"),
+    carried(P, "unix_socket_group", "proxy.listen.group", ""),
     needless(P, "user", "the service manager starts Kingpost as the right user (`User=` in the unit)"),
     carried(P, "pool_mode", "proxy.pool.mode", "without it: session, as in PgBouncer"),
     carried(P, "max_client_conn", "proxy.max_clients", "without it: 100, as in PgBouncer"),
     carried(P, "default_pool_size", "proxy.pool.size", "without it: 20, as in PgBouncer"),
-    refused(P, "min_pool_size", &["0"], NO_MINIMUM),
-    refused(P, "reserve_pool_size", &["0"], NO_RESERVE),
-    needless(P, "reserve_pool_timeout", "means nothing without reserve_pool_size"),
-    refused(P, "max_db_connections", &["0"], NO_BRAKE),
+    carried(P, "min_pool_size", "proxy.pool.min_size", "to the primary, while there are clients"),
+    carried(P, "reserve_pool_size", "proxy.pool.reserve_size", ""),
+    carried(
+        P,
+        "reserve_pool_timeout",
+        "proxy.pool.reserve_timeout",
+        "with 0 PgBouncer has no reserve: then the size is left out",
+    ),
+    carried(P, "max_db_connections", "proxy.pool.max_database_connections", "to one node"),
     carried(
         P,
         "max_db_client_connections",
         "proxy.databases.max_clients",
         "of every database that has none of its own",
     ),
-    refused(P, "max_user_connections", &["0"], NO_BRAKE),
+    carried(
+        P,
+        "max_user_connections",
+        "proxy.pool.max_user_connections",
+        "to one node; of the user that clients log in as",
+    ),
     carried(
         P,
         "max_user_client_connections",
@@ -225,7 +219,7 @@ pub(super) const KEYS: &[Key] = &[
     needless(P, "dns_nxdomain_ttl", RESOLVED),
     needless(P, "dns_zone_check_period", RESOLVED),
     refused(P, "resolv_conf", &[""], "Kingpost uses the system's resolver"),
-    needless(P, "query_wait_notify", "a notice that a client waits; the wait itself is proxy.pool.wait_timeout"),
+    carried(P, "query_wait_notify", "proxy.pool.wait_notice", "without it: 5 s, as in PgBouncer"),
     carried(
         P,
         "client_tls_sslmode",
@@ -267,16 +261,11 @@ pub(super) const KEYS: &[Key] = &[
     needless(P, "cancel_wait_timeout", "a cancel request takes no place in a pool"),
     carried(P, "client_idle_timeout", "proxy.client_idle_timeout", ""),
     carried(P, "idle_transaction_timeout", "proxy.idle_transaction_timeout", ""),
-    refused(
-        P,
-        "transaction_timeout",
-        &["0", "0.0"],
-        "Kingpost has no limit for a whole transaction; PostgreSQL 17 has transaction_timeout",
-    ),
+    carried(P, "transaction_timeout", "proxy.transaction_timeout", ""),
     needless(
         P,
         "suspend_timeout",
-        "Kingpost has no SUSPEND; a new process takes over the sockets (proxy.upgrade_socket)",
+        "SUSPEND waits until all answers are delivered, or RESUME comes; a new process takes over the sockets (proxy.upgrade_socket)",
     ),
     needless(P, "pkt_buf", INSIDE),
     needless(
@@ -313,36 +302,31 @@ pub(super) const KEYS: &[Key] = &[
     refused(D, "auth_query", &[""], OWN_LOOKUP),
     refused(D, "auth_dbname", &[""], OWN_LOOKUP),
     carried(D, "pool_size", "proxy.databases.pool_size", ""),
-    refused(D, "min_pool_size", &["0"], NO_MINIMUM),
-    refused(D, "reserve_pool_size", &["0"], NO_RESERVE),
-    refused(D, "reserve_pool", &["0"], NO_RESERVE),
-    refused(
-        D,
-        "connect_query",
-        &[""],
-        "Kingpost has no connect query: ALTER DATABASE … SET and ALTER ROLE … SET set parameters",
-    ),
+    carried(D, "min_pool_size", "proxy.databases.min_pool_size", "to the primary, while there are clients"),
+    carried(D, "reserve_pool_size", "proxy.databases.reserve_pool_size", ""),
+    carried(D, "reserve_pool", "proxy.databases.reserve_pool_size", "the old name of reserve_pool_size"),
+    carried(D, "connect_query", "proxy.databases.connect_query", "run again when a session was reset"),
     carried(D, "pool_mode", "proxy.databases.pool_mode", ""),
     needless(D, "load_balance_hosts", "Kingpost finds out which host is the primary"),
-    refused(D, "max_db_connections", &["0"], NO_BRAKE),
+    carried(D, "max_db_connections", "proxy.databases.max_connections", "to one node"),
     carried(D, "max_db_client_connections", "proxy.databases.max_clients", ""),
-    refused(D, "server_lifetime", &[], BY_POOL_ONLY),
-    refused(D, "client_encoding", &[""], PARAMETER),
-    refused(D, "datestyle", &[""], PARAMETER),
-    refused(D, "timezone", &[""], PARAMETER),
+    carried(D, "server_lifetime", "proxy.databases.server_lifetime", ""),
+    refused(D, "client_encoding", &["", "utf8", "UTF8", "utf-8", "UTF-8"], "clients set their encoding themselves"),
+    carried(D, "datestyle", "proxy.databases.parameters", ""),
+    carried(D, "timezone", "proxy.databases.parameters", ""),
     carried(U, "pool_size", "proxy.users.pool_size", ""),
-    refused(U, "reserve_pool_size", &["0"], NO_RESERVE),
-    refused(U, "pool_mode", &[], "Kingpost has pool modes by database"),
-    refused(U, "max_user_connections", &["0"], NO_BRAKE),
-    refused(U, "query_timeout", &[], BY_POOL_ONLY),
-    refused(U, "idle_transaction_timeout", &[], BY_POOL_ONLY),
-    refused(
+    carried(U, "reserve_pool_size", "proxy.users.reserve_pool_size", ""),
+    carried(U, "pool_mode", "proxy.users.pool_mode", ""),
+    carried(
         U,
-        "transaction_timeout",
-        &["0", "0.0"],
-        "Kingpost has no limit for a whole transaction; PostgreSQL 17 has transaction_timeout",
+        "max_user_connections",
+        "proxy.users.max_connections",
+        "to one node; of the user that clients log in as",
     ),
-    refused(U, "client_idle_timeout", &[], BY_POOL_ONLY),
+    carried(U, "query_timeout", "proxy.users.query_timeout", ""),
+    carried(U, "idle_transaction_timeout", "proxy.users.idle_transaction_timeout", ""),
+    carried(U, "transaction_timeout", "proxy.users.transaction_timeout", ""),
+    carried(U, "client_idle_timeout", "proxy.users.client_idle_timeout", ""),
     carried(U, "max_user_client_connections", "proxy.users.max_clients", ""),
     carried(
         R,

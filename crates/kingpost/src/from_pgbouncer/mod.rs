@@ -41,6 +41,20 @@ struct Options {
     probe_user: Option<String>,
 }
 
+/// The key that a key of PgBouncer's `[pgbouncer]` becomes.
+pub(crate) fn carried_to(key: &str) -> Option<&'static str> {
+    match keys::find(keys::Section::Pgbouncer, key)?.fate {
+        keys::Fate::Carried(to) => Some(to),
+        keys::Fate::Needless | keys::Fate::Refused(_) => None,
+    }
+}
+
+/// Why a key of PgBouncer's `[pgbouncer]` is not needed; `None`: it is, or there is no such key.
+pub(crate) fn needless(key: &str) -> Option<&'static str> {
+    let key = keys::find(keys::Section::Pgbouncer, key)?;
+    matches!(key.fate, keys::Fate::Needless).then_some(key.note)
+}
+
 /// Prints the translation of a file, or writes it.
 pub(crate) fn run(args: &FromPgbouncerArgs) -> Result<(), Failure> {
     let read = |path: &Path| std::fs::read_to_string(path).map_err(|error| Failure::path("read", path, &error));

@@ -11,6 +11,8 @@ pub(super) struct Plan {
     /// The file that it is made from.
     pub(super) source: String,
     pub(super) listen: Vec<String>,
+    /// Who may connect to the Unix socket among them.
+    pub(super) socket: Vec<Line>,
     pub(super) proxy: Vec<Line>,
     /// `(id, address)` of `proxy.peers`.
     pub(super) peers: Vec<(u8, String)>,
@@ -37,6 +39,14 @@ impl Plan {
         text
     }
 
+    fn listener(&self, address: &str) -> String {
+        if !address.starts_with('/') || self.socket.is_empty() {
+            return quoted(address);
+        }
+        let keys: Vec<String> = self.socket.iter().map(|(key, value)| format!(", {key} = {value}")).collect();
+        format!("{{ address = {}{} }}", quoted(address), keys.concat())
+    }
+
     fn write(&self, to: &mut String) -> std::fmt::Result {
         writeln!(to, "# Made from {} by `kingpost config from-pgbouncer`.", in_comment(&self.source))?;
         if !self.left_out.is_empty() {
@@ -46,7 +56,11 @@ impl Plan {
             }
         }
         writeln!(to, "\n[proxy]")?;
-        writeln!(to, "listen = [{}]", self.listen.iter().map(|a| quoted(a)).collect::<Vec<_>>().join(", "))?;
+        writeln!(
+            to,
+            "listen = [{}]",
+            self.listen.iter().map(|address| self.listener(address)).collect::<Vec<_>>().join(", ")
+        )?;
         lines(to, &self.proxy)?;
         if !self.peers.is_empty() {
             let peers: Vec<String> = self

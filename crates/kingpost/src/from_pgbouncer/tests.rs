@@ -5,12 +5,12 @@ use super::*;
 const INI: &str = r#"
 ;; a usual file
 [databases]
-shop = host=db1,db2 port=5433 dbname=shop_live pool_size=7
+shop = host=db1,db2 port=5433 dbname=shop_live pool_size=7 reserve_pool=2 max_db_connections=9 connect_query='select ''x''' timezone=UTC
 "odd ""name" = host=db1 port=5433 pool_mode=session
 * = host=db2 port=5433
 
 [users]
-app = pool_size=3 max_user_client_connections=9
+app = pool_size=3 reserve_pool_size=1 max_user_connections=6 max_user_client_connections=9 pool_mode=session query_timeout=7 transaction_timeout=8 client_idle_timeout=0
 
 [peers]
 1 = host=10.0.0.1
@@ -34,7 +34,11 @@ query_wait_timeout = 1.5
 server_idle_timeout = 90
 logfile = /var/log/pgbouncer.log
 autodb_idle_timeout = 3600
-min_pool_size = 0
+application_name_add_host = 0
+min_pool_size = 2
+max_db_connections = 30
+max_user_connections = 0
+reserve_pool_timeout = 2
 peer_id = 1
 "#;
 
@@ -86,11 +90,18 @@ fn settings_become_keys() {
     let pool = &proxy["pool"];
     assert_eq!(pool["mode"].as_str(), Some("transaction"), "the last of two counts");
     assert_eq!(pool["size"].as_integer(), Some(40));
+    assert_eq!(pool["min_size"].as_integer(), Some(2));
+    assert_eq!((pool["max_database_connections"].as_integer(), pool.get("max_user_connections")), (Some(30), None));
+    assert_eq!((pool["reserve_timeout"].as_str(), pool["wait_notice"].as_str()), (Some("2s"), Some("5s")));
     assert_eq!(pool["wait_timeout"].as_str(), Some("1s 500ms"));
     assert_eq!(pool["server_idle_timeout"].as_str(), Some("1m 30s"));
     let databases = proxy["databases"].as_array().expect("databases");
     assert_eq!(databases[0]["dbname"].as_str(), Some("shop_live"));
     assert_eq!(databases[0]["max_clients"].as_integer(), Some(50));
+    assert_eq!(databases[0]["reserve_pool_size"].as_integer(), Some(2));
+    assert_eq!(databases[0]["max_connections"].as_integer(), Some(9));
+    assert_eq!(databases[0]["connect_query"].as_str(), Some("select 'x'"));
+    assert_eq!(databases[0]["parameters"][0].as_str(), Some("TimeZone=UTC"));
     assert_eq!(databases[1]["name"].as_str(), Some("odd \"name"));
     assert_eq!(databases[1]["pool_mode"].as_str(), Some("session"));
     let nodes = table["cluster"]["nodes"].as_array().expect("nodes");
@@ -116,6 +127,13 @@ fn peers_and_users_are_carried_over() {
     assert_eq!(names, ["app", "boss", "kept", "watcher"], "an MD5 hash and an empty password let nobody in by SCRAM");
     assert_eq!(users[0]["password"].as_str(), Some("s\"ecret"));
     assert_eq!((users[0]["pool_size"].as_integer(), users[0]["max_clients"].as_integer()), (Some(3), Some(9)));
+    assert_eq!((users[0]["pool_mode"].as_str(), users[0]["query_timeout"].as_str()), (Some("session"), Some("7s")));
+    assert_eq!(
+        (users[0]["reserve_pool_size"].as_integer(), users[0]["max_connections"].as_integer()),
+        (Some(1), Some(6))
+    );
+    assert_eq!(users[0]["client_idle_timeout"].as_str(), Some("0s"));
+    assert_eq!(users[0]["transaction_timeout"].as_str(), Some("8s"));
     assert_eq!(users[2]["verifier"].as_str(), Some(SCRAM));
     let operators = proxy["operators"].as_array().expect("operators");
     assert_eq!((operators[0]["name"].as_str(), operators[0].get("role")), (Some("boss"), None));
@@ -196,7 +214,10 @@ fn tls_is_carried_over() {
 #[test]
 fn what_cannot_be_carried_over_is_an_error_that_names_it() {
     for (ini, expected) in [
-        (settings("min_pool_size = 5"), "min_pool_size = 5: Kingpost opens server connections when they are needed"),
+        (
+            settings("application_name_add_host = 5"),
+            "application_name_add_host = 5: Kingpost leaves application_name as it is",
+        ),
         (settings("nonsense = 1"), "nonsense = 1: PgBouncer 1.25 has no such key in [pgbouncer]"),
         (settings("client_tls_ciphers = HIGH"), "client_tls_ciphers = HIGH"),
         (settings("client_tls_sslmode = on"), "client_tls_sslmode: found \"on\""),
@@ -218,12 +239,8 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
             settings("auth_user = app\nmax_user_client_connections = 3"),
             "max_user_client_connections: users that are looked up",
         ),
-        (
-            settings("[users]\napp = pool_mode=session"),
-            "users.app.pool_mode = session: Kingpost has pool modes by database",
-        ),
         (settings("[databases]\nb = host=db1 user=old"), "databases.b.user: auth_file has no plain-text password"),
-        (settings("[databases]\nb = host=db1 connect_query='select ''x'''"), "databases.b.connect_query = select 'x'"),
+        (settings("[databases]\nb = host=db1 auth_query='select ''x'''"), "databases.b.auth_query = select 'x'"),
         (
             settings("[databases]\nb = host=db2"),
             "databases: they lead to different servers (a on db1:5432; b on db2:5432)",
@@ -236,9 +253,9 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
         assert!(error.contains(expected), "{ini}\n{error}");
         assert!(error.contains("nothing is written") && !error.contains("hidden"), "{error}");
     }
-    let both = refusal(&settings("min_pool_size = 5\ntransaction_timeout = 9"));
+    let both = refusal(&settings("application_name_add_host = 5\nresolv_conf = /etc/other"));
     assert!(
-        both.contains("2 settings") && both.contains("min_pool_size") && both.contains("transaction_timeout"),
+        both.contains("2 settings") && both.contains("application_name_add_host") && both.contains("resolv_conf"),
         "{both}"
     );
 }
@@ -246,18 +263,18 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
 #[test]
 fn what_is_ignored_is_left_out_and_said() {
     let ini = settings(
-        "min_pool_size = 5\n[databases]\nb = host=db1 connect_query='select 1'\nc = host=db1 connect_query='select 2'",
+        "application_name_add_host = 5\n[databases]\nb = host=db1 auth_query='select 1'\nc = host=db1 auth_query='select 2'",
     );
     let ignoring = |names: &[&str]| Options {
         ignored: names.iter().map(|name| (*name).to_owned()).collect(),
         ..Options::default()
     };
-    assert!(with(&ini, &ignoring(&["min_pool_size"])).is_err());
-    assert!(with(&ini, &ignoring(&["min_pool_size", "databases.b.connect_query"])).is_err());
-    let text = with(&ini, &ignoring(&["min_pool_size", "connect_query"])).expect("a translation");
+    assert!(with(&ini, &ignoring(&["application_name_add_host"])).is_err());
+    assert!(with(&ini, &ignoring(&["application_name_add_host", "databases.b.auth_query"])).is_err());
+    let text = with(&ini, &ignoring(&["application_name_add_host", "auth_query"])).expect("a translation");
     for line in [
-        "#   min_pool_size = 5: left out by --ignore",
-        "#   databases.b.connect_query = select 1: left out by --ignore",
+        "#   application_name_add_host = 5: left out by --ignore",
+        "#   databases.b.auth_query = select 1: left out by --ignore",
     ] {
         assert!(text.contains(line), "{line}\n{text}");
     }
@@ -315,7 +332,7 @@ fn what_is_not_needed_says_why() {
     for line in [
         "#   logfile = /var/log/pgbouncer.log: Kingpost logs to standard error",
         "#   autodb_idle_timeout = 3600: a pool that nobody uses",
-        "#   min_pool_size = 0: is so in Kingpost anyway",
+        "#   application_name_add_host = 0: is so in Kingpost anyway",
         "#   user old: auth_file has an MD5 hash",
         "#   user none: auth_file has an empty password",
     ] {
@@ -325,8 +342,8 @@ fn what_is_not_needed_says_why() {
 
 #[test]
 fn control_characters_do_not_end_a_comment() {
-    let ini = "[pgbouncer]\nlogfile = a\r[proxy]\0b\tc\u{7f}\nodd\r = 1\n[peers]\n1 = host=\ra\n[databases]\nd = connect_query='\rx'\n";
-    let text = with(ini, &Options { ignored: vec!["odd".into(), "connect_query".into()], ..Options::default() })
+    let ini = "[pgbouncer]\nlogfile = a\r[proxy]\0b\tc\u{7f}\nodd\r = 1\n[peers]\n1 = host=\ra\n[databases]\nd = auth_query='\rx'\n";
+    let text = with(ini, &Options { ignored: vec!["odd".into(), "auth_query".into()], ..Options::default() })
         .unwrap_or_else(|error| panic!("{error}"));
     assert!(text.contains("#   logfile = a\\r[proxy]\\u{0}b\tc\\u{7f}: Kingpost logs"), "{text}");
     let table: toml::Table = text.parse().expect("TOML");
@@ -340,7 +357,8 @@ fn a_short_file_has_pgbouncers_defaults() {
     assert_eq!(table["proxy"]["max_clients"].as_integer(), Some(100));
     assert_eq!(table["proxy"]["pool"]["mode"].as_str(), Some("session"));
     assert_eq!(table["proxy"]["pool"]["wait_timeout"].as_str(), Some("2m"));
-    assert_eq!(table["proxy"]["listen"].to_string(), r#"["/tmp/.s.PGSQL.6432"]"#);
+    let listen = &table["proxy"]["listen"][0];
+    assert_eq!((listen["address"].as_str(), listen["mode"].as_str()), (Some("/tmp/.s.PGSQL.6432"), Some("0777")));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use proxy::config::SocketMode;
 use wire::md5;
 use wire::scram::Verifier;
 
@@ -18,6 +19,10 @@ use crate::error::Failure;
 pub(crate) const SAFE_QUERY: &str = "SELECT rolname, CASE WHEN rolvaliduntil < now() THEN NULL ELSE rolpassword END FROM pg_authid WHERE rolname=$1 AND rolcanlogin";
 /// Its default before, which does.
 const OLD_QUERY: &str = "select usename, passwd from pg_shadow where usename=$1";
+
+/// Time limits that have the same names in Kingpost: in general, and for a user.
+const TIME_LIMITS: [&str; 4] =
+    ["client_idle_timeout", "idle_transaction_timeout", "query_timeout", "transaction_timeout"];
 
 /// What the servers' Unix sockets are called where nothing names their directory.
 const SOCKET_DIR: &str = "/var/run/postgresql";
@@ -317,6 +322,17 @@ impl Translator<'_> {
             None if self.plan.listen.is_empty() => self.plan.listen.push(format!("/tmp/.s.PGSQL.{port}")),
             None => {}
         }
+        if self.plan.listen.iter().any(|address| address.starts_with('/')) {
+            let mode = self.get("unix_socket_mode").unwrap_or("0777").to_owned();
+            match SocketMode::try_from(mode) {
+                Ok(mode) => self.plan.socket.push(("mode", quoted(&String::from(mode)))),
+                Err(error) => self.problem("unix_socket_mode", error.to_string()),
+            }
+            if let Some(group) = self.get("unix_socket_group").filter(|group| !group.is_empty()) {
+                let group = quoted(group);
+                self.plan.socket.push(("group", group));
+            }
+        }
     }
 
     fn proxy(&mut self) {
@@ -330,7 +346,7 @@ impl Translator<'_> {
         if let Some(time) = self.seconds("client_login_timeout", &login, false) {
             self.plan.proxy.push(("login_timeout", time));
         }
-        for key in ["client_idle_timeout", "idle_transaction_timeout", "query_timeout"] {
+        for key in TIME_LIMITS {
             if let Some(value) = self.settings.get(key).cloned()
                 && let Some(time) = self.seconds(key, &value, true)
             {
@@ -348,17 +364,27 @@ impl Translator<'_> {
         if let Some(size) = self.number("default_pool_size", &size, 1..=10_000) {
             self.plan.pool.push(("size", size));
         }
+        if let Some(least) = self.get("min_pool_size").map(str::to_owned)
+            && let Some(least) = self.limit("min_pool_size", &least, 10_000)
+        {
+            self.plan.pool.push(("min_size", least));
+        }
+        if self.get("reserve_pool_timeout").is_none_or(|time| time.parse() != Ok(0.0)) {
+            self.pool_number("reserve_pool_size", "reserve_size", 10_000);
+            self.pool_time("reserve_pool_timeout", "reserve_timeout", None, false);
+        } else if self.get("reserve_pool_size").is_some() {
+            self.leave("reserve_pool_size", "reserve_pool_timeout is 0: PgBouncer does not use it");
+        }
+        self.pool_number("max_db_connections", "max_database_connections", 1_000_000);
+        self.pool_number("max_user_connections", "max_user_connections", 1_000_000);
         for (key, to, default, never) in [
+            ("query_wait_notify", "wait_notice", Some("5"), true),
             ("query_wait_timeout", "wait_timeout", Some("120"), false),
             ("server_connect_timeout", "connect_timeout", Some("15"), false),
             ("server_lifetime", "server_lifetime", None, true),
             ("server_idle_timeout", "server_idle_timeout", None, true),
         ] {
-            if let Some(value) = self.get(key).or(default).map(str::to_owned)
-                && let Some(time) = self.seconds(key, &value, never)
-            {
-                self.plan.pool.push((to, time));
-            }
+            self.pool_time(key, to, default, never);
         }
         match self.get("max_prepared_statements").map(str::to_owned) {
             None => {}
@@ -368,6 +394,24 @@ impl Translator<'_> {
                     self.plan.pool.push(("prepared_per_server", number));
                 }
             }
+        }
+    }
+
+    /// A number of `[pgbouncer]` becomes one of `[proxy.pool]`; 0, which means none, is left out.
+    fn pool_number(&mut self, key: &'static str, to: &'static str, most: i64) {
+        if let Some(value) = self.get(key).map(str::to_owned)
+            && let Some(number) = self.limit(key, &value, most)
+        {
+            self.plan.pool.push((to, number));
+        }
+    }
+
+    /// A time of `[pgbouncer]`, or else `default`, becomes one of `[proxy.pool]`.
+    fn pool_time(&mut self, key: &'static str, to: &'static str, default: Option<&str>, never: bool) {
+        if let Some(value) = self.get(key).or(default).map(str::to_owned)
+            && let Some(time) = self.seconds(key, &value, never)
+        {
+            self.plan.pool.push((to, time));
         }
     }
 
@@ -573,6 +617,40 @@ impl Translator<'_> {
             {
                 lines.push(("pool_mode", mode));
             }
+            if let Some(least) = pairs.get("min_pool_size")
+                && let Some(least) = self.number(&of("min_pool_size"), least, 0..=10_000)
+            {
+                lines.push(("min_pool_size", least));
+            }
+            for key in ["reserve_pool", "reserve_pool_size"] {
+                if let Some(size) = pairs.get(key)
+                    && let Some(size) = self.number(&of(key), size, 0..=10_000)
+                {
+                    lines.retain(|(key, _)| *key != "reserve_pool_size");
+                    lines.push(("reserve_pool_size", size));
+                }
+            }
+            if let Some(most) = pairs.get("max_db_connections")
+                && let Some(most) = self.number(&of("max_db_connections"), most, 0..=1_000_000)
+            {
+                lines.push(("max_connections", most));
+            }
+            if let Some(query) = pairs.get("connect_query").filter(|query| !query.is_empty()) {
+                lines.push(("connect_query", quoted(query)));
+            }
+            let parameters: Vec<String> = [("datestyle", "DateStyle"), ("timezone", "TimeZone")]
+                .iter()
+                .filter_map(|(key, name)| Some((name, pairs.get(*key).filter(|value| !value.is_empty())?)))
+                .map(|(name, value)| quoted(&format!("{name}={value}")))
+                .collect();
+            if !parameters.is_empty() {
+                lines.push(("parameters", format!("[{}]", parameters.join(", "))));
+            }
+            if let Some(age) = pairs.get("server_lifetime")
+                && let Some(age) = self.seconds(&of("server_lifetime"), age, true)
+            {
+                lines.push(("server_lifetime", age));
+            }
             let most = pairs.get("max_db_client_connections").cloned().or(of_all.clone());
             if let Some(most) = most
                 && let Some(most) = self.limit(&of("max_db_client_connections"), &most, 1_000_000)
@@ -676,6 +754,28 @@ impl Translator<'_> {
                 && let Some(size) = self.number(&format!("users.{name}.pool_size"), size, 1..=10_000)
             {
                 lines.push(("pool_size", size));
+            }
+            for (key, to, most) in [
+                ("reserve_pool_size", "reserve_pool_size", 10_000),
+                ("max_user_connections", "max_connections", 1_000_000),
+            ] {
+                if let Some(number) = pairs.get(key)
+                    && let Some(number) = self.number(&format!("users.{name}.{key}"), number, 0..=most)
+                {
+                    lines.push((to, number));
+                }
+            }
+            if let Some(mode) = pairs.get("pool_mode")
+                && let Some(mode) = self.mode(&format!("users.{name}.pool_mode"), mode)
+            {
+                lines.push(("pool_mode", mode));
+            }
+            for key in TIME_LIMITS {
+                if let Some(time) = pairs.get(key)
+                    && let Some(time) = self.seconds(&format!("users.{name}.{key}"), time, true)
+                {
+                    lines.push((key, time));
+                }
             }
             let most = pairs.get("max_user_client_connections").cloned().or(of_all.clone());
             if let Some(most) = most

@@ -13,6 +13,17 @@ pub(super) enum Command {
     Show(Show),
     Reload,
     Shutdown,
+    /// Changes a setting until the configuration is read again.
+    Set {
+        key: String,
+        value: String,
+    },
+    /// A parameter of sessions that drivers set after each login: nothing follows from it here.
+    SetSession,
+    Suspend,
+    /// Lets nobody log in to a database.
+    Disable(String),
+    Enable(String),
     Pause(Option<String>),
     /// Pauses all databases for this long; a program that repeats the command in time prolongs the pause.
     PauseFor(Duration),
@@ -36,9 +47,17 @@ pub(super) enum Show {
     Clients,
     Servers,
     Sockets,
+    ActiveSockets,
+    Fds,
+    Memory,
+    DnsHosts,
+    DnsZones,
+    Peers,
+    PeerPools,
     Stats,
     StatsTotals,
     StatsAverages,
+    Totals,
     Lists,
     Users,
     Config,
@@ -60,10 +79,18 @@ pub(super) const SHOWS: &[(&str, Show, &str)] = &[
     ("POOLS", Show::Pools, "clients and server connections of each database and user"),
     ("CLIENTS", Show::Clients, "every client"),
     ("SERVERS", Show::Servers, "every server connection"),
-    ("SOCKETS", Show::Sockets, "both"),
+    ("SOCKETS", Show::Sockets, "both, with the bytes that wait in the proxy"),
+    ("ACTIVE_SOCKETS", Show::ActiveSockets, "those of both that are not idle"),
+    ("FDS", Show::Fds, "the file descriptors of both"),
+    ("MEM", Show::Memory, "memory that is set aside for connections and buffers"),
+    ("DNS_HOSTS", Show::DnsHosts, "nothing: host names are resolved by the system, for each connection anew"),
+    ("DNS_ZONES", Show::DnsZones, "nothing, for the same reason"),
+    ("PEERS", Show::Peers, "the other proxies, to which cancel requests are passed on"),
+    ("PEER_POOLS", Show::PeerPools, "nothing: a cancel request to another proxy takes no place in a pool"),
     ("STATS", Show::Stats, "totals and averages of each database"),
     ("STATS_TOTALS", Show::StatsTotals, "totals alone"),
     ("STATS_AVERAGES", Show::StatsAverages, "averages alone, of the last full minute"),
+    ("TOTALS", Show::Totals, "totals and averages of all databases together"),
     ("LISTS", Show::Lists, "how many there are of what"),
     ("USERS", Show::Users, "users that may log in"),
     ("CONFIG", Show::Config, "settings in force"),
@@ -87,18 +114,25 @@ pub(super) const ACTIONS: &[(&str, &str)] = &[
         "RESUME WHEN TIMELINE >= n",
         "look for a primary on timeline n or later at once, and end PAUSE FOR when it is there",
     ),
+    ("SUSPEND", "read nothing more from clients; returns when all answers under way are delivered"),
+    ("DISABLE db", "let nobody log in to the database; who is in it stays"),
+    ("ENABLE db", "end DISABLE"),
+    (
+        "SET key = value",
+        "change a setting, by its name in SHOW CONFIG or in the file, until the configuration is read again",
+    ),
     ("RECONNECT [db]", "replace server connections as they become free"),
     ("WAIT_CLOSE [db]", "wait until the connections that RECONNECT or RELOAD replaces are closed"),
     ("KILL [db]", "close clients and server connections at once; new clients wait for RESUME"),
     ("KILL_CLIENT id", "close one client, by its id in SHOW CLIENTS"),
     ("RESET STATEMENTS", "count them from now on"),
-    ("SHUTDOWN", "stop the program as SIGTERM does"),
+    ("SHUTDOWN [WAIT_FOR_SERVERS]", "stop the program as SIGTERM does: transactions may end"),
 ];
 
 impl Command {
     /// True if the command changes nothing.
     pub(super) fn only_looks(&self) -> bool {
-        matches!(self, Command::Show(_) | Command::Nothing)
+        matches!(self, Command::Show(_) | Command::Nothing | Command::SetSession)
     }
 
     /// The database that the command is about.
@@ -109,15 +143,22 @@ impl Command {
             | Command::Reconnect(name)
             | Command::WaitClose(name)
             | Command::Kill(name) => name.as_deref(),
+            Command::Disable(name) | Command::Enable(name) => Some(name),
             _ => None,
         }
     }
 }
 
 impl Show {
+    /// True if all sockets have to be known.
+    pub(super) fn is_about_sockets(self) -> bool {
+        matches!(self, Show::Sockets | Show::ActiveSockets | Show::Fds)
+    }
+
     /// True if the workers have to be asked.
     pub(super) fn needs_reports(self) -> bool {
-        !matches!(self, Show::Help | Show::Version | Show::Users | Show::Config | Show::Nodes | Show::Relays)
+        let from_configuration = matches!(self, Show::Help | Show::Version | Show::Config | Show::Nodes | Show::Relays);
+        !from_configuration && !matches!(self, Show::DnsHosts | Show::DnsZones | Show::Peers | Show::PeerPools)
     }
 }
 
@@ -138,7 +179,22 @@ pub(super) fn parse(text: &str) -> Result<Command, String> {
             }
         }
         "RELOAD" => Command::Reload,
-        "SHUTDOWN" => Command::Shutdown,
+        "SHUTDOWN" => match argument().map(|how| how.to_ascii_uppercase()).as_deref() {
+            None | Some("WAIT_FOR_SERVERS") => Command::Shutdown,
+            Some("WAIT_FOR_CLIENTS") => {
+                return Err(
+                    "clients are not waited for: let a new process take over instead (proxy.upgrade_socket)".into()
+                );
+            }
+            Some(_) => return Err("expected SHUTDOWN or SHUTDOWN WAIT_FOR_SERVERS".into()),
+        },
+        "SET" => {
+            let rest: Vec<String> = words.by_ref().collect();
+            set(&rest.join(" "))?
+        }
+        "SUSPEND" => Command::Suspend,
+        "DISABLE" => Command::Disable(argument().ok_or("DISABLE which database?")?),
+        "ENABLE" => Command::Enable(argument().ok_or("ENABLE which database?")?),
         "RESET" => match argument().map(|what| what.to_ascii_uppercase()).as_deref() {
             Some("STATEMENTS") => Command::ResetStatements,
             _ => return Err("RESET what? STATEMENTS is all there is".into()),
@@ -179,6 +235,38 @@ pub(super) fn parse(text: &str) -> Result<Command, String> {
         None => Ok(command),
         Some(extra) => Err(format!("unexpected {extra:?} after {name}: one command at a time")),
     }
+}
+
+/// Parameters of sessions that drivers set after each login.
+const OF_SESSIONS: &[&str] = &[
+    "application_name",
+    "client_encoding",
+    "client_min_messages",
+    "datestyle",
+    "extra_float_digits",
+    "intervalstyle",
+    "standard_conforming_strings",
+    "timezone",
+];
+
+/// Reads `key = value` and `key TO value`; the value may be in single quotes.
+fn set(text: &str) -> Result<Command, String> {
+    let (key, value) = text
+        .split_once('=')
+        .or_else(|| text.split_once(" TO "))
+        .or_else(|| text.split_once(" to "))
+        .ok_or("expected SET key = value: SHOW CONFIG has the keys")?;
+    let (key, value) = (key.trim(), value.trim());
+    let quoted = value.strip_prefix('\'').and_then(|value| value.strip_suffix('\''));
+    let value = quoted.map_or_else(|| value.to_owned(), |value| value.replace("''", "'"));
+    let named = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'.';
+    if key.is_empty() || !key.bytes().all(named) {
+        return Err(format!("SET {key:?}: expected the name of a setting: SHOW CONFIG has them"));
+    }
+    if OF_SESSIONS.contains(&key.to_ascii_lowercase().as_str()) {
+        return Ok(Command::SetSession);
+    }
+    Ok(Command::Set { key: key.to_ascii_lowercase(), value })
 }
 
 /// Reads `30s`, `2min` or a number of seconds.
@@ -226,6 +314,7 @@ mod tests {
     #[test]
     fn reads() {
         let name = |name: &str| Some(name.to_owned());
+        let setting = |key: &str, value: &str| Command::Set { key: key.into(), value: value.into() };
         for (text, expected) in [
             ("", Command::Nothing),
             (" ; ", Command::Nothing),
@@ -250,6 +339,17 @@ mod tests {
             ("kill shop", Command::Kill(name("shop"))),
             ("KILL_CLIENT 72057598332895233", Command::KillClient(72_057_598_332_895_233)),
             ("shutdown", Command::Shutdown),
+            ("shutdown wait_for_servers", Command::Shutdown),
+            ("SUSPEND;", Command::Suspend),
+            ("disable Shop", Command::Disable("Shop".into())),
+            ("enable \"my shop\"", Command::Enable("my shop".into())),
+            ("SET default_pool_size=5;", setting("default_pool_size", "5")),
+            ("set Proxy.Pool.Size = 5", setting("proxy.pool.size", "5")),
+            ("set query_timeout to '10 s'", setting("query_timeout", "10 s")),
+            ("set x = 'it''s'", setting("x", "it's")),
+            ("SET client_encoding = 'UTF8'", Command::SetSession),
+            ("SET extra_float_digits TO 3", Command::SetSession),
+            ("show active_sockets", Command::Show(Show::ActiveSockets)),
         ] {
             assert_eq!(parse(text), Ok(expected), "{text}");
         }
@@ -263,6 +363,11 @@ mod tests {
             ("show everything", "SHOW HELP"),
             ("kill_client me", "not a client's id"),
             ("kill_client", "which"),
+            ("set pool_size", "expected SET key = value"),
+            ("set a b = 1", "expected the name of a setting"),
+            ("disable", "which database"),
+            ("shutdown wait_for_clients", "clients are not waited for"),
+            ("shutdown now", "WAIT_FOR_SERVERS"),
             ("reload now", "one command at a time"),
             ("show pools; show stats", "one command at a time"),
             ("pause \"shop", "no end"),

@@ -14,12 +14,14 @@
 
 mod command;
 mod durable;
+mod inside;
 mod lease;
 mod observer;
 mod report;
 mod show;
 mod table;
 
+use std::collections::BTreeSet;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,7 +37,9 @@ use crate::settings::Settings;
 use command::{Command, Show};
 use lease::Lease;
 pub use observer::Observer;
-pub use report::{ClientReport, GateReport, LaneReport, Look, Operation, PoolReport, Report, ServerReport, Totals};
+pub use report::{
+    ClientReport, GateReport, LaneReport, Look, MemoryReport, Operation, PoolReport, Report, ServerReport, Totals,
+};
 use show::{Averages, Scene};
 
 /// Names of the console database; the second one is what tools for PgBouncer ask for.
@@ -61,6 +65,12 @@ pub trait Process: Send + Sync {
     /// # Errors
     /// The new configuration is refused and the old one stays; the text says why.
     fn reload(&self) -> Result<(), String>;
+    /// Changes a setting until the configuration is read again. `key` is a key of the file (`proxy.pool.size`) or
+    /// PgBouncer's name for it, `value` as an environment variable would have it.
+    ///
+    /// # Errors
+    /// There is no such key, it can't be changed while the process runs, or the value is refused; the text says which.
+    fn set(&self, key: &str, value: &str) -> Result<(), String>;
     /// Begins to stop, as SIGTERM does.
     fn stop(&self);
 }
@@ -99,6 +109,8 @@ struct Console {
     pending: Vec<Pending>,
     lease: Lease,
     averages: Averages,
+    /// Databases to which nobody may log in.
+    disabled: BTreeSet<String>,
 }
 
 /// A command that waits for an event.
@@ -114,6 +126,8 @@ enum Until {
     Closed(Option<String>),
     /// No server connection is open that was to be closed when the command came.
     ClosedOld(Option<String>, Instant),
+    /// No worker has bytes to be written or answers to come.
+    Suspended,
     /// No server connection is open, and no answer to a commit is held back: everything that the lease pauses is at
     /// rest.
     Quiet,
@@ -201,7 +215,8 @@ impl Room {
 /// Serves consoles until all desks are gone.
 pub(crate) fn run(room: Arc<Room>, requests: &Receiver<Request>) {
     let averages = Averages::new(room.started);
-    let mut console = Console { room, pending: Vec::new(), lease: Lease::default(), averages };
+    let mut console =
+        Console { room, pending: Vec::new(), lease: Lease::default(), averages, disabled: BTreeSet::new() };
     loop {
         let now = Instant::now();
         let wait = if console.pending.is_empty() { console.averages.due_in(now) } else { POLL };
@@ -272,6 +287,29 @@ impl Console {
                 }
                 None => Outcome::Answer(refusal(Sqlstate::CANNOT_CONNECT_NOW, "the process is still starting")),
             },
+            Command::Set { key, value } => {
+                let result = self.room.process.get().map(|process| process.set(&key, &value));
+                Outcome::Answer(match result {
+                    Some(Ok(())) => done("SET"),
+                    Some(Err(why)) => refusal(Sqlstate::INVALID_PARAMETER_VALUE, &why),
+                    None => refusal(Sqlstate::CANNOT_CONNECT_NOW, "the process is still starting"),
+                })
+            }
+            Command::SetSession => Outcome::Answer(done("SET")),
+            Command::Suspend => {
+                self.room.tell_all(&Operation::Suspend);
+                Outcome::Wait(Until::Suspended, "SUSPEND")
+            }
+            Command::Disable(database) => {
+                self.room.tell_all(&Operation::Disable(database.clone()));
+                self.disabled.insert(database);
+                Outcome::Answer(done("DISABLE"))
+            }
+            Command::Enable(database) => {
+                self.disabled.remove(&database);
+                self.room.tell_all(&Operation::Enable(database));
+                Outcome::Answer(done("ENABLE"))
+            }
             Command::Pause(database) => {
                 self.room.tell_all(&Operation::Pause(database.clone()));
                 Outcome::Wait(Until::Closed(database), "PAUSE")
@@ -289,7 +327,7 @@ impl Console {
                 // A PAUSE that is still pending can't come to its end any more.
                 self.refuse("RESUME came before everything was closed", |until| match until {
                     Until::Closed(of) => database.is_none() || *of == database,
-                    Until::Quiet => database.is_none(),
+                    Until::Quiet | Until::Suspended => database.is_none(),
                     Until::ClosedOld(..) | Until::Timeline(..) => false,
                 });
                 Outcome::Answer(done("RESUME"))
@@ -331,9 +369,10 @@ impl Console {
 
     fn show(&self, show: Show, request: &Request) -> Vec<u8> {
         let look = Look {
-            clients: matches!(show, Show::Clients | Show::Sockets | Show::Pins),
-            servers: matches!(show, Show::Servers | Show::Sockets | Show::Prepared | Show::Lanes),
+            clients: matches!(show, Show::Clients | Show::Pins) || show.is_about_sockets(),
+            servers: matches!(show, Show::Servers | Show::Prepared | Show::Lanes) || show.is_about_sockets(),
             statements: show == Show::Statements,
+            memory: show == Show::Memory,
         };
         let reports = if show.needs_reports() { self.room.look(look, REPORTS) } else { Vec::new() };
         let settings = self.room.settings();
@@ -348,6 +387,7 @@ impl Console {
             driver: self.room.driver,
             now: Instant::now(),
             lease: self.lease.left(Instant::now()),
+            disabled: &self.disabled,
             own: (request.worker, request.client),
         };
         let mut out = Vec::new();
@@ -415,6 +455,7 @@ impl Console {
             reports.iter().flat_map(|report| &report.servers).any(|server| {
                 // A listening connection stays as long as its clients do.
                 server.state != "listening"
+                    && server.state != "replicating"
                     && database.as_ref().is_none_or(|name| **name == *server.database)
                     && before.is_none_or(|before| server.retire && server.connected <= before)
             })
@@ -427,6 +468,7 @@ impl Console {
                 Until::Closed(database) => open(database, None),
                 Until::ClosedOld(database, before) => open(database, Some(*before)),
                 Until::Quiet => open(&None, None) || held(),
+                Until::Suspended => reports.iter().any(|report| report.suspended != Some(0)),
                 Until::Timeline(timeline, _) => *timeline > there,
             };
             if !waits {

@@ -20,6 +20,8 @@ pub struct Look {
     pub servers: bool,
     /// All statement shapes.
     pub statements: bool,
+    /// Memory that is set aside.
+    pub memory: bool,
 }
 
 /// An operation of an operator, sent to every worker.
@@ -29,6 +31,12 @@ pub enum Operation {
     Pause(Option<String>),
     /// Ends pauses of a database (`None`: all), whoever began them.
     Resume(Option<String>),
+    /// Reads nothing more from clients, and gives out no server connections, until all is resumed.
+    Suspend,
+    /// Refuses logins to a database.
+    Disable(String),
+    /// Ends `Disable`.
+    Enable(String),
     /// Pauses all databases, for a program that holds a lease. Separate from `Pause`: an operator's pause stays.
     PauseLeased,
     /// Ends `PauseLeased`, and nothing else.
@@ -58,6 +66,23 @@ pub struct Report {
     pub statements: Vec<StatementReport>,
     /// Clients that have not logged in.
     pub logging_in: usize,
+    /// Connections with bytes to be written or answers to come, while the proxy is suspended; `None`: it is not.
+    pub suspended: Option<usize>,
+    /// Memory that is set aside.
+    pub memory: Vec<MemoryReport>,
+}
+
+/// Memory of one worker that is set aside for one kind of thing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryReport {
+    /// What for.
+    pub name: &'static str,
+    /// Bytes of one.
+    pub size: usize,
+    /// How many are in use.
+    pub used: usize,
+    /// How many more there is memory for.
+    pub free: usize,
 }
 
 /// One worker's part of a pool.
@@ -152,6 +177,12 @@ pub struct ClientReport {
     pub pins: sql::Pins,
     /// The client speaks TLS.
     pub tls: bool,
+    /// `none`, `physical`, `logical`.
+    pub replication: &'static str,
+    /// Bytes from the client that were not handled yet, and bytes that it has not been sent yet.
+    pub buffered: (usize, usize),
+    /// The socket's file descriptor. Filled in by the driver.
+    pub fd: Option<i32>,
     /// The client's address; `None` over a Unix socket. Filled in by the driver.
     pub address: Option<SocketAddr>,
     /// The address that the client connected to; likewise.
@@ -183,6 +214,12 @@ pub struct ServerReport {
     pub pid: u32,
     /// The connection speaks TLS.
     pub tls: bool,
+    /// `none`, `physical`, `logical`.
+    pub replication: &'static str,
+    /// Bytes from the server that were not handled yet, and bytes that it has not been sent yet.
+    pub buffered: (usize, usize),
+    /// The socket's file descriptor. Filled in by the driver.
+    pub fd: Option<i32>,
     /// The statements on the connection, if it is a lane.
     pub lane: Option<LaneReport>,
     /// Ids of the prepared statements that the connection has.

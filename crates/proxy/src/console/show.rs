@@ -1,7 +1,7 @@
 //! The tables of `SHOW`.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use super::command::{ACTIONS, SHOWS, Show};
 use super::report::{ClientReport, PoolReport, Report, ServerReport, Totals};
 use super::table::Of::{Number, Text};
 use super::table::{Of, Table, Value};
-use super::{PERIOD, durable};
+use super::{PERIOD, durable, inside};
 use crate::core::statistics::{self, Counts};
 use crate::core::token::Token;
 use crate::metrics::{Metrics, Snapshot};
@@ -32,6 +32,8 @@ pub(super) struct Scene<'a> {
     pub(super) now: Instant,
     /// How much is left of the lease by which everything is paused.
     pub(super) lease: Option<Duration>,
+    /// Databases to which nobody may log in.
+    pub(super) disabled: &'a BTreeSet<String>,
     /// The console that asks: worker and connection.
     pub(super) own: (usize, Token),
 }
@@ -133,7 +135,7 @@ pub(super) fn wholes(reports: &[Report]) -> Vec<PoolReport> {
 }
 
 /// Columns that `SHOW CLIENTS` and `SHOW SERVERS` have in common, as in PgBouncer.
-const CONNECTION: &[(&str, Of)] = &[
+pub(super) const CONNECTION: &[(&str, Of)] = &[
     ("type", Text),
     ("user", Text),
     ("database", Text),
@@ -171,6 +173,18 @@ const COUNTS: &[Count] = &[
     ("total_wait_time", "avg_wait_time", |t| t.wait_micros, None),
 ];
 
+/// The columns of `SHOW STATS_TOTALS` and of `SHOW STATS_AVERAGES`, in the order of [`COUNTS`].
+const ALONE: &[&str] = &[
+    "server_assignment_count",
+    "xact_count",
+    "query_count",
+    "bytes_received",
+    "bytes_sent",
+    "xact_time",
+    "query_time",
+    "wait_time",
+];
+
 // === impl Scene ===
 
 impl Scene<'_> {
@@ -185,12 +199,20 @@ impl Scene<'_> {
             }
             Show::Databases => self.databases(),
             Show::Pools => self.pools(),
-            Show::Clients => self.connections(true, false),
-            Show::Servers => self.connections(false, true),
-            Show::Sockets => self.connections(true, true),
+            Show::Clients => self.connections(true),
+            Show::Servers => self.connections(false),
+            Show::Sockets => inside::sockets(self, false),
+            Show::ActiveSockets => inside::sockets(self, true),
+            Show::Fds => inside::fds(self.reports),
+            Show::Memory => inside::memory(self.reports),
+            Show::DnsHosts => Table::new(inside::DNS_HOSTS),
+            Show::DnsZones => Table::new(inside::DNS_ZONES),
+            Show::Peers => inside::peers(self.settings),
+            Show::PeerPools => Table::new(inside::PEER_POOLS),
             Show::Stats => self.stats(true, true),
             Show::StatsTotals => self.stats(true, false),
             Show::StatsAverages => self.stats(false, true),
+            Show::Totals => self.totals(),
             Show::Lists => self.lists(),
             Show::Users => self.users(),
             Show::Config => self.config(),
@@ -237,7 +259,6 @@ impl Scene<'_> {
             Some(Address::Unix(path)) => (Some(path.display().to_string()), None),
             None => (None, None),
         };
-        let lifetime = self.settings.server_lifetime.map_or(0, |lifetime| lifetime.as_secs());
         for name in names {
             let Some(database) = self.settings.database(name) else { continue };
             let of: Vec<&PoolReport> = wholes.iter().filter(|whole| *whole.database == *name).collect();
@@ -250,17 +271,17 @@ impl Scene<'_> {
                 database.dbname.as_deref().unwrap_or(name).into(),
                 database.server_user.as_ref().map(|user| user.name.to_string()).into(),
                 database.pool_size.into(),
-                0usize.into(),
-                0usize.into(),
-                lifetime.into(),
+                database.min_size.into(),
+                database.reserve.into(),
+                database.server_lifetime.map_or(0, |lifetime| lifetime.least.as_secs()).into(),
                 database.mode.name().into(),
                 Value::Null,
-                0usize.into(),
+                database.max_connections.unwrap_or(0).into(),
                 servers.into(),
-                self.settings.max_clients.into(),
+                database.max_clients.unwrap_or(self.settings.max_clients).into(),
                 clients.into(),
                 u64::from(of.iter().any(|pool| pool.paused)).into(),
-                0usize.into(),
+                u64::from(self.disabled.contains(name)).into(),
                 database.consistency.name().into(),
                 database.route.name().into(),
             ]);
@@ -312,7 +333,7 @@ impl Scene<'_> {
         table
     }
 
-    fn connections(&self, clients: bool, servers: bool) -> Table {
+    fn connections(&self, clients: bool) -> Table {
         let mut table = Table::new(CONNECTION);
         for report in self.reports {
             if clients {
@@ -320,7 +341,7 @@ impl Scene<'_> {
                     table.row(self.client(report.worker, client));
                 }
             }
-            if servers {
+            if !clients {
                 for server in &report.servers {
                     table.row(self.server(report.worker, server));
                 }
@@ -329,7 +350,7 @@ impl Scene<'_> {
         table
     }
 
-    fn client(&self, worker: usize, client: &ClientReport) -> Vec<Value> {
+    pub(super) fn client(&self, worker: usize, client: &ClientReport) -> Vec<Value> {
         let waits = client.since.filter(|_| client.state == "waiting").map(|since| self.now.duration_since(since));
         let waits = waits.unwrap_or_default();
         let (address, port) = place(client.address);
@@ -339,7 +360,7 @@ impl Scene<'_> {
             "C".into(),
             (*client.user).into(),
             (*client.database).into(),
-            "none".into(),
+            client.replication.into(),
             client.state.into(),
             address,
             port,
@@ -360,7 +381,7 @@ impl Scene<'_> {
         ]
     }
 
-    fn server(&self, worker: usize, server: &ServerReport) -> Vec<Value> {
+    pub(super) fn server(&self, worker: usize, server: &ServerReport) -> Vec<Value> {
         let (address, port) = place(server.address);
         let (local, local_port) = place(server.local);
         let id = public_id(worker, server.token);
@@ -368,7 +389,7 @@ impl Scene<'_> {
             "S".into(),
             (*server.user).into(),
             (*server.database).into(),
-            "none".into(),
+            server.replication.into(),
             server.state.into(),
             address,
             port,
@@ -391,11 +412,13 @@ impl Scene<'_> {
 
     fn stats(&self, totals: bool, averages: bool) -> Table {
         let mut columns = vec![("database", Text)];
-        if totals {
-            columns.extend(COUNTS.iter().map(|(total, _, _, _)| (*total, Number)));
-        }
-        if averages {
-            columns.extend(COUNTS.iter().map(|(_, average, _, _)| (*average, Number)));
+        match (totals, averages) {
+            (true, true) => {
+                columns.extend(COUNTS.iter().map(|(total, _, _, _)| (*total, Number)));
+                columns.extend(COUNTS.iter().map(|(_, average, _, _)| (*average, Number)));
+            }
+            // PgBouncer's names for one of them alone.
+            _ => columns.extend(ALONE.iter().map(|name| (*name, Number))),
         }
         let mut table = Table::new(&columns);
         for (name, total) in by_database(self.reports) {
@@ -405,18 +428,28 @@ impl Scene<'_> {
             }
             if averages {
                 let (done, time) = self.averages.last.get(&name).copied().unwrap_or_default();
-                row.extend(COUNTS.iter().map(|(_, _, count, per)| {
-                    let average = match per {
-                        Some(things) => count(&done).checked_div(things(&done)),
-                        None => {
-                            let micros = (time.as_micros() as u64).max(1);
-                            Some((u128::from(count(&done)) * 1_000_000 / u128::from(micros)) as u64)
-                        }
-                    };
-                    Value::from(average.unwrap_or(0))
-                }));
+                row.extend(averages_of(&done, time).into_iter().map(Value::from));
             }
             table.row(row);
+        }
+        table
+    }
+
+    /// All databases together, a row for each count.
+    fn totals(&self) -> Table {
+        let mut table = Table::new(&[("name", Text), ("value", Number)]);
+        let mut total = Totals::default();
+        by_database(self.reports).values().for_each(|of_one| total += *of_one);
+        let (mut done, mut time) = (Totals::default(), Duration::ZERO);
+        for (of_one, over) in self.averages.last.values() {
+            done += *of_one;
+            time = *over;
+        }
+        for (name, _, count, _) in COUNTS {
+            table.row(vec![(*name).into(), count(&total).into()]);
+        }
+        for ((_, name, _, _), average) in COUNTS.iter().zip(averages_of(&done, time)) {
+            table.row(vec![(*name).into(), average.into()]);
         }
         table
     }
@@ -433,12 +466,18 @@ impl Scene<'_> {
         for (name, items) in [
             ("databases", databases.len()),
             ("users", self.settings.users().count()),
+            ("peers", self.settings.peers.len()),
             ("pools", wholes.len()),
+            ("peer_pools", 0),
             ("free_clients", 0),
             ("used_clients", sum(|pool| pool.clients)),
             ("login_clients", logins),
             ("free_servers", sum(|pool| pool.idle)),
             ("used_servers", sum(|pool| pool.busy + pool.connecting + pool.cancelling)),
+            ("dns_names", 0),
+            ("dns_zones", 0),
+            ("dns_queries", 0),
+            ("dns_pending", 0),
             ("nodes", self.view.nodes.len()),
             ("workers", self.workers),
         ] {
@@ -453,19 +492,37 @@ impl Scene<'_> {
             ("pool_size", Number),
             ("reserve_pool_size", Number),
             ("pool_mode", Text),
+            ("max_user_connections", Number),
+            ("current_connections", Number),
+            ("max_user_client_connections", Number),
+            ("current_client_connections", Number),
             ("role", Text),
         ]);
+        let wholes = wholes(self.reports);
         let mut users: Vec<_> = self.settings.users().collect();
         users.sort_by_key(|(name, _)| *name);
         for (name, user) in users {
-            let role = Value::from("user");
-            table.row(vec![name.into(), user.pool_size.into(), Value::Null, Value::Null, role]);
+            let of = || wholes.iter().filter(|pool| *pool.user == *name);
+            let most = user.max_connections.or(self.settings.max_user_connections);
+            table.row(vec![
+                name.into(),
+                user.pool_size.into(),
+                user.reserve.into(),
+                user.mode.map(|mode| mode.name()).into(),
+                most.unwrap_or(0).into(),
+                of().map(|pool| pool.busy + pool.idle + pool.connecting).sum::<usize>().into(),
+                user.max_clients.unwrap_or(0).into(),
+                of().map(|pool| pool.clients).sum::<usize>().into(),
+                "user".into(),
+            ]);
         }
         let mut operators: Vec<_> = self.settings.operators().collect();
         operators.sort_by_key(|(name, _)| *name);
         for (name, operator) in operators {
-            let role = operator.access.name();
-            table.row(vec![name.into(), Value::Null, Value::Null, Value::Null, role.into()]);
+            let mut row = vec![Value::from(name)];
+            row.extend(std::iter::repeat_n(Value::Null, table.columns.len() - 2));
+            row.push(operator.access.name().into());
+            table.row(row);
         }
         table
     }
@@ -486,7 +543,18 @@ impl Scene<'_> {
             ("query_wait_timeout", seconds(Some(settings.wait_timeout)), true),
             ("server_connect_timeout", seconds(Some(settings.connect_timeout)), true),
             ("server_idle_timeout", seconds(settings.server_idle_timeout), true),
-            ("server_lifetime", seconds(settings.server_lifetime), true),
+            ("client_idle_timeout", seconds(default.time_limits.idle), true),
+            ("idle_transaction_timeout", seconds(default.time_limits.idle_transaction), true),
+            ("query_timeout", seconds(default.time_limits.query), true),
+            ("transaction_timeout", seconds(default.time_limits.transaction), true),
+            ("query_wait_notify", seconds(settings.wait_notice), true),
+            ("min_pool_size", default.min_size.to_string(), true),
+            ("reserve_pool_size", default.reserve.to_string(), true),
+            ("reserve_pool_timeout", seconds(Some(settings.reserve_timeout)), true),
+            ("max_db_connections", default.max_connections.unwrap_or(0).to_string(), true),
+            ("max_user_connections", settings.max_user_connections.unwrap_or(0).to_string(), true),
+            ("max_node_connections", settings.max_node_connections.unwrap_or(0).to_string(), true),
+            ("server_lifetime", seconds(default.server_lifetime.map(|lifetime| lifetime.least)), true),
             ("buffer_limit", settings.buffer_limit.to_string(), true),
             ("cache_entries", settings.cache_entries.to_string(), true),
             ("consistency", default.consistency.name().to_owned(), true),
@@ -629,14 +697,30 @@ impl Scene<'_> {
         let all = !pools.is_empty() && pools.iter().all(|whole| whole.paused);
         let any = pools.iter().any(|whole| whole.paused);
         let yes = |yes: bool| if yes { "yes" } else { "no" };
-        table.row(vec!["active".into(), yes(!any).into()]);
+        table.row(vec![
+            "active".into(),
+            yes(!any && !self.reports.iter().any(|report| report.suspended.is_some())).into(),
+        ]);
         table.row(vec!["paused".into(), yes(all).into()]);
-        table.row(vec!["suspended".into(), "no".into()]);
+        let suspended = self.reports.iter().any(|report| report.suspended.is_some());
+        table.row(vec!["suspended".into(), yes(suspended).into()]);
         let lease = self.lease.map(|left| left.as_secs().to_string()).unwrap_or_default();
         table.row(vec!["pause_lease".into(), lease.into()]);
         table.row(vec!["own_id".into(), public_id(self.own.0, self.own.1).to_string().into()]);
         table
     }
+}
+
+/// What was done in this time: each of [`COUNTS`] per second, or per thing.
+fn averages_of(done: &Totals, time: Duration) -> Vec<u64> {
+    let average = |(_, _, count, per): &Count| match per {
+        Some(things) => count(done).checked_div(things(done)).unwrap_or(0),
+        None => {
+            let micros = (time.as_micros() as u64).max(1);
+            (u128::from(count(done)) * 1_000_000 / u128::from(micros)) as u64
+        }
+    };
+    COUNTS.iter().map(average).collect()
 }
 
 /// Statements that `SHOW STATEMENTS` lists.
@@ -697,7 +781,7 @@ fn help() -> Table {
     table
 }
 
-fn place(address: Option<SocketAddr>) -> (Value, Value) {
+pub(super) fn place(address: Option<SocketAddr>) -> (Value, Value) {
     match address {
         Some(address) => (address.ip().to_string().into(), u64::from(address.port()).into()),
         None => ("unix".into(), 0u64.into()),
@@ -765,6 +849,7 @@ mod tests {
             driver: "epoll",
             now,
             lease: None,
+            disabled: &BTreeSet::from(["shop".to_owned()]),
             own,
         };
         scene.table(show)
@@ -812,7 +897,12 @@ mod tests {
             assert_eq!(column(&stats, name), [Value::from(expected)], "{name}");
         }
         averages.sample(&reports(), start + Duration::from_secs(20));
-        assert_eq!(column(&table(Show::StatsAverages, &reports(), &averages), "avg_query_count"), [Value::from(0u64)]);
+        assert_eq!(column(&table(Show::StatsAverages, &reports(), &averages), "query_count"), [Value::from(0u64)]);
+        assert_eq!(column(&table(Show::StatsTotals, &reports(), &averages), "query_count"), [Value::from(70u64)]);
+        let totals = table(Show::Totals, &reports(), &averages);
+        let at =
+            column(&totals, "name").iter().position(|name| *name == Value::from("total_query_count")).expect("a row");
+        assert_eq!(column(&totals, "value")[at], Value::from(70u64));
     }
 
     #[test]

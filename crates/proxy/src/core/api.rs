@@ -37,6 +37,17 @@ pub enum Mail {
         /// The worker that wants the connection.
         from: usize,
     },
+    /// Another pool has no room under a limit that it shares with this one: an idle connection of this pool is closed.
+    Yield {
+        /// The pool whose connection is closed.
+        key: PoolKey,
+        /// The node of the connection.
+        node: NodeId,
+        /// The worker with the pool that waits; it is told by [`Mail::Room`].
+        from: usize,
+    },
+    /// There may be room under a limit that several pools share.
+    Room,
     /// A cancel request for a client of this worker.
     Cancel {
         /// The process id of the cancel request, as the requester sent it.

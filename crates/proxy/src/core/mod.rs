@@ -400,6 +400,8 @@ impl Core {
     pub fn mail(&mut self, mail: Mail) {
         match mail {
             Mail::Want { key, node, from } => self.wanted(&key, node, from),
+            Mail::Yield { key, node, from } => self.yield_idle(&key, node, from),
+            Mail::Room => self.room(),
             Mail::Cancel { pid, secret, from, requester } => self.cancel(pid, &secret, from, requester),
             Mail::Cancelled(requester) => {
                 if self.is_client(requester) {
@@ -432,6 +434,7 @@ impl Core {
         self.expire_logins();
         self.watch_relays();
         self.expire_servers();
+        self.fill_pools();
         self.expire_clients();
         self.revoke_users();
         self.expire_cancels();
@@ -440,6 +443,7 @@ impl Core {
         for pool in self.pools.ids() {
             self.expire_waiters(pool);
             self.pump(pool);
+            self.notify_waiters(pool);
         }
         self.forget_pools();
         self.observing.tick();
@@ -553,7 +557,10 @@ impl Core {
     fn fatal(&mut self, c: usize, code: Sqlstate, text: &str) {
         let client = &mut self.clients[c];
         client.output.retract(&mut self.buffers);
-        message::error(client.output.append(&mut self.buffers), Severity::Fatal, code, text, "");
+        // What is passed on as it is may have stopped in the middle of a message: an error there would be misread.
+        if !matches!(client.phase, Phase::Replicating(_)) {
+            message::error(client.output.append(&mut self.buffers), Severity::Fatal, code, text, "");
+        }
         self.close_client(c);
     }
 

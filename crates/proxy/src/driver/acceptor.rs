@@ -4,8 +4,9 @@
 use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -46,6 +47,7 @@ impl Listener {
                 std::fs::remove_file(&path)?;
             }
             let listener = UnixListener::bind(&path)?;
+            admit(&path, listen).inspect_err(|_| drop(std::fs::remove_file(&path)))?;
             listener.set_nonblocking(true)?;
             let fd = OwnedFd::from(listener);
             sys::set_backlog(fd.as_fd(), BACKLOG)?;
@@ -90,6 +92,30 @@ impl Listener {
     fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Sets who may connect to a Unix socket: the group first, so that the mode never holds for another group.
+fn admit(path: &Path, listen: &Listen) -> io::Result<()> {
+    if let Some(group) = &listen.group {
+        let number = match group.parse() {
+            Ok(number) => Some(number),
+            Err(_) => std::fs::read_to_string("/etc/group")?.lines().find_map(|line| group_number(line, group)),
+        };
+        let unknown = || io::Error::other(format!("no group is called {group:?} in /etc/group"));
+        std::os::unix::fs::chown(path, None, Some(number.ok_or_else(unknown)?))?;
+    }
+    if let Some(mode) = listen.mode {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode.0))?;
+    }
+    Ok(())
+}
+
+/// The number in a line of `/etc/group` (`name:password:number:members`), if the line is of this group.
+fn group_number(line: &str, group: &str) -> Option<u32> {
+    let mut fields = line.split(':');
+    let name = fields.next()?;
+    let number = fields.nth(1)?;
+    if name == group { number.parse().ok() } else { None }
 }
 
 impl Drop for Listener {

@@ -2,7 +2,7 @@
 //! and [`ringed`](super::ringed).
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -325,11 +325,13 @@ impl Worker {
         for client in &mut report.clients {
             if let Some(socket) = self.socket(client.token) {
                 (client.address, client.local) = sys::addresses(socket.fd.as_fd());
+                client.fd = Some(socket.fd.as_raw_fd());
             }
         }
         for server in &mut report.servers {
             if let Some(socket) = self.socket(server.token) {
                 (server.address, server.local) = sys::addresses(socket.fd.as_fd());
+                server.fd = Some(socket.fd.as_raw_fd());
             }
         }
         report

@@ -88,9 +88,7 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
             password: user.password.clone(),
             password_file: user.password_file.clone(),
             verifier: user.verifier.clone(),
-            pool_size: None,
-            max_clients: None,
-            commit_durability: None,
+            ..UserConfig::default()
         };
         let auth = if scram { proxy::config::AuthMethod::ScramSha256 } else { proxy::config::AuthMethod::Trust };
         check_user(&user, &format!("relay.users[{index}]"), auth, false, stat, findings);

@@ -118,7 +118,10 @@ impl Core {
         let (p, key) = (client.pool, client.unit.key);
         let database = &self.pools[p].database;
         let candidate = Candidate {
-            on: database.lanes && database.mode != PoolMode::Session && !self.pools[p].paused,
+            on: database.lanes
+                && database.mode != PoolMode::Session
+                && !self.pools[p].paused
+                && !self.pools[p].suspended,
             unit: *client.unit,
             pinned: !client.pins.is_empty() || client.begun.is_some(),
             alone: client.again.alone,
@@ -193,7 +196,7 @@ impl Core {
     fn is_open(&self, c: usize, s: usize) -> bool {
         let server = &self.servers[s];
         let place = &self.pools[server.pool].nodes[usize::from(server.node.0)];
-        let aged = self.settings.server_lifetime.is_some_and(|limit| over(server.opened, limit, self.now));
+        let aged = server.is_aged(self.pools[server.pool].database.server_lifetime, self.now);
         !server.lane.closed
             && !server.retire
             && !server.paused
@@ -208,7 +211,7 @@ impl Core {
     /// Opens a connection for one more lane, as none is idle.
     fn widen(&mut self, p: usize, node: NodeId) {
         let place = &mut self.pools[p].nodes[usize::from(node.0)];
-        if !place.is_suspect(self.now) && place.budget.try_open() {
+        if !place.is_suspect(self.now) && place.budget.try_open(false).is_ok() {
             place.connecting += 1;
             self.open(p, node);
         }

@@ -24,6 +24,14 @@ pub struct Buffers {
 }
 
 impl Buffers {
+    /// Bytes of a new buffer.
+    pub const SIZE: usize = FRESH;
+
+    /// How many buffers are lent to nobody.
+    pub fn spare(&self) -> usize {
+        self.spare.len()
+    }
+
     /// An empty buffer that has capacity.
     pub fn take(&mut self) -> Vec<u8> {
         self.spare.pop().unwrap_or_else(|| Vec::with_capacity(FRESH))

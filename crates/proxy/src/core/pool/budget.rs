@@ -1,13 +1,14 @@
 //! Over all workers: how many connections a pool may have to a node, which workers wait for one, and which have an idle
-//! one.
+//! one. And the limits that several pools share: of a user, of a database, of a node.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use topology::NodeId;
 
 use super::PoolKey;
+use crate::settings::ConnectionLimits;
 
 /// Most workers, which is the number of bits in a set.
 pub(crate) const MOST_WORKERS: usize = 256;
@@ -17,10 +18,53 @@ pub(crate) const MOST_WORKERS: usize = 256;
 pub(crate) struct Budget {
     open: AtomicUsize,
     limit: AtomicUsize,
+    /// Connections beyond the limit, for clients that have waited for long.
+    reserve: AtomicUsize,
+    /// A limit is set in `above`. Without one, a connection that comes back looks at nothing else.
+    governed: AtomicBool,
+    /// The limits that are shared with other pools. Each open connection counts in all of them.
+    above: [Arc<Ceiling>; CEILINGS],
+    /// The number of this budget; no other budget of the process has it.
+    number: u64,
     /// Workers with waiting clients that may not open another connection.
     starving: Workers,
     /// Workers that had idle connections at the end of their last turn.
     idle: Workers,
+}
+
+/// The number of limits that a pool shares with others: of its user, its database, its node.
+const CEILINGS: usize = 3;
+
+/// What the limits are called in the configuration, in the order of [`Budget::above`].
+const NAMES: [&str; CEILINGS] = ["max_user_connections", "max_database_connections", "max_node_connections"];
+
+/// A limit that several pools share, over all workers: the server connections of a user, of a database or of everybody
+/// to one node.
+#[derive(Debug)]
+struct Ceiling {
+    open: AtomicUsize,
+    /// `usize::MAX`: no limit.
+    limit: AtomicUsize,
+    /// The pool that found no room here and goes first when there is some: its budget's number and the worker whose
+    /// clients wait, see [`Ceiling::pack`]; 0: no pool. While a pool stands here, no other pool opens a connection.
+    wanted: AtomicU64,
+}
+
+/// Why no connection may be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::core) enum Full {
+    /// The pool has as many as it may have.
+    Pool,
+    /// A limit that is shared with other pools is reached, or another pool goes first there.
+    Shared,
+}
+
+/// Whose connections a ceiling counts.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Whose {
+    User(Arc<str>, NodeId),
+    Database(Arc<str>, NodeId),
+    Node(NodeId),
 }
 
 /// A set of workers, changed by all of them.
@@ -37,6 +81,9 @@ pub(crate) struct Budgets {
 #[derive(Debug, Default)]
 struct Known {
     budgets: HashMap<(PoolKey, NodeId), Arc<Budget>>,
+    ceilings: HashMap<Whose, Arc<Ceiling>>,
+    /// The number of the budget that was made last.
+    last: u64,
     /// Entries after the last sweep.
     swept: usize,
 }
@@ -86,41 +133,166 @@ impl Workers {
     }
 }
 
-// === impl Budget ===
+// === impl Ceiling ===
 
-impl Budget {
-    fn new(limit: usize, workers: usize) -> Budget {
-        Budget {
+impl Ceiling {
+    fn new(limit: Option<usize>) -> Ceiling {
+        Ceiling {
             open: AtomicUsize::new(0),
-            limit: AtomicUsize::new(limit),
-            starving: Workers::none_of(workers),
-            idle: Workers::none_of(workers),
+            limit: AtomicUsize::new(limit.unwrap_or(usize::MAX)),
+            wanted: AtomicU64::new(0),
         }
     }
 
-    /// Counts one more connection, if the limit allows.
-    pub(in crate::core) fn try_open(&self) -> bool {
+    /// Counts one more connection of this budget, if the limit allows and no other pool goes first.
+    fn try_open(&self, number: u64) -> bool {
+        let wanted = self.wanted.load(Ordering::Acquire);
+        if wanted != 0 && Ceiling::unpack(wanted).0 != number {
+            return false;
+        }
         let limit = self.limit.load(Ordering::Relaxed);
-        self.open.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |open| (open < limit).then_some(open + 1)).is_ok()
+        let counted =
+            self.open.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |open| (open < limit).then_some(open + 1));
+        if counted.is_ok() && wanted != 0 {
+            let _ = self.wanted.compare_exchange(wanted, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        counted.is_ok()
+    }
+
+    fn close(&self) {
+        self.open.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn is_full(&self) -> bool {
+        self.open.load(Ordering::Acquire) >= self.limit.load(Ordering::Relaxed)
+    }
+
+    fn is_exceeded(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > self.limit.load(Ordering::Relaxed)
+    }
+
+    /// A budget's number, which is above 0, and a worker's, which is below [`MOST_WORKERS`].
+    fn pack(number: u64, worker: usize) -> u64 {
+        (number << 16) | (worker as u64 & 0xffff)
+    }
+
+    fn unpack(wanted: u64) -> (u64, usize) {
+        (wanted >> 16, (wanted & 0xffff) as usize)
+    }
+}
+
+// === impl Budget ===
+
+impl Budget {
+    fn new(limits: ConnectionLimits, workers: usize, above: [Arc<Ceiling>; CEILINGS], number: u64) -> Budget {
+        let budget = Budget {
+            open: AtomicUsize::new(0),
+            limit: AtomicUsize::new(0),
+            reserve: AtomicUsize::new(0),
+            governed: AtomicBool::new(false),
+            above,
+            number,
+            starving: Workers::none_of(workers),
+            idle: Workers::none_of(workers),
+        };
+        budget.set_limits(limits);
+        budget
+    }
+
+    /// Counts one more connection, if the limits allow. `late`: for a client that has waited for so long that the
+    /// reserve is for it.
+    pub(in crate::core) fn try_open(&self, late: bool) -> Result<(), Full> {
+        let reserve = if late { self.reserve.load(Ordering::Relaxed) } else { 0 };
+        let limit = self.limit.load(Ordering::Relaxed).saturating_add(reserve);
+        let counted =
+            self.open.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |open| (open < limit).then_some(open + 1));
+        if counted.is_err() {
+            return Err(Full::Pool);
+        }
+        for (at, ceiling) in self.above.iter().enumerate() {
+            if !ceiling.try_open(self.number) {
+                self.above[..at].iter().for_each(|ceiling| ceiling.close());
+                self.open.fetch_sub(1, Ordering::AcqRel);
+                return Err(Full::Shared);
+            }
+        }
+        Ok(())
     }
 
     /// Counts one connection less.
     pub(super) fn close(&self) {
+        self.above.iter().for_each(|ceiling| ceiling.close());
         self.open.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Changes the limit.
-    pub(super) fn set_limit(&self, limit: usize) {
-        self.limit.store(limit, Ordering::Relaxed);
+    /// Changes the limits, also those that are shared with other pools.
+    pub(super) fn set_limits(&self, limits: ConnectionLimits) {
+        self.limit.store(limits.pool, Ordering::Relaxed);
+        self.reserve.store(limits.reserve, Ordering::Relaxed);
+        let shared = [limits.user, limits.database, limits.node];
+        for (ceiling, limit) in self.above.iter().zip(shared) {
+            ceiling.limit.store(limit.unwrap_or(usize::MAX), Ordering::Relaxed);
+        }
+        self.governed.store(shared.iter().any(Option::is_some), Ordering::Relaxed);
     }
 
-    /// True if there are more connections than the limit.
+    /// True if there are more connections than a limit allows, the reserve included: after a reload.
     pub(super) fn is_exceeded(&self) -> bool {
-        self.open.load(Ordering::Relaxed) > self.limit.load(Ordering::Relaxed)
+        self.open.load(Ordering::Relaxed) > self.size().saturating_add(self.reserve.load(Ordering::Relaxed))
+            || (self.is_governed() && self.above.iter().any(|ceiling| ceiling.is_exceeded()))
+    }
+
+    /// True if a limit is set that the pool shares with others.
+    pub(super) fn is_governed(&self) -> bool {
+        self.governed.load(Ordering::Relaxed)
+    }
+
+    /// The number of connections that the pool may have without its reserve.
+    pub(super) fn size(&self) -> usize {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Worker `id` found no room under a shared limit: this pool goes first where no other pool does already.
+    pub(super) fn wants(&self, id: usize) {
+        for ceiling in self.above.iter().filter(|ceiling| ceiling.is_full()) {
+            let wanted = Ceiling::pack(self.number, id);
+            let _ = ceiling.wanted.compare_exchange(0, wanted, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// Worker `id` does not, or no longer, wait for room under a shared limit.
+    pub(super) fn wants_no_more(&self, id: usize) {
+        if self.is_governed() {
+            let wanted = Ceiling::pack(self.number, id);
+            for ceiling in &self.above {
+                let _ = ceiling.wanted.compare_exchange(wanted, 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The worker whose clients wait for room under a limit that is reached, and that this pool shares with theirs.
+    pub(super) fn wanted_elsewhere(&self) -> Option<usize> {
+        if !self.is_governed() {
+            return None;
+        }
+        self.above.iter().find_map(|ceiling| {
+            let (number, worker) = Ceiling::unpack(ceiling.wanted.load(Ordering::Acquire));
+            (number != 0 && number != self.number && ceiling.is_full()).then_some(worker)
+        })
+    }
+
+    /// True if a connection that this pool closes makes room for `other`: the two share a limit that is reached.
+    pub(super) fn is_in_the_way_of(&self, other: &Budget) -> bool {
+        self.number != other.number
+            && self.above.iter().zip(&other.above).any(|(own, other)| Arc::ptr_eq(own, other) && own.is_full())
+    }
+
+    /// The configuration's name of a shared limit that is reached.
+    pub(super) fn reached(&self) -> Option<&'static str> {
+        self.above.iter().zip(NAMES).find(|(ceiling, _)| ceiling.is_full()).map(|(_, name)| name)
     }
 
     /// The number of open connections.
-    #[cfg(test)]
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
@@ -166,15 +338,38 @@ impl Budgets {
         Budgets { workers, known: Mutex::default() }
     }
 
-    /// The budget for a pool and a node. A new budget allows `limit` connections.
-    pub(super) fn get(&self, key: &PoolKey, node: NodeId, limit: usize) -> Arc<Budget> {
+    /// The budget for a pool and a node. A new budget has these limits.
+    pub(super) fn get(&self, key: &PoolKey, node: NodeId, limits: ConnectionLimits) -> Arc<Budget> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.budgets.len() > 2 * known.swept + 64 {
             // Sweeps budgets of pools that no worker has any more.
             known.budgets.retain(|_, budget| Arc::strong_count(budget) > 1 || budget.open.load(Ordering::Relaxed) > 0);
+            known.ceilings.retain(|_, ceiling| Arc::strong_count(ceiling) > 1);
             known.swept = known.budgets.len();
         }
-        known.budgets.entry((key.clone(), node)).or_insert_with(|| Arc::new(Budget::new(limit, self.workers))).clone()
+        if let Some(budget) = known.budgets.get(&(key.clone(), node)) {
+            return budget.clone();
+        }
+        let whose = [
+            (Whose::User(key.user.clone(), node), limits.user),
+            (Whose::Database(key.database.clone(), node), limits.database),
+            (Whose::Node(node), limits.node),
+        ];
+        let above = whose
+            .map(|(whose, limit)| known.ceilings.entry(whose).or_insert_with(|| Arc::new(Ceiling::new(limit))).clone());
+        known.last += 1;
+        let budget = Arc::new(Budget::new(limits, self.workers, above, known.last));
+        known.budgets.insert((key.clone(), node), budget.clone());
+        budget
+    }
+
+    /// A pool, and a worker other than `id` that may have an idle connection of it to `node`: one that is in the way of
+    /// `budget`.
+    pub(super) fn idle_in_the_way_of(&self, budget: &Budget, node: NodeId, id: usize) -> Option<(PoolKey, usize)> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = known.budgets.iter().filter(|((_, of), other)| *of == node && other.is_in_the_way_of(budget));
+        let mut idle = others.filter_map(|((key, _), other)| Some((key, other.idle.other_than(id, Ordering::SeqCst)?)));
+        idle.next().map(|(key, worker)| (key.clone(), worker))
     }
 
     /// The number of open connections in all budgets.
@@ -219,8 +414,10 @@ mod tests {
 
     #[test]
     fn who_waits_and_who_has_one_find_each_other() {
-        let budget = Budget::new(1, 4);
-        assert!(budget.try_open() && !budget.try_open());
+        let budgets = Budgets::new(4);
+        let key = PoolKey { database: "d".into(), user: "u".into() };
+        let budget = budgets.get(&key, NodeId(0), ConnectionLimits::of_pool(1));
+        assert_eq!((budget.try_open(false), budget.try_open(false)), (Ok(()), Err(Full::Pool)));
         assert_eq!(budget.starves(1), None);
         assert_eq!(budget.publish_idle(2, true), Some(1));
         budget.is_served(1);
@@ -229,19 +426,71 @@ mod tests {
         budget.publish_idle(3, true);
         assert_eq!((budget.idle_but(2, 1), budget.idle_but(1, 2)), (Some(3), Some(3)));
         budget.close();
-        budget.set_limit(0);
-        assert!(!budget.try_open() && !budget.is_exceeded());
+        budget.set_limits(ConnectionLimits::of_pool(0));
+        assert!(budget.try_open(false).is_err() && !budget.is_exceeded());
+    }
+
+    #[test]
+    fn the_reserve_is_for_those_who_waited() {
+        let key = PoolKey { database: "d".into(), user: "u".into() };
+        let limits = ConnectionLimits { reserve: 1, ..ConnectionLimits::of_pool(1) };
+        let budget = Budgets::new(1).get(&key, NodeId(0), limits);
+        let opened = [false, false, true, true].map(|late| budget.try_open(late));
+        assert_eq!(opened, [Ok(()), Err(Full::Pool), Ok(()), Err(Full::Pool)]);
+        assert!(!budget.is_exceeded() && budget.open() > budget.size());
+    }
+
+    #[test]
+    fn pools_share_limits_and_whoever_wants_goes_first() {
+        let budgets = Budgets::new(2);
+        let of = |database: &str, user: &str, node: u16| {
+            let key = PoolKey { database: database.into(), user: user.into() };
+            let user = (user == "u").then_some(2);
+            let database = (database == "d").then_some(3);
+            budgets.get(&key, NodeId(node), ConnectionLimits { user, database, ..ConnectionLimits::of_pool(9) })
+        };
+        let (du, eu, dv, ev) = (of("d", "u", 0), of("e", "u", 0), of("d", "v", 0), of("e", "v", 0));
+        assert_eq!([du.try_open(false), eu.try_open(false)], [Ok(()), Ok(())]);
+        // The user has two in two databases; another node is another matter, and so is another user.
+        assert_eq!([du.try_open(false), eu.try_open(false)], [Err(Full::Shared); 2]);
+        assert_eq!([of("d", "u", 1).try_open(false), ev.try_open(false)], [Ok(()), Ok(())]);
+        assert_eq!([dv.try_open(false), dv.try_open(false), dv.try_open(false)], [Ok(()), Ok(()), Err(Full::Shared)]);
+        assert_eq!((du.open(), eu.open(), dv.open()), (1, 1, 2), "what was refused is not counted");
+        assert_eq!((du.reached(), dv.reached(), ev.reached()), (Some(NAMES[0]), Some(NAMES[1]), None));
+        // `eu` wants, and worker 1 asks for it. Who shares its limit hears of it.
+        eu.wants(1);
+        du.wants(0);
+        assert_eq!((du.wanted_elsewhere(), eu.wanted_elsewhere(), ev.wanted_elsewhere()), (Some(1), None, None));
+        assert!(du.is_in_the_way_of(&eu) && !ev.is_in_the_way_of(&eu) && !eu.is_in_the_way_of(&eu));
+        du.close();
+        // There is room, and it is for `eu`: the pool that gave it away does not take it again.
+        assert_eq!((du.wanted_elsewhere(), du.try_open(false)), (None, Err(Full::Shared)));
+        assert_eq!(eu.try_open(false), Ok(()));
+        // Who wants no more is in nobody's way.
+        eu.wants(1);
+        eu.wants_no_more(0);
+        assert_eq!(du.wanted_elsewhere(), Some(1));
+        eu.wants_no_more(1);
+        assert_eq!(du.wanted_elsewhere(), None);
+        eu.close();
+        assert_eq!(du.try_open(false), Ok(()));
+        // An idle connection in the way is found, with its worker.
+        du.publish_idle(0, true);
+        let (key, worker) = budgets.idle_in_the_way_of(&eu, NodeId(0), 1).expect("an idle one");
+        assert_eq!((&*key.database, worker), ("d", 0));
+        assert_eq!(budgets.idle_in_the_way_of(&ev, NodeId(0), 1), None);
     }
 
     #[test]
     fn budgets_of_nobody_are_forgotten() {
         let budgets = Budgets::new(4);
         let key = |n: usize| PoolKey { database: n.to_string().into(), user: "u".into() };
-        let kept = budgets.get(&key(0), NodeId(0), 1);
+        let limits = ConnectionLimits::of_pool(1);
+        let kept = budgets.get(&key(0), NodeId(0), limits);
         for n in 1..10_000 {
-            budgets.get(&key(n), NodeId(0), 1);
+            budgets.get(&key(n), NodeId(0), limits);
         }
         assert!(budgets.known.lock().unwrap_or_else(PoisonError::into_inner).budgets.len() < 200);
-        assert!(Arc::ptr_eq(&kept, &budgets.get(&key(0), NodeId(0), 9)));
+        assert!(Arc::ptr_eq(&kept, &budgets.get(&key(0), NodeId(0), limits)));
     }
 }

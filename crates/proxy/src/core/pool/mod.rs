@@ -7,6 +7,7 @@
 
 mod budget;
 mod pools;
+mod room;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use crate::core::session::{At, Phase};
 use crate::core::{Core, DRAINING, Effect, Mail, Moved, Moving, over};
 use crate::settings::{Database, Gate};
 
+use budget::Full;
 pub(crate) use budget::{Budget, Budgets, MOST_WORKERS};
 pub(in crate::core) use pools::Pools;
 
@@ -60,6 +62,8 @@ pub(in crate::core) struct Pool {
     /// Clients that have authenticated, and server connections, in any state.
     pub clients: usize,
     pub servers: usize,
+    /// Clients among them with a server connection of their own, for replication.
+    pub tunnels: usize,
     /// A client of it was let in by a lookup.
     pub looked_up: bool,
     /// A server has accepted a login with this database and user.
@@ -82,6 +86,8 @@ pub(in crate::core) struct Pool {
     pub lazy: bool,
     /// An operator has paused the pool: it gives out no connections, and closes those that come back.
     pub paused: bool,
+    /// An operator has suspended the proxy: the pool gives out no connections, and keeps those that it has.
+    pub suspended: bool,
     /// Channels that this worker's clients listen on through the shared connection.
     pub channels: Channels,
     /// The shared connection that listens, if this worker has it.
@@ -122,6 +128,8 @@ pub(in crate::core) struct Waiter {
     pub client: Token,
     pub want: Want,
     pub since: Instant,
+    /// The client was told that it waits.
+    pub told: bool,
 }
 
 /// Most pairs of database and user that one worker serves at a time.
@@ -131,6 +139,9 @@ const MOST_POOLS: usize = 1000;
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 /// Pause after a node has refused the login. It doubles with each refusal, up to 16 times this.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
+
+/// What a client is told that has waited for `wait_notice`.
+const WAITS: &str = "the statement waits for a server connection: all that the pool may have are in use";
 
 /// How many idle connections are looked at for one with the client's parameters.
 const IDLE_LOOKED_AT: usize = 16;
@@ -157,6 +168,11 @@ impl Pool {
         }
     }
 
+    /// How many connections to `node` are kept open, idle or not: some to the primary, while there are clients.
+    fn least(&self, node: NodeId, primary: Option<NodeId>) -> usize {
+        if self.clients > self.tunnels && primary == Some(node) { self.database.min_size } else { 0 }
+    }
+
     /// A client or a server connection has gone.
     fn note_use(&mut self, now: Instant) {
         self.unused_since = (self.clients == 0 && self.servers == 0).then_some(now);
@@ -179,9 +195,10 @@ impl PoolNode {
         self.busy - self.lanes.len() + self.seated
     }
 
-    /// True if a worker other than `id` waits for a connection, or if there are more connections than the limit.
+    /// True if a worker other than `id`, or another pool, waits for a connection, or if there are more connections than
+    /// the limit.
     pub(in crate::core) fn is_asked_for(&self, id: usize) -> bool {
-        self.budget.starving_but(id).is_some() || self.budget.is_exceeded()
+        self.budget.starving_but(id).is_some() || self.budget.is_exceeded() || self.budget.wanted_elsewhere().is_some()
     }
 }
 
@@ -191,15 +208,16 @@ impl Core {
         if let Some(p) = self.pools.find(key) {
             return p;
         }
-        let database = self.settings.database(&key.database).cloned();
+        let database = self.settings.served(&key.database, &key.user);
         let database = database.unwrap_or_else(|| self.settings.default_database().clone());
         let p = self.pools.insert(Pool {
             key: key.clone(),
-            place: self.shared.registry.place(database.on_servers(&key.database, &key.user)),
+            place: self.shared.registry.place(database.on_servers(&key.database, &key.user), &database.start.name()),
             database,
             nodes: Vec::new(),
             clients: 0,
             servers: 0,
+            tunnels: 0,
             looked_up: false,
             known: false,
             unused_since: Some(self.now),
@@ -211,6 +229,7 @@ impl Core {
             gate: self.settings.gate(&key.database, &key.user),
             lazy: false,
             paused: self.paused.has(&key.database),
+            suspended: self.paused.is_suspended(),
             channels: Channels::default(),
             listener: None,
             totals: Totals::default(),
@@ -259,9 +278,9 @@ impl Core {
     /// Gives a pool an entry for each node of the view.
     fn size_pool(&mut self, p: usize) {
         let pool = &mut self.pools[p];
-        let limit = self.settings.pool_size(&pool.key.database, &pool.key.user);
+        let limits = self.settings.connection_limits(&pool.key.database, &pool.key.user);
         for id in pool.nodes.len()..self.view.nodes.len() {
-            let budget = self.shared.budgets.get(&pool.key, NodeId(id as u16), limit);
+            let budget = self.shared.budgets.get(&pool.key, NodeId(id as u16), limits);
             pool.nodes.push(PoolNode {
                 budget,
                 idle: Vec::new(),
@@ -291,13 +310,17 @@ impl Core {
         for p in self.pools.ids() {
             let pool = &mut self.pools[p];
             let mut outdated = false;
-            if let Some(database) = self.settings.database(&pool.key.database) {
-                if pool.database.dbname != database.dbname || pool.database.server_user != database.server_user {
+            if let Some(database) = self.settings.served(&pool.key.database, &pool.key.user) {
+                if pool.database.dbname != database.dbname
+                    || pool.database.server_user != database.server_user
+                    || pool.database.start != database.start
+                {
                     pool.greetings.clear();
-                    pool.place = self.shared.registry.place(database.on_servers(&pool.key.database, &pool.key.user));
+                    let on_servers = database.on_servers(&pool.key.database, &pool.key.user);
+                    pool.place = self.shared.registry.place(on_servers, &database.start.name());
                     outdated = true;
                 }
-                pool.database = database.clone();
+                pool.database = database;
             }
             let gate = self.settings.gate(&pool.key.database, &pool.key.user);
             // Whether commits are flushed was decided when the connections were opened.
@@ -306,9 +329,9 @@ impl Core {
                 self.retire_all(p);
             }
             let pool = &self.pools[p];
-            let limit = self.settings.pool_size(&pool.key.database, &pool.key.user);
+            let limits = self.settings.connection_limits(&pool.key.database, &pool.key.user);
             for node in &pool.nodes {
-                node.budget.set_limit(limit);
+                node.budget.set_limits(limits);
             }
             self.pump(p);
         }
@@ -326,7 +349,7 @@ impl Core {
         client.since = self.now;
         client.waiting = true;
         self.metrics.clients_waiting.add(1);
-        let waiter = Waiter { client: client.token, want, since: self.now };
+        let waiter = Waiter { client: client.token, want, since: self.now, told: false };
         self.pools[p].queue(want != Want::Primary).push_back(waiter);
         false
     }
@@ -334,7 +357,7 @@ impl Core {
     /// Takes an idle connection for a client. `None`: there is none; then one is being opened or asked for, if
     /// possible.
     fn take(&mut self, p: usize, c: usize, want: Want) -> Option<usize> {
-        if self.pools[p].paused {
+        if self.pools[p].paused || self.pools[p].suspended {
             return None;
         }
         match want {
@@ -378,7 +401,16 @@ impl Core {
         }
         if place.connecting <= waiting {
             // If none can be opened (limit reached, or no file descriptors left), another worker may have an idle one.
-            if !place.is_suspect(self.now) && place.budget.try_open() {
+            let client = &self.clients[c];
+            let late = client.waiting && over(client.since, self.settings.reserve_timeout, self.now);
+            let counted = !place.is_suspect(self.now)
+                && match place.budget.try_open(late) {
+                    Ok(()) => true,
+                    Err(Full::Pool) => false,
+                    Err(Full::Shared) => self.find_room(p, node, late),
+                };
+            let place = &mut self.pools[p].nodes[usize::from(node.0)];
+            if counted {
                 place.connecting += 1;
                 self.open(p, node);
             } else if !place.asked && self.shared.workers > 1 {
@@ -488,6 +520,10 @@ impl Core {
         debug_assert!(client.at.server().is_none() && server.client.is_none() && server.protocol.is_settled());
         client.at = At::Server(s as u32);
         server.client = Some(c);
+        if self.pools[server.pool].database.time_limits.transaction.is_some() {
+            // The transaction of a BEGIN that was put off began when the client was told that it did.
+            server.work.seen = Some(if client.begun.is_some() { client.since } else { self.now });
+        }
         (server.meter.measured, server.meter.answered) = (0, 0);
         client.since = self.now;
         self.metrics.servers_busy.add(1);
@@ -537,6 +573,7 @@ impl Core {
         for node in &mut self.pools[p].nodes {
             // The worker that was asked had none, or closed it: this worker may ask again.
             node.asked = false;
+            node.budget.wants_no_more(self.id);
         }
         for readers in [false, true] {
             while let Some(&waiter) = self.pools[p].queue(readers).front() {
@@ -556,17 +593,37 @@ impl Core {
         }
     }
 
+    /// Tells clients that have waited for long that they do.
+    pub(in crate::core) fn notify_waiters(&mut self, p: usize) {
+        let Some(limit) = self.settings.wait_notice else { return };
+        for readers in [false, true] {
+            let queue = self.pools[p].queue(readers).iter_mut();
+            let late = queue.filter(|waiter| !waiter.told && over(waiter.since, limit, self.now));
+            let late: Vec<Token> = late.map(|waiter| (waiter.told = true, waiter.client).1).collect();
+            for token in late {
+                if self.is_client(token) {
+                    let client = &self.clients[token.index()];
+                    // Before the login is over, a client expects nothing but what belongs to the login.
+                    if client.waiting && matches!(client.phase, Phase::Ready) {
+                        self.tell(token.index(), |out| wire::message::notice(out, WAITS));
+                    }
+                }
+            }
+        }
+    }
+
     fn wait_error(&self, p: usize, no_primary: bool, limit: Duration) -> String {
         let key = &self.pools[p].key;
         let limit = limit.as_secs_f32();
         if no_primary {
             return format!("no primary for database {:?} within {limit} s (no_primary_timeout)", key.database);
         }
+        let size = self.settings.connection_limits(&key.database, &key.user).pool;
+        let reached = self.pools[p].nodes.iter().find_map(|place| place.budget.reached());
+        let shared = reached.map(|name| format!("; {name} is reached")).unwrap_or_default();
         format!(
-            "no server connection for database {:?} and user {:?} came free within {limit} s (wait_timeout): pool size {}",
-            key.database,
-            key.user,
-            self.settings.pool_size(&key.database, &key.user),
+            "no server connection for database {:?} and user {:?} came free within {limit} s (wait_timeout): pool size {size}{shared}",
+            key.database, key.user,
         )
     }
 
@@ -621,8 +678,7 @@ impl Core {
         }
         // A connection that no client has used yet is not closed for its age, however short `server_lifetime` is: the
         // waiting client would only wait for another.
-        let lifetime = self.settings.server_lifetime.filter(|_| !server.fresh);
-        let expired = lifetime.is_some_and(|limit| over(server.opened, limit, self.now));
+        let expired = !server.fresh && server.is_aged(self.pools[server.pool].database.server_lifetime, self.now);
         if server.retire || expired || self.pools[server.pool].paused {
             let p = server.pool;
             self.drop_server(s);
@@ -636,6 +692,10 @@ impl Core {
         if place.budget.is_exceeded() {
             return self.drop_server(s);
         }
+        if place.budget.is_governed() && self.gives_way(s) {
+            return;
+        }
+        let place = &mut self.pools[p].nodes[n];
         if !waiting && std::mem::take(&mut place.asked) {
             place.budget.is_served(self.id);
         }
@@ -796,6 +856,9 @@ impl Core {
         if server.listener {
             return self.listener_opened(s);
         }
+        if server.tunnel.is_some() {
+            return self.tunnel_opened(s);
+        }
         self.shared.senders.add(server.node, server.key.0, &server.sender);
         let pool = &mut self.pools[server.pool];
         pool.begins(&server.reported);
@@ -815,6 +878,9 @@ impl Core {
         let (p, node) = (server.pool, server.node);
         if server.listener {
             return self.listener_lost(s, why);
+        }
+        if server.tunnel.is_some() {
+            return self.tunnel_lost(s, why);
         }
         let place = &mut self.pools[p].nodes[usize::from(node.0)];
         place.failures = (place.failures + 1).min(6);
@@ -842,7 +908,7 @@ impl Core {
         self.settle_schema(s);
         let mut server = self.servers.remove(s);
         debug_assert!(server.client.is_none());
-        if !server.listener {
+        if !server.listener && server.tunnel.is_none() {
             self.shared.senders.remove(server.node, server.key.0, &server.sender);
             let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
             if !matches!(server.phase, ServerPhase::Ready) {
@@ -862,7 +928,10 @@ impl Core {
             self.span_lost(timing);
         }
         let mut last = Vec::new();
-        if matches!(server.phase, ServerPhase::Ready) && server.output.is_empty() && !server.silent {
+        if server.tunnel.is_some() {
+            // The end of what the client has said.
+            last.extend_from_slice(server.output.writable());
+        } else if matches!(server.phase, ServerPhase::Ready) && server.output.is_empty() && !server.silent {
             wire::message::empty(&mut last, b'X');
         }
         server.output.clear(&mut self.buffers);
@@ -873,17 +942,21 @@ impl Core {
     /// Closes connections that are too old, were idle for too long, or are not logged in within the time limit.
     pub(in crate::core) fn expire_servers(&mut self) {
         let mut late = Vec::new();
+        let mut unused = Vec::new();
         let mut slow = Vec::new();
         for (s, server) in &self.servers {
             match server.phase {
                 ServerPhase::Ready if server.listener => {}
                 ServerPhase::Ready if server.is_idle() => {
-                    let unused = self.settings.server_idle_timeout;
-                    let aged = self.settings.server_lifetime;
-                    if unused.is_some_and(|limit| over(server.idle_since, limit, self.now))
-                        || aged.is_some_and(|limit| over(server.opened, limit, self.now))
-                    {
+                    let pool = &self.pools[server.pool];
+                    let idle_timeout = self.settings.server_idle_timeout;
+                    if server.is_aged(pool.database.server_lifetime, self.now) {
                         late.push(s);
+                    } else if idle_timeout.is_some_and(|limit| over(server.idle_since, limit, self.now)) {
+                        unused.push((s, pool.least(server.node, self.view.primary)));
+                    } else if over(server.idle_since, self.settings.reserve_timeout, self.now) {
+                        // What the pool has beyond its size is for clients that have waited for long.
+                        unused.push((s, pool.nodes[usize::from(server.node.0)].budget.size()));
                     }
                 }
                 ServerPhase::Ready => {}
@@ -896,11 +969,43 @@ impl Core {
         late.extend(self.servers.iter().filter(|(_, server)| retired(server)).map(|(s, _)| s));
         late.sort_unstable();
         late.dedup();
-        for s in late {
+        for &s in &late {
             self.drop_server(s);
+        }
+        unused.retain(|(s, _)| late.binary_search(s).is_err());
+        for (s, kept) in unused {
+            // Looks again after each connection that is closed, so that as many are left as are to be kept.
+            let server = &self.servers[s];
+            if self.pools[server.pool].nodes[usize::from(server.node.0)].budget.open() > kept {
+                self.drop_server(s);
+            }
         }
         for s in slow {
             self.open_failed(s, "not connected and logged in within connect_timeout", true);
+        }
+    }
+
+    /// Opens server connections to the primary for pools that have clients and fewer connections than their least size.
+    ///
+    /// Each call opens at most one connection for each pool, so that a start brings no storm of logins.
+    pub(in crate::core) fn fill_pools(&mut self) {
+        let Some(primary) = self.view.primary else { return };
+        for p in self.pools.ids() {
+            let pool = &mut self.pools[p];
+            let least = pool.least(primary, Some(primary));
+            if least == 0 || pool.paused || self.draining {
+                continue;
+            }
+            let Some(place) = pool.nodes.get_mut(usize::from(primary.0)) else { continue };
+            // The budget counts the connections of all workers.
+            if place.connecting == 0
+                && place.budget.open() < least
+                && !place.is_suspect(self.now)
+                && place.budget.try_open(false).is_ok()
+            {
+                place.connecting += 1;
+                self.open(p, primary);
+            }
         }
     }
 

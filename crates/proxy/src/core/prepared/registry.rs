@@ -49,9 +49,12 @@ struct Shard {
     swept: usize,
 }
 
+/// Database and user by their names on the servers, and what sessions begin with.
+type PlaceName = (Arc<str>, Arc<str>, Arc<str>);
+
 #[derive(Debug, Default)]
 struct Places {
-    by_name: HashMap<(Arc<str>, Arc<str>), Weak<Place>>,
+    by_name: HashMap<PlaceName, Weak<Place>>,
     schemas: HashMap<Arc<str>, Weak<Schema>>,
     /// Entries after the last sweep.
     swept: usize,
@@ -79,10 +82,11 @@ impl Registry {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The place of this database and this user, by their names on the servers.
-    pub(crate) fn place(&self, (database, user): (&str, &str)) -> Arc<Place> {
+    /// The place of this database and this user, by their names on the servers, for sessions that begin with `start`
+    /// (parameters and statements of the configuration; empty: with none).
+    pub(crate) fn place(&self, (database, user): (&str, &str), start: &str) -> Arc<Place> {
         let mut places = lock(&self.places);
-        let key: (Arc<str>, Arc<str>) = (database.into(), user.into());
+        let key: PlaceName = (database.into(), user.into(), start.into());
         if let Some(place) = places.by_name.get(&key).and_then(Weak::upgrade) {
             return place;
         }
@@ -305,7 +309,7 @@ mod tests {
     #[test]
     fn one_content_is_one_statement_across_workers_and_evictions() {
         let mut world = world();
-        let place = world.registry.place(("d", "u"));
+        let place = world.registry.place(("d", "u"), "");
         let first = get(&mut world.a, &place, "select 1");
         assert!(Arc::ptr_eq(&first, &get(&mut world.b, &place, "select 1")));
         let typed = world.a.get(&place, Reading::DEFAULT, b"select 1", b"\0\x01\0\0\0\x17", Class::UNKNOWN);
@@ -321,8 +325,8 @@ mod tests {
     fn databases_users_and_parameters_have_statements_of_their_own() {
         let mut world = world();
         let registry = world.registry.clone();
-        let places = [("d", "u"), ("e", "u"), ("d", "v")].map(|(database, user)| registry.place((database, user)));
-        assert!(Arc::ptr_eq(&places[0], &registry.place(("d", "u"))));
+        let places = [("d", "u"), ("e", "u"), ("d", "v")].map(|(database, user)| registry.place((database, user), ""));
+        assert!(Arc::ptr_eq(&places[0], &registry.place(("d", "u"), "")));
         let reading = |name: &str, value: &str| registry.reading([(name.to_owned(), value.to_owned())].iter());
         let readings = [
             Reading::DEFAULT,
@@ -357,7 +361,7 @@ mod tests {
     #[test]
     fn after_ddl_a_content_is_a_new_statement() {
         let mut world = world();
-        let place = world.registry.place(("d", "u"));
+        let place = world.registry.place(("d", "u"), "");
         let begin = Class { control: sql::Control::Begin { read_only: false }, ..Class::UNKNOWN };
         let mut both = |text: &str, class: Class| {
             let one = world.a.get(&place, Reading::DEFAULT, text.as_bytes(), NO_TYPES, class);
@@ -376,7 +380,7 @@ mod tests {
     #[test]
     fn a_time_in_a_text_is_nobody_elses() {
         let mut world = world();
-        let place = world.registry.place(("d", "u"));
+        let place = world.registry.place(("d", "u"), "");
         let (one, other) = (get(&mut world.a, &place, "select 'now'"), get(&mut world.a, &place, "select 'now'"));
         assert!(one.id() != other.id() && one.scope().is_none());
         assert_eq!(world.registry.kept().0, 0);
@@ -385,7 +389,7 @@ mod tests {
     #[test]
     fn texts_that_nobody_has_any_more_are_not_kept() {
         let mut world = world();
-        let place = world.registry.place(("d", "u"));
+        let place = world.registry.place(("d", "u"), "");
         let long = "x".repeat(1 << 20);
         for n in 0..300 {
             // No server has taken it.
@@ -407,13 +411,16 @@ mod tests {
     #[test]
     fn places_that_nobody_has_any_more_are_forgotten() {
         let registry = Registry::default();
-        let kept = registry.place(("d", "u"));
+        let kept = registry.place(("d", "u"), "");
         for n in 0..10_000 {
-            registry.place((&n.to_string(), "u"));
+            registry.place((&n.to_string(), "u"), "");
         }
         let places = lock(&registry.places);
         assert!(places.by_name.len() < 200 && places.schemas.len() < 200);
         drop(places);
-        assert!(Arc::ptr_eq(&kept, &registry.place(("d", "u"))));
+        assert!(Arc::ptr_eq(&kept, &registry.place(("d", "u"), "")));
+        // Sessions that begin otherwise read the same text otherwise, but see the same schema.
+        let other = registry.place(("d", "u"), "search_path=s\0");
+        assert!(!Arc::ptr_eq(&kept, &other) && std::ptr::eq(kept.schema(), other.schema()));
     }
 }

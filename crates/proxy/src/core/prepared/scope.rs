@@ -64,7 +64,7 @@ impl Scope {
     }
 }
 
-/// A database, by its name on the servers, and a user.
+/// A database, by its name on the servers, a user, and what the configuration has sessions begin with.
 #[derive(Debug)]
 pub(crate) struct Place {
     number: u64,

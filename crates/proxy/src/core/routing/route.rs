@@ -101,7 +101,7 @@ impl Core {
     }
 
     /// The node for a read: the less loaded of two replicas chosen at random from those that have replayed what the client
-    /// must see; the primary if there is none.
+    /// must see; the primary if there is none. With a `primary_weight`, the primary is among those chosen from.
     pub(in crate::core) fn read_node(&mut self, p: usize, c: usize) -> Option<NodeId> {
         if self.view.nodes.len() <= 1 && self.view.primary.is_some() {
             // There is nothing to choose from, and nobody need know where it is.
@@ -119,14 +119,16 @@ impl Core {
         let mut count = 0;
         let mut zoned = false;
         for (i, node) in self.view.nodes.iter().enumerate() {
-            if node.role != Role::Replica || !node.usable || node.weight == 0 || avoid == Some(node.node.id) {
+            let primary = self.view.primary == Some(node.node.id);
+            let weight = if primary { self.settings.primary_weight } else { node.weight };
+            if !(primary || node.role == Role::Replica) || !node.usable || weight == 0 || avoid == Some(node.node.id) {
                 continue;
             }
             let place = &self.pools[p].nodes[i];
             if place.is_suspect(self.now) && place.idle.is_empty() {
                 continue;
             }
-            if node.node.replayed.get().0 < floor {
+            if !primary && node.node.replayed.get().0 < floor {
                 late = true;
                 continue;
             }
@@ -136,7 +138,7 @@ impl Core {
                 count = 0;
             }
             if zoned == same_zone && count < fit.len() {
-                fit[count] = (i as u16, place.load(), node.weight);
+                fit[count] = (i as u16, place.load(), weight);
                 count += 1;
             }
         }

@@ -8,7 +8,7 @@ use wire::payload::{self, Authentication};
 use wire::scram::{Client as Scram, Credential, MECHANISM, MECHANISM_PLUS};
 use wire::{Frame, Sqlstate, md5};
 
-use super::{Note, Request, ServerPhase};
+use super::{Greeting, Note, Request, ServerPhase};
 use crate::core::parameters::{Applied, Params};
 use crate::core::prepared::Unnamed;
 use crate::core::session::Phase;
@@ -78,16 +78,23 @@ impl Core {
         let server = &mut self.servers[s];
         server.phase = ServerPhase::Login(None);
         let pool = &self.pools[server.pool];
+        if let Some(tunnel) = server.tunnel.clone() {
+            let mut packet = Vec::new();
+            message::startup(&mut packet, &tunnel.startup(pool));
+            return self.send(s, |out| out.extend_from_slice(&packet));
+        }
         let (database, user) = pool.database.on_servers(&pool.key.database, &pool.key.user);
         let (database, user) = (database.to_owned(), user.to_owned());
         // Under the gate how a commit is flushed is the proxy's affair, whatever the user's or database's default is.
         let lazy = pool.gate.relays > 0 && self.commits.flushes();
         let gated = (pool.gate.relays > 0).then_some(("synchronous_commit", if lazy { "off" } else { "on" }));
         let name = if server.listener { "kingpost listener" } else { "kingpost" };
+        let start = pool.database.start.clone();
         let parameters: Vec<(&str, &str)> =
             [("user", &*user), ("database", &*database), ("application_name", name), ("client_encoding", "UTF8")]
                 .into_iter()
                 .chain(gated)
+                .chain(start.parameters.iter().map(|(name, value)| (&**name, &**value)))
                 .collect();
         let p = server.pool;
         self.send(s, |out| message::startup(out, &parameters));
@@ -114,6 +121,7 @@ impl Core {
             let Some(data) = rest.get(wire::HEADER..frame.total()) else { break };
             used += frame.total();
             let server = &mut self.servers[s];
+            let greeting = server.greeting;
             match frame.tag {
                 b'R' => {
                     if let Err(failure) = self.authenticate(s, data) {
@@ -132,13 +140,31 @@ impl Core {
                     }
                 }
                 b'Z' => {
-                    server.phase = ServerPhase::Ready;
+                    if greeting == Greeting::ToDo && self.greet_server(s) {
+                        continue;
+                    }
+                    if greeting == Greeting::Sent && data != b"I" {
+                        let text = "connect_query left a transaction open: end it with COMMIT";
+                        self.login_failed(s, Failure::Refused(refusal(text)));
+                        return None;
+                    }
+                    self.servers[s].phase = ServerPhase::Ready;
                     self.opened(s);
                     return self.servers.contains(s).then_some(used);
+                }
+                b'G' | b'H' | b'W' => {
+                    self.login_failed(
+                        s,
+                        Failure::Refused(refusal("connect_query must not COPY from or to the client")),
+                    );
+                    return None;
                 }
                 b'E' => {
                     let text = payload::error_field(data, b'M').map(String::from_utf8_lossy).unwrap_or_default();
                     let failure = match payload::sqlstate(data) {
+                        Some(code) if greeting == Greeting::Sent && !code.0.starts_with(b"57P") => {
+                            Failure::Refused(refusal(&format!("connect_query failed: {text} ({code})")))
+                        }
                         Some(Sqlstate::TOO_MANY_CONNECTIONS) => Failure::Full(text.into_owned()),
                         // 57P01 to 57P03: the server starts up, shuts down or recovers.
                         Some(code) if code.0.starts_with(b"57P") => Failure::Node(text.into_owned()),
@@ -152,6 +178,18 @@ impl Core {
             }
         }
         Some(used)
+    }
+
+    /// Sends the database's `connect_query` to a server that has just accepted the login. False if there is none.
+    fn greet_server(&mut self, s: usize) -> bool {
+        let server = &self.servers[s];
+        let Some(query) = self.pools[server.pool].database.start.query.clone() else { return false };
+        if server.listener || server.tunnel.is_some() {
+            return false;
+        }
+        self.servers[s].greeting = Greeting::Sent;
+        self.send(s, |out| message::query(out, &query));
+        true
     }
 
     fn authenticate(&mut self, s: usize, data: &[u8]) -> Result<(), Failure> {
@@ -264,7 +302,10 @@ impl Core {
                 let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
                 self.open_failed(s, &text, false);
             }
-            Failure::Refused(error) => self.login_refused(s, &error),
+            Failure::Refused(error) => match self.servers[s].client {
+                Some(c) if self.servers[s].tunnel.is_some() => self.fail_login_as(c, &error),
+                _ => self.login_refused(s, &error),
+            },
         }
     }
 

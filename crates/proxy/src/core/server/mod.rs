@@ -18,6 +18,9 @@ use sql::Pins;
 use topology::{NodeId, Role};
 use wire::Sqlstate;
 use wire::message::Status;
+
+use crate::core::over;
+use crate::settings::Lifetime;
 use wire::scram;
 
 use super::Core;
@@ -27,6 +30,7 @@ use super::notify::Sender;
 use super::observe::Timing;
 use super::parameters::{Applied, Params, Tracker};
 use super::prepared::Held;
+use super::session::Tunnel;
 use super::token::Token;
 
 pub(in crate::core) use note::{Answer, Dropping, Note, Refusal, SentAs};
@@ -100,6 +104,11 @@ pub(crate) struct Server {
     /// The connection is closed when it is next idle.
     pub(in crate::core) retire: bool,
 
+    /// Set if the connection is a client's own, for replication; it is in no pool.
+    pub(in crate::core) tunnel: Option<Box<Tunnel>>,
+    /// Where the database's `connect_query` has got to on this connection.
+    pub(in crate::core) greeting: Greeting,
+
     pub(in crate::core) opened: Instant,
     /// The connection has served no client yet.
     pub(in crate::core) fresh: bool,
@@ -118,6 +127,15 @@ pub(in crate::core) enum ServerPhase {
     /// The proxy authenticates to the server.
     Login(Option<Box<scram::Client>>),
     Ready,
+}
+
+/// Where a database's `connect_query` has got to on a connection that logs in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::core) enum Greeting {
+    /// Not sent yet.
+    ToDo,
+    /// Sent, not answered yet.
+    Sent,
 }
 
 /// The state of a BEGIN that was put off.
@@ -153,6 +171,8 @@ pub(in crate::core) struct Work {
     pub failed: bool,
     /// Pins that the client loses if the unit in flight succeeds.
     pub unpins: Pins,
+    /// Since when the transaction that runs now is known to run, where transactions have a time limit; `None`: not seen yet.
+    pub seen: Option<Instant>,
     /// The schema is changed; `true` if by DDL, `false` if a function may do so.
     pub alters: Option<bool>,
 }
@@ -239,6 +259,8 @@ impl Server {
             sender: Sender::new(),
             silent: false,
             retire: false,
+            tunnel: None,
+            greeting: Greeting::ToDo,
             opened: now,
             fresh: true,
             taken: now,
@@ -251,6 +273,15 @@ impl Server {
         let none = Timing::none(self.meter.timing.since);
         let timing = std::mem::replace(&mut self.meter.timing, none);
         self.protocol.sent(request, note(timing));
+    }
+
+    /// True if the connection is older than `lifetime`, and than what is added for this connection.
+    pub(in crate::core) fn is_aged(&self, lifetime: Option<Lifetime>, now: Instant) -> bool {
+        // Most connections are younger than the shortest lifetime.
+        lifetime.is_some_and(|lifetime| {
+            over(self.opened, lifetime.least, now)
+                && over(self.opened, lifetime.least + lifetime.jitter.mul_f32(spread(self.key.0)), now)
+        })
     }
 
     /// True if a client's statement, or a message that goes with it, is in flight.
@@ -298,6 +329,13 @@ impl Server {
     pub(in crate::core) fn reports(&self, name: &str) -> Option<&str> {
         self.reported.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
+}
+
+/// A number from 0 to below 1 that differs from one backend to the next, from the backend's process id: those that were
+/// started together are closed apart.
+fn spread(pid: u32) -> f32 {
+    // Fibonacci hashing; the upper 24 bits are what a f32 holds.
+    (pid.wrapping_mul(0x9e37_79b9) >> 8) as f32 / (1 << 24) as f32
 }
 
 impl Cleaning {

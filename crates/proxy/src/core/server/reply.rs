@@ -88,6 +88,10 @@ impl Core {
                 return used;
             }
         }
+        if self.servers[s].tunnel.is_some() {
+            self.tunnel_received(s, &bytes[used..]);
+            return bytes.len();
+        }
         used + self.replies(s, &bytes[used..])
     }
 
@@ -463,6 +467,10 @@ impl Core {
         }
         self.follow(s, ended.as_ref(), data);
         let server = &mut self.servers[s];
+        if data.starts_with(b"DISCARD ALL\0") && self.pools[server.pool].database.start.query.is_some() {
+            // What connect_query has set is gone: it runs again before the connection's next client.
+            server.cleaning.all = true;
+        }
         server.meter.rows = server.meter.rows.saturating_add(rows_of(data));
         let dropped = match &ended {
             Some(Note::Execute { dropped, .. }) => dropped.is_some(),
@@ -583,6 +591,7 @@ impl Core {
         }
         if idle {
             server.portals.end();
+            server.work.seen = None;
         }
         server.own.ahead = None;
         let goes_back = server.tracker.goes_back();

@@ -13,6 +13,7 @@ use wire::message::Status;
 
 use super::login::Login;
 use super::replay::Replay;
+use super::replication::Replication;
 use crate::config::Access;
 use crate::config::{Consistency, RouteTo};
 use crate::core::memory::Output;
@@ -185,6 +186,8 @@ pub(in crate::core) enum Phase {
     Cancelling,
     /// Logged in to the console.
     Console(Box<Operator>),
+    /// Logged in for replication: bytes are passed on as they are.
+    Replicating(Replication),
 }
 
 /// A user of the console.
@@ -490,7 +493,7 @@ impl Core {
         if full && !client.paused {
             client.paused = true;
             self.effects.push(Effect::Pause(client.token));
-        } else if client.paused && !full && !server_full {
+        } else if client.paused && !full && !server_full && !self.paused.is_suspended() {
             client.paused = false;
             self.effects.push(Effect::Resume(client.token));
         }
@@ -537,6 +540,10 @@ impl Core {
                     Phase::Ready => self.message(c, rest),
                     Phase::Cancelling => Step::Used(rest.len()),
                     Phase::Console(_) => self.console_message(c, rest),
+                    Phase::Replicating(_) => {
+                        self.tunnel_sent(c, rest);
+                        Step::Used(rest.len())
+                    }
                 },
             };
             match step {

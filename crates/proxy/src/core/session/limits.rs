@@ -113,7 +113,10 @@ impl Core {
             }
             self.doorkeeper.logins.pop_front();
             if self.is_client(token)
-                && !matches!(self.clients[token.index()].phase, Phase::Ready | Phase::Cancelling | Phase::Console(_))
+                && matches!(
+                    self.clients[token.index()].phase,
+                    Phase::Startup { .. } | Phase::Securing | Phase::Login(_)
+                )
             {
                 let text = "login took longer than login_timeout";
                 self.fail_login(token.index(), Sqlstate::INVALID_AUTHORIZATION, text);
@@ -206,18 +209,17 @@ impl Core {
 
     /// Closes clients that have been in a state for longer than its limit.
     pub(in crate::core) fn expire_clients(&mut self) {
-        let limits = self.settings.time_limits;
-        let none = limits.idle.is_none() && limits.idle_transaction.is_none() && limits.query.is_none();
-        if none || !over(self.doorkeeper.looked, LOOK, self.now) {
+        if !self.settings.has_time_limits || !over(self.doorkeeper.looked, LOOK, self.now) {
             return;
         }
         self.doorkeeper.looked = self.now;
+        self.see_transactions();
         let late: Vec<_> = self
             .clients
             .iter()
             .filter_map(|(c, client)| {
-                let (limit, code, text) = self.time_limit(c)?;
-                over(client.since, limit, self.now).then_some((client.token, code, text))
+                let (code, text) = self.is_over_limit(c)?;
+                Some((client.token, code, text))
             })
             .collect();
         for (token, code, text) in late {
@@ -237,25 +239,49 @@ impl Core {
         }
     }
 
-    /// The time limit of the client's current state, counted from [`Client::since`], and the error when it is over.
-    fn time_limit(&self, c: usize) -> Option<(Duration, Sqlstate, &'static str)> {
-        let (client, limits) = (&self.clients[c], self.settings.time_limits);
+    /// Notes when each transaction that runs now was first seen, where transactions have a time limit, unless that is known
+    /// from when its client got the connection. So a transaction costs nothing at its beginning, and the limit of one that
+    /// is not the first on its connection is exceeded by up to [`LOOK`] more.
+    fn see_transactions(&mut self) {
+        for (_, server) in &mut self.servers {
+            let limit = self.pools.get(server.pool).and_then(|pool| pool.database.time_limits.transaction);
+            let runs = server.client.is_some() && (!server.protocol.is_settled() || server.is_in_transaction());
+            if limit.is_some() && runs {
+                server.work.seen.get_or_insert(self.now);
+            }
+        }
+    }
+
+    /// The error for a client that has been in its current state, or in its transaction, for longer than it may be.
+    fn is_over_limit(&self, c: usize) -> Option<(Sqlstate, &'static str)> {
+        let client = &self.clients[c];
         if !matches!(client.phase, Phase::Ready) || client.waiting {
             return None;
         }
+        let limits = self.pools.get(client.pool)?.database.time_limits;
         let server = client.at.server().map(|s| &self.servers[s]);
         let running = client.at.lane().is_some() || server.is_some_and(|server| !server.protocol.is_settled());
-        let in_transaction = server.is_some_and(Server::is_in_transaction);
-        if running {
+        let in_transaction =
+            server.is_some_and(Server::is_in_transaction) || client.begun.is_some() || client.aborted != Aborted::No;
+        let (limit, code, text) = if running {
             let text = "terminating connection: the statement ran for longer than query_timeout";
-            limits.query.map(|limit| (limit, Sqlstate::QUERY_CANCELED, text))
-        } else if in_transaction || client.begun.is_some() || client.aborted != Aborted::No {
+            (limits.query, Sqlstate::QUERY_CANCELED, text)
+        } else if in_transaction {
             let text = "terminating connection: idle in a transaction for longer than idle_transaction_timeout";
-            limits.idle_transaction.map(|limit| (limit, Sqlstate::IDLE_IN_TRANSACTION_TIMEOUT, text))
+            (limits.idle_transaction, Sqlstate::IDLE_IN_TRANSACTION_TIMEOUT, text)
         } else {
             let text = "terminating connection: idle for longer than client_idle_timeout";
-            limits.idle.map(|limit| (limit, Sqlstate::IDLE_SESSION_TIMEOUT, text))
+            (limits.idle, Sqlstate::IDLE_SESSION_TIMEOUT, text)
+        };
+        if limit.is_some_and(|limit| over(client.since, limit, self.now)) {
+            return Some((code, text));
         }
+        let limit = limits.transaction.filter(|_| running || in_transaction)?;
+        // A client without a server connection of its own (in a lane, or after a BEGIN that was put off) has been in its
+        // state for as long as in its transaction.
+        let since = server.map_or(Some(client.since), |server| server.work.seen)?;
+        let text = "terminating connection: the transaction took longer than transaction_timeout";
+        over(since, limit, self.now).then_some((Sqlstate::TRANSACTION_TIMEOUT, text))
     }
 }
 

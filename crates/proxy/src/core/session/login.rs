@@ -13,6 +13,7 @@ use wire::{Severity, Sqlstate, md5, message, payload, scram};
 
 use super::cancel::{ClientPid, passed_on};
 use super::client::{LookedUp, Mark, Phase, Step};
+use super::replication::{NODE, Replication, Tunnel};
 use crate::accounts::Answer;
 use crate::config::Access;
 use crate::config::{AuthMethod, RouteTo};
@@ -37,6 +38,8 @@ pub(in crate::core) struct Login {
     /// Set for a login to the console: what the operator may do. Decided when the login began, by the settings that the
     /// proof is checked against.
     pub console: Option<Access>,
+    /// Set for a replication connection.
+    pub tunnel: Option<Box<Tunnel>>,
     pub exchange: Exchange,
 }
 
@@ -154,7 +157,8 @@ impl Core {
 
     fn begin_login(&mut self, c: usize, version: u32, parameters: &[u8]) {
         let (mut user, mut database) = (None, None);
-        let mut settings = Vec::new();
+        let mut replication = None;
+        let mut settings: Vec<(String, String)> = Vec::new();
         let mut unknown: Vec<&[u8]> = Vec::new();
         for parameter in startup::parameters(parameters) {
             let (name, value) = match parameter {
@@ -171,11 +175,13 @@ impl Core {
             match name {
                 "user" => user = Some(value.to_owned()),
                 "database" => database = Some(value.to_owned()),
-                "replication" if ["", "false", "off", "no", "0"].contains(&value) => {}
-                "replication" => {
-                    let text = "replication connections cannot go through the proxy: connect to the server itself";
-                    return self.fail_login(c, Sqlstate::FEATURE_NOT_SUPPORTED, text);
-                }
+                "replication" => match Replication::read(value) {
+                    Ok(wanted) => replication = wanted,
+                    Err(()) => {
+                        let text = format!("startup parameter replication: {value:?} is not true, false or database");
+                        return self.fail_login(c, Sqlstate::INVALID_PARAMETER_VALUE, &text);
+                    }
+                },
                 "options" => match startup::options(value) {
                     // The packet's own parameters win over those in `options`, in whatever order they come.
                     Ok(pairs) => drop(settings.splice(0..0, pairs)),
@@ -195,7 +201,15 @@ impl Core {
                 "no PostgreSQL user name in the startup packet",
             );
         };
-        let database = database.filter(|name| !name.is_empty()).unwrap_or_else(|| user.clone());
+        let named = database.filter(|name| !name.is_empty());
+        let database = named.clone().unwrap_or_else(|| user.clone());
+        let physical = replication == Some(Replication::Physical);
+        let tunnel = replication.map(|replication| {
+            let (own, parameters): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut settings).into_iter().partition(|(name, _)| name == NODE);
+            let node = own.into_iter().next_back().map(|(_, node)| node);
+            Box::new(Tunnel { replication, database: named, parameters, node })
+        });
         if version > V3_2 || !unknown.is_empty() {
             self.tell(c, |out| message::negotiate_version(out, version.min(V3_2), &unknown));
         }
@@ -203,7 +217,7 @@ impl Core {
         if self.draining {
             return self.fail_login(c, Sqlstate::CANNOT_CONNECT_NOW, "the proxy is shutting down");
         }
-        let console = self.settings.is_console(&database);
+        let console = tunnel.is_none() && self.settings.is_console(&database);
         if let Err(text) = self.room_for(c, console, &database, &user) {
             return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
         }
@@ -211,14 +225,17 @@ impl Core {
             return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
         }
         let known = self.settings.account(&user, console).cloned().map(Arc::new);
-        let method = match self.method(c, &database, &user) {
+        // A physical replication connection is to no database, whichever its client has named.
+        let ruled = if physical { hba::REPLICATION } else { &database };
+        let method = match self.method(c, ruled, &user) {
             Ok(method) => method.unwrap_or_else(|| known.as_ref().map_or(self.settings.auth, |user| user.auth)),
             Err(text) => return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text),
         };
         let access = console.then(|| self.settings.access(&user));
         let unproved = !console && self.settings.looks_up && known.as_ref().is_none_or(|known| !known.has_secret());
         let key = PoolKey { database: database.into(), user: user.into() };
-        let login = Login { key, version, params: settings, console: access, exchange: Exchange::Asked(method) };
+        let exchange = Exchange::Asked(method);
+        let login = Login { key, version, params: settings, console: access, tunnel, exchange };
         let name = login.key.user.clone();
         self.clients[c].phase = Phase::Login(Box::new(login));
         self.clients[c].looked_up = match method {
@@ -445,6 +462,9 @@ impl Core {
         if let Some(access) = login.console {
             return self.enter_console(c, access);
         }
+        if let Some(tunnel) = login.tunnel.take() {
+            return self.begin_replication(c, &key, *tunnel);
+        }
         if self.leaves_for_home(c, &key) {
             return;
         }
@@ -455,6 +475,10 @@ impl Core {
             return self.fail_login(c, Sqlstate::INVALID_CATALOG_NAME, &text);
         };
         let route = database.route;
+        if self.paused.is_disabled(&key.database) {
+            let text = format!("database {:?} is disabled by an operator", key.database);
+            return self.fail_login(c, Sqlstate::CANNOT_CONNECT_NOW, &text);
+        }
         if let Err(text) = self.room_for_pool(&key) {
             return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
         }

@@ -71,6 +71,9 @@ impl Core {
     /// then cleaned.
     pub(in crate::core) fn abandon_server(&mut self, c: usize) {
         let Some(s) = self.clients[c].leave_server() else { return };
+        if self.servers[s].tunnel.is_some() {
+            return self.drop_tunnel(s);
+        }
         let half_sent = matches!(self.clients[c].pass, Pass::Forward(_));
         let bound = self.is_bound(c);
         let awaits_listener = self.clients[c].awaits_listener();
@@ -170,6 +173,11 @@ impl Core {
             self.metrics.functions_cleaned.add(1);
             self.own_query(s, if primary { CLEAN_FUNCTIONS } else { CLEAN_FUNCTIONS_STANDBY });
         }
+        if (cleaning.all || cleaning.functions)
+            && let Some(query) = self.pools[self.servers[s].pool].database.start.query.clone()
+        {
+            self.own_query(s, &query);
+        }
         if cleaning.unlisten && !(cleaning.functions && primary) {
             self.own_query(s, "UNLISTEN *");
         }
@@ -184,6 +192,9 @@ impl Core {
     pub(in crate::core) fn server_closed(&mut self, s: usize, why: &str) {
         let server = &mut self.servers[s];
         let why = server.fatal.take().unwrap_or_else(|| why.to_owned());
+        if server.tunnel.is_some() {
+            return self.tunnel_lost(s, &why);
+        }
         if !matches!(server.phase, ServerPhase::Ready) {
             return self.open_failed(s, &why, true);
         }

@@ -8,7 +8,8 @@ use wire::{HEADER, Sqlstate, message, payload};
 use super::client::{Client, Operator, Phase, Step};
 use super::login::error;
 use crate::config::Access;
-use crate::console::{ClientReport, Look, Operation, PoolReport, Report, ServerReport};
+use crate::console::{ClientReport, Look, MemoryReport, Operation, PoolReport, Report, ServerReport};
+use crate::core::memory::Buffers;
 use crate::core::pool::Pool;
 use crate::core::server::{Server, ServerPhase};
 use crate::core::{Core, Effect, SMALL_MAX};
@@ -39,11 +40,25 @@ pub(in crate::core) struct Paused {
     /// PAUSE.
     leased: bool,
     names: HashSet<String>,
+    /// Nothing is read from clients.
+    suspended: bool,
+    /// Databases to which nobody may log in. RESUME does not change them.
+    disabled: HashSet<String>,
 }
 
 impl Paused {
     pub(in crate::core) fn has(&self, database: &str) -> bool {
         self.all || self.leased || self.names.contains(database)
+    }
+
+    /// True while nothing is read from clients.
+    pub(in crate::core) fn is_suspended(&self) -> bool {
+        self.suspended
+    }
+
+    /// True if nobody may log in to this database.
+    pub(in crate::core) fn is_disabled(&self, database: &str) -> bool {
+        self.disabled.contains(database)
     }
 
     fn add(&mut self, database: Option<&str>) {
@@ -60,7 +75,7 @@ impl Paused {
             Some(name) => {
                 self.names.remove(name);
             }
-            None => *self = Paused::default(),
+            None => *self = Paused { disabled: std::mem::take(&mut self.disabled), ..Paused::default() },
         }
     }
 }
@@ -159,6 +174,13 @@ impl Core {
                 self.paused.remove(database.as_deref());
                 self.resume();
             }
+            Operation::Suspend => self.suspend(),
+            Operation::Disable(database) => {
+                self.paused.disabled.insert(database.clone());
+            }
+            Operation::Enable(database) => {
+                self.paused.disabled.remove(database);
+            }
             Operation::PauseLeased => {
                 self.paused.leased = true;
                 self.pause_pools(None);
@@ -190,6 +212,28 @@ impl Core {
         }
     }
 
+    /// Stops reading clients. Answers under way are delivered, and server connections stay open.
+    fn suspend(&mut self) {
+        self.paused.suspended = true;
+        for pool in self.pools.iter_mut() {
+            pool.suspended = true;
+        }
+        for (_, client) in &mut self.clients {
+            if matches!(client.phase, Phase::Ready) && !client.paused {
+                client.paused = true;
+                self.effects.push(Effect::Pause(client.token));
+            }
+        }
+    }
+
+    /// How many connections have bytes to be written, or answers to come.
+    fn unsettled(&self) -> usize {
+        let clients = self.clients.iter().filter(|(_, c)| matches!(c.phase, Phase::Ready) && c.output.unread() > 0);
+        let busy = |server: &Server| !server.output.is_empty() || !server.protocol.is_settled();
+        let ready = |server: &Server| matches!(server.phase, ServerPhase::Ready) && !server.listener;
+        clients.count() + self.servers.iter().filter(|(_, server)| ready(server) && busy(server)).count()
+    }
+
     fn pause(&mut self, database: Option<&str>) {
         self.paused.add(database);
         self.pause_pools(database);
@@ -211,7 +255,16 @@ impl Core {
         }
         for p in self.pools.ids() {
             self.pools[p].paused = self.paused.has(&self.pools[p].key.database);
+            self.pools[p].suspended = self.paused.suspended;
             self.pump(p);
+        }
+        if !self.paused.suspended {
+            let held: Vec<usize> = self.clients.iter().filter(|(_, client)| client.paused).map(|(c, _)| c).collect();
+            for c in held {
+                if self.clients.contains(c) {
+                    self.bound_input(c);
+                }
+            }
         }
     }
 
@@ -256,6 +309,7 @@ impl Core {
                     }
                 }
                 Phase::Startup { .. } | Phase::Securing | Phase::Login(_) => report.logging_in += 1,
+                Phase::Replicating(_) => report.pools[place(client.pool)].clients += 1,
                 Phase::Console(_) | Phase::Cancelling => {}
             }
         }
@@ -267,6 +321,10 @@ impl Core {
         if look.clients {
             report.clients = self.clients.iter().map(|(_, client)| self.client_report(client)).collect();
         }
+        report.suspended = self.paused.suspended.then(|| self.unsettled());
+        if look.memory {
+            report.memory = self.memory_report();
+        }
         if look.statements {
             report.statements = self.observing.report();
         }
@@ -274,6 +332,22 @@ impl Core {
             report.servers = self.servers.iter().map(|(_, server)| self.server_report(server)).collect();
         }
         report
+    }
+
+    fn memory_report(&self) -> Vec<MemoryReport> {
+        let slab = |name, size, used, capacity: usize| MemoryReport { name, size, used, free: capacity - used };
+        let clients = self.clients.iter().filter(|(_, client)| !client.output.is_empty()).count();
+        let servers = self.servers.iter().filter(|(_, server)| !server.output.is_empty()).count();
+        vec![
+            slab("client_cache", size_of::<Client>(), self.clients.len(), self.clients.capacity()),
+            slab("server_cache", size_of::<Server>(), self.servers.len(), self.servers.capacity()),
+            MemoryReport {
+                name: "iobuf_cache",
+                size: Buffers::SIZE,
+                used: clients + servers,
+                free: self.buffers.spare(),
+            },
+        ]
     }
 
     fn pool_report(&self, pool: &Pool) -> PoolReport {
@@ -307,6 +381,7 @@ impl Core {
             Phase::Startup { .. } | Phase::Securing | Phase::Login(_) => "login",
             Phase::Cancelling => "active_cancel_req",
             Phase::Console(_) => "console",
+            Phase::Replicating(_) => "active",
             Phase::Ready if client.waiting => "waiting",
             Phase::Ready if running => "active",
             Phase::Ready => "idle",
@@ -323,6 +398,12 @@ impl Core {
             prepared: client.names.len(),
             pins: client.pins,
             tls: client.identity.is_some(),
+            replication: match client.phase {
+                Phase::Replicating(replication) => replication.name(),
+                _ => "none",
+            },
+            buffered: (client.input.len(), client.output.unread()),
+            fd: None,
             address: None,
             local: None,
         }
@@ -333,6 +414,7 @@ impl Core {
         let state = match server.phase {
             ServerPhase::Connecting | ServerPhase::Asking(_) | ServerPhase::Securing | ServerPhase::Login(_) => "login",
             ServerPhase::Ready if server.listener => "listening",
+            ServerPhase::Ready if server.tunnel.is_some() => "replicating",
             ServerPhase::Ready if server.client.is_some() => "active",
             ServerPhase::Ready if server.cancels > 0 => "being_canceled",
             ServerPhase::Ready if server.retire => "closing",
@@ -351,6 +433,9 @@ impl Core {
             client: client.map(|client| client.token),
             pid: server.key.0,
             tls: server.identity.is_some(),
+            replication: server.tunnel.as_ref().map_or("none", |tunnel| tunnel.replication.name()),
+            buffered: (server.input.len(), server.output.len()),
+            fd: None,
             lane: server.lane.report(),
             prepared: server.held.ids().collect(),
             application: client.and_then(|c| c.params.get("application_name").cloned()).unwrap_or_default(),

@@ -49,16 +49,7 @@ fn login() -> Vec<u8> {
 }
 
 fn user(name: &str, auth: Option<AuthMethod>) -> UserConfig {
-    UserConfig {
-        name: name.into(),
-        auth,
-        password: Some("secret".into()),
-        password_file: None,
-        verifier: None,
-        pool_size: None,
-        max_clients: None,
-        commit_durability: None,
-    }
+    UserConfig { name: name.into(), auth, password: Some("secret".into()), ..UserConfig::default() }
 }
 
 impl World {

@@ -1,0 +1,112 @@
+//! Settings that operators change in the console (`SET key = value`), until the file is read again.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use super::env;
+use super::schema::Kind;
+use crate::from_pgbouncer::{carried_to, needless};
+
+/// Settings over the file and the environment: by their path, values as variables have them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Overrides(BTreeMap<String, String>);
+
+/// Keys that take effect at the next start only; each also stands for what is below it.
+const AT_START: [&str; 7] = [
+    "proxy.listen",
+    "proxy.workers",
+    "proxy.driver",
+    "proxy.upgrade_socket",
+    "proxy.tracing.endpoint",
+    "proxy.tracing.service_name",
+    "cluster.from",
+];
+/// Most settings that are changed at a time.
+const MOST: usize = 100;
+
+impl Overrides {
+    /// These settings and one more. `key`: its path in the file, without `proxy.pool.` or `proxy.` if that is clear, or
+    /// PgBouncer's name.
+    ///
+    /// # Errors
+    /// There is no such key, or it can't be changed while the process runs. The value is looked at later, with all
+    /// others.
+    pub(crate) fn with(&self, key: &str, value: &str) -> Result<Overrides, String> {
+        let short =
+            [key.to_owned(), format!("proxy.pool.{key}"), format!("proxy.routing.{key}"), format!("proxy.{key}")];
+        let translated = carried_to(key).map(str::to_owned);
+        let found = translated.into_iter().chain(short).find_map(|path| Some((env::kind_of(&path)?, path)));
+        let Some((kind, path)) = found else {
+            return Err(match needless(key) {
+                Some(why) => format!("{key} is a setting of PgBouncer's that is not needed here: {why}"),
+                None => format!("no setting is called {key:?}: SHOW CONFIG and docs/guide/kingpost.toml list them"),
+            });
+        };
+        let live = path.starts_with("proxy.") || path.starts_with("cluster.");
+        let below = |of: &&str| path == **of || path.strip_prefix(*of).is_some_and(|rest| rest.starts_with('.'));
+        if !live || AT_START.iter().any(below) {
+            return Err(format!(
+                "{path} can't be changed while the process runs: change it in the file and start again"
+            ));
+        }
+        if !matches!(
+            kind,
+            Kind::Boolean
+                | Kind::Integer { .. }
+                | Kind::Share
+                | Kind::Duration { .. }
+                | Kind::Choice(_)
+                | Kind::Durability
+        ) {
+            return Err(format!("{path} can't be changed here: change it in the file and say RELOAD"));
+        }
+        // PgBouncer has seconds.
+        let seconds = matches!(kind, Kind::Duration { .. }) && value.parse::<f64>().is_ok();
+        let value = if seconds { format!("{value}s") } else { value.to_owned() };
+        let mut new = self.clone();
+        new.0.insert(path, value);
+        if new.0.len() > MOST {
+            return Err(format!(
+                "more than {MOST} settings are changed already: write them into the file and say RELOAD"
+            ));
+        }
+        Ok(new)
+    }
+
+    /// As environment variables.
+    pub(crate) fn variables(&self) -> Vec<(OsString, OsString)> {
+        self.0.iter().map(|(path, value)| (env::variable(path).into(), value.into())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_found_by_their_names() {
+        for (key, value, expected) in [
+            ("proxy.pool.size", "5", Ok(("KINGPOST__PROXY__POOL__SIZE", "5"))),
+            ("default_pool_size", "5", Ok(("KINGPOST__PROXY__POOL__SIZE", "5"))),
+            ("wait_timeout", "5", Ok(("KINGPOST__PROXY__POOL__WAIT_TIMEOUT", "5s"))),
+            ("query_wait_timeout", "1min", Ok(("KINGPOST__PROXY__POOL__WAIT_TIMEOUT", "1min"))),
+            ("query_timeout", "2.5", Ok(("KINGPOST__PROXY__QUERY_TIMEOUT", "2.5s"))),
+            ("primary_weight", "2", Ok(("KINGPOST__PROXY__ROUTING__PRIMARY_WEIGHT", "2"))),
+            ("pool_mode", "session", Ok(("KINGPOST__PROXY__POOL__MODE", "session"))),
+            ("proxy.listen", "x", Err("can't be changed while")),
+            ("listen_port", "1", Err("can't be changed while")),
+            ("proxy.workers", "1", Err("can't be changed while")),
+            ("relay.listen", "1", Err("can't be changed while")),
+            ("proxy.users", "[]", Err("say RELOAD")),
+            ("proxy.hba_file", "/x", Err("say RELOAD")),
+            ("nonsense", "1", Err("no setting is called")),
+            ("server_login_retry", "1", Err("not needed here: Kingpost waits longer")),
+        ] {
+            let found = Overrides::default().with(key, value);
+            match expected {
+                Ok((name, value)) => assert_eq!(found.expect(key).variables(), [(name.into(), value.into())]),
+                Err(text) => assert!(found.as_ref().is_err_and(|error| error.contains(text)), "{key}: {found:?}"),
+            }
+        }
+    }
+}

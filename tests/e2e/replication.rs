@@ -1,0 +1,232 @@
+//! Replication connections through the proxy, by PostgreSQL's own programs: what they get is what they get without it.
+
+use std::process::{Command, Output};
+
+use kingpost_tests::{Cluster, DATABASE, Kingpost, SCRAM_PASSWORD, SCRAM_USER, ShowLogs, USER, unique, user};
+use toml::Table;
+
+use crate::common::only_kingpost;
+use crate::console::rows;
+use crate::governed::config;
+
+const STREAMER: &str = "streamer";
+const PASSWORD: &str = "streams";
+
+/// A user that may open replication connections.
+fn streamer() -> Table {
+    let mut table = user(STREAMER, PASSWORD);
+    table.insert("replication".into(), true.into());
+    table
+}
+
+/// A cluster whose primary lets the streamer in, and its directory for what the programs write.
+async fn cluster(replicas: usize) -> Cluster {
+    let cluster = Cluster::builder()
+        .replicas(replicas)
+        .setting("wal_level", "logical")
+        .setting("max_wal_senders", "20")
+        .hba("host replication,all streamer 127.0.0.1/32 scram-sha-256\nhost all scrammy 127.0.0.1/32 scram-sha-256\nhost replication,all all 127.0.0.1/32 trust\n")
+        .start()
+        .await;
+    cluster
+        .primary()
+        .execute(&format!("SET password_encryption = 'scram-sha-256'; CREATE ROLE {STREAMER} LOGIN REPLICATION PASSWORD '{PASSWORD}'; GRANT pg_read_all_data TO {STREAMER}"))
+        .await;
+    cluster
+}
+
+async fn proxy(cluster: &Cluster) -> Kingpost {
+    Kingpost::of(cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .add("proxy.users", streamer())
+        .add("proxy.users", user(SCRAM_USER, SCRAM_PASSWORD))
+        .add("proxy.users", user(USER, "alice's own"))
+        .add("proxy.operators", user("boss", "manages"))
+        .start()
+        .await
+}
+
+/// One of PostgreSQL's programs, as the streamer, through the proxy.
+fn program(name: &str, kingpost: &Kingpost) -> Command {
+    let mut command = Command::new(kingpost_tests::pg_bin().join(name));
+    command.args(["-h", "127.0.0.1", "-p", &kingpost.port().to_string(), "-U", STREAMER, "-w"]);
+    command.env("PGPASSWORD", PASSWORD).env("PGSSLMODE", "disable").env("PGCONNECT_TIMEOUT", "60");
+    command
+}
+
+/// Runs a program without blocking the tests' other work.
+async fn run(mut command: Command) -> Output {
+    let shown = format!("{command:?}");
+    let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap();
+    output.unwrap_or_else(|error| panic!("{shown}: {error}"))
+}
+
+async fn succeed(command: Command) {
+    let shown = format!("{command:?}");
+    let output = run(command).await;
+    assert!(output.status.success(), "{shown}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[tokio::test]
+async fn a_base_backup_and_the_log_come_through_the_proxy_whole() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster(1).await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = proxy(&cluster).await;
+    cluster
+        .primary()
+        .execute("CREATE TABLE kept AS SELECT g AS n, repeat('x', 500) AS text FROM generate_series(1, 20000) g")
+        .await;
+    let backup = cluster.dir().join(format!("backup{}", unique()));
+    let mut command = program("pg_basebackup", &kingpost);
+    command.arg("-D").arg(&backup).args(["-X", "stream", "-c", "fast", "--manifest-checksums=SHA256"]);
+    succeed(command).await;
+    // The manifest has a checksum of each file, computed by the server.
+    let mut verify = Command::new(kingpost_tests::pg_bin().join("pg_verifybackup"));
+    verify.arg(&backup);
+    succeed(verify).await;
+    // The log: what pg_receivewal has written is what the server has.
+    let log = cluster.dir().join(format!("log{}", unique()));
+    std::fs::create_dir(&log).unwrap();
+    let primary = cluster.primary();
+    let segment = primary.query("SELECT pg_walfile_name(pg_current_wal_lsn())").await;
+    let mut create = program("pg_receivewal", &kingpost);
+    create.arg("-D").arg(&log).args(["--slot", "through", "--create-slot", "--if-not-exists"]);
+    succeed(create).await;
+    primary
+        .execute("INSERT INTO kept SELECT g, 'second' FROM generate_series(1, 1000) g; SELECT pg_switch_wal()")
+        .await;
+    primary.execute("INSERT INTO kept VALUES (0, 'behind the switch')").await;
+    let end = primary.query("SELECT pg_current_wal_lsn()").await;
+    let mut receive = program("pg_receivewal", &kingpost);
+    receive.arg("-D").arg(&log).args(["--slot", "through", "--endpos", &end, "--no-loop"]);
+    succeed(receive).await;
+    let name = std::fs::read_dir(&log)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .find(|name| name.len() == 24 && *name >= segment)
+        .expect("a whole segment");
+    let (received, own) =
+        (std::fs::read(log.join(&name)).unwrap(), std::fs::read(primary.dir().join("pg_wal").join(&name)).unwrap());
+    assert!(received == own, "{name} differs from the server's");
+}
+
+#[tokio::test]
+async fn a_subscriber_follows_through_the_proxy_and_is_seen_in_the_console() {
+    if only_kingpost() {
+        return;
+    }
+    let publisher = cluster(0).await;
+    let _logs = ShowLogs(publisher.dir());
+    let subscriber = Cluster::builder().start().await;
+    let kingpost = proxy(&publisher).await;
+    publisher.primary().execute("CREATE TABLE news (n int PRIMARY KEY, text text); CREATE PUBLICATION all_news FOR TABLE news; INSERT INTO news VALUES (1, 'before')").await;
+    subscriber.primary().execute("CREATE TABLE news (n int PRIMARY KEY, text text)").await;
+    let port = kingpost.port();
+    subscriber
+        .primary()
+        .execute(&format!(
+            "CREATE SUBSCRIPTION through CONNECTION 'host=127.0.0.1 port={port} user={STREAMER} password={PASSWORD} dbname={DATABASE} sslmode=disable' PUBLICATION all_news"
+        ))
+        .await;
+    publisher.primary().execute("INSERT INTO news SELECT g, repeat('y', 1000) FROM generate_series(2, 5000) g; UPDATE news SET text = 'changed' WHERE n = 2; DELETE FROM news WHERE n = 3").await;
+    let sum = "SELECT count(*) || ' ' || md5(string_agg(n || text, ',' ORDER BY n)) FROM news";
+    let expected = publisher.primary().query(sum).await;
+    subscriber
+        .wait("the subscriber has it all", async || (subscriber.primary().query(sum).await == expected).then_some(()))
+        .await;
+    // The proxy's operator sees it, apart from the pools.
+    let mut boss = kingpost.endpoint().config();
+    boss.user("boss").password("manages").dbname("kingpost");
+    let console = kingpost.endpoint().connect_as(&boss).await;
+    let clients = rows(&console, "SHOW CLIENTS").await;
+    assert!(clients.iter().any(|row| row["replication"] == "logical" && row["user"] == STREAMER), "{clients:?}");
+    // PAUSE does not wait for it, and does not end it.
+    console.simple_query("PAUSE").await.expect("PAUSE");
+    publisher.primary().execute("INSERT INTO news VALUES (9999, 'while paused')").await;
+    let expected = publisher.primary().query(sum).await;
+    subscriber
+        .wait("what came while paused", async || (subscriber.primary().query(sum).await == expected).then_some(()))
+        .await;
+    console.simple_query("RESUME").await.expect("RESUME");
+    // The proxy goes, and comes again: the subscriber goes on where it was.
+    console.simple_query("KILL").await.expect("KILL");
+    console.simple_query("RESUME").await.expect("RESUME");
+    publisher.primary().execute("INSERT INTO news VALUES (10000, 'after all')").await;
+    let expected = publisher.primary().query(sum).await;
+    subscriber
+        .wait("what came after", async || (subscriber.primary().query(sum).await == expected).then_some(()))
+        .await;
+    subscriber.primary().execute("DROP SUBSCRIPTION through").await;
+}
+
+#[tokio::test]
+async fn only_who_may_replicates_and_the_node_is_the_primary_or_the_one_that_is_named() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster(1).await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = proxy(&cluster).await;
+    let port_of = async |user: &str, password: &str, options: &str| {
+        let mut psql = Command::new(kingpost_tests::pg_bin().join("psql"));
+        let port = kingpost.port();
+        psql.args(["-X", "-A", "-t", "-v", "VERBOSITY=verbose", "-c", "SHOW port"]);
+        psql.arg("-d").arg(format!(
+            "host=127.0.0.1 port={port} user={user} dbname={DATABASE} replication=database sslmode=disable"
+        ));
+        psql.env("PGPASSWORD", password).env("PGOPTIONS", options);
+        let output = run(psql).await;
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        if output.status.success() { Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()) } else { Err(said) }
+    };
+    let ports = [cluster.primary(), cluster.replica(0)].map(|node| node.port().to_string());
+    assert_eq!(port_of(STREAMER, PASSWORD, "").await.expect("the primary"), ports[0]);
+    let named = format!("-c kingpost.node={}", cluster.replica(0).name());
+    cluster.wait_caught_up().await;
+    assert_eq!(port_of(STREAMER, PASSWORD, &named).await.expect("the replica"), ports[1]);
+    for (user, password, options, expected) in [
+        // Another user of the proxy, who is not allowed to; a wrong password; a node that is not there.
+        (SCRAM_USER, SCRAM_PASSWORD, "", "needs replication = true"),
+        (STREAMER, "wrong", "", "password authentication failed"),
+        (STREAMER, PASSWORD, "-c kingpost.node=nowhere", "no node is called"),
+    ] {
+        let error = port_of(user, password, options).await.expect_err(user);
+        assert!(error.contains(expected), "{user}: {error}");
+    }
+    // Statements of others are pooled as ever, and none of them gets the streamer's connection.
+    let client = kingpost.endpoint().connect_as(&config(&kingpost, SCRAM_USER, SCRAM_PASSWORD, DATABASE)).await;
+    assert_eq!(crate::common::value(&client, "SELECT current_user").await, SCRAM_USER);
+}
+
+#[tokio::test]
+async fn a_rule_for_replication_is_for_replication_alone() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster(0).await;
+    let _logs = ShowLogs(cluster.dir());
+    for (rules, physical, database) in [
+        ("host all all 127.0.0.1/32 scram-sha-256\n", false, true),
+        ("host replication streamer 127.0.0.1/32 scram-sha-256\n", true, false),
+    ] {
+        let file = cluster.dir().join(format!("rules{}", unique()));
+        std::fs::write(&file, rules).unwrap();
+        let kingpost = Kingpost::of(&cluster)
+            .set("proxy.auth", "scram-sha-256")
+            .set("proxy.hba_file", file.display().to_string())
+            .add("proxy.users", streamer())
+            .start()
+            .await;
+        let log = cluster.dir().join(format!("log{}", unique()));
+        std::fs::create_dir(&log).unwrap();
+        let mut create = program("pg_receivewal", &kingpost);
+        create.arg("-D").arg(&log).args(["--slot", &format!("ruled{}", unique()), "--create-slot"]);
+        let output = run(create).await;
+        assert_eq!(output.status.success(), physical, "{rules}: {}", String::from_utf8_lossy(&output.stderr));
+        let client = kingpost.endpoint().try_connect(&config(&kingpost, STREAMER, PASSWORD, DATABASE)).await;
+        assert_eq!(client.is_ok(), database, "{rules}");
+    }
+}
