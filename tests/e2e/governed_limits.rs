@@ -71,7 +71,7 @@ async fn pools_share_the_limit_of_their_user_and_the_limit_of_their_database() {
         .add("proxy.users", with(user(USER, ALICE), [("max_connections", 1.into())]))
         .add("proxy.users", user(SCRAM_USER, SCRAM_PASSWORD))
         .add("proxy.databases", with(database(DATABASE, "lanes", "off"), [("max_connections", 2.into())]))
-        .add("proxy.databases", database(second, "lanes", "off"))
+        .add("proxy.databases", with(database(second, "lanes", "off"), [("dbname", second.into())]))
         .start()
         .await;
     let first = connect(&kingpost, USER, ALICE, DATABASE).await;
