@@ -2,7 +2,7 @@
 //!
 //! A pool that finds no room closes an idle connection of another pool that shares the limit, on this worker, or asks
 //! another worker to do so. If none is idle, the pool is the next to open a connection under that limit: the other pools
-//! give one up when they have no client for it, or after [`KEEP`](super::KEEP) more transactions.
+//! give one up when they have no client for it, or after [`KEEP`] more transactions.
 
 use topology::NodeId;
 
