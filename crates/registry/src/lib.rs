@@ -15,7 +15,8 @@
 //! - The store is the truth. Revisions rise in the order of commits, over all nodes: the counter row is locked for the whole
 //!   of a write transaction, and nothing slow happens meanwhile.
 //! - One applier writes to the cache. Its cursor is a revision up to which it has seen everything; it moves only to the `v`
-//!   that was read in one snapshot with the rows, or by one, for a commit of its own that follows directly.
+//!   that was read in one snapshot with the rows, or by one, for a commit that follows directly. While a read of the store waits, commits that other
+//!   nodes tell of are applied: whoever waited for the store here would not be heard by the other nodes.
 //! - A write is answered after its commit and after the own cache has it. An unknown outcome is resolved or said to be unknown.
 //! - A snapshot is never changed. Whoever sees a revision sees what it stands for.
 //! - Readers do no I/O, and wait for nothing but a short lock of one shard.

@@ -54,7 +54,10 @@ pub(crate) struct Inner {
     pub(crate) settings: Settings,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) cache: Cache,
+    /// Never held while something is waited for: what other nodes say goes through it.
     pub(crate) applier: tokio::sync::Mutex<Applier>,
+    /// Held by whoever reads the store.
+    reading: tokio::sync::Mutex<()>,
     pub(crate) counters: Counters,
     pub(crate) health: Arc<Watch>,
     pub(crate) queued: AtomicUsize,
@@ -113,6 +116,7 @@ impl Registry {
             store,
             cache: Cache::new(memory),
             applier: tokio::sync::Mutex::default(),
+            reading: tokio::sync::Mutex::default(),
             counters: Counters::default(),
             health,
             queued: AtomicUsize::new(0),
@@ -593,26 +597,28 @@ impl Inner {
         }
     }
 
-    /// Brings the cache up to the store.
+    /// Brings the cache up to the store. While the store is silent, commits of other nodes are applied: other nodes wait for answers behind them.
     pub(crate) async fn catch_up(&self) -> Result<(), StoreError> {
-        let mut applier = self.applier.lock().await;
-        let mut load = applier.load();
-        add(&self.counters.feed_reads, 1);
-        let result = self.store.read(&mut load).await;
-        let mut store_error = self.store_error.lock().unwrap_or_else(PoisonError::into_inner);
-        *store_error = result.as_ref().err().map(ToString::to_string);
-        drop(store_error);
-        if let Err(error) = result {
-            add(&self.counters.feed_failures, 1);
-            return Err(error);
+        let _one_at_a_time = self.reading.lock().await;
+        loop {
+            let mut load = self.applier.lock().await.load();
+            add(&self.counters.feed_reads, 1);
+            let result = self.store.read(&mut load).await;
+            let error = result.as_ref().err().map(ToString::to_string);
+            *self.store_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
+            if let Err(error) = result {
+                add(&self.counters.feed_failures, 1);
+                return Err(error);
+            }
+            let mut applier = self.applier.lock().await;
+            // At most once: whoever distrusts then waits for a read of its own.
+            let Some(changes) = applier.take(load, &self.cache, Instant::now()) else { continue };
+            // While the lock is held: so those who judge health hear of changes in the order of revisions.
+            self.health.observe(&changes);
+            self.epoch.store(applier.epoch(), Ordering::Relaxed);
+            self.count(&applier);
+            return Ok(());
         }
-        // While the lock is held: so those who judge health hear of changes in the order of revisions.
-        let changes = load.apply(&self.cache, Instant::now());
-        self.health.observe(&changes);
-        self.epoch.store(applier.epoch(), Ordering::Relaxed);
-        self.count(&applier);
-        drop(applier);
-        Ok(())
     }
 
     /// Takes a commit, of this node or another, without reading the store. Whether everything up to it is here now: otherwise

@@ -16,20 +16,28 @@ use crate::store::{Head, InstanceRow, Interner, Record, ServiceRow, Sink};
 /// The one that writes to a cache: what it has seen so far.
 #[derive(Debug, Default)]
 pub(crate) struct Applier {
-    /// Everything up to here was applied.
-    cursor: Revision,
-    epoch: i64,
+    at: At,
     gc_floor: Revision,
-    loaded: bool,
     /// Commits that came before what precedes them: at most [`PENDING`], not further ahead.
     pending: BTreeMap<Revision, Vec<Record>>,
-    /// Since when every read has been of less than is here.
-    behind: Option<Instant>,
     interner: Interner,
     /// Full loads so far.
     pub(crate) loads: u64,
     /// Rows applied so far.
     pub(crate) rows: u64,
+}
+
+/// Where a cache is.
+#[derive(Clone, Copy, Debug, Default)]
+struct At {
+    /// Everything up to here was applied.
+    cursor: Revision,
+    epoch: i64,
+    loaded: bool,
+    /// Since when every read has been of less than is here.
+    behind: Option<Instant>,
+    /// How often what is here has turned out to be of another history.
+    distrusted: u64,
 }
 
 /// Instances that are different now: what those want to know who watch over health. `None`: gone.
@@ -40,20 +48,23 @@ const PENDING: u64 = 32;
 /// For so long a store that is behind is a replica that lags. After that it is another history: restored from a backup, say.
 const LAG: Duration = Duration::from_secs(10);
 
-/// A read of the store on its way into the cache.
-pub(crate) struct Load<'a> {
-    applier: &'a mut Applier,
+/// A read of the store on its way into the cache. A store may be silent for long: so a read holds nothing that commits need, and commits that
+/// other nodes tell of are applied meanwhile.
+pub(crate) struct Load {
+    /// Where the cache was when the read began.
+    began: At,
     head: Head,
     /// Where everything is read anew.
     fresh: Option<Fresh>,
     records: Vec<Record>,
-    /// What is read is older than what is here.
+    /// What is read is older than what was here.
     old: bool,
 }
 
 /// Everything, on its way in: made while rows arrive, so that no row is in memory twice.
 #[derive(Default)]
 struct Fresh {
+    interner: Interner,
     index: Index,
     services: HashMap<ServiceKey, Whole, RandomState>,
     rows: u64,
@@ -63,16 +74,16 @@ struct Fresh {
 
 impl Applier {
     pub(crate) fn cursor(&self) -> Revision {
-        self.cursor
+        self.at.cursor
     }
 
     pub(crate) fn epoch(&self) -> i64 {
-        self.epoch
+        self.at.epoch
     }
 
     /// Whether everything up to `revision` of the history `epoch` is here.
     pub(crate) fn has(&self, epoch: i64, revision: Revision) -> bool {
-        self.loaded && self.epoch == epoch && self.cursor >= revision
+        self.at.loaded && self.at.epoch == epoch && self.at.cursor >= revision
     }
 
     /// Tombstones up to here are gone from the store.
@@ -80,30 +91,61 @@ impl Applier {
         self.gc_floor
     }
 
-    /// Whether what is here has nothing to do with, or cannot be brought up to, a store at `head`.
-    fn must_reload(&self, head: Head) -> bool {
-        let lagged = self.behind.is_some_and(|since| since.elapsed() >= LAG);
-        let another_history = head.epoch != self.epoch || (head.v < self.cursor && lagged);
-        let too_old = self.cursor < head.gc_floor;
-        !self.loaded || another_history || too_old
+    /// To be given to [`crate::store::Store::read`], and then to [`Applier::take`]: one at a time.
+    pub(crate) fn load(&self) -> Load {
+        Load { began: self.at, head: Head::default(), fresh: None, records: Vec::new(), old: false }
     }
 
-    /// To be given to [`crate::store::Store::read`].
-    pub(crate) fn load(&mut self) -> Load<'_> {
-        Load { applier: self, head: Head::default(), fresh: None, records: Vec::new(), old: false }
+    /// Applies what was read. To be called only when the read has succeeded: a part of one must not move the cursor.
+    /// `now` tells how long a store has been behind. `None`, and nothing is different: since the read began, what was here has turned out to be of
+    /// another history, so what was read may be, too.
+    pub(crate) fn take(&mut self, load: Load, cache: &Cache, now: Instant) -> Option<Changes> {
+        let Load { began, head, fresh, mut records, old } = load;
+        if began.distrusted != self.at.distrusted {
+            return None;
+        }
+        if old {
+            self.at.behind.get_or_insert(now);
+            return Some(Changes::new());
+        }
+        self.at.behind = None;
+        self.gc_floor = head.gc_floor;
+        // Commits may have brought the cache as far as what was read, or further, while that was read.
+        let one_history = began.loaded && head.epoch == began.epoch && head.v >= began.cursor;
+        if one_history && head.v <= self.at.cursor {
+            return Some(Changes::new());
+        }
+        let mut changes = if let Some(fresh) = fresh {
+            self.pending.clear();
+            self.full(cache, head, fresh)
+        } else {
+            records.retain(|record| record.revision() > self.at.cursor);
+            if records.is_empty() {
+                self.at.cursor = head.v;
+                write(&cache.index).at = (head.epoch, head.v);
+                cache.whole.publish(head.v);
+                Changes::new()
+            } else {
+                self.delta(cache, head.v, records)
+            }
+        };
+        changes.extend(self.follow(cache));
+        Some(changes)
     }
 
     /// What is here has turned out to be of another history: everything is read anew.
     pub(crate) fn distrust(&mut self) {
-        self.loaded = false;
+        self.at.loaded = false;
+        self.at.distrusted += 1;
         self.pending.clear();
     }
 
     /// Takes a commit, of this node or another: at once if it follows directly on what is here, later if only little is missing.
     /// Otherwise, and where it belongs to another history, the store has to be read. Returns what is different now.
     pub(crate) fn offer(&mut self, cache: &Cache, epoch: i64, revision: Revision, records: Vec<Record>) -> Changes {
-        let known = revision <= self.cursor || revision.0 > self.cursor.0 + PENDING;
-        if !self.loaded || epoch != self.epoch || known {
+        let At { cursor, epoch: ours, loaded, .. } = self.at;
+        let known = revision <= cursor || revision.0 > cursor.0 + PENDING;
+        if !loaded || epoch != ours || known {
             return Changes::new();
         }
         self.pending.insert(revision, records);
@@ -112,10 +154,11 @@ impl Applier {
 
     /// Applies what waits and now follows directly.
     fn follow(&mut self, cache: &Cache) -> Changes {
-        self.pending = self.pending.split_off(&Revision(self.cursor.0 + 1));
+        let next = |applier: &Applier| Revision(applier.at.cursor.0 + 1);
+        self.pending = self.pending.split_off(&next(self));
         let mut changes = Changes::new();
-        while let Some(records) = self.pending.remove(&Revision(self.cursor.0 + 1)) {
-            changes.extend(self.delta(cache, Revision(self.cursor.0 + 1), records));
+        while let Some(records) = self.pending.remove(&next(self)) {
+            changes.extend(self.delta(cache, next(self), records));
         }
         changes
     }
@@ -127,7 +170,7 @@ impl Applier {
         let mut log = Vec::with_capacity(records.len());
         {
             let mut index = write(&cache.index);
-            index.at = (self.epoch, v);
+            index.at = (self.at.epoch, v);
             for record in records {
                 match record {
                     Record::Service(row) => {
@@ -168,7 +211,7 @@ impl Applier {
         let mut ring = cache.ring.lock().unwrap_or_else(PoisonError::into_inner);
         log.into_iter().for_each(|change| ring.push(change));
         drop(ring);
-        self.cursor = v;
+        self.at.cursor = v;
         cache.whole.publish(v);
         changes
     }
@@ -209,7 +252,8 @@ impl Applier {
 
     /// Everything anew. Readers see the old or the new of each service; marks are published, higher or lower.
     fn full(&mut self, cache: &Cache, head: Head, fresh: Fresh) -> Changes {
-        let Fresh { mut index, mut services, rows } = fresh;
+        let Fresh { interner, mut index, mut services, rows } = fresh;
+        self.interner = interner;
         self.rows += rows;
         self.loads += 1;
         let mut changes: Changes =
@@ -223,7 +267,7 @@ impl Applier {
         for key in cache.keys() {
             services.entry(key).or_default();
         }
-        let same_history = self.loaded && head.epoch == self.epoch && head.v >= self.cursor;
+        let same_history = self.at.loaded && head.epoch == self.at.epoch && head.v >= self.at.cursor;
         // In one history no namespace goes back, also where what changed last in it is forgotten by now.
         let known = read(&cache.namespaces).iter().map(|(name, mark)| (name.clone(), mark.get())).collect::<Vec<_>>();
         let kept = |revision| if same_history { revision } else { Revision(0) };
@@ -256,7 +300,7 @@ impl Applier {
         }
         cache.publish_namespaces(namespaces);
         *cache.ring.lock().unwrap_or_else(PoisonError::into_inner) = Ring::new(cache.memory.changes, head.v);
-        (self.cursor, self.epoch, self.loaded) = (head.v, head.epoch, true);
+        (self.at.cursor, self.at.epoch, self.at.loaded) = (head.v, head.epoch, true);
         cache.whole.publish(head.v);
         changes
     }
@@ -278,59 +322,44 @@ struct Whole {
     instances: Vec<Arc<Instance>>,
 }
 
-// === impl Load ===
+// === impl At ===
 
-impl Load<'_> {
-    /// Applies what was read. To be called only when the read has succeeded: a part of one must not move the cursor.
-    /// `now` tells how long a store has been behind.
-    pub(crate) fn apply(self, cache: &Cache, now: Instant) -> Changes {
-        let Load { applier, head, fresh, records, old } = self;
-        if old {
-            applier.behind.get_or_insert(now);
-            return Changes::new();
-        }
-        applier.behind = None;
-        applier.gc_floor = head.gc_floor;
-        let mut changes = if let Some(fresh) = fresh {
-            applier.pending.clear();
-            applier.full(cache, head, fresh)
-        } else if records.is_empty() {
-            applier.cursor = head.v;
-            write(&cache.index).at = (head.epoch, head.v);
-            cache.whole.publish(head.v);
-            Changes::new()
-        } else {
-            applier.delta(cache, head.v, records)
-        };
-        changes.extend(applier.follow(cache));
-        changes
+impl At {
+    /// Whether what is here has nothing to do with, or cannot be brought up to, a store at `head`.
+    fn must_reload(&self, head: Head) -> bool {
+        let lagged = self.behind.is_some_and(|since| since.elapsed() >= LAG);
+        let another_history = head.epoch != self.epoch || (head.v < self.cursor && lagged);
+        let too_old = self.cursor < head.gc_floor;
+        !self.loaded || another_history || too_old
     }
 }
 
-impl Sink for Load<'_> {
+// === impl Load ===
+
+impl Sink for Load {
     fn begin(&mut self, head: Head) -> Revision {
         self.head = head;
-        if self.applier.must_reload(head) {
+        if self.began.must_reload(head) {
             self.fresh = Some(Fresh::default());
             Revision(0)
-        } else if head.v < self.applier.cursor {
+        } else if head.v < self.began.cursor {
             self.old = true;
             Revision(u64::MAX)
         } else {
-            self.applier.cursor
+            self.began.cursor
         }
     }
 
     fn record(&mut self, record: Record) {
         match &mut self.fresh {
-            Some(fresh) => fresh.add(record, &mut self.applier.interner),
+            Some(fresh) => fresh.add(record),
             None => self.records.push(record),
         }
     }
 }
 
 impl Fresh {
-    fn add(&mut self, record: Record, interner: &mut Interner) {
+    fn add(&mut self, record: Record) {
         self.rows += 1;
         match record {
             Record::Service(ServiceRow { key, metadata, revision, deleted, .. }) => {
@@ -339,7 +368,7 @@ impl Fresh {
                 whole.metadata = (!deleted).then_some(metadata);
             }
             Record::Instance(InstanceRow { mut instance, deleted }) => {
-                interner.share(&mut instance);
+                self.interner.share(&mut instance);
                 let whole = self.services.entry(instance.service.clone()).or_default();
                 whole.revision = whole.revision.max(instance.revision);
                 if !deleted {

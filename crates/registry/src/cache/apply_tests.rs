@@ -66,17 +66,36 @@ fn alive(record: &Record) -> Option<&Instance> {
 struct Node {
     cache: Cache,
     applier: Applier,
+    /// A read that the store has answered, and that is not applied yet.
+    reading: Option<Load>,
 }
 
 impl Node {
     fn new() -> Node {
-        Node { cache: Cache::new(Memory { service_changes: 8, changes: 16 }), applier: Applier::default() }
+        Node {
+            cache: Cache::new(Memory { service_changes: 8, changes: 16 }),
+            applier: Applier::default(),
+            reading: None,
+        }
     }
 
     fn read(&mut self, model: &Model) {
+        self.begin(model);
+        self.end();
+    }
+
+    /// One read at a time: the one before has to end first.
+    fn begin(&mut self, model: &Model) {
+        self.end();
         let mut load = self.applier.load();
         model.read(&mut load);
-        load.apply(&self.cache, Instant::now());
+        self.reading = Some(load);
+    }
+
+    /// Whether what was read was of use.
+    fn end(&mut self) -> bool {
+        let Some(load) = self.reading.take() else { return false };
+        self.applier.take(load, &self.cache, Instant::now()).is_some()
     }
 
     /// Whether the commit, and all before it, are here afterwards.
@@ -107,6 +126,9 @@ enum Step {
     /// This node's own commit is applied directly, if it follows.
     Own(usize, Vec<Op>),
     Read(usize),
+    /// A read whose answer takes long: what is done meanwhile comes before it is applied.
+    Begin(usize),
+    End(usize),
     /// A node is told of one of the last commits, whichever: late, twice, out of order.
     Told(usize, usize),
     /// A node reads a replica that lags by so many commits.
@@ -152,6 +174,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => ops().prop_map(Step::Commit),
         4 => (0usize..2, ops()).prop_map(|(n, ops)| Step::Own(n, ops)),
         4 => (0usize..2).prop_map(Step::Read),
+        4 => (0usize..2).prop_map(Step::Begin),
+        4 => (0usize..2).prop_map(Step::End),
         8 => (0usize..2, 0usize..5).prop_map(|(n, back)| Step::Told(n, back)),
         2 => (0usize..2, 1usize..5).prop_map(|(n, back)| Step::Lagging(n, back)),
         1 => Just(Step::Collect),
@@ -206,6 +230,8 @@ proptest! {
                     prop_assert!(node.cache.revision() >= committed.revision);
                 }
                 Step::Read(n) => nodes[n].read(&model),
+                Step::Begin(n) => nodes[n].begin(&model),
+                Step::End(n) => drop(nodes[n].end()),
                 Step::Collect => model.collect(model.head.v),
                 Step::Epoch => {
                     model = Model { head: Head { epoch: model.head.epoch + 1, ..Head::default() }, ..Model::default() };
@@ -272,9 +298,40 @@ fn a_failed_read_moves_nothing() {
     node.read(&model);
     model.commit(vec![write(&Op::Register(1, 1, 1))]);
     let mut load = node.applier.load();
-    load.begin(model.head);
+    Sink::begin(&mut load, model.head);
     drop(load);
     assert_eq!((node.cache.revision(), node.cache.instances()), (Revision(0), 0));
     node.read(&model);
     assert_eq!((node.cache.revision(), node.cache.instances()), (Revision(1), 1));
+}
+
+/// A store that is silent for long answers at last: what it says is older than what other nodes have told meanwhile.
+#[test]
+fn what_was_told_while_the_store_was_read_stays() {
+    let mut model = Model { head: Head { epoch: 1, ..Head::default() }, ..Model::default() };
+    let mut node = Node::new();
+    node.read(&model);
+    let first = model.commit(vec![write(&Op::Register(1, 1, 1))]);
+    node.begin(&model);
+    let second = model.commit(vec![write(&Op::Register(2, 1, 1)), write(&Op::Deregister(1))]);
+    assert!(node.offer(&first) && node.offer(&second));
+    assert!(node.end());
+    assert_eq!((node.cache.revision(), node.cache.instances()), (Revision(2), 1));
+    assert!(node.cache.instance(&InstanceId::parse("default/2").unwrap()).is_some());
+}
+
+/// What was read before a node found out that its history is not the store's is not believed.
+#[test]
+fn what_was_read_before_the_history_was_distrusted_is_read_again() {
+    let mut model = Model { head: Head { epoch: 1, ..Head::default() }, ..Model::default() };
+    let mut node = Node::new();
+    node.read(&model);
+    model.commit(vec![write(&Op::Register(1, 1, 1))]);
+    node.begin(&model);
+    node.applier.distrust();
+    assert!(!node.end());
+    assert_eq!(node.cache.instances(), 0);
+    node.read(&model);
+    assert_eq!((node.cache.revision(), node.cache.instances()), (Revision(1), 1));
+    assert_eq!(node.applier.loads, 2, "everything anew");
 }

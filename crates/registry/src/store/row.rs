@@ -15,6 +15,16 @@ pub enum Record {
     Service(ServiceRow),
 }
 
+impl Record {
+    /// The revision at which it was written.
+    pub(crate) fn revision(&self) -> Revision {
+        match self {
+            Record::Instance(row) => row.instance.revision,
+            Record::Service(row) => row.revision,
+        }
+    }
+}
+
 /// An instance, or what is left of one.
 #[derive(Clone, Debug)]
 pub struct InstanceRow {
