@@ -59,11 +59,14 @@ impl UnknownIds {
         let _ = tokio::time::timeout(PATIENCE, read).await;
     }
 
-    /// Which of `ids` another node has heard of: the store may have been read where it lags. Who is known elsewhere will be
-    /// known here soon, and its lease begins then. Nobody is, when too many wait or the others take too long.
+    /// Which of `ids` another node has heard of: the store may have been read where it lags, or be silent. Who is known elsewhere will be
+    /// known here later, and has been heard here now. Nobody is, when too many wait or the others take too long.
     async fn ask_peers(&self, inner: &Inner, ids: &[InstanceId]) -> Vec<Beat> {
         let Ok(_place) = self.places.try_acquire() else { return Vec::new() };
-        tokio::time::timeout(PATIENCE, peers::heard(inner, ids)).await.unwrap_or_default()
+        let beats = tokio::time::timeout(PATIENCE, peers::heard(inner, ids)).await.unwrap_or_default();
+        let known = ids.iter().zip(&beats).filter(|(_, beat)| **beat == Beat::Known).map(|(id, _)| id);
+        inner.health.leases.renew_early(known);
+        beats
     }
 }
 

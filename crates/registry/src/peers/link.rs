@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
 use super::Contact;
-use super::wire::{self, Channel, Direction, Handshake, Introduced, Message, PeerError};
+use super::wire::{self, Channel, Direction, Handshake, Introduced, Message, PeerError, Silence};
 use crate::registry::Inner;
 use crate::store::{Interner, NodeRow};
 
@@ -41,7 +41,7 @@ pub(super) struct Link {
     task: AbortHandle,
 }
 
-type Answers = oneshot::Sender<Vec<Option<u32>>>;
+type Answers = oneshot::Sender<Vec<Option<Silence>>>;
 
 struct Saying {
     body: Bytes,
@@ -68,7 +68,7 @@ impl Link {
     }
 
     /// Asks; `None` if the peer cannot be asked now.
-    pub(super) fn ask(&self, number: u64, body: Bytes) -> Option<oneshot::Receiver<Vec<Option<u32>>>> {
+    pub(super) fn ask(&self, number: u64, body: Bytes) -> Option<oneshot::Receiver<Vec<Option<Silence>>>> {
         let (answer, answered) = oneshot::channel();
         let saying = Saying { body, question: Some((number, answer)) };
         (self.contact.is_connected() && self.sayings.try_send(saying).is_ok()).then_some(answered)

@@ -19,7 +19,7 @@
 //! - Nobody is judged while a live node has not answered, unless it has not been reached for `UNREACHABLE`. Before that, who cannot ask a live node leaves
 //!   judging to a node that may be able to: with three nodes, any one path may be cut for as long as it likes.
 //! - What a peer sends is applied only where it follows directly on what is here; otherwise the store is read.
-//! - Nothing waits for a peer but the judging of silence, and that not for long.
+//! - Nothing waits for a peer but the judging of silence, and that not for long. What a peer says is taken, and answered, without waiting for the store.
 
 mod link;
 mod members;
@@ -39,6 +39,7 @@ use tokio::time::Instant;
 
 use self::link::Link;
 use self::members::Members;
+use self::wire::Silence;
 use crate::error::{OpenError, StoreError};
 use crate::health::Beat;
 use crate::model::{InstanceId, Revision};
@@ -427,7 +428,7 @@ pub(crate) async fn hear(inner: &Inner, ids: &[InstanceId]) -> bool {
 }
 
 /// Asks the others about at most [`wire::QUESTION_IDS`] instances. Whether all who live have answered.
-pub(crate) async fn ask(inner: &Inner, ids: &[InstanceId], mut take: impl FnMut(Vec<Option<u32>>)) -> bool {
+pub(crate) async fn ask(inner: &Inner, ids: &[InstanceId], mut take: impl FnMut(Vec<Option<Silence>>)) -> bool {
     let peers = &inner.peers;
     let mut all = true;
     let number = peers.questions.fetch_add(1, Ordering::Relaxed);
@@ -459,12 +460,13 @@ pub(crate) async fn ask(inner: &Inner, ids: &[InstanceId], mut take: impl FnMut(
     all
 }
 
-/// Which of `ids` another node has heard of.
+/// Which of `ids` another node has heard of, and knows: not who was heard there before it was known. Otherwise two nodes would tell each other of an
+/// instance that is gone.
 pub(crate) async fn heard(inner: &Inner, ids: &[InstanceId]) -> Vec<Beat> {
     let mut beats = vec![Beat::Unknown; ids.len()];
     for (ids, beats) in ids.chunks(wire::QUESTION_IDS).zip(beats.chunks_mut(wire::QUESTION_IDS)) {
         ask(inner, ids, |silence| {
-            let heard = beats.iter_mut().zip(silence).filter(|(_, silence)| silence.is_some());
+            let heard = beats.iter_mut().zip(silence).filter(|(_, silence)| silence.is_some_and(Silence::is_known));
             heard.for_each(|(beat, _)| *beat = Beat::Known);
         })
         .await;

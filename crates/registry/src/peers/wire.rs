@@ -90,7 +90,7 @@ pub enum Message {
         /// Of the question.
         number: u64,
         /// In the order of the question.
-        silence: Vec<Option<u32>>,
+        silence: Vec<Option<Silence>>,
     },
     /// This was committed.
     Committed {
@@ -271,6 +271,29 @@ impl Direction {
 
 // === Bodies ===
 
+/// What a node says of an instance or a session that it has heard: how long ago, and whether it is known to that node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Silence(u32);
+
+/// Set where it is not known: heard before the node knew of it. Nodes of older versions read a silence of weeks.
+const NOT_KNOWN: u32 = 1 << 31;
+
+impl Silence {
+    /// `milliseconds` beyond 24 days count as 24 days.
+    pub(crate) fn new(milliseconds: u64, known: bool) -> Silence {
+        let milliseconds = u32::try_from(milliseconds).unwrap_or(u32::MAX).min(NOT_KNOWN - 2);
+        Silence(if known { milliseconds } else { milliseconds | NOT_KNOWN })
+    }
+
+    pub(crate) fn milliseconds(self) -> u64 {
+        u64::from(self.0 & !NOT_KNOWN)
+    }
+
+    pub(crate) fn is_known(self) -> bool {
+        self.0 & NOT_KNOWN == 0
+    }
+}
+
 const QUESTION: u8 = b'Q';
 const ANSWER: u8 = b'A';
 const COMMITTED: u8 = b'C';
@@ -293,12 +316,12 @@ pub(crate) fn question(number: u64, ids: &[InstanceId]) -> Bytes {
 }
 
 /// An answer.
-pub(crate) fn answer(number: u64, silence: &[Option<u32>]) -> Bytes {
+pub(crate) fn answer(number: u64, silence: &[Option<Silence>]) -> Bytes {
     let mut out = BytesMut::with_capacity(16 + silence.len() * 4);
     out.put_u8(ANSWER);
     out.put_u64(number);
     out.put_u32(u32::try_from(silence.len()).unwrap_or(u32::MAX));
-    silence.iter().for_each(|silence| out.put_u32(silence.unwrap_or(NEVER)));
+    silence.iter().for_each(|silence| out.put_u32(silence.map_or(NEVER, |silence| silence.0)));
     out.freeze()
 }
 
@@ -441,7 +464,7 @@ impl Message {
                 let count = reader.count(4)?;
                 let mut silence = Vec::with_capacity(count);
                 for _ in 0..count {
-                    silence.push(Some(reader.u32()?).filter(|silence| *silence != NEVER));
+                    silence.push(Some(reader.u32()?).filter(|silence| *silence != NEVER).map(Silence));
                 }
                 Message::Answer { number, silence }
             }

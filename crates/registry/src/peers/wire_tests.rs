@@ -119,7 +119,7 @@ proptest! {
     fn what_is_written_is_read(
         numbers in proptest::collection::vec(any::<u16>(), 0..5),
         metadata in proptest::collection::vec(("[a-z\u{e9}]{1,9}", "[^\0]{0,20}"), 0..5),
-        silence in proptest::collection::vec(proptest::option::of(0u32..u32::MAX), 0..9),
+        silence in proptest::collection::vec(proptest::option::of((any::<u64>(), any::<bool>())), 0..9),
     ) {
         let mut interner = Interner::default();
         let mut records: Vec<Record> = numbers.iter().map(|n| Record::Instance(row(*n, &metadata))).collect();
@@ -130,6 +130,11 @@ proptest! {
         let Message::Committed { epoch: -3, revision: Revision(9), records: back } =
             Message::read(&body, &mut interner).unwrap() else { panic!("something else") };
         prop_assert_eq!(format!("{records:?}"), format!("{back:?}"));
+        let silence: Vec<_> = silence.into_iter().map(|s| s.map(|(ms, known)| (ms, known, Silence::new(ms, known)))).collect();
+        for (ms, known, silence) in silence.iter().flatten() {
+            prop_assert_eq!((silence.milliseconds(), silence.is_known()), ((*ms).min((1 << 31) - 2), *known));
+        }
+        let silence: Vec<_> = silence.into_iter().map(|s| s.map(|(_, _, silence)| silence)).collect();
         let Message::Answer { number: 4, silence: back } =
             Message::read(&answer(4, &silence), &mut interner).unwrap() else { panic!("something else") };
         prop_assert_eq!(silence, back);

@@ -11,16 +11,25 @@ use foldhash::fast::RandomState;
 
 use crate::health::Alive;
 use crate::model::{Health, Instance, InstanceId};
+use crate::peers::wire::Silence;
 
 /// Milliseconds a slot.
 const SLOT: u64 = 100;
 /// One turn is 102 s; what is later comes up on the way and goes back.
 const SLOTS: u64 = 1024;
 
+/// Signs of life of instances that are not known here yet: at most so many of a shard, …
+const EARLY: usize = 4096;
+/// … and while there is room for all of them, for at least so long. An instance is known soon after it was registered, unless this node does not
+/// reach the store, and has missed what other nodes told of it.
+const EARLY_FOR: u64 = 600_000;
+
 /// Leases of a part of all instances.
 #[derive(Debug)]
 pub(crate) struct Shard {
     leases: HashMap<InstanceId, Lease, RandomState>,
+    /// When instances that have no lease here were heard here, though another node knows them.
+    early: HashMap<InstanceId, u64, RandomState>,
     wheel: Vec<Vec<(u64, InstanceId)>>,
     /// Slots before this one have been looked at.
     next: u64,
@@ -54,7 +63,13 @@ pub(crate) enum Renewed {
 
 impl Shard {
     pub(crate) fn new() -> Shard {
-        Shard { leases: HashMap::default(), wheel: (0..SLOTS).map(|_| Vec::new()).collect(), next: 0, floor: 0 }
+        Shard {
+            leases: HashMap::default(),
+            early: HashMap::default(),
+            wheel: (0..SLOTS).map(|_| Vec::new()).collect(),
+            next: 0,
+            floor: 0,
+        }
     }
 
     /// An instance is new or different, or (`None`) gone. A new one has its whole time to live from `now`.
@@ -62,16 +77,14 @@ impl Shard {
         let leased = instance.and_then(|i| Some((i, i.check.as_ref()?.time_to_live()?)));
         let Some((instance, ttl)) = leased else {
             self.leases.remove(id);
+            self.early.remove(id);
             return;
         };
         let ttl = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-        let lease = self.leases.entry(id.clone()).or_insert_with(|| Lease {
-            instance: Arc::clone(instance),
-            ttl,
-            renewed: now,
-            heard: None,
-            passing: None,
-            due: None,
+        let early = &mut self.early;
+        let lease = self.leases.entry(id.clone()).or_insert_with(|| {
+            let heard = early.remove(id);
+            Lease { instance: Arc::clone(instance), ttl, renewed: now, heard, passing: heard, due: None }
         });
         lease.instance = Arc::clone(instance);
         let end = lease.renewed.max(self.floor).saturating_add(ttl);
@@ -108,12 +121,27 @@ impl Shard {
         returned.map_or(Renewed::Alive, Renewed::Returned)
     }
 
-    /// How long ago it was heard here; `None`: never, or there is no lease. Of a critical one the question is whether it may be
-    /// deregistered: only what says that it is passing counts.
-    pub(crate) fn silence(&self, id: &InstanceId, now: u64) -> Option<u64> {
-        let lease = self.leases.get(id)?;
-        let heard = if lease.instance.health == Health::Critical { lease.passing } else { lease.heard };
-        heard.map(|heard| now.saturating_sub(heard))
+    /// A sign of life, which says that it is passing, of an instance that another node knows and this one does not yet: whoever judges it may ask.
+    pub(crate) fn renew_early(&mut self, id: &InstanceId, now: u64) {
+        if self.early.len() >= EARLY && !self.early.contains_key(id) {
+            self.early.retain(|_, at| now.saturating_sub(*at) < EARLY_FOR);
+            if self.early.len() >= EARLY {
+                return;
+            }
+        }
+        self.early.insert(id.clone(), now);
+    }
+
+    /// How long ago it was heard here; `None`: never. Of a critical one the question is whether it may be deregistered: only what says that it is
+    /// passing counts.
+    pub(crate) fn silence(&self, id: &InstanceId, now: u64) -> Option<Silence> {
+        let lease = self.leases.get(id);
+        let heard = match lease {
+            Some(lease) if lease.instance.health == Health::Critical => lease.passing,
+            Some(lease) => lease.heard,
+            None => self.early.get(id).copied(),
+        };
+        heard.map(|heard| Silence::new(now.saturating_sub(heard), lease.is_some()))
     }
 
     /// Another node heard it at `at`.
@@ -319,12 +347,33 @@ mod tests {
         leases.observe(&one.id, Some(&one), 0);
         assert_eq!(leases.silence(&one.id, 300), None, "being read from the store is no sign of life");
         leases.renew(&one.id, Alive::Passing, 400);
-        assert_eq!(leases.silence(&one.id, 600), Some(200));
+        assert_eq!(leases.silence(&one.id, 600), Some(Silence::new(200, true)));
         leases.heard_elsewhere(&one.id, 900);
-        assert_eq!(leases.silence(&one.id, 950), Some(550), "only what was heard here");
+        assert_eq!(leases.silence(&one.id, 950), Some(Silence::new(550, true)), "only what was heard here");
         assert!(!leases.is_over(&one.id, 1899) && leases.is_over(&one.id, 1900));
         leases.heard_elsewhere(&one.id, 100);
         assert!(!leases.is_over(&one.id, 1899), "an older sign takes nothing back");
+    }
+
+    #[test]
+    fn what_was_heard_before_the_instance_was_known_is_told_and_kept() {
+        let mut leases = Shard::new();
+        let one = instance("default/a", 1000, Health::Passing);
+        assert_eq!(leases.silence(&one.id, 100), None);
+        leases.renew_early(&one.id, 100);
+        assert_eq!(leases.silence(&one.id, 300), Some(Silence::new(200, false)));
+        leases.observe(&one.id, Some(&one), 400);
+        assert_eq!(leases.silence(&one.id, 500), Some(Silence::new(400, true)));
+        assert!(!leases.is_over(&one.id, 1399), "the lease begins when the instance is known");
+        leases.observe(&one.id, None, 2000);
+        assert_eq!(leases.silence(&one.id, 2000), None, "what was heard goes with the instance");
+        // Strangers take a limited place, the oldest of them go.
+        for n in 0..2 * EARLY {
+            leases.renew_early(&InstanceId::parse(&format!("default/{n}")).unwrap(), 3000);
+        }
+        assert_eq!(leases.early.len(), EARLY);
+        leases.renew_early(&one.id, 3000 + EARLY_FOR);
+        assert_eq!(leases.early.len(), 1);
     }
 
     /// Only a word that it is passing keeps a critical one from being deregistered, and only for a time to live.

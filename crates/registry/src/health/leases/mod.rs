@@ -23,6 +23,7 @@ use super::verdicts::Missing;
 use super::{Alive, lock};
 use crate::cache::Changes;
 use crate::model::{Instance, InstanceId, NamespaceName, ServiceKey};
+use crate::peers::wire::Silence;
 use crate::registry::Inner;
 
 /// Parts of the leases of instances, each with a lock.
@@ -106,6 +107,12 @@ impl Leases {
         ids.iter().map(renew).collect()
     }
 
+    /// As of [`Shard::renew_early`].
+    pub(crate) fn renew_early<'a>(&self, ids: impl Iterator<Item = &'a InstanceId>) {
+        let now = self.now();
+        ids.for_each(|id| self.shard(id).renew_early(id, now));
+    }
+
     /// The leases of sessions, and the time that they go by.
     pub(crate) fn sessions(&self) -> (MutexGuard<'_, Sessions>, u64) {
         (lock(&self.sessions), self.now())
@@ -117,28 +124,27 @@ impl Leases {
         sessions.renew(namespace, id, now)
     }
 
-    /// How long each of these (instances, or sessions by [`session::name`]) has not been heard here, in milliseconds; `None`: never was. No answer at all soon after this
+    /// How long each of these (instances, or sessions by [`session::name`]) has not been heard here; `None`: never was. No answer at all soon after this
     /// node stood still: what was sent meanwhile may not have been read yet.
-    pub(crate) fn silence(&self, ids: &[InstanceId]) -> Option<Vec<Option<u32>>> {
+    pub(crate) fn silence(&self, ids: &[InstanceId]) -> Option<Vec<Option<Silence>>> {
         self.stood_still();
         if self.clock.has_just_stood(self.since_start()) {
             return None;
         }
         let now = self.now();
         let silence = |id| match session::is_name(id) {
-            true => lock(&self.sessions).silence(id, now),
+            true => lock(&self.sessions).silence(id, now).map(|silence| Silence::new(silence, true)),
             false => self.shard(id).silence(id, now),
         };
-        let short = |silence| u32::try_from(silence).unwrap_or(u32::MAX - 1);
-        Some(ids.iter().map(|id| silence(id).map(short)).collect())
+        Some(ids.iter().map(silence).collect())
     }
 
     /// Another node says for how long it has not heard each of these.
-    pub(crate) fn heard_elsewhere(&self, ids: &[InstanceId], silence: &[Option<u32>]) {
+    pub(crate) fn heard_elsewhere(&self, ids: &[InstanceId], silence: &[Option<Silence>]) {
         let now = self.now();
         for (id, silence) in ids.iter().zip(silence) {
             let Some(silence) = silence else { continue };
-            let at = now.saturating_sub(u64::from(*silence));
+            let at = now.saturating_sub(silence.milliseconds());
             match session::is_name(id) {
                 true => lock(&self.sessions).heard_elsewhere(id, at),
                 false => self.shard(id).heard_elsewhere(id, at),
