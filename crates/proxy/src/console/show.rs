@@ -697,12 +697,9 @@ impl Scene<'_> {
         let all = !pools.is_empty() && pools.iter().all(|whole| whole.paused);
         let any = pools.iter().any(|whole| whole.paused);
         let yes = |yes: bool| if yes { "yes" } else { "no" };
-        table.row(vec![
-            "active".into(),
-            yes(!any && !self.reports.iter().any(|report| report.suspended.is_some())).into(),
-        ]);
-        table.row(vec!["paused".into(), yes(all).into()]);
         let suspended = self.reports.iter().any(|report| report.suspended.is_some());
+        table.row(vec!["active".into(), yes(!any && !suspended).into()]);
+        table.row(vec!["paused".into(), yes(all).into()]);
         table.row(vec!["suspended".into(), yes(suspended).into()]);
         let lease = self.lease.map(|left| left.as_secs().to_string()).unwrap_or_default();
         table.row(vec!["pause_lease".into(), lease.into()]);

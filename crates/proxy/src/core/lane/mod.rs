@@ -416,7 +416,7 @@ impl Core {
         if self.servers[s].lane.is_empty() {
             self.end_lane(s);
             if self.servers[s].cleaning.is_none() { self.rest(s) } else { self.clean_up(s) }
-        } else if !self.pools[p].writers.is_empty() || !self.pools[p].readers.is_empty() {
+        } else if self.pools[p].is_waited_for() {
             self.pump(p);
         }
     }

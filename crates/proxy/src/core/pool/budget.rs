@@ -33,7 +33,7 @@ pub(crate) struct Budget {
 }
 
 /// The number of limits that a pool shares with others: of its user, its database, its node.
-const CEILINGS: usize = 3;
+pub(super) const CEILINGS: usize = 3;
 
 /// What the limits are called in the configuration, in the order of [`Budget::above`].
 const NAMES: [&str; CEILINGS] = ["max_user_connections", "max_database_connections", "max_node_connections"];
@@ -133,6 +133,11 @@ impl Workers {
     }
 }
 
+/// Counts one more, if fewer than `limit` are counted.
+fn count_one(open: &AtomicUsize, limit: usize) -> bool {
+    open.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |open| (open < limit).then_some(open + 1)).is_ok()
+}
+
 // === impl Ceiling ===
 
 impl Ceiling {
@@ -150,13 +155,11 @@ impl Ceiling {
         if wanted != 0 && Ceiling::unpack(wanted).0 != number {
             return false;
         }
-        let limit = self.limit.load(Ordering::Relaxed);
-        let counted =
-            self.open.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |open| (open < limit).then_some(open + 1));
-        if counted.is_ok() && wanted != 0 {
+        let counted = count_one(&self.open, self.limit.load(Ordering::Relaxed));
+        if counted && wanted != 0 {
             let _ = self.wanted.compare_exchange(wanted, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
-        counted.is_ok()
+        counted
     }
 
     fn close(&self) {
@@ -204,9 +207,7 @@ impl Budget {
     pub(in crate::core) fn try_open(&self, late: bool) -> Result<(), Full> {
         let reserve = if late { self.reserve.load(Ordering::Relaxed) } else { 0 };
         let limit = self.limit.load(Ordering::Relaxed).saturating_add(reserve);
-        let counted =
-            self.open.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |open| (open < limit).then_some(open + 1));
-        if counted.is_err() {
+        if !count_one(&self.open, limit) {
             return Err(Full::Pool);
         }
         for (at, ceiling) in self.above.iter().enumerate() {

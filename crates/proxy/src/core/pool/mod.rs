@@ -149,6 +149,11 @@ const IDLE_LOOKED_AT: usize = 16;
 pub(in crate::core) const KEEP: u32 = 16;
 
 impl Pool {
+    /// True if clients wait for a connection.
+    pub(in crate::core) fn is_waited_for(&self) -> bool {
+        !self.writers.is_empty() || !self.readers.is_empty()
+    }
+
     /// True if nobody uses the pool and nothing has to be kept for it.
     fn is_unused(&self) -> bool {
         let listens = self.listener.as_ref().is_some_and(|listener| listener.is_needed());
@@ -687,7 +692,7 @@ impl Core {
         server.idle_since = self.now;
         let (p, n) = (server.pool, usize::from(server.node.0));
         let pool = &mut self.pools[p];
-        let waiting = !pool.writers.is_empty() || !pool.readers.is_empty();
+        let waiting = pool.is_waited_for();
         let place = &mut pool.nodes[n];
         if place.budget.is_exceeded() {
             return self.drop_server(s);

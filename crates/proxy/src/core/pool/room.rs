@@ -6,7 +6,8 @@
 
 use topology::NodeId;
 
-use super::{Budget, KEEP, Pool, PoolKey};
+use super::budget::CEILINGS;
+use super::{Budget, KEEP, PoolKey};
 use crate::core::{Core, Effect, Mail};
 
 impl Core {
@@ -16,7 +17,7 @@ impl Core {
         let n = usize::from(node.0);
         let budget = self.pools[p].nodes[n].budget.clone();
         // At most one for each shared limit.
-        for _ in 0..3 {
+        for _ in 0..CEILINGS {
             let Some(s) = self.idle_in_the_way(p, n, &budget) else { break };
             self.metrics.server_connections_evicted.add(1);
             self.drop_server(s);
@@ -78,12 +79,5 @@ impl Core {
                 self.pump(p);
             }
         }
-    }
-}
-
-impl Pool {
-    /// True if clients wait for a connection.
-    fn is_waited_for(&self) -> bool {
-        !self.writers.is_empty() || !self.readers.is_empty()
     }
 }
