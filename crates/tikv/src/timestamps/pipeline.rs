@@ -133,11 +133,11 @@ impl Pipeline {
         }
         loop {
             let (next, enough) = self.decide(dispenser.waiting(), now);
-            // Who came in between may not have woken anybody.
-            if !matches!(next, Next::Send(_)) && dispenser.wake_at(enough) {
-                continue;
-            }
             if !matches!(next, Next::Send(_)) {
+                // Who came in between may not have woken anybody.
+                if dispenser.wake_at(enough) {
+                    continue;
+                }
                 return next;
             }
             let Some(draw) = dispenser.begin() else { return Next::Nothing };
