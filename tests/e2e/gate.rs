@@ -357,8 +357,9 @@ async fn outlives(flush: &str) {
         while let Some(ended) = running.try_join_next() {
             ended.expect("a writer");
         }
-        let held: usize =
-            rows(&console, "SHOW GATE").await.iter().map(|gate| gate["held"].parse::<usize>().unwrap()).sum();
+        let gates = rows(&console, "SHOW GATE").await;
+        let ours = gates.iter().filter(|gate| gate["user"] == kingpost_tests::USER);
+        let held: usize = ours.map(|gate| gate["held"].parse::<usize>().unwrap()).sum();
         let now = (held == running.len()).then_some(held);
         (now.is_some() && std::mem::replace(&mut before, now) == now).then_some(())
     };
