@@ -43,6 +43,7 @@ mod psql;
 mod registry;
 mod registry_checks;
 mod registry_clients;
+mod registry_clients_nacos;
 mod registry_doors;
 mod registry_fire;
 mod registry_fronts;

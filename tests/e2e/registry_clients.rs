@@ -99,8 +99,15 @@ async fn registry_spring_cloud_eureka() {
 
 /// Builds what is in a directory, and runs it.
 async fn java(from: &str, class: &str) {
+    if let Some(program) = java_program(from, class).await {
+        run(&program, from, &[]).await;
+    }
+}
+
+/// Builds what is in a directory: a program that runs `class`; none without Maven.
+pub(crate) async fn java_program(from: &str, class: &str) -> Option<std::path::PathBuf> {
     if !there("mvn") {
-        return;
+        return None;
     }
     let built = new_dir("java");
     let mut build = Command::new("mvn");
@@ -114,7 +121,7 @@ async fn java(from: &str, class: &str) {
     let script = format!("#!/bin/sh\nexec java -cp '{0}/classes:{0}/lib/*' {class}\n", built.display());
     std::fs::write(&program, script).unwrap();
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    run(&program, from, &[]).await;
+    Some(program)
 }
 
 /// Part of `make clients` only: fetching Go's packages takes longer than all the rest.

@@ -24,6 +24,31 @@ impl Port {
         Port { number, _bound: socket }
     }
 
+    /// Two ports of which the second one is `apart` above the first.
+    ///
+    /// # Panics
+    /// When none of many are free together.
+    pub fn reserve_two(apart: u16) -> (Port, Port) {
+        for _ in 0..100 {
+            let first = Port::reserve();
+            let Some(number) = first.number.checked_add(apart) else { continue };
+            let address = ([127, 0, 0, 1], number).into();
+            // Without SO_REUSEADDR: so it is nobody else's, whether that one listens or not.
+            let alone = TcpSocket::new_v4().expect("make a socket");
+            alone.set_reuseaddr(false).expect("clear SO_REUSEADDR");
+            if alone.bind(address).is_err() {
+                continue;
+            }
+            drop(alone);
+            let socket = TcpSocket::new_v4().expect("make a socket");
+            socket.set_reuseaddr(true).expect("set SO_REUSEADDR");
+            if socket.bind(address).is_ok() {
+                return (first, Port { number, _bound: socket });
+            }
+        }
+        panic!("no two free ports {apart} apart");
+    }
+
     /// The port.
     pub fn number(&self) -> u16 {
         self.number

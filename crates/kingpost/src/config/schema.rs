@@ -407,6 +407,7 @@ const REGISTRY: &[Key] = &[
     key("listen", Kind::Text),
     key("consul_listen", Kind::Text),
     key("eureka_listen", Kind::Text),
+    key("nacos_listen", Kind::Text),
     key("peer_listen", Kind::Text),
     key("peer_advertise", Kind::Text),
     key("dns", Kind::Table(REGISTRY_DNS)),

@@ -8,6 +8,11 @@ use registry::api::{Auth, HttpLimits, RateLimit, Role, Token, TokenHash};
 use registry::{HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, Settings, dns};
 use serde::{Deserialize, Serialize};
 
+/// So far above the port of `nacos_listen` Nacos' clients expect gRPC.
+pub(crate) const NACOS_GRPC: u16 = 1000;
+/// The key of the address at which Nacos' API is served.
+pub(crate) const NACOS_LISTEN: &str = "nacos_listen";
+
 /// `[registry]`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -18,6 +23,9 @@ pub(crate) struct RegistryConfig {
     pub(crate) consul_listen: String,
     /// `host:port` where only Eureka's API is served; empty: nowhere else.
     pub(crate) eureka_listen: String,
+    /// `host:port` where only Nacos' API is served: over HTTP there, over gRPC at the port [`NACOS_GRPC`] above; empty: HTTP on `listen`
+    /// only.
+    pub(crate) nacos_listen: String,
     /// `host:port` where other nodes on the same store reach this one; empty: a port of the system's choosing at the address of
     /// `listen`.
     pub(crate) peer_listen: String,
@@ -227,6 +235,7 @@ impl Default for RegistryConfig {
             listen: "127.0.0.1:8632".into(),
             consul_listen: String::new(),
             eureka_listen: String::new(),
+            nacos_listen: String::new(),
             peer_listen: String::new(),
             peer_advertise: String::new(),
             dns: DnsConfig::default(),
@@ -301,10 +310,15 @@ impl RegistryConfig {
 
     /// The addresses that are set, with the keys they were set by.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        [("listen", &self.listen), ("consul_listen", &self.consul_listen), ("eureka_listen", &self.eureka_listen)]
-            .into_iter()
-            .filter(|(_, address)| !address.is_empty())
-            .map(|(key, address)| (key, address.as_str()))
+        [
+            ("listen", &self.listen),
+            ("consul_listen", &self.consul_listen),
+            ("eureka_listen", &self.eureka_listen),
+            (NACOS_LISTEN, &self.nacos_listen),
+        ]
+        .into_iter()
+        .filter(|(_, address)| !address.is_empty())
+        .map(|(key, address)| (key, address.as_str()))
     }
 }
 

@@ -12,7 +12,7 @@ use registry::{Registry, dns};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
-use super::config::{AuthMethod, RegistryConfig};
+use super::config::{AuthMethod, NACOS_GRPC, NACOS_LISTEN, RegistryConfig};
 use crate::admin::Source;
 use crate::console::Known;
 use crate::error::Failure;
@@ -54,20 +54,21 @@ impl Running {
         let mut mounts = Vec::new();
         let mut addresses = Vec::new();
         for (key, address) in config.addresses() {
-            let listener = TcpListener::bind(address).await.map_err(|error| {
-                Failure::environment(format!("cannot listen on {address} for the registry: {error}"))
-                    .advise(format!("choose another address: registry.{key}"))
-            })?;
-            let bound = listener
-                .local_addr()
-                .map_err(|error| Failure::runtime(format!("cannot read the address of {address}: {error}")))?;
+            let (listener, bound) = listen(key, address).await?;
             addresses.push(bound);
             let fronts = match key {
                 "consul_listen" => vec![Front::Consul],
                 "eureka_listen" => vec![Front::Eureka],
+                NACOS_LISTEN => vec![Front::Nacos],
                 _ => Front::ALL.to_vec(),
             };
-            mounts.push(Mount { listener, fronts, tls: tls.clone() });
+            mounts.push(Mount { listener, fronts: fronts.clone(), tls: tls.clone() });
+            if key == NACOS_LISTEN {
+                let above = SocketAddr::new(bound.ip(), bound.port().saturating_add(NACOS_GRPC));
+                let (listener, bound) = listen(key, &above.to_string()).await?;
+                addresses.push(bound);
+                mounts.push(Mount { listener, fronts, tls: tls.clone() });
+            }
         }
         let peers = match config.peer_listen.as_str() {
             "" => SocketAddr::new(addresses.first().map_or(Ipv4Addr::LOCALHOST.into(), SocketAddr::ip), 0),
@@ -189,6 +190,18 @@ fn tls_of(config: &RegistryConfig) -> Result<Option<Arc<tls::rustls::ServerConfi
     let acceptor = tls::Acceptor::new(&config.tls)
         .map_err(|error| Failure::config(format!("registry.tls.{}: {error}", error.setting())))?;
     Ok(acceptor.map(|acceptor| acceptor.speaking(&[b"h2", b"http/1.1"])))
+}
+
+/// A socket for the address that the key of `[registry]` gives, and where it is.
+async fn listen(key: &str, address: &str) -> Result<(TcpListener, SocketAddr), Failure> {
+    let listener = TcpListener::bind(address).await.map_err(|error| {
+        Failure::environment(format!("cannot listen on {address} for the registry: {error}"))
+            .advise(format!("choose another address: registry.{key}"))
+    })?;
+    let bound = listener
+        .local_addr()
+        .map_err(|error| Failure::runtime(format!("cannot read the address of {address}: {error}")))?;
+    Ok((listener, bound))
 }
 
 async fn dns_listener(address: &str) -> Result<(SocketAddr, dns::Listener), Failure> {

@@ -47,6 +47,8 @@ const UNSENT: usize = 256 << 10;
 /// Over HTTP/2 a client that is silent is asked whether it is there, and has so long to say so.
 const ASK_AFTER: Duration = Duration::from_secs(30);
 const ASKED: Duration = Duration::from_secs(20);
+/// How long a connection of HTTP/2 that is to be closed may take to end.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// One address and what is served there.
 #[derive(Debug)]
@@ -279,8 +281,17 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     let unread = Arc::new(AtomicBool::new(false));
     let linger = (!is_http2).then(|| Arc::clone(&unread));
     let io = TokioIo::new(WriteTimeout::new(stream, begun, limits.write_timeout, linger));
-    let service = service_fn(move |request: hyper::Request<Incoming>| {
+    // Closed with this: what clients have registered over it goes by that.
+    let opened = match is_http2 && fronts.contains(&Front::Nacos) {
+        true => Some(nacos::Opened::new(&shared.context, peer.ip())?),
+        false => None,
+    };
+    let over = opened.as_ref().map(|opened| Arc::clone(&opened.connection));
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         let (shared, fronts, unread) = (Arc::clone(&shared), Arc::clone(&fronts), Arc::clone(&unread));
+        if let Some(opened) = &opened {
+            request.extensions_mut().insert(Arc::clone(&opened.connection));
+        }
         async move { Ok::<_, Infallible>(dispatch(request, peer.ip(), &fronts, &shared, &unread).await) }
     });
     if is_http2 {
@@ -293,8 +304,19 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
             .max_send_buf_size(UNSENT)
             .serve_connection(io, service);
         let mut connection = std::pin::pin!(connection);
+        let over = async {
+            match over {
+                Some(over) => over.over().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             ended = connection.as_mut() => ended?,
+            () = over => {
+                // Its last messages are sent, if the client takes them.
+                connection.as_mut().graceful_shutdown();
+                let _ = tokio::time::timeout(LAST_WORDS, connection).await;
+            }
             () = stopped(&mut stopping) => {
                 connection.as_mut().graceful_shutdown();
                 connection.await?;

@@ -1,7 +1,7 @@
 //! What the values of `[registry]` mean together.
 
 use super::{Config, Findings, Host, parse_address};
-use crate::registry::config::{AuthMethod, parse_hash};
+use crate::registry::config::{AuthMethod, NACOS_GRPC, NACOS_LISTEN, parse_hash};
 
 pub(super) fn check(config: &Config, findings: &mut Findings) {
     let registry = &config.registry;
@@ -19,7 +19,7 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
                      loopback address, or auth = \"tokens\""
                 ),
             ),
-            Ok(_) => {}
+            Ok(_) => nacos(key, address, findings),
         }
     }
     for (index, host) in registry.hosts.iter().enumerate() {
@@ -88,6 +88,16 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
                 "found none, expected names of namespaces, or \"*\" for all",
             );
         }
+    }
+}
+
+/// The second port of Nacos' address has to be one.
+fn nacos(key: &str, address: &str, findings: &mut Findings) {
+    let most = u16::MAX - NACOS_GRPC;
+    let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+    if key == NACOS_LISTEN && !port.is_some_and(|port| (1..=most).contains(&port)) {
+        let expected = format!("expected a port from 1 to {most}: gRPC is served {NACOS_GRPC} above it");
+        findings.error(format!("registry.{key}"), format!("found {address:?}, {expected}"));
     }
 }
 

@@ -1,11 +1,12 @@
-//! The registry over gRPC: its own service, Polaris', health and reflection, over HTTP/2 on the addresses of the HTTP fronts.
+//! The registry over gRPC: its own service, Polaris', Nacos', health and reflection, over HTTP/2 on the addresses of the HTTP fronts.
 //!
 //! ```text
-//!  server (HTTP/2) ─▶ Services: by path ─▶ tonic: frames, protobuf ─▶ native | polaris | ready ─▶ Registry
+//!  server (HTTP/2) ─▶ Services: by path ─▶ tonic: frames, protobuf ─▶ native | polaris | nacos | ready ─▶ Registry
 //! ```
 // tonic's traits want its `Status` bare.
 #![allow(clippy::result_large_err)]
 
+mod nacos;
 mod native;
 mod polaris;
 mod ready;
@@ -28,13 +29,17 @@ use super::places::Place;
 use super::{ApiError, Context, Front};
 
 /// What `build.rs` makes of `proto/`.
-#[allow(missing_docs, unreachable_pub, clippy::all)]
+#[allow(missing_docs, unreachable_pub, nonstandard_style, clippy::all)]
 pub(crate) mod proto {
     pub mod registry {
         tonic::include_proto!("kingpost.registry.v1");
     }
     pub mod polaris {
         tonic::include_proto!("v1");
+    }
+    pub mod nacos {
+        // Of files without a package.
+        tonic::include_proto!("_");
     }
     /// All of it, for reflection.
     pub const DESCRIBED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/described.bin"));
@@ -56,13 +61,23 @@ struct Who {
     peer: IpAddr,
 }
 
+/// Where it is found out who calls, and how often they may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Door {
+    /// By the headers, before anything of the body is read.
+    Token,
+    /// Nowhere: it is answered to anybody.
+    Open,
+    /// By what is in the messages.
+    Within,
+}
+
 /// One service.
 struct Mounted {
     /// `/package.Service/`.
     prefix: String,
     front: Front,
-    /// Whether it is answered to anybody.
-    open: bool,
+    door: Door,
     call: Box<dyn Fn(HttpRequest) -> Answering + Send + Sync>,
 }
 
@@ -92,12 +107,13 @@ impl Services {
         let polaris = PolarisGrpcServer::new(polaris).max_decoding_message_size(most);
         let health = HealthServer::new(ready::Ready(Arc::clone(context))).max_decoding_message_size(most);
         let mut mounted = vec![
-            mount(Front::Native, false, native),
-            mount(Front::Polaris, false, polaris),
-            mount(Front::Polaris, false, beats),
+            mount(Front::Native, Door::Token, native),
+            mount(Front::Polaris, Door::Token, polaris),
+            mount(Front::Polaris, Door::Token, beats),
             // As the paths for load balancers and the OpenAPI document.
-            mount(Front::Native, true, health),
+            mount(Front::Native, Door::Open, health),
         ];
+        mounted.extend(nacos::mounted(context));
         let described = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(proto::DESCRIBED)
@@ -105,8 +121,8 @@ impl Services {
         };
         match (described().build_v1(), described().build_v1alpha()) {
             (Ok(v1), Ok(v1alpha)) => {
-                mounted.push(mount(Front::Native, true, v1.max_decoding_message_size(most)));
-                mounted.push(mount(Front::Native, true, v1alpha.max_decoding_message_size(most)));
+                mounted.push(mount(Front::Native, Door::Open, v1.max_decoding_message_size(most)));
+                mounted.push(mount(Front::Native, Door::Open, v1alpha.max_decoding_message_size(most)));
             }
             // Our own description; a test reads it.
             (Err(error), _) | (_, Err(error)) => tracing::error!(%error, "gRPC without reflection"),
@@ -131,10 +147,7 @@ impl Services {
             return (found.front, Status::from(error).into_http());
         }
         let who = Who { headers: request.headers().clone(), peer };
-        // Before anything of the body is read.
-        let caller = self.context.identify_by(&who.headers, None);
-        let admitted = self.context.admit(caller.as_ref().ok(), peer);
-        if let Err(error) = admitted.and(if found.open { Ok(()) } else { caller.map(drop) }) {
+        if let Err(error) = self.let_in(found.door, &who) {
             self.context.refused(&error);
             return (found.front, Status::from(error).into_http());
         }
@@ -144,23 +157,35 @@ impl Services {
         let response = answered.unwrap_or_else(|_| Status::deadline_exceeded("the request took too long").into_http());
         (found.front, response)
     }
+
+    /// Before anything of the body is read.
+    fn let_in(&self, door: Door, who: &Who) -> Result<(), ApiError> {
+        if door == Door::Within {
+            return Ok(());
+        }
+        let caller = self.context.identify_by(&who.headers, None);
+        self.context.admit(caller.as_ref().ok(), who.peer)?;
+        if door == Door::Open { Ok(()) } else { caller.map(drop) }
+    }
 }
 
-fn mount<S>(front: Front, open: bool, service: S) -> Mounted
+fn mount<S>(front: Front, door: Door, service: S) -> Mounted
 where
     S: Service<HttpRequest, Response = HttpResponse, Error = Infallible> + NamedService + Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
 {
-    let call = move |request| -> Answering {
-        let mut service = service.clone();
-        Box::pin(async move {
-            match service.call(request).await {
-                Ok(response) => response,
-                Err(never) => match never {},
-            }
-        })
-    };
-    Mounted { prefix: format!("/{}/", S::NAME), front, open, call: Box::new(call) }
+    let call = move |request| -> Answering { Box::pin(answered(service.clone(), request)) };
+    Mounted { prefix: format!("/{}/", S::NAME), front, door, call: Box::new(call) }
+}
+
+async fn answered<S>(mut service: S, request: HttpRequest) -> HttpResponse
+where
+    S: Service<HttpRequest, Response = HttpResponse, Error = Infallible>,
+{
+    match service.call(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    }
 }
 
 impl Who {

@@ -1,5 +1,8 @@
 //! What Nacos' clients send, and what they are told: parameters of an address or a form, and JSON.
 
+use serde_json::json;
+
+use super::naming::Hosts;
 use super::*;
 use crate::api::RESERVED;
 use crate::api::identity::CLIENT_ID;
@@ -11,10 +14,16 @@ pub(super) const DEFAULT_GROUP: &str = "DEFAULT_GROUP";
 const SEPARATOR: &str = "@@";
 /// The cluster of who names none.
 const DEFAULT_CLUSTER: &str = "DEFAULT";
-/// The metadata key under which the cluster is kept, and whether the instance is ephemeral: `EPHEMERAL CLUSTER`.
+/// The metadata key under which the cluster is kept, whether the instance is ephemeral, and the connection that published it, if it lives by
+/// one: `EPHEMERAL CLUSTER` or `EPHEMERAL@CONNECTION CLUSTER`.
 const KEPT: &str = "kingpost.nacos";
 /// Our weights are 100 times Nacos'.
 const WEIGHT_SCALE: f64 = 100.0;
+/// Of an instance that lives by a connection, whose node renews the lease every 5 s: when it is unhealthy after a node has died, unless its client
+/// has registered it at another node by then. nacos-sdk-python does that within 30 s, though it is connected at once.
+const CONNECTION_LEASE: Duration = Duration::from_secs(40);
+/// And from then until it is gone.
+const CONNECTION_GONE: Duration = Duration::from_secs(15);
 /// Where nobody says: from one beat to the next, silence until an instance is unhealthy, and until it is gone.
 const BEAT: Duration = Duration::from_secs(5);
 const UNHEALTHY: Duration = Duration::from_secs(15);
@@ -64,8 +73,8 @@ fn expected(name: &str, found: &str, what: &str) -> ApiError {
 }
 
 /// A service: its group and its name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Service {
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::api) struct Service {
     pub(super) group: String,
     pub(super) name: String,
 }
@@ -92,9 +101,18 @@ impl Service {
     }
 }
 
+/// What an ephemeral instance lives by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lease<'a> {
+    /// The client's beats.
+    Beats,
+    /// The connection with this name, without spaces.
+    Connection(&'a str),
+}
+
 /// An instance as a client tells of it.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Sent {
+pub(in crate::api) struct Sent {
     pub(super) ip: String,
     pub(super) port: u16,
     pub(super) cluster: String,
@@ -143,7 +161,13 @@ impl Sent {
         Ok((Sent::new(said("ip"), port, said("cluster"), weight, metadata)?, true))
     }
 
-    fn new(ip: &str, port: u64, cluster: &str, weight: f64, own: BTreeMap<String, String>) -> Result<Sent, ApiError> {
+    pub(super) fn new(
+        ip: &str,
+        port: u64,
+        cluster: &str,
+        weight: f64,
+        own: BTreeMap<String, String>,
+    ) -> Result<Sent, ApiError> {
         if ip.is_empty() {
             return Err(ApiError::bad("ip is missing"));
         }
@@ -179,9 +203,12 @@ impl Sent {
     }
 
     /// How the instance's health is known.
-    pub(super) fn check(&self) -> Check {
+    pub(super) fn check(&self, lease: Lease<'_>) -> Check {
         if !self.ephemeral {
             return Check { kind: CheckKind::Tcp { target: None, pace: Pace::default() }, deregister_after: None };
+        }
+        if let Lease::Connection(_) = lease {
+            return Check { kind: CheckKind::Ttl { ttl: CONNECTION_LEASE }, deregister_after: Some(CONNECTION_GONE) };
         }
         // The core counts the second time from the end of the first; neither may be below a second.
         let least = Duration::from_secs(1);
@@ -190,9 +217,13 @@ impl Sent {
     }
 
     /// The client's own metadata, and what the front keeps.
-    pub(super) fn metadata(&self, service: &Service) -> Result<Metadata, ApiError> {
+    pub(super) fn metadata(&self, service: &Service, lease: Lease<'_>) -> Result<Metadata, ApiError> {
         let mut pairs = self.own.clone();
-        pairs.insert(KEPT.into(), format!("{} {}", self.ephemeral, self.cluster));
+        let kept = match lease {
+            Lease::Connection(name) if self.ephemeral => format!("true@{name} {}", self.cluster),
+            _ => format!("{} {}", self.ephemeral, self.cluster),
+        };
+        pairs.insert(KEPT.into(), kept);
         pairs.insert(CLIENT_ID.into(), self.shown_id(service));
         Ok(Metadata::from_pairs(&pairs)?)
     }
@@ -223,7 +254,7 @@ fn pairs(text: &str) -> Result<BTreeMap<String, String>, ApiError> {
 }
 
 /// An object of texts; numbers and truth values are taken as they are written.
-fn texts(value: &Value) -> Result<BTreeMap<String, String>, ApiError> {
+pub(super) fn texts(value: &Value) -> Result<BTreeMap<String, String>, ApiError> {
     let map = value.as_object().ok_or_else(|| ApiError::bad("metadata: expected an object"))?;
     let text = |(key, value): (&String, &Value)| match value {
         Value::String(text) => Ok((key.clone(), text.clone())),
@@ -233,15 +264,48 @@ fn texts(value: &Value) -> Result<BTreeMap<String, String>, ApiError> {
     map.iter().map(text).collect()
 }
 
-/// What is kept of an instance: whether it is ephemeral, and its cluster.
-fn kept(instance: &Instance) -> Option<(bool, &str)> {
-    let (ephemeral, cluster) = instance.metadata.get(KEPT)?.split_once(' ')?;
-    Some((ephemeral == "true", cluster))
+/// What is kept of an instance.
+struct Kept<'a> {
+    ephemeral: bool,
+    /// The connection by which it lives.
+    connection: Option<&'a str>,
+    cluster: &'a str,
+}
+
+fn kept(instance: &Instance) -> Option<Kept<'_>> {
+    let (life, cluster) = instance.metadata.get(KEPT)?.split_once(' ')?;
+    let (ephemeral, connection) = match life.split_once('@') {
+        Some((ephemeral, connection)) => (ephemeral, Some(connection)),
+        None => (life, None),
+    };
+    Some(Kept { ephemeral: ephemeral == "true", connection, cluster })
 }
 
 /// The cluster of an instance; of another front's the default one.
 pub(super) fn cluster(instance: &Instance) -> String {
-    kept(instance).map_or(DEFAULT_CLUSTER, |(_, cluster)| cluster).to_owned()
+    kept(instance).map_or(DEFAULT_CLUSTER, |kept| kept.cluster).to_owned()
+}
+
+/// The connection that published the instance last; none, where the instance does not live by a connection.
+pub(super) fn connection(instance: &Instance) -> Option<&str> {
+    kept(instance)?.connection
+}
+
+/// A service as clients are told of it. `time`, in milliseconds, must not go down from one answer to the next: clients drop a list that is older
+/// than theirs.
+pub(super) fn service_info(service: &Service, clusters: &str, hosts: Hosts, time: i64) -> Value {
+    json!({
+        "name": service.name,
+        "groupName": service.group,
+        "clusters": clusters,
+        "cacheMillis": CACHE_MILLIS,
+        "hosts": hosts.list,
+        "lastRefTime": time,
+        "checksum": hosts.revision.0.to_string(),
+        "allIPs": false,
+        "reachProtectionThreshold": false,
+        "valid": true,
+    })
 }
 
 /// An instance as clients are told of it.
@@ -262,7 +326,7 @@ pub(super) fn shown(instance: &Instance, service: &Service) -> Value {
         "valid": instance.health != Health::Critical,
         "enabled": !instance.isolate,
         "marked": false,
-        "ephemeral": kept(instance).map_or(ttl.is_some(), |(ephemeral, _)| ephemeral),
+        "ephemeral": kept(instance).map_or(ttl.is_some(), |kept| kept.ephemeral),
         "clusterName": cluster,
         "serviceName": service.full(),
         "metadata": open.collect::<BTreeMap<&str, &str>>(),
@@ -307,8 +371,8 @@ mod tests {
             (plain.weight, plain.enabled, plain.ephemeral, plain.cluster.as_str()),
             (100, true, true, "DEFAULT")
         );
-        assert_eq!(plain.check().time_to_live(), Some(UNHEALTHY));
-        assert_eq!(plain.check().deregister_after, Some(Duration::from_secs(15)));
+        assert_eq!(plain.check(Lease::Beats).time_to_live(), Some(UNHEALTHY));
+        assert_eq!(plain.check(Lease::Beats).deregister_after, Some(Duration::from_secs(15)));
         let full = sent(&[
             ("weight", "2.5"),
             ("enable", "false"),
@@ -320,11 +384,11 @@ mod tests {
         ])
         .unwrap();
         assert_eq!((full.weight, full.enabled, full.cluster.as_str()), (250, false, "c"));
-        assert_eq!(full.check().time_to_live(), Some(Duration::from_secs(3)));
-        assert_eq!(full.check().deregister_after, Some(Duration::from_secs(2)));
+        assert_eq!(full.check(Lease::Beats).time_to_live(), Some(Duration::from_secs(3)));
+        assert_eq!(full.check(Lease::Beats).deregister_after, Some(Duration::from_secs(2)));
         assert_eq!(full.own.get("n").map(String::as_str), Some("1"));
         assert_eq!(sent(&[("metadata", "a=b,c=d")]).unwrap().own.len(), 2);
-        assert!(matches!(sent(&[("ephemeral", "false")]).unwrap().check().kind, CheckKind::Tcp { .. }));
+        assert!(matches!(sent(&[("ephemeral", "false")]).unwrap().check(Lease::Beats).kind, CheckKind::Tcp { .. }));
         for wrong in [
             ("weight", "-1"),
             ("weight", "NaN"),

@@ -1,0 +1,435 @@
+//! A connection over which a client of Nacos speaks gRPC. It is the lease of what the client registers over it.
+//!
+//! Unary calls carry no id: the server knows the client by the connection that the calls come over. On a stream of the same connection the client
+//! hears of changes of what it subscribed to.
+//!
+//! - The node that has the connection renews the leases of its instances; so a node that dies loses them in time, and the client registers them
+//!   again at another node before that.
+//! - An instance's row names the connection that published the instance last. What a connection does at its end it does only to rows that name it.
+//!   So a connection that ends late takes nothing from a later one, whichever node that one is at.
+//! - When this node stops, nothing is taken out: the clients go elsewhere.
+
+mod silence;
+mod stream;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use futures_util::future::join_all;
+use hyper::HeaderMap;
+use serde_json::json;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
+use tokio::time::Instant;
+
+use self::stream::{Subscribed, Subscription};
+use super::super::auth::{Caller, Role};
+use super::messages::{At, Refusal, Said};
+use super::naming::{Naming, Wanted};
+use super::wire::{self, Lease, Sent, Service};
+use super::*;
+use crate::{Beat, Edit, InstanceId, NamespaceName, Registry, ServiceKey, WriteError};
+
+pub(in crate::api) use self::stream::End;
+
+/// Instances of one connection.
+const INSTANCES: usize = 4096;
+/// Subscriptions of one connection.
+const SUBSCRIPTIONS: usize = 4096;
+/// Calls of one connection that are read at a time; the next ones wait.
+const READING: usize = 8;
+/// Bytes of a message of a connection that has not shown a good token yet.
+const UNKNOWN_BYTES: usize = 256 << 10;
+/// A call that comes before the connection is set up waits so long for that: it overtook the stream's first message.
+const SETTING_UP: Duration = Duration::from_secs(3);
+/// Who was heard within so long is alive: what is missing of its instances is registered again.
+const HEARD: Duration = Duration::from_secs(10);
+/// Writes under way at a time for one call.
+const WRITES: usize = 64;
+
+/// How far a connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The client has not opened its stream yet.
+    New,
+    SetUp,
+    /// Nothing is registered by it any more.
+    Over,
+}
+
+/// A connection. See the module.
+pub(in crate::api) struct Connection {
+    /// Its name, in rows and for the client; no spaces in it.
+    name: String,
+    peer: IpAddr,
+    began: Instant,
+    /// When the client was heard last, in milliseconds from `began`.
+    heard: AtomicU64,
+    state: watch::Sender<State>,
+    /// By what the client was let in last; looked up anew each time.
+    shown: Mutex<Option<Shown>>,
+    reading: Semaphore,
+    /// What the connection has published. Held while it is changed in the store too.
+    held: tokio::sync::Mutex<Held>,
+    /// Whether it ever published anything.
+    published: AtomicBool,
+    subscriptions: Mutex<BTreeMap<Subscribed, Subscription>>,
+    /// `subscriptions` has others than before.
+    resubscribed: Notify,
+}
+
+/// What a client shows to be let in.
+#[derive(Clone, PartialEq)]
+pub(in crate::api) struct Shown {
+    /// Headers of the call.
+    pub(in crate::api) headers: HeaderMap,
+    /// The token in the message.
+    pub(in crate::api) token: Option<String>,
+}
+
+impl Shown {
+    fn identify(&self, context: &Context) -> Result<Caller, ApiError> {
+        context.identify_by(&self.headers, self.token.as_deref())
+    }
+}
+
+/// An instance that a connection has published, and can publish again.
+#[derive(Clone)]
+struct Published {
+    namespace: NamespaceName,
+    service: Service,
+    sent: Sent,
+}
+
+/// By service, what a connection has published.
+type Held = BTreeMap<ServiceKey, BTreeMap<InstanceId, Published>>;
+
+/// A connection that is open; dropped when it is closed.
+pub(in crate::api) struct Opened {
+    /// The connection.
+    pub(in crate::api) connection: Arc<Connection>,
+    context: Arc<Context>,
+}
+
+impl Opened {
+    /// A new one, of a client at `peer`.
+    ///
+    /// # Errors
+    /// The system gives no random numbers for its name.
+    pub(in crate::api) fn new(context: &Arc<Context>, peer: IpAddr) -> std::io::Result<Opened> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
+        let connection = Connection {
+            name: format!("{:016x}", u64::from_be_bytes(random)),
+            peer,
+            began: Instant::now(),
+            heard: AtomicU64::new(0),
+            state: watch::Sender::new(State::New),
+            shown: Mutex::default(),
+            reading: Semaphore::new(READING),
+            held: tokio::sync::Mutex::default(),
+            published: AtomicBool::new(false),
+            subscriptions: Mutex::default(),
+            resubscribed: Notify::new(),
+        };
+        Ok(Opened { connection: Arc::new(connection), context: Arc::clone(context) })
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.connection.end();
+        let stopping = *self.context.stopping.borrow();
+        if stopping || !self.connection.published.load(Ordering::Acquire) {
+            return;
+        }
+        let (connection, context) = (Arc::clone(&self.connection), Arc::clone(&self.context));
+        tokio::spawn(async move { connection.withdraw_all(&context).await });
+    }
+}
+
+impl Connection {
+    fn hear(&self) {
+        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.heard.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// For how long the client was not heard.
+    fn silence(&self) -> Duration {
+        self.began.elapsed().saturating_sub(Duration::from_millis(self.heard.load(Ordering::Relaxed)))
+    }
+
+    /// Whether somebody with a good token has spoken over it.
+    pub(in crate::api) fn is_known(&self) -> bool {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// How long a message may be.
+    pub(in crate::api) fn message_bytes(&self, context: &Context) -> usize {
+        let most = context.limits.body_bytes;
+        if self.is_known() { most } else { most.min(UNKNOWN_BYTES) }
+    }
+
+    /// A place among the calls that are read; waits for one.
+    pub(in crate::api) async fn place(&self) -> Option<SemaphorePermit<'_>> {
+        self.reading.acquire().await.ok()
+    }
+
+    /// Nothing is registered by it from now on.
+    pub(in crate::api) fn end(&self) {
+        self.state.send_replace(State::Over);
+    }
+
+    fn is_over(&self) -> bool {
+        *self.state.borrow() == State::Over
+    }
+
+    /// Returns once it is to be closed.
+    pub(in crate::api) async fn over(&self) {
+        let mut state = self.state.subscribe();
+        // What the wait returns holds a lock, which must not live on.
+        let _ = state.wait_for(|state| *state == State::Over).await.is_ok();
+    }
+
+    /// Waits a little until it is set up, unless it is.
+    async fn set_up(&self) -> Result<(), Refusal> {
+        let mut state = self.state.subscribe();
+        let wait = async { state.wait_for(|state| *state != State::New).await.is_ok() };
+        let _ = tokio::time::timeout(SETTING_UP, wait).await;
+        if *self.state.borrow() == State::SetUp { Ok(()) } else { Err(Refusal::NoConnection) }
+    }
+
+    /// By what the client was let in last, and who that is now.
+    fn caller(&self, context: &Context) -> Result<Caller, ApiError> {
+        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        shown.ok_or(ApiError::Unauthorized)?.identify(context)
+    }
+
+    fn remember(&self, shown: Shown) {
+        let mut before = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if before.as_ref() != Some(&shown) {
+            *before = Some(shown);
+        }
+    }
+
+    /// Answers a call: the name of a message, and its fields as JSON.
+    pub(in crate::api) async fn answer(&self, context: &Arc<Context>, shown: Shown, kind: &str, json: &[u8]) -> Said {
+        self.hear();
+        let (request, asked) = Asked::read(kind, json);
+        let name = asked.as_ref().map_or("ErrorResponse", Asked::answer);
+        let answer = match asked {
+            Ok(asked) => self.carry_out(context, shown, asked).await,
+            Err(error) => Err(Refusal::Error(error)),
+        };
+        if let Err(Refusal::Error(error)) = &answer {
+            context.refused(error);
+        }
+        said(name, &request, answer)
+    }
+
+    async fn carry_out(&self, context: &Arc<Context>, shown: Shown, asked: Asked) -> Result<Value, Refusal> {
+        let caller = shown.identify(context);
+        context.admit(caller.as_ref().ok(), self.peer)?;
+        let naming = |namespace: NamespaceName, role: Role| {
+            let naming = Naming { context, caller: caller.clone()?, peer: self.peer, namespace };
+            naming.needs(role)?;
+            self.remember(shown.clone());
+            Ok::<_, ApiError>(naming)
+        };
+        match asked {
+            Asked::ServerCheck => Ok(json!({ "connectionId": self.name, "supportAbilityNegotiation": false })),
+            Asked::HealthCheck => {
+                self.set_up().await?;
+                Ok(json!({}))
+            }
+            Asked::Instance { at: At { namespace, service }, register, sent } => {
+                let naming = naming(namespace, Role::Write)?;
+                self.set_up().await?;
+                match (sent.ephemeral, register) {
+                    (true, true) => self.publish(&naming, &service, vec![*sent]).await?,
+                    (true, false) => self.withdraw(&naming, &service, &sent).await?,
+                    (false, true) => drop(naming.put(&service, &sent, Lease::Beats).await?),
+                    (false, false) => naming.remove(&service, &sent).await?,
+                }
+                Ok(json!({ "type": if register { "registerInstance" } else { "deregisterInstance" } }))
+            }
+            Asked::Batch { at: At { namespace, service }, list } => {
+                let naming = naming(namespace, Role::Write)?;
+                self.set_up().await?;
+                context.batch("the list of instances", list.len())?;
+                self.publish(&naming, &service, list).await?;
+                Ok(json!({ "type": "batchRegisterInstance" }))
+            }
+            Asked::Subscribe { at: At { namespace, service }, clusters, begin } => {
+                let naming = naming(namespace, Role::Read)?;
+                self.set_up().await?;
+                let subscribed = Subscribed { key: naming.key(&service)?, clusters };
+                let info = self.subscribe(context, subscribed, &naming.namespace, service, begin)?;
+                Ok(json!({ "serviceInfo": info }))
+            }
+            Asked::Query { at: At { namespace, service }, wanted } => {
+                let naming = naming(namespace, Role::Read)?;
+                let hosts = naming.hosts(&service, &wanted)?;
+                let info = wire::service_info(&service, &wanted.clusters, hosts, crate::registry::now_millis());
+                Ok(json!({ "serviceInfo": info }))
+            }
+            Asked::List { namespace, group, page, size } => {
+                let (names, count) = naming(namespace, Role::Read)?.services(&group, page, size).await?;
+                Ok(json!({ "count": count, "serviceNames": names }))
+            }
+        }
+    }
+
+    /// The instances of this connection in a service are these, and no others. Where one of them cannot be written, the others are; those
+    /// that were there before stay.
+    async fn publish(&self, naming: &Naming<'_>, service: &Service, list: Vec<Sent>) -> Result<(), Refusal> {
+        let key = naming.key(service)?;
+        let mut wanted = BTreeMap::new();
+        for sent in list {
+            let published = Published { namespace: naming.namespace.clone(), service: service.clone(), sent };
+            wanted.insert(naming.id(service, &published.sent)?, published);
+        }
+        let mut held = self.held.lock().await;
+        if self.is_over() {
+            return Err(Refusal::NoConnection);
+        }
+        let before = held.get(&key).cloned().unwrap_or_default();
+        let others = held.values().map(BTreeMap::len).sum::<usize>() - before.len();
+        if others + wanted.len() > INSTANCES {
+            let error = ApiError::Busy {
+                what: "instances of one connection",
+                limit: "the fixed limit",
+                value: INSTANCES as u64,
+            };
+            return Err(error.into());
+        }
+        // Before anything is written: should this be broken off, all of it is withdrawn at the connection's end.
+        self.published.store(true, Ordering::Release);
+        let now = held.entry(key.clone()).or_default();
+        now.extend(wanted.clone());
+        let mut failed = None;
+        let list: Vec<(&InstanceId, &Published)> = wanted.iter().collect();
+        for some in list.chunks(WRITES) {
+            let written = join_all(some.iter().map(|(_, one)| naming.put(service, &one.sent, self.lease()))).await;
+            for ((id, _), written) in some.iter().zip(written) {
+                let Err(error) = written else { continue };
+                match before.get(*id) {
+                    Some(old) => drop(now.insert((*id).clone(), old.clone())),
+                    None => drop(now.remove(*id)),
+                }
+                failed.get_or_insert(error);
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        let gone: Vec<InstanceId> = before.into_keys().filter(|id| !wanted.contains_key(id)).collect();
+        let removed = self.release(&naming.context.registry, &gone).await?;
+        naming.audit_several("deregister", &removed);
+        match wanted.is_empty() {
+            true => drop(held.remove(&key)),
+            false => drop(held.insert(key, wanted)),
+        }
+        Ok(())
+    }
+
+    fn lease(&self) -> Lease<'_> {
+        Lease::Connection(&self.name)
+    }
+
+    /// Takes an instance out: this connection's, or one that lives by no connection. Another connection's is left alone, as in Nacos.
+    async fn withdraw(&self, naming: &Naming<'_>, service: &Service, sent: &Sent) -> Result<(), Refusal> {
+        let (key, id) = (naming.key(service)?, naming.id(service, sent)?);
+        let mut held = self.held.lock().await;
+        let own = held.get_mut(&key).is_some_and(|ids| ids.remove(&id).is_some());
+        held.retain(|_, ids| !ids.is_empty());
+        if own {
+            let removed = self.release(&naming.context.registry, &[id]).await?;
+            naming.audit_several("deregister", &removed);
+            return Ok(());
+        }
+        match naming.found(service, sent).await? {
+            Some(instance) if wire::connection(&instance).is_none() => Ok(naming.remove_found(&instance).await?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes those of `ids` out that this connection published last. Says which were.
+    async fn release(&self, registry: &Registry, ids: &[InstanceId]) -> Result<Vec<InstanceId>, WriteError> {
+        let mut removed = Vec::new();
+        for some in ids.chunks(WRITES) {
+            let written = join_all(some.iter().map(|id| self.release_one(registry, id))).await;
+            for (id, written) in some.iter().zip(written) {
+                if written? {
+                    removed.push(id.clone());
+                }
+            }
+        }
+        Ok(removed)
+    }
+
+    async fn release_one(&self, registry: &Registry, id: &InstanceId) -> Result<bool, WriteError> {
+        let own = |row: &&Arc<Instance>| wire::connection(row) == Some(&self.name);
+        let written = registry.change(id, |row| {
+            Ok::<_, WriteError>(if row.filter(own).is_some() { Edit::Deregister } else { Edit::Nothing })
+        });
+        Ok(written.await?.changed())
+    }
+
+    /// At the end. What cannot be taken out now is when its lease ends.
+    async fn withdraw_all(&self, context: &Arc<Context>) {
+        let held = std::mem::take(&mut *self.held.lock().await);
+        let caller = self.caller(context);
+        for (key, ids) in held {
+            let ids: Vec<InstanceId> = ids.into_keys().collect();
+            match (self.release(&context.registry, &ids).await, &caller) {
+                (Ok(removed), Ok(caller)) if !removed.is_empty() => {
+                    let namespace = NamespaceName::of(&key);
+                    let object = super::super::several(&removed);
+                    context.audit(caller, self.peer, "connection lost", namespace.as_str(), &object);
+                }
+                (Ok(_), _) => {}
+                (Err(error), _) => {
+                    tracing::warn!(service = key.as_str(), %error, "instances of a client of Nacos that is gone stay until their leases end");
+                }
+            }
+        }
+    }
+
+    /// Renews the leases of what the connection has published. What another connection has published since is forgotten. What is not there
+    /// any more is registered again, if the client was heard just now.
+    async fn renew(&self, context: &Arc<Context>) {
+        let mut held = self.held.lock().await;
+        // Who may not register any more does not live on by what it has registered.
+        let Ok(caller) = self.caller(context) else { return };
+        if self.is_over() {
+            return;
+        }
+        let registry = &context.registry;
+        let taken_over = |id: &InstanceId| {
+            registry.instance(id).is_some_and(|row| wire::connection(&row).is_some_and(|name| name != self.name))
+        };
+        for ids in held.values_mut() {
+            ids.retain(|id, _| !taken_over(id));
+        }
+        held.retain(|_, ids| !ids.is_empty());
+        let own = held.values().flatten();
+        let own = own.filter(|(_, published)| caller.may(Role::Write, published.namespace.as_str()));
+        let own: Vec<(&InstanceId, &Published)> = own.collect();
+        for some in own.chunks(registry.limits().call_rows) {
+            let ids: Vec<InstanceId> = some.iter().map(|(id, _)| (*id).clone()).collect();
+            let beats = registry.heartbeat(&ids).await;
+            let missing = some.iter().zip(&beats).filter(|(_, beat)| **beat == Beat::Unknown);
+            for ((_, published), _) in missing {
+                if self.is_over() || self.silence() > HEARD {
+                    return;
+                }
+                let Published { namespace, service, sent } = published;
+                let (caller, namespace) = (caller.clone(), namespace.clone());
+                let naming = Naming { context, caller, peer: self.peer, namespace };
+                if let Err(error) = naming.put(service, sent, self.lease()).await {
+                    tracing::warn!(%error, "an instance that a client of Nacos has registered, and that is missing, could not be registered again");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The HTTP API of version 1: instances, beats, lists, and the log-in, which clients of gRPC use too.
+
+use hyper::{Method, StatusCode};
+use serde_json::json;
+
+use super::super::auth::Role;
+use super::naming::{Naming, Wanted, named};
+use super::wire::{self, Fields, Lease, Sent, Service};
+use super::*;
+use crate::Beat;
+
+/// A beat was taken.
+const BEAT_OK: u64 = 10_200;
+/// There is no such instance: the client registers again.
+const BEAT_UNKNOWN: u64 = 20_404;
+
+struct Call<'a> {
+    request: &'a Request,
+    fields: Fields,
+    naming: Naming<'a>,
+}
+
+pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
+    let path = request.path();
+    if is_login(&path) {
+        return login(context, request);
+    }
+    let caller = context.identify(request)?;
+    let fields = Fields::of(request)?;
+    let namespace = named(fields.text("namespaceId"))?;
+    let call = Call { request, fields, naming: Naming { context, caller, peer: request.peer, namespace } };
+    let method = if request.method == Method::HEAD { Method::GET } else { request.method.clone() };
+    match (method.as_str(), path.as_slice()) {
+        ("POST" | "PUT", ["nacos", "v1", "ns", "instance"]) => call.register().await,
+        ("DELETE", ["nacos", "v1", "ns", "instance"]) => call.deregister().await,
+        ("GET", ["nacos", "v1", "ns", "instance"]) => call.instance().await,
+        ("PUT", ["nacos", "v1", "ns", "instance", "beat"]) => call.beat().await,
+        ("GET", ["nacos", "v1", "ns", "instance", "list"]) => call.list(),
+        ("GET", ["nacos", "v1", "ns", "service", "list"]) => call.services().await,
+        ("GET", ["nacos", "v1", "ns", "operator", "metrics"]) => {
+            call.naming.needs(Role::Read)?;
+            Ok(Reply::ok(&json!({ "status": "UP" })))
+        }
+        (_, ["nacos", "v1", "ns", "instance"]) => {
+            Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, POST, PUT, DELETE" })
+        }
+        (_, ["nacos", "v1", "ns", "instance", "beat"]) => Err(ApiError::MethodNotAllowed { allow: "PUT" }),
+        (_, ["nacos", "v1", "ns", "instance" | "service", "list"]) => {
+            Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" })
+        }
+        // A client of the configuration asks again at once where it is told that there is nothing.
+        (_, ["nacos", "v1", "cs", ..]) => {
+            Err(ApiError::NotImplemented("Nacos' configuration is not served here".into()))
+        }
+        _ => Err(ApiError::NoSuchPath(request.whole.chars().take(200).collect())),
+    }
+}
+
+/// Whether a path is one at which clients log in, with user and password in the address or in a form.
+pub(in crate::api) fn is_login(path: &[&str]) -> bool {
+    matches!(
+        path,
+        ["nacos", "v1", "auth", "login"]
+            | ["nacos", "v1", "auth", "users", "login"]
+            | ["nacos", "v3", "auth", "user", "login"]
+    )
+}
+
+/// A password is a token, and so is the access token that the client goes on with.
+fn login(context: &Context, request: &Request) -> Result<Reply, ApiError> {
+    let fields = Fields::of(request)?;
+    let password = fields.text("password");
+    let caller = context.identify_by(&request.headers, Some(password).filter(|password| !password.is_empty()))?;
+    Ok(Reply::ok(&json!({
+        "accessToken": password, "tokenTtl": 18_000, "globalAdmin": false, "username": caller.name(),
+    })))
+}
+
+impl Call<'_> {
+    fn service(&self) -> Result<Service, ApiError> {
+        Service::of(self.fields.text("serviceName"), self.fields.text("groupName"))
+    }
+
+    async fn register(&self) -> Result<Reply, ApiError> {
+        self.naming.needs(Role::Write)?;
+        let sent = Sent::of(&self.fields)?;
+        self.naming.put(&self.service()?, &sent, Lease::Beats).await?;
+        Ok(Reply::text(StatusCode::OK, "ok"))
+    }
+
+    async fn deregister(&self) -> Result<Reply, ApiError> {
+        self.naming.needs(Role::Write)?;
+        let sent = Sent::of(&self.fields)?;
+        self.naming.remove(&self.service()?, &sent).await?;
+        Ok(Reply::text(StatusCode::OK, "ok"))
+    }
+
+    async fn beat(&self) -> Result<Reply, ApiError> {
+        self.naming.needs(Role::Write)?;
+        let (sent, whole) = Sent::of_beat(&self.fields)?;
+        let answer = |code: u64| {
+            let interval = u64::try_from(sent.beat_interval.as_millis()).unwrap_or(u64::MAX);
+            Ok(Reply::ok(&json!({ "clientBeatInterval": interval, "code": code, "lightBeatEnabled": true })))
+        };
+        let service = self.service()?;
+        let registry = &self.naming.context.registry;
+        let id = self.naming.id(&service, &sent)?;
+        let id = match registry.instance(&id) {
+            Some(_) => Some(id),
+            None => self.naming.found(&service, &sent).await?.map(|instance| instance.id.clone()),
+        };
+        if let Some(id) = id
+            && registry.heartbeat(std::slice::from_ref(&id)).await.first() == Some(&Beat::Known)
+        {
+            return answer(BEAT_OK);
+        }
+        // A beat that says all of the instance registers it: some clients do nothing else.
+        if !whole {
+            return answer(BEAT_UNKNOWN);
+        }
+        self.naming.put(&service, &sent, Lease::Beats).await?;
+        answer(BEAT_OK)
+    }
+
+    async fn instance(&self) -> Result<Reply, ApiError> {
+        self.naming.needs(Role::Read)?;
+        let sent = Sent::of(&self.fields)?;
+        let service = self.service()?;
+        let found = self.naming.found(&service, &sent).await?;
+        let instance = found.ok_or_else(|| ApiError::NotFound { what: "instance", name: sent.shown_id(&service) })?;
+        let mut shown = wire::shown(&instance, &service);
+        shown["service"] = service.full().into();
+        Ok(Reply::ok(&shown))
+    }
+
+    fn list(&self) -> Result<Reply, ApiError> {
+        self.naming.needs(Role::Read)?;
+        let service = self.service()?;
+        let healthy = self.fields.text("healthyOnly").eq_ignore_ascii_case("true");
+        let wanted = Wanted { clusters: self.fields.text("clusters").to_owned(), healthy };
+        let hosts = self.naming.hosts(&service, &wanted)?;
+        let mut info = wire::service_info(&service, &wanted.clusters, hosts, crate::registry::now_millis());
+        info["name"] = service.full().into();
+        for (key, value) in [
+            ("dom", json!(service.full())),
+            ("useSpecifiedURL", json!(false)),
+            ("env", json!("")),
+            ("metadata", json!({})),
+        ] {
+            info[key] = value;
+        }
+        let reply = Reply::ok(&info);
+        Ok(if self.request.accepts_gzip() { reply.gzip() } else { reply })
+    }
+
+    async fn services(&self) -> Result<Reply, ApiError> {
+        self.naming.needs(Role::Read)?;
+        let (page, size) = (self.fields.number("pageNo")?.unwrap_or(1), self.fields.number("pageSize")?.unwrap_or(20));
+        let (names, count) = self.naming.services(self.fields.text("groupName"), page, size).await?;
+        Ok(Reply::ok(&json!({ "count": count, "doms": names })))
+    }
+}

@@ -1,0 +1,409 @@
+//! The JSON in the envelopes of gRPC: what clients ask, and what they are told. Pure.
+//!
+//! An envelope says the name of a message (`InstanceRequest`), and has its fields as JSON. Every answer has `resultCode`, `errorCode`, `success`,
+//! `message` (a text; never null, which Python's client does not take) and `requestId`.
+
+use serde::Deserialize;
+use serde_json::json;
+
+use super::naming::{Wanted, named};
+use super::wire::{self, Sent, Service};
+use super::*;
+use crate::NamespaceName;
+
+/// A service that a message is about.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::api) struct At {
+    pub(super) namespace: NamespaceName,
+    pub(super) service: Service,
+}
+
+/// What a client asks in a call of its own.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::api) enum Asked {
+    /// Whether this is a server, and what the connection is called.
+    ServerCheck,
+    /// Whether the server knows the connection.
+    HealthCheck,
+    /// Register or deregister one instance.
+    Instance { at: At, register: bool, sent: Box<Sent> },
+    /// The connection's instances of a service are these and no others.
+    Batch { at: At, list: Vec<Sent> },
+    /// Begin or end to tell of changes.
+    Subscribe { at: At, clusters: String, begin: bool },
+    /// The instances of a service.
+    Query { at: At, wanted: Wanted },
+    /// The names of services.
+    List { namespace: NamespaceName, group: String, page: u64, size: u64 },
+}
+
+/// What a client says on the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::api) enum Sign {
+    /// It begins.
+    Setup,
+    /// An answer to what it was sent, or something that is not understood here: it lives.
+    Alive,
+}
+
+impl Sign {
+    /// By the name of the message.
+    pub(in crate::api) fn of(kind: &str) -> Sign {
+        if kind == "ConnectionSetupRequest" { Sign::Setup } else { Sign::Alive }
+    }
+}
+
+/// Why a client is not told what it asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::api) enum Refusal {
+    /// The connection is not set up, or is over: the client makes a new one, and registers again.
+    NoConnection,
+    /// Anything else.
+    Error(ApiError),
+}
+
+impl<E: Into<ApiError>> From<E> for Refusal {
+    fn from(error: E) -> Refusal {
+        Refusal::Error(error.into())
+    }
+}
+
+/// A message to a client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::api) struct Said {
+    /// The name of the message.
+    pub(in crate::api) kind: &'static str,
+    /// Its fields.
+    pub(in crate::api) json: Vec<u8>,
+}
+
+/// Fields that any message may have. What a client leaves out or sends as null is as if it were empty.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Message {
+    request_id: Option<String>,
+    namespace: Option<String>,
+    service_name: Option<String>,
+    group_name: Option<String>,
+    #[serde(rename = "type")]
+    action: Option<String>,
+    instance: Option<Told>,
+    instances: Option<Vec<Told>>,
+    clusters: Option<String>,
+    cluster: Option<String>,
+    subscribe: Option<bool>,
+    healthy_only: Option<bool>,
+    health_only: Option<bool>,
+    page_no: Option<u64>,
+    page_size: Option<u64>,
+}
+
+/// An instance in a message.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Told {
+    ip: Option<String>,
+    port: Option<u64>,
+    weight: Option<f64>,
+    enabled: Option<bool>,
+    ephemeral: Option<bool>,
+    cluster_name: Option<String>,
+    metadata: Option<Value>,
+}
+
+impl Told {
+    fn sent(self) -> Result<Sent, ApiError> {
+        let port = self.port.ok_or_else(|| ApiError::bad("instance.port is missing"))?;
+        let metadata = self.metadata.filter(|value| !value.is_null());
+        let metadata = metadata.as_ref().map(wire::texts).transpose()?.unwrap_or_default();
+        let (ip, cluster) = (self.ip.unwrap_or_default(), self.cluster_name.unwrap_or_default());
+        let mut sent = Sent::new(&ip, port, &cluster, self.weight.unwrap_or(1.0), metadata)?;
+        sent.enabled = self.enabled.unwrap_or(true);
+        sent.ephemeral = self.ephemeral.unwrap_or(true);
+        Ok(sent)
+    }
+}
+
+impl Message {
+    fn namespace(&self) -> Result<NamespaceName, ApiError> {
+        named(self.namespace.as_deref().unwrap_or_default())
+    }
+
+    fn at(&self) -> Result<At, ApiError> {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let service = Service::of(&text(&self.service_name), &text(&self.group_name))?;
+        Ok(At { namespace: self.namespace()?, service })
+    }
+}
+
+/// The names of the messages that are understood.
+const SERVER_CHECK: &str = "ServerCheckRequest";
+const HEALTH_CHECK: &str = "HealthCheckRequest";
+const INSTANCE: &str = "InstanceRequest";
+const PERSISTENT: &str = "PersistentInstanceRequest";
+const BATCH: &str = "BatchInstanceRequest";
+const SUBSCRIBE: &str = "SubscribeServiceRequest";
+const QUERY: &str = "ServiceQueryRequest";
+const LIST: &str = "ServiceListRequest";
+
+impl Asked {
+    /// Reads a message: the name, and its fields as JSON. With it goes the id that the answer repeats, as far as it can be read.
+    ///
+    /// # Errors
+    /// The name is not known here, or the fields are not what they have to be.
+    pub(in crate::api) fn read(kind: &str, json: &[u8]) -> (String, Result<Asked, ApiError>) {
+        if !matches!(kind, SERVER_CHECK | HEALTH_CHECK | INSTANCE | PERSISTENT | BATCH | SUBSCRIBE | QUERY | LIST) {
+            let kind: String = kind.chars().take(100).collect();
+            return (String::new(), Err(ApiError::NotImplemented(format!("{kind:?} is not served here: naming only"))));
+        }
+        // Some clients send nothing where there is nothing to say.
+        let json = if json.is_empty() { b"{}" } else { json };
+        match serde_json::from_slice::<Message>(json) {
+            Ok(mut message) => (message.request_id.take().unwrap_or_default(), Asked::of(kind, message)),
+            Err(error) => (String::new(), Err(ApiError::bad(format!("{kind}: {error}")))),
+        }
+    }
+
+    fn of(kind: &str, message: Message) -> Result<Asked, ApiError> {
+        Ok(match kind {
+            SERVER_CHECK => Asked::ServerCheck,
+            HEALTH_CHECK => Asked::HealthCheck,
+            INSTANCE | PERSISTENT => {
+                let at = message.at()?;
+                let register = match message.action.as_deref() {
+                    Some("registerInstance") => true,
+                    Some("deregisterInstance") => false,
+                    other => {
+                        return Err(ApiError::bad(format!(
+                            "type: found {other:?}, expected registerInstance or deregisterInstance"
+                        )));
+                    }
+                };
+                let told = message.instance.ok_or_else(|| ApiError::bad("instance is missing"))?;
+                let mut sent = Box::new(told.sent()?);
+                sent.ephemeral &= kind == INSTANCE;
+                Asked::Instance { at, register, sent }
+            }
+            BATCH => {
+                let at = message.at()?;
+                let list = message.instances.unwrap_or_default().into_iter().map(Told::sent);
+                let list: Vec<Sent> = list.collect::<Result<_, _>>()?;
+                if list.iter().any(|sent| !sent.ephemeral) {
+                    return Err(ApiError::bad("instances: all of a batch have to be ephemeral"));
+                }
+                Asked::Batch { at, list }
+            }
+            SUBSCRIBE => Asked::Subscribe {
+                at: message.at()?,
+                clusters: message.clusters.unwrap_or_default(),
+                begin: message.subscribe.unwrap_or(true),
+            },
+            QUERY => Asked::Query {
+                at: message.at()?,
+                wanted: Wanted {
+                    healthy: message.healthy_only.or(message.health_only).unwrap_or(false),
+                    clusters: message.cluster.or(message.clusters).unwrap_or_default(),
+                },
+            },
+            _ => Asked::List {
+                namespace: message.namespace()?,
+                group: message.group_name.unwrap_or_default(),
+                page: message.page_no.unwrap_or(1),
+                size: message.page_size.unwrap_or(20),
+            },
+        })
+    }
+
+    /// The name of the answer.
+    pub(in crate::api) fn answer(&self) -> &'static str {
+        match self {
+            Asked::ServerCheck => "ServerCheckResponse",
+            Asked::HealthCheck => "HealthCheckResponse",
+            Asked::Instance { .. } => "InstanceResponse",
+            Asked::Batch { .. } => "BatchInstanceResponse",
+            Asked::Subscribe { .. } => "SubscribeServiceResponse",
+            Asked::Query { .. } => "QueryServiceResponse",
+            Asked::List { .. } => "ServiceListResponse",
+        }
+    }
+}
+
+/// An answer: what `kind` has in `fields` (an object) beside the fields of every answer; or the refusal.
+pub(in crate::api) fn said(kind: &'static str, request: &str, answer: Result<Value, Refusal>) -> Said {
+    match answer {
+        Ok(mut fields) => {
+            for (key, value) in [
+                ("resultCode", json!(200)),
+                ("errorCode", json!(0)),
+                ("success", json!(true)),
+                ("message", json!("")),
+                ("requestId", json!(request)),
+            ] {
+                fields[key] = value;
+            }
+            Said { kind, json: fields.to_string().into_bytes() }
+        }
+        Err(refusal) => {
+            let (code, message) = match &refusal {
+                Refusal::NoConnection => (301, "the connection is not registered".to_owned()),
+                Refusal::Error(error) => (code(error), error.to_string()),
+            };
+            let fields = json!({
+                "resultCode": 500, "errorCode": code, "success": false, "message": message, "requestId": request,
+            });
+            Said { kind: "ErrorResponse", json: fields.to_string().into_bytes() }
+        }
+    }
+}
+
+/// What clients look at: 403 makes them log in again.
+fn code(error: &ApiError) -> u32 {
+    match error {
+        ApiError::Unauthorized | ApiError::Forbidden { .. } | ApiError::Misdirected { .. } => 403,
+        ApiError::NotImplemented(_) | ApiError::NoSuchPath(_) | ApiError::MethodNotAllowed { .. } => 302,
+        ApiError::NotFound { .. } | ApiError::Missing(_) => 404,
+        ApiError::Busy { .. } => 503,
+        ApiError::Unavailable(_) | ApiError::Undetermined(_) => 500,
+        _ => 400,
+    }
+}
+
+/// A request of the server, with `fields` (an object) beside those of every request.
+pub(super) fn request(kind: &'static str, id: u64, mut fields: Value) -> Said {
+    fields["requestId"] = json!(id.to_string());
+    fields["headers"] = json!({});
+    Said { kind, json: fields.to_string().into_bytes() }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(kind: &str, json: &Value) -> Result<Asked, ApiError> {
+        Asked::read(kind, json.to_string().as_bytes()).1
+    }
+
+    #[test]
+    fn what_real_clients_send() {
+        let python = json!({
+            "headers": {}, "requestId": "", "module": "naming", "namespace": "tenant-a", "serviceName": "shop",
+            "groupName": "DEFAULT_GROUP", "type": "registerInstance",
+            "instance": {
+                "instanceId": "", "ip": "10.0.0.1", "port": 80, "weight": 2.5, "healthy": true, "enabled": false,
+                "ephemeral": true, "clusterName": "c1", "serviceName": "", "metadata": {"a": "b", "n": 1},
+            },
+        });
+        let Asked::Instance { at, register, sent } = read(INSTANCE, &python).unwrap() else { panic!() };
+        assert_eq!((at.namespace.as_str(), at.service.known_as().as_str(), register), ("tenant-a", "shop", true));
+        assert_eq!((sent.ip.as_str(), sent.port, sent.cluster.as_str()), ("10.0.0.1", 80, "c1"));
+        assert_eq!((sent.weight, sent.enabled, sent.ephemeral), (250, false, true));
+        let Asked::Instance { sent, .. } = read(PERSISTENT, &python).unwrap() else { panic!() };
+        assert!(!sent.ephemeral, "whatever it says of itself");
+        let nulls = json!({
+            "namespace": null, "serviceName": "g@@shop", "groupName": null, "type": "batchRegisterInstance",
+            "instances": [{"ip": "h", "port": 1, "metadata": null, "clusterName": null, "weight": null}], "requestId": null,
+        });
+        let Asked::Batch { at, list } = read(BATCH, &nulls).unwrap() else { panic!() };
+        assert_eq!((at.namespace.as_str(), at.service.full().as_str()), ("public", "g@@shop"));
+        assert_eq!((list.len(), list[0].cluster.as_str(), list[0].weight), (1, "DEFAULT", 100));
+        let asked = |healthy: &str| json!({"serviceName": "s", "cluster": "a,b", healthy: true, "udpPort": 0});
+        for healthy in ["healthyOnly", "healthOnly"] {
+            let Asked::Query { wanted, .. } = read(QUERY, &asked(healthy)).unwrap() else { panic!() };
+            assert_eq!(wanted, Wanted { clusters: "a,b".into(), healthy: true });
+        }
+        assert_eq!(Asked::read(SERVER_CHECK, b"").1, Ok(Asked::ServerCheck));
+        let (id, asked) = Asked::read(HEALTH_CHECK, br#"{"requestId":"7"}"#);
+        assert_eq!((id.as_str(), asked), ("7", Ok(Asked::HealthCheck)));
+    }
+
+    #[test]
+    fn what_is_refused() {
+        let of = |more: Value| {
+            let mut message =
+                json!({"serviceName": "s", "type": "registerInstance", "instance": {"ip": "h", "port": 1}});
+            message.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            read(INSTANCE, &message)
+        };
+        assert!(of(json!({})).is_ok());
+        for wrong in [
+            json!({"type": "perhaps"}),
+            json!({"type": null}),
+            json!({"instance": null}),
+            json!({"serviceName": ""}),
+            json!({"namespace": "a/b"}),
+            json!({"instance": {"ip": "h"}}),
+            json!({"instance": {"ip": "", "port": 1}}),
+            json!({"instance": {"ip": "h", "port": 65536}}),
+            json!({"instance": {"ip": "h", "port": -1}}),
+            json!({"instance": {"ip": "h", "port": 1, "weight": 1e9}}),
+            json!({"instance": {"ip": "h", "port": 1, "metadata": {"kingpost.nacos": "true@x c"}}}),
+            json!({"instance": {"ip": "h", "port": 1, "metadata": []}}),
+        ] {
+            assert!(of(wrong.clone()).is_err(), "{wrong}");
+        }
+        let batch = json!({"serviceName": "s", "instances": [{"ip": "h", "port": 1, "ephemeral": false}]});
+        assert!(read(BATCH, &batch).is_err());
+        assert!(matches!(read("ConfigQueryRequest", &json!({})), Err(ApiError::NotImplemented(_))));
+        for not_json in [&b"{"[..], b"[]", b"\xff\xfe", b"{\"port\":}"] {
+            assert!(Asked::read(INSTANCE, not_json).1.is_err());
+        }
+    }
+
+    #[test]
+    fn every_answer_has_what_clients_need() {
+        let fields = |said: &Said| serde_json::from_slice::<Value>(&said.json).unwrap();
+        let good = said("InstanceResponse", "7", Ok(json!({"type": "registerInstance"})));
+        assert_eq!((good.kind, &fields(&good)["requestId"]), ("InstanceResponse", &json!("7")));
+        for (refusal, code) in [
+            (Refusal::NoConnection, 301),
+            (ApiError::Unauthorized.into(), 403),
+            (ApiError::bad("x").into(), 400),
+            (ApiError::NotImplemented("x".into()).into(), 302),
+            (ApiError::Unavailable("x".into()).into(), 500),
+        ] {
+            let bad = said("InstanceResponse", "", Err(refusal));
+            let fields = fields(&bad);
+            assert_eq!(
+                (bad.kind, &fields["errorCode"], &fields["success"]),
+                ("ErrorResponse", &json!(code), &json!(false))
+            );
+            assert!(fields["message"].is_string());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..512), kind in 0..9_usize) {
+            let kinds = [SERVER_CHECK, HEALTH_CHECK, INSTANCE, PERSISTENT, BATCH, SUBSCRIBE, QUERY, LIST, "\u{202e}x"];
+            let _ = Asked::read(kinds[kind], &bytes);
+            // And the envelope around it.
+            let _ = <crate::api::grpc::proto::nacos::Payload as prost::Message>::decode(&bytes[..]);
+        }
+
+        #[test]
+        fn what_is_read_is_within_bounds(
+            ip in "[ -~]{0,20}", port in any::<i64>(), weight in any::<f64>(), cluster in "\\PC{0,8}", group in "\\PC{0,8}",
+            name in "\\PC{0,8}", kind in 0..3_usize,
+        ) {
+            let instance = json!({"ip": ip, "port": port, "weight": weight, "clusterName": cluster});
+            let message = json!({
+                "serviceName": name, "groupName": group, "type": "registerInstance", "instance": instance,
+                "instances": [instance],
+            });
+            let sent = match read([INSTANCE, PERSISTENT, BATCH][kind], &message) {
+                Ok(Asked::Instance { sent, .. }) => Some(*sent),
+                Ok(Asked::Batch { mut list, .. }) => list.pop(),
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => None,
+            };
+            if let Some(sent) = sent {
+                prop_assert!(!sent.ip.is_empty() && sent.weight <= 65_500 && !sent.cluster.is_empty());
+                prop_assert_eq!(i64::from(sent.port), port);
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What clients of Nacos do, whichever way they speak: which instance and service they mean, and what is done to it.
+
+use super::super::auth::{Caller, Role};
+use super::super::{namespace, several};
+use super::wire::{self, Lease, Sent, Service};
+use super::*;
+use crate::{Edit, InstanceId, NamespaceName, Registration, Revision, ServiceKey, Written};
+
+/// A caller in a namespace.
+pub(super) struct Naming<'a> {
+    pub(super) context: &'a Arc<Context>,
+    pub(super) caller: Caller,
+    pub(super) peer: IpAddr,
+    pub(super) namespace: NamespaceName,
+}
+
+/// The namespace by the name that a client gives; empty: [`PUBLIC`].
+pub(super) fn named(name: &str) -> Result<NamespaceName, ApiError> {
+    namespace(if name.is_empty() { PUBLIC } else { name })
+}
+
+/// What clients are told of the instances of a service.
+pub(super) struct Hosts {
+    /// Of the service; read before the instances were.
+    pub(super) revision: Revision,
+    /// The instances, as [`wire::shown`] makes them.
+    pub(super) list: Vec<Value>,
+}
+
+/// Which instances of a service are wanted.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Wanted {
+    /// Names of clusters, separated by commas; empty: all.
+    pub(super) clusters: String,
+    /// Whether only those that are not critical.
+    pub(super) healthy: bool,
+}
+
+impl Naming<'_> {
+    /// Insists that the caller may do this in the namespace.
+    pub(super) fn needs(&self, role: Role) -> Result<(), ApiError> {
+        self.caller.needs(role, self.namespace.as_str())
+    }
+
+    /// The service as the core knows it.
+    pub(super) fn key(&self, service: &Service) -> Result<ServiceKey, ApiError> {
+        Ok(ServiceKey::new(&self.namespace, &service.known_as())?)
+    }
+
+    /// The instance that `sent` means.
+    pub(super) fn id(&self, service: &Service, sent: &Sent) -> Result<InstanceId, ApiError> {
+        Ok(identity::nacos(&self.namespace, &service.full(), &sent.cluster, &sent.ip, sent.port)?)
+    }
+
+    pub(super) fn audit(&self, action: &str, object: &str) {
+        self.context.audit(&self.caller, self.peer, action, self.namespace.as_str(), object);
+    }
+
+    /// As [`Naming::audit`], of many instances in one line.
+    pub(super) fn audit_several(&self, action: &str, ids: &[InstanceId]) {
+        if !ids.is_empty() {
+            self.audit(action, &several(ids));
+        }
+    }
+
+    /// Makes the instance exist as `sent` says, living by `lease`.
+    pub(super) async fn put(&self, service: &Service, sent: &Sent, lease: Lease<'_>) -> Result<Written, ApiError> {
+        let (id, key) = (self.id(service, sent)?, self.key(service)?);
+        let written = self.context.registry.change(&id, |before| {
+            let registration = Registration {
+                weight: sent.weight,
+                metadata: sent.metadata(service, lease)?,
+                check: Some(sent.check(lease)),
+                isolate: Some(!sent.enabled),
+                // To register is a sign of life.
+                health: if sent.ephemeral { Some(crate::Health::Passing) } else { before.map(|it| it.health) },
+                ..Registration::new(id.clone(), key.clone(), &sent.ip, sent.port)
+            };
+            Ok::<_, ApiError>(Edit::Register(Box::new(registration)))
+        });
+        let written = written.await?;
+        if written.changed() {
+            self.audit("register", &sent.shown_id(service));
+        }
+        Ok(written)
+    }
+
+    /// The instance that address and cluster mean, in the service: of this front, or of another one.
+    pub(super) async fn found(&self, service: &Service, sent: &Sent) -> Result<Option<Arc<Instance>>, ApiError> {
+        let registry = &self.context.registry;
+        if let Some(instance) = registry.instance_or_ask(&self.id(service, sent)?).await {
+            return Ok(Some(instance));
+        }
+        let Some(snapshot) = registry.snapshot(&self.key(service)?) else { return Ok(None) };
+        let same =
+            |it: &&Arc<Instance>| *it.host == *sent.ip && it.port == sent.port && wire::cluster(it) == sent.cluster;
+        Ok(snapshot.instances.iter().find(same).map(Arc::clone))
+    }
+
+    /// Takes the instance out, whoever registered it. Who is gone already is gone.
+    pub(super) async fn remove(&self, service: &Service, sent: &Sent) -> Result<(), ApiError> {
+        let Some(instance) = self.found(service, sent).await? else { return Ok(()) };
+        self.remove_found(&instance).await
+    }
+
+    /// As [`Naming::remove`], of an instance that was found.
+    pub(super) async fn remove_found(&self, instance: &Instance) -> Result<(), ApiError> {
+        let rows = self.context.registry.deregister(std::slice::from_ref(&instance.id)).await;
+        match rows.into_iter().next() {
+            Some(Err(error)) if !matches!(error, crate::WriteError::NotFound { .. }) => Err(error.into()),
+            _ => {
+                self.audit("deregister", instance.id.local());
+                Ok(())
+            }
+        }
+    }
+
+    /// The instances of a service that clients are shown. Whether the caller may see them is asked elsewhere.
+    pub(super) fn hosts(&self, service: &Service, wanted: &Wanted) -> Result<Hosts, ApiError> {
+        Ok(hosts(self.context, service, &self.key(service)?, wanted))
+    }
+
+    /// The names, without group, of the services of `group` that have instances: those of page `page` (from 1), and how many there are
+    /// in all. An empty group is the default one.
+    pub(super) async fn services(&self, group: &str, page: u64, size: u64) -> Result<(Vec<String>, usize), ApiError> {
+        let group = if group.is_empty() { wire::DEFAULT_GROUP } else { group }.to_owned();
+        let (registry, ns) = (self.context.registry.clone(), self.namespace.clone());
+        let names = move || -> Vec<String> {
+            let services = registry.services(Some(&ns));
+            let named = services.iter().filter(|service| !service.instances.is_empty());
+            let named = named.filter_map(|service| Service::of(service.key.name(), "").ok());
+            named.filter(|service| service.group == group).map(|service| service.name).collect()
+        };
+        let names = self.context.whole.apart(names).await?;
+        let size = usize::try_from(size).unwrap_or(MOST_NAMES).clamp(1, MOST_NAMES);
+        let skipped = usize::try_from(page.max(1) - 1).unwrap_or(usize::MAX).saturating_mul(size);
+        let count = names.len();
+        Ok((names.into_iter().skip(skipped).take(size).collect(), count))
+    }
+}
+
+/// The instances of a service that clients are shown.
+pub(super) fn hosts(context: &Context, service: &Service, key: &ServiceKey, wanted: &Wanted) -> Hosts {
+    let before = context.registry.revision_of(key);
+    let snapshot = context.registry.snapshot(key);
+    let clusters: Vec<&str> = wanted.clusters.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    let list = snapshot.iter().flat_map(|snapshot| snapshot.instances.iter());
+    // Who is taken out is not shown, as in Nacos.
+    let list = list.filter(|instance| !instance.isolate);
+    let list = list.filter(|instance| clusters.is_empty() || clusters.contains(&wire::cluster(instance).as_str()));
+    let list = list.filter(|instance| !wanted.healthy || instance.health != crate::Health::Critical);
+    let list = list.map(|instance| wire::shown(instance, service)).collect();
+    Hosts { revision: snapshot.as_ref().map_or(before, |snapshot| snapshot.revision), list }
+}

@@ -1,0 +1,374 @@
+//! Nacos' naming over gRPC, spoken by nacos-sdk-python 3 and Nacos' Java client as they are: on one node at its usual work, and on two nodes of which each may die.
+
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use kingpost_tests::{Cluster, Kingpost, Port, RegistryNode, SOON, ShowLogs, new_dir, wait_until, within};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+use crate::clients::{here, installed};
+use crate::registry_clients::java_program;
+
+/// The usual work of one client, a log-in included.
+const LIMIT: Duration = Duration::from_secs(90);
+/// Whoever dies together with its node is critical once its lease of 40 s is over.
+const LEASES: Duration = Duration::from_secs(120);
+const KILL: i32 = 9;
+const TERMINATE: i32 = 15;
+
+/// Where Nacos' clients reach a node.
+struct Doors(Port, Port);
+
+impl Doors {
+    fn new() -> Doors {
+        let (http, grpc) = Port::reserve_two(1000);
+        Doors(http, grpc)
+    }
+
+    fn key(&self) -> String {
+        assert_eq!(self.1.number(), self.0.number() + 1000);
+        format!("nacos_listen = \"{}\"\n", self.address())
+    }
+
+    fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.0.number())
+    }
+}
+
+/// A token, and its table.
+fn token(name: &str, role: &str, namespaces: &Value) -> (String, String) {
+    let output = Kingpost::run(&["registry", "token", name]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    let hash = said.lines().find_map(|line| line.strip_prefix("sha256 = ")).expect("a hash");
+    let table = format!(
+        "[[registry.tokens]]\nname = \"{name}\"\nsha256 = {hash}\nrole = \"{role}\"\nnamespaces = {namespaces}\n"
+    );
+    (String::from_utf8(output.stdout).unwrap().trim().to_owned(), table)
+}
+
+/// A client's usual work, on a node that wants tokens.
+async fn run(mut client: Command) {
+    let doors = Doors::new();
+    let (writer, first) = token("writer", "write", &json!(["tenant-a", "tenant-b"]));
+    let (reader, second) = token("reader", "read", &json!(["tenant-a"]));
+    let node = RegistryNode::start(&format!("auth = \"tokens\"\n{}{first}{second}", doors.key())).await;
+    let _logs = ShowLogs(node.dir());
+    let dir = new_dir("client");
+    client.current_dir(&dir).env("HOME", &dir).env("PYTHONDONTWRITEBYTECODE", "1");
+    client.env("NACOS_ADDRESS", doors.address()).env("WRITER", writer).env("READER", reader);
+    client.stdin(Stdio::null()).kill_on_drop(true);
+    let output = within("the client", LIMIT, node.dir(), client.output()).await.unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let done = out.lines().filter(|line| line.starts_with("ok ")).count();
+    // A program that stops early has not said how many checks there were.
+    let whole = done > 0 && out.lines().any(|line| line == format!("1..{done}"));
+    assert!(output.status.success() && whole, "{out}\n{err}");
+}
+
+#[tokio::test]
+async fn registry_nacos_sdk_python_grpc() {
+    let mut client = Command::new(installed().await.join("nacos/bin/python"));
+    client.arg(here().join("python/registry_nacos_grpc.py"));
+    run(client).await;
+}
+
+/// Part of `make clients` only: fetching Maven's packages takes longer than all the rest.
+#[tokio::test]
+#[ignore = "needs Java, Maven and the network: make clients"]
+async fn registry_nacos_java_grpc() {
+    if let Some(program) = java_program("java/nacos", "NacosGrpc").await {
+        run(Command::new(program)).await;
+    }
+}
+
+/// A client in a process of its own.
+struct Agent {
+    child: Child,
+    to: ChildStdin,
+    from: Lines<BufReader<ChildStdout>>,
+    /// What subscriptions brought while an answer was waited for.
+    heard: Vec<Value>,
+}
+
+impl Agent {
+    async fn start(doors: &[&Doors], namespace: &str) -> Agent {
+        let addresses: Vec<String> = doors.iter().map(|doors| doors.address()).collect();
+        let mut command = Command::new(installed().await.join("nacos/bin/python"));
+        command.arg(here().join("python/registry_nacos_agent.py")).arg(addresses.join(",")).arg(namespace);
+        command.current_dir(new_dir("agent")).env("PYTHONDONTWRITEBYTECODE", "1");
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the client starts");
+        let (to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let mut agent = Agent { child, to, from: BufReader::new(from).lines(), heard: Vec::new() };
+        agent.next("ready").await;
+        agent
+    }
+
+    async fn line(&mut self) -> Value {
+        loop {
+            let line = tokio::time::timeout(LIMIT, self.from.next_line()).await.expect("a line in time").unwrap();
+            // The client's own log is on its output as well.
+            if let Ok(value) = serde_json::from_str(&line.expect("the client goes on")) {
+                return value;
+            }
+        }
+    }
+
+    async fn next(&mut self, key: &str) -> Value {
+        loop {
+            let mut line = self.line().await;
+            if line.get(key).is_some() {
+                return line[key].take();
+            }
+            self.heard.push(line);
+        }
+    }
+
+    async fn ask(&mut self, asked: Value, key: &str) -> Value {
+        self.to.write_all(format!("{asked}\n").as_bytes()).await.unwrap();
+        self.next(key).await
+    }
+
+    async fn register(&mut self, service: &str, ip: &str) {
+        let done = self.ask(json!({ "do": "register", "service": service, "ip": ip }), "registered").await;
+        assert_eq!(done, json!(true), "{service} {ip}");
+    }
+
+    async fn list(&mut self, service: &str) -> Value {
+        self.ask(json!({ "do": "list", "service": service }), "listed").await
+    }
+
+    /// Waits until the subscription has brought just these.
+    async fn hears(&mut self, service: &str, ips: &[&str]) {
+        let wanted = json!({ "heard": service, "ips": ips });
+        for heard in std::mem::take(&mut self.heard) {
+            if heard == wanted {
+                return;
+            }
+        }
+        while self.line().await != wanted {}
+    }
+
+    async fn kill(mut self) {
+        self.child.kill().await.unwrap();
+    }
+}
+
+/// The addresses of a service's passing instances, as a node's own API says.
+async fn passing(node: &RegistryNode, namespace: &str, service: &str) -> Vec<String> {
+    let path = format!("/v1/namespaces/{namespace}/services/{service}/instances?usable=true");
+    let Some(answer) = node.try_ask("GET", &path, &[], "").await else { return Vec::new() };
+    if answer.status == 404 {
+        return Vec::new();
+    }
+    let answer = answer.json();
+    let mut ips: Vec<String> = answer["instances"]
+        .as_array()
+        .unwrap_or_else(|| panic!("{answer}"))
+        .iter()
+        .map(|instance| instance["host"].as_str().unwrap().to_owned())
+        .collect();
+    ips.sort();
+    ips
+}
+
+async fn until_passing(node: &RegistryNode, namespace: &str, service: &str, ips: &[&str], limit: Duration) {
+    let what = format!("{namespace}/{service} to be {ips:?}");
+    wait_until(&what, limit, node.dir(), async || (passing(node, namespace, service).await == ips).then_some(())).await;
+}
+
+/// How often a node has taken an instance in by a connection of its own.
+fn registrations(node: &RegistryNode, ip: &str) -> usize {
+    let log = std::fs::read_to_string(node.process().log()).unwrap_or_default();
+    log.lines().filter(|line| line.contains("\"action\":\"register\"") && line.contains(&format!("\"{ip}#80#"))).count()
+}
+
+/// Two nodes on one store.
+struct World {
+    _cluster: Cluster,
+    nodes: [RegistryNode; 2],
+    doors: [Doors; 2],
+}
+
+impl World {
+    async fn start() -> World {
+        let cluster = Cluster::builder().replicas(0).start().await;
+        let store = cluster.primary().endpoint().url();
+        let doors = [Doors::new(), Doors::new()];
+        // Where much is lost at once the brake keeps it for so long.
+        let brake = "[registry.health.brake]\nlongest = \"2s\"\n";
+        let one = RegistryNode::start_on(Some(&store), &format!("{}{brake}", doors[0].key())).await;
+        let two = RegistryNode::start_on(Some(&store), &format!("{}{brake}", doors[1].key())).await;
+        for node in [&one, &two] {
+            wait_until("the nodes to reach each other", SOON, node.dir(), async || {
+                (node.metrics().await.sum("kingpost_registry_peers_reached", &[]) == 1.0).then_some(())
+            })
+            .await;
+        }
+        World { _cluster: cluster, nodes: [one, two], doors }
+    }
+}
+
+/// What a client of Nacos registers, the clients of all other fronts find, at either node, in their namespace; and the other way round.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn registry_nacos_grpc_and_the_other_fronts() {
+    let World { _cluster, nodes, doors } = &World::start().await;
+    let _logs = (ShowLogs(nodes[0].dir()), ShowLogs(nodes[1].dir()));
+    let mut a = Agent::start(&[&doors[0]], "tenant-a").await;
+    let mut b = Agent::start(&[&doors[1]], "tenant-b").await;
+    let mut d = Agent::start(&[&doors[0]], "default").await;
+    a.register("shop", "10.0.0.1").await;
+    b.register("shop", "10.0.0.2").await;
+    d.register("shop", "10.0.0.3").await;
+    for node in nodes {
+        until_passing(node, "tenant-a", "shop", &["10.0.0.1"], SOON).await;
+        until_passing(node, "tenant-b", "shop", &["10.0.0.2"], SOON).await;
+        until_passing(node, "default", "shop", &["10.0.0.3"], SOON).await;
+        for (namespace, ip) in [("tenant-a", "10.0.0.1"), ("tenant-b", "10.0.0.2")] {
+            let nacos = format!("/nacos/v1/ns/instance/list?serviceName=shop&namespaceId={namespace}");
+            let hosts = node.get(&nacos).await.json()["hosts"].take();
+            assert_eq!((hosts.as_array().unwrap().len(), &hosts[0]["ip"]), (1, &json!(ip)), "{hosts}");
+            let consul = node.get(&format!("/v1/health/service/shop?passing&ns={namespace}")).await.json();
+            let address = &consul[0]["Service"]["Address"];
+            assert_eq!((consul.as_array().unwrap().len(), address), (1, &json!(ip)), "{consul}");
+        }
+        let eureka = node.ask("GET", "/eureka/apps/SHOP", &[("Accept", "application/json")], "").await.json();
+        let instances = eureka["application"]["instance"].as_array().unwrap();
+        assert_eq!((instances.len(), &instances[0]["ipAddr"]), (1, &json!("10.0.0.3")), "{eureka}");
+    }
+
+    // What the others register a subscriber hears of, one after the other; each at the other node.
+    for agent in [&mut a, &mut b, &mut d] {
+        agent.ask(json!({ "do": "subscribe", "service": "shop" }), "subscribed").await;
+    }
+    let native = json!({ "host": "10.0.1.1", "port": 80 });
+    let answer = nodes[1].send("PUT", "/v1/namespaces/tenant-a/services/shop/instances/n", &native).await;
+    assert_eq!(answer.status, 201, "{}", answer.body);
+    a.hears("shop", &["10.0.0.1", "10.0.1.1"]).await;
+    let http = "/nacos/v1/ns/instance?serviceName=shop&namespaceId=tenant-a&ip=10.0.1.2&port=80";
+    assert_eq!(nodes[1].ask("POST", http, &[], "").await.body, "ok");
+    a.hears("shop", &["10.0.0.1", "10.0.1.1", "10.0.1.2"]).await;
+    let consul = json!({ "ID": "c", "Name": "shop", "Address": "10.0.1.3", "Port": 80 });
+    assert_eq!(nodes[0].send("PUT", "/v1/agent/service/register?ns=tenant-b", &consul).await.status, 200);
+    b.hears("shop", &["10.0.0.2", "10.0.1.3"]).await;
+    let eureka = json!({ "instance": {
+        "instanceId": "e", "hostName": "10.0.1.4", "app": "SHOP", "ipAddr": "10.0.1.4", "status": "UP",
+        "port": { "$": 80, "@enabled": "true" },
+        "dataCenterInfo": { "@class": "com.netflix.appinfo.InstanceInfo$DefaultDataCenterInfo", "name": "MyOwn" },
+    } });
+    assert_eq!(nodes[1].send("POST", "/eureka/apps/SHOP", &eureka).await.status, 204);
+    d.hears("shop", &["10.0.0.3", "10.0.1.4"]).await;
+    assert_eq!(a.list("shop").await, json!(["10.0.0.1", "10.0.1.1", "10.0.1.2"]));
+    assert_eq!(b.list("shop").await, json!(["10.0.0.2", "10.0.1.3"]));
+    // Nobody has heard anything of another namespace.
+    for (agent, others) in [(&a, ["10.0.0.2", "10.0.1.3", "10.0.1.4"]), (&b, ["10.0.0.1", "10.0.1.1", "10.0.1.2"])] {
+        let heard = format!("{:?}", agent.heard);
+        assert!(others.iter().all(|ip| !heard.contains(ip)), "{heard}");
+    }
+
+    // A client that is killed takes along what it has registered: nobody waits for a lease.
+    a.kill().await;
+    for node in nodes {
+        until_passing(node, "tenant-a", "shop", &["10.0.1.1", "10.0.1.2"], SOON).await;
+        assert_eq!(passing(node, "tenant-b", "shop").await, ["10.0.0.2", "10.0.1.3"]);
+    }
+}
+
+/// Whoever is connected to a node that dies, or stops, is never missed; a connection that ends late takes nothing from a later one.
+///
+/// Part of `make clients` only: the client repeats its registrations every 30 s, and a lease takes 40 s to end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes a minute and a half: make clients"]
+async fn registry_nacos_grpc_nodes_die() {
+    let mut world = World::start().await;
+    let dirs = [world.nodes[0].dir().to_owned(), world.nodes[1].dir().to_owned()];
+    let _logs = (ShowLogs(&dirs[0]), ShowLogs(&dirs[1]));
+    {
+        // Two connections at two nodes publish one instance; the first one ends after that. What it ends with comes last in order.
+        let World { nodes, doors, .. } = &world;
+        let mut first = Agent::start(&[&doors[0]], "tenant-a").await;
+        let mut second = Agent::start(&[&doors[1]], "tenant-a").await;
+        first.register("shared", "10.0.0.9").await;
+        first.register("witness", "10.0.0.9").await;
+        second.register("shared", "10.0.0.9").await;
+        first.kill().await;
+        until_passing(&nodes[1], "tenant-a", "witness", &[], SOON).await;
+        assert_eq!(passing(&nodes[1], "tenant-a", "shared").await, ["10.0.0.9"]);
+        second.kill().await;
+        until_passing(&nodes[0], "tenant-a", "shared", &[], SOON).await;
+    }
+
+    // Both know both nodes, and go to the second one where the first one is away.
+    let both = [&world.doors[0], &world.doors[1]];
+    let mut stays = Agent::start(&both, "tenant-a").await;
+    stays.register("shop", "10.0.0.1").await;
+    let at = usize::from(registrations(&world.nodes[1], "10.0.0.1") > 0);
+    let (here, there) = (at, 1 - at);
+    // Before the one that goes: if nobody renewed its lease, the lease would be over first.
+    let mut rests = Agent::start(&[&world.doors[there]], "tenant-b").await;
+    rests.register("rests", "10.0.0.5").await;
+    let mut goes = Agent::start(&[&world.doors[here]], "tenant-b").await;
+    goes.register("shop", "10.0.0.2").await;
+    until_passing(&world.nodes[there], "tenant-b", "shop", &["10.0.0.2"], SOON).await;
+    until_passing(&world.nodes[there], "tenant-a", "shop", &["10.0.0.1"], SOON).await;
+
+    // The node dies, and one of its clients with it. The other client is at the living node before anybody could miss it.
+    let survivor = &world.nodes[there];
+    let (watching, missed) = (AtomicBool::new(true), AtomicUsize::new(0));
+    let watch = async {
+        let mut looks = 0;
+        while watching.load(Ordering::Acquire) {
+            for (namespace, service, ip) in [("tenant-a", "shop", "10.0.0.1"), ("tenant-b", "rests", "10.0.0.5")] {
+                if passing(survivor, namespace, service).await != [ip] {
+                    missed.fetch_add(1, Ordering::AcqRel);
+                }
+            }
+            looks += 1;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        looks
+    };
+    let die = async {
+        world.nodes[here].end(KILL).await;
+        goes.kill().await;
+        wait_until("the client at the living node", SOON, survivor.dir(), async || {
+            (registrations(survivor, "10.0.0.1") > 0).then_some(())
+        })
+        .await;
+        // The one without a client goes when its lease is over: by then that of the other one would be, too.
+        until_passing(survivor, "tenant-b", "shop", &[], LEASES).await;
+        // All leases began anew when the node was lost. By the time that the row goes every one is over that nobody renewed.
+        wait_until("the row to go", LEASES, survivor.dir(), async || {
+            let path = "/v1/namespaces/tenant-b/services/shop/instances";
+            let answer = survivor.try_ask("GET", path, &[], "").await?;
+            (answer.status == 404 || answer.json()["instances"] == json!([])).then_some(())
+        })
+        .await;
+        watching.store(false, Ordering::Release);
+    };
+    let (looks, ()) = tokio::join!(watch, die);
+    assert_eq!(missed.into_inner(), 0, "of {looks} looks at clients that were there all the time");
+
+    // A node that stops in good order tells its clients: they are at the other one before it is gone.
+    world.nodes[here].start_again().await;
+    let before = registrations(&world.nodes[here], "10.0.0.1");
+    let (stopping, other) = (&world.nodes[there], &world.nodes[here]);
+    until_passing(other, "tenant-a", "shop", &["10.0.0.1"], SOON).await;
+    stopping.end(TERMINATE).await;
+    wait_until("the client at the node that stays", SOON, other.dir(), async || {
+        assert_eq!(passing(other, "tenant-a", "shop").await, ["10.0.0.1"]);
+        (registrations(other, "10.0.0.1") > before).then_some(())
+    })
+    .await;
+    // By its new connection, which is all it lives by.
+    stays.kill().await;
+    until_passing(other, "tenant-a", "shop", &[], SOON).await;
+}
