@@ -853,6 +853,12 @@ pub struct DatabaseConfig {
 pub struct Secret(String);
 
 impl Secret {
+    /// A text that is to be kept secret.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Secret {
+        Secret(text.into())
+    }
+
     /// The text.
     #[must_use]
     pub fn expose(&self) -> &str {
@@ -886,6 +892,10 @@ pub struct UserConfig {
     /// the proxy can log in to servers that have the same verifier.
     #[serde(default, skip_serializing)]
     pub verifier: Option<String>,
+    /// Further secrets, each a password or a verifier by its form: clients may log in with any of them, and servers that refuse the first
+    /// password are offered the next one. For the time in which a password is being changed.
+    #[serde(default, skip_serializing)]
+    pub secrets: Vec<Secret>,
     /// Pool size for this user.
     #[serde(default)]
     pub pool_size: Option<usize>,
@@ -972,6 +982,9 @@ pub struct OperatorConfig {
     /// `SCRAM-SHA-256$…` as in `pg_authid`.
     #[serde(default, skip_serializing)]
     pub verifier: Option<String>,
+    /// Further secrets, as with users.
+    #[serde(default, skip_serializing)]
+    pub secrets: Vec<Secret>,
     /// What the operator may do.
     #[serde(default)]
     pub role: Access,
@@ -987,6 +1000,7 @@ impl OperatorConfig {
             password: self.password.clone(),
             password_file: self.password_file.clone(),
             verifier: self.verifier.clone(),
+            secrets: self.secrets.clone(),
             ..UserConfig::default()
         }
     }

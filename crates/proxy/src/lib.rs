@@ -17,6 +17,7 @@ mod driver;
 pub mod hba;
 mod limits;
 pub mod metrics;
+pub mod secrets;
 pub mod settings;
 mod start;
 

@@ -7,8 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use topology::Address;
-use wire::md5;
-use wire::scram::Verifier;
 
 use crate::config::{
     Access, AuthMethod, Consistency, DatabaseConfig, HbaConfig, LaneMode, LogLogins, NotifyConfig, OnDegraded,
@@ -18,6 +16,7 @@ use crate::console;
 use crate::hba::{self, Rule, Rules};
 pub use crate::limits::{ConnectionLimits, Lifetime, OwnLimits, TimeLimits};
 use crate::limits::{unless_none, unless_zero};
+use crate::secrets::{Given, Secrets, SecretsError};
 use crate::start::InvalidStart;
 pub use crate::start::Start;
 
@@ -241,12 +240,8 @@ pub struct Gate {
 pub struct User {
     /// The authentication method.
     pub auth: AuthMethod,
-    /// The SCRAM verifier of the client's password. `None`: a login by SCRAM always fails.
-    pub verifier: Option<Verifier>,
-    /// The MD5 verifier; used for the client's login, and for MD5 logins to servers.
-    pub md5: Option<md5::Verifier>,
-    /// The password for logins to servers.
-    pub password: Option<String>,
+    /// What the user's clients have to know one of, and what the proxy logs in to servers with.
+    pub secrets: Secrets,
     /// The size of this user's pools.
     pub pool_size: Option<usize>,
     /// Server connections beyond the size of this user's pools, for clients that have waited for long.
@@ -277,19 +272,14 @@ pub enum SettingsError {
     /// More than one secret for a user.
     #[error("user {0:?}: give at most one of password, password_file and verifier")]
     Secrets(String),
-    /// The password can't be used.
-    #[error("user {user:?}: password: {source}")]
-    Password {
+    /// A user's secrets can't be used.
+    #[error("user {user:?}: {source}")]
+    Unusable {
         /// The user.
         user: String,
         /// The reason.
-        source: wire::scram::Error,
+        source: SecretsError,
     },
-    /// The verifier has neither format.
-    #[error(
-        "user {0:?}: verifier: expected SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey> or md5<hash> as in pg_authid"
-    )]
-    Verifier(String),
     /// Certificates or keys can't be used.
     #[error("[proxy.tls] {0}")]
     Tls(#[from] tls::Error),
@@ -707,25 +697,13 @@ impl User {
             (None, Some(path)) => Some(first_line(&entry.name, path)?),
             (None, None) => None,
         };
-        let md5 = match (&password, &entry.verifier) {
-            (Some(password), _) => Some(md5::Verifier::new(&entry.name, password)),
-            (None, Some(text)) => md5::Verifier::parse(text),
-            (None, None) => None,
-        };
-        let verifier = match (&password, &entry.verifier) {
-            (Some(password), _) => Some(
-                Verifier::from_password(password)
-                    .map_err(|source| SettingsError::Password { user: entry.name.clone(), source })?,
-            ),
-            (None, Some(_)) if md5.is_some() => None,
-            (None, Some(text)) => Some(Verifier::parse(text).map_err(|_| SettingsError::Verifier(entry.name.clone()))?),
-            (None, None) => None,
-        };
+        let given =
+            Given { password: password.as_deref(), verifier: entry.verifier.as_deref(), others: &entry.secrets };
+        let secrets = Secrets::new(&entry.name, &given)
+            .map_err(|source| SettingsError::Unusable { user: entry.name.clone(), source })?;
         Ok(User {
             auth,
-            verifier,
-            md5,
-            password,
+            secrets,
             pool_size: entry.pool_size,
             reserve: entry.reserve_pool_size,
             max_connections: entry.max_connections,
@@ -748,11 +726,11 @@ impl User {
     /// # Errors
     /// The secret looks like a verifier and is none, or can't be a password.
     pub fn looked_up(name: &str, secret: Option<&str>) -> Result<User, SettingsError> {
-        let mut user = User {
+        let secrets = Secrets::looked_up(name, secret)
+            .map_err(|source| SettingsError::Unusable { user: name.to_owned(), source })?;
+        Ok(User {
             auth: AuthMethod::ScramSha256,
-            verifier: None,
-            md5: None,
-            password: None,
+            secrets,
             pool_size: None,
             reserve: None,
             max_connections: None,
@@ -761,24 +739,11 @@ impl User {
             replication: false,
             max_clients: None,
             relays: None,
-        };
-        let Some(secret) = secret else { return Ok(user) };
-        if let Some(md5) = md5::Verifier::parse(secret) {
-            user.md5 = Some(md5);
-        } else if secret.starts_with("SCRAM-SHA-256$") {
-            user.verifier = Some(Verifier::parse(secret).map_err(|_| SettingsError::Verifier(name.to_owned()))?);
-        } else {
-            let verifier = Verifier::from_password(secret)
-                .map_err(|source| SettingsError::Password { user: name.to_owned(), source })?;
-            user.verifier = Some(verifier);
-            user.md5 = Some(md5::Verifier::new(name, secret));
-            user.password = Some(secret.to_owned());
-        }
-        Ok(user)
+        })
     }
 
     /// True if there is something that a client's proof can be compared with.
     pub fn has_secret(&self) -> bool {
-        self.verifier.is_some() || self.md5.is_some()
+        !self.secrets.is_empty()
     }
 }

@@ -20,6 +20,7 @@ use super::problem::{Problem, Severity};
 use super::tree::Tree;
 use proxy::config::{AuthMethod, AuthQueryConfig, ProxyConfig, UserConfig};
 use proxy::hba::{self, Rule, Rules};
+use proxy::secrets::Given;
 use wire::md5;
 
 /// Longest path of a Unix socket, in bytes, without the closing zero.
@@ -324,7 +325,11 @@ fn check_user(
     if given.len() > 1 {
         findings.error(path, format!("found {}, expected at most one of them", given.join(" and ")));
     }
-    if given.is_empty() && !looks_up && matches!(auth, AuthMethod::ScramSha256 | AuthMethod::Md5) {
+    if given.is_empty()
+        && user.secrets.is_empty()
+        && !looks_up
+        && matches!(auth, AuthMethod::ScramSha256 | AuthMethod::Md5)
+    {
         let auth = auth.name();
         findings.error(
             path,
@@ -351,6 +356,19 @@ fn check_user(
             format!("{path}.verifier"),
             format!("{why}; expected SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key> or md5<hash> as in pg_authid"),
         );
+        return;
+    }
+    let md5_only = |secret: &proxy::config::Secret| md5::Verifier::parse(secret.expose()).is_some();
+    if auth == AuthMethod::ScramSha256 && user.secrets.iter().any(md5_only) {
+        findings.error(
+            format!("{path}.secrets"),
+            "found an MD5 verifier, which nobody can log in with by auth \"scram-sha-256\"; expected passwords or verifiers SCRAM-SHA-256$…",
+        );
+    }
+    // Whatever the password in a file is, it can stand beside all others.
+    let together = Given { password: None, verifier, others: &user.secrets };
+    if let (false, Err(why)) = (user.secrets.is_empty(), together.check()) {
+        findings.error(format!("{path}.secrets"), why.to_string());
     }
 }
 

@@ -31,6 +31,8 @@ pub(super) enum Kind {
     Durability,
     /// An array of strings.
     Texts,
+    /// An array of strings, never shown.
+    Secrets,
     /// An array of strings or tables.
     TextsOrTables(&'static [Key]),
     Table(&'static [Key]),
@@ -257,6 +259,7 @@ const USER: &[Key] = &[
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
     key("verifier", Kind::Secret),
+    key("secrets", Kind::Secrets),
     key("pool_size", POOL_SIZE),
     key("reserve_pool_size", integer(0, 10_000)),
     key("max_connections", integer(0, 1_000_000)),
@@ -276,6 +279,7 @@ const OPERATOR: &[Key] = &[
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
     key("verifier", Kind::Secret),
+    key("secrets", Kind::Secrets),
     key("role", Kind::Choice(&["viewer", "operator"])),
 ];
 
@@ -531,7 +535,7 @@ impl Kind {
                 _ => format!("{choices:?}"),
             },
             Kind::Durability => "\"local\", \"relay\" or \"quorum(n)\" with n from 1 to 16".into(),
-            Kind::Texts => "an array of strings".into(),
+            Kind::Texts | Kind::Secrets => "an array of strings".into(),
             Kind::TextsOrTables(_) => "an array of addresses".into(),
             Kind::Table(_) => "a table".into(),
             Kind::Tables(_) => "an array of tables".into(),
@@ -539,7 +543,7 @@ impl Kind {
     }
 
     pub(super) fn is_secret(self) -> bool {
-        matches!(self, Kind::Secret)
+        matches!(self, Kind::Secret | Kind::Secrets)
     }
 }
 
@@ -593,9 +597,10 @@ fn check_value(item: &Tree, kind: Kind, path: &str, problems: &mut Vec<Problem>)
             check_table(item, keys, path, problems);
             true
         }
-        (Kind::Texts, Value::Array(items)) => {
+        (Kind::Texts | Kind::Secrets, Value::Array(items)) => {
+            let of = if kind.is_secret() { Kind::Secret } else { Kind::Text };
             for (index, item) in items.iter().enumerate() {
-                check_value(item, Kind::Text, &format!("{path}[{index}]"), problems);
+                check_value(item, of, &format!("{path}[{index}]"), problems);
             }
             true
         }

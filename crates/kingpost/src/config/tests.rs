@@ -274,6 +274,23 @@ fn golden_messages() {
                 "k.toml:24:12: proxy.users[6].password: found an empty string, expected a password",
             ],
         ),
+        (
+            "[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n\
+             [[proxy.users]]\nname = \"good\"\npassword = \"s3cret\"\nsecrets = [\"s3cret one\", \"SCRAM-SHA-256$1:c2FsdA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\"]\n\
+             [[proxy.users]]\nname = \"only\"\nsecrets = [\"s3cret\"]\n\
+             [[proxy.users]]\nname = \"md5\"\npassword = \"s3cret\"\nsecrets = [\"md50123456789abcdef0123456789abcdef\"]\n\
+             [[proxy.users]]\nname = \"empty\"\npassword = \"s3cret\"\nsecrets = [\"\"]\n\
+             [[proxy.users]]\nname = \"salts\"\n\
+             verifier = \"SCRAM-SHA-256$1:c2FsdA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\"\n\
+             secrets = [\"SCRAM-SHA-256$2:c2FsdA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\"]\n\
+             [[proxy.operators]]\nname = \"op\"\nsecrets = [\"SCRAM-SHA-256$s3cret\"]\n",
+            &[
+                "k.toml:14:11: proxy.users[2].secrets: found an MD5 verifier, which nobody can log in with by auth \"scram-sha-256\"; expected passwords or verifiers SCRAM-SHA-256$…",
+                "k.toml:18:11: proxy.users[3].secrets: found an empty string, expected a password",
+                "k.toml:22:11: proxy.users[4].secrets: two SCRAM verifiers have different salts or iteration counts, and a login can offer only one salt: give one of them, and the other password in clear text (password_file)",
+                "k.toml:25:11: proxy.operators[0].secrets: expected SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey> or md5<hash> as in pg_authid",
+            ],
+        ),
         // TLS, and who proves what. Files are looked at as the parts look at them.
         (
             "[proxy.tls]\nmode = \"require\"\ncert_file = \"/no/such.crt\"\nkey_file = \"/no/such.key\"\n\

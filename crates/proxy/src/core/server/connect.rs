@@ -204,11 +204,23 @@ impl Core {
                 passed.get(&*user).cloned().unwrap_or_default()
             }
         };
+        let server = &mut self.servers[s];
+        if matches!(server.phase, ServerPhase::Login(None)) {
+            server.offered = self.pools[server.pool].nodes[usize::from(server.node.0)].offers.next();
+        }
+        let offered = server.offered;
+        let pool = &self.pools[server.pool];
+        let configured = self.settings.user(&user).map(|user| &user.secrets);
         let known = match &server_user {
             Some(user) => user.password.clone(),
-            None => {
-                self.settings.user(&user).and_then(|user| user.password.clone()).or_else(|| passed.password.clone())
-            }
+            None => configured
+                .and_then(|secrets| secrets.password(offered))
+                .map(str::to_owned)
+                .or_else(|| passed.password.clone()),
+        };
+        let known_md5 = match &server_user {
+            Some(user) => user.password.as_ref().map(|password| md5::Verifier::new(&user.name, password)),
+            None => configured.and_then(|secrets| secrets.md5(offered)).cloned(),
         };
         let has_password = known.is_some();
         // Keys computed of a password are kept by name. A server_user may have another password for each database, and others than a client of
@@ -239,11 +251,7 @@ impl Core {
                 self.send(s, |out| message::password(out, &password));
             }
             Authentication::Md5(salt) => {
-                let known = match &server_user {
-                    Some(user) => user.password.as_ref().map(|password| md5::Verifier::new(&user.name, password)),
-                    None => self.settings.user(&user).and_then(|user| user.md5.clone()),
-                };
-                let verifier = known.or(passed.md5).ok_or_else(|| {
+                let verifier = known_md5.or(passed.md5).ok_or_else(|| {
                     Failure::Refused(refusal(&format!(
                         "the server asks for an MD5 password of user {user:?}, and the proxy has none: give the user a password, password_file or md5 verifier"
                     )))
@@ -296,6 +304,10 @@ impl Core {
 
     fn login_failed(&mut self, s: usize, failure: Failure) {
         match failure {
+            Failure::Refused(error) if self.offers_another_secret(s, &error) => {
+                let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
+                self.open_failed(s, &text, false);
+            }
             Failure::Node(why) => self.open_failed(s, &why, true),
             Failure::Full(why) => self.open_failed(s, &why, false),
             Failure::Refused(error) if self.servers[s].listener => {
@@ -307,6 +319,22 @@ impl Core {
                 _ => self.login_refused(s, &error),
             },
         }
+    }
+
+    /// The server has refused a password of a user who has others. True if the next connection offers another one that this server has not refused, and
+    /// the clients go on waiting for it.
+    fn offers_another_secret(&mut self, s: usize, error: &[u8]) -> bool {
+        let server = &self.servers[s];
+        let pool = &self.pools[server.pool];
+        if payload::sqlstate(error) != Some(Sqlstate::INVALID_PASSWORD) || pool.database.server_user.is_some() {
+            return false;
+        }
+        let choices = self.settings.user(&pool.key.user).map_or(0, |user| user.secrets.for_servers());
+        // The client of a tunnel has no queue to wait in: it hears the error, and its next attempt offers the next secret.
+        let may_wait = server.tunnel.is_none();
+        let (p, node) = (server.pool, usize::from(server.node.0));
+        let offered = server.offered;
+        self.pools[p].nodes[node].offers.refused(offered, choices) && may_wait
     }
 
     /// The server refuses this user or database.
