@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use secret::Source;
 use topology::Address;
 
 use crate::config::{
@@ -187,13 +188,26 @@ impl Database {
 }
 
 /// Who logs in to the servers for a database, in place of the clients' own users.
-#[derive(PartialEq, Eq)]
 pub struct ServerUser {
     /// Its name on the servers.
     pub name: Arc<str>,
     /// Its password; None: the servers ask for none.
     pub password: Option<String>,
+    /// The password can be read again.
+    pub renewable: bool,
 }
+
+impl PartialEq for ServerUser {
+    /// A password that can be read again changes by itself (a token of a cloud, say). The connections that were opened with the last one are as good as new
+    /// ones: the user is the same.
+    fn eq(&self, other: &ServerUser) -> bool {
+        self.name == other.name
+            && self.renewable == other.renewable
+            && (self.renewable || self.password == other.password)
+    }
+}
+
+impl Eq for ServerUser {}
 
 impl std::fmt::Debug for ServerUser {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -204,24 +218,31 @@ impl std::fmt::Debug for ServerUser {
 impl ServerUser {
     fn new(entry: &DatabaseConfig) -> Result<Option<Arc<ServerUser>>, SettingsError> {
         let Some(name) = &entry.server_user else { return Ok(None) };
-        let password = match (&entry.server_password, &entry.server_password_file) {
-            (Some(_), Some(_)) => return Err(SettingsError::Secrets(name.clone())),
-            (Some(password), None) => Some(password.expose().to_owned()),
-            (None, Some(path)) => Some(first_line(name, path)?),
-            (None, None) => None,
+        let given = [
+            entry.server_password.is_some(),
+            entry.server_password_file.is_some(),
+            !entry.server_password_command.is_empty(),
+        ];
+        if given.iter().filter(|given| **given).count() > 1 {
+            return Err(SettingsError::Secrets(name.clone()));
+        }
+        let password = match &entry.server_password {
+            Some(password) => Some(password.expose().to_owned()),
+            None => read(name, entry.server_password_file.as_deref(), &entry.server_password_command)?,
         };
-        Ok(Some(Arc::new(ServerUser { name: name.as_str().into(), password })))
+        Ok(Some(Arc::new(ServerUser { name: name.as_str().into(), password, renewable: entry.server_renewable })))
     }
 }
 
-/// The first line of a user's password file.
-fn first_line(user: &str, path: &Path) -> Result<String, SettingsError> {
-    let text = std::fs::read_to_string(path).map_err(|source| SettingsError::PasswordFile {
-        user: user.to_owned(),
-        path: path.to_owned(),
-        source,
-    })?;
-    Ok(text.lines().next().unwrap_or_default().to_owned())
+/// Longest time of a `password_command`, where nobody has run it before.
+const COMMAND_LIMIT: Duration = Duration::from_secs(10);
+
+/// A user's password from its file or its command, if there is one.
+fn read(user: &str, file: Option<&Path>, command: &[String]) -> Result<Option<String>, SettingsError> {
+    let Some(source) = Source::of(file, command) else { return Ok(None) };
+    let password =
+        source.read(COMMAND_LIMIT).map_err(|source| SettingsError::Unreadable { user: user.to_owned(), source })?;
+    Ok(Some(password.expose().to_owned()))
 }
 
 /// How a pool's answers to commits are held back.
@@ -242,6 +263,8 @@ pub struct User {
     pub auth: AuthMethod,
     /// What the user's clients have to know one of, and what the proxy logs in to servers with.
     pub secrets: Secrets,
+    /// The password can be read again.
+    pub renewable: bool,
     /// The size of this user's pools.
     pub pool_size: Option<usize>,
     /// Server connections beyond the size of this user's pools, for clients that have waited for long.
@@ -270,7 +293,7 @@ impl std::fmt::Debug for User {
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// More than one secret for a user.
-    #[error("user {0:?}: give at most one of password, password_file and verifier")]
+    #[error("user {0:?}: give at most one of password, password_file, password_command and verifier")]
     Secrets(String),
     /// A user's secrets can't be used.
     #[error("user {user:?}: {source}")]
@@ -291,15 +314,13 @@ pub enum SettingsError {
     /// A single user has the method `trust`.
     #[error("user {0:?} has auth = \"trust\", which is possible for all users together only")]
     Trusted(String),
-    /// The password file can't be read.
-    #[error("user {user:?}: cannot read password_file {path}: {source}")]
-    PasswordFile {
+    /// The password can't be read.
+    #[error("user {user:?}: {source}")]
+    Unreadable {
         /// The user.
         user: String,
-        /// The file.
-        path: PathBuf,
         /// The reason.
-        source: std::io::Error,
+        source: secret::Error,
     },
     /// A rule is invalid.
     #[error("proxy.hba[{index}]: {message}")]
@@ -688,14 +709,18 @@ impl User {
         if auth == AuthMethod::Cert && !certificates {
             return Err(SettingsError::NoCertificates(entry.name.clone()));
         }
-        let secrets = [entry.password.is_some(), entry.password_file.is_some(), entry.verifier.is_some()];
+        let secrets = [
+            entry.password.is_some(),
+            entry.password_file.is_some(),
+            !entry.password_command.is_empty(),
+            entry.verifier.is_some(),
+        ];
         if secrets.iter().filter(|given| **given).count() > 1 {
             return Err(SettingsError::Secrets(entry.name.clone()));
         }
-        let password = match (&entry.password, &entry.password_file) {
-            (Some(password), _) => Some(password.clone()),
-            (None, Some(path)) => Some(first_line(&entry.name, path)?),
-            (None, None) => None,
+        let password = match &entry.password {
+            Some(password) => Some(password.clone()),
+            None => read(&entry.name, entry.password_file.as_deref(), &entry.password_command)?,
         };
         let given =
             Given { password: password.as_deref(), verifier: entry.verifier.as_deref(), others: &entry.secrets };
@@ -704,6 +729,7 @@ impl User {
         Ok(User {
             auth,
             secrets,
+            renewable: entry.renewable,
             pool_size: entry.pool_size,
             reserve: entry.reserve_pool_size,
             max_connections: entry.max_connections,
@@ -731,6 +757,7 @@ impl User {
         Ok(User {
             auth: AuthMethod::ScramSha256,
             secrets,
+            renewable: false,
             pool_size: None,
             reserve: None,
             max_connections: None,

@@ -81,6 +81,7 @@ pub(super) const ROOT: &[Key] = &[
     key("relay", Kind::Table(RELAY)),
     key("failover", Kind::Table(FAILOVER)),
     key("registry", Kind::Table(REGISTRY)),
+    key("passwords", Kind::Table(PASSWORDS)),
     key("console", Kind::Table(CONSOLE)),
     key("metrics", Kind::Table(METRICS)),
     key("log", Kind::Table(LOG)),
@@ -144,6 +145,7 @@ const AUTH_QUERY: &[Key] = &[
     key("user", Kind::Text),
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
+    key("password_command", Kind::Texts),
     key("database", Kind::Text),
     key("cache", POSITIVE),
     key("negative_cache", POSITIVE),
@@ -230,6 +232,7 @@ const DATABASE: &[Key] = &[
     key("server_user", Kind::Text),
     key("server_password", Kind::Secret),
     key("server_password_file", Kind::Text),
+    key("server_password_command", Kind::Texts),
     key("pool_size", POOL_SIZE),
     key("min_pool_size", integer(0, 10_000)),
     key("reserve_pool_size", integer(0, 10_000)),
@@ -258,6 +261,7 @@ const USER: &[Key] = &[
     key("auth", Kind::Choice(&["scram-sha-256", "md5", "cert"])),
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
+    key("password_command", Kind::Texts),
     key("verifier", Kind::Secret),
     key("secrets", Kind::Secrets),
     key("pool_size", POOL_SIZE),
@@ -278,6 +282,7 @@ const OPERATOR: &[Key] = &[
     key("auth", Kind::Choice(&["scram-sha-256", "md5", "cert"])),
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
+    key("password_command", Kind::Texts),
     key("verifier", Kind::Secret),
     key("secrets", Kind::Secrets),
     key("role", Kind::Choice(&["viewer", "operator"])),
@@ -287,6 +292,8 @@ const CLUSTER: &[Key] = &[
     key("name", Kind::Text),
     key("user", Kind::Text),
     key("password", Kind::Secret),
+    key("password_file", Kind::Text),
+    key("password_command", Kind::Texts),
     key("database", Kind::Text),
     key("tls", Kind::Table(CLUSTER_TLS)),
     key("probe_interval", POSITIVE),
@@ -511,6 +518,8 @@ const CONSOLE_TOKEN: &[Key] = &[
     required("sha256", Kind::Secret),
     required("role", Kind::Choice(&["viewer", "operator"])),
 ];
+
+const PASSWORDS: &[Key] = &[key("interval", OR_NEVER), key("timeout", POSITIVE)];
 
 const METRICS: &[Key] =
     &[key("listen", Kind::Text), key("allow_remote", Kind::Boolean), key("profiler_token", Kind::Secret)];

@@ -130,7 +130,7 @@ fn golden_messages() {
                 "k.toml:10:19: proxy.pool.connect_timeout: found \"0s\", expected a duration above zero such as \"30s\", \"500ms\" or \"1h\"",
                 "k.toml:12:10: cluster.nodes[0].address: missing, expected a string",
                 "k.toml:12:18: cluster.nodes[0].name: found the integer 3, expected a string",
-                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, relay, failover, registry, console, metrics, log",
+                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, relay, failover, registry, passwords, console, metrics, log",
             ],
         ),
         // Nodes from a registry.
@@ -459,7 +459,9 @@ fn the_example_has_every_key_and_each_is_explained() {
     // would ask for is given while nothing is to be asked.
     let expected = |problem: &Problem| {
         let said = ["expected at most one of them", "not used"].iter().any(|words| problem.message.contains(words));
-        said || problem.key.ends_with("_file") || problem.key == "proxy.auth_query.query"
+        said || problem.key.ends_with("_file")
+            || problem.key.ends_with("_command")
+            || problem.key == "proxy.auth_query.query"
     };
     assert!(undefaulted.iter().all(expected), "{undefaulted:#?}");
 }

@@ -131,6 +131,19 @@ pub(in crate::core) struct Offers {
     next: usize,
     /// Refusals since the node last accepted one, or since all were refused.
     refused: usize,
+    renewal: Renewal,
+}
+
+/// Whether passwords are being read again because the node has refused one.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Renewal {
+    /// They are not.
+    #[default]
+    No,
+    /// They are, for whoever holds this ticket.
+    Asked(u64),
+    /// They were: the next refusal counts.
+    Done,
 }
 
 impl Offers {
@@ -142,6 +155,42 @@ impl Offers {
     /// The node has accepted the secret.
     pub(in crate::core) fn accepted(&mut self) {
         self.refused = 0;
+        self.renewal = Renewal::No;
+    }
+
+    /// The node has refused a password that can be read again. True if there is another attempt after passwords were read. `offered_at`: up to
+    /// which ticket they had been read when the password was offered; `newest`: up to which they have been read by now.
+    pub(in crate::core) fn renew(&mut self, offered_at: u64, newest: u64, ask: impl FnOnce() -> Option<u64>) -> bool {
+        match self.renewal {
+            // What was refused is not what there is now.
+            _ if offered_at < newest => true,
+            Renewal::Asked(_) => true,
+            Renewal::Done => {
+                self.renewal = Renewal::No;
+                false
+            }
+            Renewal::No => match ask() {
+                Some(ticket) => {
+                    self.renewal = Renewal::Asked(ticket);
+                    true
+                }
+                None => false,
+            },
+        }
+    }
+
+    /// Whether passwords are being read for this node.
+    pub(in crate::core) fn is_waiting(&self) -> bool {
+        matches!(self.renewal, Renewal::Asked(_))
+    }
+
+    /// Passwords were read for all tickets up to this one. True if that is what was waited for.
+    pub(in crate::core) fn renewed(&mut self, ticket: u64) -> bool {
+        let is_mine = matches!(self.renewal, Renewal::Asked(mine) if mine <= ticket);
+        if is_mine {
+            self.renewal = Renewal::Done;
+        }
+        is_mine
     }
 
     /// The node has refused the secret `offered`. True if there is one among `choices` that it has not refused. Several connections may have
@@ -1138,6 +1187,17 @@ mod tests {
             let said: Vec<bool> = refusals.iter().map(|offered| offers.refused(*offered, choices)).collect();
             assert_eq!(said, expected, "{choices} {refusals:?}");
         }
+        // A password that is refused is read again once.
+        let mut offers = Offers::default();
+        assert!(!offers.renew(0, 0, || None), "nobody reads passwords");
+        assert!(offers.renew(0, 0, || Some(7)) && offers.is_waiting());
+        assert!(offers.renew(0, 0, || unreachable!()), "a second connection waits for the same");
+        assert!(!offers.renewed(6) && offers.renewed(7) && !offers.is_waiting());
+        assert!(offers.renew(0, 7, || unreachable!()), "offered before it was read");
+        assert!(!offers.renew(7, 7, || unreachable!()), "refused once more");
+        assert!(offers.renew(7, 7, || Some(8)) && offers.renewed(8));
+        offers.accepted();
+        assert!(offers.renew(8, 8, || Some(9)), "it was right meanwhile");
         // What is accepted is offered from then on, and all others are tried again once it is refused.
         let mut offers = Offers::default();
         assert!(offers.refused(0, 3) && offers.next() == 1);

@@ -1,6 +1,7 @@
 //! Logging in to a server, and setting a session to a client's parameters.
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use topology::Address;
 use wire::message;
@@ -206,7 +207,8 @@ impl Core {
         };
         let server = &mut self.servers[s];
         if matches!(server.phase, ServerPhase::Login(None)) {
-            server.offered = self.pools[server.pool].nodes[usize::from(server.node.0)].offers.next();
+            let offers = &self.pools[server.pool].nodes[usize::from(server.node.0)].offers;
+            (server.offered, server.offered_at) = (offers.next(), self.renewed);
         }
         let offered = server.offered;
         let pool = &self.pools[server.pool];
@@ -308,6 +310,15 @@ impl Core {
                 let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
                 self.open_failed(s, &text, false);
             }
+            Failure::Refused(error) if self.waits_for_renewal(s, &error) => {
+                let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
+                let (p, node) = (self.servers[s].pool, usize::from(self.servers[s].node.0));
+                self.open_failed(s, &text, false);
+                let place = &mut self.pools[p].nodes[node];
+                if place.offers.is_waiting() {
+                    place.retry_at = Some(self.now + RENEWED_WITHIN);
+                }
+            }
             Failure::Node(why) => self.open_failed(s, &why, true),
             Failure::Full(why) => self.open_failed(s, &why, false),
             Failure::Refused(error) if self.servers[s].listener => {
@@ -335,6 +346,41 @@ impl Core {
         let (p, node) = (server.pool, usize::from(server.node.0));
         let offered = server.offered;
         self.pools[p].nodes[node].offers.refused(offered, choices) && may_wait
+    }
+
+    /// The server has refused a password that was read from a file or a command. True if the next connection is to try once more with what is there now, and the
+    /// clients go on waiting for it.
+    fn waits_for_renewal(&mut self, s: usize, error: &[u8]) -> bool {
+        let server = &self.servers[s];
+        let pool = &self.pools[server.pool];
+        let renewable = match &pool.database.server_user {
+            Some(user) => user.renewable,
+            None => self.settings.user(&pool.key.user).is_some_and(|user| user.renewable),
+        };
+        if !renewable || payload::sqlstate(error) != Some(Sqlstate::INVALID_PASSWORD) {
+            return false;
+        }
+        let ask = || self.shared.renewals.ask();
+        if server.tunnel.is_some() || server.listener {
+            // The client of a tunnel hears the error, and a listener tries again by itself.
+            let _ = ask();
+            return false;
+        }
+        let (p, node, offered_at, newest) = (server.pool, usize::from(server.node.0), server.offered_at, self.renewed);
+        self.pools[p].nodes[node].offers.renew(offered_at, newest, ask)
+    }
+
+    /// Passwords were read again, for all who asked up to this ticket.
+    pub(in crate::core) fn renewed(&mut self, ticket: u64) {
+        self.renewed = self.renewed.max(ticket);
+        for p in self.pools.ids() {
+            for place in &mut self.pools[p].nodes {
+                if place.offers.renewed(ticket) {
+                    place.retry_at = None;
+                }
+            }
+            self.pump(p);
+        }
     }
 
     /// The server refuses this user or database.
@@ -447,6 +493,8 @@ impl Core {
     }
 }
 
+/// Longest wait for passwords to be read again. After that the server is asked again anyway.
+const RENEWED_WITHIN: Duration = Duration::from_secs(30);
 /// Most server connections on which a client's parameters are tried.
 const MOST_SETUPS: u8 = 2;
 /// Most sets of startup parameters whose greeting a pool remembers.

@@ -110,6 +110,8 @@ pub(crate) struct Server {
     pub(in crate::core) greeting: Greeting,
     /// Which of its user's secrets the server was offered: see `Offers`.
     pub(in crate::core) offered: usize,
+    /// Up to which ticket passwords had been read again then: `Core::renewed`.
+    pub(in crate::core) offered_at: u64,
 
     pub(in crate::core) opened: Instant,
     /// The connection has served no client yet.
@@ -264,6 +266,7 @@ impl Server {
             tunnel: None,
             greeting: Greeting::ToDo,
             offered: 0,
+            offered_at: 0,
             opened: now,
             fresh: true,
             taken: now,
