@@ -36,6 +36,7 @@ mod moving;
 mod observing;
 mod operations;
 mod parameters;
+mod passwords;
 mod pools;
 mod prepared;
 mod protocol;

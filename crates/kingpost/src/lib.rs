@@ -24,6 +24,7 @@ mod from_pgbouncer;
 mod logging;
 mod lookup;
 mod out;
+mod passwords;
 mod profile;
 mod registry;
 mod relay;

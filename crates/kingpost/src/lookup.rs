@@ -1,6 +1,6 @@
 //! Looks up users that are not configured (`proxy.auth_query`), over one session with a server.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -14,12 +14,16 @@ use proxy::accounts::Answer;
 use proxy::config::AuthQueryConfig;
 use proxy::settings::User;
 
+use crate::passwords::Passwords;
+
 /// Looks users up, as long as the process runs.
 pub(crate) struct Lookup {
     topology: Arc<Topology>,
     desk: LookupDesk,
-    /// With the password that is in `password_file`.
+    /// With its password, wherever that was given.
     config: Mutex<Arc<AuthQueryConfig>>,
+    /// Who reads passwords again.
+    passwords: OnceLock<Arc<Passwords>>,
     /// The session, and the configuration that it was opened by.
     session: tokio::sync::Mutex<Option<(Arc<AuthQueryConfig>, Arc<Client>)>>,
 }
@@ -31,9 +35,10 @@ impl Lookup {
         desk: LookupDesk,
         config: &AuthQueryConfig,
         runtime: &Handle,
-    ) -> Result<Arc<Lookup>, String> {
-        let config = Mutex::new(Arc::new(resolved(config)?));
-        let lookup = Arc::new(Lookup { topology, desk, config, session: tokio::sync::Mutex::new(None) });
+    ) -> Arc<Lookup> {
+        let config = Mutex::new(Arc::new(config.clone()));
+        let (passwords, session) = (OnceLock::new(), tokio::sync::Mutex::new(None));
+        let lookup = Arc::new(Lookup { topology, desk, config, passwords, session });
         let (serving, runtime) = (Arc::downgrade(&lookup), runtime.clone());
         // How many are asked at a time is bounded by who asks.
         lookup.desk.serve(Box::new(move |user| {
@@ -41,22 +46,44 @@ impl Lookup {
             drop(runtime.spawn(async move { lookup.look_up(&user).await }));
             true
         }));
-        Ok(lookup)
+        lookup
+    }
+
+    /// Has passwords read again by these where a server refuses the one of the lookups.
+    pub(crate) fn renew_by(&self, passwords: Arc<Passwords>) {
+        // There is one.
+        let _ = self.passwords.set(passwords);
     }
 
     /// Takes a new configuration.
-    ///
-    /// # Errors
-    /// Its password file cannot be read; the old one stays.
-    pub(crate) fn reload(&self, config: &AuthQueryConfig) -> Result<(), String> {
-        let config = Arc::new(resolved(config)?);
-        *self.config.lock().unwrap_or_else(PoisonError::into_inner) = config;
-        Ok(())
+    pub(crate) fn reload(&self, config: &AuthQueryConfig) {
+        let mut known = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        // The session stays where nothing has changed.
+        if **known != *config {
+            *known = Arc::new(config.clone());
+        }
+    }
+
+    fn config(&self) -> Arc<AuthQueryConfig> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks; and once more, if a server has refused the password and there is another one now.
+    async fn ask_renewed(&self, config: Arc<AuthQueryConfig>, user: &str) -> Result<Option<Option<String>>, String> {
+        let refusals = self.topology.refusals();
+        let found = self.ask(&config, user).await;
+        match self.passwords.get() {
+            Some(passwords) if found.is_err() && self.topology.refusals() != refusals => {
+                passwords.renew().await;
+                self.ask(&self.config(), user).await
+            }
+            _ => found,
+        }
     }
 
     async fn look_up(&self, user: &str) {
-        let config = self.config.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let found = timeout(config.timeout, self.ask(&config, user));
+        let config = self.config();
+        let found = timeout(config.timeout, self.ask_renewed(config.clone(), user));
         let found = found.await.unwrap_or_else(|_| Err(format!("no answer within {:?}", config.timeout)));
         let (answer, keep) = match found {
             Ok(Some(secret)) => {
@@ -139,15 +166,4 @@ impl Lookup {
         let others = view.nodes.iter().filter(|node| node.usable && node.role == Role::Replica);
         view.primary.into_iter().chain(others.map(|node| node.node.id)).collect()
     }
-}
-
-/// With the password in place of the file that it is in.
-fn resolved(config: &AuthQueryConfig) -> Result<AuthQueryConfig, String> {
-    let mut config = config.clone();
-    if let Some(path) = &config.password_file {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| format!("proxy.auth_query: cannot read password_file {}: {error}", path.display()))?;
-        config.password = Some(text.lines().next().unwrap_or_default().to_owned());
-    }
-    Ok(config)
 }

@@ -95,8 +95,7 @@ impl Running {
                     sink.into_iter().for_each(|sink| proxy.trace_to(sink));
                     traces
                 },
-                lookup: Lookup::start(topology.clone(), proxy.lookups(), &config.proxy.auth_query, runtime)
-                    .map_err(Failure::config)?,
+                lookup: Lookup::start(topology.clone(), proxy.lookups(), &config.proxy.auth_query, runtime),
                 profiler_token: config.metrics.profiler_token.clone().filter(|token| !token.is_empty()),
                 topology,
                 name: config.cluster.name.clone(),
@@ -175,11 +174,26 @@ impl Running {
         config.cluster.validate().map_err(|error| refused(&error))?;
         config.cluster.connector().map_err(|error| refused(&error))?;
         let proxy = self.proxy.read().unwrap_or_else(PoisonError::into_inner);
-        self.lookup.reload(&config.proxy.auth_query).map_err(|error| refused(&error))?;
         if let Some(proxy) = proxy.as_ref() {
             proxy.reload(&config.proxy).map_err(|error| refused(&error))?;
         }
+        self.lookup.reload(&config.proxy.auth_query);
         self.topology.reload(config.cluster.clone()).map_err(|error| refused(&error))
+    }
+
+    /// Takes requests to read passwords again; none once the proxy has been stopped.
+    pub(crate) fn renewals(&self) -> Option<proxy::RenewalDesk> {
+        self.ask(|proxy| Some(proxy.renewals()))
+    }
+
+    /// Who watches the nodes, to keep.
+    pub(crate) fn watcher(&self) -> Arc<Topology> {
+        Arc::clone(&self.topology)
+    }
+
+    /// A lookup whose own password is refused has passwords read again by these.
+    pub(crate) fn renew_by(&self, passwords: Arc<crate::passwords::Passwords>) {
+        self.lookup.renew_by(passwords);
     }
 
     /// Lets operators reload and stop from the console.

@@ -15,6 +15,7 @@ use crate::cli::{CheckArgs, ProxyArgs};
 use crate::config::{self, Config, LogFlags, Overrides, Problem};
 use crate::console::Serving;
 use crate::error::Failure;
+use crate::passwords::{Passwords, Reading};
 use crate::registry::source::Source;
 use crate::run::{self, Running};
 use crate::upgrade::{self, Heir, Sockets, inherited};
@@ -115,7 +116,13 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     if let Some(source) = &mut source {
         config.cluster.nodes = source.list();
     }
-    let topology = run::watch(&config, &runtime)?;
+    let passwords = Passwords::new();
+    let filled = tokio::task::block_in_place(|| {
+        let (filled, store) = Passwords::fill_anew(&config)?;
+        passwords.adopt(&config, store);
+        Ok::<Config, Failure>(filled)
+    })?;
+    let topology = run::watch(&filled, &runtime)?;
     if taken.is_some() {
         // The old process serves until this one can.
         topology
@@ -127,7 +134,11 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
         Some(taken) => std::mem::take(&mut taken.sockets),
         None => systemd::sockets(&config)?,
     };
-    let running = Arc::new(Running::start_on(&config, topology, sockets.proxy, &runtime)?);
+    let running = Arc::new(Running::start_on(&filled, topology, sockets.proxy, &runtime)?);
+    drop(filled);
+    running.renew_by(Arc::clone(&passwords));
+    let desk = running.renewals();
+    let mut readings = desk.clone().map(|desk| passwords.watch(desk, running.watcher()));
     let admin = match config.metrics.listen.as_str() {
         "" => None,
         address => match Admin::start(address, inherited(sockets.metrics, address), Arc::clone(&running)).await {
@@ -198,12 +209,21 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
             }
             _ = hangup.recv() => {
                 // It has said in the log what was wrong.
-                let _ = reload(path, &mut config, &running, &Overrides::default()).inspect(|()| overrides = Overrides::default());
+                let _ = reload(path, &mut config, &running, &passwords, &Overrides::default())
+                    .inspect(|()| overrides = Overrides::default());
             }
-            nodes = next_list(source.as_mut()) => relist(nodes, &mut config, &running),
+            nodes = next_list(source.as_mut()) => relist(nodes, &mut config, &running, &passwords),
+            Some(reading) = next_reading(readings.as_mut()) => {
+                if reading.changed {
+                    renew(&config, &running, &passwords);
+                }
+                if let Some(desk) = &desk {
+                    passwords.applied(&reading, desk);
+                }
+            }
             Some(order) = orders.recv() => match order {
                 Order::Reload(answer) => {
-                    let result = reload(path, &mut config, &running, &Overrides::default());
+                    let result = reload(path, &mut config, &running, &passwords, &Overrides::default());
                     let result = result.inspect(|()| overrides = Overrides::default());
                     // Who asked may be gone.
                     let _ = answer.send(result.map_err(|failure| failure.to_string()));
@@ -211,7 +231,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
                 Order::Set { key, value, answer } => {
                     let new = overrides.with(&key, &value);
                     let result = new.and_then(|new| {
-                        reload(path, &mut config, &running, &new).map_err(|failure| failure.to_string())?;
+                        reload(path, &mut config, &running, &passwords, &new).map_err(|failure| failure.to_string())?;
                         overrides = new;
                         Ok(())
                     });
@@ -359,16 +379,40 @@ async fn next_list(source: Option<&mut Source>) -> Vec<NodeConfig> {
 }
 
 /// Goes on with other nodes.
-fn relist(nodes: Vec<NodeConfig>, config: &mut Config, running: &Running) {
+fn relist(nodes: Vec<NodeConfig>, config: &mut Config, running: &Running, passwords: &Passwords) {
     let before = std::mem::replace(&mut config.cluster.nodes, nodes);
-    if let Err(failure) = running.reload(config) {
+    let filled = tokio::task::block_in_place(|| passwords.fill(config));
+    if let Err(failure) = filled.and_then(|filled| running.reload(&filled)) {
         tracing::error!("the registry's list of nodes is not used, the old one stays: {failure}");
         config.cluster.nodes = before;
     }
 }
 
+/// The next reading of passwords; never, where nobody reads them.
+async fn next_reading(readings: Option<&mut mpsc::Receiver<Reading>>) -> Option<Reading> {
+    match readings {
+        Some(readings) => readings.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Goes on with other passwords.
+fn renew(config: &Config, running: &Running, passwords: &Passwords) {
+    let filled = tokio::task::block_in_place(|| passwords.fill(config));
+    match filled.and_then(|filled| running.reload(&filled)) {
+        Ok(()) => tracing::info!("a password was read again and is another one now"),
+        Err(failure) => tracing::error!("a password that was read again is not used, the last one stays: {failure}"),
+    }
+}
+
 /// Reads the file again, with these settings over it. Anything wrong with it: the running configuration stays.
-fn reload(path: &Path, config: &mut Config, running: &Running, overrides: &Overrides) -> Result<(), Failure> {
+fn reload(
+    path: &Path,
+    config: &mut Config,
+    running: &Running,
+    passwords: &Passwords,
+    overrides: &Overrides,
+) -> Result<(), Failure> {
     let loaded = of_a_proxy(path, overrides);
     let loaded = loaded.map(|(mut new, warnings)| {
         if new.cluster.from != config.cluster.from {
@@ -381,7 +425,13 @@ fn reload(path: &Path, config: &mut Config, running: &Running, overrides: &Overr
         }
         (new, warnings)
     });
-    match loaded.and_then(|(new, warnings)| running.reload(&new).map(|()| (new, warnings))) {
+    let applied = loaded.and_then(|(new, warnings)| {
+        let (filled, store) = tokio::task::block_in_place(|| Passwords::fill_anew(&new))?;
+        running.reload(&filled)?;
+        passwords.adopt(&new, store);
+        Ok((new, warnings))
+    });
+    match applied {
         Ok((new, warnings)) => {
             warn(&warnings);
             if new.metrics != config.metrics || new.log != config.log || new.console != config.console {

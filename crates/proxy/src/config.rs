@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use secret::Secret;
+
 /// `[proxy]`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -357,6 +359,8 @@ pub struct AuthQueryConfig {
     pub password: Option<String>,
     /// File that holds the password (one line).
     pub password_file: Option<std::path::PathBuf>,
+    /// Program, with its arguments, that writes the password to its standard output.
+    pub password_command: Vec<String>,
     /// The database in which the query runs; that of the probes if not set.
     pub database: Option<String>,
     /// How long a found account is cached.
@@ -377,6 +381,7 @@ impl Default for AuthQueryConfig {
             user: None,
             password: None,
             password_file: None,
+            password_command: Vec::new(),
             database: None,
             cache: Duration::from_secs(60),
             negative_cache: Duration::from_secs(5),
@@ -782,6 +787,12 @@ pub struct DatabaseConfig {
     /// A file that holds it in its first line.
     #[serde(default)]
     pub server_password_file: Option<std::path::PathBuf>,
+    /// A program, with its arguments, that writes it to its standard output.
+    #[serde(default)]
+    pub server_password_command: Vec<String>,
+    /// The password was read from a file or a command, and can be read again. Not from the configuration: whoever reads it says so.
+    #[serde(skip)]
+    pub server_renewable: bool,
     /// Pool size for this database.
     #[serde(default)]
     pub pool_size: Option<usize>,
@@ -847,26 +858,7 @@ pub struct DatabaseConfig {
     pub route: Option<RouteTo>,
 }
 
-/// A text that is never shown.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
-#[serde(transparent)]
-pub struct Secret(String);
-
-impl Secret {
-    /// The text.
-    #[must_use]
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret")
-    }
-}
-
-/// `[[proxy.users]]`. At most one of `password`, `password_file` and `verifier` may be set. Without any, the user can
+/// `[[proxy.users]]`. At most one of `password`, `password_file`, `password_command` and `verifier` may be set. Without any, the user can
 /// log in only under `auth = "trust"`.
 #[derive(Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -882,10 +874,20 @@ pub struct UserConfig {
     /// File that holds the password (one line).
     #[serde(default)]
     pub password_file: Option<std::path::PathBuf>,
+    /// Program, with its arguments, that writes the password to its standard output.
+    #[serde(default)]
+    pub password_command: Vec<String>,
+    /// The password was read from a file or a command, and can be read again. Not from the configuration: whoever reads it says so.
+    #[serde(skip)]
+    pub renewable: bool,
     /// `SCRAM-SHA-256$…` or `md5…` as in `pg_authid`. It is enough to let clients in. With what a client proves then,
     /// the proxy can log in to servers that have the same verifier.
     #[serde(default, skip_serializing)]
     pub verifier: Option<String>,
+    /// Further secrets, each a password or a verifier by its form: clients may log in with any of them, and servers that refuse the first
+    /// password are offered the next one. For the time in which a password is being changed.
+    #[serde(default, skip_serializing)]
+    pub secrets: Vec<Secret>,
     /// Pool size for this user.
     #[serde(default)]
     pub pool_size: Option<usize>,
@@ -969,9 +971,15 @@ pub struct OperatorConfig {
     /// File that holds the password (one line).
     #[serde(default)]
     pub password_file: Option<std::path::PathBuf>,
+    /// Program, with its arguments, that writes the password to its standard output.
+    #[serde(default)]
+    pub password_command: Vec<String>,
     /// `SCRAM-SHA-256$…` as in `pg_authid`.
     #[serde(default, skip_serializing)]
     pub verifier: Option<String>,
+    /// Further secrets, as with users.
+    #[serde(default, skip_serializing)]
+    pub secrets: Vec<Secret>,
     /// What the operator may do.
     #[serde(default)]
     pub role: Access,
@@ -986,7 +994,9 @@ impl OperatorConfig {
             auth: self.auth,
             password: self.password.clone(),
             password_file: self.password_file.clone(),
+            password_command: self.password_command.clone(),
             verifier: self.verifier.clone(),
+            secrets: self.secrets.clone(),
             ..UserConfig::default()
         }
     }

@@ -17,6 +17,8 @@ mod driver;
 pub mod hba;
 mod limits;
 pub mod metrics;
+pub mod renewals;
+pub mod secrets;
 pub mod settings;
 mod start;
 
@@ -99,6 +101,31 @@ pub struct Proxy {
 pub struct LookupDesk {
     mailboxes: Arc<Vec<Mailbox>>,
     shared: Arc<Shared>,
+}
+
+/// For whoever reads passwords again that servers have refused.
+#[derive(Clone)]
+pub struct RenewalDesk {
+    mailboxes: Arc<Vec<Mailbox>>,
+    shared: Arc<Shared>,
+}
+
+impl RenewalDesk {
+    /// Sets who is told that somebody has asked. Only the first call counts.
+    pub fn serve(&self, bell: renewals::Bell) {
+        self.shared.renewals.serve(bell);
+    }
+
+    /// The last ticket. To be looked at before passwords are read.
+    #[must_use]
+    pub fn asked(&self) -> u64 {
+        self.shared.renewals.asked()
+    }
+
+    /// All tickets up to this one are answered: passwords were read, and a reload has brought what has changed.
+    pub fn answer(&self, ticket: u64) {
+        self.mailboxes.iter().for_each(|mailbox| mailbox.post(Letter::Core(Mail::Renewed(ticket))));
+    }
 }
 
 impl LookupDesk {
@@ -237,6 +264,12 @@ impl Proxy {
     #[must_use]
     pub fn lookups(&self) -> LookupDesk {
         LookupDesk { mailboxes: self.mailboxes.clone(), shared: self.shared.clone() }
+    }
+
+    /// Takes requests to read passwords again.
+    #[must_use]
+    pub fn renewals(&self) -> RenewalDesk {
+        RenewalDesk { mailboxes: self.mailboxes.clone(), shared: self.shared.clone() }
     }
 
     /// Sends all spans from here on to `sink`, which is called by workers and must not block. Only the first call

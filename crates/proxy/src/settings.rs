@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use secret::Source;
 use topology::Address;
-use wire::md5;
-use wire::scram::Verifier;
 
 use crate::config::{
     Access, AuthMethod, Consistency, DatabaseConfig, HbaConfig, LaneMode, LogLogins, NotifyConfig, OnDegraded,
@@ -18,6 +17,7 @@ use crate::console;
 use crate::hba::{self, Rule, Rules};
 pub use crate::limits::{ConnectionLimits, Lifetime, OwnLimits, TimeLimits};
 use crate::limits::{unless_none, unless_zero};
+use crate::secrets::{Given, Secrets, SecretsError};
 use crate::start::InvalidStart;
 pub use crate::start::Start;
 
@@ -188,13 +188,26 @@ impl Database {
 }
 
 /// Who logs in to the servers for a database, in place of the clients' own users.
-#[derive(PartialEq, Eq)]
 pub struct ServerUser {
     /// Its name on the servers.
     pub name: Arc<str>,
     /// Its password; None: the servers ask for none.
     pub password: Option<String>,
+    /// The password can be read again.
+    pub renewable: bool,
 }
+
+impl PartialEq for ServerUser {
+    /// A password that can be read again changes by itself (a token of a cloud, say). The connections that were opened with the last one are as good as new
+    /// ones: the user is the same.
+    fn eq(&self, other: &ServerUser) -> bool {
+        self.name == other.name
+            && self.renewable == other.renewable
+            && (self.renewable || self.password == other.password)
+    }
+}
+
+impl Eq for ServerUser {}
 
 impl std::fmt::Debug for ServerUser {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -205,24 +218,31 @@ impl std::fmt::Debug for ServerUser {
 impl ServerUser {
     fn new(entry: &DatabaseConfig) -> Result<Option<Arc<ServerUser>>, SettingsError> {
         let Some(name) = &entry.server_user else { return Ok(None) };
-        let password = match (&entry.server_password, &entry.server_password_file) {
-            (Some(_), Some(_)) => return Err(SettingsError::Secrets(name.clone())),
-            (Some(password), None) => Some(password.expose().to_owned()),
-            (None, Some(path)) => Some(first_line(name, path)?),
-            (None, None) => None,
+        let given = [
+            entry.server_password.is_some(),
+            entry.server_password_file.is_some(),
+            !entry.server_password_command.is_empty(),
+        ];
+        if given.iter().filter(|given| **given).count() > 1 {
+            return Err(SettingsError::Secrets(name.clone()));
+        }
+        let password = match &entry.server_password {
+            Some(password) => Some(password.expose().to_owned()),
+            None => read(name, entry.server_password_file.as_deref(), &entry.server_password_command)?,
         };
-        Ok(Some(Arc::new(ServerUser { name: name.as_str().into(), password })))
+        Ok(Some(Arc::new(ServerUser { name: name.as_str().into(), password, renewable: entry.server_renewable })))
     }
 }
 
-/// The first line of a user's password file.
-fn first_line(user: &str, path: &Path) -> Result<String, SettingsError> {
-    let text = std::fs::read_to_string(path).map_err(|source| SettingsError::PasswordFile {
-        user: user.to_owned(),
-        path: path.to_owned(),
-        source,
-    })?;
-    Ok(text.lines().next().unwrap_or_default().to_owned())
+/// Longest time of a `password_command`, where nobody has run it before.
+const COMMAND_LIMIT: Duration = Duration::from_secs(10);
+
+/// A user's password from its file or its command, if there is one.
+fn read(user: &str, file: Option<&Path>, command: &[String]) -> Result<Option<String>, SettingsError> {
+    let Some(source) = Source::of(file, command) else { return Ok(None) };
+    let password =
+        source.read(COMMAND_LIMIT).map_err(|source| SettingsError::Unreadable { user: user.to_owned(), source })?;
+    Ok(Some(password.expose().to_owned()))
 }
 
 /// How a pool's answers to commits are held back.
@@ -241,12 +261,10 @@ pub struct Gate {
 pub struct User {
     /// The authentication method.
     pub auth: AuthMethod,
-    /// The SCRAM verifier of the client's password. `None`: a login by SCRAM always fails.
-    pub verifier: Option<Verifier>,
-    /// The MD5 verifier; used for the client's login, and for MD5 logins to servers.
-    pub md5: Option<md5::Verifier>,
-    /// The password for logins to servers.
-    pub password: Option<String>,
+    /// What the user's clients have to know one of, and what the proxy logs in to servers with.
+    pub secrets: Secrets,
+    /// The password can be read again.
+    pub renewable: bool,
     /// The size of this user's pools.
     pub pool_size: Option<usize>,
     /// Server connections beyond the size of this user's pools, for clients that have waited for long.
@@ -275,21 +293,16 @@ impl std::fmt::Debug for User {
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// More than one secret for a user.
-    #[error("user {0:?}: give at most one of password, password_file and verifier")]
+    #[error("user {0:?}: give at most one of password, password_file, password_command and verifier")]
     Secrets(String),
-    /// The password can't be used.
-    #[error("user {user:?}: password: {source}")]
-    Password {
+    /// A user's secrets can't be used.
+    #[error("user {user:?}: {source}")]
+    Unusable {
         /// The user.
         user: String,
         /// The reason.
-        source: wire::scram::Error,
+        source: SecretsError,
     },
-    /// The verifier has neither format.
-    #[error(
-        "user {0:?}: verifier: expected SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey> or md5<hash> as in pg_authid"
-    )]
-    Verifier(String),
     /// Certificates or keys can't be used.
     #[error("[proxy.tls] {0}")]
     Tls(#[from] tls::Error),
@@ -301,15 +314,13 @@ pub enum SettingsError {
     /// A single user has the method `trust`.
     #[error("user {0:?} has auth = \"trust\", which is possible for all users together only")]
     Trusted(String),
-    /// The password file can't be read.
-    #[error("user {user:?}: cannot read password_file {path}: {source}")]
-    PasswordFile {
+    /// The password can't be read.
+    #[error("user {user:?}: {source}")]
+    Unreadable {
         /// The user.
         user: String,
-        /// The file.
-        path: PathBuf,
         /// The reason.
-        source: std::io::Error,
+        source: secret::Error,
     },
     /// A rule is invalid.
     #[error("proxy.hba[{index}]: {message}")]
@@ -698,34 +709,27 @@ impl User {
         if auth == AuthMethod::Cert && !certificates {
             return Err(SettingsError::NoCertificates(entry.name.clone()));
         }
-        let secrets = [entry.password.is_some(), entry.password_file.is_some(), entry.verifier.is_some()];
+        let secrets = [
+            entry.password.is_some(),
+            entry.password_file.is_some(),
+            !entry.password_command.is_empty(),
+            entry.verifier.is_some(),
+        ];
         if secrets.iter().filter(|given| **given).count() > 1 {
             return Err(SettingsError::Secrets(entry.name.clone()));
         }
-        let password = match (&entry.password, &entry.password_file) {
-            (Some(password), _) => Some(password.clone()),
-            (None, Some(path)) => Some(first_line(&entry.name, path)?),
-            (None, None) => None,
+        let password = match &entry.password {
+            Some(password) => Some(password.clone()),
+            None => read(&entry.name, entry.password_file.as_deref(), &entry.password_command)?,
         };
-        let md5 = match (&password, &entry.verifier) {
-            (Some(password), _) => Some(md5::Verifier::new(&entry.name, password)),
-            (None, Some(text)) => md5::Verifier::parse(text),
-            (None, None) => None,
-        };
-        let verifier = match (&password, &entry.verifier) {
-            (Some(password), _) => Some(
-                Verifier::from_password(password)
-                    .map_err(|source| SettingsError::Password { user: entry.name.clone(), source })?,
-            ),
-            (None, Some(_)) if md5.is_some() => None,
-            (None, Some(text)) => Some(Verifier::parse(text).map_err(|_| SettingsError::Verifier(entry.name.clone()))?),
-            (None, None) => None,
-        };
+        let given =
+            Given { password: password.as_deref(), verifier: entry.verifier.as_deref(), others: &entry.secrets };
+        let secrets = Secrets::new(&entry.name, &given)
+            .map_err(|source| SettingsError::Unusable { user: entry.name.clone(), source })?;
         Ok(User {
             auth,
-            verifier,
-            md5,
-            password,
+            secrets,
+            renewable: entry.renewable,
             pool_size: entry.pool_size,
             reserve: entry.reserve_pool_size,
             max_connections: entry.max_connections,
@@ -748,11 +752,12 @@ impl User {
     /// # Errors
     /// The secret looks like a verifier and is none, or can't be a password.
     pub fn looked_up(name: &str, secret: Option<&str>) -> Result<User, SettingsError> {
-        let mut user = User {
+        let secrets = Secrets::looked_up(name, secret)
+            .map_err(|source| SettingsError::Unusable { user: name.to_owned(), source })?;
+        Ok(User {
             auth: AuthMethod::ScramSha256,
-            verifier: None,
-            md5: None,
-            password: None,
+            secrets,
+            renewable: false,
             pool_size: None,
             reserve: None,
             max_connections: None,
@@ -761,24 +766,11 @@ impl User {
             replication: false,
             max_clients: None,
             relays: None,
-        };
-        let Some(secret) = secret else { return Ok(user) };
-        if let Some(md5) = md5::Verifier::parse(secret) {
-            user.md5 = Some(md5);
-        } else if secret.starts_with("SCRAM-SHA-256$") {
-            user.verifier = Some(Verifier::parse(secret).map_err(|_| SettingsError::Verifier(name.to_owned()))?);
-        } else {
-            let verifier = Verifier::from_password(secret)
-                .map_err(|source| SettingsError::Password { user: name.to_owned(), source })?;
-            user.verifier = Some(verifier);
-            user.md5 = Some(md5::Verifier::new(name, secret));
-            user.password = Some(secret.to_owned());
-        }
-        Ok(user)
+        })
     }
 
     /// True if there is something that a client's proof can be compared with.
     pub fn has_secret(&self) -> bool {
-        self.verifier.is_some() || self.md5.is_some()
+        !self.secrets.is_empty()
     }
 }

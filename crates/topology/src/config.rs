@@ -19,6 +19,10 @@ pub struct ClusterConfig {
     /// Its password, where the servers ask for one. Never written out.
     #[serde(skip_serializing)]
     pub password: Option<String>,
+    /// File that holds it in its first line. Not looked at here: whoever starts a topology gives it the password.
+    pub password_file: Option<PathBuf>,
+    /// Program, with its arguments, that writes it to its standard output. Not looked at here either.
+    pub password_command: Vec<String>,
     /// Database that probes connect to.
     pub database: String,
     /// TLS with the servers: of probes, and of the connections that the proxy makes for its clients.
@@ -52,6 +56,8 @@ impl Default for ClusterConfig {
             name: "main".into(),
             user: "postgres".into(),
             password: None,
+            password_file: None,
+            password_command: Vec::new(),
             database: "postgres".into(),
             tls: tls::ConnectConfig::default(),
             probe_interval: Duration::from_secs(1),

@@ -71,6 +71,8 @@ pub(crate) struct Shared {
     pub(crate) connector: ArcSwapOption<tls::Connector>,
     /// Each node's last failure, while it lasts.
     failures: Mutex<Vec<Option<String>>>,
+    /// Logins of probes and of other sessions whose password a server has refused.
+    pub(crate) refusals: AtomicU64,
 }
 
 /// Runs `work` on a thread of its own until what is returned is dropped. Every commit and strong read goes through it: between threads
@@ -120,6 +122,7 @@ impl Shared {
             subscribers: Mutex::default(),
             connector: ArcSwapOption::empty(),
             failures: Mutex::default(),
+            refusals: AtomicU64::new(0),
         }
     }
 
@@ -426,6 +429,16 @@ impl Topology {
         self.shared.connector.store(connector.map(Arc::new));
         self.settings.send_replace(Arc::new(config));
         Ok(())
+    }
+
+    pub(crate) fn note_refusal(&self, error: &crate::probe::ProbeError) {
+        self.shared.note_refusal(error);
+    }
+
+    /// How many times a server has refused the password of a probe, or of a session by [`Topology::log_in`].
+    #[must_use]
+    pub fn refusals(&self) -> u64 {
+        self.shared.refusals.load(Ordering::Relaxed)
     }
 
     /// How a connection to this node at this address begins; None: without TLS, because there is to be none, or it is a Unix

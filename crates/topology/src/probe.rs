@@ -147,6 +147,17 @@ pub(crate) enum ProbeError {
     Unexpected(String),
 }
 
+impl Shared {
+    /// Counts a login whose password the server has refused.
+    pub(crate) fn note_refusal(&self, error: &ProbeError) {
+        if let ProbeError::Server(error) = error
+            && error.code() == Some(&tokio_postgres::error::SqlState::INVALID_PASSWORD)
+        {
+            self.refusals.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+}
+
 /// The server's own words where it said something: the driver's text alone is "db error".
 fn describe(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
@@ -396,6 +407,7 @@ impl Prober {
                     (Report::Up(facts), session.as_ref().map(|watched| watched.session.address.clone()))
                 }
                 Err(error) => {
+                    self.shared.note_refusal(&error);
                     session = None;
                     failures = failures.saturating_add(1);
                     (Report::Down { error: error.to_string(), suspected }, None)

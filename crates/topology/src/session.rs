@@ -66,7 +66,10 @@ impl Topology {
         }
         config.probe_timeout = login.timeout;
         let client = open(&target, &config, connector, &login.application, "", login.timeout).await;
-        client.map_err(|why| error(why.to_string()))
+        client.map_err(|why| {
+            self.note_refusal(&why);
+            error(why.to_string())
+        })
     }
 }
 

@@ -34,7 +34,7 @@ mod tests;
 mod text;
 
 use keys::check_rounds_and_salt;
-pub use keys::{SaltedKeys, Verifier};
+pub use keys::{SaltedKeys, Verifier, Verifiers};
 use text::{Attributes, check_nonce, decode, decode_key, parse_iterations, text};
 
 /// The mechanism without channel binding.
@@ -90,6 +90,11 @@ pub enum Error {
     /// The client has derived keys only, and the server uses another salt or iteration count.
     #[error("the SCRAM keys are for another salt or iteration count: log in with the password again")]
     StaleKeys,
+    /// A verifier has another salt or iteration count than the ones it is to be used with.
+    #[error(
+        "the SCRAM verifier has another salt or iteration count than the first one: one login can offer only one salt"
+    )]
+    OtherSalt,
     /// A step was called twice, or too early: a bug of the caller.
     #[error("SCRAM step out of order: {0}")]
     OutOfOrder(&'static str),
@@ -102,7 +107,7 @@ pub enum Error {
 
 /// The side that has the verifier. One value per login: [`Server::first`], then [`Server::last`], each once.
 pub struct Server {
-    verifier: Verifier,
+    verifiers: Verifiers,
     /// For a user that does not exist: takes the same steps and never succeeds.
     mock: bool,
     /// Hash of the server's certificate, if binding was offered.
@@ -127,9 +132,9 @@ enum ServerState {
 }
 
 impl Server {
-    /// Expects the client to prove that it knows the password of this verifier.
-    pub fn new(verifier: Verifier) -> Self {
-        Self { verifier, mock: false, end_point: None, plus: false, state: ServerState::Start }
+    /// Expects the client to prove that it knows the password of this verifier, or of one of several.
+    pub fn new(verifiers: impl Into<Verifiers>) -> Self {
+        Self { verifiers: verifiers.into(), mock: false, end_point: None, plus: false, state: ServerState::Start }
     }
 
     /// For a user that does not exist or has no verifier. The exchange looks like any other and ends in
@@ -138,7 +143,7 @@ impl Server {
     pub fn mock(user: &str, secret: &[u8]) -> Self {
         let salt = hmac(secret, user.as_bytes())[..SALT_LEN].to_vec();
         let verifier = Verifier { iterations: DEFAULT_ITERATIONS, salt, stored_key: [0; 32], server_key: [0; 32] };
-        Self { verifier, mock: true, end_point: None, plus: false, state: ServerState::Start }
+        Self { verifiers: verifier.into(), mock: true, end_point: None, plus: false, state: ServerState::Start }
     }
 
     /// Offers [`MECHANISM_PLUS`] besides [`MECHANISM`]. `end_point`: the hash of the certificate that the client has
@@ -215,7 +220,8 @@ impl Server {
         check_nonce(client_nonce)?;
 
         let nonce = format!("{client_nonce}{server_nonce}");
-        let reply = format!("r={nonce},s={},i={}", BASE64.encode(&self.verifier.salt), self.verifier.iterations);
+        let (salt, iterations) = self.verifiers.salt_and_iterations();
+        let reply = format!("r={nonce},s={},i={iterations}", BASE64.encode(salt));
         let transcript = format!("{bare},{reply},").into_bytes();
         self.state = ServerState::Challenged { binding, nonce, transcript };
         Ok(reply.into_bytes())
@@ -246,19 +252,25 @@ impl Server {
         attributes.skip_extensions()?;
 
         transcript.extend_from_slice(signed.as_bytes());
-        let client_key = xor(&proof, &hmac(&self.verifier.stored_key, &transcript));
-        let given: Key = Sha256::digest(client_key).into();
-        let right = bool::from(given.ct_eq(&self.verifier.stored_key));
-        // Computed in every case, so that success and failure take the same steps up to here.
-        let signature = hmac(&self.verifier.server_key, &transcript);
-        if !right || self.mock {
-            return Err(Error::WrongPassword);
+        // Every verifier is looked at and every signature computed, so that success and failure take the same steps up to
+        // here.
+        let mut proved = None;
+        for verifier in self.verifiers.iter() {
+            let client_key = xor(&proof, &hmac(&verifier.stored_key, &transcript));
+            let given: Key = Sha256::digest(client_key).into();
+            let signature = hmac(&verifier.server_key, &transcript);
+            if bool::from(given.ct_eq(&verifier.stored_key)) {
+                proved = Some((verifier, client_key, signature));
+            }
         }
+        let Some((verifier, client_key, signature)) = proved.filter(|_| !self.mock) else {
+            return Err(Error::WrongPassword);
+        };
         self.state = ServerState::Done(Some(SaltedKeys {
-            salt: self.verifier.salt.clone(),
-            iterations: self.verifier.iterations,
+            salt: verifier.salt.clone(),
+            iterations: verifier.iterations,
             client_key,
-            server_key: self.verifier.server_key,
+            server_key: verifier.server_key,
         }));
         Ok(format!("v={}", BASE64.encode(signature)).into_bytes())
     }

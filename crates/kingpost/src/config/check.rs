@@ -20,6 +20,7 @@ use super::problem::{Problem, Severity};
 use super::tree::Tree;
 use proxy::config::{AuthMethod, AuthQueryConfig, ProxyConfig, UserConfig};
 use proxy::hba::{self, Rule, Rules};
+use proxy::secrets::Given;
 use wire::md5;
 
 /// Longest path of a Unix socket, in bytes, without the closing zero.
@@ -65,11 +66,12 @@ pub(crate) fn stat_file(path: &Path) -> Stat {
         if !metadata.is_file() {
             return Ok(Stat::Unreadable("not a file".into()));
         }
-        let mut line = String::new();
-        BufReader::new(file.take(8 << 10)).read_line(&mut line)?;
+        // Of a program it is no text.
+        let mut line = Vec::new();
+        BufReader::new(file.take(8 << 10)).read_until(b'\n', &mut line)?;
         Ok(Stat::Readable {
             mode: metadata.permissions().mode(),
-            empty: line.trim_end_matches(['\r', '\n']).is_empty(),
+            empty: line.iter().all(|byte| matches!(byte, b'\r' | b'\n')),
         })
     };
     look().unwrap_or_else(|error| Stat::Unreadable(error.to_string()))
@@ -111,7 +113,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
     let proxy = !config.needs_no_proxy() && !config.is_registry_only();
     let lists_nodes = !config.cluster.nodes.is_empty() || !config.cluster.from.urls.is_empty();
     if proxy {
-        check_cluster(config, &mut findings);
+        check_cluster(config, stat, &mut findings);
         check_listen(&config.proxy, &mut findings);
         check_peers(&config.proxy, &mut findings);
         check_databases(&config.proxy, stat, &mut findings);
@@ -123,7 +125,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         check_gate(config, &mut findings);
         check_tls(config, &mut findings);
     } else if lists_nodes {
-        check_cluster(config, &mut findings);
+        check_cluster(config, stat, &mut findings);
         check_tls(config, &mut findings);
     }
     relay::check(&config.relay, stat, &mut findings);
@@ -149,7 +151,10 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
     findings.0
 }
 
-fn check_cluster(config: &Config, findings: &mut Findings) {
+fn check_cluster(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+    let cluster = &config.cluster;
+    let (file, command) = (cluster.password_file.as_deref(), &cluster.password_command);
+    check_one_password("cluster", cluster.password.is_some(), file, command, stat, findings);
     let nodes = &config.cluster.nodes;
     let from = &config.cluster.from;
     if nodes.is_empty() && from.urls.is_empty() {
@@ -265,16 +270,26 @@ fn check_databases(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: 
             _ => {}
         }
         let path = |key: &str| format!("proxy.databases[{index}].{key}");
-        let given = database.server_password.is_some() || database.server_password_file.is_some();
+        let given = [
+            ("server_password", database.server_password.is_some()),
+            ("server_password_file", database.server_password_file.is_some()),
+            ("server_password_command", !database.server_password_command.is_empty()),
+        ];
+        let given: Vec<&str> = given.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
         match database.server_user.as_deref() {
             Some("") => findings.error(path("server_user"), "found \"\", expected the name of a user"),
-            None if given => findings.error(path("server_user"), "missing, expected the user whose password is given"),
+            None if !given.is_empty() => {
+                findings.error(path("server_user"), "missing, expected the user whose password is given")
+            }
             _ => {}
         }
-        if database.server_password.is_some() && database.server_password_file.is_some() {
-            findings
-                .error(path("server_password"), "found server_password_file beside it, expected at most one of them");
+        if let [first, others @ ..] = given.as_slice()
+            && !others.is_empty()
+        {
+            let others = others.join(" and ");
+            findings.error(path(first), format!("found {others} beside it, expected at most one of them"));
         }
+        check_command(&database.server_password_command, path("server_password_command"), stat, findings);
         if let Some(file) = &database.server_password_file {
             check_password_file(file, path("server_password_file"), stat, findings);
         }
@@ -315,6 +330,7 @@ fn check_user(
     let given: Vec<&str> = [
         ("password", user.password.is_some()),
         ("password_file", user.password_file.is_some()),
+        ("password_command", !user.password_command.is_empty()),
         ("verifier", user.verifier.is_some()),
     ]
     .iter()
@@ -324,7 +340,11 @@ fn check_user(
     if given.len() > 1 {
         findings.error(path, format!("found {}, expected at most one of them", given.join(" and ")));
     }
-    if given.is_empty() && !looks_up && matches!(auth, AuthMethod::ScramSha256 | AuthMethod::Md5) {
+    if given.is_empty()
+        && user.secrets.is_empty()
+        && !looks_up
+        && matches!(auth, AuthMethod::ScramSha256 | AuthMethod::Md5)
+    {
         let auth = auth.name();
         findings.error(
             path,
@@ -337,6 +357,7 @@ fn check_user(
     if let Some(file) = &user.password_file {
         check_password_file(file, format!("{path}.password_file"), stat, findings);
     }
+    check_command(&user.password_command, format!("{path}.password_command"), stat, findings);
     let verifier = user.verifier.as_deref();
     if verifier.and_then(md5::Verifier::parse).is_some() {
         if auth == AuthMethod::ScramSha256 {
@@ -351,6 +372,19 @@ fn check_user(
             format!("{path}.verifier"),
             format!("{why}; expected SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key> or md5<hash> as in pg_authid"),
         );
+        return;
+    }
+    let md5_only = |secret: &proxy::config::Secret| md5::Verifier::parse(secret.expose()).is_some();
+    if auth == AuthMethod::ScramSha256 && user.secrets.iter().any(md5_only) {
+        findings.error(
+            format!("{path}.secrets"),
+            "found an MD5 verifier, which nobody can log in with by auth \"scram-sha-256\"; expected passwords or verifiers SCRAM-SHA-256$…",
+        );
+    }
+    // Whatever the password in a file is, it can stand beside all others.
+    let together = Given { password: None, verifier, others: &user.secrets };
+    if let (false, Err(why)) = (user.secrets.is_empty(), together.check()) {
+        findings.error(format!("{path}.secrets"), why.to_string());
     }
 }
 
@@ -417,14 +451,17 @@ fn check_auth_query(query: &AuthQueryConfig, stat: &dyn Fn(&Path) -> Stat, findi
     if !query.query.contains("$1") {
         findings.error(format!("{of}.query"), "found no $1, expected it where the user's name is compared");
     }
-    if query.password.is_some() && query.password_file.is_some() {
-        findings.error(of, "found password and password_file, expected at most one of them");
-    }
-    if query.user.is_none() && (query.password.is_some() || query.password_file.is_some()) {
+    check_one_password(
+        of,
+        query.password.is_some(),
+        query.password_file.as_deref(),
+        &query.password_command,
+        stat,
+        findings,
+    );
+    let given = query.password.is_some() || query.password_file.is_some() || !query.password_command.is_empty();
+    if query.user.is_none() && given {
         findings.error(format!("{of}.user"), "missing, expected the user whose password is given");
-    }
-    if let Some(file) = &query.password_file {
-        check_password_file(file, format!("{of}.password_file"), stat, findings);
     }
 }
 
@@ -461,6 +498,44 @@ fn check_tls(config: &Config, findings: &mut Findings) {
                 format!("found \"cert\", and no client is asked for a certificate; {expected}"),
             );
         }
+    }
+}
+
+/// At most one of a password, a file and a command.
+fn check_one_password(
+    of: &str,
+    password: bool,
+    file: Option<&Path>,
+    command: &[String],
+    stat: &dyn Fn(&Path) -> Stat,
+    findings: &mut Findings,
+) {
+    let given = [("password", password), ("password_file", file.is_some()), ("password_command", !command.is_empty())];
+    let given: Vec<&str> = given.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
+    if given.len() > 1 {
+        findings.error(of, format!("found {}, expected at most one of them", given.join(" and ")));
+    }
+    if let Some(file) = file {
+        check_password_file(file, format!("{of}.password_file"), stat, findings);
+    }
+    check_command(command, format!("{of}.password_command"), stat, findings);
+}
+
+/// A program that writes a password. It is not run.
+fn check_command(command: &[String], path: String, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+    let Some(program) = command.first() else { return };
+    if !program.starts_with('/') {
+        return findings.error(path, format!("found {program:?}, expected the absolute path of a program"));
+    }
+    match stat(Path::new(program)) {
+        Stat::Unreadable(why) => findings.error(path, format!("cannot read {program:?}: {why}")),
+        Stat::Readable { mode, .. } if mode & 0o111 == 0 => {
+            findings.error(path, format!("{program:?} has mode {:03o}, nobody may run it", mode & 0o777));
+        }
+        Stat::Readable { mode, .. } if mode & 0o002 != 0 => {
+            findings.warn(path, format!("{program:?} has mode {:03o}, everybody may replace it", mode & 0o777));
+        }
+        Stat::Readable { .. } => {}
     }
 }
 

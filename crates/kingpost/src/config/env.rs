@@ -95,6 +95,11 @@ fn read(text: &str, kind: Kind, origin: &Origin) -> Result<Tree, String> {
                 .map(|item| leaf(Value::Text(item.into())))
                 .collect(),
         ),
+        // Not by commas, which a password may have.
+        Kind::Secrets => {
+            return tree::parse_value(trimmed, origin)
+                .map_err(|_| "not TOML; expected an array of strings: '[\"one\", \"two\"]'".to_owned());
+        }
         Kind::Texts | Kind::TextsOrTables(_) | Kind::Tables(_) => {
             return tree::parse_value(trimmed, origin)
                 .map_err(|error| format!("not TOML: {error}; expected {}", kind.expected()));

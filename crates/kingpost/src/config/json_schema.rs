@@ -32,7 +32,7 @@ fn table(keys: &[Key], path: &str, described: &BTreeMap<String, String>, default
             property.insert("description".into(), text.clone().into());
         }
         // Tables have the defaults of their keys; of secrets nothing is said.
-        let is_plain = !matches!(key.kind, Kind::Table(_) | Kind::Tables(_) | Kind::Secret);
+        let is_plain = !matches!(key.kind, Kind::Table(_) | Kind::Tables(_) | Kind::Secret | Kind::Secrets);
         if let (Value::Object(property), true, false) = (&mut property, is_plain, default.is_null()) {
             property.insert("default".into(), default.clone());
         }
@@ -55,7 +55,7 @@ fn kind(kind: Kind, path: &str, described: &BTreeMap<String, String>, default: &
         Kind::Duration { .. } => json!({ "type": "string", "pattern": "^\\s*([0-9]+\\s*[a-zA-Z]+\\s*)+$" }),
         Kind::Choice(choices) => json!({ "type": "string", "enum": choices }),
         Kind::Durability => json!({ "type": "string", "pattern": "^(local|relay|quorum\\([0-9]+\\))$" }),
-        Kind::Texts => json!({ "type": "array", "items": { "type": "string" } }),
+        Kind::Texts | Kind::Secrets => json!({ "type": "array", "items": { "type": "string" } }),
         Kind::TextsOrTables(keys) => {
             let entry = table(keys, path, described, &Value::Null);
             json!({ "type": "array", "items": { "anyOf": [{ "type": "string" }, entry] } })

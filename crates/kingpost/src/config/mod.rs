@@ -19,6 +19,7 @@ mod tree;
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::time::Duration;
 
 use console::ConsoleConfig;
 use serde::{Deserialize, Serialize};
@@ -38,16 +39,9 @@ pub(crate) use problem::{Problem, Severity};
 /// A password that is given itself, or as the first line of a file.
 ///
 /// # Errors
-/// The file can't be read.
+/// The file can't be used.
 pub(crate) fn secret(password: Option<&String>, file: Option<&Path>) -> Result<Option<String>, Failure> {
-    match (password, file) {
-        (Some(password), _) => Ok(Some(password.clone())),
-        (None, Some(path)) => {
-            let text = std::fs::read_to_string(path).map_err(|error| Failure::path("read", path, &error))?;
-            Ok(Some(text.lines().next().unwrap_or_default().to_owned()))
-        }
-        (None, None) => Ok(None),
-    }
+    ::secret::given(password, file).map_err(|error| Failure::environment(error.to_string()))
 }
 
 /// The whole file.
@@ -64,6 +58,8 @@ pub(crate) struct Config {
     pub(crate) failover: FailoverConfig,
     /// `[registry]`.
     pub(crate) registry: RegistryConfig,
+    /// `[passwords]`.
+    pub(crate) passwords: PasswordsConfig,
     /// `[console]`.
     pub(crate) console: ConsoleConfig,
     /// `[metrics]`.
@@ -112,6 +108,25 @@ impl std::fmt::Debug for MetricsConfig {
 impl Default for MetricsConfig {
     fn default() -> Self {
         MetricsConfig { listen: "127.0.0.1:9632".into(), allow_remote: false, profiler_token: None }
+    }
+}
+
+/// `[passwords]`: how passwords are read that are in files or come from commands.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct PasswordsConfig {
+    /// How long a password is used before its command is run, or its file read, again; zero: until the file changes, or a server
+    /// refuses the password.
+    #[serde(with = "humantime_serde")]
+    pub(crate) interval: Duration,
+    /// Longest time of a command.
+    #[serde(with = "humantime_serde")]
+    pub(crate) timeout: Duration,
+}
+
+impl Default for PasswordsConfig {
+    fn default() -> Self {
+        PasswordsConfig { interval: Duration::from_secs(300), timeout: Duration::from_secs(10) }
     }
 }
 

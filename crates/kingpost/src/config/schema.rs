@@ -31,6 +31,8 @@ pub(super) enum Kind {
     Durability,
     /// An array of strings.
     Texts,
+    /// An array of strings, never shown.
+    Secrets,
     /// An array of strings or tables.
     TextsOrTables(&'static [Key]),
     Table(&'static [Key]),
@@ -79,6 +81,7 @@ pub(super) const ROOT: &[Key] = &[
     key("relay", Kind::Table(RELAY)),
     key("failover", Kind::Table(FAILOVER)),
     key("registry", Kind::Table(REGISTRY)),
+    key("passwords", Kind::Table(PASSWORDS)),
     key("console", Kind::Table(CONSOLE)),
     key("metrics", Kind::Table(METRICS)),
     key("log", Kind::Table(LOG)),
@@ -142,6 +145,7 @@ const AUTH_QUERY: &[Key] = &[
     key("user", Kind::Text),
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
+    key("password_command", Kind::Texts),
     key("database", Kind::Text),
     key("cache", POSITIVE),
     key("negative_cache", POSITIVE),
@@ -228,6 +232,7 @@ const DATABASE: &[Key] = &[
     key("server_user", Kind::Text),
     key("server_password", Kind::Secret),
     key("server_password_file", Kind::Text),
+    key("server_password_command", Kind::Texts),
     key("pool_size", POOL_SIZE),
     key("min_pool_size", integer(0, 10_000)),
     key("reserve_pool_size", integer(0, 10_000)),
@@ -256,7 +261,9 @@ const USER: &[Key] = &[
     key("auth", Kind::Choice(&["scram-sha-256", "md5", "cert"])),
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
+    key("password_command", Kind::Texts),
     key("verifier", Kind::Secret),
+    key("secrets", Kind::Secrets),
     key("pool_size", POOL_SIZE),
     key("reserve_pool_size", integer(0, 10_000)),
     key("max_connections", integer(0, 1_000_000)),
@@ -275,7 +282,9 @@ const OPERATOR: &[Key] = &[
     key("auth", Kind::Choice(&["scram-sha-256", "md5", "cert"])),
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
+    key("password_command", Kind::Texts),
     key("verifier", Kind::Secret),
+    key("secrets", Kind::Secrets),
     key("role", Kind::Choice(&["viewer", "operator"])),
 ];
 
@@ -283,6 +292,8 @@ const CLUSTER: &[Key] = &[
     key("name", Kind::Text),
     key("user", Kind::Text),
     key("password", Kind::Secret),
+    key("password_file", Kind::Text),
+    key("password_command", Kind::Texts),
     key("database", Kind::Text),
     key("tls", Kind::Table(CLUSTER_TLS)),
     key("probe_interval", POSITIVE),
@@ -509,6 +520,8 @@ const CONSOLE_TOKEN: &[Key] = &[
     required("role", Kind::Choice(&["viewer", "operator"])),
 ];
 
+const PASSWORDS: &[Key] = &[key("interval", OR_NEVER), key("timeout", POSITIVE)];
+
 const METRICS: &[Key] =
     &[key("listen", Kind::Text), key("allow_remote", Kind::Boolean), key("profiler_token", Kind::Secret)];
 
@@ -532,7 +545,7 @@ impl Kind {
                 _ => format!("{choices:?}"),
             },
             Kind::Durability => "\"local\", \"relay\" or \"quorum(n)\" with n from 1 to 16".into(),
-            Kind::Texts => "an array of strings".into(),
+            Kind::Texts | Kind::Secrets => "an array of strings".into(),
             Kind::TextsOrTables(_) => "an array of addresses".into(),
             Kind::Table(_) => "a table".into(),
             Kind::Tables(_) => "an array of tables".into(),
@@ -540,7 +553,7 @@ impl Kind {
     }
 
     pub(super) fn is_secret(self) -> bool {
-        matches!(self, Kind::Secret)
+        matches!(self, Kind::Secret | Kind::Secrets)
     }
 }
 
@@ -594,9 +607,10 @@ fn check_value(item: &Tree, kind: Kind, path: &str, problems: &mut Vec<Problem>)
             check_table(item, keys, path, problems);
             true
         }
-        (Kind::Texts, Value::Array(items)) => {
+        (Kind::Texts | Kind::Secrets, Value::Array(items)) => {
+            let of = if kind.is_secret() { Kind::Secret } else { Kind::Text };
             for (index, item) in items.iter().enumerate() {
-                check_value(item, Kind::Text, &format!("{path}[{index}]"), problems);
+                check_value(item, of, &format!("{path}[{index}]"), problems);
             }
             true
         }

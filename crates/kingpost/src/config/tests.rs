@@ -130,7 +130,7 @@ fn golden_messages() {
                 "k.toml:10:19: proxy.pool.connect_timeout: found \"0s\", expected a duration above zero such as \"30s\", \"500ms\" or \"1h\"",
                 "k.toml:12:10: cluster.nodes[0].address: missing, expected a string",
                 "k.toml:12:18: cluster.nodes[0].name: found the integer 3, expected a string",
-                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, relay, failover, registry, console, metrics, log",
+                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, relay, failover, registry, passwords, console, metrics, log",
             ],
         ),
         // Nodes from a registry.
@@ -272,6 +272,23 @@ fn golden_messages() {
                 "k.toml:21:12: proxy.users[5].verifier: does not start with SCRAM-SHA-256$; expected SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key> or md5<hash> as in pg_authid",
                 "k.toml:23:8: proxy.users[6].name: found \"bad\", which proxy.users[5] has already; expected a different one",
                 "k.toml:24:12: proxy.users[6].password: found an empty string, expected a password",
+            ],
+        ),
+        (
+            "[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n\
+             [[proxy.users]]\nname = \"good\"\npassword = \"s3cret\"\nsecrets = [\"s3cret one\", \"SCRAM-SHA-256$1:c2FsdA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\"]\n\
+             [[proxy.users]]\nname = \"only\"\nsecrets = [\"s3cret\"]\n\
+             [[proxy.users]]\nname = \"md5\"\npassword = \"s3cret\"\nsecrets = [\"md50123456789abcdef0123456789abcdef\"]\n\
+             [[proxy.users]]\nname = \"empty\"\npassword = \"s3cret\"\nsecrets = [\"\"]\n\
+             [[proxy.users]]\nname = \"salts\"\n\
+             verifier = \"SCRAM-SHA-256$1:c2FsdA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\"\n\
+             secrets = [\"SCRAM-SHA-256$2:c2FsdA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\"]\n\
+             [[proxy.operators]]\nname = \"op\"\nsecrets = [\"SCRAM-SHA-256$s3cret\"]\n",
+            &[
+                "k.toml:14:11: proxy.users[2].secrets: found an MD5 verifier, which nobody can log in with by auth \"scram-sha-256\"; expected passwords or verifiers SCRAM-SHA-256$…",
+                "k.toml:18:11: proxy.users[3].secrets: found an empty string, expected a password",
+                "k.toml:22:11: proxy.users[4].secrets: two SCRAM verifiers have different salts or iteration counts, and a login can offer only one salt: give one of them, and the other password in clear text (password_file)",
+                "k.toml:25:11: proxy.operators[0].secrets: expected SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey> or md5<hash> as in pg_authid",
             ],
         ),
         // TLS, and who proves what. Files are looked at as the parts look at them.
@@ -442,7 +459,9 @@ fn the_example_has_every_key_and_each_is_explained() {
     // would ask for is given while nothing is to be asked.
     let expected = |problem: &Problem| {
         let said = ["expected at most one of them", "not used"].iter().any(|words| problem.message.contains(words));
-        said || problem.key.ends_with("_file") || problem.key == "proxy.auth_query.query"
+        said || problem.key.ends_with("_file")
+            || problem.key.ends_with("_command")
+            || problem.key == "proxy.auth_query.query"
     };
     assert!(undefaulted.iter().all(expected), "{undefaulted:#?}");
 }

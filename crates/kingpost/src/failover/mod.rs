@@ -50,6 +50,7 @@ use tokio::signal::unix::{Signal, SignalKind};
 use crate::cli::{FailoverArgs, SwitchoverArgs, WatchArgs, WhichConfig};
 use crate::config::{Config, LogConfig, LogFlags, load};
 use crate::error::Failure;
+use crate::passwords;
 use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
 use crate::{logging, out};
 use away::away;
@@ -140,7 +141,7 @@ pub(crate) fn check(config: Config) -> Result<(), Failure> {
 /// Shows how everything stands, and what an interrupted run has left.
 pub(crate) fn status(path: &Path) -> Result<(), Failure> {
     let (config, _) = load(path)?.accept(path)?;
-    let steps = Steps::new(config)?;
+    let steps = Steps::new(passwords::filled(&config)?)?;
     control_runtime()?.block_on(async {
         let (survey, proxies) = seen(&steps).await;
         let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
@@ -243,7 +244,7 @@ fn read(which: &WhichConfig, log: &LogFlags) -> Result<Config, Failure> {
     let (config, warnings) = load(&path)?.accept(&path)?;
     logging::start(&log.over(&LogConfig { level: "warn".into(), ..LogConfig::default() }), None)?;
     warn(&warnings);
-    Ok(config)
+    passwords::filled(&config)
 }
 
 /// Looks at everything, and shows it.

@@ -71,6 +71,8 @@ pub enum Mail {
     },
     /// A new configuration.
     Settings(Arc<Settings>),
+    /// Passwords were read again for whoever has asked up to this ticket; new settings came first.
+    Renewed(u64),
     /// The console's answer to one of this worker's clients.
     Answer {
         /// The client whose command is answered.

@@ -136,6 +136,8 @@ pub struct Core {
     dirty: Vec<Token>,
     effects: Vec<Effect>,
     draining: bool,
+    /// Up to which ticket passwords were read again: see `renewals`.
+    renewed: u64,
     /// When the worker started; [`Client::connected`] counts seconds from here.
     born: Instant,
     /// The node that was primary last, also while there is none.
@@ -181,6 +183,7 @@ impl Core {
             dirty: Vec::new(),
             effects: Vec::new(),
             draining: false,
+            renewed: 0,
             born: now,
             last_primary: None,
             random: 0x9e37_79b9_7f4a_7c15 ^ id as u64,
@@ -410,6 +413,7 @@ impl Core {
             }
             Mail::Listen { key, word } => self.about_listening(&key, word),
             Mail::Settings(settings) => self.apply(settings),
+            Mail::Renewed(ticket) => self.renewed(ticket),
             Mail::Answer { client, bytes } => {
                 if self.is_client(client) {
                     self.console_answer(client.index(), &bytes);

@@ -13,6 +13,7 @@ use super::pool::Budgets;
 use super::prepared::Registry;
 use super::session::Counts;
 use crate::accounts::Accounts;
+use crate::renewals::Renewals;
 
 /// What all workers of a process share.
 ///
@@ -30,6 +31,8 @@ pub struct Shared {
     pub keys: Mutex<HashMap<String, Arc<SaltedKeys>>>,
     /// Users whose accounts are looked up on a server.
     pub accounts: Accounts,
+    /// Requests to read passwords again that servers have refused.
+    pub(crate) renewals: Renewals,
     /// Credentials that clients have proved, by user: with them the proxy can log in to servers as that user.
     pub(crate) passed: Mutex<HashMap<String, Passed>>,
     /// Number of clients by address, database and user.
@@ -62,6 +65,7 @@ impl Shared {
             budgets: Budgets::new(workers),
             keys: Mutex::default(),
             accounts: Accounts::default(),
+            renewals: Renewals::default(),
             passed: Mutex::default(),
             counts: Mutex::default(),
             inside: AtomicUsize::new(0),

@@ -106,9 +106,7 @@ impl Verifier {
     /// # Errors
     /// [`Error::Malformed`] for an empty or overlong password, [`Error::Random`].
     pub fn from_password(password: &str) -> Result<Self, Error> {
-        if password.is_empty() {
-            return Err(Error::Malformed("the password is empty: PostgreSQL never lets such a role in"));
-        }
+        refuse_empty(password)?;
         let salt: [u8; SALT_LEN] = random()?;
         Ok(Self::from(&SaltedKeys::derive(password, &salt, DEFAULT_ITERATIONS)?))
     }
@@ -147,6 +145,61 @@ impl fmt::Debug for Verifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Verifier").field("iterations", &self.iterations).finish_non_exhaustive()
     }
+}
+
+/// Verifiers of which a client has to fit one: at least one, and all with the same salt and iteration count. A server
+/// names the salt before it knows which password the client has, so one login can try only verifiers that share it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verifiers {
+    first: Verifier,
+    others: Vec<Verifier>,
+}
+
+impl Verifiers {
+    /// Adds a verifier.
+    ///
+    /// # Errors
+    /// [`Error::OtherSalt`]: its salt or iteration count differs.
+    pub fn add(&mut self, verifier: Verifier) -> Result<(), Error> {
+        if (&verifier.salt, verifier.iterations) != (&self.first.salt, self.first.iterations) {
+            return Err(Error::OtherSalt);
+        }
+        self.others.push(verifier);
+        Ok(())
+    }
+
+    /// Adds a verifier of this password, with the salt and the iteration count of the first one. Costs what
+    /// [`SaltedKeys::derive`] costs.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] for an empty or overlong password.
+    pub fn add_password(&mut self, password: &str) -> Result<(), Error> {
+        refuse_empty(password)?;
+        let keys = SaltedKeys::derive(password, &self.first.salt, self.first.iterations)?;
+        self.add(Verifier::from(&keys))
+    }
+
+    /// The salt and the iteration count that all of them have.
+    pub fn salt_and_iterations(&self) -> (&[u8], u32) {
+        (&self.first.salt, self.first.iterations)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Verifier> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+}
+
+impl From<Verifier> for Verifiers {
+    fn from(first: Verifier) -> Self {
+        Self { first, others: Vec::new() }
+    }
+}
+
+fn refuse_empty(password: &str) -> Result<(), Error> {
+    if password.is_empty() {
+        return Err(Error::Malformed("the password is empty: PostgreSQL never lets such a role in"));
+    }
+    Ok(())
 }
 
 pub(super) fn check_rounds_and_salt(iterations: u32, salt: &[u8]) -> Result<(), Error> {

@@ -119,13 +119,28 @@ fn right_password_logs_in_and_both_sides_end_with_its_keys() {
 }
 
 #[test]
+fn each_of_several_verifiers_lets_in() {
+    let mut verifiers = Verifiers::from(cheap("one"));
+    verifiers.add_password("two").unwrap();
+    for (password, expected) in [("one", Ok(())), ("two", Ok(())), ("three", Err(Error::WrongPassword))] {
+        let (mut server, mut client) = (Server::new(verifiers.clone()), client(password));
+        assert_eq!(log_in(&mut server, &mut client), expected, "{password}");
+        // The keys are those of the password that was proved.
+        let keys = server.into_keys().map(|keys| Verifier::from(&keys).matches(password));
+        assert_eq!(keys, expected.is_ok().then_some(true), "{password}");
+    }
+    assert_eq!(verifiers.add(Verifier::from_password("other salt").unwrap()), Err(Error::OtherSalt));
+    assert!(matches!(verifiers.add_password(""), Err(Error::Malformed(_))));
+}
+
+#[test]
 fn wrong_password_and_unknown_user_look_alike() {
     let secret = [7; 32];
     for mut server in [Server::new(cheap("secret")), Server::mock("nobody", &secret)] {
         assert_eq!(log_in(&mut server, &mut client("guess")), Err(Error::WrongPassword));
         assert!(server.into_keys().is_none());
     }
-    let salt = |user, secret: &[u8]| Server::mock(user, secret).verifier.salt;
+    let salt = |user, secret: &[u8]| Server::mock(user, secret).verifiers.salt_and_iterations().0.to_vec();
     assert_eq!(salt("nobody", &secret), salt("nobody", &secret));
     assert_ne!(salt("nobody", &secret), salt("no one", &secret));
     assert_ne!(salt("nobody", &secret), salt("nobody", &[8; 32]));

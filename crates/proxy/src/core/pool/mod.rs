@@ -111,6 +111,8 @@ pub(in crate::core) struct PoolNode {
     /// After a failure: when the node is tried again.
     pub retry_at: Option<Instant>,
     failures: u32,
+    /// Which of its user's secrets the node is offered.
+    pub offers: Offers,
     /// The node refused the login; it may be a replica on which the database does not exist yet.
     pub refused: bool,
     /// Another worker was asked for a connection.
@@ -121,6 +123,93 @@ pub(in crate::core) struct PoolNode {
     touched: bool,
     /// Connections given to this worker's clients while another worker waits.
     kept: u32,
+}
+
+/// Which of a user's secrets a node is offered: the one that it accepted last, else each in turn.
+#[derive(Debug, Default)]
+pub(in crate::core) struct Offers {
+    next: usize,
+    /// Refusals since the node last accepted one, or since all were refused.
+    refused: usize,
+    renewal: Renewal,
+}
+
+/// Whether passwords are being read again because the node has refused one.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Renewal {
+    /// They are not.
+    #[default]
+    No,
+    /// They are, for whoever holds this ticket.
+    Asked(u64),
+    /// They were: the next refusal counts.
+    Done,
+}
+
+impl Offers {
+    /// The secret to offer, as a number that only grows.
+    pub(in crate::core) fn next(&self) -> usize {
+        self.next
+    }
+
+    /// The node has accepted the secret.
+    pub(in crate::core) fn accepted(&mut self) {
+        self.refused = 0;
+        self.renewal = Renewal::No;
+    }
+
+    /// The node has refused a password that can be read again. True if there is another attempt after passwords were read. `offered_at`: up to
+    /// which ticket they had been read when the password was offered; `newest`: up to which they have been read by now.
+    pub(in crate::core) fn renew(&mut self, offered_at: u64, newest: u64, ask: impl FnOnce() -> Option<u64>) -> bool {
+        match self.renewal {
+            // What was refused is not what there is now.
+            _ if offered_at < newest => true,
+            Renewal::Asked(_) => true,
+            Renewal::Done => {
+                self.renewal = Renewal::No;
+                false
+            }
+            Renewal::No => match ask() {
+                Some(ticket) => {
+                    self.renewal = Renewal::Asked(ticket);
+                    true
+                }
+                None => false,
+            },
+        }
+    }
+
+    /// Whether passwords are being read for this node.
+    pub(in crate::core) fn is_waiting(&self) -> bool {
+        matches!(self.renewal, Renewal::Asked(_))
+    }
+
+    /// Passwords were read for all tickets up to this one. True if that is what was waited for.
+    pub(in crate::core) fn renewed(&mut self, ticket: u64) -> bool {
+        let is_mine = matches!(self.renewal, Renewal::Asked(mine) if mine <= ticket);
+        if is_mine {
+            self.renewal = Renewal::Done;
+        }
+        is_mine
+    }
+
+    /// The node has refused the secret `offered`. True if there is one among `choices` that it has not refused. Several connections may have
+    /// offered the same secret at the same time: that is one refusal.
+    pub(in crate::core) fn refused(&mut self, offered: usize, choices: usize) -> bool {
+        if choices < 2 {
+            return false;
+        }
+        if offered != self.next {
+            return true;
+        }
+        self.next = self.next.wrapping_add(1);
+        self.refused += 1;
+        let others = self.refused < choices;
+        if !others {
+            self.refused = 0;
+        }
+        others
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -295,6 +384,7 @@ impl Core {
                 seated: 0,
                 retry_at: None,
                 failures: 0,
+                offers: Offers::default(),
                 refused: false,
                 asked: false,
                 published: false,
@@ -871,6 +961,7 @@ impl Core {
         let place = &mut pool.nodes[usize::from(server.node.0)];
         place.connecting -= 1;
         place.failures = 0;
+        place.offers.accepted();
         place.refused = false;
         place.retry_at = None;
         self.metrics.server_connections_opened.add(1);
@@ -1075,5 +1166,42 @@ impl Core {
     pub(in crate::core) fn is_bound(&self, c: usize) -> bool {
         let client = &self.clients[c];
         !client.pins.is_empty() || self.pools[client.pool].database.mode == PoolMode::Session
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Offers;
+
+    #[test]
+    fn each_secret_is_offered_once_before_the_login_fails() {
+        // How many secrets there are; which one each refused connection had offered; what is said each time.
+        for (choices, refusals, expected) in [
+            (1, &[0, 0][..], &[false, false][..]),
+            (2, &[0, 1, 2, 3], &[true, false, true, false]),
+            (3, &[0, 1, 2], &[true, true, false]),
+            // Three connections had offered the first one at the same time: that is one refusal.
+            (3, &[0, 0, 0, 1, 1, 2], &[true, true, true, true, true, false]),
+        ] {
+            let mut offers = Offers::default();
+            let said: Vec<bool> = refusals.iter().map(|offered| offers.refused(*offered, choices)).collect();
+            assert_eq!(said, expected, "{choices} {refusals:?}");
+        }
+        // A password that is refused is read again once.
+        let mut offers = Offers::default();
+        assert!(!offers.renew(0, 0, || None), "nobody reads passwords");
+        assert!(offers.renew(0, 0, || Some(7)) && offers.is_waiting());
+        assert!(offers.renew(0, 0, || unreachable!()), "a second connection waits for the same");
+        assert!(!offers.renewed(6) && offers.renewed(7) && !offers.is_waiting());
+        assert!(offers.renew(0, 7, || unreachable!()), "offered before it was read");
+        assert!(!offers.renew(7, 7, || unreachable!()), "refused once more");
+        assert!(offers.renew(7, 7, || Some(8)) && offers.renewed(8));
+        offers.accepted();
+        assert!(offers.renew(8, 8, || Some(9)), "it was right meanwhile");
+        // What is accepted is offered from then on, and all others are tried again once it is refused.
+        let mut offers = Offers::default();
+        assert!(offers.refused(0, 3) && offers.next() == 1);
+        offers.accepted();
+        assert!(offers.refused(1, 3) && offers.refused(2, 3) && !offers.refused(3, 3));
     }
 }

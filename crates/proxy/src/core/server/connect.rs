@@ -1,6 +1,7 @@
 //! Logging in to a server, and setting a session to a client's parameters.
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use topology::Address;
 use wire::message;
@@ -204,11 +205,24 @@ impl Core {
                 passed.get(&*user).cloned().unwrap_or_default()
             }
         };
+        let server = &mut self.servers[s];
+        if matches!(server.phase, ServerPhase::Login(None)) {
+            let offers = &self.pools[server.pool].nodes[usize::from(server.node.0)].offers;
+            (server.offered, server.offered_at) = (offers.next(), self.renewed);
+        }
+        let offered = server.offered;
+        let pool = &self.pools[server.pool];
+        let configured = self.settings.user(&user).map(|user| &user.secrets);
         let known = match &server_user {
             Some(user) => user.password.clone(),
-            None => {
-                self.settings.user(&user).and_then(|user| user.password.clone()).or_else(|| passed.password.clone())
-            }
+            None => configured
+                .and_then(|secrets| secrets.password(offered))
+                .map(str::to_owned)
+                .or_else(|| passed.password.clone()),
+        };
+        let known_md5 = match &server_user {
+            Some(user) => user.password.as_ref().map(|password| md5::Verifier::new(&user.name, password)),
+            None => configured.and_then(|secrets| secrets.md5(offered)).cloned(),
         };
         let has_password = known.is_some();
         // Keys computed of a password are kept by name. A server_user may have another password for each database, and others than a client of
@@ -239,11 +253,7 @@ impl Core {
                 self.send(s, |out| message::password(out, &password));
             }
             Authentication::Md5(salt) => {
-                let known = match &server_user {
-                    Some(user) => user.password.as_ref().map(|password| md5::Verifier::new(&user.name, password)),
-                    None => self.settings.user(&user).and_then(|user| user.md5.clone()),
-                };
-                let verifier = known.or(passed.md5).ok_or_else(|| {
+                let verifier = known_md5.or(passed.md5).ok_or_else(|| {
                     Failure::Refused(refusal(&format!(
                         "the server asks for an MD5 password of user {user:?}, and the proxy has none: give the user a password, password_file or md5 verifier"
                     )))
@@ -296,6 +306,19 @@ impl Core {
 
     fn login_failed(&mut self, s: usize, failure: Failure) {
         match failure {
+            Failure::Refused(error) if self.offers_another_secret(s, &error) => {
+                let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
+                self.open_failed(s, &text, false);
+            }
+            Failure::Refused(error) if self.waits_for_renewal(s, &error) => {
+                let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
+                let (p, node) = (self.servers[s].pool, usize::from(self.servers[s].node.0));
+                self.open_failed(s, &text, false);
+                let place = &mut self.pools[p].nodes[node];
+                if place.offers.is_waiting() {
+                    place.retry_at = Some(self.now + RENEWED_WITHIN);
+                }
+            }
             Failure::Node(why) => self.open_failed(s, &why, true),
             Failure::Full(why) => self.open_failed(s, &why, false),
             Failure::Refused(error) if self.servers[s].listener => {
@@ -306,6 +329,57 @@ impl Core {
                 Some(c) if self.servers[s].tunnel.is_some() => self.fail_login_as(c, &error),
                 _ => self.login_refused(s, &error),
             },
+        }
+    }
+
+    /// The server has refused a password of a user who has others. True if the next connection offers another one that this server has not refused, and
+    /// the clients go on waiting for it.
+    fn offers_another_secret(&mut self, s: usize, error: &[u8]) -> bool {
+        let server = &self.servers[s];
+        let pool = &self.pools[server.pool];
+        if payload::sqlstate(error) != Some(Sqlstate::INVALID_PASSWORD) || pool.database.server_user.is_some() {
+            return false;
+        }
+        let choices = self.settings.user(&pool.key.user).map_or(0, |user| user.secrets.for_servers());
+        // The client of a tunnel has no queue to wait in: it hears the error, and its next attempt offers the next secret.
+        let may_wait = server.tunnel.is_none();
+        let (p, node) = (server.pool, usize::from(server.node.0));
+        let offered = server.offered;
+        self.pools[p].nodes[node].offers.refused(offered, choices) && may_wait
+    }
+
+    /// The server has refused a password that was read from a file or a command. True if the next connection is to try once more with what is there now, and the
+    /// clients go on waiting for it.
+    fn waits_for_renewal(&mut self, s: usize, error: &[u8]) -> bool {
+        let server = &self.servers[s];
+        let pool = &self.pools[server.pool];
+        let renewable = match &pool.database.server_user {
+            Some(user) => user.renewable,
+            None => self.settings.user(&pool.key.user).is_some_and(|user| user.renewable),
+        };
+        if !renewable || payload::sqlstate(error) != Some(Sqlstate::INVALID_PASSWORD) {
+            return false;
+        }
+        let ask = || self.shared.renewals.ask();
+        if server.tunnel.is_some() || server.listener {
+            // The client of a tunnel hears the error, and a listener tries again by itself.
+            let _ = ask();
+            return false;
+        }
+        let (p, node, offered_at, newest) = (server.pool, usize::from(server.node.0), server.offered_at, self.renewed);
+        self.pools[p].nodes[node].offers.renew(offered_at, newest, ask)
+    }
+
+    /// Passwords were read again, for all who asked up to this ticket.
+    pub(in crate::core) fn renewed(&mut self, ticket: u64) {
+        self.renewed = self.renewed.max(ticket);
+        for p in self.pools.ids() {
+            for place in &mut self.pools[p].nodes {
+                if place.offers.renewed(ticket) {
+                    place.retry_at = None;
+                }
+            }
+            self.pump(p);
         }
     }
 
@@ -419,6 +493,8 @@ impl Core {
     }
 }
 
+/// Longest wait for passwords to be read again. After that the server is asked again anyway.
+const RENEWED_WITHIN: Duration = Duration::from_secs(30);
 /// Most server connections on which a client's parameters are tried.
 const MOST_SETUPS: u8 = 2;
 /// Most sets of startup parameters whose greeting a pool remembers.

@@ -108,6 +108,10 @@ pub(crate) struct Server {
     pub(in crate::core) tunnel: Option<Box<Tunnel>>,
     /// Where the database's `connect_query` has got to on this connection.
     pub(in crate::core) greeting: Greeting,
+    /// Which of its user's secrets the server was offered: see `Offers`.
+    pub(in crate::core) offered: usize,
+    /// Up to which ticket passwords had been read again then: `Core::renewed`.
+    pub(in crate::core) offered_at: u64,
 
     pub(in crate::core) opened: Instant,
     /// The connection has served no client yet.
@@ -261,6 +265,8 @@ impl Server {
             retire: false,
             tunnel: None,
             greeting: Greeting::ToDo,
+            offered: 0,
+            offered_at: 0,
             opened: now,
             fresh: true,
             taken: now,

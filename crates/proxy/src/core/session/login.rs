@@ -58,6 +58,14 @@ pub(in crate::core) enum Exchange {
     Proved,
 }
 
+/// What a client has proved that it knows.
+enum Proved {
+    /// The keys of the verifier that fitted.
+    Scram(Option<scram::SaltedKeys>),
+    /// The MD5 verifier that fitted.
+    Md5(md5::Verifier),
+}
+
 impl Core {
     /// Handles a packet before the first message.
     pub(in crate::core) fn startup(&mut self, c: usize, bytes: &[u8]) -> Step {
@@ -318,7 +326,7 @@ impl Core {
                 Exchange::Proved
             }
             // Like PostgreSQL, asks a user with a SCRAM verifier for SCRAM even where the method is md5.
-            AuthMethod::Md5 if known.as_ref().is_none_or(|user| user.md5.is_some() || user.verifier.is_none()) => {
+            AuthMethod::Md5 if known.as_ref().is_none_or(|user| user.secrets.by_md5()) => {
                 let salt = match md5::salt() {
                     Ok(salt) => salt,
                     Err(error) => return self.fail_login(c, Sqlstate::INTERNAL_ERROR, &error.to_string()),
@@ -327,8 +335,8 @@ impl Core {
                 Exchange::Md5(known, salt)
             }
             AuthMethod::ScramSha256 | AuthMethod::Md5 => {
-                let server = match known.as_ref().and_then(|user| user.verifier.clone()) {
-                    Some(verifier) => scram::Server::new(verifier),
+                let server = match known.as_ref().and_then(|user| user.secrets.scram().cloned()) {
+                    Some(verifiers) => scram::Server::new(verifiers),
                     // The exchange for an unknown user looks the same, and fails at its end.
                     None => scram::Server::mock(&user, &self.shared.secret),
                 };
@@ -380,15 +388,14 @@ impl Core {
                 None => (Err(scram::Error::Malformed("SASLInitialResponse")), None),
             },
             Exchange::Md5(user, salt) => {
-                let verifier = user.as_ref().and_then(|user| user.md5.as_ref());
-                let right = match (payload::cstr(data), verifier) {
-                    (Some((answer, [])), Some(verifier)) => verifier.accepts(salt, answer),
-                    _ => false,
+                let proved = match (payload::cstr(data), &user) {
+                    (Some((answer, [])), Some(user)) => user.secrets.md5_of(salt, answer).cloned(),
+                    _ => None,
                 };
-                if right {
+                if let Some(verifier) = proved {
                     let token = self.clients[c].token;
                     if !console {
-                        self.remember(&name, user, None);
+                        self.remember(&name, user, Proved::Md5(verifier));
                     }
                     self.proved(c);
                     return if self.is_client(token) { Step::Used(frame.total()) } else { Step::Gone };
@@ -413,7 +420,7 @@ impl Core {
                 self.tell(c, |out| message::authentication_sasl_final(out, &answer));
                 let token = self.clients[c].token;
                 if let Some((user, keys)) = passed.filter(|_| !console) {
-                    self.remember(&name, user, keys);
+                    self.remember(&name, user, Proved::Scram(keys));
                 }
                 self.proved(c);
                 if !self.is_client(token) {
@@ -436,18 +443,20 @@ impl Core {
 
     /// Remembers the credentials that a client has proved: the proxy can log in to servers with them, if the
     /// configuration has none for the user.
-    fn remember(&self, name: &str, user: Option<Arc<User>>, keys: Option<scram::SaltedKeys>) {
+    fn remember(&self, name: &str, user: Option<Arc<User>>, proved: Proved) {
         let mut passed = self.shared.passed.lock().unwrap_or_else(PoisonError::into_inner);
         if passed.len() >= MOST_PASSED && !passed.contains_key(name) {
             return;
         }
         let known = passed.entry(name.to_owned()).or_default();
-        if let Some(keys) = keys {
-            known.keys = Some(Arc::new(keys));
-        }
         if let Some(user) = user {
-            known.md5 = user.md5.clone();
-            known.password = user.password.clone();
+            known.md5 = user.secrets.md5(0).cloned();
+            known.password = user.secrets.password(0).map(str::to_owned);
+        }
+        match proved {
+            Proved::Scram(Some(keys)) => known.keys = Some(Arc::new(keys)),
+            Proved::Scram(None) => {}
+            Proved::Md5(verifier) => known.md5 = Some(verifier),
         }
     }
 

@@ -1,0 +1,228 @@
+//! Passwords that are in files or come from commands: put into the configuration, and read again when they may have changed.
+//!
+//! The parts of the process know passwords only. [`Passwords::fill`] makes a configuration with passwords of one with files and commands; a
+//! task reads them again when a file has changed, when their interval is over, and when a server has refused one. What has changed comes to the parts as a
+//! reload does.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use proxy::RenewalDesk;
+use secret::{Renewed, Secret, Source, Store, Which};
+use tokio::sync::{Notify, mpsc, watch};
+use topology::Topology;
+
+use crate::config::{Config, PasswordsConfig};
+use crate::error::Failure;
+
+/// How often files are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Shortest time between two readings because a server has refused a password: commands may be costly, and refusals come in storms.
+const REFUSED_EVERY: Duration = Duration::from_secs(1);
+/// Longest wait of an `auth_query` for passwords to be read again.
+const RENEWED_WITHIN: Duration = Duration::from_secs(30);
+
+/// The passwords of the configuration in force.
+pub(crate) struct Passwords {
+    /// Replaced as a whole by a reload.
+    store: RwLock<Arc<Store>>,
+    times: RwLock<PasswordsConfig>,
+    /// Tickets of those who have no desk of their own: probes and lookups.
+    asked: AtomicU64,
+    bell: Notify,
+    /// Up to which of these tickets passwords were read, and the parts have them.
+    answered: watch::Sender<u64>,
+}
+
+/// Passwords were read again: whoever has the configuration reloads it if one has changed, and then says so by [`Passwords::applied`].
+pub(crate) struct Reading {
+    /// One is another one now.
+    pub(crate) changed: bool,
+    /// The tickets that are answered by it: of the proxy's desk, and of the others.
+    tickets: (u64, u64),
+}
+
+impl Passwords {
+    /// Without any password yet.
+    pub(crate) fn new() -> Arc<Passwords> {
+        Arc::new(Passwords {
+            store: RwLock::default(),
+            times: RwLock::default(),
+            asked: AtomicU64::new(0),
+            bell: Notify::new(),
+            answered: watch::Sender::new(0),
+        })
+    }
+
+    fn store(&self) -> Arc<Store> {
+        self.store.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn times(&self) -> PasswordsConfig {
+        self.times.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The configuration with passwords in place of files and commands, as they were last read. What was never read is read, which blocks.
+    ///
+    /// # Errors
+    /// One cannot be read.
+    pub(crate) fn fill(&self, config: &Config) -> Result<Config, Failure> {
+        fill(config, &self.store())
+    }
+
+    /// The same with all of them read anew: for a configuration that may come into force by [`Passwords::adopt`].
+    ///
+    /// # Errors
+    /// One cannot be read.
+    pub(crate) fn fill_anew(config: &Config) -> Result<(Config, Store), Failure> {
+        let store = Store::default();
+        Ok((fill(config, &store)?, store))
+    }
+
+    /// The configuration is in force whose passwords this store has.
+    pub(crate) fn adopt(&self, config: &Config, store: Store) {
+        *self.store.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(store);
+        *self.times.write().unwrap_or_else(PoisonError::into_inner) = config.passwords.clone();
+    }
+
+    /// Reads passwords again from here on, as long as somebody takes the readings.
+    pub(crate) fn watch(self: &Arc<Self>, desk: RenewalDesk, topology: Arc<Topology>) -> mpsc::Receiver<Reading> {
+        let (sender, readings) = mpsc::channel(1);
+        let passwords = Arc::clone(self);
+        let bell = Arc::downgrade(self);
+        desk.serve(Box::new(move || {
+            if let Some(passwords) = bell.upgrade() {
+                passwords.bell.notify_one();
+            }
+        }));
+        tokio::spawn(async move {
+            let mut known = (desk.asked(), 0, topology.refusals());
+            loop {
+                tokio::select! {
+                    () = passwords.bell.notified() => {}
+                    () = tokio::time::sleep(LOOK_EVERY) => {}
+                    () = sender.closed() => return,
+                }
+                // Taken before anything is read.
+                let now = (desk.asked(), passwords.asked.load(Ordering::SeqCst), topology.refusals());
+                let refused = std::mem::replace(&mut known, now) != now;
+                let Renewed { changed, errors } = passwords.read(refused).await;
+                for error in errors {
+                    tracing::warn!(%error, "a password cannot be read again, the last one stays");
+                }
+                if (changed || refused) && sender.send(Reading { changed, tickets: (now.0, now.1) }).await.is_err() {
+                    return;
+                }
+                if refused {
+                    tokio::time::sleep(REFUSED_EVERY).await;
+                }
+            }
+        });
+        readings
+    }
+
+    /// Off the runtime, for a file system or a command may take its time.
+    async fn read(&self, refused: bool) -> Renewed {
+        let (store, times) = (self.store(), self.times());
+        let which =
+            if refused { Which::All } else { Which::Due((!times.interval.is_zero()).then_some(times.interval)) };
+        tokio::task::spawn_blocking(move || store.renew(which, times.timeout)).await.unwrap_or_default()
+    }
+
+    /// The parts have what this reading has found.
+    pub(crate) fn applied(&self, reading: &Reading, desk: &RenewalDesk) {
+        desk.answer(reading.tickets.0);
+        self.answered.send_replace(reading.tickets.1);
+    }
+
+    /// Has passwords read again, and waits until the parts have them; at most [`RENEWED_WITHIN`].
+    pub(crate) async fn renew(&self) {
+        let ticket = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        self.bell.notify_one();
+        let mut answered = self.answered.subscribe();
+        // In vain: the caller tries again with what there is.
+        let _ = tokio::time::timeout(RENEWED_WITHIN, answered.wait_for(|answered| *answered >= ticket)).await;
+    }
+}
+
+/// A password's places in the configuration.
+struct Place<'a> {
+    /// What an error calls it.
+    of: String,
+    password: &'a mut Option<String>,
+    file: &'a mut Option<PathBuf>,
+    command: &'a mut Vec<String>,
+}
+
+/// Puts passwords into a configuration, in place of files and commands.
+///
+/// # Errors
+/// One cannot be read.
+pub(crate) fn fill(config: &Config, store: &Store) -> Result<Config, Failure> {
+    let mut filled = config.clone();
+    let limit = config.passwords.timeout;
+    let mut used = HashSet::new();
+    // True if there was something to read.
+    let mut put = |place: Place<'_>| -> Result<bool, Failure> {
+        let source = Source::of(place.file.take().as_deref(), &std::mem::take(place.command));
+        let Some(source) = source.filter(|_| place.password.is_none()) else { return Ok(false) };
+        let password = store
+            .get(&source, limit)
+            .map_err(|error| Failure::environment(format!("the password of {}: {error}", place.of)))?;
+        *place.password = Some(password.expose().to_owned());
+        used.insert(source);
+        Ok(true)
+    };
+    for user in &mut filled.proxy.users {
+        user.renewable = put(Place {
+            of: format!("user {:?}", user.name),
+            password: &mut user.password,
+            file: &mut user.password_file,
+            command: &mut user.password_command,
+        })?;
+    }
+    for operator in &mut filled.proxy.operators {
+        put(Place {
+            of: format!("operator {:?}", operator.name),
+            password: &mut operator.password,
+            file: &mut operator.password_file,
+            command: &mut operator.password_command,
+        })?;
+    }
+    for database in &mut filled.proxy.databases {
+        let mut password = database.server_password.as_ref().map(|password| password.expose().to_owned());
+        database.server_renewable = put(Place {
+            of: format!("database {:?} (server_password)", database.name),
+            password: &mut password,
+            file: &mut database.server_password_file,
+            command: &mut database.server_password_command,
+        })?;
+        database.server_password = password.map(Secret::new);
+    }
+    let (query, cluster) = (&mut filled.proxy.auth_query, &mut filled.cluster);
+    put(Place {
+        of: "[proxy.auth_query]".into(),
+        password: &mut query.password,
+        file: &mut query.password_file,
+        command: &mut query.password_command,
+    })?;
+    put(Place {
+        of: "[cluster]".into(),
+        password: &mut cluster.password,
+        file: &mut cluster.password_file,
+        command: &mut cluster.password_command,
+    })?;
+    store.retain(|source| used.contains(source));
+    Ok(filled)
+}
+
+/// The configuration with passwords in place of files and commands, for a command that runs once.
+///
+/// # Errors
+/// One cannot be read.
+pub(crate) fn filled(config: &Config) -> Result<Config, Failure> {
+    fill(config, &Store::default())
+}
