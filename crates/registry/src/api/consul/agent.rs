@@ -122,20 +122,31 @@ async fn watched_service(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
         // Read before what is shown is: a change in between ends the wait.
         let revision = registry.revision_of(&found.service);
         let instance = registry.instance(&found.id).unwrap_or(found);
-        let shown = AgentService::new(&instance, &Kept::of(&instance));
-        let text = serde_json::to_string(&shown).unwrap_or_default();
-        let hash: String = crate::api::hash_of(&text)[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut shown = serde_json::to_value(AgentService::new(&instance, &Kept::of(&instance))).unwrap_or_default();
+        let hash = content_hash(&shown);
         let left = until.saturating_duration_since(Instant::now());
         if known != Some(hash.as_str()) || left.is_zero() || *call.context.stopping.borrow() {
             return Ok(Reply::ok(&shown).header(CONTENT_HASH, hash).waited(waited));
         }
         waited = true;
         call.context.wait(call.request, Watched::Service(&instance.service), revision, left).await?;
+            // Go's watch takes the hash from the body, and without one asks again at once.
+            shown["ContentHash"] = Value::String(hash.clone());
     }
 }
 
 fn member(own: &str) -> Value {
     json!({ "Name": own, "Addr": "127.0.0.1", "Port": 8301, "Status": 1, "Tags": { "dc": DATACENTER, "role": "consul" } })
+}
+
+/// What is said of a service, in short: another one whenever anything of it is said otherwise. When it was written is no part of it, for a
+/// heartbeat that is written changes nothing of what is said.
+fn content_hash(shown: &Value) -> String {
+    let mut said = shown.clone();
+    if let Some(said) = said.as_object_mut() {
+        said.retain(|key, _| !matches!(key.as_str(), "CreateIndex" | "ModifyIndex"));
+    }
+    crate::api::hash_of(&said.to_string())[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The instances of this node, which all of our nodes are.
