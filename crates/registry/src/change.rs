@@ -18,6 +18,8 @@ pub enum Edit {
     Register(Box<Registration>),
     /// Change it in part.
     Patch(Patch),
+    /// Take it out.
+    Deregister,
     /// Leave it as it is.
     Nothing,
 }
@@ -77,6 +79,7 @@ impl Registry {
             let kind = match change {
                 Edit::Register(registration) => WriteKind::Register(registration),
                 Edit::Patch(patch) => WriteKind::Patch(id.clone(), patch),
+                Edit::Deregister => WriteKind::Deregister(id.clone()),
                 Edit::Nothing => return Ok(Written { revision, outcome: Outcome::Unchanged }),
             };
             let rows = self.write_checked(vec![Write { kind, expected: Some(revision) }]).await;

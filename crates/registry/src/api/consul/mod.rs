@@ -3,7 +3,7 @@
 //!
 //! The whole registry is every host's agent, whichever of our nodes is asked: a client that registers here and asks there
 //! finds what it expects. A service belongs to its host: the address of the service, or where that is not given, the address that
-//! the request came from ([`super::identity`]). Not there: ACLs, the mesh, node checks, and
+//! the request came from ([`super::identity`]). Not there: ACLs, the mesh, and
 //! Consul's record of what a check printed (`Output` is empty).
 //!
 //! Format: <https://developer.hashicorp.com/consul/api-docs>.
@@ -15,6 +15,7 @@ mod entry;
 mod filter;
 mod health;
 mod kv;
+mod machine;
 mod session;
 mod txn;
 mod wire;
@@ -434,13 +435,13 @@ fn jitter(wait: Duration) -> Duration {
     (wait / 16).mul_f64(f64::from(u32::from_le_bytes(random)) / f64::from(u32::MAX))
 }
 
-/// What a blocking query came back with.
 /// The index that stands for a revision of services. One more than the revision: the lowest index is 1, and before the first revision, which
 /// is 1, there is an index already. So the first change of all wakes those who wait.
 fn index_of(revision: Revision) -> u64 {
     revision.0.saturating_add(1)
 }
 
+/// What a blocking query came back with.
 struct Blocked {
     /// From 1 on: at Consul's clients 0 says that they know nothing.
     index: u64,

@@ -219,7 +219,7 @@ impl Call<'_> {
         // Who is taken out is not shown, as in Nacos.
         let list = list.filter(|instance| !instance.isolate);
         let list = list.filter(|instance| wanted.is_empty() || wanted.contains(&wire::cluster(instance).as_str()));
-        let list = list.filter(|instance| !healthy || instance.health != crate::Health::Critical);
+        let list = list.filter(|instance| !healthy || instance.overall() != crate::Health::Critical);
         let hosts: Vec<Value> = list.map(|instance| wire::shown(instance, &service)).collect();
         let revision = snapshot.as_ref().map_or(0, |snapshot| snapshot.revision.0);
         let reply = Reply::ok(&json!({
