@@ -147,6 +147,17 @@ def whole(figures):
     return lines
 
 
+def crowd(figures):
+    of = chosen(figures, section="crowd")
+    rows = [[what, *(shown(found, key, digits) for key, digits in [("clients", 0), ("rate", 0), ("p50", 2), ("p99", 1), ("core", 2),
+                                                                   ("peak_mb", 0)])]
+            for what in values(of, "what") for found in [chosen(of, what=what)] if "p50" in found[0]]
+    if not rows:
+        return []
+    head = ["", "clients", "a second", "p50 ms", "p99 ms", "cores", "peak MB"]
+    return [f"\nHeartbeats of {of[0]['instances']:,} instances beside the clients of all fronts, with 50 registrations a second:\n", *table(head, rows)]
+
+
 def probes(figures):
     of = chosen(figures, section="probes")
     rows = [[what, f"{found[0]['targets']:,}", shown(found, "rate"), shown(found, "us", 1), shown(found, "core", 2),
@@ -214,6 +225,16 @@ def targets(figures):
     for name in ["", ", gzip"]:
         target(f"heartbeats beside 8 watchers{name}, p99 ms",
                middle(of, "p99", what=f"heartbeats, 500 a second, beside 8 watchers{name}"), 20, at_most=True, digits=1)
+    for what in ["/eureka/apps, nothing new", "/eureka/apps, after a change"]:
+        for name in ["", ", gzip"]:
+            us = middle(of, "us", what=what.replace(",", f"{name},", 1))
+            target(f"{what.replace(',', f'{name},', 1)}, ms CPU", us and us / 1000, 20, at_most=True, digits=1)
+    for memory in chosen(of, what="eight ask for /eureka/apps at once")[:1]:
+        if "first_mb" in memory:
+            target("/eureka/apps for the first and eight more, MB of memory", memory["first_mb"], memory["answer_mb"], at_most=True, digits=1)
+    of = chosen(figures, section="crowd")
+    target("heartbeats beside the clients of all fronts, p99 ms",
+           middle(of, "p99", what="heartbeats, 500 a second, beside the clients of all fronts"), 20, at_most=True, digits=1)
     of = chosen(figures, section="many", what="fresh")
     for store in values(of, "store"):
         for name, key, limit in [("resident MB", "resident_mb", 300), ("full load ms", "load_ms", 2000),
@@ -230,7 +251,7 @@ def machine(of):
 
 
 def figures(of):
-    return "\n".join([*registrations(of), *tables(of), *calls(of), *whole(of), *probes(of), *many(of), *targets(of)]) + "\n"
+    return "\n".join([*registrations(of), *tables(of), *calls(of), *whole(of), *crowd(of), *probes(of), *many(of), *targets(of)]) + "\n"
 
 
 def markdown(found, of, command):

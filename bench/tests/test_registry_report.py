@@ -38,12 +38,23 @@ class RegistryReport(unittest.TestCase):
         whole = [{"section": "whole", "what": what, "instances": 50_000, "rate": 900.0, "p50": p50, "p99": p50, "us": 40.0} for what, p50 in [
             ("Eureka's delta with nothing new", 0.1), ("/eureka/apps, after a change", 30.0),
             ("heartbeats, 500 a second, beside 8 watchers", 12.0)]]
-        whole.append({"section": "whole", "what": "eight ask for /eureka/apps at once", "answer_mb": 60.0, "grown_mb": 2.5})
+        whole.append({"section": "whole", "what": "eight ask for /eureka/apps at once", "answer_mb": 60.0, "grown_mb": 2.5, "first_mb": 55.0})
         text = report.markdown(whole, MACHINE, "bench/registry")
         self.assertIn("| Eureka's delta with nothing new, us CPU | at most 50 | 40 | yes |", text)
         self.assertIn("| /eureka/apps, after a change, p50 ms | at most 20 | 30.0 | no |", text)
         self.assertIn("| heartbeats beside 8 watchers, p99 ms | at most 20 | 12.0 | yes |", text)
         self.assertIn("60.0 MB each: 2.5 MB more in memory", text)
+        self.assertIn("| /eureka/apps for the first and eight more, MB of memory | at most 60.0 | 55.0 | yes |", text)
+        self.assertIn("| /eureka/apps, after a change, ms CPU | at most 20 | 0.0 | yes |", text)
+
+    def test_heartbeats_beside_the_clients_of_all_fronts(self):
+        beside = {"section": "crowd", "what": "heartbeats, 500 a second, beside the clients of all fronts", "instances": 200_000, "clients": 100,
+                  "rate": 500.0, "p50": 0.5, "p99": 21.0, "us": 90.0, "core": 0.4, "peak_mb": 321.0}
+        front = {"section": "crowd", "what": "DNS, SRV", "instances": 200_000, "clients": 100, "operations": 900, "rate": 90.0, "p50": 0.3, "p99": 2.0}
+        text = report.markdown([beside, front], MACHINE, "bench/registry")
+        self.assertIn("| heartbeats, 500 a second, beside the clients of all fronts | 100 | 500 | 0.50 | 21.0 | 0.40 | 321 |", text)
+        self.assertIn("| DNS, SRV | 100 | 90 | 0.30 | 2.0 |  |  |", text)
+        self.assertIn("| heartbeats beside the clients of all fronts, p99 ms | at most 20 | 21.0 | no |", text)
 
     def test_a_ratio_is_taken_within_each_repetition(self):
         # The second repetition had half the machine: of what both kinds lost nothing is seen.

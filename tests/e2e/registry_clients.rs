@@ -220,7 +220,7 @@ async fn scraped(port: u16) -> Option<Vec<[String; 2]>> {
     Some(found)
 }
 
-/// Prometheus' `http_sd`. Not its `consul_sd`, which Debian's build has not got.
+/// Prometheus' `http_sd`, in Prometheus itself. Its `consul_sd`: [`registry_prometheus_consul_sd`].
 #[tokio::test]
 #[ignore = "needs Prometheus: make clients"]
 async fn registry_prometheus() {
@@ -259,6 +259,92 @@ async fn registry_prometheus() {
     until("a second one", &[blue, red]).await;
     assert_eq!(node.ask("DELETE", "/v1/namespaces/default/instances/a", &[], "").await.status, 204);
     until("the first is gone", &[red]).await;
+}
+
+/// The last line that Prometheus' consul_sd has printed: its targets.
+fn followed(path: &Path) -> Vec<String> {
+    let said = std::fs::read_to_string(path).unwrap_or_default();
+    // A line that is not ended is not all there.
+    let whole = said.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    // It prints its log there, too.
+    whole.lines().rev().find_map(|line| serde_json::from_str(line).ok()).unwrap_or_default()
+}
+
+/// Prometheus' own `consul_sd`, as a library, for Debian's build of Prometheus has not got it. Two of them, each with the token of one namespace,
+/// and one with a token for another namespace than the one that it asks for. Targets appear, change and vanish.
+#[tokio::test]
+#[ignore = "needs Go and the network: make clients"]
+async fn registry_prometheus_consul_sd() {
+    if !there("go") {
+        return;
+    }
+    let program = new_dir("go").join("consul_sd");
+    let from = here().join("go/consul_sd");
+    build(Command::new("go").args(["build", "-o"]).arg(&program).arg(".").current_dir(from)).await;
+    // Each with its SHA-256.
+    let tokens = [
+        ("one", "a-token", "1f6076e3a47ba1ded08025ffe06e57af217c14f9407f33fba50f99b1c7019387"),
+        ("two", "b-token", "c033d6825ce303906a2a8cfc0f933e8380fefc8e039ef2bd3dabb97b1a27c875"),
+    ];
+    let mut more = "auth = \"tokens\"\n".to_owned();
+    for (namespace, _, hash) in tokens {
+        more += &format!(
+            "[[registry.tokens]]\nname = \"{namespace}\"\nsha256 = \"{hash}\"\nrole = \"write\"\nnamespaces = [\"{namespace}\"]\n"
+        );
+    }
+    let node = RegistryNode::start(&more).await;
+    let _logs = ShowLogs(node.dir());
+    let start = |name: &str, namespace: &str, token: &str| {
+        let mut go = command(&program, RunAs::Tests, "KILL");
+        go.env("CONSUL_PORT", node.port().to_string()).env("CONSUL_NAMESPACE", namespace).env("CONSUL_TOKEN", token);
+        let out = node.dir().join(format!("{name}.log"));
+        (Process::start(name, go, &out), out)
+    };
+    let (_one, one) = start("sd-one", "one", "a-token");
+    let (_two, two) = start("sd-two", "two", "b-token");
+    let (_stranger, stranger) = start("sd-stranger", "one", "b-token");
+    let put = async |namespace: &str, path: &str, body: &Value| {
+        let token = tokens.iter().find(|(name, ..)| *name == namespace).unwrap().1;
+        let path = format!("{path}{}ns={namespace}", if path.contains('?') { '&' } else { '?' });
+        let answer = node.ask("PUT", &path, &[("X-Consul-Token", token)], &body.to_string()).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+    };
+    let are = async |what: &str, expected: [&[&str]; 2]| {
+        wait_until(what, SOON, node.dir(), async || {
+            (followed(&one) == expected[0] && followed(&two) == expected[1]).then_some(())
+        })
+        .await;
+        assert!(followed(&stranger).is_empty(), "what a token for another namespace gets");
+    };
+    let register = async |namespace: &str, id: &str, address: &str, color: &str| {
+        let sent = json!({ "ID": id, "Name": "web", "Address": address, "Port": 80, "Tags": ["t"], "Meta": { "color": color } });
+        put(namespace, "/v1/agent/service/register", &sent).await;
+    };
+    register("one", "a", "10.0.0.1", "blue").await;
+    register("two", "a", "10.0.0.2", "red").await;
+    let red = ["10.0.0.2:80 web 10.0.0.2 passing ,t,  red"];
+    are("one each", [&["10.0.0.1:80 web 10.0.0.1 passing ,t,  blue"], &red]).await;
+    // A second instance, on a node of the catalog with metadata; then another port, another colour.
+    let far = json!({ "Node": "n1", "Address": "10.0.0.3", "NodeMeta": { "rack": "r1" },
+        "Service": { "ID": "b", "Service": "web", "Port": 81 } });
+    put("one", "/v1/catalog/register", &far).await;
+    let b = "10.0.0.3:81 web n1 passing ,, r1 ";
+    are("a second one", [&["10.0.0.1:80 web 10.0.0.1 passing ,t,  blue", b], &red]).await;
+    register("one", "a", "10.0.0.1", "green").await;
+    are("a change", [&["10.0.0.1:80 web 10.0.0.1 passing ,t,  green", b], &red]).await;
+    // What is told of a node, and of its health: by its service's maintenance, by a check of the node.
+    put("one", "/v1/agent/service/maintenance/a?enable=true", &json!({})).await;
+    are("maintenance", [&["10.0.0.1:80 web 10.0.0.1 maintenance ,t,  green", b], &red]).await;
+    put("one", "/v1/agent/service/maintenance/a?enable=false", &json!({})).await;
+    let sick = json!({ "Node": "n1", "Address": "10.0.0.3", "NodeMeta": { "rack": "r2" },
+        "Check": { "CheckID": "disk", "Status": "critical" } });
+    put("one", "/v1/catalog/register", &sick).await;
+    let b = "10.0.0.3:81 web n1 critical ,, r2 ";
+    are("a node's check", [&["10.0.0.1:80 web 10.0.0.1 passing ,t,  green", b], &red]).await;
+    put("one", "/v1/catalog/deregister", &json!({ "Node": "n1" })).await;
+    are("a node is gone", [&["10.0.0.1:80 web 10.0.0.1 passing ,t,  green"], &red]).await;
+    put("one", "/v1/agent/service/deregister/a", &json!({})).await;
+    are("nothing is left", [&[], &red]).await;
 }
 
 /// consul-template, with a template of a service's instances and of a key. Two of them, each in a namespace of its own.

@@ -1,6 +1,6 @@
 //! What Consul's and Eureka's structures hold is honoured or refused, never dropped; and no client of Consul's spins.
 
-use kingpost_tests::{RegistryNode, SOON, ShowLogs, wait_until};
+use kingpost_tests::{Answer, RegistryNode, SOON, ShowLogs, wait_until, within};
 use serde_json::{Value, json};
 
 /// What becomes of a field.
@@ -226,18 +226,54 @@ async fn consuls_clients_do_not_spin() {
     assert_eq!(register(1).await, 200);
     let first = node.get("/v1/agent/service/w").await;
     let hash = first.header("x-consul-contenthash").expect("a hash").to_owned();
+    // Go's watch takes the hash from the body.
+    assert_eq!(first.json()["ContentHash"], json!(hash));
     let path = format!("/v1/agent/service/w?hash={hash}&wait=60s");
     let (second, changed) = tokio::join!(node.get(&path), async {
         wait_until("the request to wait", SOON, node.dir(), async || {
             (node.metrics().await.sum("kingpost_registry_watchers", &[]) >= 1.0).then_some(())
         })
         .await;
+        // Who waits for what is said of the service does not wait for how it is.
+        let isolate = node.send("PUT", "/v1/agent/service/maintenance/w?enable=true", &json!({})).await.status;
+        assert_eq!(isolate, 200);
         register(2).await
     });
     assert_eq!((changed, &second.json()["Port"]), (200, &json!(2)));
     assert_ne!(second.header("x-consul-contenthash"), Some(hash.as_str()));
     let again = node.get("/v1/agent/service/w?hash=other").await;
     assert_eq!(again.header("x-consul-contenthash"), second.header("x-consul-contenthash"), "at once");
+}
+
+/// Who waits since nothing was there is woken by the first thing that ever comes into the registry.
+#[tokio::test]
+async fn the_first_change_of_all_wakes_who_waits_for_it() {
+    let node = RegistryNode::start("").await;
+    let _logs = ShowLogs(node.dir());
+    let paths = [
+        ("/v1/catalog/services", "web"),
+        ("/v1/catalog/nodes", "\"Node\":\"127.0.0.1\""),
+        ("/v1/health/state/any", "service:w"),
+        ("/v1/health/service/web", "service:w"),
+        ("/v1/catalog/service/web", "\"ServiceID\":\"w\""),
+    ];
+    let index = |answer: &Answer| answer.header("x-consul-index").unwrap().parse::<u64>().unwrap();
+    let mut before = Vec::new();
+    for (path, shown) in paths {
+        let answer = node.get(path).await;
+        assert!(!answer.body.contains(shown), "{path}: {answer:?}");
+        before.push(index(&answer));
+    }
+    let sent = json!({ "ID": "w", "Name": "web", "Port": 1, "Check": { "TTL": "600s" } });
+    assert_eq!(node.send("PUT", "/v1/agent/service/register", &sent).await.status, 200);
+    for ((path, shown), before) in paths.iter().zip(before) {
+        let asked = format!("{path}?index={before}&wait=600s");
+        let answer = within(path, SOON, node.dir(), node.get(&asked)).await;
+        assert!(index(&answer) > before && answer.body.contains(shown), "{path}: {answer:?}");
+        // And is not told of it twice: the index that it got is one to wait with.
+        let again = format!("{path}?index={}&wait=1ms", index(&answer));
+        assert_eq!(index(&node.get(&again).await), index(&answer), "{path}");
+    }
 }
 
 /// All applications together are what each of them is alone, also after changes and for two services of one application.

@@ -1,6 +1,6 @@
 //! Consul's keys, sessions and transactions, asked over HTTP as its documentation says; and a lock over nodes that are killed.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -275,41 +275,53 @@ struct Election {
     terms: Mutex<Vec<(Instant, Instant)>>,
     serial: AtomicUsize,
     over: AtomicBool,
+    /// The time to live of new sessions, in seconds. Doubled while a node that is there takes longer than half of it to answer: on a machine so
+    /// busy nobody could lead otherwise, however well the lock works.
+    ttl: AtomicU64,
+    /// The node that does not answer because it was stopped or killed, if any.
+    away: AtomicUsize,
 }
 
-const TTL: Duration = Duration::from_secs(1);
+const LONGEST_TTL: u64 = 16;
+/// Terms take as long as the machine needs for them. Who leads twice is found however long it takes.
+const TERMS: Duration = Duration::from_secs(240);
 
 impl Election {
-    /// Asks a node; none where it is not there, or does not answer in time.
-    async fn ask(&self, n: usize, method: &str, path: &str, body: &str) -> Option<Answer> {
-        let node = &self.nodes[n % self.nodes.len()];
-        tokio::time::timeout(TTL, node.try_ask(method, path, &[], body)).await.ok().flatten()
+    /// Asks a node; none where it is not there, or does not answer within `ttl`.
+    async fn ask(&self, ttl: Duration, n: usize, method: &str, path: &str, body: &str) -> Option<Answer> {
+        let (n, asked) = (n % self.nodes.len(), Instant::now());
+        let answer = tokio::time::timeout(ttl, self.nodes[n].try_ask(method, path, &[], body)).await.ok().flatten();
+        if asked.elapsed() > ttl / 2 && self.away.load(Ordering::Acquire) != n && ttl.as_secs() < LONGEST_TTL {
+            self.ttl.fetch_max(2 * ttl.as_secs(), Ordering::AcqRel);
+        }
+        answer
     }
 
     async fn candidate(&self, n: usize) {
         while !self.over.load(Ordering::Acquire) {
             let round = self.serial.fetch_add(1, Ordering::AcqRel);
             let asked = Instant::now();
-            let wanted = json!({ "TTL": "1s", "LockDelay": "0s", "Checks": [] }).to_string();
-            let made = self.ask(n + round, "PUT", "/v1/session/create", &wanted).await;
+            let ttl = Duration::from_secs(self.ttl.load(Ordering::Acquire));
+            let wanted = json!({ "TTL": format!("{}s", ttl.as_secs()), "LockDelay": "0s", "Checks": [] }).to_string();
+            let made = self.ask(ttl, n + round, "PUT", "/v1/session/create", &wanted).await;
             let Some(made) = made.filter(|answer| answer.status == 200) else {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             };
             let id = made.json()["ID"].as_str().unwrap().to_owned();
-            let (mut until, mut since, mut steps) = (asked + TTL, None, 0);
+            let (mut until, mut since, mut steps) = (asked + ttl, None, 0);
             while Instant::now() < until && steps < 3 + round % 5 {
                 let asked = Instant::now();
                 // Always another node: renewals are heard everywhere.
                 let at = n + round + self.serial.fetch_add(1, Ordering::AcqRel);
-                match self.ask(at, "PUT", &format!("/v1/session/renew/{id}"), "").await {
-                    Some(answer) if answer.status == 200 => until = asked + TTL,
+                match self.ask(ttl, at, "PUT", &format!("/v1/session/renew/{id}"), "").await {
+                    Some(answer) if answer.status == 200 => until = asked + ttl,
                     Some(answer) if answer.status == 404 => break,
                     _ => {}
                 }
                 if since.is_none() {
                     let path = format!("/v1/kv/election?acquire={id}");
-                    if self.ask(at, "PUT", &path, &id).await.is_some_and(|answer| answer.body == "true") {
+                    if self.ask(ttl, at, "PUT", &path, &id).await.is_some_and(|answer| answer.body == "true") {
                         since = Some(Instant::now());
                     }
                 } else {
@@ -321,14 +333,14 @@ impl Election {
             let mut believed = until;
             if round.is_multiple_of(2) {
                 believed = believed.min(Instant::now());
-                self.ask(n + round, "PUT", &format!("/v1/session/destroy/{id}"), "").await;
+                self.ask(ttl, n + round, "PUT", &format!("/v1/session/destroy/{id}"), "").await;
             }
             self.terms.lock().unwrap().push((since, believed));
         }
     }
 
     async fn reaches(&self, terms: usize) {
-        wait_until(&format!("{terms} terms"), SOON, self.nodes[0].dir(), async || {
+        wait_until(&format!("{terms} terms"), TERMS, self.nodes[0].dir(), async || {
             (self.terms.lock().unwrap().len() >= terms).then_some(())
         })
         .await;
@@ -349,6 +361,8 @@ async fn a_lock_is_held_by_one_whichever_node_dies() {
         terms: Mutex::default(),
         serial: AtomicUsize::new(0),
         over: AtomicBool::new(false),
+        ttl: AtomicU64::new(1),
+        away: AtomicUsize::new(usize::MAX),
     });
     let mut candidates = tokio::task::JoinSet::new();
     for n in 0..4 {
@@ -357,10 +371,13 @@ async fn a_lock_is_held_by_one_whichever_node_dies() {
     }
     election.reaches(3).await;
     // Stopped for longer than a time to live, and on.
+    let ttl = Duration::from_secs(election.ttl.load(Ordering::Acquire));
+    election.away.store(1, Ordering::Release);
     election.nodes[1].process().signal(19);
-    tokio::time::sleep(3 * TTL).await;
+    tokio::time::sleep(3 * ttl).await;
     election.nodes[1].process().signal(18);
     election.reaches(6).await;
+    election.away.store(0, Ordering::Release);
     election.nodes[0].end(9).await;
     election.reaches(9).await;
     election.nodes[1].end(15).await;

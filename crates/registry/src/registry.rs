@@ -19,7 +19,7 @@ use crate::heartbeat::UnknownIds;
 use crate::kv::Kv;
 use crate::model::{
     Health, Instance, InstanceId, Invalid, Limits, Metadata, NamespaceName, Patch, Registration, Revision, ServiceKey,
-    visible,
+    machines, visible,
 };
 use crate::peers::{self, Peers};
 use crate::settings::Settings;
@@ -296,7 +296,7 @@ impl Registry {
 
     /// The service, if it exists.
     pub fn snapshot(&self, key: &ServiceKey) -> Option<Arc<ServiceSnapshot>> {
-        self.inner.cache.snapshot(key).filter(|snapshot| snapshot.exists())
+        self.inner.cache.snapshot(key).filter(|snapshot| snapshot.exists() && !key.is_of_machines())
     }
 
     /// The instance, in whichever service of its namespace.
@@ -304,9 +304,22 @@ impl Registry {
         self.inner.cache.instance(id)
     }
 
-    /// The services that exist, of one namespace or of all, sorted by key.
+    /// The services that exist, of one namespace or of all, sorted by key. Not that of the machines.
     pub fn services(&self, namespace: Option<&NamespaceName>) -> Vec<Arc<ServiceSnapshot>> {
-        self.inner.cache.services(namespace)
+        let mut services = self.inner.cache.services(namespace);
+        services.retain(|service| !service.key.is_of_machines());
+        services
+    }
+
+    /// The machines of a namespace, by their ids.
+    pub fn machines(&self, namespace: &NamespaceName) -> Vec<Arc<Instance>> {
+        let snapshot = self.inner.cache.snapshot(&machines(namespace));
+        snapshot.map(|snapshot| snapshot.instances.iter().map(Arc::clone).collect()).unwrap_or_default()
+    }
+
+    /// The instances on the machine `name`, by their ids.
+    pub fn on_machine(&self, namespace: &NamespaceName, name: &str) -> Vec<Arc<Instance>> {
+        self.inner.cache.on_machine(namespace, name)
     }
 
     /// The namespaces that have a service, sorted.

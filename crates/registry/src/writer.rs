@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::error::{StoreError, WriteError};
-use crate::model::{Instance, Revision};
+use crate::model::{Instance, Machines, Revision};
 use crate::registry::Inner;
 use crate::retry;
 use crate::status::{add, micros};
@@ -104,7 +104,10 @@ async fn batch(inner: &Inner, number: u64, requests: Vec<Request>, foresee: &mut
     let mut batch = Batch::new(number, writes, crate::registry::now_millis());
     if *foresee {
         let (epoch, v, known) = inner.cache.recall(&batch.instance_ids());
-        let row = |i: Arc<Instance>| (i.id.clone(), InstanceRow { instance: Instance::clone(&i), deleted: false });
+        let row = |i: Arc<Instance>| {
+            let instance = Instance { machines: Machines::default(), ..Instance::clone(&i) };
+            (instance.id.clone(), InstanceRow { instance, deleted: false })
+        };
         batch.foresee(epoch, v, known.into_iter().map(row).collect());
     }
     let batch = Arc::new(batch);

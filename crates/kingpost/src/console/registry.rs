@@ -66,7 +66,7 @@ impl Known {
     fn observe(&self, changes: &[Change], after: Revision) {
         for change in changes.iter().filter(|change| change.revision() > after) {
             match change {
-                Change::Put(instance) => self.note(instance),
+                Change::Put { instance, .. } => self.note(instance),
                 Change::Removed { last, mtime, .. } => {
                     // One that moved to another service is still there.
                     if self.registry.instance(&last.id).is_none() {
@@ -111,7 +111,7 @@ fn health(health: Health) -> &'static str {
 }
 
 fn state_of(instance: &Instance) -> State {
-    State { health: health(instance.health), isolate: instance.isolate }
+    State { health: health(instance.overall()), isolate: instance.isolate }
 }
 
 fn service(snapshot: &ServiceSnapshot) -> Service {
@@ -133,7 +133,7 @@ fn instance(instance: &Instance) -> picture::Instance {
         service: instance.service.as_str().into(),
         host: (*instance.host).into(),
         port: instance.port,
-        health: health(instance.health),
+        health: health(instance.overall()),
         isolate: instance.isolate,
         usable: instance.is_usable(),
         weight: instance.weight,

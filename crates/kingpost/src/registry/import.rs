@@ -161,7 +161,7 @@ fn of_consul(entry: &Value, namespace: &NamespaceName) -> Option<Value> {
         kept.insert("tags".into(), tags.clone().into());
     }
     let node = entry["Node"]["Node"].as_str().unwrap_or(host);
-    kept.insert("node".into(), node.into());
+    metadata.insert(registry::ON.into(), node.into());
     metadata.insert("kingpost.consul".into(), Value::Object(kept).to_string().into());
     let id = service["ID"].as_str()?;
     metadata.insert(identity::CLIENT_ID.into(), id.into());
@@ -281,7 +281,7 @@ mod tests {
         let namespace = NamespaceName::default();
         let plain = of_consul(&entry(json!({}), json!([node])), &namespace).unwrap();
         let expected = json!({ "id": "consul:w1@n", "service": "web", "host": "10.0.0.1", "port": 80, "weight": 100,
-            "metadata": { "kingpost.consul": r#"{"node":"n"}"#, "kingpost.id": "w1" }, "health": "passing", "isolate": false });
+            "metadata": { "kingpost.consul": "{}", "kingpost.machine": "n", "kingpost.id": "w1" }, "health": "passing", "isolate": false });
         assert_eq!(plain, expected);
         for (service, checks, key, value) in [
             (json!({ "Address": "" }), json!([]), "host", json!("10.9.9.9")),
@@ -291,13 +291,13 @@ mod tests {
                 json!({ "Meta": { "v": "1", "kingpost.x": "y" } }),
                 json!([]),
                 "metadata",
-                json!({ "v": "1", "kingpost.consul": r#"{"node":"n"}"#, "kingpost.id": "w1" }),
+                json!({ "v": "1", "kingpost.consul": "{}", "kingpost.machine": "n", "kingpost.id": "w1" }),
             ),
             (
                 json!({ "Tags": ["a"] }),
                 json!([]),
                 "metadata",
-                json!({ "kingpost.consul": r#"{"node":"n","tags":["a"]}"#, "kingpost.id": "w1" }),
+                json!({ "kingpost.consul": r#"{"tags":["a"]}"#, "kingpost.machine": "n", "kingpost.id": "w1" }),
             ),
             (json!({}), json!([node, of("warning")]), "health", json!("warning")),
             (json!({}), json!([node, of("critical"), of("warning")]), "health", json!("critical")),

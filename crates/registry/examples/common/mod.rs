@@ -1,6 +1,8 @@
 //! What the generators have in common: instances that are all alike, and what this process has used.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub(crate) mod connection;
+
 use std::time::Duration;
 
 use registry::{Check, InstanceId, Metadata, NamespaceName, Registration, ServiceKey};

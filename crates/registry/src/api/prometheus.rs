@@ -107,7 +107,7 @@ fn group(instance: &Instance) -> Group {
     add("campus", &instance.location.campus);
     add(
         "health",
-        match instance.health {
+        match instance.overall() {
             Health::Passing => "passing",
             Health::Warning => "warning",
             Health::Critical => "critical",

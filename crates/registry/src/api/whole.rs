@@ -31,6 +31,9 @@ const SHORT: usize = 4096;
 const LONGEST_REST: Duration = Duration::from_millis(250);
 /// What is gathered of short parts before it becomes a piece.
 const GATHERED: usize = 64 << 10;
+/// Text of up to so many bytes, such as the comma between two parts, is put into a compressed body as it is: a compressor for each of them would
+/// take longer than all the rest of the body. At most 65535.
+const STORED: usize = 512;
 /// The beginning of a gzip stream: no name, no time, unknown system (RFC 1952).
 const GZIP: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
 /// The end of a DEFLATE stream: a last block with nothing in it.
@@ -87,7 +90,8 @@ pub(super) struct Composer {
     pieces: Vec<Bytes>,
     /// Text that is no piece yet.
     gathered: BytesMut,
-    sum: crc32fast::Hasher,
+    /// Of everything before `gathered`.
+    sum: CheckSum,
     /// Bytes before compression.
     length: u64,
 }
@@ -191,7 +195,7 @@ fn composed(packed: bool, make: impl FnOnce(&mut Composer)) -> Pieces {
 
 impl Composer {
     fn new(packed: bool) -> Composer {
-        Composer { packed, pieces: Vec::new(), gathered: BytesMut::new(), sum: crc32fast::Hasher::new(), length: 0 }
+        Composer { packed, pieces: Vec::new(), gathered: BytesMut::new(), sum: CheckSum::default(), length: 0 }
     }
 
     /// Adds text.
@@ -241,14 +245,13 @@ impl Composer {
             let part = kept.get_packed(encoding, || packed_part(&kept.known(encoding).unwrap_or_else(&make)));
             let Some((kind, rest)) = part.split_first() else { return false };
             self.text(before);
-            match (kind, rest.split_first_chunk::<8>()) {
+            match (kind, rest.split_first_chunk::<12>()) {
                 (1, Some((head, _))) => {
-                    let [a, b, c, d, e, f, g, h] = *head;
-                    let (sum, length) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
+                    let [a, b, c, d, e, f, g, h, i, j, k, l] = *head;
                     self.end_piece();
-                    self.sum.combine(&crc32fast::Hasher::new_with_initial_len(sum, u64::from(length)));
-                    self.length += u64::from(length);
-                    self.pieces.push(part.slice(9..));
+                    self.sum.join(u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
+                    self.length += u64::from(u32::from_le_bytes([i, j, k, l]));
+                    self.pieces.push(part.slice(13..));
                 }
                 _ => self.text(rest),
             }
@@ -276,7 +279,7 @@ impl Composer {
         let text = self.gathered.split().freeze();
         if self.packed {
             self.sum.update(&text);
-            self.pieces.push(deflate(&text).into());
+            self.pieces.push(if text.len() <= STORED { stored(&text) } else { deflate(&text).into() });
         } else {
             self.pieces.push(text);
         }
@@ -287,7 +290,7 @@ impl Composer {
         if self.packed && self.length > 0 {
             let mut end = BytesMut::with_capacity(10);
             end.extend_from_slice(&LAST_BLOCK);
-            end.put_u32_le(self.sum.clone().finalize());
+            end.put_u32_le(self.sum.0);
             // RFC 1952: the length modulo 2^32.
             end.put_u32_le(self.length as u32);
             self.pieces.insert(0, Bytes::from_static(&GZIP));
@@ -298,7 +301,8 @@ impl Composer {
     }
 }
 
-/// A part as it is kept for compressed bodies: nothing; `0` and the text, if it is short; else `1`, check sum, length, and blocks of DEFLATE.
+/// A part as it is kept for compressed bodies: nothing; `0` and the text, if it is short; else `1`, check sum, [`CheckSum::shift`], length, and blocks
+/// of DEFLATE.
 fn packed_part(plain: &Bytes) -> Bytes {
     if plain.is_empty() {
         return Bytes::new();
@@ -307,9 +311,10 @@ fn packed_part(plain: &Bytes) -> Bytes {
     match u32::try_from(plain.len()) {
         Ok(length) if plain.len() >= SHORT => {
             let blocks = deflate(plain);
-            part.reserve(9 + blocks.len());
+            part.reserve(13 + blocks.len());
             part.put_u8(1);
             part.put_u32_le(crc32fast::hash(plain));
+            part.put_u32_le(CheckSum::shift(u64::from(length)));
             part.put_u32_le(length);
             part.extend_from_slice(&blocks);
         }
@@ -321,6 +326,18 @@ fn packed_part(plain: &Bytes) -> Bytes {
     part.freeze()
 }
 
+/// A block of DEFLATE that is not compressed, and not the last one of a stream (RFC 1951, 3.2.4). It begins, as all of ours, at a byte's beginning.
+/// `bytes`: at most 65535.
+fn stored(bytes: &[u8]) -> Bytes {
+    let length = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
+    let mut block = BytesMut::with_capacity(5 + bytes.len());
+    block.put_u8(0);
+    block.put_u16_le(length);
+    block.put_u16_le(!length);
+    block.extend_from_slice(bytes);
+    block.freeze()
+}
+
 /// Blocks of DEFLATE that end at a byte's end and are not the last ones of a stream.
 fn deflate(bytes: &[u8]) -> Vec<u8> {
     use std::io::Write as _;
@@ -330,6 +347,56 @@ fn deflate(bytes: &[u8]) -> Vec<u8> {
     let mut blocks = std::mem::take(encoder.get_mut());
     blocks.shrink_to_fit();
     blocks
+}
+
+// === impl CheckSum ===
+
+/// The CRC-32 of a text to which others are joined of which only the check sums are read. A check sum is a polynomial over GF(2) modulo
+/// [`CheckSum::POLYNOMIAL`], its highest bit the coefficient of x^0 (RFC 1952, 8). To put n bytes behind a text multiplies the text's check sum with
+/// x^(8n), and adds theirs. That factor costs some forty multiplications, so it is kept with the part; to join is one.
+#[derive(Debug, Clone, Copy, Default)]
+struct CheckSum(u32);
+
+impl CheckSum {
+    const POLYNOMIAL: u32 = 0xedb8_8320;
+    /// x^0 and x^8.
+    const ONE: u32 = 1 << 31;
+    const BYTE: u32 = 1 << 23;
+
+    /// Puts `text` behind.
+    fn update(&mut self, text: &[u8]) {
+        let mut hasher = crc32fast::Hasher::new_with_initial(self.0);
+        hasher.update(text);
+        self.0 = hasher.finalize();
+    }
+
+    /// Puts a text with the check sum `sum` behind; `shift` is that of its length.
+    fn join(&mut self, sum: u32, shift: u32) {
+        self.0 = CheckSum::product(shift, self.0) ^ sum;
+    }
+
+    /// x^(8 times `length`).
+    fn shift(mut length: u64) -> u32 {
+        let (mut shift, mut power) = (CheckSum::ONE, CheckSum::BYTE);
+        while length > 0 {
+            if length & 1 == 1 {
+                shift = CheckSum::product(shift, power);
+            }
+            power = CheckSum::product(power, power);
+            length >>= 1;
+        }
+        shift
+    }
+
+    fn product(a: u32, mut b: u32) -> u32 {
+        let mut product = 0;
+        for bit in (0..32).rev() {
+            product ^= if a >> bit & 1 == 1 { b } else { 0 };
+            // b times x.
+            b = if b & 1 == 1 { b >> 1 ^ CheckSum::POLYNOMIAL } else { b >> 1 };
+        }
+        product
+    }
 }
 
 // === impl Pieces ===
@@ -410,6 +477,37 @@ mod tests {
         assert!(packed.len() < plain.len() as u64 / 4);
         let (empty, nothing) = both(|_| {});
         assert!(empty.is_empty() && nothing.is_empty());
+    }
+
+    /// However long the text between parts is: stored, compressed, and on both sides of the border.
+    #[test]
+    fn text_between_compressed_parts_arrives_whatever_its_length() {
+        let long = service("long");
+        let part = |_: &ServiceSnapshot| Bytes::from("0123456789abcdef".repeat(1000));
+        for length in [1, 2, STORED - 1, STORED, STORED + 1, GATHERED - 1, GATHERED, 70_000, 200_000] {
+            let text: String = (0..length).map(|n| char::from(b'a' + (n % 23) as u8)).collect();
+            let (plain, _) = both(|out| {
+                out.text(&text);
+                out.part(&text, &long, Encoding::ConsulChecks, part);
+                out.part(",", &long, Encoding::ConsulChecks, part);
+                out.text(&text);
+            });
+            assert_eq!(plain.len(), 3 * length + 1 + 2 * 16_000, "{length}");
+        }
+    }
+
+    #[test]
+    fn check_sums_are_joined() {
+        let text: Vec<u8> = (0..200_000_u32).map(|n| (n * 7 + n / 251) as u8).collect();
+        for (first, second) in
+            [(0, 0), (0, 1), (1, 0), (1, 1), (3, 70_000), (70_000, 3), (100_000, 100_000), (5, 65_536)]
+        {
+            let (a, b) = (&text[..first], &text[first..first + second]);
+            let mut sum = CheckSum::default();
+            sum.update(a);
+            sum.join(crc32fast::hash(b), CheckSum::shift(second as u64));
+            assert_eq!(sum.0, crc32fast::hash(&text[..first + second]), "{first} {second}");
+        }
     }
 
     #[test]

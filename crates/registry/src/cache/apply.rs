@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::index::Index;
 use super::ring::Ring;
 use super::{Cache, Change, ServiceSnapshot, read, write};
-use crate::model::{Instance, InstanceId, Metadata, NamespaceName, Revision, ServiceKey};
+use crate::model::{Instance, InstanceId, Machines, Metadata, NamespaceName, Revision, ServiceKey, machine_id};
 use crate::store::{Head, InstanceRow, Interner, Record, ServiceRow, Sink};
 
 /// The one that writes to a cache: what it has seen so far.
@@ -67,6 +67,8 @@ struct Fresh {
     interner: Interner,
     index: Index,
     services: HashMap<ServiceKey, Whole, RandomState>,
+    /// When each machine changed last, those included that are gone.
+    machines: HashMap<InstanceId, Revision, RandomState>,
     rows: u64,
 }
 
@@ -163,8 +165,15 @@ impl Applier {
         changes
     }
 
-    fn delta(&mut self, cache: &Cache, v: Revision, records: Vec<Record>) -> Changes {
+    fn delta(&mut self, cache: &Cache, v: Revision, mut records: Vec<Record>) -> Changes {
         self.rows += records.len() as u64;
+        // Machines first: each instance then meets its machines as they are at the end.
+        let is_machine =
+            |record: &Record| matches!(record, Record::Instance(row) if row.instance.service.is_of_machines());
+        if records.iter().any(is_machine) {
+            records.sort_by_key(|record| !is_machine(record));
+        }
+        let mut machines: Vec<(InstanceId, Revision)> = Vec::new();
         let mut services: BTreeMap<ServiceKey, Touched> = BTreeMap::new();
         let mut changes = Changes::with_capacity(records.len());
         let mut log = Vec::with_capacity(records.len());
@@ -179,7 +188,24 @@ impl Applier {
                         log.push(Change::Service { service: row.key, revision: row.revision });
                         touched.metadata = Some((!row.deleted).then_some(row.metadata));
                     }
-                    Record::Instance(row) => self.instance(&mut index, row, &mut services, &mut log, &mut changes),
+                    Record::Instance(row) => {
+                        if row.instance.service.is_of_machines() {
+                            machines.push((row.instance.id.clone(), row.instance.revision));
+                        }
+                        self.instance(&mut index, row, &mut services, &mut log, &mut changes);
+                    }
+                }
+            }
+            // What runs on a machine that has changed has changed with it.
+            for (machine, revision) in machines {
+                for instance in index.on_machine(machine.namespace(), machine.machine_name().unwrap_or_default()) {
+                    let joined = Instance { machines: index.machines_of(&instance), ..Instance::clone(&instance) };
+                    let joined = Arc::new(joined);
+                    index.put(&joined);
+                    let touched = services.entry(joined.service.clone()).or_default();
+                    touched.revision = touched.revision.max(revision);
+                    touched.instances.insert(joined.id.clone(), Some(Arc::clone(&joined)));
+                    log.push(Change::Put { instance: joined, revision });
                 }
             }
         }
@@ -227,6 +253,7 @@ impl Applier {
         let InstanceRow { mut instance, deleted } = row;
         let (id, revision, mtime) = (instance.id.clone(), instance.revision, instance.mtime);
         self.interner.share(&mut instance);
+        instance.machines = index.machines_of(&instance);
         let instance = Arc::new(instance);
         let before = if deleted { index.remove(&id) } else { index.put(&instance) };
         let left = before.filter(|before| deleted || before.service != instance.service);
@@ -245,15 +272,20 @@ impl Applier {
             let touched = services.entry(instance.service.clone()).or_default();
             touched.revision = touched.revision.max(revision);
             touched.instances.insert(id.clone(), Some(Arc::clone(&instance)));
-            log.push(Change::Put(Arc::clone(&instance)));
+            log.push(Change::Put { instance: Arc::clone(&instance), revision });
             changes.push((id, Some(instance)));
         }
     }
 
     /// Everything anew. Readers see the old or the new of each service; marks are published, higher or lower.
     fn full(&mut self, cache: &Cache, head: Head, fresh: Fresh) -> Changes {
-        let Fresh { interner, mut index, mut services, rows } = fresh;
+        let Fresh { interner, mut index, mut services, machines, rows } = fresh;
         self.interner = interner;
+        if !machines.is_empty() {
+            for whole in services.values_mut() {
+                whole.join(&machines, &mut index);
+            }
+        }
         self.rows += rows;
         self.loads += 1;
         let mut changes: Changes =
@@ -322,6 +354,25 @@ struct Whole {
     instances: Vec<Arc<Instance>>,
 }
 
+impl Whole {
+    /// Puts the machines to the instances that are on them. A machine that has changed, or gone, changed the service then.
+    fn join(&mut self, machines: &HashMap<InstanceId, Revision, RandomState>, index: &mut Index) {
+        for instance in self.instances.iter_mut().filter(|instance| !instance.service.is_of_machines()) {
+            let namespace = NamespaceName::of(&instance.service);
+            for id in instance.machine_names().filter_map(|name| machine_id(&namespace, name).ok()) {
+                if let Some(revision) = machines.get(&id) {
+                    self.revision = self.revision.max(*revision);
+                }
+            }
+            let found = index.machines_of(instance);
+            if found != Machines::default() {
+                *instance = Arc::new(Instance { machines: found, ..Instance::clone(instance) });
+                index.put(instance);
+            }
+        }
+    }
+}
+
 // === impl At ===
 
 impl At {
@@ -371,6 +422,9 @@ impl Fresh {
                 self.interner.share(&mut instance);
                 let whole = self.services.entry(instance.service.clone()).or_default();
                 whole.revision = whole.revision.max(instance.revision);
+                if instance.service.is_of_machines() {
+                    self.machines.insert(instance.id.clone(), instance.revision);
+                }
                 if !deleted {
                     let instance = Arc::new(instance);
                     self.index.put(&instance);

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::super::{Cache, Memory};
 use super::*;
-use crate::model::{Patch, Registration};
+use crate::model::{Health, Patch, Registration};
 use crate::store::{Batch, Committed, Write, WriteKind};
 
 /// A store in memory: the rows, and what every commit wrote.
@@ -53,7 +53,7 @@ impl Model {
 }
 
 fn row(instance: &Arc<Instance>) -> InstanceRow {
-    InstanceRow { instance: Instance::clone(instance), deleted: false }
+    InstanceRow { instance: Instance { machines: Machines::default(), ..Instance::clone(instance) }, deleted: false }
 }
 
 fn alive(record: &Record) -> Option<&Instance> {
@@ -105,6 +105,10 @@ impl Node {
         self.applier.has(committed.epoch, committed.revision)
     }
 
+    fn revisions(&self) -> Vec<(ServiceKey, Revision)> {
+        self.cache.services(None).iter().map(|service| (service.key.clone(), service.revision)).collect()
+    }
+
     /// Services with their digests and metadata; what index and snapshots say must agree.
     fn content(&self) -> Vec<(ServiceKey, crate::model::Digest, usize, Option<Metadata>)> {
         let services = self.cache.services(None);
@@ -114,6 +118,12 @@ impl Node {
             assert!(service.instances.iter().is_sorted_by(|a, b| a.id < b.id));
             for instance in &service.instances {
                 assert_eq!(self.cache.instance(&instance.id).as_ref(), Some(instance));
+                let names: Vec<&str> = instance.machine_names().collect();
+                let expected = names.iter().filter_map(|name| {
+                    let id = machine_id(&NamespaceName::default(), name).unwrap();
+                    self.cache.instance(&id).filter(|_| !service.key.is_of_machines())
+                });
+                assert!(instance.machines.iter().cloned().eq(expected), "{instance:?} is on {names:?}");
             }
         }
         services.iter().map(|s| (s.key.clone(), s.digest, s.instances.len(), s.metadata.clone())).collect()
@@ -144,13 +154,37 @@ enum Op {
     Weight(u8, u16),
     Deregister(u8),
     Service(u8, bool),
+    /// A machine, with a health; or none.
+    Machine(u8, Option<Health>),
 }
 
 fn write(op: &Op) -> Write {
     let id = |n| InstanceId::parse(&format!("default/{n}")).unwrap();
     let service = |n| ServiceKey::parse(&format!("default/s{n}")).unwrap();
     match *op {
-        Op::Register(i, s, port) => WriteKind::Register(Box::new(Registration::new(id(i), service(s), "h", port))),
+        Op::Register(i, s, port) => {
+            let mut registration = Registration::new(id(i), service(s), "h", port);
+            // On none, on one, on two machines.
+            let on: &[_] = match port {
+                0 => &[],
+                1 => &[(crate::model::ON, "m0")],
+                _ => &[(crate::model::ON, "m1"), (crate::model::AGENT, "m0")],
+            };
+            registration.metadata = Metadata::from_pairs(on.iter().copied()).unwrap();
+            WriteKind::Register(Box::new(registration))
+        }
+        Op::Machine(m, health) => {
+            let (namespace, name) = (NamespaceName::default(), format!("m{m}"));
+            let id = machine_id(&namespace, &name).unwrap();
+            match health {
+                None => WriteKind::Deregister(id),
+                Some(_) => WriteKind::Register(Box::new(Registration {
+                    health,
+                    metadata: Metadata::from_pairs([(crate::model::ON, &name)]).unwrap(),
+                    ..Registration::new(id, crate::model::machines(&namespace), "h", 0)
+                })),
+            }
+        }
         Op::Weight(i, weight) => WriteKind::Patch(id(i), Patch { weight: Some(weight), ..Patch::default() }),
         Op::Deregister(i) => WriteKind::Deregister(id(i)),
         Op::Service(s, true) => WriteKind::PutService(service(s), Metadata::from_pairs([("a", "b")]).unwrap()),
@@ -165,6 +199,9 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0u8..6, 0u16..3).prop_map(|(i, w)| Op::Weight(i, w)),
         2 => (0u8..6).prop_map(Op::Deregister),
         1 => (0u8..3, any::<bool>()).prop_map(|(s, put)| Op::Service(s, put)),
+        2 => (0u8..2, 0u8..4).prop_map(|(m, health)| {
+            Op::Machine(m, [None, Some(Health::Passing), Some(Health::Warning), Some(Health::Critical)][health as usize])
+        }),
     ]
 }
 
@@ -253,6 +290,9 @@ proptest! {
             node.read(&model);
             prop_assert_eq!(node.cache.revision(), model.head.v);
             prop_assert_eq!(node.content(), fresh.content());
+            // Who followed knows of every change that who comes later finds. What was collected may have been the last that told of one.
+            let known = node.revisions().into_iter().zip(fresh.revisions()).all(|(known, found)| known >= found);
+            prop_assert!(known || model.head.gc_floor > Revision(0), "{:?} {:?}", node.revisions(), fresh.revisions());
         }
     }
 
@@ -275,7 +315,7 @@ proptest! {
             match node.cache.changes(&key, at) {
                 Some(changes) => for change in changes {
                     match change {
-                        Change::Put(instance) => drop(followed.insert(instance.id.clone(), instance)),
+                        Change::Put { instance, .. } => drop(followed.insert(instance.id.clone(), instance)),
                         Change::Removed { last, .. } => drop(followed.remove(&last.id)),
                         Change::Service { .. } => {}
                     }

@@ -13,7 +13,7 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 use roaring::RoaringBitmap;
 
-use crate::model::{Health, Instance, InstanceId, Metadata, Revision};
+use crate::model::{AGENT, Health, Instance, InstanceId, Machines, Metadata, NamespaceName, ON, Revision, machine_id};
 
 /// Instances that were found.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +37,8 @@ pub(crate) struct Index {
     bitmaps: Vec<RoaringBitmap>,
     free_bitmaps: Vec<u32>,
     unwell: Unwell,
+    /// How many of the instances are machines.
+    machines: usize,
 }
 
 /// How many instances are not as they should be.
@@ -51,7 +53,7 @@ pub(crate) struct Unwell {
 impl Unwell {
     /// One more instance, or one less.
     fn count(&mut self, instance: &Instance, more: bool) {
-        let of = match (instance.health, instance.isolate) {
+        let of = match (instance.overall(), instance.isolate) {
             (Health::Critical, _) => &mut self.critical,
             (_, true) => &mut self.isolated,
             _ => return,
@@ -101,8 +103,10 @@ impl Index {
         let old = self.slots[slot as usize].replace(Arc::clone(instance));
         if let Some(old) = &old {
             self.unwell.count(old, false);
+            self.machines -= usize::from(old.service.is_of_machines());
         }
         self.unwell.count(instance, true);
+        self.machines += usize::from(instance.service.is_of_machines());
         if before.is_none() {
             let (hasher, slots) = (&self.hasher, &self.slots);
             let hash = hasher.hash_one(&instance.id);
@@ -132,9 +136,36 @@ impl Index {
         }
         let old = self.slots[slot as usize].take()?;
         self.unwell.count(&old, false);
+        self.machines -= usize::from(old.service.is_of_machines());
         self.unpost(slot, old.namespace(), &old.metadata);
         self.free.push(slot);
         Some(old)
+    }
+
+    /// The machines that `instance` is on, as far as they have rows.
+    pub(crate) fn machines_of(&self, instance: &Instance) -> Machines {
+        // Mostly there are no machines at all, and an id costs an allocation.
+        if self.machines == 0 || instance.service.is_of_machines() {
+            return Machines::default();
+        }
+        let namespace = NamespaceName::of(&instance.service);
+        let mut found: Vec<Arc<Instance>> = Vec::new();
+        for name in instance.machine_names() {
+            let machine = machine_id(&namespace, name).ok().and_then(|id| self.get(&id).cloned());
+            found.extend(machine.filter(|machine| !found.contains(machine)));
+        }
+        Machines::new(found)
+    }
+
+    /// The instances on the machine `name`.
+    pub(crate) fn on_machine(&self, namespace: &str, name: &str) -> Vec<Arc<Instance>> {
+        let by = |key| self.find(namespace, &[(key, name)], usize::MAX).instances;
+        let mut found = by(ON);
+        found.extend(by(AGENT));
+        found.retain(|instance| !instance.service.is_of_machines());
+        found.sort_unstable_by(|a, b| a.id.cmp(&b.id));
+        found.dedup_by(|a, b| a.id == b.id);
+        found
     }
 
     /// Up to `limit` instances of `namespace` that have all `pairs`. No pairs find nothing.

@@ -121,11 +121,11 @@ impl Instances {
                 list.extend_from_slice(before);
                 rest = after;
                 if let Some((old, after)) = rest.split_first().filter(|(old, _)| old.id == id) {
-                    digest = digest.minus(old.digest);
+                    digest = digest.minus(old.digest_with_machines());
                     rest = after;
                 }
                 if let Some(new) = change {
-                    digest = digest.plus(new.digest);
+                    digest = digest.plus(new.digest_with_machines());
                     list.push(new);
                 }
             }

@@ -156,6 +156,10 @@ impl Cache {
         self.index().find(namespace.as_str(), pairs, limit)
     }
 
+    pub(crate) fn on_machine(&self, namespace: &NamespaceName, name: &str) -> Vec<Arc<Instance>> {
+        self.index().on_machine(namespace.as_str(), name)
+    }
+
     /// Those that exist, of one namespace or of all, sorted by key.
     pub(crate) fn services(&self, namespace: Option<&NamespaceName>) -> Vec<Arc<ServiceSnapshot>> {
         let mut services = Vec::new();

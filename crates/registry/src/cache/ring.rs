@@ -8,8 +8,13 @@ use crate::model::{Instance, Revision, ServiceKey};
 /// One thing that changed.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// An instance is now like this.
-    Put(Arc<Instance>),
+    /// An instance, or a machine that it is on, has changed.
+    Put {
+        /// As it is now.
+        instance: Arc<Instance>,
+        /// Since when: higher than that of the instance where it is a machine that has changed.
+        revision: Revision,
+    },
     /// An instance is gone from a service.
     Removed {
         /// As it was last, with the service that it was in.
@@ -41,7 +46,7 @@ impl Change {
     /// Where it happened.
     pub fn service(&self) -> &ServiceKey {
         match self {
-            Change::Put(instance) => &instance.service,
+            Change::Put { instance, .. } => &instance.service,
             Change::Removed { last, .. } => &last.service,
             Change::Service { service, .. } => service,
         }
@@ -50,8 +55,9 @@ impl Change {
     /// The commit that did it.
     pub fn revision(&self) -> Revision {
         match self {
-            Change::Put(instance) => instance.revision,
-            Change::Removed { revision, .. } | Change::Service { revision, .. } => *revision,
+            Change::Put { revision, .. } | Change::Removed { revision, .. } | Change::Service { revision, .. } => {
+                *revision
+            }
         }
     }
 }

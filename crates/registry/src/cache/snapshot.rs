@@ -37,7 +37,8 @@ impl ServiceSnapshot {
         metadata: Option<Metadata>,
         instances: &[Arc<Instance>],
     ) -> ServiceSnapshot {
-        let digest = instances.iter().fold(Digest::default(), |sum, instance| sum.plus(instance.digest));
+        let digest =
+            instances.iter().fold(Digest::default(), |sum, instance| sum.plus(instance.digest_with_machines()));
         ServiceSnapshot::of(key, revision, metadata, Instances::new(instances), digest)
     }
 
@@ -74,7 +75,7 @@ impl ServiceSnapshot {
 
     /// How many instances are not critical.
     pub fn healthy(&self) -> usize {
-        self.instances.iter().filter(|instance| instance.health != Health::Critical).count()
+        self.instances.iter().filter(|instance| instance.overall() != Health::Critical).count()
     }
 
     /// The instance with this id.

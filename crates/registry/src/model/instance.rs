@@ -9,7 +9,7 @@ use super::check::Part;
 use super::digest::Content;
 use super::limits::{self, Invalid, Limits};
 use super::text::visible;
-use super::{Check, Digest, InstanceId, Metadata, NamespaceName, Revision, ServiceKey};
+use super::{Check, Digest, InstanceId, Machines, Metadata, NamespaceName, Revision, ServiceKey};
 
 /// Whether an instance can be used, as far as its check says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -141,6 +141,9 @@ pub struct Instance {
     pub ctime: i64,
     /// When it was last changed; as `ctime`.
     pub mtime: i64,
+    /// The machines that it runs on and that have a row of their own. Joined by the cache; no part of the row, nor of the digest.
+    #[serde(skip)]
+    pub machines: Machines,
 }
 
 // === impl Health ===
@@ -207,6 +210,13 @@ impl Registration {
             });
         }
         visible("service name", self.service.name())?;
+        if self.id.is_of_machine() != self.service.is_of_machines() {
+            return Err(Invalid::Value {
+                what: "service of an instance",
+                found: self.service.name().into(),
+                expected: "kingpost.machines for ids that begin with kingpost.machine:, and for no others",
+            });
+        }
         limits::text("host", &self.host, 1, 253)?;
         if self.host.contains(char::is_whitespace) {
             return Err(Invalid::Character { what: "host", allowed: "a name or address, without spaces" });
@@ -259,12 +269,13 @@ impl Instance {
             revision: before.map_or(Revision(0), |b| b.revision),
             ctime: before.map_or(0, |b| b.ctime),
             mtime: before.map_or(0, |b| b.mtime),
+            machines: Machines::default(),
         }
     }
 
     /// With `patch` applied; digest, revision and times as before.
     pub(crate) fn patched(&self, patch: &Patch) -> Instance {
-        let mut after = self.clone();
+        let mut after = Instance { machines: Machines::default(), ..self.clone() };
         if let Some(isolate) = patch.isolate {
             after.isolate = isolate;
         }
@@ -338,9 +349,9 @@ impl Instance {
         self.service.namespace()
     }
 
-    /// Whether traffic may go to it: not isolated, not critical, weight above 0.
+    /// Whether traffic may go to it: not isolated, neither it nor one of its machines critical, weight above 0.
     pub fn is_usable(&self) -> bool {
-        !self.isolate && self.health != Health::Critical && self.weight > 0
+        !self.isolate && self.overall() != Health::Critical && self.weight > 0
     }
 }
 

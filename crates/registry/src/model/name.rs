@@ -83,6 +83,11 @@ impl ServiceKey {
         Ok(ServiceKey(Key::new(namespace, name)))
     }
 
+    /// The service of machines, whose name is a good one.
+    pub(super) fn of_machines(namespace: &NamespaceName, name: &'static str) -> ServiceKey {
+        ServiceKey(Key::new(namespace, name))
+    }
+
     /// From `namespace/name`.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::error::StoreError;
-use crate::model::{Check, Digest, Health, Instance, InstanceId, Location, Metadata, Revision, ServiceKey};
+use crate::model::{Check, Digest, Health, Instance, InstanceId, Location, Machines, Metadata, Revision, ServiceKey};
 
 /// A row of either table.
 #[derive(Clone, Debug)]
@@ -211,6 +211,7 @@ impl Columns<'_> {
             revision: revision(self.rev).ok_or_else(|| wrong(&format!("rev {}", self.rev)))?,
             ctime: self.ctime,
             mtime: self.mtime,
+            machines: Machines::default(),
         };
         Ok(InstanceRow { instance, deleted: self.deleted })
     }

@@ -3,10 +3,13 @@ package main
 
 import (
 	"fmt"
+	"net/http"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/consul/api"
+	"github.com/hashicorp/consul/api/watch"
 )
 
 const limit = 20 * time.Second
@@ -237,12 +240,147 @@ func several(c *api.Client) error {
 	return c.Agent().ServiceDeregister(name + "-1")
 }
 
+// machine: checks and maintenance of the node that this client is on, which count for its services and for those of no other node.
+func machine(c *api.Client) error {
+	name := fmt.Sprintf("go-machine-%d", os.Getpid())
+	if err := c.Agent().ServiceRegister(&api.AgentServiceRegistration{ID: name + "-1", Name: name, Port: 80}); err != nil {
+		return err
+	}
+	far := &api.CatalogRegistration{
+		Node: name + "-far", Address: "10.1.0.9", Service: &api.AgentService{ID: name, Service: name, Port: 80},
+		Checks: api.HealthChecks{{Node: name + "-far", CheckID: "up", Name: "Up", Status: api.HealthPassing}},
+	}
+	if _, err := c.Catalog().Register(far, nil); err != nil {
+		return err
+	}
+	expect := func(status string, passes int) error {
+		found, _, err := c.Agent().AgentHealthServiceByID(name + "-1")
+		if err != nil || found != status {
+			return fmt.Errorf("expected %s: %s %v", status, found, err)
+		}
+		if n := passing(c, name); n != passes {
+			return fmt.Errorf("%s, and %d are passing, expected %d", status, n, passes)
+		}
+		return nil
+	}
+	if err := expect(api.HealthPassing, 2); err != nil {
+		return err
+	}
+	check := &api.AgentCheckRegistration{Name: name, AgentServiceCheck: api.AgentServiceCheck{TTL: "1m"}}
+	if err := c.Agent().CheckRegister(check); err != nil {
+		return err
+	}
+	for _, step := range []struct {
+		status string
+		passes int
+	}{{"", 1}, {api.HealthPassing, 2}, {api.HealthWarning, 1}, {api.HealthCritical, 1}} {
+		if step.status == "" {
+			step.status = api.HealthCritical
+		} else if err := c.Agent().UpdateTTL(name, "", step.status); err != nil {
+			return err
+		}
+		if err := expect(step.status, step.passes); err != nil {
+			return err
+		}
+		of, _, err := c.Health().Node("127.0.0.1", nil)
+		if err != nil || len(of) != 1 || of[0].CheckID != name || of[0].ServiceID != "" || of.AggregatedStatus() != step.status {
+			return fmt.Errorf("the node's checks: %v %v", of, err)
+		}
+	}
+	if err := c.Agent().EnableNodeMaintenance("for a disk"); err != nil {
+		return err
+	}
+	// From the status of the answer the client makes "critical"; the service itself is said to be in maintenance.
+	if err := expect(api.HealthCritical, 1); err != nil {
+		return err
+	}
+	if _, info, err := c.Agent().AgentHealthServiceByID(name + "-1"); err != nil || info.AggregatedStatus != api.HealthMaint {
+		return fmt.Errorf("in maintenance: %+v %v", info, err)
+	}
+	if all, err := c.Agent().Checks(); err != nil || all[api.NodeMaint] == nil || all[api.NodeMaint].Notes != "for a disk" {
+		return fmt.Errorf("the agent's checks: %v %v", all, err)
+	}
+	if err := c.Agent().CheckDeregister(name); err != nil {
+		return err
+	}
+	if err := c.Agent().DisableNodeMaintenance(); err != nil {
+		return err
+	}
+	if err := expect(api.HealthPassing, 2); err != nil {
+		return err
+	}
+	if of, _, err := c.Health().Node(name+"-far", nil); err != nil || len(of) != 1 || of[0].CheckID != "up" {
+		return fmt.Errorf("the other node's checks: %v %v", of, err)
+	}
+	if _, err := c.Catalog().Deregister(&api.CatalogDeregistration{Node: name + "-far"}, nil); err != nil {
+		return err
+	}
+	return c.Agent().ServiceDeregister(name + "-1")
+}
+
+// Requests that go through a transport.
+type counted struct {
+	requests atomic.Int64
+}
+
+func (c *counted) RoundTrip(request *http.Request) (*http.Response, error) {
+	c.requests.Add(1)
+	return http.DefaultTransport.RoundTrip(request)
+}
+
+// watches: a watch of a service by its hash is told of each change once, and asks no more often than that.
+func watches(c *api.Client) error {
+	name := fmt.Sprintf("go-watch-%d", os.Getpid())
+	register := func(port int) error {
+		return c.Agent().ServiceRegister(&api.AgentServiceRegistration{Name: name, Port: port})
+	}
+	if err := register(1); err != nil {
+		return err
+	}
+	requests := &counted{}
+	watcher, err := api.NewClient(&api.Config{Address: "127.0.0.1:" + os.Getenv("CONSUL_PORT"), HttpClient: &http.Client{Transport: requests}})
+	if err != nil {
+		return err
+	}
+	plan, err := watch.Parse(map[string]interface{}{"type": "agent_service", "service_id": name})
+	if err != nil {
+		return err
+	}
+	told := make(chan int, 100)
+	plan.HybridHandler = func(_ watch.BlockingParamVal, result interface{}) {
+		told <- result.(*api.AgentService).Port
+	}
+	go plan.RunWithClientAndHclog(watcher, nil)
+	defer plan.Stop()
+	for port := 1; port <= 3; port++ {
+		if port > 1 {
+			if err := register(port); err != nil {
+				return err
+			}
+		}
+		select {
+		case found := <-told:
+			if found != port {
+				return fmt.Errorf("told of port %d, expected %d", found, port)
+			}
+		case <-time.After(limit):
+			return fmt.Errorf("not told of port %d", port)
+		}
+	}
+	// One request for each that was told of, and one that waits.
+	if n := requests.requests.Load(); n > 4 {
+		return fmt.Errorf("%d requests for three changes", n)
+	}
+	return c.Agent().ServiceDeregister(name)
+}
+
 func main() {
 	client, err := api.NewClient(&api.Config{Address: "127.0.0.1:" + os.Getenv("CONSUL_PORT")})
 	if err != nil {
 		panic(err)
 	}
-	checks := []check{{"the usual cycle", cycle}, {"who is silent expires", expiry}, {"nodes, their metadata, filters", nodes}, {"several checks", several}}
+	checks := []check{{"the usual cycle", cycle}, {"who is silent expires", expiry}, {"nodes, their metadata, filters", nodes}, {"several checks", several},
+		{"checks of a node", machine}, {"a watch by hash", watches}}
 	failed := 0
 	for n, check := range checks {
 		if err := check.work(client); err != nil {

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::catalog::write;
 use super::entry::{self, AgentService, Check, DATACENTER};
 use super::wire::{self, Kept, Object, status};
-use super::{CONTENT_HASH, Call, DEFAULT_WAIT, Scope, add, checks, done};
+use super::{CONTENT_HASH, Call, DEFAULT_WAIT, Scope, add, checks, done, machine};
 use crate::api::whole::Composer;
 use crate::api::{ApiError, Reply, Watched};
 use crate::{Edit, Health, Instance, Patch, Registration};
@@ -26,6 +26,7 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
             Ok(done())
         }
         ["service", "maintenance", id] => maintenance(call, id).await,
+        ["maintenance"] => machine::maintenance(call).await,
         ["check", "register"] => checks::register(call).await,
         ["check", "deregister", id] => checks::deregister(call, id).await,
         ["check", how @ ("pass" | "warn" | "fail"), id] => {
@@ -82,9 +83,12 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
         ["service", id] => watched_service(call, id).await,
         ["checks"] => {
             let make = |scope: &Scope, out: &mut Composer| {
+                let of_nodes = machine::named(scope, &scope.node);
+                let of_nodes = of_nodes.iter().flat_map(|(node, kept)| entry::node_checks(node, kept));
                 let checks: BTreeMap<String, Check> = own_instances(scope)
                     .iter()
                     .flat_map(|(instance, kept)| entry::checks(instance, kept, &scope.node))
+                    .chain(of_nodes)
                     .filter(|check| scope.fits(check))
                     .map(|check| (check.check_id.clone(), check))
                     .collect();
@@ -122,16 +126,27 @@ async fn watched_service(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
         // Read before what is shown is: a change in between ends the wait.
         let revision = registry.revision_of(&found.service);
         let instance = registry.instance(&found.id).unwrap_or(found);
-        let shown = AgentService::new(&instance, &Kept::of(&instance));
-        let text = serde_json::to_string(&shown).unwrap_or_default();
-        let hash: String = crate::api::hash_of(&text)[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut shown = serde_json::to_value(AgentService::new(&instance, &Kept::of(&instance))).unwrap_or_default();
+        let hash = content_hash(&shown);
         let left = until.saturating_duration_since(Instant::now());
         if known != Some(hash.as_str()) || left.is_zero() || *call.context.stopping.borrow() {
+            // Go's watch takes the hash from the body, and without one asks again at once.
+            shown["ContentHash"] = Value::String(hash.clone());
             return Ok(Reply::ok(&shown).header(CONTENT_HASH, hash).waited(waited));
         }
         waited = true;
         call.context.wait(call.request, Watched::Service(&instance.service), revision, left).await?;
     }
+}
+
+/// What is said of a service, in short: another one whenever anything of it is said otherwise. When it was written is no part of it, for a
+/// heartbeat that is written changes nothing of what is said.
+fn content_hash(shown: &Value) -> String {
+    let mut said = shown.clone();
+    if let Some(said) = said.as_object_mut() {
+        said.retain(|key, _| !matches!(key.as_str(), "CreateIndex" | "ModifyIndex"));
+    }
+    crate::api::hash_of(&said.to_string())[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn member(own: &str) -> Value {
@@ -160,17 +175,22 @@ fn judged(call: &Call<'_>, list: &[&Arc<Instance>]) -> Reply {
         Health::Warning => StatusCode::TOO_MANY_REQUESTS,
         Health::Critical => StatusCode::SERVICE_UNAVAILABLE,
     };
+    let aggregated = |instance: &Instance| match entry::is_maintained(instance) {
+        true => "maintenance",
+        false => status(entry::worst(instance)),
+    };
     if call.request.param("format") == Some("text") {
-        return Reply::text(code, status(worst));
+        let maintained = list.iter().any(|instance| entry::is_maintained(instance));
+        return Reply::text(code, if maintained { "maintenance" } else { status(worst) });
     }
     let shown: Vec<Value> = list
         .iter()
         .map(|instance| {
             let kept = Kept::of(instance);
             json!({
-                "AggregatedStatus": status(entry::worst(instance)),
+                "AggregatedStatus": aggregated(instance),
                 "Service": AgentService::new(instance, &kept),
-                "Checks": entry::checks(instance, &kept, &call.context.node),
+                "Checks": entry::with_node_checks(instance, &kept, &call.context.node),
             })
         })
         .collect();
@@ -220,11 +240,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
 
 async fn maintenance(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
     call.writes()?;
-    let isolate = match call.request.param("enable").map(str::to_ascii_lowercase).as_deref() {
-        Some("true") => true,
-        Some("false") => false,
-        found => return Err(ApiError::bad(format!("enable={}: expected true or false", found.unwrap_or_default()))),
-    };
+    let isolate = wire::flag(call.request.param("enable"))?;
     let patch = Patch { isolate: Some(isolate), ..Patch::default() };
     let instance = call.agent_service(id).await?;
     write(call.context.registry.update(vec![(instance.id.clone(), patch)]).await)?;

@@ -8,6 +8,7 @@ use hyper::StatusCode;
 use serde_json::Value;
 
 use super::entry::{self, AgentService, CatalogService, Node};
+use super::machine::{self, After, Told};
 use super::wire::{self, Kept, Object};
 use super::{Call, DATACENTER, Scope, add, checks, entries, has_tags};
 use crate::api::reply::JSON;
@@ -130,6 +131,12 @@ fn nodes(scope: &Scope, out: &mut Composer) {
     if scope.wanted.node_meta.is_empty() {
         nodes.insert(own.to_owned(), Node::new(own, "127.0.0.1", 1));
     }
+    for (machine, kept) in machine::all(scope) {
+        if scope.wanted.node(&kept) {
+            let node = Node::of(&machine, &kept, own);
+            nodes.insert(kept.node, node);
+        }
+    }
     for instance in scope.instances() {
         let kept = Kept::of(&instance);
         if !kept.node.is_empty() && scope.wanted.node(&kept) {
@@ -144,13 +151,8 @@ fn nodes(scope: &Scope, out: &mut Composer) {
 
 /// A node and its services; `null`, as Consul says it, if there is none of this name.
 fn node(scope: &Scope, name: &str, out: &mut Composer) {
-    let own = scope.node.as_str();
     let on_it = on_node(scope, name);
-    let shown = match on_it.first() {
-        _ if *name == *own => Node::new(name, "127.0.0.1", 1),
-        Some(instance) => Node::of(instance, &Kept::of(instance), own),
-        None => return out.text("null"),
-    };
+    let Some(shown) = shown_node(scope, name, &on_it) else { return out.text("null") };
     out.text("{\"Node\":");
     add(out, &shown);
     out.text(",\"Services\":");
@@ -161,12 +163,9 @@ fn node(scope: &Scope, name: &str, out: &mut Composer) {
 
 /// As [`node`], the services in a list: two on one node may have the same id, for its registry's node is that of all agents.
 fn node_services(scope: &Scope, name: &str, out: &mut Composer) {
-    let own = scope.node.as_str();
     let on_it = on_node(scope, name);
-    let shown = match on_it.first() {
-        _ if *name == *own => Node::new(name, "127.0.0.1", 1),
-        Some(instance) => Node::of(instance, &Kept::of(instance), own),
-        None => return out.text("{\"Node\":null,\"Services\":[]}"),
+    let Some(shown) = shown_node(scope, name, &on_it) else {
+        return out.text("{\"Node\":null,\"Services\":[]}");
     };
     out.text("{\"Node\":");
     add(out, &shown);
@@ -176,8 +175,20 @@ fn node_services(scope: &Scope, name: &str, out: &mut Composer) {
     out.text("]}");
 }
 
+/// A node: as the catalog was told of it, or else as what is on it tells. None: nothing is known of it.
+fn shown_node(scope: &Scope, name: &str, on_it: &[Arc<Instance>]) -> Option<Node> {
+    let own = scope.node.as_str();
+    if *name == *own {
+        return Some(Node::new(name, "127.0.0.1", 1));
+    }
+    if let Some((machine, kept)) = machine::named(scope, name).first() {
+        return Some(Node::of(machine, kept, own));
+    }
+    on_it.first().map(|instance| Node::of(instance, &Kept::of(instance), own))
+}
+
 /// The instances on a node. This registry's own node stands for all agents.
-fn on_node(scope: &Scope, node: &str) -> Vec<Arc<Instance>> {
+pub(super) fn on_node(scope: &Scope, node: &str) -> Vec<Arc<Instance>> {
     let own = scope.node.as_str();
     let mut list = scope.instances();
     list.retain(|instance| {
@@ -195,22 +206,37 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     if !matches!(object.text("datacenter")?, "" | DATACENTER) {
         return Err(ApiError::bad(format!("Datacenter: there is one, {DATACENTER}")));
     }
-    let (node, address) = (object.text("node")?, object.text("address")?);
-    if node.is_empty() || address.is_empty() {
-        return Err(ApiError::bad("expected Node and Address"));
+    let told = Told::read(&object)?;
+    let (of_services, of_node) = checks::of_catalog(&object, &told.name)?;
+    let skip_update = object.flag("skipnodeupdate")?;
+    let is_known = call.context.registry.instance(&machine::id(call, &told.name)?).is_some();
+    let service = object.get("service");
+    // A node of which only its services tell needs no row of its own.
+    if service.is_none() || !of_node.is_empty() || is_known {
+        let with = |after: After| Ok(After { checks: machine::with_checks(&of_node, after.checks)?, ..after });
+        machine::change(call, &told, skip_update, with).await?;
     }
-    let Some(service) = object.get("service") else {
-        // A node by itself: there is nothing to keep of one that has no services.
+    let Some(service) = service else {
+        for probe in &of_services {
+            let on_it = on_node_by_id(call, &told.name, &probe.service).await?;
+            let missing = || ApiError::NotFound { what: "service ID", name: probe.service.clone() };
+            let with = |list| machine::with_checks(std::slice::from_ref(probe), list);
+            checks::change(call, &on_it.ok_or_else(missing)?, with).await?;
+        }
+        call.audit("catalog/register", &told.name);
         return Ok(Reply::ok(&true));
     };
     call.same_namespace(service)?;
     let mut read = wire::service(service, "service")?;
-    read.kept.node_address = if read.address.is_empty() { String::new() } else { address.to_owned() };
-    read.kept.node_id = object.text("id")?.to_owned();
-    read.kept.node_meta = object.pairs("nodemeta")?;
-    read.kept.node_tagged_addresses = object.pairs("taggedaddresses")?;
-    node.clone_into(&mut read.kept.node);
-    let mut probes = checks::of_service(&object, &read.id)?;
+    told.put_into(&mut read.kept);
+    read.kept.node_address = if read.address.is_empty() { String::new() } else { told.address.clone() };
+    if let Some(probe) = of_services.iter().find(|probe| probe.service != read.id) {
+        return Err(ApiError::bad(format!(
+            "the check {:?} is of the service {:?}, and this registration of {:?}",
+            probe.id, probe.service, read.id
+        )));
+    }
+    let mut probes = of_services;
     if probes.is_empty() {
         probes = std::mem::take(&mut read.checks);
     }
@@ -219,8 +245,8 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     let list = checks::registered(&probes, Vec::new(), true)?;
     let mut kept = read.kept.clone();
     let (check, health) = checks::assemble(&list, &mut kept);
-    let host = if read.address.is_empty() { address } else { &read.address };
-    let id = identity::consul(&call.namespace, node, &read.id)?;
+    let host = if read.address.is_empty() { &told.address } else { &read.address };
+    let id = identity::consul(&call.namespace, &told.name, &read.id)?;
     let registration = Registration {
         weight: read.weight,
         metadata: read.metadata(&kept, &list, None)?,
@@ -245,13 +271,19 @@ async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
     }
     let (service, check) = (object.text("serviceid")?, object.text("checkid")?);
     if service.is_empty() && !check.is_empty() {
-        return Err(ApiError::bad("CheckID: a check is removed by registering its service without one"));
+        if let Some(instance) = with_check(call, node, check).await? {
+            checks::remove(call, &instance, check).await?;
+            call.audit("catalog/deregister", check);
+        }
+        return Ok(Reply::ok(&true));
     }
     let ids: Vec<_> = match service {
         "" => {
-            let (scope, node) = (call.scope(), node.to_owned());
-            let found = call.context.whole.apart(move || on_node(&scope, &node)).await?;
-            found.iter().map(|instance| instance.id.clone()).collect()
+            let (scope, name) = (call.scope(), node.to_owned());
+            let found = call.context.whole.apart(move || on_node(&scope, &name)).await?;
+            let machine = machine::id(call, node)?;
+            let known = call.context.registry.instance_or_ask(&machine).await;
+            found.iter().map(|instance| instance.id.clone()).chain(known.map(|_| machine)).collect()
         }
         service => on_node_by_id(call, node, service).await?.into_iter().collect(),
     };
@@ -285,6 +317,18 @@ async fn on_node_by_id(call: &Call<'_>, node: &str, service: &str) -> Result<Opt
     // An agent's service that was imported keeps its instance id.
     let found = registry.find(&call.namespace, &[(identity::CLIENT_ID, service)], MOST_ON_NODES).instances;
     Ok(found.iter().find(|instance| Kept::of(instance).node == node).map(|instance| instance.id.clone()))
+}
+
+/// The node, or what is on it, with the check `check`.
+async fn with_check(call: &Call<'_>, node: &str, check: &str) -> Result<Option<Arc<Instance>>, ApiError> {
+    let has = |instance: &Instance| checks::held(instance, &Kept::of(instance)).iter().any(|held| held.id == check);
+    let machine = call.context.registry.instance_or_ask(&machine::id(call, node)?).await;
+    if let Some(machine) = machine.filter(|machine| has(machine)) {
+        return Ok(Some(machine));
+    }
+    let (scope, node) = (call.scope(), node.to_owned());
+    let on_it = call.context.whole.apart(move || on_node(&scope, &node)).await?;
+    Ok(on_it.into_iter().find(|instance| has(instance)))
 }
 
 /// The only row of a call.

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::catalog::write;
 use super::wire::{CHECK_ID, Described, Kept, Object, health};
-use super::{Call, done, registration_of, wire};
+use super::{Call, done, machine, registration_of, wire};
 use crate::api::identity::{self, in_consul};
 use crate::api::{ApiError, Reply};
 use crate::{
@@ -31,6 +31,8 @@ pub(super) struct Probe {
     /// None: only a status, which somebody else keeps up to date.
     pub(super) check: Option<Check>,
     pub(super) status: Option<Health>,
+    /// The service that it is of, where the check itself says so.
+    pub(super) service: String,
 }
 
 /// A check that a service has.
@@ -123,18 +125,58 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
         notes: object.text("notes")?.to_owned(),
         check: kind.map(|kind| Check { kind, deregister_after }),
         status,
+        service: object.text("serviceid")?.to_owned(),
     })
 }
 
 /// The checks that a registration of the service `service` brings, in `Check` and `Checks`.
 pub(super) fn of_service(object: &Object<'_>, service: &str) -> Result<Vec<Probe>, ApiError> {
+    named(sent(object)?.into_iter().map(probe).collect::<Result<_, _>>()?, service)
+}
+
+/// The checks that a registration in the catalog brings: those of services, and those of the node. There a check is of a service only if it
+/// says so.
+pub(super) fn of_catalog(object: &Object<'_>, node: &str) -> Result<(Vec<Probe>, Vec<Probe>), ApiError> {
+    let mut probes = Vec::new();
+    for value in sent(object)? {
+        let mut probe = probe(value)?;
+        let of = Object::new(value, "Check")?.text("node")?;
+        if !of.is_empty() && of != node {
+            return Err(ApiError::bad(format!("Check.Node {of:?}: the registration is of the node {node:?}")));
+        }
+        if probe.id.is_empty() {
+            probe.id.clone_from(&probe.name);
+        }
+        if probe.id.is_empty() {
+            return Err(ApiError::bad("Check: expected CheckID, or Name"));
+        }
+        // Whoever writes to the catalog keeps the status up to date too: nothing is probed.
+        probe.check = None;
+        probes.push(probe);
+    }
+    named_apart(&probes)?;
+    Ok(probes.into_iter().partition(|probe| !probe.service.is_empty()))
+}
+
+/// What is sent as `Check` and `Checks`.
+fn sent<'a>(object: &Object<'a>) -> Result<Vec<&'a Value>, ApiError> {
     let mut list: Vec<&Value> = object.get("check").into_iter().collect();
     if let Some(more) = object.get("checks") {
         list.extend(more.as_array().ok_or_else(|| ApiError::bad("Checks: expected a list"))?);
     }
     // Some clients send an empty object for no check.
     list.retain(|value| value.as_object().is_none_or(|map| !map.is_empty()));
-    named(list.into_iter().map(probe).collect::<Result<_, _>>()?, service)
+    Ok(list)
+}
+
+/// Refuses two checks with one id.
+fn named_apart(probes: &[Probe]) -> Result<(), ApiError> {
+    for (n, probe) in probes.iter().enumerate() {
+        if probes[..n].iter().any(|other| other.id == probe.id) {
+            return Err(ApiError::bad(format!("Checks: the CheckID {:?} is there twice", probe.id)));
+        }
+    }
+    Ok(())
 }
 
 /// Gives each check without an id the one that Consul gives: `service:ID`, and of several `service:ID:1`, `service:ID:2` ….
@@ -146,17 +188,13 @@ pub(super) fn named(mut probes: Vec<Probe>, service: &str) -> Result<Vec<Probe>,
     for (n, probe) in probes.iter_mut().enumerate().filter(|(_, probe)| probe.id.is_empty()) {
         probe.id = if many { format!("service:{service}:{}", n + 1) } else { format!("service:{service}") };
     }
-    for (n, probe) in probes.iter().enumerate() {
-        if probes[..n].iter().any(|other| other.id == probe.id) {
-            return Err(ApiError::bad(format!("Checks: the CheckID {:?} is there twice", probe.id)));
-        }
-    }
+    named_apart(&probes)?;
     within_limits(probes.iter().map(|probe| probe.id.as_str()))?;
     Ok(probes)
 }
 
 /// Refuses more checks than an instance can have, and ids of several that are too long.
-fn within_limits<'a>(ids: impl ExactSizeIterator<Item = &'a str>) -> Result<(), ApiError> {
+pub(super) fn within_limits<'a>(ids: impl ExactSizeIterator<Item = &'a str>) -> Result<(), ApiError> {
     let many = ids.len();
     if many > MOST_CHECKS {
         return Err(ApiError::bad(format!("Checks: {many} of them, expected at most {MOST_CHECKS} a service")));
@@ -187,7 +225,12 @@ pub(super) fn held(instance: &Instance, kept: &Kept) -> Vec<Held> {
             };
             checks.iter().map(one).collect()
         }
-        check if check.is_some() || instance.health != Health::Passing || !kept.check_name.is_empty() => {
+        check
+            if check.is_some()
+                || instance.health != Health::Passing
+                || !kept.check_name.is_empty()
+                || instance.metadata.get(CHECK_ID).is_some() =>
+        {
             let id = match instance.metadata.get(CHECK_ID) {
                 Some(id) => id.to_owned(),
                 None => format!("service:{}", in_consul(instance)),
@@ -256,12 +299,16 @@ pub(super) fn assemble(list: &[Held], kept: &mut Kept) -> (Option<Check>, Health
     }
 }
 
-/// Puts what the model does not know into the metadata: what is `kept`, and the ids by which the checks of the service `id` are found.
+/// Puts what the model does not know into the metadata: what is `kept`, the node, and the ids by which the checks of the service `id` are found.
 pub(super) fn keep(meta: &mut BTreeMap<String, String>, kept: &Kept, id: &str, checks: &[Held]) {
     meta.retain(|key, _| key.strip_prefix(CHECK_ID).is_none_or(|rest| !rest.is_empty() && !rest.starts_with('.')));
     match *kept == Kept::default() {
         true => meta.remove(wire::KEPT),
         false => meta.insert(wire::KEPT.into(), serde_json::to_string(kept).unwrap_or_default()),
+    };
+    match kept.node.as_str() {
+        "" => meta.remove(crate::ON),
+        node => meta.insert(crate::ON.into(), node.to_owned()),
     };
     match checks {
         [] => {}
@@ -354,15 +401,20 @@ pub(super) async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.writes()?;
     let body: Value = call.request.json()?;
     let service = Object::new(&body, "the body")?.text("serviceid")?;
-    if service.is_empty() {
-        return Err(ApiError::bad("ServiceID is missing: checks of the node are not supported"));
-    }
     let mut probe = probe(&body)?;
     if probe.id.is_empty() {
         probe.id.clone_from(&probe.name);
     }
     if probe.id.is_empty() {
         return Err(ApiError::bad("expected Name, or an ID"));
+    }
+    if service.is_empty() {
+        machine::change(call, &machine::Told::of_agent(call), false, |after| {
+            Ok(machine::After { checks: machine::with_checks(std::slice::from_ref(&probe), after.checks)?, ..after })
+        })
+        .await?;
+        call.audit("agent/check/register", &probe.id);
+        return Ok(done());
     }
     let instance = call.agent_service(service).await?;
     change(call, &instance.id, |list| registered(std::slice::from_ref(&probe), list, false)).await?;
@@ -374,18 +426,29 @@ pub(super) async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
 pub(super) async fn deregister(call: &Call<'_>, check: &str) -> Result<Reply, ApiError> {
     call.writes()?;
     let instance = owner(call, check).await?;
+    remove(call, &instance, check).await?;
+    call.audit("agent/check/deregister", check);
+    Ok(done())
+}
+
+/// Takes a check from a service, or from a node.
+pub(super) async fn remove(call: &Call<'_>, instance: &Instance, check: &str) -> Result<(), ApiError> {
     let without = |mut list: Vec<Held>| {
         let before = list.len();
         list.retain(|held| held.id != check);
         if list.len() == before { Err(no_such_check(check)) } else { Ok(list) }
     };
-    change(call, &instance.id, without).await?;
-    call.audit("agent/check/deregister", check);
-    Ok(done())
+    if instance.id.is_of_machine() {
+        return machine::change(call, &machine::Told::known(instance), true, |after| {
+            Ok(machine::After { checks: without(after.checks)?, ..after })
+        })
+        .await;
+    }
+    change(call, &instance.id, without).await
 }
 
 /// Gives an instance the checks that `decide` makes of those that it has.
-async fn change(
+pub(super) async fn change(
     call: &Call<'_>,
     id: &InstanceId,
     decide: impl Fn(Vec<Held>) -> Result<Vec<Held>, ApiError>,

@@ -11,6 +11,9 @@ use crate::api::identity::in_consul;
 use crate::api::{RESERVED, format_duration};
 use crate::{CheckKind, Health, Instance};
 
+/// What maintenance without a reason is said to be for.
+const NO_REASON: &str = "no reason was given";
+
 /// The one datacenter there is.
 pub(super) const DATACENTER: &str = "dc1";
 
@@ -120,9 +123,14 @@ fn node_address<'a>(instance: &'a Instance, kept: &'a Kept) -> &'a str {
     if kept.node_address.is_empty() { &instance.host } else { &kept.node_address }
 }
 
-/// The worst of an instance's checks.
+/// The worst of an instance's checks and of those of its node.
 pub(super) fn worst(instance: &Instance) -> Health {
-    if instance.isolate { Health::Critical } else { instance.health }
+    if instance.isolate { Health::Critical } else { instance.overall() }
+}
+
+/// Whether the instance or its node is in maintenance.
+pub(super) fn is_maintained(instance: &Instance) -> bool {
+    instance.isolate || instance.machines.iter().any(|machine| machine.isolate)
 }
 
 fn meta(instance: &Instance) -> BTreeMap<String, String> {
@@ -246,6 +254,44 @@ pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Ch
     list
 }
 
+/// The checks of a node, and one for maintenance while it is in it. They are no service's.
+pub(super) fn node_checks(machine: &Instance, kept: &Kept) -> Vec<Check> {
+    let check = |check_id: String, name: String, status, notes: String, kind, definition| Check {
+        node: kept.node.clone(),
+        check_id,
+        name,
+        status,
+        notes,
+        output: "",
+        service_id: String::new(),
+        service_name: String::new(),
+        service_tags: Vec::new(),
+        kind,
+        definition,
+        create_index: machine.revision.0,
+        modify_index: machine.revision.0,
+    };
+    let mut list = Vec::new();
+    for held in checks::held(machine, kept) {
+        let (kind, definition) = definition(machine, held.check.as_ref());
+        list.push(check(held.id, held.name, status(held.health), held.notes, kind, definition));
+    }
+    if machine.isolate {
+        let notes = if kept.reason.is_empty() { NO_REASON.to_owned() } else { kept.reason.clone() };
+        let (id, name) = ("_node_maintenance".into(), "Node Maintenance Mode".into());
+        list.push(check(id, name, "critical", notes, "maintenance", json!({})));
+    }
+    list
+}
+
+/// The checks that an instance goes by: as at Consul first those of its node, then its own.
+pub(super) fn with_node_checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Check> {
+    let mut list: Vec<Check> =
+        instance.machines.iter().flat_map(|machine| node_checks(machine, &Kept::of(machine))).collect();
+    list.extend(checks(instance, kept, own_node));
+    list
+}
+
 fn definition(instance: &Instance, check: Option<&crate::Check>) -> (&'static str, Value) {
     let Some(check) = check else { return ("", json!({})) };
     let mut definition = serde_json::Map::new();
@@ -299,7 +345,7 @@ impl ServiceEntry {
         let kept = Kept::of(instance);
         ServiceEntry {
             node: Node::of(instance, &kept, own_node),
-            checks: checks(instance, &kept, own_node),
+            checks: with_node_checks(instance, &kept, own_node),
             service: AgentService::new(instance, &kept),
         }
     }

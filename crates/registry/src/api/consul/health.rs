@@ -3,10 +3,10 @@
 use bytes::Bytes;
 use hyper::StatusCode;
 
-use super::catalog::bracketed;
+use super::catalog::{bracketed, on_node};
 use super::entry::{self, Check, ServiceEntry};
 use super::wire::{Kept, health, status};
-use super::{Call, Scope, entries, has_tags};
+use super::{Call, Scope, entries, has_tags, machine};
 use std::sync::Arc;
 
 use crate::api::reply::JSON;
@@ -48,10 +48,11 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
             let blocked = call.blocked(None).await?;
             let wanted = (*node).to_owned();
             let make = move |scope: &Scope, out: &mut Composer| {
-                let mut all = scope.instances();
-                all.retain(|instance| entry::node_name(&Kept::of(instance), &scope.node) == wanted);
+                let nodes = machine::named(scope, &wanted);
+                let of_nodes = nodes.iter().flat_map(|(node, kept)| of_node(node, kept, scope, None));
+                let all = on_node(scope, &wanted);
                 out.text("[");
-                out.text(entries(all.iter().flat_map(|instance| of_instance(instance, scope, None))));
+                out.text(entries(of_nodes.chain(all.iter().flat_map(|instance| of_instance(instance, scope, None)))));
                 out.text("]");
             };
             Ok(blocked.show(call.whole("consul.node.checks", node, make).await?))
@@ -70,8 +71,11 @@ fn in_state(scope: &Scope, state: Option<Health>, out: &mut Composer) {
         Some(Health::Warning) => Encoding::ConsulChecksWarning,
         Some(Health::Critical) => Encoding::ConsulChecksCritical,
     };
+    let nodes = machine::all(scope);
+    let of_nodes = entries(nodes.iter().flat_map(|(node, kept)| of_node(node, kept, scope, state)));
+    let mut some = !of_nodes.is_empty();
     out.text("[");
-    let mut some = false;
+    out.text(of_nodes);
     for service in scope.services() {
         let before = if some { "," } else { "" };
         if scope.wanted.is_all() {
@@ -93,12 +97,20 @@ fn checks<'a>(instances: impl IntoIterator<Item = &'a Arc<Instance>>, scope: &Sc
     entries(instances.into_iter().flat_map(|instance| of_instance(instance, scope, state)))
 }
 
+fn of_node(node: &Instance, kept: &Kept, scope: &Scope, state: Option<Health>) -> Vec<Check> {
+    let checks = if scope.wanted.node(kept) { entry::node_checks(node, kept) } else { Vec::new() };
+    wanted(checks, scope, state)
+}
+
 fn of_instance(instance: &Instance, scope: &Scope, state: Option<Health>) -> Vec<Check> {
     let kept = Kept::of(instance);
     if !scope.wanted.node(&kept) {
         return Vec::new();
     }
-    let mut checks = entry::checks(instance, &kept, &scope.node);
+    wanted(entry::checks(instance, &kept, &scope.node), scope, state)
+}
+
+fn wanted(mut checks: Vec<Check>, scope: &Scope, state: Option<Health>) -> Vec<Check> {
     checks.retain(|check| state.is_none_or(|state| check.is(status(state))) && scope.fits(check));
     checks
 }

@@ -136,7 +136,7 @@ pub(super) async fn watched<T>(
     // something whose last change was forgotten meanwhile, is as good as what is here: nothing has happened since.
     let known = wanted.0 > 0 && wanted >= Revision(now.0.max(1)) && wanted <= Revision(registry.kv_revision().0.max(1));
     if !known {
-        return Ok((Blocked { index: now, waited: false }, found));
+        return Ok((Blocked { index: now.0.max(1), waited: false }, found));
     }
     let wait = request.duration("wait")?.filter(|wait| !wait.is_zero()).unwrap_or(DEFAULT_WAIT);
     let wait = wait.min(call.context.limits.wait);
@@ -145,7 +145,7 @@ pub(super) async fn watched<T>(
     call.context.hold(request, async { changed.await.map_err(ApiError::from) }).await?;
     let found = read()?;
     // Never lower than the client has heard: it would begin anew for nothing.
-    let index = index(&found).max(wanted);
+    let index = index(&found).max(wanted).0.max(1);
     Ok((Blocked { index, waited: true }, found))
 }
 

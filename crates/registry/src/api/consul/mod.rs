@@ -3,7 +3,7 @@
 //!
 //! The whole registry is every host's agent, whichever of our nodes is asked: a client that registers here and asks there
 //! finds what it expects. A service belongs to its host: the address of the service, or where that is not given, the address that
-//! the request came from ([`super::identity`]). Not there: ACLs, the mesh, node checks, and
+//! the request came from ([`super::identity`]). Not there: ACLs, the mesh, and
 //! Consul's record of what a check printed (`Output` is empty).
 //!
 //! Format: <https://developer.hashicorp.com/consul/api-docs>.
@@ -15,6 +15,7 @@ mod entry;
 mod filter;
 mod health;
 mod kv;
+mod machine;
 mod session;
 mod txn;
 mod wire;
@@ -367,16 +368,17 @@ impl Call<'_> {
         let revision = || self.context.revision_of(watched);
         let wanted = self.request.number("index")?.unwrap_or(0);
         let now = revision();
-        let ahead = self.context.is_ahead(now, Revision(wanted));
-        // An index that was never given out is one of another store: the client has to begin again. The lowest index is 1.
-        if wanted == 0 || (wanted != now.0.max(1) && !ahead) {
-            return Ok(Blocked { index: now, waited: false });
+        let wanted_revision = Revision(wanted.saturating_sub(1));
+        let ahead = self.context.is_ahead(now, wanted_revision);
+        // An index that was never given out is one of another store: the client has to begin again.
+        if wanted == 0 || (wanted_revision != now && !ahead) {
+            return Ok(Blocked { index: index_of(now), waited: false });
         }
-        let seen = if ahead { Revision(wanted) } else { now };
+        let seen = if ahead { wanted_revision } else { now };
         let wait = self.request.duration("wait")?.filter(|wait| !wait.is_zero()).unwrap_or(DEFAULT_WAIT);
         let wait = wait.min(self.context.limits.wait);
         self.context.wait(self.request, watched, seen, wait + jitter(wait)).await?;
-        Ok(Blocked { index: revision(), waited: true })
+        Ok(Blocked { index: index_of(revision()), waited: true })
     }
 }
 
@@ -433,20 +435,23 @@ fn jitter(wait: Duration) -> Duration {
     (wait / 16).mul_f64(f64::from(u32::from_le_bytes(random)) / f64::from(u32::MAX))
 }
 
+/// The index that stands for a revision of services. One more than the revision: the lowest index is 1, and before the first revision, which
+/// is 1, there is an index already. So the first change of all wakes those who wait.
+fn index_of(revision: Revision) -> u64 {
+    revision.0.saturating_add(1)
+}
+
 /// What a blocking query came back with.
 struct Blocked {
-    index: Revision,
+    /// From 1 on: at Consul's clients 0 says that they know nothing.
+    index: u64,
     waited: bool,
 }
 
 impl Blocked {
     /// Adds the headers that clients look for.
     fn show(&self, reply: Reply) -> Reply {
-        reply
-            .header(INDEX, self.index.0.max(1))
-            .header(KNOWN_LEADER, "true")
-            .header(LAST_CONTACT, 0)
-            .waited(self.waited)
+        reply.header(INDEX, self.index).header(KNOWN_LEADER, "true").header(LAST_CONTACT, 0).waited(self.waited)
     }
 }
 

@@ -10,7 +10,7 @@ use super::{Call, checks::owner, kv};
 use crate::api::auth::Role;
 use crate::api::{ApiError, Reply, format_duration, parse_duration};
 use crate::kv::{Behavior, LONGEST_LOCK_DELAY, LONGEST_TTL, Renewal, Session, Subject};
-use crate::{Health, Revision};
+use crate::{Health, InstanceId, Revision};
 
 /// Where nobody says.
 const LOCK_DELAY: Duration = Duration::from_secs(15);
@@ -49,9 +49,13 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
 }
 
 fn show(session: &Session) -> Value {
-    let services: Vec<Value> =
-        session.service_checks.iter().map(|(id, _)| json!({ "ID": id, "Namespace": "" })).collect();
-    let names = session.node_checks.iter().chain(session.service_checks.iter().map(|(id, _)| id));
+    let of_node = |(_, of): &&(String, InstanceId)| of.is_of_machine();
+    let of_service = |(_, of): &&(String, InstanceId)| !of.is_of_machine();
+    let of_node = session.service_checks.iter().filter(of_node).map(|(id, _)| id);
+    let of_node: Vec<&String> = session.node_checks.iter().chain(of_node).collect();
+    let of_service: Vec<&String> = session.service_checks.iter().filter(of_service).map(|(id, _)| id).collect();
+    let services: Vec<Value> = of_service.iter().map(|id| json!({ "ID": id, "Namespace": "" })).collect();
+    let names = of_node.iter().chain(&of_service);
     json!({
         "ID": &*session.id,
         "Name": session.name,
@@ -60,7 +64,7 @@ fn show(session: &Session) -> Value {
         "Behavior": session.behavior,
         "TTL": session.ttl_text,
         "Checks": names.collect::<Vec<_>>(),
-        "NodeChecks": session.node_checks,
+        "NodeChecks": of_node,
         "ServiceChecks": if services.is_empty() { Value::Null } else { services.into() },
         "CreateIndex": session.created.0,
         "ModifyIndex": session.created.0,

@@ -17,7 +17,7 @@ pub(super) const KEPT: &str = "kingpost.consul";
 pub(super) const CHECK_ID: &str = "kingpost.check";
 /// The metadata key of the address that a registration came from, where that is not the address of the service. In the index: by it
 /// an agent's client is told from the clients of other agents that use the same service id.
-pub(super) const FROM: &str = "kingpost.from";
+pub(super) const FROM: &str = crate::AGENT;
 /// Consul's weights are small numbers around 1, ours around 100.
 pub(super) const WEIGHT_SCALE: u16 = 100;
 
@@ -27,8 +27,9 @@ pub(super) const WEIGHT_SCALE: u16 = 100;
 pub(super) struct Kept {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) tags: Vec<String>,
-    /// The node of the catalog. Of a service that came through an agent's API: the address of its host.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    /// The node of the catalog. Of a service that came through an agent's API: the address of its host. It has a metadata key of its own,
+    /// [`crate::ON`], so that what is on a node is found; older rows have it here.
+    #[serde(skip_serializing)]
     pub(super) node: String,
     /// Whether the service came through the API of an agent.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -56,6 +57,9 @@ pub(super) struct Kept {
     pub(super) node_meta: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) node_tagged_addresses: BTreeMap<String, String>,
+    /// Of a node or service that is in maintenance: why.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) reason: String,
 }
 
 /// What Consul knows of one of several checks and the model does not.
@@ -69,9 +73,26 @@ pub(super) struct Described {
 }
 
 impl Kept {
-    /// What is kept of an instance; nothing if another front registered it.
+    /// What is kept of an instance; nothing but its node if another front registered it. Where the node is in the catalog by itself, what is
+    /// known of the node is what the catalog says.
     pub(super) fn of(instance: &Instance) -> Kept {
-        instance.metadata.get(KEPT).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+        let parsed = instance.metadata.get(KEPT).and_then(|text| serde_json::from_str(text).ok());
+        let mut kept: Kept = parsed.unwrap_or_default();
+        if let Some(node) = instance.metadata.get(crate::ON) {
+            node.clone_into(&mut kept.node);
+        }
+        let of_node = instance.machines.iter().find(|machine| machine.metadata.get(crate::ON) == Some(&kept.node));
+        if let Some(machine) = of_node {
+            let of_node = Kept::of(machine);
+            // An agent's call tells no more of a node than its name.
+            if !of_node.agent {
+                kept.node_address = machine.host.to_string();
+                kept.node_id = of_node.node_id;
+                kept.node_meta = of_node.node_meta;
+                kept.node_tagged_addresses = of_node.node_tagged_addresses;
+            }
+        }
+        kept
     }
 }
 
@@ -211,6 +232,15 @@ impl Service {
             meta.insert(FROM.into(), from.into());
         }
         Ok(Metadata::from_pairs(&meta)?)
+    }
+}
+
+/// What `?enable=` says, in whichever of the ways that Consul understands.
+pub(super) fn flag(enable: Option<&str>) -> Result<bool, ApiError> {
+    match enable {
+        Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Ok(true),
+        Some("0" | "f" | "F" | "false" | "FALSE" | "False") => Ok(false),
+        found => Err(ApiError::bad(format!("enable={}: expected true or false", found.unwrap_or_default()))),
     }
 }
 

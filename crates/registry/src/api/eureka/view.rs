@@ -30,7 +30,7 @@ pub(super) fn app_name(service: &str) -> String {
 pub(super) fn status(instance: &Instance) -> Option<&'static str> {
     let kept = Kept::of(instance);
     let says = kept.as_ref().map_or("UP", Kept::effective);
-    match (&kept, instance.health) {
+    match (&kept, instance.overall()) {
         (Some(_), Health::Critical) => None,
         (None, Health::Critical) => Some("DOWN"),
         _ if instance.isolate && says == "UP" => Some("OUT_OF_SERVICE"),

@@ -79,7 +79,7 @@ impl All {
         for change in changes.iter().filter(|change| change.service().namespace() == NAMESPACE) {
             let app = app_name(change.service().name());
             match change {
-                Change::Put(instance) => {
+                Change::Put { instance, .. } => {
                     let action = match view::status(instance) {
                         None => "DELETED",
                         Some(_) if instance.ctime == instance.mtime => "ADDED",

@@ -215,7 +215,7 @@ impl Following {
         let mut told = pb::WatchResponse { revision: revision.0, ..Default::default() };
         for change in &list {
             match change {
-                Change::Put(instance) => told.put.push(shown(instance)),
+                Change::Put { instance, .. } => told.put.push(shown(instance)),
                 Change::Removed { last, .. } => told.removed.push(last.id.local().to_owned()),
                 // Whether the service is there is in a snapshot.
                 Change::Service { .. } => return None,
@@ -376,7 +376,7 @@ fn shown_health(health: Health) -> pb::Health {
 }
 
 fn shown(instance: &Instance) -> pb::Instance {
-    let health = shown_health(instance.health);
+    let health = shown_health(instance.overall());
     pb::Instance {
         id: instance.id.local().to_owned(),
         service: instance.service.name().to_owned(),

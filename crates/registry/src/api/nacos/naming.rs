@@ -148,7 +148,7 @@ pub(super) fn hosts(context: &Context, service: &Service, key: &ServiceKey, want
     // Who is taken out is not shown, as in Nacos.
     let list = list.filter(|instance| !instance.isolate);
     let list = list.filter(|instance| clusters.is_empty() || clusters.contains(&wire::cluster(instance).as_str()));
-    let list = list.filter(|instance| !wanted.healthy || instance.health != crate::Health::Critical);
+    let list = list.filter(|instance| !wanted.healthy || instance.overall() != crate::Health::Critical);
     let list = list.map(|instance| wire::shown(instance, service)).collect();
     Hosts { revision: snapshot.as_ref().map_or(before, |snapshot| snapshot.revision), list }
 }

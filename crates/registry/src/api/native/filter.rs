@@ -50,7 +50,7 @@ impl Filter {
 
     pub(super) fn fits(&self, instance: &Instance) -> bool {
         let same = |wanted: &Option<String>, found: &str| wanted.as_ref().is_none_or(|wanted| wanted == found);
-        (self.health.is_empty() || self.health.contains(&instance.health))
+        (self.health.is_empty() || self.health.contains(&instance.overall()))
             && (!self.usable || instance.is_usable())
             && same(&self.region, &instance.location.region)
             && same(&self.zone, &instance.location.zone)

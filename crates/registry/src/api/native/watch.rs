@@ -103,7 +103,7 @@ fn changes(context: &Context, service: &ServiceKey, seen: Revision, now: Revisio
     let mut told = Changes { revision, put: Vec::new(), removed: Vec::new() };
     for change in &list {
         match change {
-            Change::Put(instance) => told.put.push(Shown::from(&**instance)),
+            Change::Put { instance, .. } => told.put.push(Shown::from(&**instance)),
             Change::Removed { last, .. } => told.removed.push(last.id.local()),
             // What is said about the service itself is in its snapshot.
             Change::Service { .. } => return None,

@@ -45,7 +45,7 @@ impl<'a> From<&'a Instance> for Shown<'a> {
             weight: instance.weight,
             priority: instance.priority,
             isolate: instance.isolate,
-            health: instance.health,
+            health: instance.overall(),
             location: &instance.location,
             metadata: &instance.metadata,
             check: instance.check.as_deref(),

@@ -227,7 +227,7 @@ impl Asking<'_> {
                     return Ok(found(code::NO_CHANGE, service));
                 }
                 let healthy = asked.filter.as_ref().is_some_and(|filter| filter.only_healthy_instance);
-                let instances = snapshot.instances.iter().filter(|it| !healthy || it.health != Health::Critical);
+                let instances = snapshot.instances.iter().filter(|it| !healthy || it.overall() != Health::Critical);
                 let instances = instances.map(|instance| shown(instance)).collect();
                 Ok(pb::DiscoverResponse { instances, ..found(code::OK, service) })
             }
@@ -321,7 +321,7 @@ fn shown(instance: &Instance) -> pb::Instance {
                 ttl: Some(u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX).div_ceil(BEATS)),
             }),
         }),
-        healthy: Some(instance.health != Health::Critical),
+        healthy: Some(instance.overall() != Health::Critical),
         isolate: Some(instance.isolate),
         location: Some(pb::Location {
             region: text(&instance.location.region),
