@@ -809,7 +809,7 @@ impl Core {
             Some(Note::Refused(why)) => Some(refused(*why)),
             Some(Note::Missing(name)) if code == Sqlstate::INVALID_STATEMENT_NAME => Some(missing(data, name)),
             Some(Note::Doomed(name)) if code == Sqlstate::DUPLICATE_STATEMENT => Some(taken(data, name)),
-            Some(Note::Finished(portal)) => Some(cannot_be_run(portal)),
+            Some(Note::Finished(portal)) => Some(cannot_be_run(portal, server.protocol.status())),
             Some(_) => None,
             None => match server.protocol.front() {
                 Some((_, Note::RefusedQuery { why, .. })) => Some(refused(*why)),
@@ -1033,11 +1033,20 @@ fn refused(why: Refusal) -> Box<[u8]> {
     message.into()
 }
 
-/// PostgreSQL's error for a portal that was run to its end.
-fn cannot_be_run(portal: &[u8]) -> Box<[u8]> {
-    let text = format!("portal \"{}\" cannot be run", String::from_utf8_lossy(portal));
+/// PostgreSQL's error for an Execute of a portal that was run to its end, in a transaction of this status. PostgreSQL looks at the transaction first.
+fn cannot_be_run(portal: &[u8], status: Status) -> Box<[u8]> {
+    let (code, text) = match status {
+        Status::Failed => (
+            Sqlstate::IN_FAILED_TRANSACTION,
+            "current transaction is aborted, commands ignored until end of transaction block".to_owned(),
+        ),
+        Status::Idle | Status::Transaction => (
+            Sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("portal \"{}\" cannot be run", String::from_utf8_lossy(portal)),
+        ),
+    };
     let mut message = Vec::new();
-    message::error(&mut message, wire::Severity::Error, Sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE, &text, "");
+    message::error(&mut message, wire::Severity::Error, code, &text, "");
     message.into()
 }
 
