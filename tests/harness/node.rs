@@ -395,7 +395,7 @@ impl Node {
         self.wait_value(&sql, "t").await;
     }
 
-    /// Makes a stopped former primary follow `primary`, dropping what it alone has.
+    /// Makes a stopped server, a former primary or a standby, follow `primary`, dropping what it alone has.
     ///
     /// # Panics
     /// When it runs, or cannot be rewound.
@@ -411,6 +411,8 @@ impl Node {
         std::fs::write(self.dir.join("postgresql.auto.conf"), unlocked + "\n").expect("write postgresql.auto.conf");
         // Ours, and in the way of a server's user.
         let _ = std::fs::remove_file(self.dir.join("dynamic.conf"));
+        // Of a standby that was killed: pg_rewind recovers it in single-user mode, which refuses to be a standby.
+        let _ = std::fs::remove_file(self.dir.join("standby.signal"));
         let source = format!("host=127.0.0.1 port={} user=postgres dbname=postgres", primary.port());
         let mut rewind = command(&pg_bin().join("pg_rewind"), RunAs::Server, "KILL");
         rewind.args(["--no-sync", "--source-server", &source, "--target-pgdata"]).arg(&self.dir);
