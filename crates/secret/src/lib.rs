@@ -156,12 +156,15 @@ pub fn given(password: Option<&String>, file: Option<&Path>) -> Result<Option<St
     }
 }
 
+/// Of [`Error::Unusable`]: at least [`MOST_BYTES`].
+const TOO_LONG: &str = "longer than 64 KiB";
+
 fn first_line(bytes: &[u8], from: &str) -> Result<Secret, Error> {
     let unusable = |what| Error::Unusable { from: from.to_owned(), what };
     let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     if line.len() as u64 >= MOST_BYTES {
-        return Err(unusable("longer than 64 KiB"));
+        return Err(unusable(TOO_LONG));
     }
     match std::str::from_utf8(line) {
         Ok("") => Err(unusable("empty")),
@@ -194,6 +197,11 @@ fn run(words: &[String], limit: Duration) -> Result<Secret, Error> {
         Ok(Err(source)) => return Err(Error::Start { program, source }),
         Err(_) => return Err(late()),
     };
+    let from = format!("what password_command {program:?} writes");
+    // Before the exit status: nobody reads the rest, so the command may have ended by SIGPIPE.
+    if bytes.len() as u64 >= MOST_BYTES {
+        return Err(Error::Unusable { from, what: TOO_LONG });
+    }
     let status = loop {
         match running.0.try_wait() {
             Ok(Some(status)) => break status,
@@ -205,7 +213,7 @@ fn run(words: &[String], limit: Duration) -> Result<Secret, Error> {
     if !status.success() {
         return Err(Error::Failed { program, status: status.to_string() });
     }
-    first_line(&bytes, &format!("what password_command {program:?} writes"))
+    first_line(&bytes, &from)
 }
 
 /// A started command; its process group is killed when this is dropped.
