@@ -46,6 +46,8 @@ struct Generator {
     crowded: bool,
     session: Session,
     speakers: Vec<Speakers>,
+    /// What clients have prepared as drivers do, so that another one prepares the same.
+    prepared: Vec<Sql>,
 }
 
 /// The session of a seed under a configuration, of the features that are allowed.
@@ -59,6 +61,7 @@ pub(crate) fn session(seed: u64, config: &Config, allowed: Features) -> Session 
         crowded: config.crowded,
         session: Session::default(),
         speakers: Vec::new(),
+        prepared: Vec::new(),
     };
     generator.cast(config.late);
     generator.settings();
@@ -239,9 +242,25 @@ impl Generator {
                 return unit;
             }
         }
+        if self.has(Feature::Named) && self.has(Feature::Describe) && self.rng.chance(12) {
+            return self.only_prepares(client);
+        }
         let sql = self.choose(client);
         let (rng, features) = (&mut self.rng, self.features);
         self.speakers[client].known.unit(rng, features, sql)
+    }
+
+    /// A client prepares a statement and has it described, and does not run it yet: often one that somebody has prepared before.
+    fn only_prepares(&mut self, client: usize) -> Unit {
+        let sql = if !self.prepared.is_empty() && self.rng.chance(65) {
+            self.prepared[self.rng.below(self.prepared.len())].clone()
+        } else {
+            let sql = self.choose(client);
+            self.prepared.push(sql.clone());
+            sql
+        };
+        let (rng, features) = (&mut self.rng, self.features);
+        self.speakers[client].known.only_prepares(rng, features, sql)
     }
 
     /// One list of messages, with a Sync where one is needed, and sometimes where none is.

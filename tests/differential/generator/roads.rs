@@ -161,6 +161,27 @@ impl Known {
         Unit { messages, simple: false, sure }
     }
 
+    /// The Parse of a named statement, behind a Close where the name is taken; and the name.
+    fn parses(&mut self, rng: &mut Rng, features: Features, sql: Sql) -> (String, Vec<Message>) {
+        let mut messages = Vec::new();
+        let name = rng.pick(&STATEMENTS).to_owned();
+        let taken = self.statements.iter().any(|(known, _)| *known == name);
+        if taken && !(features.has(Feature::Errors) && rng.chance(15)) {
+            messages.push(Message::Close(Target::Statement, name.clone()));
+        }
+        messages.push(parse(&name, &sql));
+        self.statements.retain(|(known, _)| *known != name);
+        self.statements.push((name.clone(), sql));
+        (name, messages)
+    }
+
+    /// `P s1 "…"; D S s1` with nothing behind it: what asyncpg, pgx and others send before a statement's first use.
+    pub(crate) fn only_prepares(&mut self, rng: &mut Rng, features: Features, sql: Sql) -> Unit {
+        let (name, mut messages) = self.parses(rng, features, sql);
+        messages.push(Message::Describe(Target::Statement, name));
+        Unit { messages, simple: false, sure: false }
+    }
+
     fn prepared(&mut self, rng: &mut Rng, features: Features, sql: Sql) -> Unit {
         let errors = features.has(Feature::Errors);
         let mut messages = Vec::new();
@@ -168,13 +189,8 @@ impl Known {
         let name = match known {
             Some(name) if rng.chance(85) => name,
             _ => {
-                let name = rng.pick(&STATEMENTS).to_owned();
-                if self.statements.iter().any(|(known, _)| *known == name) && !(errors && rng.chance(15)) {
-                    messages.push(Message::Close(Target::Statement, name.clone()));
-                }
-                messages.push(parse(&name, &sql));
-                self.statements.retain(|(known, _)| *known != name);
-                self.statements.push((name.clone(), sql.clone()));
+                let (name, parses) = self.parses(rng, features, sql.clone());
+                messages.extend(parses);
                 name
             }
         };
