@@ -21,6 +21,8 @@ pub(crate) struct Before {
     pub(crate) chains: bool,
     /// Another client has sent messages that no Sync or Flush has followed.
     pub(crate) others_unfinished: bool,
+    /// Another client has prepared a statement, or had it described, and no Sync has followed: `P s "select * from t"; H`.
+    pub(crate) others_prepare: bool,
     /// The client has sent DEALLOCATE in a Query right behind messages of the extended protocol, without a Sync in between, or in a text with other
     /// statements.
     pub(crate) deallocates_inside: bool,
@@ -69,6 +71,7 @@ impl Before {
                 .any(|packet| says(packet, &["alter table", "lock table", "drop table", "truncate"])),
             chains: own().any(|packet| says(packet, &["and chain"])),
             others_unfinished: false,
+            others_prepare: false,
             listens_behind_notify: own().any(|packet| {
                 let texts: Vec<String> =
                     packet.messages.iter().filter_map(Message::sql).map(str::to_ascii_lowercase).collect();

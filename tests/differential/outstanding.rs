@@ -34,6 +34,8 @@ pub(crate) struct Outstanding {
     copying: bool,
     /// Messages of the extended protocol were sent since the last Sync or Query.
     unsynced: bool,
+    /// One of them was a Bind or an Execute.
+    ran: bool,
 }
 
 impl Sent {
@@ -67,6 +69,7 @@ impl Outstanding {
             Sent::Parse | Sent::Bind | Sent::Describe | Sent::Execute | Sent::Close => true,
             Sent::Flush | Sent::CopyData | Sent::CopyEnd => self.unsynced,
         };
+        self.ran = self.unsynced && (self.ran || matches!(sent, Sent::Bind | Sent::Execute));
         self.queue.push_back(sent);
         self.advance();
     }
@@ -117,6 +120,11 @@ impl Outstanding {
     /// Whether messages wait for an answer.
     pub(crate) fn has_queued(&self) -> bool {
         self.current.is_some() || !self.queue.is_empty()
+    }
+
+    /// Whether statements were prepared, described or closed, and nothing was bound or run, since the last Sync or Query.
+    pub(crate) fn only_prepares(&self) -> bool {
+        self.unsynced && !self.ran
     }
 
     /// Whether the server waits for CopyData.

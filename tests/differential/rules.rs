@@ -173,6 +173,12 @@ pub(crate) const RULES: &[Rule] = &[
         covers: kept_unit,
     },
     Rule {
+        name: "known-unit",
+        what: "a Parse or Describe with a Flush behind it, and no Sync yet, locks no table (`P s \"select * from t\"; H`)",
+        why: "the proxy answers it by itself where it knows the statement",
+        covers: known_unit,
+    },
+    Rule {
         name: "inserted-parse",
         what: "where `Describe` or `Bind` waits in vain for a lock, 55P03 comes without the ParameterDescription before it, or with a position in the text; \
                and so does 42P01 where a table is not there any more as the client's texts are read now",
@@ -421,6 +427,11 @@ fn kept_unit(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Op
     (waited && scene.before.others_unfinished).then_some(Verdict::Over)
 }
 
+fn known_unit(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let waited = is_error(direct, "55P03") && !matches!(proxied, Some(Reply::Error(_)) | None);
+    (waited && scene.before.others_prepare).then_some(Verdict::Over)
+}
+
 fn inserted_parse(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let waited = |reply: Option<&Reply>| is_error(reply, "55P03");
     match direct {
@@ -563,6 +574,9 @@ mod tests {
             (none, locked(), error("55006", "canceling statement due to lock timeout"), ""),
             (none, locked(), done(), ""),
             (Before { others_unfinished: true, ..none }, locked(), done(), "kept-unit Over"),
+            (Before { others_prepare: true, ..none }, locked(), done(), "known-unit Over"),
+            (Before { others_prepare: true, ..none }, done(), locked(), ""),
+            (Before { others_prepare: true, ..none }, locked(), aborted(), ""),
             (Before { reads_elsewhere: true, ..none }, locked(), done(), ""),
             (Before { resets_inside: true, ..none }, row(Some("a")), row(Some("b")), "reset-inside Over"),
             (none, row(Some("")), row(Some("kingpost")), ""),

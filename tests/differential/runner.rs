@@ -325,9 +325,12 @@ impl Run<'_> {
     /// What of the steps so far, this one included, matters to rules.
     fn before(&self, client: usize) -> Before {
         let open = self.pairs[client].as_ref().is_none_or(|pair| !pair.direct.is_idle());
-        let unfinished = |pair: &Option<Pair>| pair.as_ref().is_some_and(|pair| pair.direct.is_unfinished());
-        let others_unfinished = self.pairs.iter().enumerate().any(|(other, pair)| other != client && unfinished(pair));
-        Before { others_unfinished, ..Before::of(self.session, self.step, client, open) }
+        let others = |holds: fn(&Wire) -> bool| {
+            let mut others = self.pairs.iter().enumerate().filter(|(other, _)| *other != client);
+            others.any(|(_, pair)| pair.as_ref().is_some_and(|pair| holds(&pair.direct)))
+        };
+        let (others_unfinished, others_prepare) = (others(Wire::is_unfinished), others(Wire::only_prepares));
+        Before { others_unfinished, others_prepare, ..Before::of(self.session, self.step, client, open) }
     }
 
     fn differs(&mut self, mismatch: &Mismatch) -> Stop {

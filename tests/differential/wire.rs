@@ -169,6 +169,11 @@ impl Wire {
         self.outstanding.is_settled() && self.outstanding.has_queued()
     }
 
+    /// Whether the client has prepared statements, or had them described, in no transaction, and has sent neither Bind nor Sync behind that.
+    pub(crate) fn only_prepares(&self) -> bool {
+        self.status == b'I' && self.outstanding.only_prepares()
+    }
+
     /// Whether the connection is closed, as far as is known.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
