@@ -142,7 +142,8 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "prepared-anew",
-        what: "a prepared statement whose columns have changed works where PostgreSQL says 0A000, if the client was not told of its columns",
+        what: "a prepared statement whose columns have changed works, and is described as it is now, where PostgreSQL says 0A000, if the client was not told \
+               of its columns",
         why: "it is prepared on a connection that has not seen it before the change",
         covers: prepared_anew,
     },
@@ -393,7 +394,7 @@ fn placeholder(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply
 
 fn prepared_anew(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let refused = is_error(direct, "0A000");
-    (refused && matches!(proxied, Some(Reply::Plain(b'2')))).then_some(Verdict::Over)
+    (refused && matches!(proxied, Some(Reply::Plain(b'2') | Reply::Columns(_)))).then_some(Verdict::Over)
 }
 
 fn described_failed(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
@@ -557,6 +558,7 @@ mod tests {
             (none, denied(), Reply::Plain(b'2'), ""),
             (none, done(), row(Some("old")), ""),
             (none, old_plan(), Reply::Plain(b'2'), "prepared-anew Over"),
+            (none, old_plan(), Reply::Columns(Vec::new()), "prepared-anew Over"),
             (none, old_plan(), done(), ""),
             (placeholder, row(None), row(Some("")), "placeholder Same"),
             (placeholder, row(Some("")), row(None), "placeholder Same"),
