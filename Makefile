@@ -166,4 +166,4 @@ advisories: ## Known vulnerabilities in dependencies (needs the network; not par
 
 .PHONY: clean
 clean: ## Remove everything that was built or installed here; not a cluster's data
-	rm -rf target fuzz/target bench/out bench/.venv tests/clients/.venv tests/clients/node/node_modules
+	rm -rf target bench/out bench/.venv tests/clients/.venv tests/clients/node/node_modules

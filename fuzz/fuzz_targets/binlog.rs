@@ -1,13 +1,13 @@
 //! Binary logs as files and streams, GTIDs, and the messages of MySQL's protocol.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use binlog::event::{CHECKSUM, Checksum, HEADER};
 use binlog::gtid::{mariadb, mysql};
 use binlog::protocol::login::{ClientHello, Greeting};
 use binlog::protocol::{Messages, command::Command, reply, text::Statement};
 use binlog::{Groups, MAGIC, Walker, Within};
-use libfuzzer_sys::fuzz_target;
+use kingpost_fuzz::fuzz_target;
 
 /// Gives each event a length that fits, the place where it is, and a checksum that is right, so that what is behind is looked at.
 fn mend(data: &[u8]) -> Vec<u8> {

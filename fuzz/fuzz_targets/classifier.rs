@@ -1,9 +1,9 @@
 //! What a text is does not depend on what the classifier has seen: a warm cache, a tiny one and none agree.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use std::cell::RefCell;
 
-use libfuzzer_sys::fuzz_target;
+use kingpost_fuzz::fuzz_target;
 use sql::{Access, Classifier, ClassifierConfig, Control};
 
 thread_local! {

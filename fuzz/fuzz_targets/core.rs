@@ -1,12 +1,12 @@
 //! One worker's core with arbitrary clients and servers: it must not panic, and what it keeps must have a bound.
 //!
 //! The input is a list of events: a byte for what and whom, a byte for how much, and the bytes.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use libfuzzer_sys::fuzz_target;
+use kingpost_fuzz::fuzz_target;
 use proxy::config::{AuthMethod, PoolConfig, ProxyConfig};
 use proxy::core::token::{Kind, Token};
 use proxy::core::{Core, Effect, Peer, Shared};

@@ -1,11 +1,11 @@
 //! DNS questions, as strangers may send them.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use libfuzzer_sys::fuzz_target;
+use kingpost_fuzz::fuzz_target;
 use registry::dns::{Over, Services, Zone, answer};
 use registry::{NamespaceName, ServiceKey, ServiceSnapshot};
 

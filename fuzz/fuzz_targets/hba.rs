@@ -1,9 +1,9 @@
 //! Rules of who may come from where.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use std::net::IpAddr;
 
-use libfuzzer_sys::fuzz_target;
+use kingpost_fuzz::fuzz_target;
 use proxy::hba::{Attempt, Kind, Rules};
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,7 +1,7 @@
 //! What registry nodes say to each other: no bytes make it panic, and what is read and is a commit can be written again.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-use libfuzzer_sys::fuzz_target;
+use kingpost_fuzz::fuzz_target;
 use registry::peers::wire::{Message, committed};
 use registry::store::Interner;
 

@@ -1,9 +1,9 @@
 //! Both sides of SCRAM-SHA-256, each with arbitrary messages of the other.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use std::sync::OnceLock;
 
-use libfuzzer_sys::fuzz_target;
+use kingpost_fuzz::fuzz_target;
 use wire::scram::{Client, Credential, Server, Verifier};
 
 static VERIFIER: OnceLock<Verifier> = OnceLock::new();

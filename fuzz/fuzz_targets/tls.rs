@@ -2,13 +2,13 @@
 //! kept beyond its bound, nobody logged in. And what is read from certificates.
 //!
 //! The input is a byte of options (how the connection begins, in what pieces bytes come), and the bytes.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-use libfuzzer_sys::fuzz_target;
+use kingpost_fuzz::fuzz_target;
 use proxy::config::{AuthMethod, ProxyConfig};
 use proxy::core::{Core, Effect, Peer, Secure, Shared};
 use proxy::settings::Settings;

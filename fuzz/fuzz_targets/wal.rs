@@ -1,8 +1,8 @@
 //! WAL pages and timeline history files, as they may be found on a disk.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-use libfuzzer_sys::fuzz_target;
+use kingpost_fuzz::fuzz_target;
 use relay::log::{History, Identity, PAGE_BYTES, Segment, SegmentSize, Timeline, Walker};
 use watermark::Lsn;
 

@@ -1,7 +1,7 @@
 //! Frames, payload fields, startup packets and the replication protocol, from arbitrary bytes.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-use libfuzzer_sys::fuzz_target;
+use kingpost_fuzz::fuzz_target;
 use wire::frontend::Message;
 use wire::replication::{Command, Flushed, Rows, WalStream, read_reply};
 use wire::{Frame, HEADER, payload, startup};

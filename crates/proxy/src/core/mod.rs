@@ -464,9 +464,14 @@ impl Core {
         self.shared.accounts.ask(user, (self.id, client))
     }
 
+    /// True while clients are connected.
+    pub fn has_clients(&self) -> bool {
+        !self.clients.is_empty()
+    }
+
     /// True while there are connections of clients or to servers.
     pub fn has_connections(&self) -> bool {
-        !self.clients.is_empty() || !self.servers.is_empty()
+        self.has_clients() || !self.servers.is_empty()
     }
 
     // --- shared by the parts ---

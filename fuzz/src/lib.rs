@@ -1,0 +1,23 @@
+//! How a fuzz target is written down, with libFuzzer and without.
+//!
+//! With `cargo fuzz` a target is libFuzzer's. Built in any other way, it is a program that takes the files that it is given, one after
+//! another: so the targets are checked with the rest of the workspace, and a finding is shown again without a nightly toolchain:
+//! `cargo run -p kingpost-fuzz --features targets --bin core -- FILE`.
+
+#[cfg(fuzzing)]
+pub use libfuzzer_sys::fuzz_target;
+
+/// `fuzz_target!(|bytes: &[u8]| …)`: what is done with each input.
+#[cfg(not(fuzzing))]
+#[macro_export]
+macro_rules! fuzz_target {
+    (|$bytes:ident: &[u8]| $body:expr) => {
+        fn main() {
+            for path in std::env::args_os().skip(1) {
+                let read = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+                #[allow(clippy::redundant_closure_call)]
+                (|$bytes: &[u8]| $body)(&read);
+            }
+        }
+    };
+}
