@@ -11,6 +11,17 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 /// Longest file read, in bytes: a bundle of all public CAs has about 250 KB.
 const LONGEST: u64 = 2 << 20;
 
+/// Where distributions have the certificates of the CAs that a system trusts: Debian and those like it, Red Hat, Alpine and the BSDs.
+const SYSTEM_AUTHORITIES: [&str; 3] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+
+/// The file with the certificates of the CAs that the system trusts, in PEM. Where there is none, the name that it would have on Debian: who
+/// reads it says what is missing.
+pub fn system_authorities() -> &'static Path {
+    let found = SYSTEM_AUTHORITIES.iter().map(Path::new).find(|path| path.exists());
+    found.unwrap_or(Path::new(SYSTEM_AUTHORITIES[0]))
+}
+
 /// What is wrong with a setting of TLS. Carries no contents of any file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {

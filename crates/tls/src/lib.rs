@@ -27,7 +27,7 @@ mod verify;
 mod x509;
 
 pub use config::{ClientCert, ConnectConfig, ConnectMode, ListenConfig, ListenMode, ProtocolVersion};
-pub use files::Error;
+pub use files::{Error, system_authorities};
 pub use link::{Event, Identity, LONGEST_PART, Link, LinkError};
 pub use peers::{Acceptor, Connector, Target};
 /// For those who drive rustls by other means than a [`Link`].

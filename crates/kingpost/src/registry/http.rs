@@ -37,9 +37,6 @@ pub(crate) struct Remote {
     tls: Option<tls::Target>,
 }
 
-/// Where Debian and those like it keep the CAs that everybody trusts.
-const SYSTEM_CAS: &str = "/etc/ssl/certs/ca-certificates.crt";
-
 impl Remote {
     /// # Errors
     /// The address is not `http://host:port`, `https://host:port` or `host:port`.
@@ -73,7 +70,7 @@ impl Remote {
         }
         let config = tls::ConnectConfig {
             mode: tls::ConnectMode::VerifyFull,
-            ca_file: Some(ca.unwrap_or(Path::new(SYSTEM_CAS)).to_owned()),
+            ca_file: Some(ca.unwrap_or_else(|| tls::system_authorities()).to_owned()),
             cert_file: cert.map(Path::to_owned),
             key_file: key.map(Path::to_owned),
             ..tls::ConnectConfig::default()

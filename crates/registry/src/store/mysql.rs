@@ -63,7 +63,7 @@ const PIECE_BYTES: usize = 4 << 20;
 
 /// The store in a MySQL or MariaDB database.
 pub struct MySql {
-    options: Opts,
+    server: Server,
     /// What this opening is called in `registry_writer`.
     id: i64,
     writer: Mutex<Option<Conn>>,
@@ -89,37 +89,25 @@ impl MySql {
             // What does not fit is an error, not cut off.
             "SET SESSION sql_mode = 'STRICT_ALL_TABLES'".to_owned(),
         ];
-        let options: Opts = OptsBuilder::from_opts(options).setup(setup).stmt_cache_size(64).into();
+        let server = Server(OptsBuilder::from_opts(options).setup(setup).stmt_cache_size(64).into());
         let store = MySql {
-            kv: Arc::new(kv::MySqlKv::new(options.clone())),
-            options,
+            kv: Arc::new(kv::MySqlKv::new(server.clone())),
+            server,
             id: random(),
             writer: Mutex::new(None),
             reader: Mutex::new(None),
             poller: Mutex::new(None),
             roll: Mutex::new(None),
         };
-        let mut connection = store.connect().await?;
+        let mut connection = store.server.connect().await?;
         migrate(&mut connection, MIGRATIONS).await?;
         kv::migrate(&mut connection).await?;
         Ok(store)
     }
 
-    async fn connect(&self) -> Result<Conn, StoreError> {
-        within("connecting", Conn::new(self.options.clone())).await?.map_err(|e| failed("connecting", &e))
-    }
-
-    /// The connection in `slot`, taken out: dropped, it ends.
-    async fn take(&self, slot: &mut Option<Conn>) -> Result<Conn, StoreError> {
-        match slot.take() {
-            Some(connection) => Ok(connection),
-            None => self.connect().await,
-        }
-    }
-
     async fn commit(&self, batch: &Batch) -> Result<Committed, StoreError> {
         let mut slot = self.writer.lock().await;
-        let mut connection = self.take(&mut slot).await?;
+        let mut connection = self.server.take(&mut slot).await?;
         let planned = within("commit", write(&mut connection, self.id, batch)).await??;
         let end = if planned.wrote { "COMMIT" } else { "ROLLBACK" };
         let undetermined = |reason: String, planned: Committed| {
@@ -143,7 +131,7 @@ impl MySql {
 
     async fn resolve(&self, number: u64) -> Result<Option<Revision>, StoreError> {
         let doing = "resolving a commit";
-        let mut connection = self.connect().await?;
+        let mut connection = self.server.connect().await?;
         let found = within(doing, async {
             connection.query_drop("START TRANSACTION").await?;
             // Waits for our own transaction, should the server still be at it.
@@ -159,7 +147,7 @@ impl MySql {
 
     async fn read(&self, sink: &mut dyn Sink) -> Result<(), StoreError> {
         let mut slot = self.reader.lock().await;
-        let mut connection = self.take(&mut slot).await?;
+        let mut connection = self.server.take(&mut slot).await?;
         let doing = "reading rows";
         let error = |e| failed(doing, &e);
         let begin = async {
@@ -192,7 +180,7 @@ impl MySql {
 
     async fn collect(&self, up_to: Revision, before: i64, limit: usize) -> Result<usize, StoreError> {
         let doing = "collecting tombstones";
-        let mut connection = self.connect().await?;
+        let mut connection = self.server.connect().await?;
         let (up_to, limit) = (row::column(up_to), i64::try_from(limit).unwrap_or(i64::MAX));
         let collecting = async {
             // What is a tombstone now is one at this revision for ever: looking needs no lock.
@@ -221,7 +209,7 @@ impl MySql {
     async fn attend(&self, own: Option<&NodeRow>, gone: &[NodeId]) -> Result<Roll, StoreError> {
         let doing = "calling the roll";
         let mut slot = self.roll.lock().await;
-        let mut connection = self.take(&mut slot).await?;
+        let mut connection = self.server.take(&mut slot).await?;
         let attending = async {
             if let Some(NodeRow { id, address, judges, beat }) = own {
                 let put = Upsert::of(connection.server_version()).sql("registry_node", "id, address, judges, beat", 1);
@@ -244,7 +232,7 @@ impl MySql {
     async fn poll(&self, seen: Revision) -> Result<(), StoreError> {
         let mut slot = self.poller.lock().await;
         loop {
-            let mut connection = self.take(&mut slot).await?;
+            let mut connection = self.server.take(&mut slot).await?;
             let counter = connection.query_first::<i64, _>("SELECT v FROM registry_rev");
             let v =
                 within("looking at the revision", counter).await?.map_err(|e| failed("looking at the revision", &e))?;
@@ -293,6 +281,24 @@ impl Store for MySql {
 
     fn kv(&self) -> Option<Arc<dyn super::KvStore>> {
         Some(Arc::clone(&self.kv) as Arc<dyn super::KvStore>)
+    }
+}
+
+/// How the database is reached.
+#[derive(Clone)]
+struct Server(Opts);
+
+impl Server {
+    async fn connect(&self) -> Result<Conn, StoreError> {
+        within("connecting", Conn::new(self.0.clone())).await?.map_err(|e| failed("connecting", &e))
+    }
+
+    /// The connection in `slot`, taken out; a new one where there is none. A connection that is dropped ends, and its transaction with it.
+    async fn take(&self, slot: &mut Option<Conn>) -> Result<Conn, StoreError> {
+        match slot.take() {
+            Some(connection) => Ok(connection),
+            None => self.connect().await,
+        }
     }
 }
 

@@ -24,8 +24,6 @@ use endpoint::{Endpoint, Refused};
 const LIMIT: Duration = Duration::from_secs(1);
 /// Where Patroni has its keys, which are looked for.
 pub(super) const PATRONI: &str = "/service/";
-/// Where Debian and those like it keep the CAs that everybody trusts.
-const SYSTEM_CAS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// `[failover.etcd]`: where `kingpost watch --etcd` has its lock.
 #[derive(Clone, PartialEq, Default, Deserialize, Serialize)]
@@ -102,7 +100,7 @@ impl EtcdConfig {
         if endpoints.iter().any(|endpoint| endpoint.is_secure) {
             let config = tls::ConnectConfig {
                 mode: tls::ConnectMode::VerifyFull,
-                ca_file: Some(self.ca_file.clone().unwrap_or_else(|| SYSTEM_CAS.into())),
+                ca_file: Some(self.ca_file.clone().unwrap_or_else(|| tls::system_authorities().to_owned())),
                 cert_file: self.cert_file.clone(),
                 key_file: self.key_file.clone(),
                 ..tls::ConnectConfig::default()

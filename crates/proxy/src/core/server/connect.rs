@@ -305,15 +305,16 @@ impl Core {
     }
 
     fn login_failed(&mut self, s: usize, failure: Failure) {
+        let said = |error: &[u8]| {
+            payload::error_field(error, b'M').map(String::from_utf8_lossy).unwrap_or_default().into_owned()
+        };
         match failure {
             Failure::Refused(error) if self.offers_another_secret(s, &error) => {
-                let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
-                self.open_failed(s, &text, false);
+                self.open_failed(s, &said(&error), false);
             }
             Failure::Refused(error) if self.waits_for_renewal(s, &error) => {
-                let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
                 let (p, node) = (self.servers[s].pool, usize::from(self.servers[s].node.0));
-                self.open_failed(s, &text, false);
+                self.open_failed(s, &said(&error), false);
                 let place = &mut self.pools[p].nodes[node];
                 if place.offers.is_waiting() {
                     place.retry_at = Some(self.now + RENEWED_WITHIN);
@@ -321,10 +322,7 @@ impl Core {
             }
             Failure::Node(why) => self.open_failed(s, &why, true),
             Failure::Full(why) => self.open_failed(s, &why, false),
-            Failure::Refused(error) if self.servers[s].listener => {
-                let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
-                self.open_failed(s, &text, false);
-            }
+            Failure::Refused(error) if self.servers[s].listener => self.open_failed(s, &said(&error), false),
             Failure::Refused(error) => match self.servers[s].client {
                 Some(c) if self.servers[s].tunnel.is_some() => self.fail_login_as(c, &error),
                 _ => self.login_refused(s, &error),

@@ -13,9 +13,6 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::model::ProbeTls;
 
-/// Where distributions have the certificates of the authorities that a system trusts.
-const SYSTEM: [&str; 3] =
-    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
 /// What servers are offered by ALPN: HTTP/1.1 and HTTP/2, each in a configuration of its own.
 const PROTOCOLS: [&[u8]; 2] = [b"http/1.1", b"h2"];
 
@@ -51,11 +48,8 @@ impl Secure {
             return self.lenient.get_or_init(|| configs(ConnectMode::Require, None));
         }
         self.verifying.get_or_init(|| {
-            let system = || SYSTEM.iter().map(PathBuf::from).find(|path| path.exists());
-            match self.ca_file.clone().or_else(system) {
-                Some(file) => configs(ConnectMode::VerifyFull, Some(file)),
-                None => Err("no certificates of authorities: set registry.health.probe_ca_file".into()),
-            }
+            let file = self.ca_file.clone().unwrap_or_else(|| tls::system_authorities().to_owned());
+            configs(ConnectMode::VerifyFull, Some(file))
         })
     }
 

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use mysql_async::prelude::Queryable as _;
-use mysql_async::{Conn, Opts, Params, Row, Value};
+use mysql_async::{Conn, Params, Row, Value};
 use tokio::sync::Mutex;
 
 use super::super::kv::{COLUMNS, KvColumns, KvDecision, KvPlan, KvRead, KvRow, KvStore, VERSION, lacks};
 use super::super::row;
 use super::super::{BoxFuture, Head, random};
-use super::{PATIENCE, STORE, Upsert, failed, pieces, size, within};
+use super::{PATIENCE, STORE, Server, Upsert, failed, pieces, size, within};
 use crate::error::StoreError;
 use crate::model::Revision;
 
 /// The key-value part of a database.
 pub(super) struct MySqlKv {
-    options: Opts,
+    server: Server,
     /// What this opening is called in `registry_writer`.
     id: i64,
     writer: Mutex<Option<Conn>>,
@@ -134,25 +134,13 @@ async fn write(connection: &mut Conn, id: i64, number: u64, plan: &dyn KvPlan) -
 }
 
 impl MySqlKv {
-    pub(super) fn new(options: Opts) -> MySqlKv {
-        MySqlKv { options, id: random(), writer: Mutex::default(), reader: Mutex::default() }
-    }
-
-    async fn connect(&self) -> Result<Conn, StoreError> {
-        within("connecting", Conn::new(self.options.clone())).await?.map_err(|e| failed("connecting", &e))
-    }
-
-    /// The connection in `slot`, taken out: dropped, it ends, and with it its transaction.
-    async fn take(&self, slot: &mut Option<Conn>) -> Result<Conn, StoreError> {
-        match slot.take() {
-            Some(connection) => Ok(connection),
-            None => self.connect().await,
-        }
+    pub(super) fn new(server: Server) -> MySqlKv {
+        MySqlKv { server, id: random(), writer: Mutex::default(), reader: Mutex::default() }
     }
 
     async fn head(&self) -> Result<Head, StoreError> {
         let mut slot = self.reader.lock().await;
-        let mut connection = self.take(&mut slot).await?;
+        let mut connection = self.server.take(&mut slot).await?;
         let doing = "reading the key-value revision";
         let row = within(doing, connection.query_first(HEAD)).await?.map_err(|e| failed(doing, &e))?;
         *slot = Some(connection);
@@ -161,7 +149,7 @@ impl MySqlKv {
 
     async fn read(&self, epoch: i64, after: Revision) -> Result<KvRead, StoreError> {
         let mut slot = self.reader.lock().await;
-        let mut connection = self.take(&mut slot).await?;
+        let mut connection = self.server.take(&mut slot).await?;
         let doing = "reading keys";
         let reading = async {
             let error = |e| failed(doing, &e);
@@ -179,7 +167,7 @@ impl MySqlKv {
 
     async fn commit(&self, number: u64, plan: Arc<dyn KvPlan>) -> Result<(), StoreError> {
         let mut slot = self.writer.lock().await;
-        let mut connection = self.take(&mut slot).await?;
+        let mut connection = self.server.take(&mut slot).await?;
         let wrote = within("commit", write(&mut connection, self.id, number, &*plan)).await??;
         let undetermined = |reason: String| {
             Err(StoreError::Undetermined { store: STORE, reason: reason.into(), planned: Box::default() })
@@ -202,7 +190,7 @@ impl MySqlKv {
 
     async fn resolve(&self, number: u64) -> Result<bool, StoreError> {
         let doing = "resolving a commit";
-        let mut connection = self.connect().await?;
+        let mut connection = self.server.connect().await?;
         let found = within(doing, async {
             connection.query_drop("START TRANSACTION").await?;
             // Waits for our own transaction, should the server still be at it.
@@ -218,7 +206,7 @@ impl MySqlKv {
 
     async fn collect(&self, up_to: Revision, before: i64, limit: usize) -> Result<usize, StoreError> {
         let doing = "collecting deleted keys";
-        let mut connection = self.connect().await?;
+        let mut connection = self.server.connect().await?;
         let (up_to, limit) = (row::column(up_to), i64::try_from(limit).unwrap_or(i64::MAX));
         let collecting = async {
             // What is a tombstone now is one at this revision for ever: looking needs no lock.
