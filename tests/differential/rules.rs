@@ -182,8 +182,8 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "inserted-parse",
         what: "where `Describe` or `Bind` waits in vain for a lock, 55P03 comes without the ParameterDescription before it, or with a position in the text; \
-               and so does 42P01 where a table is not there any more as the client's texts are read now",
-        why: "the proxy prepares the statement first on a connection that does not have it: that waits for the same lock, and misses the same table",
+               and so do 42P01 and 42703 where a table or a column is not there any more as the client's texts are read now",
+        why: "the proxy prepares the statement first on a connection that does not have it: that waits for the same lock, and misses the same table or column",
         covers: inserted_parse,
     },
     Rule {
@@ -436,7 +436,7 @@ fn known_unit(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>
 fn inserted_parse(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let waited = |reply: Option<&Reply>| is_error(reply, "55P03");
     match direct {
-        Some(Reply::Parameters(_)) if is_error(proxied, "42P01") => Some(Verdict::Over),
+        Some(Reply::Parameters(_)) if is_error(proxied, "42P01") || is_error(proxied, "42703") => Some(Verdict::Over),
         _ if !waited(proxied) => None,
         Some(Reply::Parameters(_)) => Some(Verdict::Over),
         direct => waited(direct).then_some(Verdict::Same),
@@ -571,6 +571,7 @@ mod tests {
             (none, Reply::Parameters(Vec::new()), locked(), "inserted-parse Over"),
             (none, done(), locked(), ""),
             (none, Reply::Parameters(Vec::new()), error("42P01", "no table"), "inserted-parse Over"),
+            (none, Reply::Parameters(Vec::new()), error("42703", "no column"), "inserted-parse Over"),
             (none, done(), error("42P01", "no table"), ""),
             (none, locked(), error("55P03", "canceling statement due to lock timeout at 5"), "inserted-parse Same"),
             (none, locked(), error("55006", "canceling statement due to lock timeout"), ""),

@@ -162,15 +162,17 @@ impl Core {
         if client.is_some_and(|c| self.clients[c].awaits_listener()) {
             return true;
         }
-        let changes = self.servers[s].tracker.channels(status == Status::Idle as u8);
+        let idle = status == Status::Idle as u8;
+        let changes = self.servers[s].tracker.channels(idle);
         match client {
-            Some(c) if !changes.is_empty() => self.listen(c, s, &changes),
+            Some(c) if !changes.is_empty() => self.listen(c, s, &changes, idle),
             _ => false,
         }
     }
 
-    /// A client's transaction has changed its channels. True if the client has to wait for the shared connection.
-    fn listen(&mut self, c: usize, s: usize, changes: &[Change]) -> bool {
+    /// A client's transaction has changed its channels. True if the client has to wait for the shared connection. `idle`: the session is
+    /// outside of a transaction; if it is not, that transaction ended with AND CHAIN.
+    fn listen(&mut self, c: usize, s: usize, changes: &[Change], idle: bool) -> bool {
         // A channel that is given up and taken again in one transaction was listened on all the time.
         let had = self.clients[c].listening.as_ref().map(|listening| listening.channels.clone()).unwrap_or_default();
         let mut names: HashSet<&str> = had.iter().map(|name| &**name).collect();
@@ -191,7 +193,8 @@ impl Core {
         }
         // If the client got its own notification in the very transaction that made it listen, it stays with its own
         // session. The shared connection may deliver that notification too, and nobody could tell it from a later one.
-        if !self.may_share_listen(c, s) || self.servers[s].tracker.has_heard_itself() {
+        // Behind AND CHAIN nobody knows yet whether the client will get one: PostgreSQL sends it once the session is idle.
+        if !idle || !self.may_share_listen(c, s) || self.servers[s].tracker.has_heard_itself() {
             self.keep_listening(c, s);
             return false;
         }
