@@ -18,6 +18,7 @@ const LIMIT: Duration = Duration::from_secs(90);
 /// Calls of which each server that a client knows of gets one.
 const CALLS: usize = 12;
 const KILL: i32 = 9;
+const HANG_UP: i32 = 1;
 
 /// A client in a process of its own, which may be servers too.
 struct Agent {
@@ -275,6 +276,15 @@ async fn registry_xds_streams_and_tokens() {
     one.finds_nobody("tenant-b/web").await;
     let (answered, _) = one.call("tenant-b/web", 1).await;
     assert_eq!(answered, BTreeSet::new(), "a service of another namespace");
+    // A token that is taken away ends the streams that began with it, and no others.
+    let streams = async || node.metrics().await.sum("kingpost_registry_xds_streams", &[]);
+    let before = streams().await;
+    let path = node.dir().join("kingpost.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace(&second, "")).unwrap();
+    node.process().signal(HANG_UP);
+    wait_until("streams to be ended", SOON, node.dir(), async || (streams().await < before).then_some(())).await;
+    all.finds("tenant-b/web", &["tenant-b"]).await;
     let other = RegistryNode::try_ask_at(xds.number(), "GET", "/v1/namespaces/tenant-a/services", &headers, "").await;
     assert_ne!(other.map(|answer| answer.status), Some(200), "only xDS is served there");
 }

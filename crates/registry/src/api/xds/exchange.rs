@@ -22,6 +22,45 @@ use super::endpoints;
 use super::resources::{Kind, Resource, fixed, key};
 use crate::{Revision, ServiceKey, ServiceSnapshot};
 
+/// Services that a client sees which asks for all of them, and their clusters: made once for all streams.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(in crate::api) struct Listing {
+    /// Sorted by key.
+    services: Vec<(ServiceKey, Bytes)>,
+    version: String,
+}
+
+impl Listing {
+    /// Of these services, in any order.
+    pub(in crate::api) fn new(keys: impl IntoIterator<Item = ServiceKey>) -> Listing {
+        let cluster = |key: ServiceKey| {
+            let cluster = fixed(Kind::Cluster, key.as_str());
+            (key, cluster)
+        };
+        Listing::of(keys.into_iter().map(cluster).collect())
+    }
+
+    /// All of these together.
+    pub(in crate::api) fn joined<'a>(listings: impl IntoIterator<Item = &'a Arc<Listing>>) -> Listing {
+        Listing::of(listings.into_iter().flat_map(|listing| listing.services.iter().cloned()).collect())
+    }
+
+    fn of(mut services: Vec<(ServiceKey, Bytes)>) -> Listing {
+        services.sort_unstable_by(|(one, _), (other, _)| one.as_str().cmp(other.as_str()));
+        let version = version(services.iter().map(|(key, _)| key.as_str()));
+        Listing { services, version }
+    }
+
+    /// How many services.
+    pub(in crate::api) fn len(&self) -> usize {
+        self.services.len()
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.services.binary_search_by(|(key, _)| key.as_str().cmp(name)).is_ok()
+    }
+}
+
 /// Names that a client may ask for on one stream, of all types together.
 pub(in crate::api) const NAMES: usize = 4096;
 /// Services that a client is told of which asks for all.
@@ -85,8 +124,8 @@ pub(in crate::api) struct Exchange {
     subscriptions: BTreeMap<Kind, Subscription>,
     /// Of the last response.
     nonce: u64,
-    /// Services that a client sees which asks for all, sorted; `None`: not known yet.
-    listed: Option<Arc<Vec<ServiceKey>>>,
+    /// What a client is told that asks for all; `None`: not known yet.
+    listed: Option<Arc<Listing>>,
 }
 
 /// What the client wants of one type.
@@ -102,7 +141,7 @@ struct Subscription {
     /// Of the last response; 0: there was none.
     nonce: u64,
     /// What the client was last told that there is in all.
-    listed: Option<Arc<Vec<ServiceKey>>>,
+    listed: Option<Arc<Listing>>,
 }
 
 /// A name that the client wants.
@@ -167,9 +206,9 @@ impl Exchange {
         self.subscriptions.get(&Kind::Cluster).is_some_and(|subscription| subscription.all)
     }
 
-    /// Says which services there are, sorted: what a client is told that wants all of them.
-    pub(in crate::api) fn list(&mut self, services: Arc<Vec<ServiceKey>>) {
-        self.listed = Some(services);
+    /// Says which services there are, for a client that wants all of them.
+    pub(in crate::api) fn list(&mut self, listing: Arc<Listing>) {
+        self.listed = Some(listing);
     }
 
     /// The services that the client asked for by name; some more than once.
@@ -212,12 +251,7 @@ impl Subscription {
     }
 
     /// All resources that are there, if the client has others, or is owed an answer.
-    fn whole(
-        &mut self,
-        kind: Kind,
-        world: &impl World,
-        listed: Option<&Arc<Vec<ServiceKey>>>,
-    ) -> Option<(String, Vec<Bytes>)> {
+    fn whole(&mut self, kind: Kind, world: &impl World, listed: Option<&Arc<Listing>>) -> Option<(String, Vec<Bytes>)> {
         let lists = self.all && kind == Kind::Cluster;
         if lists && listed.is_none() {
             return None;
@@ -236,9 +270,15 @@ impl Subscription {
         self.owed = false;
         self.listed = listed.cloned();
         let there = self.names.iter().filter(|(_, state)| state.sent == Sent::Fixed).map(|(name, _)| name.as_str());
-        let all = listed.into_iter().flat_map(|list| list.iter().map(ServiceKey::as_str));
-        let names: std::collections::BTreeSet<&str> = there.chain(all).collect();
-        Some((version(names.iter().copied()), names.iter().map(|name| fixed(kind, name)).collect()))
+        let named: Vec<&str> = there.filter(|name| !listed.is_some_and(|listing| listing.has(name))).collect();
+        let of_names = version(named.iter().copied());
+        let version = match listed {
+            Some(listing) if named.is_empty() => listing.version.clone(),
+            Some(listing) => format!("{}-{of_names}", listing.version),
+            None => of_names,
+        };
+        let all = listed.into_iter().flat_map(|listing| listing.services.iter().map(|(_, bytes)| bytes.clone()));
+        Some((version, all.chain(named.into_iter().map(|name| fixed(kind, name))).collect()))
     }
 
     /// The routes that are there and that the client has not. It hears nothing of those that are not there.

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use prost::Message;
 
 use super::endpoints;
-use super::exchange::{Asked, Exchange, NAMES, Noted, Told, World};
+use super::exchange::{Asked, Exchange, Listing, NAMES, Noted, Told, World};
 use super::pb::envoy::config::cluster::v3::Cluster;
 use super::pb::envoy::config::core::v3::HealthStatus;
 use super::pb::envoy::config::endpoint::v3::ClusterLoadAssignment;
@@ -57,8 +57,12 @@ impl Registry {
         }
     }
 
-    fn listed(&self) -> Arc<Vec<ServiceKey>> {
-        Arc::new(self.services.keys().filter(|key| key.namespace() != "secret").cloned().collect())
+    fn listed(&self) -> Arc<Listing> {
+        Arc::new(Listing::new(self.seen().cloned()))
+    }
+
+    fn seen(&self) -> impl Iterator<Item = &ServiceKey> {
+        self.services.keys().filter(|key| key.namespace() != "secret")
     }
 
     /// What a client has that knows everything of these names: the number of endpoints, or 0.
@@ -71,7 +75,7 @@ impl Registry {
         let mut known: BTreeMap<String, usize> =
             names.iter().filter_map(|name| Some((name.clone(), count(name).or_else(|| absent(name))?))).collect();
         if all && kind == Kind::Cluster {
-            known.extend(self.listed().iter().map(|key| (key.as_str().to_owned(), 0)));
+            known.extend(self.seen().map(|key| (key.as_str().to_owned(), 0)));
         }
         known
     }

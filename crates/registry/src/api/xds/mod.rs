@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use self::exchange::Listing;
 pub(in crate::api) use self::resources::{Kind, Resource};
 pub(in crate::api) use self::serve::{Shown, serve};
 use super::grpc::proto::xds as pb;
@@ -46,7 +47,7 @@ pub struct XdsStats {
 }
 
 /// The services of a namespace, or of all (`None`), as of a revision.
-type Lists = BTreeMap<Option<NamespaceName>, (Revision, Arc<Vec<ServiceKey>>)>;
+type Lists = BTreeMap<Option<NamespaceName>, (Revision, Arc<Listing>)>;
 
 /// What all streams share.
 #[derive(Debug, Default)]
@@ -74,31 +75,25 @@ impl Complaint {
 }
 
 impl Shared {
-    /// The services of namespaces (`None`: of all), sorted. Made once a revision, apart from the threads that answer heartbeats.
+    /// The services of namespaces (`None`: of all). Made once a revision, apart from the threads that answer heartbeats.
     ///
     /// # Errors
     /// The server stops.
-    async fn list(
-        &self,
-        context: &Context,
-        namespaces: Option<Vec<NamespaceName>>,
-    ) -> Result<Arc<Vec<ServiceKey>>, ApiError> {
+    async fn list(&self, context: &Context, namespaces: Option<Vec<NamespaceName>>) -> Result<Arc<Listing>, ApiError> {
         let Some(mut namespaces) = namespaces else { return self.list_of(context, None).await };
         namespaces.sort_unstable();
         namespaces.dedup();
-        let mut all = Vec::new();
+        let mut lists = Vec::with_capacity(namespaces.len());
         for namespace in namespaces {
-            all.extend_from_slice(&self.list_of(context, Some(namespace)).await?);
+            lists.push(self.list_of(context, Some(namespace)).await?);
         }
-        all.sort_unstable();
-        Ok(Arc::new(all))
+        match &*lists {
+            [one] => Ok(Arc::clone(one)),
+            _ => context.whole.apart(move || Arc::new(Listing::joined(&lists))).await,
+        }
     }
 
-    async fn list_of(
-        &self,
-        context: &Context,
-        namespace: Option<NamespaceName>,
-    ) -> Result<Arc<Vec<ServiceKey>>, ApiError> {
+    async fn list_of(&self, context: &Context, namespace: Option<NamespaceName>) -> Result<Arc<Listing>, ApiError> {
         let mut lists = self.lists.lock().await;
         let registry = context.registry.clone();
         let now = revision(&registry, namespace.as_ref());
@@ -111,7 +106,7 @@ impl Shared {
         let made = context.whole.apart(move || {
             let revision = revision(&registry, asked.as_ref());
             let services = registry.services(asked.as_ref());
-            (revision, Arc::new(services.iter().map(|service| service.key.clone()).collect::<Vec<_>>()))
+            (revision, Arc::new(Listing::new(services.iter().map(|service| service.key.clone()))))
         });
         let (revision, mut list) = made.await?;
         // Where only instances have changed, the list is the one that streams have already.

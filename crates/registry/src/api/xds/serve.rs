@@ -15,7 +15,7 @@ use tokio::time::MissedTickBehavior;
 use tonic::Status;
 
 use super::super::auth::{Auth, Caller, Role};
-use super::exchange::{Asked, Exchange, LISTED, NAMES, Told, World};
+use super::exchange::{Asked, Exchange, LISTED, Listing, NAMES, Told, World};
 use super::pb::envoy::service::discovery::v3 as discovery;
 use super::watched::{Watches, wanted};
 use super::{Kind, endpoints};
@@ -48,7 +48,8 @@ struct Seen<'a> {
 /// A stream that is counted while it is open.
 struct Open<'a>(&'a Context);
 
-type Listing<'a> = Pin<Box<dyn Future<Output = Result<Arc<Vec<ServiceKey>>, ApiError>> + Send + 'a>>;
+/// A list of all services that is being made.
+type Making<'a> = Pin<Box<dyn Future<Output = Result<Arc<Listing>, ApiError>> + Send + 'a>>;
 
 impl Shown {
     /// Of a call.
@@ -135,7 +136,7 @@ pub(in crate::api) async fn serve(
     let mut watches = Watches::new(&context.registry);
     // The client may not have all that it asked for; the list of all services may be another one by now.
     let (mut behind, mut relist) = (false, false);
-    let mut listing: Option<Listing<'_>> = None;
+    let mut listing: Option<Making<'_>> = None;
     loop {
         if relist
             && listing.is_none()
