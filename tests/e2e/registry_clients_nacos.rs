@@ -39,7 +39,7 @@ impl Doors {
 }
 
 /// A token, and its table.
-fn token(name: &str, role: &str, namespaces: &Value) -> (String, String) {
+pub(crate) fn token(name: &str, role: &str, namespaces: &Value) -> (String, String) {
     let output = Kingpost::run(&["registry", "token", name]);
     let said = String::from_utf8(output.stderr).unwrap();
     let hash = said.lines().find_map(|line| line.strip_prefix("sha256 = ")).expect("a hash");

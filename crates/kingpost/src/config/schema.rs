@@ -419,6 +419,7 @@ const REGISTRY: &[Key] = &[
     key("consul_listen", Kind::Text),
     key("eureka_listen", Kind::Text),
     key("nacos_listen", Kind::Text),
+    key("xds_listen", Kind::Text),
     key("peer_listen", Kind::Text),
     key("peer_advertise", Kind::Text),
     key("dns", Kind::Table(REGISTRY_DNS)),

@@ -26,6 +26,8 @@ pub(crate) struct RegistryConfig {
     /// `host:port` where only Nacos' API is served: over HTTP there, over gRPC at the port [`NACOS_GRPC`] above; empty: HTTP on `listen`
     /// only.
     pub(crate) nacos_listen: String,
+    /// `host:port` where only xDS is served; empty: nowhere else.
+    pub(crate) xds_listen: String,
     /// `host:port` where other nodes on the same store reach this one; empty: a port of the system's choosing at the address of
     /// `listen`.
     pub(crate) peer_listen: String,
@@ -236,6 +238,7 @@ impl Default for RegistryConfig {
             consul_listen: String::new(),
             eureka_listen: String::new(),
             nacos_listen: String::new(),
+            xds_listen: String::new(),
             peer_listen: String::new(),
             peer_advertise: String::new(),
             dns: DnsConfig::default(),
@@ -315,6 +318,7 @@ impl RegistryConfig {
             ("consul_listen", &self.consul_listen),
             ("eureka_listen", &self.eureka_listen),
             (NACOS_LISTEN, &self.nacos_listen),
+            ("xds_listen", &self.xds_listen),
         ]
         .into_iter()
         .filter(|(_, address)| !address.is_empty())

@@ -60,6 +60,7 @@ impl Running {
                 "consul_listen" => vec![Front::Consul],
                 "eureka_listen" => vec![Front::Eureka],
                 NACOS_LISTEN => vec![Front::Nacos],
+                "xds_listen" => vec![Front::Xds],
                 _ => Front::ALL.to_vec(),
             };
             mounts.push(Mount { listener, fronts: fronts.clone(), tls: tls.clone() });
@@ -313,6 +314,15 @@ fn describe(registry: &Registry, stats: &HttpStats, exposition: &mut Exposition)
         load(&stats.insecure),
     );
     exposition.counter("registry_unauthorized_total", "Requests without a known token.", load(&stats.unauthorized));
+    let xds = &stats.xds;
+    exposition.gauge("registry_xds_streams", "Streams of xDS that are open.", load(&xds.streams));
+    exposition.counter("registry_xds_responses_total", "Responses sent over xDS.", load(&xds.responses));
+    exposition.counter("registry_xds_refused_total", "Responses that clients of xDS refused.", load(&xds.refused));
+    exposition.counter(
+        "registry_xds_left_out_total",
+        "Instances that xDS left out of a service's endpoints, for their host is a name or they have no port; counted each time that the endpoints are encoded.",
+        load(&xds.left_out),
+    );
     let mut requests = exposition.metric(Type::Counter, "registry_requests_total", "Requests, by front and outcome.");
     for (front, counts) in Front::ALL.iter().zip(&stats.fronts) {
         for (outcome, counter) in

@@ -160,6 +160,12 @@ impl Caller {
         })
     }
 
+    /// The namespaces that the caller may see; `None`: all.
+    pub fn namespaces(&self) -> Option<&[String]> {
+        let token = self.token.as_ref()?;
+        (!token.namespaces.iter().any(|name| name == "*")).then_some(&token.namespaces)
+    }
+
     /// Insists on a role in a namespace.
     ///
     /// # Errors

@@ -9,7 +9,7 @@
 //!                                          ├ nacos       /nacos/…
 //!                                          └ prometheus  /prometheus/…
 //!  socket ◀─ server ◀── Reply ◀────────────┘
-//!           server ─▶ grpc: native, polaris, health, reflection (over HTTP/2, on the same addresses)
+//!           server ─▶ grpc: native, polaris, nacos, xds, health, reflection (over HTTP/2, on the same addresses)
 //! ```
 //!
 //! A front translates and nothing else: whatever two of them need is in the core. The paths of the fronts do not overlap,
@@ -36,6 +36,7 @@ mod request;
 mod server;
 mod stats;
 mod whole;
+mod xds;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -59,6 +60,7 @@ pub use server::{Mount, Server, Tls};
 pub use stats::{BUCKETS_MICROS, FrontStats, HttpStats};
 pub use whole::Pieces;
 use whole::Whole;
+pub use xds::XdsStats;
 
 use crate::{Invalid, NamespaceName, Registry, Revision, ServiceKey, WatchError, WriteError};
 
@@ -81,6 +83,8 @@ pub enum Front {
     Polaris,
     /// Naming by Nacos' HTTP API of version 1.
     Nacos,
+    /// xDS, over gRPC only.
+    Xds,
 }
 
 /// What a client may wait for: nothing that reaches beyond one namespace, so that nobody is woken by, or counts, the changes of others.
@@ -116,6 +120,8 @@ pub struct Context {
     past: eureka::Past,
     /// Answers that are about all services.
     whole: Whole,
+    /// What streams of xDS share.
+    xds: xds::Shared,
     /// One for each request that waits for a change.
     places: Arc<Places>,
     /// Becomes true when the server stops: whoever waits answers with what there is.
@@ -124,8 +130,8 @@ pub struct Context {
 
 impl Front {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Front; 6] =
-        [Front::Native, Front::Consul, Front::Eureka, Front::Prometheus, Front::Polaris, Front::Nacos];
+    pub const ALL: [Front; 7] =
+        [Front::Native, Front::Consul, Front::Eureka, Front::Prometheus, Front::Polaris, Front::Nacos, Front::Xds];
 
     /// A short name, for metrics.
     pub fn name(self) -> &'static str {
@@ -136,6 +142,7 @@ impl Front {
             Front::Prometheus => "prometheus",
             Front::Polaris => "polaris",
             Front::Nacos => "nacos",
+            Front::Xds => "xds",
         }
     }
 
@@ -164,6 +171,7 @@ impl Front {
             Front::Prometheus => prometheus::handle(context, &request).await,
             Front::Polaris => polaris::handle(context, &request).await,
             Front::Nacos => nacos::handle(context, &request).await,
+            Front::Xds => Err(ApiError::NoSuchPath(format!("/{}", request.segments.join("/")))),
         }
     }
 
@@ -173,7 +181,9 @@ impl Front {
             Front::Native | Front::Prometheus => native::show(error),
             Front::Polaris => polaris::show(error),
             // Consul, Eureka and Nacos answer with plain text; their clients look at the status only.
-            Front::Consul | Front::Eureka | Front::Nacos => Reply::text(error.status(), format!("{error}\n")),
+            Front::Consul | Front::Eureka | Front::Nacos | Front::Xds => {
+                Reply::text(error.status(), format!("{error}\n"))
+            }
         }
     }
 }
@@ -201,6 +211,7 @@ impl Context {
             began,
             past,
             whole: Whole::new(),
+            xds: xds::Shared::default(),
             places,
             stopping,
         }

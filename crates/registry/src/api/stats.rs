@@ -55,4 +55,6 @@ pub struct HttpStats {
     pub too_often: AtomicU64,
     /// Handshakes of TLS that failed, and connections without TLS where it is required.
     pub insecure: AtomicU64,
+    /// Of xDS.
+    pub xds: super::XdsStats,
 }

@@ -51,6 +51,8 @@ pub enum Encoding {
     HttpSd,
     /// The same of all instances.
     HttpSdAll,
+    /// xDS: a service's ClusterLoadAssignment.
+    XdsEndpoints,
 }
 
 impl Encodings {

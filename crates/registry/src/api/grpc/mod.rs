@@ -1,7 +1,7 @@
-//! The registry over gRPC: its own service, Polaris', Nacos', health and reflection, over HTTP/2 on the addresses of the HTTP fronts.
+//! The registry over gRPC: its own service, Polaris', Nacos', xDS, health and reflection, over HTTP/2 on the addresses of the HTTP fronts.
 //!
 //! ```text
-//!  server (HTTP/2) ─▶ Services: by path ─▶ tonic: frames, protobuf ─▶ native | polaris | nacos | ready ─▶ Registry
+//!  server (HTTP/2) ─▶ Services: by path ─▶ tonic: frames, protobuf ─▶ native | polaris | nacos | xds | ready ─▶ Registry
 //! ```
 // tonic's traits want its `Status` bare.
 #![allow(clippy::result_large_err)]
@@ -10,6 +10,7 @@ mod nacos;
 mod native;
 mod polaris;
 mod ready;
+mod xds;
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -41,8 +42,12 @@ pub(crate) mod proto {
         // Of files without a package.
         tonic::include_proto!("_");
     }
+    pub mod xds {
+        tonic::include_proto!("xds");
+    }
     /// All of it, for reflection.
     pub const DESCRIBED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/described.bin"));
+    pub const DESCRIBED_XDS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/described_xds.bin"));
 }
 
 type HttpRequest = hyper::Request<Incoming>;
@@ -114,9 +119,11 @@ impl Services {
             mount(Front::Native, Door::Open, health),
         ];
         mounted.extend(nacos::mounted(context));
+        mounted.extend(xds::mounted(context));
         let described = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(proto::DESCRIBED)
+                .register_encoded_file_descriptor_set(proto::DESCRIBED_XDS)
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         };
         match (described().build_v1(), described().build_v1alpha()) {

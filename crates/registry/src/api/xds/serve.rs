@@ -1,0 +1,249 @@
+//! The task of a stream: what comes in goes to the [`Exchange`], and what that gives goes out when there is room.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
+use hyper::HeaderMap;
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+use tonic::Status;
+
+use super::super::auth::{Auth, Caller, Role};
+use super::exchange::{Asked, Exchange, LISTED, Listing, NAMES, Told, World};
+use super::pb::envoy::service::discovery::v3 as discovery;
+use super::watched::{Watches, wanted};
+use super::{Kind, endpoints};
+use crate::api::{ApiError, Context};
+use crate::{Encoding, NamespaceName, ServiceKey, ServiceSnapshot};
+
+/// Where a client puts its token that can send no metadata of its own: `node.metadata` of its bootstrap.
+const TOKEN: &str = "token";
+/// A client that has shown no token sends its first request within this.
+const BEGIN: Duration = Duration::from_secs(10);
+/// How often it is looked whether the token still stands.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// What a client shows to be let in.
+pub(in crate::api) struct Shown {
+    /// Headers of the call.
+    pub(in crate::api) headers: HeaderMap,
+    /// Where it comes from.
+    pub(in crate::api) peer: IpAddr,
+    /// The token in its first message.
+    token: Option<String>,
+}
+
+/// The registry as a caller may see it.
+struct Seen<'a> {
+    context: &'a Context,
+    caller: &'a Caller,
+}
+
+/// A stream that is counted while it is open.
+struct Open<'a>(&'a Context);
+
+/// A list of all services that is being made.
+type Making<'a> = Pin<Box<dyn Future<Output = Result<Arc<Listing>, ApiError>> + Send + 'a>>;
+
+impl Shown {
+    /// Of a call.
+    pub(in crate::api) fn new(headers: HeaderMap, peer: IpAddr) -> Shown {
+        Shown { headers, peer, token: None }
+    }
+
+    /// Who that is.
+    ///
+    /// # Errors
+    /// No token, or an unknown one.
+    pub(in crate::api) fn identify(&self, context: &Context) -> Result<Caller, ApiError> {
+        context.identify_by(&self.headers, self.token.as_deref())
+    }
+}
+
+impl World for Seen<'_> {
+    fn service(&self, key: &ServiceKey) -> Option<Arc<ServiceSnapshot>> {
+        let may = self.caller.may(Role::Read, key.namespace());
+        may.then(|| self.context.registry.snapshot(key)).flatten()
+    }
+
+    fn assignment(&self, service: &ServiceSnapshot) -> Bytes {
+        service.encoded(Encoding::XdsEndpoints, |service| {
+            let encoded = endpoints::encode(service);
+            self.context.xds.left_out(self.context, &service.key, encoded.left_out);
+            encoded.bytes
+        })
+    }
+}
+
+impl<'a> Open<'a> {
+    fn new(context: &'a Context) -> Open<'a> {
+        context.stats.xds.streams.fetch_add(1, Ordering::Relaxed);
+        Open(context)
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.stats.xds.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Where the caller may look for services: nowhere, in some namespaces, everywhere.
+fn places(caller: &Caller) -> Option<Vec<NamespaceName>> {
+    let names = caller.namespaces()?;
+    Some(names.iter().filter_map(|name| NamespaceName::new(name).ok()).collect())
+}
+
+/// Takes the token out of the first message, so that nothing later can show it.
+fn token(request: &mut discovery::DiscoveryRequest) -> Option<String> {
+    let metadata = request.node.as_mut()?.metadata.take()?;
+    match metadata.fields.get(TOKEN)?.kind.as_ref()? {
+        prost_types::value::Kind::StringValue(token) => Some(token.clone()),
+        _ => None,
+    }
+}
+
+/// Serves a stream until it ends. `only`: the type that it is of; `None`: the requests say it.
+///
+/// # Errors
+/// Why it ended, for the client; `Ok`: the client has ended it.
+pub(in crate::api) async fn serve(
+    context: &Context,
+    mut shown: Shown,
+    only: Option<Kind>,
+    mut requests: impl Stream<Item = Result<discovery::DiscoveryRequest, Status>> + Unpin,
+    out: &mpsc::Sender<Result<discovery::DiscoveryResponse, Status>>,
+) -> Result<(), Status> {
+    let _open = Open::new(context);
+    let mut stopping = context.stopping.clone();
+    let stop = async move {
+        let _ = stopping.wait_for(|stop| *stop).await.is_ok();
+    };
+    let mut stop = std::pin::pin!(stop);
+    let begin = tokio::time::sleep(BEGIN);
+    let mut begin = std::pin::pin!(begin);
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut known: Option<(Arc<Auth>, Caller)> = None;
+    let mut node = String::new();
+    let mut exchange = Exchange::default();
+    let mut watches = Watches::new(&context.registry);
+    // The client may not have all that it asked for; the list of all services may be another one by now.
+    let (mut behind, mut relist) = (false, false);
+    let mut listing: Option<Making<'_>> = None;
+    loop {
+        if relist
+            && listing.is_none()
+            && let Some((_, caller)) = &known
+        {
+            relist = false;
+            listing = Some(Box::pin(context.xds.list(context, places(caller))));
+        }
+        tokio::select! {
+            request = requests.next() => {
+                let Some(request) = request else { return Ok(()) };
+                let mut request = request?;
+                if let Some(sent) = &mut request.node && known.is_none() {
+                    node = sent.id.chars().take(64).collect();
+                    shown.token = token(&mut request);
+                }
+                let caller = shown.identify(context);
+                context.admit(caller.as_ref().ok(), shown.peer)?;
+                let caller = caller.inspect_err(|error| context.refused(error))?;
+                let kind = match (Kind::of(&request.type_url), only) {
+                    (Some(kind), Some(only)) if kind != only => return Err(only_endpoints()),
+                    (Some(kind), _) => kind,
+                    (None, Some(only)) if request.type_url.is_empty() => only,
+                    (None, Some(_)) => return Err(only_endpoints()),
+                    (None, None) if request.type_url.is_empty() => {
+                        return Err(Status::invalid_argument("type_url: found nothing, expected a type of resources"));
+                    }
+                    // Secrets, runtimes and whatever else a client may ask for: there are none, and the stream goes on.
+                    (None, None) => continue,
+                };
+                let why = request.error_detail.map(|status| status.message);
+                let asked = Asked {
+                    kind,
+                    names: request.resource_names,
+                    nonce: request.response_nonce,
+                    refused: why.clone(),
+                };
+                let noted = exchange.request(asked).map_err(|_| too_many("names of one stream", NAMES))?;
+                if noted.refused {
+                    context.xds.refused(context, kind, &node, &why.unwrap_or_default());
+                }
+                if noted.names {
+                    watch(&mut watches, &exchange, &caller);
+                    (behind, relist) = (true, relist || exchange.wants_all());
+                }
+                known = Some((context.auth.load_full(), caller));
+            }
+            _ = watches.next() => (behind, relist) = (true, relist || exchange.wants_all()),
+            room = out.reserve(), if behind => {
+                let (Ok(room), Some((_, caller))) = (room, &known) else { return Ok(()) };
+                match exchange.next(&Seen { context, caller }) {
+                    Some(told) => {
+                        context.stats.xds.responses.fetch_add(1, Ordering::Relaxed);
+                        room.send(Ok(response(told)));
+                    }
+                    None => behind = false,
+                }
+            }
+            list = async { match &mut listing { Some(listing) => listing.await, None => std::future::pending().await } } => {
+                listing = None;
+                let list = list?;
+                if list.len() > LISTED {
+                    return Err(too_many("services for a client that asks for all", LISTED));
+                }
+                exchange.list(list);
+                behind = true;
+            }
+            _ = looks.tick() => {
+                let auth = context.auth.load_full();
+                if known.as_ref().is_some_and(|(before, _)| !Arc::ptr_eq(before, &auth)) {
+                    // Other tokens: what the client may see can be more or less.
+                    let caller = shown.identify(context)?;
+                    watch(&mut watches, &exchange, &caller);
+                    (behind, relist) = (true, exchange.wants_all());
+                    known = Some((auth, caller));
+                }
+            }
+            () = &mut begin, if known.is_none() && !begin.is_elapsed() => {
+                // Who has shown a good token may take its time.
+                shown.identify(context)?;
+            }
+            () = out.closed() => return Ok(()),
+            () = &mut stop => return Err(Status::unavailable("this node stops")),
+        }
+    }
+}
+
+/// Watches what the client asked for, as far as the client may see it.
+fn watch(watches: &mut Watches, exchange: &Exchange, caller: &Caller) {
+    let keys = exchange.keys().filter(|key| caller.may(Role::Read, key.namespace()));
+    let listed = exchange.wants_all().then(|| places(caller));
+    watches.set(wanted(keys.collect::<BTreeSet<_>>().into_iter(), listed));
+}
+
+fn response(told: Told) -> discovery::DiscoveryResponse {
+    discovery::DiscoveryResponse {
+        version_info: told.version,
+        resources: told.resources,
+        type_url: told.kind.type_url().to_owned(),
+        nonce: told.nonce,
+    }
+}
+
+fn only_endpoints() -> Status {
+    Status::invalid_argument("type_url: this stream is about endpoints; the others are at AggregatedDiscoveryService")
+}
+
+fn too_many(what: &'static str, most: usize) -> Status {
+    ApiError::Busy { what, limit: "the fixed limit", value: most as u64 }.into()
+}
