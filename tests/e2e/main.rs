@@ -33,6 +33,7 @@ mod listen;
 mod login;
 mod losses;
 mod moving;
+mod name_maps;
 mod observing;
 mod operations;
 mod parameters;

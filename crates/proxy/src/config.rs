@@ -29,6 +29,8 @@ pub struct ProxyConfig {
     pub hba: Vec<HbaConfig>,
     /// A file with such rules in the format of `pg_hba.conf`, which a reload reads again. Not together with `hba`.
     pub hba_file: Option<std::path::PathBuf>,
+    /// A file with name maps for rules with `map=`, in the format of `pg_ident.conf`, which a reload reads again.
+    pub ident_file: Option<std::path::PathBuf>,
     /// How users that are not listed, or listed without a secret, are looked up on a server.
     pub auth_query: AuthQueryConfig,
     /// TLS with clients.
@@ -117,6 +119,7 @@ impl Default for ProxyConfig {
             auth: AuthMethod::ScramSha256,
             hba: Vec::new(),
             hba_file: None,
+            ident_file: None,
             auth_query: AuthQueryConfig::default(),
             tls: tls::ListenConfig::default(),
             max_clients: 10_000,
@@ -289,8 +292,11 @@ pub enum AuthMethod {
     ScramSha256,
     /// MD5, for old clients. A user with a SCRAM verifier is asked for SCRAM nevertheless.
     Md5,
-    /// A certificate whose common name (CN) is the user's name.
+    /// A certificate whose common name (CN) is the user's name, or that a name map lets be the user.
     Cert,
+    /// The operating system says who is at the other end of a Unix socket. In rules only.
+    #[serde(skip)]
+    Peer,
 }
 
 impl AuthMethod {
@@ -302,6 +308,7 @@ impl AuthMethod {
             AuthMethod::ScramSha256 => "scram-sha-256",
             AuthMethod::Md5 => "md5",
             AuthMethod::Cert => "cert",
+            AuthMethod::Peer => "peer",
         }
     }
 }
@@ -320,7 +327,7 @@ pub struct HbaConfig {
     /// `10.0.0.0/8`, `10.0.0.0 255.0.0.0` or `all`; not for `local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`; `clientcert=verify-ca` or `=verify-full` may follow.
+    /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`, `peer`; `clientcert=verify-ca` or `=verify-full`, and `map=NAME`, may follow.
     pub method: String,
 }
 

@@ -15,12 +15,14 @@ pub mod console;
 pub mod core;
 mod driver;
 pub mod hba;
+pub mod ident;
 mod limits;
 pub mod metrics;
 pub mod renewals;
 pub mod secrets;
 pub mod settings;
 mod start;
+mod tokens;
 
 use std::io;
 use std::os::fd::OwnedFd;

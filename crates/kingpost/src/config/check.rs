@@ -4,6 +4,7 @@
 mod failover;
 mod operation;
 mod registry;
+mod rules;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -19,7 +20,6 @@ use super::Config;
 use super::problem::{Problem, Severity};
 use super::tree::Tree;
 use proxy::config::{AuthMethod, AuthQueryConfig, ProxyConfig, UserConfig};
-use proxy::hba::{self, Rule, Rules};
 use proxy::secrets::Given;
 use wire::md5;
 
@@ -118,7 +118,8 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         check_peers(&config.proxy, &mut findings);
         check_databases(&config.proxy, stat, &mut findings);
         check_users(&config.proxy, stat, &mut findings);
-        check_rules(&config.proxy, &mut findings);
+        rules::check_rules(&config.proxy, &mut findings);
+        rules::check_maps(&config.proxy, &mut findings);
         check_auth_query(&config.proxy.auth_query, stat, &mut findings);
         check_routing(&config.proxy, &mut findings);
         operation::check(&config.proxy, &mut findings);
@@ -385,45 +386,6 @@ fn check_user(
     let together = Given { password: None, verifier, others: &user.secrets };
     if let (false, Err(why)) = (user.secrets.is_empty(), together.check()) {
         findings.error(format!("{path}.secrets"), why.to_string());
-    }
-}
-
-/// The rules of who may log in, read as the proxy reads them.
-fn check_rules(proxy: &ProxyConfig, findings: &mut Findings) {
-    let open = "lets everybody in without a proof, from other machines too";
-    for (index, entry) in proxy.hba.iter().enumerate() {
-        let rule = Rule::from_fields(hba::Fields {
-            kind: &entry.kind,
-            database: &entry.database,
-            user: &entry.user,
-            address: entry.address.as_deref(),
-            method: &entry.method,
-        });
-        let path = format!("proxy.hba[{index}]");
-        match rule {
-            Err(why) => findings.error(path, why),
-            Ok(rule) if rule.is_open() => findings.warn(path, open),
-            Ok(_) => {}
-        }
-    }
-    let Some(file) = &proxy.hba_file else { return };
-    if !proxy.hba.is_empty() {
-        findings.error("proxy.hba_file", "found proxy.hba beside it, expected at most one of them");
-    }
-    let text = match std::fs::read_to_string(file) {
-        Ok(text) => text,
-        Err(error) => return findings.error("proxy.hba_file", format!("cannot read {:?}: {error}", file.display())),
-    };
-    match Rules::parse(&text) {
-        Err(errors) => {
-            for error in errors {
-                findings.error("proxy.hba_file", format!("{}:{}: {}", file.display(), error.line, error.message));
-            }
-        }
-        Ok(rules) if rules.iter().any(Rule::is_open) => {
-            findings.warn("proxy.hba_file", format!("a rule of {} {open}", file.display()));
-        }
-        Ok(_) => {}
     }
 }
 

@@ -96,6 +96,7 @@ const PROXY: &[Key] = &[
     key("auth", Kind::Choice(&["trust", "scram-sha-256", "md5", "cert"])),
     key("hba", Kind::Tables(HBA)),
     key("hba_file", Kind::Text),
+    key("ident_file", Kind::Text),
     key("auth_query", Kind::Table(AUTH_QUERY)),
     key("tls", Kind::Table(PROXY_TLS)),
     key("max_clients", integer(1, 1_000_000)),

@@ -16,7 +16,7 @@ use crate::console::Operation;
 use crate::settings::Settings;
 
 /// Where a client connection came from.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Peer {
     /// The fixed destination that the listener is configured with.
     pub route: Option<RouteTo>,
@@ -24,6 +24,8 @@ pub struct Peer {
     pub local: bool,
     /// The client's address; `None` over a Unix socket.
     pub address: Option<IpAddr>,
+    /// What the operating system calls the user at the other end of a Unix socket; `None`: that is not known.
+    pub system: Option<Arc<String>>,
 }
 
 /// A letter from one worker (or the control thread) to another.
