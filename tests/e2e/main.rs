@@ -29,6 +29,7 @@ mod interrupted;
 mod isolation;
 mod lanes;
 mod large;
+mod ldap;
 mod listen;
 mod login;
 mod losses;

@@ -33,6 +33,8 @@ pub struct ProxyConfig {
     pub ident_file: Option<std::path::PathBuf>,
     /// How users that are not listed, or listed without a secret, are looked up on a server.
     pub auth_query: AuthQueryConfig,
+    /// How LDAP servers are asked that rules name.
+    pub ldap: LdapConfig,
     /// TLS with clients.
     pub tls: tls::ListenConfig,
     /// Most clients that are logged in at a time, over all databases. Further ones are refused with 53300.
@@ -121,6 +123,7 @@ impl Default for ProxyConfig {
             hba_file: None,
             ident_file: None,
             auth_query: AuthQueryConfig::default(),
+            ldap: LdapConfig::default(),
             tls: tls::ListenConfig::default(),
             max_clients: 10_000,
             max_clients_per_address: 0,
@@ -297,6 +300,9 @@ pub enum AuthMethod {
     /// The operating system says who is at the other end of a Unix socket. In rules only.
     #[serde(skip)]
     Peer,
+    /// A directory judges the password that the client sends in clear. In rules only.
+    #[serde(skip)]
+    Ldap,
 }
 
 impl AuthMethod {
@@ -309,7 +315,27 @@ impl AuthMethod {
             AuthMethod::Md5 => "md5",
             AuthMethod::Cert => "cert",
             AuthMethod::Peer => "peer",
+            AuthMethod::Ldap => "ldap",
         }
+    }
+}
+
+/// `[proxy.ldap]`: what rules of PostgreSQL have no option for.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LdapConfig {
+    /// PEM: CAs that certificates of LDAP servers are verified with; not set: the system's.
+    pub ca_file: Option<std::path::PathBuf>,
+    /// Longest time in which all servers of a rule together have to judge a password.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+    /// Most logins that servers are asked about at a time; further ones wait.
+    pub max_binds: usize,
+}
+
+impl Default for LdapConfig {
+    fn default() -> Self {
+        LdapConfig { ca_file: None, timeout: Duration::from_secs(10), max_binds: 32 }
     }
 }
 

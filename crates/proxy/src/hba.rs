@@ -3,7 +3,7 @@
 //!
 //! Supported are: `local`, `host`, `hostssl`, `hostnossl`; databases by name, `all`, `sameuser`; users by name, `all`;
 //! an address with a prefix length or a mask, `all`; the methods of [`Method`]; `clientcert=verify-ca|verify-full`;
-//! `map=` with `cert` and `peer`.
+//! `map=` with `cert` and `peer`; the options of `ldap` ([`ldap`]).
 //! Everything else that PostgreSQL knows (`+role`, `@file`, `/regex`, `samehost`, host names, other methods) is an
 //! error and is never skipped: a rule that is not understood must not let somebody in, or keep somebody out.
 
@@ -12,6 +12,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::config::AuthMethod;
+use crate::ldap;
 use crate::tokens::{self, Word, single, split};
 pub use crate::tokens::{Error, MAX_TEXT};
 
@@ -39,6 +40,8 @@ pub struct Rule {
     pub certificate: Certificate,
     /// The name map that says which users a client may be, with `cert` and `peer`; `None`: the user of the same name.
     pub map: Option<Box<str>>,
+    /// The directory, with the method `ldap`.
+    pub ldap: Option<Arc<ldap::Options>>,
 }
 
 /// The kind of connection.
@@ -208,13 +211,19 @@ impl Rule {
     /// True if the rule lets clients from other machines in without authentication.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        let near = self.from.is_some_and(|network| {
-            network.address.is_loopback() && network.bits >= if network.address.is_ipv4() { 8 } else { 128 }
-        });
         self.kind != Kind::Local
             && self.method == Method::Auth(AuthMethod::Trust)
             && self.certificate == Certificate::No
-            && !near
+            && !self.is_near()
+    }
+
+    /// True if the rule is for clients of this machine only.
+    #[must_use]
+    pub fn is_near(&self) -> bool {
+        self.kind == Kind::Local
+            || self.from.is_some_and(|network| {
+                network.address.is_loopback() && network.bits >= if network.address.is_ipv4() { 8 } else { 128 }
+            })
     }
 }
 
@@ -245,7 +254,7 @@ impl Name {
 pub const REPLICATION: &str = "\0";
 
 const EXPECTED_ADDRESS: &str = "an IP address with a prefix length such as 10.0.0.0/8, an address and a mask, or all";
-const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5, cert or peer";
+const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5, cert, peer or ldap";
 
 // === impl Network ===
 
@@ -346,11 +355,22 @@ fn finish(
         "md5" => Method::Auth(AuthMethod::Md5),
         "cert" => Method::Auth(AuthMethod::Cert),
         "peer" => Method::Auth(AuthMethod::Peer),
+        "ldap" => Method::Auth(AuthMethod::Ldap),
         _ => return Err(format!("found the method {found:?}, expected {EXPECTED_METHOD}")),
     };
     let (mut certificate, mut map) = (Certificate::No, None);
+    let mut directory = (method == Method::Auth(AuthMethod::Ldap)).then(ldap::Reading::default);
     for option in options {
+        let (name, value) = option.first().and_then(|word| word.text.split_once('=')).unwrap_or_default();
+        if name == "ldapbindpasswd" && (option.len() != 1 || directory.is_none()) {
+            return Err("found the option ldapbindpasswd with a list or without the method ldap, expected one text in quotation marks".into());
+        }
         let option = &single(&option, "one option")?.text;
+        if let Some(directory) = &mut directory
+            && directory.take(name, value)?
+        {
+            continue;
+        }
         if let Some(name) = option.strip_prefix("map=") {
             if !matches!(method, Method::Auth(AuthMethod::Cert | AuthMethod::Peer)) {
                 return Err(format!("found the option {option:?}, expected the method cert or peer with it"));
@@ -377,7 +397,8 @@ fn finish(
     if certificate != Certificate::No && kind != Kind::HostSsl {
         return Err("found the option clientcert, expected the type hostssl with it".into());
     }
-    Ok(Rule { kind, databases, users, from, method, certificate, map })
+    let ldap = directory.map(ldap::Reading::finish).transpose()?.map(Arc::new);
+    Ok(Rule { kind, databases, users, from, method, certificate, map, ldap })
 }
 
 fn names(words: &[Word], databases: bool) -> Result<Vec<Name>, String> {

@@ -22,7 +22,7 @@ use crate::tokens::{Word, parse_lines, single, split};
 
 /// Most lines.
 pub const MAX_LINES: usize = 10_000;
-/// Most regular expressions in a file, each of which takes up to [`MAX_REGEX`] bytes.
+/// Most regular expressions in a file, each of which takes up to 256 KiB.
 pub const MAX_EXPRESSIONS: usize = 1_000;
 /// Most bytes of one compiled expression.
 const MAX_REGEX: usize = 256 << 10;

@@ -299,6 +299,7 @@ fn check_databases(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: 
 
 fn check_users(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     let looks_up = proxy.auth_query.is_on();
+    let by_rule = rules::prove_otherwise(proxy);
     if proxy.auth != AuthMethod::Trust && proxy.users.is_empty() && !looks_up {
         let proof = if proxy.auth == AuthMethod::Cert { "" } else { " with a password" };
         let auth = proxy.auth.name();
@@ -310,7 +311,7 @@ fn check_users(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut
     findings.unique("proxy.users", ".name", proxy.users.iter().map(|user| user.name.as_str()));
     for (index, user) in proxy.users.iter().enumerate() {
         let auth = user.auth.unwrap_or(proxy.auth);
-        check_user(user, &format!("proxy.users[{index}]"), auth, looks_up, stat, findings);
+        check_user(user, &format!("proxy.users[{index}]"), auth, looks_up || by_rule, stat, findings);
     }
     findings.unique("proxy.operators", ".name", proxy.operators.iter().map(|operator| operator.name.as_str()));
     for (index, operator) in proxy.operators.iter().enumerate() {
@@ -319,7 +320,7 @@ fn check_users(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut
     }
 }
 
-/// `looks_up`: one that has no secret gets it from `auth_query`.
+/// `looks_up`: one that has no secret gets it from `auth_query`, or logs in by a rule that needs none.
 fn check_user(
     user: &UserConfig,
     path: &str,

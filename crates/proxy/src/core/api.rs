@@ -13,7 +13,10 @@ use super::session::Client;
 use crate::accounts::Answer;
 use crate::config::{Access, RouteTo};
 use crate::console::Operation;
+use crate::ldap::Options;
 use crate::settings::Settings;
+use crate::verify::Verdict;
+use secret::Secret;
 
 /// Where a client connection came from.
 #[derive(Debug, Clone, Default)]
@@ -89,6 +92,13 @@ pub enum Mail {
         /// The account, with the verifier or password that the client's proof is compared with.
         answer: Answer,
     },
+    /// Whether the password of a client of this worker is its user's.
+    Verified {
+        /// The client that logs in.
+        client: Token,
+        /// The answer.
+        verdict: Verdict,
+    },
     /// A command of an operator.
     Operate(Operation),
     /// Shutdown: idle clients are closed now, the others when their transaction ends.
@@ -149,6 +159,17 @@ pub enum Effect {
         client: Token,
         /// The user's name.
         user: Arc<str>,
+    },
+    /// Ask a directory whether a client's password is its user's; the answer comes as [`Mail::Verified`].
+    Verify {
+        /// The client that logs in.
+        client: Token,
+        /// The user's name.
+        user: Arc<str>,
+        /// The password that the client has sent; never empty.
+        password: Secret,
+        /// The directory.
+        by: Arc<Options>,
     },
     /// Send mail to a worker.
     Post {

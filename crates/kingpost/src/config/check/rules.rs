@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use proxy::config::ProxyConfig;
+use proxy::config::{AuthMethod, ProxyConfig};
 use proxy::hba::{self, Rule, Rules};
 use proxy::ident::Maps;
 
@@ -43,6 +43,33 @@ pub(super) fn check_maps(proxy: &ProxyConfig, findings: &mut Findings) {
     }
 }
 
+/// Whether some rule lets clients in whose secret the proxy does not know: by certificate, by the operating system, by a directory.
+pub(super) fn prove_otherwise(proxy: &ProxyConfig) -> bool {
+    let proves = |rule: &Rule| {
+        let methods = [AuthMethod::Cert, AuthMethod::Peer, AuthMethod::Ldap];
+        methods.iter().any(|method| rule.method == hba::Method::Auth(*method))
+    };
+    let file = proxy.hba_file.as_deref().and_then(|file| Rules::parse(&std::fs::read_to_string(file).ok()?).ok());
+    proxy.hba.iter().filter_map(|entry| rule(entry).ok()).any(|rule| proves(&rule))
+        || file.is_some_and(|rules| rules.iter().any(proves))
+}
+
+/// A password that crosses the network in clear, to the proxy or to a directory.
+fn warn_of_clear(rule: &Rule, path: &str, findings: &mut Findings) {
+    let Some(ldap) = &rule.ldap else { return };
+    if matches!(rule.kind, hba::Kind::Host | hba::Kind::HostNoSsl) && !rule.is_near() {
+        findings.warn(path, "a rule with the method ldap has clients send their passwords in clear, without TLS: expected the type hostssl");
+    }
+    if ldap.is_plain()
+        && !ldap
+            .servers
+            .iter()
+            .all(|server| server.starts_with("ldap://127.") || server.starts_with("ldap://localhost:"))
+    {
+        findings.warn(path, "a rule with the method ldap sends passwords to the LDAP server in clear: expected ldaptls=1 or ldapscheme=ldaps");
+    }
+}
+
 fn rule(entry: &proxy::config::HbaConfig) -> Result<Rule, String> {
     Rule::from_fields(hba::Fields {
         kind: &entry.kind,
@@ -68,7 +95,7 @@ pub(super) fn check_rules(proxy: &ProxyConfig, findings: &mut Findings) {
         match rule(entry) {
             Err(why) => findings.error(path, why),
             Ok(rule) if rule.is_open() => findings.warn(path, open),
-            Ok(_) => {}
+            Ok(rule) => warn_of_clear(&rule, &path, findings),
         }
     }
     let Some(file) = &proxy.hba_file else { return };
@@ -86,6 +113,6 @@ pub(super) fn check_rules(proxy: &ProxyConfig, findings: &mut Findings) {
         Ok(rules) if rules.iter().any(Rule::is_open) => {
             findings.warn("proxy.hba_file", format!("a rule of {} {open}", file.display()));
         }
-        Ok(_) => {}
+        Ok(rules) => rules.iter().for_each(|rule| warn_of_clear(rule, "proxy.hba_file", findings)),
     }
 }

@@ -21,6 +21,7 @@ use crate::core::pool::{PoolKey, Want};
 use crate::core::{Core, Effect, Mail, SMALL_MAX, Secure};
 use crate::hba;
 use crate::settings::User;
+use secret::Secret;
 
 /// First byte of a TLS handshake record. No startup packet begins with this byte: its length would be beyond the limit.
 const TLS_HANDSHAKE: u8 = 0x16;
@@ -56,16 +57,22 @@ pub(in crate::core) enum Exchange {
     /// `PasswordMessage` with the MD5 hash for this salt is awaited. If the user has no MD5 verifier, no hash is
     /// accepted.
     Md5(Option<Arc<User>>, [u8; 4]),
+    /// `PasswordMessage` with the password in clear is awaited.
+    Clear(Option<Arc<User>>),
+    /// A directory judges this password.
+    Verifying(Option<Arc<User>>, Secret),
     /// Authenticated; a server connection is awaited, to learn the parameters for the greeting.
     Proved,
 }
 
 /// What a client has proved that it knows.
-enum Proved {
+pub(super) enum Proved {
     /// The keys of the verifier that fitted.
     Scram(Option<scram::SaltedKeys>),
     /// The MD5 verifier that fitted.
     Md5(md5::Verifier),
+    /// The password, in clear.
+    Password(Secret),
 }
 
 impl Core {
@@ -254,8 +261,8 @@ impl Core {
         self.clients[c].phase = Phase::Login(Box::new(login));
         self.clients[c].looked_up = match method {
             AuthMethod::ScramSha256 | AuthMethod::Md5 if unproved => LookedUp::ByPassword,
-            // One that is listed needs no more than its certificate, or its user of the system.
-            AuthMethod::Cert | AuthMethod::Peer if unproved && known.is_none() => LookedUp::ByName,
+            // One that is listed needs no more than its certificate, its user of the system, or a directory's word.
+            AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Ldap if unproved && known.is_none() => LookedUp::ByName,
             _ => LookedUp::No,
         };
         if self.clients[c].looked_up == LookedUp::No {
@@ -351,6 +358,11 @@ impl Core {
                 }
                 Exchange::Proved
             }
+            // Whoever is unknown is asked all the same, and refused in the end.
+            AuthMethod::Ldap => {
+                self.tell(c, message::authentication_cleartext);
+                Exchange::Clear(known)
+            }
             // Like PostgreSQL, asks a user with a SCRAM verifier for SCRAM even where the method is md5.
             AuthMethod::Md5 if known.as_ref().is_none_or(|user| user.secrets.by_md5()) => {
                 let salt = match md5::salt() {
@@ -392,7 +404,7 @@ impl Core {
             self.close_client(c);
             return Step::Gone;
         }
-        if matches!(login.exchange, Exchange::Proved | Exchange::Asked(_)) {
+        if matches!(login.exchange, Exchange::Proved | Exchange::Asked(_) | Exchange::Verifying(..)) {
             // Statements sent before the greeting wait for it. A password that was not asked for yet waits for the
             // question.
             return Step::Blocked;
@@ -435,7 +447,13 @@ impl Core {
                 }
                 (answer, None)
             }
-            Exchange::Proved | Exchange::Asked(_) => return Step::Blocked,
+            Exchange::Clear(user) => {
+                return match self.verify_elsewhere(c, user, data) {
+                    Ok(()) => Step::Used(frame.total()),
+                    Err(step) => step,
+                };
+            }
+            Exchange::Proved | Exchange::Asked(_) | Exchange::Verifying(..) => return Step::Blocked,
         };
         match (answer, next) {
             (Ok(answer), Some(next)) => {
@@ -469,7 +487,7 @@ impl Core {
 
     /// Remembers the credentials that a client has proved: the proxy can log in to servers with them, if the
     /// configuration has none for the user.
-    fn remember(&self, name: &str, user: Option<Arc<User>>, proved: Proved) {
+    pub(super) fn remember(&self, name: &str, user: Option<Arc<User>>, proved: Proved) {
         let mut passed = self.shared.passed.lock().unwrap_or_else(PoisonError::into_inner);
         if passed.len() >= MOST_PASSED && !passed.contains_key(name) {
             return;
@@ -483,6 +501,11 @@ impl Core {
             Proved::Scram(Some(keys)) => known.keys = Some(Arc::new(keys)),
             Proved::Scram(None) => {}
             Proved::Md5(verifier) => known.md5 = Some(verifier),
+            Proved::Password(password) => {
+                known.md5 = Some(md5::Verifier::new(name, password.expose()));
+                known.password = Some(password.expose().to_owned());
+                known.keys = None;
+            }
         }
     }
 
