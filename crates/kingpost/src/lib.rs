@@ -21,6 +21,7 @@ mod error;
 mod exposition;
 mod failover;
 mod from_pgbouncer;
+mod ldap;
 mod logging;
 mod lookup;
 mod out;

@@ -29,8 +29,12 @@ pub struct ProxyConfig {
     pub hba: Vec<HbaConfig>,
     /// A file with such rules in the format of `pg_hba.conf`, which a reload reads again. Not together with `hba`.
     pub hba_file: Option<std::path::PathBuf>,
+    /// A file with name maps for rules with `map=`, in the format of `pg_ident.conf`, which a reload reads again.
+    pub ident_file: Option<std::path::PathBuf>,
     /// How users that are not listed, or listed without a secret, are looked up on a server.
     pub auth_query: AuthQueryConfig,
+    /// How LDAP servers are asked that rules name.
+    pub ldap: LdapConfig,
     /// TLS with clients.
     pub tls: tls::ListenConfig,
     /// Most clients that are logged in at a time, over all databases. Further ones are refused with 53300.
@@ -117,7 +121,9 @@ impl Default for ProxyConfig {
             auth: AuthMethod::ScramSha256,
             hba: Vec::new(),
             hba_file: None,
+            ident_file: None,
             auth_query: AuthQueryConfig::default(),
+            ldap: LdapConfig::default(),
             tls: tls::ListenConfig::default(),
             max_clients: 10_000,
             max_clients_per_address: 0,
@@ -289,8 +295,14 @@ pub enum AuthMethod {
     ScramSha256,
     /// MD5, for old clients. A user with a SCRAM verifier is asked for SCRAM nevertheless.
     Md5,
-    /// A certificate whose common name (CN) is the user's name.
+    /// A certificate whose common name (CN) is the user's name, or that a name map lets be the user.
     Cert,
+    /// The operating system says who is at the other end of a Unix socket. In rules only.
+    #[serde(skip)]
+    Peer,
+    /// A directory judges the password that the client sends in clear. In rules only.
+    #[serde(skip)]
+    Ldap,
 }
 
 impl AuthMethod {
@@ -302,7 +314,28 @@ impl AuthMethod {
             AuthMethod::ScramSha256 => "scram-sha-256",
             AuthMethod::Md5 => "md5",
             AuthMethod::Cert => "cert",
+            AuthMethod::Peer => "peer",
+            AuthMethod::Ldap => "ldap",
         }
+    }
+}
+
+/// `[proxy.ldap]`: what rules of PostgreSQL have no option for.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LdapConfig {
+    /// PEM: CAs that certificates of LDAP servers are verified with; not set: the system's.
+    pub ca_file: Option<std::path::PathBuf>,
+    /// Longest time in which all servers of a rule together have to judge a password.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+    /// Most logins that servers are asked about at a time; further ones wait.
+    pub max_binds: usize,
+}
+
+impl Default for LdapConfig {
+    fn default() -> Self {
+        LdapConfig { ca_file: None, timeout: Duration::from_secs(10), max_binds: 32 }
     }
 }
 
@@ -320,7 +353,7 @@ pub struct HbaConfig {
     /// `10.0.0.0/8`, `10.0.0.0 255.0.0.0` or `all`; not for `local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`; `clientcert=verify-ca` or `=verify-full` may follow.
+    /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`, `peer`; `clientcert=verify-ca` or `=verify-full`, and `map=NAME`, may follow.
     pub method: String,
 }
 

@@ -2,25 +2,26 @@
 //! first rule that fits a connection decides; if none does, the client is refused.
 //!
 //! Supported are: `local`, `host`, `hostssl`, `hostnossl`; databases by name, `all`, `sameuser`; users by name, `all`;
-//! an address with a prefix length or a mask, `all`; the methods of [`Method`]; `clientcert=verify-ca|verify-full`.
+//! an address with a prefix length or a mask, `all`; the methods of [`Method`]; `clientcert=verify-ca|verify-full`;
+//! `map=` with `cert` and `peer`; the options of `ldap` ([`ldap`]).
 //! Everything else that PostgreSQL knows (`+role`, `@file`, `/regex`, `samehost`, host names, other methods) is an
 //! error and is never skipped: a rule that is not understood must not let somebody in, or keep somebody out.
 
 use std::net::IpAddr;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use crate::config::AuthMethod;
+use crate::ldap;
+use crate::tokens::{self, Word, single, split};
+pub use crate::tokens::{Error, MAX_TEXT};
 
-/// Longest text of a rules file, in bytes.
-pub const MAX_TEXT: usize = 1 << 20;
 /// Most rules.
 pub const MAX_RULES: usize = 10_000;
-/// Most errors reported at a time.
-const MAX_ERRORS: usize = 20;
 
 /// Rules, in the order in which they are tried.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Rules(Vec<Rule>);
+pub struct Rules(Vec<Arc<Rule>>);
 
 /// One rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +38,10 @@ pub struct Rule {
     pub method: Method,
     /// The certificate that the client must show, besides the method.
     pub certificate: Certificate,
+    /// The name map that says which users a client may be, with `cert` and `peer`; `None`: the user of the same name.
+    pub map: Option<Box<str>>,
+    /// The directory, with the method `ldap`.
+    pub ldap: Option<Arc<ldap::Options>>,
 }
 
 /// The kind of connection.
@@ -103,16 +108,6 @@ pub struct Attempt<'a> {
     pub user: &'a str,
 }
 
-/// Why a line is refused.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("line {line}: {message}")]
-pub struct Error {
-    /// The line's number, from 1.
-    pub line: usize,
-    /// What was found, and what was expected.
-    pub message: String,
-}
-
 /// The fields of a rule as strings, as in the configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct Fields<'a> {
@@ -128,13 +123,6 @@ pub struct Fields<'a> {
     pub method: &'a str,
 }
 
-/// A word of a line. A quoted word is never a keyword.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Word {
-    text: String,
-    quoted: bool,
-}
-
 // === impl Rules ===
 
 impl Rules {
@@ -143,7 +131,7 @@ impl Rules {
     /// # Errors
     /// There are more than [`MAX_RULES`].
     pub fn new(rules: Vec<Rule>) -> Result<Rules, String> {
-        if rules.len() > MAX_RULES { Err(too_many()) } else { Ok(Rules(rules)) }
+        if rules.len() > MAX_RULES { Err(too_many()) } else { Ok(Rules(rules.into_iter().map(Arc::new).collect())) }
     }
 
     /// Reads the text of a rules file.
@@ -151,46 +139,18 @@ impl Rules {
     /// # Errors
     /// All invalid lines, up to a maximum.
     pub fn parse(text: &str) -> Result<Rules, Vec<Error>> {
-        if text.len() > MAX_TEXT {
-            let message = format!("the file has {} bytes, expected at most {MAX_TEXT}", text.len());
-            return Err(vec![Error { line: 1, message }]);
-        }
-        let (mut rules, mut errors) = (Vec::new(), Vec::new());
-        let mut lines = text.lines().enumerate();
-        while let Some((at, first)) = lines.next() {
-            let mut line = first.to_owned();
-            // A backslash at the end of a line joins it with the next line.
-            while line.ends_with('\\') {
-                line.pop();
-                match lines.next() {
-                    Some((_, next)) => line.push_str(next),
-                    None => break,
-                }
-            }
-            match parse_line(&line) {
-                Ok(Some(_)) if rules.len() >= MAX_RULES => {
-                    errors.push(Error { line: at + 1, message: too_many() });
-                    break;
-                }
-                Ok(rule) => rules.extend(rule),
-                Err(message) => errors.push(Error { line: at + 1, message }),
-            }
-            if errors.len() >= MAX_ERRORS {
-                break;
-            }
-        }
-        if errors.is_empty() { Ok(Rules(rules)) } else { Err(errors) }
+        tokens::parse_lines(text, MAX_RULES, |line| Ok(parse_line(line)?.map(Arc::new))).map(Rules)
     }
 
     /// The first rule that fits the connection.
     #[must_use]
-    pub fn first(&self, attempt: &Attempt<'_>) -> Option<&Rule> {
+    pub fn first(&self, attempt: &Attempt<'_>) -> Option<&Arc<Rule>> {
         self.0.iter().find(|rule| rule.fits(attempt))
     }
 
     /// All rules, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Rule> {
-        self.0.iter()
+        self.0.iter().map(|rule| &**rule)
     }
 }
 
@@ -251,13 +211,19 @@ impl Rule {
     /// True if the rule lets clients from other machines in without authentication.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        let near = self.from.is_some_and(|network| {
-            network.address.is_loopback() && network.bits >= if network.address.is_ipv4() { 8 } else { 128 }
-        });
         self.kind != Kind::Local
             && self.method == Method::Auth(AuthMethod::Trust)
             && self.certificate == Certificate::No
-            && !near
+            && !self.is_near()
+    }
+
+    /// True if the rule is for clients of this machine only.
+    #[must_use]
+    pub fn is_near(&self) -> bool {
+        self.kind == Kind::Local
+            || self.from.is_some_and(|network| {
+                network.address.is_loopback() && network.bits >= if network.address.is_ipv4() { 8 } else { 128 }
+            })
     }
 }
 
@@ -288,7 +254,7 @@ impl Name {
 pub const REPLICATION: &str = "\0";
 
 const EXPECTED_ADDRESS: &str = "an IP address with a prefix length such as 10.0.0.0/8, an address and a mask, or all";
-const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5 or cert";
+const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5, cert, peer or ldap";
 
 // === impl Network ===
 
@@ -388,17 +354,36 @@ fn finish(
         "scram-sha-256" => Method::Auth(AuthMethod::ScramSha256),
         "md5" => Method::Auth(AuthMethod::Md5),
         "cert" => Method::Auth(AuthMethod::Cert),
+        "peer" => Method::Auth(AuthMethod::Peer),
+        "ldap" => Method::Auth(AuthMethod::Ldap),
         _ => return Err(format!("found the method {found:?}, expected {EXPECTED_METHOD}")),
     };
-    let mut certificate = Certificate::No;
+    let (mut certificate, mut map) = (Certificate::No, None);
+    let mut directory = (method == Method::Auth(AuthMethod::Ldap)).then(ldap::Reading::default);
     for option in options {
+        let (name, value) = option.first().and_then(|word| word.text.split_once('=')).unwrap_or_default();
+        if name == "ldapbindpasswd" && (option.len() != 1 || directory.is_none()) {
+            return Err("found the option ldapbindpasswd with a list or without the method ldap, expected one text in quotation marks".into());
+        }
         let option = &single(&option, "one option")?.text;
+        if let Some(directory) = &mut directory
+            && directory.take(name, value)?
+        {
+            continue;
+        }
+        if let Some(name) = option.strip_prefix("map=") {
+            if !matches!(method, Method::Auth(AuthMethod::Cert | AuthMethod::Peer)) {
+                return Err(format!("found the option {option:?}, expected the method cert or peer with it"));
+            }
+            map = Some(name.into());
+            continue;
+        }
         certificate = match option.as_str() {
             "clientcert=verify-ca" => Certificate::Any,
             "clientcert=verify-full" => Certificate::OfUser,
             _ => {
                 return Err(format!(
-                    "found the option {option:?}, expected clientcert=verify-ca or clientcert=verify-full, or none"
+                    "found the option {option:?}, expected clientcert=verify-ca, clientcert=verify-full or map=NAME, or none"
                 ));
             }
         };
@@ -406,20 +391,14 @@ fn finish(
     if method == Method::Auth(AuthMethod::Cert) && kind != Kind::HostSsl {
         return Err("found the method \"cert\", expected the type hostssl with it".into());
     }
+    if method == Method::Auth(AuthMethod::Peer) && kind != Kind::Local {
+        return Err("found the method \"peer\", expected the type local with it".into());
+    }
     if certificate != Certificate::No && kind != Kind::HostSsl {
         return Err("found the option clientcert, expected the type hostssl with it".into());
     }
-    Ok(Rule { kind, databases, users, from, method, certificate })
-}
-
-fn single<'w>(field: &'w [Word], what: &str) -> Result<&'w Word, String> {
-    match field {
-        [word] => Ok(word),
-        _ => {
-            let all: Vec<&str> = field.iter().map(|word| word.text.as_str()).collect();
-            Err(format!("found the list {:?}, expected {what}", all.join(",")))
-        }
-    }
+    let ldap = directory.map(ldap::Reading::finish).transpose()?.map(Arc::new);
+    Ok(Rule { kind, databases, users, from, method, certificate, map, ldap })
 }
 
 fn names(words: &[Word], databases: bool) -> Result<Vec<Name>, String> {
@@ -441,51 +420,6 @@ fn names(words: &[Word], databases: bool) -> Result<Vec<Name>, String> {
         text => Ok(Name::Is(text.into())),
     };
     words.iter().map(name).collect()
-}
-
-/// A line's fields, each a list of words.
-fn split(line: &str) -> Result<Vec<Vec<Word>>, String> {
-    let mut fields: Vec<Vec<Word>> = Vec::new();
-    let mut rest = line.chars().peekable();
-    // A comma, on whichever side of it there is white space, goes on with the field.
-    let mut joined = false;
-    loop {
-        while rest.next_if(|c| c.is_whitespace() || (*c == ',' && !fields.is_empty())).is_some_and(|c| {
-            joined |= c == ',';
-            true
-        }) {}
-        let Some(&next) = rest.peek() else { break };
-        if next == '#' {
-            break;
-        }
-        let mut word = Word { text: String::new(), quoted: false };
-        let mut inside = false;
-        while let Some(c) = rest.next_if(|c| inside || !(c.is_whitespace() || matches!(c, ',' | '#'))) {
-            if c == '\0' {
-                return Err("found a NUL, expected text".into());
-            }
-            if c != '"' {
-                word.text.push(c);
-            } else if inside && rest.next_if_eq(&'"').is_some() {
-                word.text.push('"');
-            } else {
-                inside = !inside;
-                word.quoted = true;
-            }
-        }
-        if inside {
-            return Err("found a quotation mark without its end".into());
-        }
-        if word.text.is_empty() && !word.quoted {
-            return Err("found a comma, expected a word before it".into());
-        }
-        match fields.last_mut() {
-            Some(field) if joined => field.push(word),
-            _ => fields.push(vec![word]),
-        }
-        joined = false;
-    }
-    Ok(fields)
 }
 
 #[cfg(test)]
@@ -562,7 +496,8 @@ host    app             "quo""ted"  ::/0                trust
             ("host all all 10.0.0.0 ffff:: md5", "ffff::"),
             ("host all all db.example.com md5", "db.example.com"),
             ("host all all samehost md5", "samehost"),
-            ("host all all all peer", "\"peer\", expected trust, reject"),
+            ("host all all all peer", "\"peer\", expected the type local"),
+            ("host all all all ident", "\"ident\", expected trust, reject"),
             ("host all all all md5 map=x", "map=x"),
             ("host all all all md5,trust", "one method"),
             ("host all +staff all md5", "+staff"),
@@ -580,7 +515,7 @@ host    app             "quo""ted"  ::/0                trust
             assert!(errors[0].message.contains(says), "{line}: {}", errors[0].message);
             assert!(errors[0].message.contains("expected") || says == "quotation mark", "{}", errors[0].message);
         }
-        assert_eq!(Rules::parse(&"x\n".repeat(100)).unwrap_err().len(), MAX_ERRORS);
+        assert_eq!(Rules::parse(&"x\n".repeat(100)).unwrap_err().len(), tokens::MAX_ERRORS);
         assert!(Rules::parse(&" ".repeat(MAX_TEXT + 1)).is_err());
     }
 
@@ -588,7 +523,7 @@ host    app             "quo""ted"  ::/0                trust
     fn fields() {
         let fields = |address, method| Fields { kind: "host", database: "a,b", user: "all", address, method };
         let rule = Rule::from_fields(fields(Some("10.0.0.0 255.0.0.0"), "md5")).unwrap();
-        assert_eq!(rule, Rules::parse("host a,b all 10.0.0.0/8 md5").unwrap().0[0]);
+        assert_eq!(rule, *Rules::parse("host a,b all 10.0.0.0/8 md5").unwrap().0[0]);
         for (address, method) in
             [(None, "md5"), (Some("10.0.0.0"), "md5"), (Some("1.1.1.1 2.2.2.2 3"), "md5"), (Some("all"), "")]
         {

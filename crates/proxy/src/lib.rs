@@ -15,12 +15,16 @@ pub mod console;
 pub mod core;
 mod driver;
 pub mod hba;
+pub mod ident;
+pub mod ldap;
 mod limits;
 pub mod metrics;
 pub mod renewals;
 pub mod secrets;
 pub mod settings;
 mod start;
+mod tokens;
+pub mod verify;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -125,6 +129,26 @@ impl RenewalDesk {
     /// All tickets up to this one are answered: passwords were read, and a reload has brought what has changed.
     pub fn answer(&self, ticket: u64) {
         self.mailboxes.iter().for_each(|mailbox| mailbox.post(Letter::Core(Mail::Renewed(ticket))));
+    }
+}
+
+/// For whoever asks others whether a client's password is its user's.
+#[derive(Clone)]
+pub struct VerifyDesk {
+    mailboxes: Arc<Vec<Mailbox>>,
+    shared: Arc<Shared>,
+}
+
+impl VerifyDesk {
+    /// Sets who judges. Only the first call counts.
+    pub fn serve(&self, ask: verify::Ask) {
+        self.shared.verifier.serve(ask);
+    }
+
+    /// The answer to a question.
+    pub fn answer(&self, question: &verify::Question, verdict: verify::Verdict) {
+        let (worker, client) = question.waiting;
+        self.mailboxes[worker].post(Letter::Core(Mail::Verified { client, verdict }));
     }
 }
 
@@ -264,6 +288,11 @@ impl Proxy {
     #[must_use]
     pub fn lookups(&self) -> LookupDesk {
         LookupDesk { mailboxes: self.mailboxes.clone(), shared: self.shared.clone() }
+    }
+
+    /// For whoever asks others whether a client's password is its user's.
+    pub fn verifications(&self) -> VerifyDesk {
+        VerifyDesk { mailboxes: self.mailboxes.clone(), shared: self.shared.clone() }
     }
 
     /// Takes requests to read passwords again.

@@ -15,6 +15,7 @@ use crate::config::{
 };
 use crate::console;
 use crate::hba::{self, Rule, Rules};
+use crate::ident::Maps;
 pub use crate::limits::{ConnectionLimits, Lifetime, OwnLimits, TimeLimits};
 use crate::limits::{unless_none, unless_zero};
 use crate::secrets::{Given, Secrets, SecretsError};
@@ -30,6 +31,8 @@ pub struct Settings {
     pub tls: Option<Arc<tls::Acceptor>>,
     /// Rules for who may come from where; `None`: no rules, and `auth` applies to all.
     pub hba: Option<Rules>,
+    /// The name maps of those rules.
+    pub maps: Maps,
     /// Users that are not configured are looked up on a server.
     pub looks_up: bool,
     /// Most clients that have logged in.
@@ -339,8 +342,10 @@ pub enum SettingsError {
         errors: Vec<hba::Error>,
     },
     /// The rules file can't be read.
-    #[error("cannot read hba_file {path}: {source}")]
+    #[error("cannot read {key} {path}: {source}")]
     RuleFileUnreadable {
+        /// `hba_file` or `ident_file`.
+        key: &'static str,
         /// The file.
         path: PathBuf,
         /// The reason.
@@ -349,6 +354,9 @@ pub enum SettingsError {
     /// Rules are given in two places.
     #[error("found both proxy.hba and proxy.hba_file, expected at most one of them")]
     TwoRules,
+    /// A rule names a map that is not there.
+    #[error("a rule of who may log in has map={0}, and proxy.ident_file has no line of that map")]
+    NoMap(String),
     /// A rule demands a certificate, and the listener asks for none.
     #[error(
         "a rule of who may log in asks for a certificate: [proxy.tls] needs a mode other than \"disable\" and a client_cert other than \"none\""
@@ -485,13 +493,15 @@ impl Settings {
             };
             peers.insert(peer.id, address);
         }
+        let hba = rules(config, certificates)?;
         let has_time_limits = default.time_limits.any()
             || databases.values().any(|database: &Database| database.time_limits.any())
             || users.values().any(|user: &User| user.time_limits != OwnLimits::default());
         Ok(Settings {
             auth: config.auth,
             tls,
-            hba: rules(config, certificates)?,
+            maps: maps(config, hba.as_ref())?,
+            hba,
             looks_up: config.auth_query.is_on(),
             max_clients: config.max_clients,
             max_clients_per_address: config.max_clients_per_address,
@@ -658,8 +668,11 @@ fn rules(config: &ProxyConfig, certificates: bool) -> Result<Option<Rules>, Sett
         (None, true) => return Ok(None),
         (Some(_), false) => return Err(SettingsError::TwoRules),
         (Some(path), true) => {
-            let text = read_bounded(path)
-                .map_err(|source| SettingsError::RuleFileUnreadable { path: path.clone(), source })?;
+            let text = read_bounded(path).map_err(|source| SettingsError::RuleFileUnreadable {
+                key: "hba_file",
+                path: path.clone(),
+                source,
+            })?;
             Rules::parse(&text).map_err(|errors| SettingsError::RuleFile { path: path.clone(), errors })?
         }
         (None, false) => {
@@ -683,6 +696,26 @@ fn rules(config: &ProxyConfig, certificates: bool) -> Result<Option<Rules>, Sett
         return Err(SettingsError::RuleWithoutCertificates);
     }
     Ok(Some(rules))
+}
+
+/// The name maps; empty where there is no file.
+fn maps(config: &ProxyConfig, rules: Option<&Rules>) -> Result<Maps, SettingsError> {
+    let maps = match &config.ident_file {
+        None => Maps::default(),
+        Some(path) => {
+            let text = read_bounded(path).map_err(|source| SettingsError::RuleFileUnreadable {
+                key: "ident_file",
+                path: path.clone(),
+                source,
+            })?;
+            Maps::parse(&text).map_err(|errors| SettingsError::RuleFile { path: path.clone(), errors })?
+        }
+    };
+    let mut named = rules.into_iter().flat_map(Rules::iter).filter_map(|rule| rule.map.as_deref());
+    match named.find(|map| !maps.has(map)) {
+        Some(map) => Err(SettingsError::NoMap(map.to_owned())),
+        None => Ok(maps),
+    }
 }
 
 /// A file's text; one byte more than a file of rules may have is enough to say that it is too long.

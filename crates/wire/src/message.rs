@@ -131,6 +131,11 @@ pub fn authentication_md5(out: &mut Vec<u8>, salt: [u8; 4]) {
     });
 }
 
+/// `AuthenticationCleartextPassword`.
+pub fn authentication_cleartext(out: &mut Vec<u8>) {
+    message(out, b'R', |out| out.extend(3u32.to_be_bytes()));
+}
+
 /// `AuthenticationSASL` with these mechanisms.
 pub fn authentication_sasl(out: &mut Vec<u8>, mechanisms: &[&str]) {
     message(out, b'R', |out| {

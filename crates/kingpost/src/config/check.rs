@@ -4,6 +4,7 @@
 mod failover;
 mod operation;
 mod registry;
+mod rules;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -19,7 +20,6 @@ use super::Config;
 use super::problem::{Problem, Severity};
 use super::tree::Tree;
 use proxy::config::{AuthMethod, AuthQueryConfig, ProxyConfig, UserConfig};
-use proxy::hba::{self, Rule, Rules};
 use proxy::secrets::Given;
 use wire::md5;
 
@@ -118,7 +118,8 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         check_peers(&config.proxy, &mut findings);
         check_databases(&config.proxy, stat, &mut findings);
         check_users(&config.proxy, stat, &mut findings);
-        check_rules(&config.proxy, &mut findings);
+        rules::check_rules(&config.proxy, &mut findings);
+        rules::check_maps(&config.proxy, &mut findings);
         check_auth_query(&config.proxy.auth_query, stat, &mut findings);
         check_routing(&config.proxy, &mut findings);
         operation::check(&config.proxy, &mut findings);
@@ -298,6 +299,7 @@ fn check_databases(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: 
 
 fn check_users(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     let looks_up = proxy.auth_query.is_on();
+    let by_rule = rules::prove_otherwise(proxy);
     if proxy.auth != AuthMethod::Trust && proxy.users.is_empty() && !looks_up {
         let proof = if proxy.auth == AuthMethod::Cert { "" } else { " with a password" };
         let auth = proxy.auth.name();
@@ -309,7 +311,7 @@ fn check_users(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut
     findings.unique("proxy.users", ".name", proxy.users.iter().map(|user| user.name.as_str()));
     for (index, user) in proxy.users.iter().enumerate() {
         let auth = user.auth.unwrap_or(proxy.auth);
-        check_user(user, &format!("proxy.users[{index}]"), auth, looks_up, stat, findings);
+        check_user(user, &format!("proxy.users[{index}]"), auth, looks_up || by_rule, stat, findings);
     }
     findings.unique("proxy.operators", ".name", proxy.operators.iter().map(|operator| operator.name.as_str()));
     for (index, operator) in proxy.operators.iter().enumerate() {
@@ -318,7 +320,7 @@ fn check_users(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut
     }
 }
 
-/// `looks_up`: one that has no secret gets it from `auth_query`.
+/// `looks_up`: one that has no secret gets it from `auth_query`, or logs in by a rule that needs none.
 fn check_user(
     user: &UserConfig,
     path: &str,
@@ -385,45 +387,6 @@ fn check_user(
     let together = Given { password: None, verifier, others: &user.secrets };
     if let (false, Err(why)) = (user.secrets.is_empty(), together.check()) {
         findings.error(format!("{path}.secrets"), why.to_string());
-    }
-}
-
-/// The rules of who may log in, read as the proxy reads them.
-fn check_rules(proxy: &ProxyConfig, findings: &mut Findings) {
-    let open = "lets everybody in without a proof, from other machines too";
-    for (index, entry) in proxy.hba.iter().enumerate() {
-        let rule = Rule::from_fields(hba::Fields {
-            kind: &entry.kind,
-            database: &entry.database,
-            user: &entry.user,
-            address: entry.address.as_deref(),
-            method: &entry.method,
-        });
-        let path = format!("proxy.hba[{index}]");
-        match rule {
-            Err(why) => findings.error(path, why),
-            Ok(rule) if rule.is_open() => findings.warn(path, open),
-            Ok(_) => {}
-        }
-    }
-    let Some(file) = &proxy.hba_file else { return };
-    if !proxy.hba.is_empty() {
-        findings.error("proxy.hba_file", "found proxy.hba beside it, expected at most one of them");
-    }
-    let text = match std::fs::read_to_string(file) {
-        Ok(text) => text,
-        Err(error) => return findings.error("proxy.hba_file", format!("cannot read {:?}: {error}", file.display())),
-    };
-    match Rules::parse(&text) {
-        Err(errors) => {
-            for error in errors {
-                findings.error("proxy.hba_file", format!("{}:{}: {}", file.display(), error.line, error.message));
-            }
-        }
-        Ok(rules) if rules.iter().any(Rule::is_open) => {
-            findings.warn("proxy.hba_file", format!("a rule of {} {open}", file.display()));
-        }
-        Ok(_) => {}
     }
 }
 

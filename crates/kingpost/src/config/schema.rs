@@ -96,7 +96,9 @@ const PROXY: &[Key] = &[
     key("auth", Kind::Choice(&["trust", "scram-sha-256", "md5", "cert"])),
     key("hba", Kind::Tables(HBA)),
     key("hba_file", Kind::Text),
+    key("ident_file", Kind::Text),
     key("auth_query", Kind::Table(AUTH_QUERY)),
+    key("ldap", Kind::Table(LDAP)),
     key("tls", Kind::Table(PROXY_TLS)),
     key("max_clients", integer(1, 1_000_000)),
     key("max_clients_per_address", integer(0, 1_000_000)),
@@ -151,6 +153,8 @@ const AUTH_QUERY: &[Key] = &[
     key("negative_cache", POSITIVE),
     key("timeout", POSITIVE),
 ];
+
+const LDAP: &[Key] = &[key("ca_file", Kind::Text), key("timeout", POSITIVE), key("max_binds", integer(1, 1000))];
 
 const PEER: &[Key] = &[required("id", integer(1, 31)), required("address", Kind::Text)];
 

@@ -74,7 +74,6 @@ const RESOLVED: &str = "host names are resolved by the system, anew for each con
 const INSIDE: &str = "concerns PgBouncer's inside only";
 const OWN_LOOKUP: &str = "Kingpost has one lookup for all databases";
 const CIPHERS: &str = "Kingpost offers the safe cipher suites of TLS 1.2 and 1.3, and has no list of them";
-const IDENT: &str = "Kingpost has no name maps";
 
 /// The table.
 pub(super) const KEYS: &[Key] = &[
@@ -163,7 +162,12 @@ pub(super) const KEYS: &[Key] = &[
         "proxy.hba_file",
         "with `auth_type = hba` only: otherwise PgBouncer does not read it either",
     ),
-    refused(P, "auth_ident_file", &[""], IDENT),
+    carried(
+        P,
+        "auth_ident_file",
+        "proxy.ident_file",
+        "with `auth_type = hba` only: otherwise PgBouncer does not read it either",
+    ),
     carried(
         P,
         "auth_file",

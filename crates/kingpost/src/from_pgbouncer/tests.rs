@@ -318,12 +318,15 @@ fn the_old_auth_query_is_replaced() {
 #[test]
 fn rules_are_carried_over_where_pgbouncer_reads_them() {
     let options = Options { ignore_all: true, ..Options::default() };
-    let ruled: toml::Table = with(&settings("auth_type = hba\nauth_hba_file = /etc/rules"), &options)
-        .expect("a translation")
-        .parse()
-        .expect("TOML");
+    let ruled: toml::Table =
+        with(&settings("auth_type = hba\nauth_hba_file = /etc/rules\nauth_ident_file = /etc/maps"), &options)
+            .expect("a translation")
+            .parse()
+            .expect("TOML");
     assert_eq!(ruled["proxy"]["hba_file"].as_str(), Some("/etc/rules"));
+    assert_eq!(ruled["proxy"]["ident_file"].as_str(), Some("/etc/maps"));
     assert!(good(&settings("auth_hba_file = /etc/trusting"))["proxy"].get("hba_file").is_none());
+    assert!(good(&settings("auth_ident_file = /etc/maps"))["proxy"].get("ident_file").is_none());
 }
 
 #[test]

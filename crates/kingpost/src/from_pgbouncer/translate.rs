@@ -290,6 +290,11 @@ impl Translator<'_> {
             Auth::Md5 | Auth::Hba => "md5",
         };
         self.plan.proxy.push(("auth", quoted(name)));
+        match (auth, self.get("auth_ident_file").filter(|file| !file.is_empty()).map(quoted)) {
+            (Auth::Hba, Some(file)) => self.plan.proxy.push(("ident_file", file)),
+            (_, Some(_)) => self.leave("auth_ident_file", "PgBouncer reads it with auth_type = hba only"),
+            (_, None) => {}
+        }
         match (auth, self.get("auth_hba_file").filter(|file| !file.is_empty()).map(quoted)) {
             (Auth::Hba, Some(file)) => self.plan.proxy.push(("hba_file", file)),
             (Auth::Hba, None) => self.problem("auth_type", "found \"hba\" without auth_hba_file"),

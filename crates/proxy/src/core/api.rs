@@ -13,10 +13,13 @@ use super::session::Client;
 use crate::accounts::Answer;
 use crate::config::{Access, RouteTo};
 use crate::console::Operation;
+use crate::ldap::Options;
 use crate::settings::Settings;
+use crate::verify::Verdict;
+use secret::Secret;
 
 /// Where a client connection came from.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Peer {
     /// The fixed destination that the listener is configured with.
     pub route: Option<RouteTo>,
@@ -24,6 +27,8 @@ pub struct Peer {
     pub local: bool,
     /// The client's address; `None` over a Unix socket.
     pub address: Option<IpAddr>,
+    /// What the operating system calls the user at the other end of a Unix socket; `None`: that is not known.
+    pub system: Option<Arc<String>>,
 }
 
 /// A letter from one worker (or the control thread) to another.
@@ -87,6 +92,13 @@ pub enum Mail {
         /// The account, with the verifier or password that the client's proof is compared with.
         answer: Answer,
     },
+    /// Whether the password of a client of this worker is its user's.
+    Verified {
+        /// The client that logs in.
+        client: Token,
+        /// The answer.
+        verdict: Verdict,
+    },
     /// A command of an operator.
     Operate(Operation),
     /// Shutdown: idle clients are closed now, the others when their transaction ends.
@@ -147,6 +159,17 @@ pub enum Effect {
         client: Token,
         /// The user's name.
         user: Arc<str>,
+    },
+    /// Ask a directory whether a client's password is its user's; the answer comes as [`Mail::Verified`].
+    Verify {
+        /// The client that logs in.
+        client: Token,
+        /// The user's name.
+        user: Arc<str>,
+        /// The password that the client has sent; never empty.
+        password: Secret,
+        /// The directory.
+        by: Arc<Options>,
     },
     /// Send mail to a worker.
     Post {

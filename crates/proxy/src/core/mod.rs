@@ -49,8 +49,10 @@ use sql::{Classifier, ClassifierConfig};
 use topology::{NodeId, View};
 use wire::{Severity, Sqlstate, message};
 
+use crate::ldap::Options;
 use crate::metrics::Metrics;
 use crate::settings::Settings;
+use crate::verify::Question;
 use commit::Commits;
 use lane::Lanes;
 use memory::{Buffers, Kind, Output, Token};
@@ -60,6 +62,7 @@ use parameters::Interned;
 use pool::Pools;
 use prepared::Statements;
 use routing::StrongReads;
+use secret::Secret;
 use server::Server;
 use session::{Cancel, Client, Doorkeeper, Journal, Paused, Phase, Revision};
 
@@ -427,6 +430,14 @@ impl Core {
                     }
                 }
             }
+            Mail::Verified { client, verdict } => {
+                if self.is_client(client) {
+                    self.verified(client.index(), verdict);
+                    if self.is_client(client) {
+                        self.runnable.push_back(client);
+                    }
+                }
+            }
             Mail::Operate(operation) => self.operate(&operation),
             Mail::Drain => self.drain(),
         }
@@ -467,6 +478,11 @@ impl Core {
     /// True while clients are connected.
     pub fn has_clients(&self) -> bool {
         !self.clients.is_empty()
+    }
+
+    /// Carries out [`Effect::Verify`]; false if nobody takes the question. The answer comes as [`Mail::Verified`].
+    pub fn verify(&self, client: Token, user: Arc<str>, password: Secret, by: Arc<Options>) -> bool {
+        self.shared.verifier.ask(Question { user, password, by, waiting: (self.id, client) })
     }
 
     /// True while there are connections of clients or to servers.

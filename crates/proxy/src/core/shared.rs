@@ -14,6 +14,7 @@ use super::prepared::Registry;
 use super::session::Counts;
 use crate::accounts::Accounts;
 use crate::renewals::Renewals;
+use crate::verify::Verifier;
 
 /// What all workers of a process share.
 ///
@@ -31,6 +32,8 @@ pub struct Shared {
     pub keys: Mutex<HashMap<String, Arc<SaltedKeys>>>,
     /// Users whose accounts are looked up on a server.
     pub accounts: Accounts,
+    /// Who judges passwords that the proxy does not know.
+    pub(crate) verifier: Verifier,
     /// Requests to read passwords again that servers have refused.
     pub(crate) renewals: Renewals,
     /// Credentials that clients have proved, by user: with them the proxy can log in to servers as that user.
@@ -65,6 +68,7 @@ impl Shared {
             budgets: Budgets::new(workers),
             keys: Mutex::default(),
             accounts: Accounts::default(),
+            verifier: Verifier::default(),
             renewals: Renewals::default(),
             passed: Mutex::default(),
             counts: Mutex::default(),
@@ -87,6 +91,6 @@ pub(crate) struct Passed {
     pub(crate) keys: Option<Arc<SaltedKeys>>,
     /// An MD5 verifier.
     pub(crate) md5: Option<wire::md5::Verifier>,
-    /// The password, where the account lookup gave it in clear text.
+    /// The password, where the account lookup gave it in clear text, or the client did (method `ldap`).
     pub(crate) password: Option<String>,
 }

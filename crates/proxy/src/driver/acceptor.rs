@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use super::mailbox::{Letter, Mailbox};
 use super::sys::{self, Epoll, Event, Wake};
+use super::system::SystemUsers;
 use crate::config::Listen;
 use crate::core::Peer;
 use crate::metrics::Metrics;
@@ -74,7 +75,7 @@ impl Listener {
     }
 
     fn new(listen: &Listen, fd: OwnedFd, address: String, path: Option<PathBuf>) -> Listener {
-        let peer = Peer { route: listen.route, local: path.is_some(), address: None };
+        let peer = Peer { route: listen.route, local: path.is_some(), ..Peer::default() };
         let configured = listen.address.clone();
         Listener { fd, tcp: path.is_none(), peer, address, configured, path, handed_over: AtomicBool::new(false) }
     }
@@ -160,6 +161,7 @@ pub(crate) fn run(
     let mut events = [Event { events: 0, u64: 0 }; 64];
     let mut handed: Vec<u64> = vec![0; mailboxes.len()];
     let mut complained = false;
+    let mut users = SystemUsers::new();
     while !stop.flag.load(Ordering::Acquire) {
         let count = epoll.wait(&mut events, -1)?;
         for event in &events[..count] {
@@ -170,7 +172,9 @@ pub(crate) fn run(
                         complained = false;
                         let worker = least_loaded(&handed, metrics);
                         handed[worker] += 1;
-                        mailboxes[worker].post(Letter::Client(fd, Peer { address, ..listener.peer }));
+                        let system = if listener.tcp { None } else { users.at(fd.as_fd()) };
+                        let peer = Peer { address, system, ..listener.peer.clone() };
+                        mailboxes[worker].post(Letter::Client(fd, peer));
                     }
                     Ok(None) => break,
                     Err(error) => {

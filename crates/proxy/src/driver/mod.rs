@@ -11,4 +11,5 @@ pub(crate) mod ring;
 mod ringed;
 mod secured;
 pub(crate) mod sys;
+mod system;
 pub(crate) mod worker;

@@ -16,6 +16,7 @@ use super::sys::{self, Epoll, MOST_WAITED_FOR};
 use crate::console::{Desk, Look, Report, Request};
 use crate::core::token::{Kind, Token};
 use crate::core::{Core, Effect, Mail};
+use crate::verify::Verdict;
 
 /// Size of the one buffer into which all connections of a worker are read, in bytes.
 pub(super) const BUFFER: usize = 64 << 10;
@@ -308,6 +309,11 @@ impl Worker {
             Effect::LookUp { client, user } => {
                 if let Err(why) = self.core.look_up(&user, client) {
                     self.core.mail(Mail::Account { client, answer: Err(why.into()) });
+                }
+            }
+            Effect::Verify { client, user, password, by } => {
+                if !self.core.verify(client, user, password, by) {
+                    self.core.mail(Mail::Verified { client, verdict: Verdict::Unknown });
                 }
             }
             Effect::Post { to, mail } => self.mailboxes[to].post(Letter::Core(mail)),

@@ -35,6 +35,8 @@ pub(crate) struct Client {
     pub address: Option<IpAddr>,
     /// Set if the client speaks TLS. Holds the client certificate's identity until the login is done.
     pub identity: Option<Box<tls::Identity>>,
+    /// What the system calls the user at the other end of a Unix socket, until the login is done.
+    pub system: Option<Arc<String>>,
     /// Index of the client's pool; meaningful once it has logged in.
     pub pool: usize,
     pub at: At,
@@ -117,8 +119,8 @@ pub(crate) enum LookedUp {
     No,
     /// What was found is what its password was compared with.
     ByPassword,
-    /// There is such a role; its certificate says that it is the client's.
-    ByCertificate,
+    /// There is such a role; that it is the client's is said by the certificate or the operating system.
+    ByName,
 }
 
 /// The server connection that a client uses, by slot.
@@ -384,6 +386,7 @@ impl Client {
             local: peer.local,
             address: peer.address,
             identity: None,
+            system: peer.system,
             pool: usize::MAX,
             at: At::Nobody,
             base: params.clone(),

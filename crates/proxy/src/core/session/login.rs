@@ -21,6 +21,7 @@ use crate::core::pool::{PoolKey, Want};
 use crate::core::{Core, Effect, Mail, SMALL_MAX, Secure};
 use crate::hba;
 use crate::settings::User;
+use secret::Secret;
 
 /// First byte of a TLS handshake record. No startup packet begins with this byte: its length would be beyond the limit.
 const TLS_HANDSHAKE: u8 = 0x16;
@@ -40,6 +41,8 @@ pub(in crate::core) struct Login {
     pub console: Option<Access>,
     /// Set for a replication connection.
     pub tunnel: Option<Box<Tunnel>>,
+    /// The rule of `proxy.hba` by which the client logs in.
+    pub rule: Option<Arc<hba::Rule>>,
     pub exchange: Exchange,
 }
 
@@ -54,16 +57,22 @@ pub(in crate::core) enum Exchange {
     /// `PasswordMessage` with the MD5 hash for this salt is awaited. If the user has no MD5 verifier, no hash is
     /// accepted.
     Md5(Option<Arc<User>>, [u8; 4]),
+    /// `PasswordMessage` with the password in clear is awaited.
+    Clear(Option<Arc<User>>),
+    /// A directory judges this password.
+    Verifying(Option<Arc<User>>, Secret),
     /// Authenticated; a server connection is awaited, to learn the parameters for the greeting.
     Proved,
 }
 
 /// What a client has proved that it knows.
-enum Proved {
+pub(super) enum Proved {
     /// The keys of the verifier that fitted.
     Scram(Option<scram::SaltedKeys>),
     /// The MD5 verifier that fitted.
     Md5(md5::Verifier),
+    /// The password, in clear.
+    Password(Secret),
 }
 
 impl Core {
@@ -235,21 +244,25 @@ impl Core {
         let known = self.settings.account(&user, console).cloned().map(Arc::new);
         // A physical replication connection is to no database, whichever its client has named.
         let ruled = if physical { hba::REPLICATION } else { &database };
-        let method = match self.method(c, ruled, &user) {
-            Ok(method) => method.unwrap_or_else(|| known.as_ref().map_or(self.settings.auth, |user| user.auth)),
+        let rule = match self.rule(c, ruled, &user) {
+            Ok(rule) => rule,
             Err(text) => return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text),
+        };
+        let method = match rule.as_deref().map(|rule| rule.method) {
+            Some(hba::Method::Auth(method)) => method,
+            _ => known.as_ref().map_or(self.settings.auth, |user| user.auth),
         };
         let access = console.then(|| self.settings.access(&user));
         let unproved = !console && self.settings.looks_up && known.as_ref().is_none_or(|known| !known.has_secret());
         let key = PoolKey { database: database.into(), user: user.into() };
         let exchange = Exchange::Asked(method);
-        let login = Login { key, version, params: settings, console: access, tunnel, exchange };
+        let login = Login { key, version, params: settings, console: access, tunnel, rule, exchange };
         let name = login.key.user.clone();
         self.clients[c].phase = Phase::Login(Box::new(login));
         self.clients[c].looked_up = match method {
             AuthMethod::ScramSha256 | AuthMethod::Md5 if unproved => LookedUp::ByPassword,
-            // One that is listed for its certificate needs no more.
-            AuthMethod::Cert if unproved && known.is_none() => LookedUp::ByCertificate,
+            // One that is listed needs no more than its certificate, its user of the system, or a directory's word.
+            AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Ldap if unproved && known.is_none() => LookedUp::ByName,
             _ => LookedUp::No,
         };
         if self.clients[c].looked_up == LookedUp::No {
@@ -261,9 +274,9 @@ impl Core {
         }
     }
 
-    /// The authentication method that the rules of `proxy.hba` prescribe; `None` if there are no rules. `Err`: why the
+    /// The rule of `proxy.hba` that a client has to log in by, whose method is never to reject; `None` if there are no rules. `Err`: why the
     /// client is refused.
-    fn method(&self, c: usize, database: &str, user: &str) -> Result<Option<AuthMethod>, String> {
+    fn rule(&self, c: usize, database: &str, user: &str) -> Result<Option<Arc<hba::Rule>>, String> {
         let Some(rules) = &self.settings.hba else { return Ok(None) };
         let client = &self.clients[c];
         let identity = client.identity.as_deref();
@@ -279,13 +292,15 @@ impl Core {
         let Some(rule) = rules.first(&attempt) else {
             return Err(format!("no rule of proxy.hba lets in a client {}", who()));
         };
-        let hba::Method::Auth(method) = rule.method else {
+        if rule.method == hba::Method::Reject {
             return Err(format!("a rule of proxy.hba rejects clients {}", who()));
-        };
+        }
         let shown = identity.filter(|identity| identity.certificate);
         match (rule.certificate, shown) {
-            (hba::Certificate::No, _) | (hba::Certificate::Any, Some(_)) => Ok(Some(method)),
-            (hba::Certificate::OfUser, Some(shown)) if shown.common_name.as_deref() == Some(user) => Ok(Some(method)),
+            (hba::Certificate::No, _) | (hba::Certificate::Any, Some(_)) => Ok(Some(rule.clone())),
+            (hba::Certificate::OfUser, Some(shown)) if shown.common_name.as_deref() == Some(user) => {
+                Ok(Some(rule.clone()))
+            }
             (_, shown) => Err(certificate_refusal(shown.unwrap_or(&tls::Identity::default()), user)),
         }
     }
@@ -308,6 +323,7 @@ impl Core {
         let Phase::Login(login) = &self.clients[c].phase else { return };
         let Exchange::Asked(method) = login.exchange else { return };
         let (user, console) = (login.key.user.clone(), login.console.is_some());
+        let map = login.rule.as_ref().and_then(|rule| rule.map.as_deref());
         let exchange = match method {
             AuthMethod::Trust if self.settings.trusts(&user, console) => Exchange::Proved,
             AuthMethod::Trust => {
@@ -317,13 +333,35 @@ impl Core {
             }
             AuthMethod::Cert => {
                 let identity = self.clients[c].identity.as_deref();
-                let is_user =
-                    |identity: &&tls::Identity| identity.certificate && identity.common_name.as_deref() == Some(&*user);
+                let is_user = |identity: &&tls::Identity| {
+                    let name = identity.common_name.as_deref().filter(|_| identity.certificate);
+                    name.is_some_and(|name| self.settings.maps.allow(map, name, &user))
+                };
                 if known.is_none() || identity.filter(is_user).is_none() {
-                    let text = certificate_refusal(identity.unwrap_or(&tls::Identity::default()), &user);
+                    let shown = identity.filter(|shown| shown.certificate).and_then(|shown| shown.common_name.as_ref());
+                    let text = match (map, shown) {
+                        (Some(map), Some(name)) => {
+                            format!("the map {map:?} lets the certificate's name (CN) {name:?} be no user {user:?}")
+                        }
+                        _ => certificate_refusal(identity.unwrap_or(&tls::Identity::default()), &user),
+                    };
                     return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
                 }
                 Exchange::Proved
+            }
+            AuthMethod::Peer => {
+                let system = self.clients[c].system.as_deref();
+                let is_user = |name: &&String| self.settings.maps.allow(map, name, &user);
+                if known.is_none() || system.filter(is_user).is_none() {
+                    let text = format!("peer authentication failed for user {user:?}");
+                    return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
+                }
+                Exchange::Proved
+            }
+            // Whoever is unknown is asked all the same, and refused in the end.
+            AuthMethod::Ldap => {
+                self.tell(c, message::authentication_cleartext);
+                Exchange::Clear(known)
             }
             // Like PostgreSQL, asks a user with a SCRAM verifier for SCRAM even where the method is md5.
             AuthMethod::Md5 if known.as_ref().is_none_or(|user| user.secrets.by_md5()) => {
@@ -366,7 +404,7 @@ impl Core {
             self.close_client(c);
             return Step::Gone;
         }
-        if matches!(login.exchange, Exchange::Proved | Exchange::Asked(_)) {
+        if matches!(login.exchange, Exchange::Proved | Exchange::Asked(_) | Exchange::Verifying(..)) {
             // Statements sent before the greeting wait for it. A password that was not asked for yet waits for the
             // question.
             return Step::Blocked;
@@ -409,7 +447,13 @@ impl Core {
                 }
                 (answer, None)
             }
-            Exchange::Proved | Exchange::Asked(_) => return Step::Blocked,
+            Exchange::Clear(user) => {
+                return match self.verify_elsewhere(c, user, data) {
+                    Ok(()) => Step::Used(frame.total()),
+                    Err(step) => step,
+                };
+            }
+            Exchange::Proved | Exchange::Asked(_) | Exchange::Verifying(..) => return Step::Blocked,
         };
         match (answer, next) {
             (Ok(answer), Some(next)) => {
@@ -443,7 +487,7 @@ impl Core {
 
     /// Remembers the credentials that a client has proved: the proxy can log in to servers with them, if the
     /// configuration has none for the user.
-    fn remember(&self, name: &str, user: Option<Arc<User>>, proved: Proved) {
+    pub(super) fn remember(&self, name: &str, user: Option<Arc<User>>, proved: Proved) {
         let mut passed = self.shared.passed.lock().unwrap_or_else(PoisonError::into_inner);
         if passed.len() >= MOST_PASSED && !passed.contains_key(name) {
             return;
@@ -457,6 +501,11 @@ impl Core {
             Proved::Scram(Some(keys)) => known.keys = Some(Arc::new(keys)),
             Proved::Scram(None) => {}
             Proved::Md5(verifier) => known.md5 = Some(verifier),
+            Proved::Password(password) => {
+                known.md5 = Some(md5::Verifier::new(name, password.expose()));
+                known.password = Some(password.expose().to_owned());
+                known.keys = None;
+            }
         }
     }
 
@@ -466,6 +515,7 @@ impl Core {
             // Only whether the client speaks TLS is needed from here on, not the certificate's name.
             **identity = tls::Identity::default();
         }
+        self.clients[c].system = None;
         let Phase::Login(login) = &mut self.clients[c].phase else { return };
         let key = login.key.clone();
         if let Some(access) = login.console {

@@ -17,6 +17,7 @@ mod aborted;
 mod begin;
 mod cancel;
 mod client;
+mod elsewhere;
 mod forward;
 mod home;
 mod journal;

@@ -47,12 +47,12 @@ impl Core {
     }
 
     /// Closes the clients of a pool that were looked up, and its server connections. `gone`: there is no such role; otherwise the role has no
-    /// password, and who has shown a certificate stays.
+    /// password, and who got in without one (by `cert` or `peer`) stays.
     fn revoke(&mut self, p: usize, user: &str, gone: bool) {
         let concerned = |looked_up| match looked_up {
             LookedUp::No => false,
             LookedUp::ByPassword => true,
-            LookedUp::ByCertificate => gone,
+            LookedUp::ByName => gone,
         };
         let clients = self.clients.iter().filter(|(_, client)| client.pool == p && concerned(client.looked_up));
         let clients: Vec<_> = clients.map(|(_, client)| client.token).collect();

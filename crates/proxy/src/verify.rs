@@ -1,0 +1,60 @@
+//! Passwords that somebody else than the proxy judges: a directory.
+//!
+//! ```text
+//!  core: has a client's password ─Effect::Verify─▶ Verifier ─▶ whoever asks the directory
+//!        lets in or refuses ◀─Mail::Verified──────────────────┘
+//! ```
+//!
+//! How many are asked about at a time is bounded by whoever asks. A client that has gone meanwhile is not missed: its token fits nobody.
+
+use std::sync::{Arc, OnceLock};
+
+use secret::Secret;
+
+use crate::core::token::Token;
+use crate::ldap::Options;
+
+/// Whether a client's password is its user's.
+#[derive(Debug)]
+pub struct Question {
+    /// The user.
+    pub user: Arc<str>,
+    /// The password, never empty: a directory would take an empty one for an anonymous bind, which succeeds.
+    pub password: Secret,
+    /// The directory.
+    pub by: Arc<Options>,
+    /// The worker that waits, and its client.
+    pub(crate) waiting: (usize, Token),
+}
+
+/// The answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is.
+    Right,
+    /// It is not, or there is no such user.
+    Wrong,
+    /// That could not be found out.
+    Unknown,
+}
+
+/// Takes a question; false if it can take no more. Must not block.
+pub type Ask = Box<dyn Fn(Question) -> bool + Send + Sync>;
+
+/// The way to whoever judges.
+#[derive(Default)]
+pub(crate) struct Verifier {
+    ask: OnceLock<Ask>,
+}
+
+impl Verifier {
+    /// Sets who judges. Only the first call counts.
+    pub(crate) fn serve(&self, ask: Ask) {
+        let _ = self.ask.set(ask);
+    }
+
+    /// Asks; false if nobody can take the question.
+    pub(crate) fn ask(&self, question: Question) -> bool {
+        self.ask.get().is_some_and(|ask| ask(question))
+    }
+}
