@@ -132,6 +132,8 @@ impl Flags {
     /// Some statement in the text runs what nothing is known of: a function that is neither PostgreSQL's nor the operator's, `DO`,
     /// `CALL`. It may leave anything in the session.
     pub const UNKNOWN: Flags = Flags(1 << 14);
+    /// Some statement in the text is EXECUTE, FETCH or MOVE: what it returns depends on a statement or a cursor that the session has by SQL.
+    pub const OF_SESSION: Flags = Flags(1 << 15);
 
     /// True if all bits of `other` are set.
     #[must_use]

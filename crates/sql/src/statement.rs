@@ -309,7 +309,9 @@ impl Text<'_> {
                 self.inner(prepare.query.as_deref());
                 self.pin(Pins::PREPARE);
             }
+            NodeEnum::FetchStmt(_) => self.flag(Flags::OF_SESSION),
             NodeEnum::ExecuteStmt(execute) => {
+                self.flag(Flags::OF_SESSION);
                 self.walk(|walk| walk.nodes(&execute.params));
             }
             NodeEnum::DeallocateStmt(deallocate) => {

@@ -30,7 +30,28 @@ const APART_TESTED: u16 = Flags::ROWLESS.0
     | Flags::SESSION.0
     | Flags::LOCAL.0
     | Flags::LOCKS.0
-    | Flags::UNKNOWN.0;
+    | Flags::UNKNOWN.0
+    | Flags::OF_SESSION.0;
+
+#[test]
+fn what_depends_on_statements_and_cursors_of_the_session() {
+    for (text, expected) in [
+        ("execute q1 (3)", true),
+        ("fetch next from c1", true),
+        ("move 3 in c1", true),
+        ("select 1; fetch c1", true),
+        ("explain analyze execute q1", true),
+        ("create temp table x as execute q1", true),
+        ("prepare q1 as select 1", false),
+        ("declare c1 cursor for select 1", false),
+        ("close c1", false),
+        ("deallocate q1", false),
+        ("select 'execute q1'", false),
+    ] {
+        let flags = classifier().classify(text.as_bytes()).flags;
+        assert_eq!(flags.has(Flags::OF_SESSION), expected, "{text}");
+    }
+}
 
 #[test]
 fn what_holds_for_the_transaction_only() {

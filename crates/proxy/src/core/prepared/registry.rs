@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use foldhash::quality::RandomState;
 use hashbrown::HashTable;
-use sql::{Class, Meaning, has_moving_literal, meaning_of};
+use sql::{Class, Flags, Meaning, has_moving_literal, meaning_of};
 
 use super::scope::{Place, Reading, Schema, Scope};
 use super::statement::Statement;
@@ -147,8 +147,8 @@ impl Registry {
         Arc::new(Statement::new(self.number(), None, text, types, class, place.schema().declared()))
     }
 
-    /// The statement for this scope and text. A text with a literal such as `'now'`, which is evaluated when the text
-    /// is parsed, gives a new statement each time.
+    /// The statement for this scope and text. Two kinds of texts give a new statement each time: those with a literal such as `'now'`, which is
+    /// evaluated when the text is parsed; and `EXECUTE q1` and `FETCH c1`, whose columns depend on what the session has under that name then.
     fn intern(
         &self,
         hash: u64,
@@ -158,7 +158,7 @@ impl Registry {
         class: Class,
         declared: u64,
     ) -> Arc<Statement> {
-        if has_moving_literal(text) {
+        if class.flags.has(Flags::OF_SESSION) || has_moving_literal(text) {
             return Arc::new(Statement::new(self.number(), None, text, types, class, declared));
         }
         // The shard is chosen by the highest bits, because the table uses the lowest.
