@@ -30,6 +30,8 @@ pub(crate) struct Before {
     pub(crate) listens_behind_notify: bool,
     /// The client has begun to listen in a text with other statements.
     pub(crate) listens_inside: bool,
+    /// The client has sent another statement behind COMMIT or ROLLBACK, without a Sync in between: `P '' "commit"; B; E; P '' "insert …"`.
+    pub(crate) goes_on: bool,
     /// Somebody has set a parameter of an extension's kind (`app.t`).
     pub(crate) has_placeholder: bool,
 }
@@ -92,6 +94,20 @@ impl Before {
                     matches!(message, Message::Query(text) if text.to_ascii_lowercase().contains("deallocate") && text.contains(';'))
                 })
             },
+            goes_on: {
+                let ends = |text: &str| {
+                    let text = text.trim_start().to_ascii_lowercase();
+                    ["commit", "rollback", "end", "abort"].iter().any(|word| text.starts_with(word))
+                };
+                let mut ended = false;
+                own().flat_map(|packet| &packet.messages).any(|message| match message {
+                    Message::Parse { text, .. } => std::mem::replace(&mut ended, ends(text)),
+                    Message::Sync | Message::Query(_) => {
+                        std::mem::take(&mut ended) && !matches!(message, Message::Sync)
+                    }
+                    _ => false,
+                })
+            },
             has_placeholder: packets().any(|packet| says(packet, &["app.t", "enter"]))
                 || session.setup.iter().any(|setup| setup.sql.contains("app.t"))
                 || session.clients.iter().flat_map(|spec| &spec.parameters).any(|(_, value)| value.contains("app.t")),
@@ -104,7 +120,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i` for what holds for client `a` in the last step.
+    /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g` for what holds for client `a` in the last step.
     fn before(text: &str, open: bool) -> String {
         let session = parse(text).unwrap().session;
         let before = Before::of(&session, session.steps.len() - 1, 0, open);
@@ -117,6 +133,7 @@ mod tests {
             (before.deallocates_inside, 'd'),
             (before.listens_behind_notify, 'l'),
             (before.listens_inside, 'i'),
+            (before.goes_on, 'g'),
         ];
         flags.iter().filter(|(holds, _)| *holds).map(|(_, letter)| *letter).collect()
     }
@@ -147,6 +164,9 @@ mod tests {
             (PLAIN, "a: Q \"begin; listen c\"\na: Q \"rollback\"", false, "i"),
             (PLAIN, "b: Q \"begin; listen c\"\na: S", false, ""),
             (PLAIN, "b: P s \"select 1\"\na: Q \"deallocate s\"", false, ""),
+            (PLAIN, "a: P s \"COMMIT\" ; B '' s ; E ''\na: P s \"select 1\"", false, "g"),
+            (PLAIN, "a: P s \"commit\" ; B '' s ; E '' ; S ; P s \"select 1\"", false, ""),
+            (PLAIN, "a: P s \"commit\"\nb: P s \"select 1\"", false, ""),
         ] {
             assert_eq!(before(&format!("{clients}{steps}"), open), expected, "{steps}");
         }

@@ -216,6 +216,12 @@ pub(crate) const RULES: &[Rule] = &[
         covers: replica_words,
     },
     Rule {
+        name: "behind-the-end",
+        what: "where a read-only transaction has run on a replica, a write behind its COMMIT or ROLLBACK is refused (25006) if no Sync stands in between",
+        why: "what is sent up to a Sync goes to one server; drivers send a Sync there, and then it goes to the primary",
+        covers: behind_the_end,
+    },
+    Rule {
         name: "sequences",
         what: "`currval` and `lastval` in a client's first statement that asks for them, outside of a transaction, may be another session's; \
                `last_value` read on a replica is up to 32 ahead (not generated)",
@@ -458,6 +464,12 @@ fn replica_locks(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Rep
     (scene.config.replica && waited && (scene.before.reads_elsewhere || not_locked_there)).then_some(Verdict::Over)
 }
 
+fn behind_the_end(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let before = scene.before;
+    let refused = is_error(proxied, "25006") && !matches!(direct, Some(Reply::Error(_)) | None);
+    (scene.config.replica && before.reads_elsewhere && before.goes_on && refused).then_some(Verdict::Over)
+}
+
 fn application_name(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let same = match (direct?, proxied?) {
         (Reply::Parameter(one, direct), Reply::Parameter(_, proxied)) => {
@@ -647,6 +659,10 @@ mod tests {
         }
         let elsewhere = Before { reads_elsewhere: true, ..none };
         assert_eq!(covered(elsewhere, "replica", locked(), done()), "replica-locks Over");
+        let behind = Before { reads_elsewhere: true, goes_on: true, ..none };
+        assert_eq!(covered(behind, "replica", done(), refused("in a read-only transaction")), "behind-the-end Over");
+        assert_eq!(covered(behind, "one", done(), refused("in a read-only transaction")), "");
+        assert_eq!(covered(elsewhere, "replica", done(), refused("in a read-only transaction")), "");
         let others = Before { others_lock: true, ..none };
         assert_eq!(covered(others, "replica", locked(), row(Some("old"))), "replica-locks Over");
         assert_eq!(covered(others, "replica", locked(), error("42P01", "no such table")), "");
