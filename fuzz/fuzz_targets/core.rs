@@ -78,6 +78,7 @@ impl World {
                     Effect::Move { .. } => unreachable!("there is one worker"),
                     Effect::Secure { .. } => unreachable!("there is no TLS"),
                     Effect::LookUp { .. } => unreachable!("nobody is looked up"),
+                    Effect::Verify { .. } => unreachable!("no directory is asked"),
                 }
             }
             while let Some(token) = self.core.next_dirty() {
