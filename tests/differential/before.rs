@@ -30,6 +30,8 @@ pub(crate) struct Before {
     pub(crate) listens_behind_notify: bool,
     /// The client has begun to listen in a text with other statements.
     pub(crate) listens_inside: bool,
+    /// The client has sent SET TRANSACTION behind the Parse of another statement, without a Sync in between.
+    pub(crate) sets_transaction_behind: bool,
     /// The client has sent another statement behind COMMIT or ROLLBACK, without a Sync in between: `P '' "commit"; B; E; P '' "insert …"`.
     pub(crate) goes_on: bool,
     /// Somebody has set a parameter of an extension's kind (`app.t`).
@@ -94,6 +96,19 @@ impl Before {
                     matches!(message, Message::Query(text) if text.to_ascii_lowercase().contains("deallocate") && text.contains(';'))
                 })
             },
+            sets_transaction_behind: {
+                let mut parsed = false;
+                own().flat_map(|packet| &packet.messages).any(|message| {
+                    let sets = message.sql().is_some_and(|text| text.to_ascii_lowercase().contains("set transaction"));
+                    let behind = parsed && sets;
+                    parsed = match message {
+                        Message::Sync | Message::Query(_) => false,
+                        Message::Parse { .. } => true,
+                        _ => parsed,
+                    };
+                    behind
+                })
+            },
             goes_on: {
                 let ends = |text: &str| {
                     let text = text.trim_start().to_ascii_lowercase();
@@ -120,7 +135,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g` for what holds for client `a` in the last step.
+    /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g`, `t` for what holds for client `a` in the last step.
     fn before(text: &str, open: bool) -> String {
         let session = parse(text).unwrap().session;
         let before = Before::of(&session, session.steps.len() - 1, 0, open);
@@ -134,6 +149,7 @@ mod tests {
             (before.listens_behind_notify, 'l'),
             (before.listens_inside, 'i'),
             (before.goes_on, 'g'),
+            (before.sets_transaction_behind, 't'),
         ];
         flags.iter().filter(|(holds, _)| *holds).map(|(_, letter)| *letter).collect()
     }
@@ -167,6 +183,9 @@ mod tests {
             (PLAIN, "a: P s \"COMMIT\" ; B '' s ; E ''\na: P s \"select 1\"", false, "g"),
             (PLAIN, "a: P s \"commit\" ; B '' s ; E '' ; S ; P s \"select 1\"", false, ""),
             (PLAIN, "a: P s \"commit\"\nb: P s \"select 1\"", false, ""),
+            (PLAIN, "a: P s \"select 1\"\na: P r \"SET TRANSACTION ISOLATION LEVEL SERIALIZABLE\"", false, "t"),
+            (PLAIN, "a: P s \"select 1\" ; S ; P r \"set transaction isolation level serializable\"", false, ""),
+            (PLAIN, "b: P s \"select 1\"\na: P r \"set transaction isolation level serializable\"", false, ""),
         ] {
             assert_eq!(before(&format!("{clients}{steps}"), open), expected, "{steps}");
         }

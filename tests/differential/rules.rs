@@ -163,8 +163,8 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "deallocate-first",
         what: "`SET TRANSACTION ISOLATION LEVEL` right behind a `DEALLOCATE` in the same transaction, or the same messages up to Sync, is not refused with \
-               25001",
-        why: "the proxy carries DEALLOCATE out by itself: the server has seen no query yet",
+               25001; and behind a Parse there neither",
+        why: "the proxy carries DEALLOCATE out by itself, and a Parse of a statement that it knows: the server has seen no query yet",
         covers: deallocate_first,
     },
     Rule {
@@ -210,8 +210,8 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "replica-words",
         what: "on a replica 25006 says \"during recovery\" where the primary says \"in a read-only transaction\"; and a transaction that goes on there by \
-               `AND CHAIN` after a failure is one that may not write; and in a transaction READ ONLY that has begun with what a replica can do, `LOCK TABLE` and \
-               `SET TRANSACTION READ WRITE` are refused (25006, 0A000)",
+               `AND CHAIN` after a failure is one that may not write; and in a transaction READ ONLY that has begun with what a replica can do, `LOCK TABLE`, \
+               `txid_current()` and `SET TRANSACTION READ WRITE` are refused (25006, 0A000)",
         why: "they are PostgreSQL's own words there; who may have to write, or to lock, says `BEGIN` without READ ONLY",
         covers: replica_words,
     },
@@ -318,7 +318,9 @@ fn replica_words(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Rep
     if !is_error(proxied, "25006") {
         return None;
     }
+    let numbered = matches!(proxied, Some(Reply::Error(fields)) if fields.message().contains("pg_current_xact_id"));
     match direct {
+        Some(Reply::Row(_)) if numbered => Some(Verdict::Over),
         // Another error, too: a replica looks at that first (`COMMIT PREPARED` in a transaction).
         Some(Reply::Error(_)) => Some(Verdict::Same),
         Some(Reply::Complete(tag)) if tag == "LOCK TABLE" => Some(Verdict::Over),
@@ -420,7 +422,9 @@ fn described_failed(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Repl
 
 fn deallocate_first(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let done = matches!(proxied, Some(Reply::Complete(tag)) if tag == "SET");
-    (scene.before.deallocates && done && is_error(direct, "25001")).then_some(Verdict::Over)
+    let before = scene.before;
+    let first = before.deallocates || before.sets_transaction_behind;
+    (first && done && is_error(direct, "25001")).then_some(Verdict::Over)
 }
 
 fn deallocate_inside(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
@@ -600,6 +604,12 @@ mod tests {
             (none, error("08P01", "invalid message"), aborted(), ""),
             (none, done(), aborted(), ""),
             (Before { deallocates: true, ..none }, late(), Reply::Complete("SET".into()), "deallocate-first Over"),
+            (
+                Before { sets_transaction_behind: true, ..none },
+                late(),
+                Reply::Complete("SET".into()),
+                "deallocate-first Over",
+            ),
             (none, late(), Reply::Complete("SET".into()), ""),
             (
                 Before { deallocates_inside: true, ..none },
@@ -634,6 +644,13 @@ mod tests {
                 error("0A000", "cannot set transaction read-write mode during recovery"),
                 "replica-words Over",
             ),
+            (
+                Before { reads_elsewhere: true, ..none },
+                row(Some("t")),
+                refused("cannot execute pg_current_xact_id() during recovery"),
+                "replica-words Over",
+            ),
+            (none, row(Some("t")), refused("cannot execute pg_current_xact_id() during recovery"), ""),
             (
                 none,
                 Reply::Complete("SET".into()),
