@@ -1,5 +1,7 @@
 //! Reads single fields of message payloads.
 
+use std::borrow::Cow;
+
 use crate::Sqlstate;
 
 /// The bytes up to the next NUL, and what follows it; None if there is no NUL.
@@ -124,6 +126,12 @@ pub fn each_column(payload: &[u8], mut each: impl FnMut(Column<'_>)) -> Option<(
         rest = after;
     }
     rest.is_empty().then_some(())
+}
+
+/// The message of an `ErrorResponse` or `NoticeResponse`; what is not UTF-8 in it is replaced, and one that is not there is empty.
+#[must_use]
+pub fn error_message(payload: &[u8]) -> Cow<'_, str> {
+    error_field(payload, b'M').map(String::from_utf8_lossy).unwrap_or_default()
 }
 
 /// The value of this field in an `ErrorResponse` or `NoticeResponse`.
@@ -292,6 +300,8 @@ mod tests {
         let error = b"SERROR\0VERROR\0C25006\0Mcannot\0\0";
         assert_eq!(sqlstate(error), Some(Sqlstate::READ_ONLY_TRANSACTION));
         assert_eq!(error_field(error, b'M').unwrap(), b"cannot");
+        assert_eq!(error_message(error), "cannot");
+        assert_eq!(error_message(b"\0"), "");
         assert_eq!(error_field(error, b'D'), None);
         assert_eq!(error_field(b"SERROR", b'C'), None);
         assert!(has_mechanism(b"SCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0", b"SCRAM-SHA-256"));

@@ -296,7 +296,7 @@ impl Core {
         match &error {
             None => heard.workers.extend(&asking),
             Some(error) => {
-                let text = payload::error_field(error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
+                let text = payload::error_message(error);
                 tracing::warn!(error = &*text, "the shared connection can't LISTEN: clients keep their own");
                 listener.channels.remove(&channel);
             }

@@ -161,7 +161,7 @@ impl Core {
                     return None;
                 }
                 b'E' => {
-                    let text = payload::error_field(data, b'M').map(String::from_utf8_lossy).unwrap_or_default();
+                    let text = payload::error_message(data);
                     let failure = match payload::sqlstate(data) {
                         Some(code) if greeting == Greeting::Sent && !code.0.starts_with(b"57P") => {
                             Failure::Refused(refusal(&format!("connect_query failed: {text} ({code})")))
@@ -305,16 +305,13 @@ impl Core {
     }
 
     fn login_failed(&mut self, s: usize, failure: Failure) {
-        let said = |error: &[u8]| {
-            payload::error_field(error, b'M').map(String::from_utf8_lossy).unwrap_or_default().into_owned()
-        };
         match failure {
             Failure::Refused(error) if self.offers_another_secret(s, &error) => {
-                self.open_failed(s, &said(&error), false);
+                self.open_failed(s, &payload::error_message(&error), false);
             }
             Failure::Refused(error) if self.waits_for_renewal(s, &error) => {
                 let (p, node) = (self.servers[s].pool, usize::from(self.servers[s].node.0));
-                self.open_failed(s, &said(&error), false);
+                self.open_failed(s, &payload::error_message(&error), false);
                 let place = &mut self.pools[p].nodes[node];
                 if place.offers.is_waiting() {
                     place.retry_at = Some(self.now + RENEWED_WITHIN);
@@ -322,7 +319,9 @@ impl Core {
             }
             Failure::Node(why) => self.open_failed(s, &why, true),
             Failure::Full(why) => self.open_failed(s, &why, false),
-            Failure::Refused(error) if self.servers[s].listener => self.open_failed(s, &said(&error), false),
+            Failure::Refused(error) if self.servers[s].listener => {
+                self.open_failed(s, &payload::error_message(&error), false)
+            }
             Failure::Refused(error) => match self.servers[s].client {
                 Some(c) if self.servers[s].tunnel.is_some() => self.fail_login_as(c, &error),
                 _ => self.login_refused(s, &error),
@@ -384,7 +383,7 @@ impl Core {
     /// The server refuses this user or database.
     fn login_refused(&mut self, s: usize, error: &[u8]) {
         let (p, node) = (self.servers[s].pool, self.servers[s].node);
-        let text = payload::error_field(error, b'M').map(String::from_utf8_lossy).unwrap_or_default().into_owned();
+        let text = payload::error_message(error).into_owned();
         if self.view.primary.is_some_and(|primary| primary != node) {
             // A replica may be behind: the database, the role or its password may exist on the primary already.
             self.pools[p].nodes[usize::from(node.0)].refused = true;
@@ -460,7 +459,7 @@ impl Core {
                     client.unit.reset();
                     self.release(s);
                 } else {
-                    let text = payload::error_field(&error, b'M').map(String::from_utf8_lossy).unwrap_or_default();
+                    let text = payload::error_message(&error);
                     let text = format!("cannot set this session's parameters: {text}");
                     self.fatal(c, Sqlstate::INVALID_PARAMETER_VALUE, &text);
                 }

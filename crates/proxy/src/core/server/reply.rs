@@ -1023,7 +1023,7 @@ fn longest_kept(tag: u8) -> usize {
 /// The text of an error that ends the connection; `None` for another error.
 fn fatal(data: &[u8]) -> Option<String> {
     let severity = payload::error_field(data, b'V').or_else(|| payload::error_field(data, b'S'));
-    let text = || payload::error_field(data, b'M').map(String::from_utf8_lossy).unwrap_or_default().into_owned();
+    let text = || payload::error_message(data).into_owned();
     matches!(severity, Some(b"FATAL" | b"PANIC")).then(text)
 }
 

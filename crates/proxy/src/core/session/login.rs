@@ -609,7 +609,7 @@ impl Core {
     /// Refuses a login with the server's error.
     pub(in crate::core) fn fail_login_as(&mut self, c: usize, error: &[u8]) {
         let code = payload::sqlstate(error).unwrap_or(Sqlstate::INTERNAL_ERROR);
-        let text = payload::error_field(error, b'M').map(String::from_utf8_lossy).unwrap_or_default().into_owned();
+        let text = payload::error_message(error).into_owned();
         self.fail_login(c, code, &text);
     }
 
