@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::hba::Fields;
+
 pub use secret::Secret;
 
 /// `[proxy]`.
@@ -355,6 +357,20 @@ pub struct HbaConfig {
     pub address: Option<String>,
     /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`, `peer`; `clientcert=verify-ca` or `=verify-full`, and `map=NAME`, may follow.
     pub method: String,
+}
+
+impl HbaConfig {
+    /// The rule's fields.
+    #[must_use]
+    pub fn fields(&self) -> Fields<'_> {
+        Fields {
+            kind: &self.kind,
+            database: &self.database,
+            user: &self.user,
+            address: self.address.as_deref(),
+            method: &self.method,
+        }
+    }
 }
 
 /// `[proxy.tracing]`: OpenTelemetry spans of statements.

@@ -667,24 +667,10 @@ fn rules(config: &ProxyConfig, certificates: bool) -> Result<Option<Rules>, Sett
     let rules = match (&config.hba_file, config.hba.is_empty()) {
         (None, true) => return Ok(None),
         (Some(_), false) => return Err(SettingsError::TwoRules),
-        (Some(path), true) => {
-            let text = read_bounded(path).map_err(|source| SettingsError::RuleFileUnreadable {
-                key: "hba_file",
-                path: path.clone(),
-                source,
-            })?;
-            Rules::parse(&text).map_err(|errors| SettingsError::RuleFile { path: path.clone(), errors })?
-        }
+        (Some(path), true) => parsed("hba_file", path, Rules::parse)?,
         (None, false) => {
             let rule = |(index, entry): (usize, &HbaConfig)| {
-                Rule::from_fields(hba::Fields {
-                    kind: &entry.kind,
-                    database: &entry.database,
-                    user: &entry.user,
-                    address: entry.address.as_deref(),
-                    method: &entry.method,
-                })
-                .map_err(|message| SettingsError::Rule { index, message })
+                Rule::from_fields(entry.fields()).map_err(|message| SettingsError::Rule { index, message })
             };
             let rules = config.hba.iter().enumerate().map(rule).collect::<Result<Vec<_>, _>>()?;
             Rules::new(rules).map_err(|message| SettingsError::Rule { index: hba::MAX_RULES, message })?
@@ -702,19 +688,25 @@ fn rules(config: &ProxyConfig, certificates: bool) -> Result<Option<Rules>, Sett
 fn maps(config: &ProxyConfig, rules: Option<&Rules>) -> Result<Maps, SettingsError> {
     let maps = match &config.ident_file {
         None => Maps::default(),
-        Some(path) => {
-            let text = read_bounded(path).map_err(|source| SettingsError::RuleFileUnreadable {
-                key: "ident_file",
-                path: path.clone(),
-                source,
-            })?;
-            Maps::parse(&text).map_err(|errors| SettingsError::RuleFile { path: path.clone(), errors })?
-        }
+        Some(path) => parsed("ident_file", path, Maps::parse)?,
     };
     let mut named = rules.into_iter().flat_map(Rules::iter).filter_map(|rule| rule.map.as_deref());
     match named.find(|map| !maps.has(map)) {
         Some(map) => Err(SettingsError::NoMap(map.to_owned())),
         None => Ok(maps),
+    }
+}
+
+/// What is in the file that the setting `key` names.
+fn parsed<T>(
+    key: &'static str,
+    path: &Path,
+    parse: impl FnOnce(&str) -> Result<T, Vec<hba::Error>>,
+) -> Result<T, SettingsError> {
+    let path = path.to_owned();
+    match read_bounded(&path) {
+        Ok(text) => parse(&text).map_err(|errors| SettingsError::RuleFile { path, errors }),
+        Err(source) => Err(SettingsError::RuleFileUnreadable { key, path, source }),
     }
 }
 

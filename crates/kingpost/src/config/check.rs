@@ -117,9 +117,9 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         check_listen(&config.proxy, &mut findings);
         check_peers(&config.proxy, &mut findings);
         check_databases(&config.proxy, stat, &mut findings);
-        check_users(&config.proxy, stat, &mut findings);
-        rules::check_rules(&config.proxy, &mut findings);
-        rules::check_maps(&config.proxy, &mut findings);
+        let access = rules::Access::of(&config.proxy);
+        check_users(&config.proxy, access.proves_otherwise(), stat, &mut findings);
+        access.check(&config.proxy, &mut findings);
         check_auth_query(&config.proxy.auth_query, stat, &mut findings);
         check_routing(&config.proxy, &mut findings);
         operation::check(&config.proxy, &mut findings);
@@ -297,9 +297,9 @@ fn check_databases(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: 
     }
 }
 
-fn check_users(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+/// `by_rule`: some rule lets clients in whose secret the proxy does not know.
+fn check_users(proxy: &ProxyConfig, by_rule: bool, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     let looks_up = proxy.auth_query.is_on();
-    let by_rule = rules::prove_otherwise(proxy);
     if proxy.auth != AuthMethod::Trust && proxy.users.is_empty() && !looks_up {
         let proof = if proxy.auth == AuthMethod::Cert { "" } else { " with a password" };
         let auth = proxy.auth.name();
