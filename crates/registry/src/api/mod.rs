@@ -17,6 +17,7 @@
 
 mod audit;
 mod auth;
+mod complaint;
 mod consul;
 mod error;
 mod eureka;

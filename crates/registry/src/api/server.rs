@@ -24,6 +24,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Sleep;
 use tokio_rustls::{TlsAcceptor, rustls};
 
+use super::complaint::Complaint;
 use super::error::ApiError;
 use super::grpc::{self, Services};
 use super::reply::Body;
@@ -147,10 +148,9 @@ async fn accept(
     connections: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
 ) {
-    let mut complained: Option<Instant> = None;
-    let mut complain = |error: &dyn std::fmt::Display| {
-        if complained.is_none_or(|last| last.elapsed() >= COMPLAIN) {
-            complained = Some(Instant::now());
+    let complaint = Complaint::every(COMPLAIN);
+    let complain = |error: &dyn std::fmt::Display| {
+        if complaint.is_due() {
             tracing::warn!("the registry takes no further connection: {error}; said once a minute at most");
         }
     };

@@ -17,13 +17,14 @@ mod serve;
 mod watched;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use self::exchange::Listing;
 pub(in crate::api) use self::resources::{Kind, Resource};
 pub(in crate::api) use self::serve::{Shown, serve};
+use super::complaint::Complaint;
 use super::grpc::proto::xds as pb;
 use super::{ApiError, Context};
 use crate::{NamespaceName, Registry, Revision, ServiceKey};
@@ -50,7 +51,7 @@ pub struct XdsStats {
 type Lists = BTreeMap<Option<NamespaceName>, (Revision, Arc<Listing>)>;
 
 /// What all streams share.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Shared {
     /// Locked while a list is made: who waits for the lock gets it.
     lists: tokio::sync::Mutex<Lists>,
@@ -58,19 +59,10 @@ pub(super) struct Shared {
     names: Complaint,
 }
 
-/// Something that is said now and then.
-#[derive(Debug, Default)]
-struct Complaint(Mutex<Option<Instant>>);
-
-impl Complaint {
-    /// Whether it is time to say it again.
-    fn is_due(&self) -> bool {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = last.is_none_or(|last| last.elapsed() >= COMPLAIN);
-        if due {
-            *last = Some(Instant::now());
-        }
-        due
+impl Default for Shared {
+    fn default() -> Shared {
+        let complaint = || Complaint::every(COMPLAIN);
+        Shared { lists: tokio::sync::Mutex::default(), refusals: complaint(), names: complaint() }
     }
 }
 
@@ -126,7 +118,7 @@ impl Shared {
     fn refused(&self, context: &Context, kind: Kind, node: &str, why: &str) {
         context.stats.xds.refused.fetch_add(1, Ordering::Relaxed);
         if self.refusals.is_due() {
-            let (node, why) = (node.chars().take(64).collect::<String>(), why.chars().take(300).collect::<String>());
+            let why = why.chars().take(300).collect::<String>();
             tracing::warn!(?kind, ?node, ?why, "a client of xDS refuses what it is sent; said every 10 s at most");
         }
     }
@@ -145,6 +137,7 @@ impl Shared {
     }
 }
 
+/// Of the last change in a namespace, or anywhere (`None`).
 fn revision(registry: &Registry, namespace: Option<&NamespaceName>) -> Revision {
     namespace.map_or_else(|| registry.revision(), |namespace| registry.revision_in(namespace))
 }

@@ -116,8 +116,8 @@ impl Watches {
 fn revision(registry: &Registry, watch: &Watch) -> Revision {
     match watch {
         Watch::Service(key) => registry.revision_of(key),
-        Watch::Namespace(namespace) => registry.revision_in(namespace),
-        Watch::All => registry.revision(),
+        Watch::Namespace(namespace) => super::revision(registry, Some(namespace)),
+        Watch::All => super::revision(registry, None),
     }
 }
 
