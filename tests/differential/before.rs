@@ -57,6 +57,7 @@ impl Before {
         let so_far = &session.steps[..session.steps.len().min(step + 1)];
         let packets = || so_far.iter().flat_map(Step::packets);
         let own = || packets().filter(|packet| packet.client == client);
+        let own_messages = || own().flat_map(|packet| &packet.messages);
         let resets = own().any(|packet| says(packet, &["reset", "default", "discard all"]));
         let last = so_far.last().map(Step::packets).unwrap_or_default();
         let batch = last.iter().any(|packet| packet.client == client && is_batch(packet));
@@ -82,12 +83,11 @@ impl Before {
                 let first = texts.iter().position(|text| text.contains("notify"));
                 first.is_some_and(|at| texts[at..].iter().any(|text| text.contains("listen ")))
             }),
-            listens_inside: own()
-                .flat_map(|packet| &packet.messages)
+            listens_inside: own_messages()
                 .filter_map(Message::sql)
                 .any(|text| text.to_ascii_lowercase().contains("listen ") && text.contains(';')),
             deallocates_inside: {
-                let messages: Vec<&Message> = own().flat_map(|packet| &packet.messages).collect();
+                let messages: Vec<&Message> = own_messages().collect();
                 messages.windows(2).any(|two| {
                     let query =
                         matches!(two[1], Message::Query(text) if text.to_ascii_lowercase().contains("deallocate"));
@@ -98,7 +98,7 @@ impl Before {
             },
             sets_transaction_behind: {
                 let mut parsed = false;
-                own().flat_map(|packet| &packet.messages).any(|message| {
+                own_messages().any(|message| {
                     let sets = message.sql().is_some_and(|text| text.to_ascii_lowercase().contains("set transaction"));
                     let behind = parsed && sets;
                     parsed = match message {
@@ -115,10 +115,12 @@ impl Before {
                     ["commit", "rollback", "end", "abort"].iter().any(|word| text.starts_with(word))
                 };
                 let mut ended = false;
-                own().flat_map(|packet| &packet.messages).any(|message| match message {
+                own_messages().any(|message| match message {
                     Message::Parse { text, .. } => std::mem::replace(&mut ended, ends(text)),
-                    Message::Sync | Message::Query(_) => {
-                        std::mem::take(&mut ended) && !matches!(message, Message::Sync)
+                    Message::Query(_) => std::mem::take(&mut ended),
+                    Message::Sync => {
+                        ended = false;
+                        false
                     }
                     _ => false,
                 })
