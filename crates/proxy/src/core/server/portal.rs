@@ -97,12 +97,20 @@ impl Portals {
         })
     }
 
-    /// The transaction is over, and its portals with it.
-    pub(in crate::core) fn end(&mut self) {
-        self.named.clear();
-        self.unnamed.statement = None;
-        self.unnamed.changes = None;
-        self.unnamed.called.clear();
+    /// A transaction ended with this unit, and its portals with it. Portals of later units stay, which are already sent: in
+    /// `Q "select 1"; P s "deallocate all"; B '' s; E ''` the portal is bound before the Query is answered.
+    pub(in crate::core) fn end(&mut self, unit: u64) {
+        self.named.retain(|(_, portal)| portal.unit > unit);
+        if self.unnamed.unit <= unit {
+            self.unnamed.statement = None;
+            self.unnamed.changes = None;
+            self.unnamed.called.clear();
+        }
+    }
+
+    /// The client has gone, and all its portals with it.
+    pub(in crate::core) fn client_leaves(&mut self) {
+        self.end(u64::MAX);
     }
 }
 
@@ -125,7 +133,12 @@ mod tests {
             assert!(portals.bind((0, n.to_string().as_bytes()), None, b"", None));
         }
         assert!(!portals.bind((0, b"q"), None, b"", None) && portals.bind((0, b"p"), None, b"u", None));
-        portals.end();
+        // The end of an earlier unit leaves the portals of later ones.
+        assert!(portals.bind((1, b""), None, b"v", None) && portals.bind((1, b"p"), None, b"v", None));
+        portals.end(0);
+        assert!(portals.get(b"0").is_none() && portals.get(b"p").is_some_and(|portal| portal.called == b"v"));
+        assert!(portals.get(b"").is_some_and(|portal| portal.called == b"v"));
+        portals.end(1);
         assert!(portals.get(b"p").is_none() && portals.get(b"").is_some_and(|portal| portal.called.is_empty()));
     }
 }

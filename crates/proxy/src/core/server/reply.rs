@@ -590,7 +590,7 @@ impl Core {
             _ => {}
         }
         if idle {
-            server.portals.end();
+            server.portals.end(unit);
             server.work.seen = None;
         }
         server.own.ahead = None;
