@@ -41,8 +41,7 @@ pub(in crate::core) fn want(unit: &Unit, session: Session) -> Want {
     if session.refused || session.pinned || session.mode == PoolMode::Session {
         return Want::Primary;
     }
-    // On a replica it would exclude nobody.
-    if unit.locks {
+    if unit.primary_only {
         return Want::Primary;
     }
     let hint = match session.begun {
@@ -302,10 +301,10 @@ mod tests {
             (read, Session { pinned: true, ..auto }, Want::Primary),
             (hinted(read, Hint::Replica), Session { refused: true, ..auto }, Want::Primary),
             (read, Session { mode: PoolMode::Session, ..auto }, Want::Primary),
-            // An advisory lock on a replica excludes nobody, whatever anybody wants.
-            (Unit { locks: true, ..read }, auto, Want::Primary),
-            (Unit { locks: true, ..hinted(write, Hint::Replica) }, auto, Want::Primary),
-            (Unit { locks: true, ..read }, Session { route: RouteTo::Replica, ..auto }, Want::Primary),
+            // An advisory lock, or a PREPARE, whatever anybody wants.
+            (Unit { primary_only: true, ..read }, auto, Want::Primary),
+            (Unit { primary_only: true, ..hinted(write, Hint::Replica) }, auto, Want::Primary),
+            (Unit { primary_only: true, ..read }, Session { route: RouteTo::Replica, ..auto }, Want::Primary),
             // The first unit of a transaction.
             (read, begun(Begun::ReadWrite), Want::Primary),
             (hinted(read, Hint::Replica), begun(Begun::ReadWrite), Want::Primary),
@@ -315,7 +314,7 @@ mod tests {
             (set, auto, Want::Primary),
             (set, begun(Begun::ReadWrite), Want::Primary),
             (Unit { whole: false, ..set }, read_only, Want::Primary),
-            (Unit { locks: true, ..read }, read_only, Want::Primary),
+            (Unit { primary_only: true, ..read }, read_only, Want::Primary),
             (read, begun(Begun::ReadOnly(Some(Hint::Primary))), Want::Primary),
             (write, begun(Begun::ReadOnly(Some(Hint::Replica))), Want::Read),
             (read, Session { strong: true, ..read_only }, Want::Primary),

@@ -244,8 +244,9 @@ pub(in crate::core) struct Unit {
     pub begins: bool,
     /// The unit's first statement is BEGIN READ ONLY.
     pub begin_read_only: bool,
-    /// The unit takes an advisory lock, which would exclude nobody on a replica.
-    pub locks: bool,
+    /// The unit needs the primary whatever a hint says: it takes an advisory lock, which would exclude nobody on a replica, or leaves
+    /// something in the session (`PREPARE`), and only the primary's connection stays with its client.
+    pub primary_only: bool,
     /// The unit has a Parse of the unnamed statement.
     pub parses_unnamed: bool,
     /// Hash of the name in the unit's last Parse, if the proxy can answer a Describe of that statement by itself;
@@ -288,7 +289,7 @@ impl Idle for Unit {
         repeatable: true,
         begins: false,
         begin_read_only: false,
-        locks: false,
+        primary_only: false,
         parses_unnamed: false,
         describable: 0,
         needs_server: false,
