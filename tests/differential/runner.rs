@@ -409,9 +409,11 @@ impl Run<'_> {
         if process != 0 {
             self.worlds.direct.wait_gone(process).await?;
         }
-        // What others hold in the middle of something may differ: statements are prepared elsewhere, units are kept.
+        // What others hold in the middle of something may differ: statements are prepared elsewhere, units are kept. So may a lock that a
+        // function has taken for one whose own state may be lost: whoever asked first has it, and only PostgreSQL runs a unit before its end.
         let idle = |pair: &Pair| pair.direct.is_idle() && pair.proxied.is_idle();
-        let alone = self.pairs.iter().flatten().all(idle);
+        let mut others = self.pairs.iter().zip(&self.excused);
+        let alone = others.all(|(pair, excused)| pair.as_ref().is_none_or(|pair| idle(pair) && !excused));
         let end = Instant::now() + if alone { self.patience.follows } else { OTHERS };
         loop {
             let direct = self.worlds.direct.locks().await?;
