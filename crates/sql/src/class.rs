@@ -187,8 +187,8 @@ pub struct Class {
     pub control: Control,
     /// What it leaves in the session. Holds as soon as the text was sent, whether or not it succeeds.
     pub pins: Pins,
-    /// What it clears from the session; never one of `pins`. Holds only once the whole text succeeded outside of a
-    /// transaction, or its transaction committed: a rollback brings parameters back.
+    /// What it clears from the session, what its own earlier statements have left (`pins`) included. Holds only once the whole text succeeded
+    /// outside of a transaction, or its transaction committed: a rollback brings parameters back.
     pub unpins: Pins,
     /// More.
     pub flags: Flags,

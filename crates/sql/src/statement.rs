@@ -216,8 +216,9 @@ impl Text<'_> {
         self.class.unpins = self.class.unpins.without(pins);
     }
 
+    /// A statement clears what pins. What an earlier statement of the text leaves still pins, because this one may fail without undoing that:
+    /// `prepare q1 as select 1; discard all` has prepared, and DISCARD ALL among several statements is an error.
     fn unpin(&mut self, pins: Pins) {
-        self.class.pins = self.class.pins.without(pins);
         self.class.unpins = self.class.unpins.with(pins);
     }
 

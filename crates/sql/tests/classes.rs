@@ -398,7 +398,17 @@ fn session_state() {
         ),
         (
             "set a = 1; reset all",
-            Class { unpins: Pins::SET, flags: Flags::MULTI.with(Flags::RESETS_PARAMETERS), ..WRITE },
+            Class { pins: Pins::SET, unpins: Pins::SET, flags: Flags::MULTI.with(Flags::RESETS_PARAMETERS), ..WRITE },
+        ),
+        (
+            // The second statement may fail; the first one has prepared all the same.
+            "prepare p as select 1; deallocate all",
+            Class {
+                pins: Pins::PREPARE,
+                unpins: Pins::PREPARE,
+                flags: Flags::MULTI.with(Flags::DROPS_STATEMENTS),
+                ..WRITE
+            },
         ),
         (
             "reset all; set a = 1",
