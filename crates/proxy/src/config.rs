@@ -342,7 +342,7 @@ impl Default for LdapConfig {
 }
 
 /// `[[proxy.hba]]`: a rule, with fields as in a line of `pg_hba.conf`.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct HbaConfig {
     /// `local`, `host`, `hostssl`, `hostnossl`.
@@ -370,6 +370,20 @@ impl HbaConfig {
             address: self.address.as_deref(),
             method: &self.method,
         }
+    }
+}
+
+impl std::fmt::Debug for HbaConfig {
+    /// Of `method` only the method's name: an option behind the name may be a password (`ldapbindpasswd`).
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let method: String = self.method.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+        f.debug_struct("HbaConfig")
+            .field("kind", &self.kind)
+            .field("database", &self.database)
+            .field("user", &self.user)
+            .field("address", &self.address)
+            .field("method", &method)
+            .finish_non_exhaustive()
     }
 }
 

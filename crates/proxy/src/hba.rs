@@ -108,8 +108,8 @@ pub struct Attempt<'a> {
     pub user: &'a str,
 }
 
-/// The fields of a rule as strings, as in the configuration.
-#[derive(Debug, Clone, Copy)]
+/// The fields of a rule as strings, as in the configuration. There is no `Debug`: the method's options may have a password.
+#[derive(Clone, Copy)]
 pub struct Fields<'a> {
     /// `local`, `host`, `hostssl`, `hostnossl`.
     pub kind: &'a str,
