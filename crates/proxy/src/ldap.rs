@@ -287,7 +287,10 @@ mod tests {
     fn options(text: &str) -> Result<Options, String> {
         let rules = Rules::parse(&format!("host all all all ldap {text}"));
         let rule = rules.map_err(|errors| errors[0].message.clone())?;
-        Ok((**rule.iter().next().unwrap().ldap.as_ref().unwrap()).clone())
+        match &rule.iter().next().unwrap().judge {
+            Some(crate::verify::Judge::Ldap(options)) => Ok((**options).clone()),
+            other => Err(format!("{other:?}")),
+        }
     }
 
     #[test]
