@@ -19,9 +19,9 @@ help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## Build the binary: target/release/kingpost
+build: ## Build the binary: target/release/kingpost, and kingpost-pam beside it
 	@scripts/setup build
-	cargo build --locked --release -p kingpost
+	cargo build --locked --release -p kingpost -p kingpost-pam
 
 .PHONY: up
 up: ## Start a local cluster behind one address; Ctrl-C stops it

@@ -112,7 +112,13 @@ impl Slapd {
 }
 
 /// Who logs in over a Unix socket: the user's name, or the error's code.
-async fn who(directory: &Path, port: u16, database: &str, user: &str, password: &str) -> Result<String, String> {
+pub(crate) async fn who(
+    directory: &Path,
+    port: u16,
+    database: &str,
+    user: &str,
+    password: &str,
+) -> Result<String, String> {
     let mut config = Config::new();
     config.host_path(directory).port(port).dbname(database).user(user).password(password);
     match config.connect(NoTls).await {
@@ -129,12 +135,12 @@ async fn who(directory: &Path, port: u16, database: &str, user: &str, password: 
     }
 }
 
-fn readable(path: &Path, text: &str) {
+pub(crate) fn readable(path: &Path, text: &str) {
     std::fs::write(path, text).unwrap();
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644)).unwrap();
 }
 
-fn table(fields: &[(&str, &str)]) -> Table {
+pub(crate) fn table(fields: &[(&str, &str)]) -> Table {
     fields.iter().map(|(name, value)| ((*name).to_owned(), toml::Value::from(*value))).collect()
 }
 

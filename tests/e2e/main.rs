@@ -37,6 +37,7 @@ mod moving;
 mod name_maps;
 mod observing;
 mod operations;
+mod pam;
 mod parameters;
 mod passwords;
 mod pools;

@@ -1,119 +1,96 @@
 //! Asks LDAP servers whether a client's password is its user's (method `ldap` in rules).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use ldap3::{Ldap, LdapConnAsync, LdapConnSettings, LdapError, SearchOptions, SearchResult};
-use proxy::VerifyDesk;
 use proxy::config::LdapConfig;
 use proxy::ldap::{Entry, Options, Scope};
 use proxy::verify::{Question, Verdict};
 use tls::{ConnectConfig, ConnectMode, Connector};
-use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
 
-/// Most logins that wait for a directory or are being asked about. A further one is refused.
-const MOST_WAITING: usize = 1_000;
 /// Result codes of a server that can't answer now: operationsError, timeLimitExceeded, busy, unavailable, other.
 const NOT_NOW: [u32; 5] = [1, 3, 51, 52, 80];
 /// The result code of a search that has found more than it may give.
 const SIZE_LIMIT_EXCEEDED: u32 = 4;
 
-/// Asks directories, as long as the process runs.
+/// `[proxy.ldap]` since the start or the last reload.
 pub(crate) struct Directory {
-    desk: VerifyDesk,
-    config: Mutex<LdapConfig>,
-    waiting: Arc<Semaphore>,
-    /// Questions at a time. A reload does not change their number.
-    asking: Semaphore,
+    config: LdapConfig,
+    /// Of the CAs; read when a rule needs TLS first, since the system's are many.
+    connector: OnceLock<Connector>,
 }
 
 /// Why a directory could not judge. Contains no password.
 #[derive(Debug, thiserror::Error)]
-enum Unable {
+pub(crate) enum Unable {
     #[error("{server}: {source}")]
     Ldap { server: String, source: Box<LdapError> },
     #[error("{server}: the server said: {said}")]
     Refused { server: String, said: String },
-    #[error("proxy.ldap.ca_file: {0}")]
+    #[error("the CAs that verify LDAP servers (proxy.ldap.ca_file, or the system's): {0}")]
     Tls(#[from] tls::Error),
     #[error("no answer within {0:?}")]
     Late(Duration),
 }
 
 impl Directory {
-    /// Serves the proxy's questions from here on.
-    pub(crate) fn start(desk: VerifyDesk, config: &LdapConfig, runtime: &Handle) -> Arc<Directory> {
-        let directory = Arc::new(Directory {
-            desk,
-            config: Mutex::new(config.clone()),
-            waiting: Arc::new(Semaphore::new(MOST_WAITING)),
-            asking: Semaphore::new(config.max_binds.max(1)),
-        });
-        let (serving, runtime) = (Arc::downgrade(&directory), runtime.clone());
-        directory.desk.serve(Box::new(move |question| {
-            let Some(directory) = serving.upgrade() else { return false };
-            let Ok(place) = directory.waiting.clone().try_acquire_owned() else { return false };
-            drop(runtime.spawn(async move {
-                let verdict = directory.judge(&question).await;
-                directory.desk.answer(&question, verdict);
-                drop(place);
-            }));
-            true
-        }));
-        directory
+    /// As configured.
+    pub(crate) fn of(config: &LdapConfig) -> Directory {
+        Directory { config: config.clone(), connector: OnceLock::new() }
     }
 
-    /// Takes a new configuration.
-    pub(crate) fn reload(&self, config: &LdapConfig) {
-        *self.config.lock().unwrap_or_else(PoisonError::into_inner) = config.clone();
+    /// Longest time for a question.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.config.timeout
     }
 
-    async fn judge(&self, question: &Question) -> Verdict {
-        let config = self.config.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let asked = async {
-            // Never closed.
-            let _turn = self.asking.acquire().await;
-            ask_all(question, &config).await
-        };
-        let verdict = timeout(config.timeout, asked).await.unwrap_or(Err(Unable::Late(config.timeout)));
-        verdict.unwrap_or_else(|error| {
-            tracing::warn!(user = &*question.user, %error, "the LDAP server could not be asked about a user's password");
-            Verdict::Unknown
-        })
-    }
-}
-
-/// Asks the servers in their order, until one answers.
-async fn ask_all(question: &Question, config: &LdapConfig) -> Result<Verdict, Unable> {
-    let servers = &question.by.servers;
-    let settings = settings(&question.by, config, u32::try_from(servers.len()).unwrap_or(1))?;
-    let mut failed = Unable::Late(config.timeout);
-    for server in servers {
-        match ask(question, server, &settings).await {
-            Ok(verdict) => return Ok(verdict),
-            Err(error) => failed = error,
+    /// Asks the servers in their order, until one answers.
+    pub(crate) async fn ask(&self, question: &Question, by: &Options) -> Result<Verdict, Unable> {
+        let settings = self.settings(by)?;
+        let mut failed = Unable::Late(self.config.timeout);
+        for server in &by.servers {
+            match ask(question, by, server, &settings).await {
+                Ok(verdict) => return Ok(verdict),
+                Err(error) => failed = error,
+            }
         }
+        Err(failed)
     }
-    Err(failed)
+
+    /// The file with the CAs that verify LDAP servers.
+    fn authorities(&self) -> &Path {
+        self.config.ca_file.as_deref().unwrap_or_else(|| tls::system_authorities())
+    }
+
+    /// How connections are made. A server that does not answer leaves time for those behind it.
+    fn settings(&self, by: &Options) -> Result<LdapConnSettings, Unable> {
+        let servers = u32::try_from(by.servers.len()).unwrap_or(1);
+        let patience = self.config.timeout / servers.saturating_add(1);
+        let settings = LdapConnSettings::new().set_conn_timeout(patience).set_starttls(by.starttls);
+        if by.is_plain() {
+            return Ok(settings);
+        }
+        Ok(settings.set_config(self.connector()?.speaking(&[])))
+    }
+
+    fn connector(&self) -> Result<&Connector, Unable> {
+        if let Some(connector) = self.connector.get() {
+            return Ok(connector);
+        }
+        let of = ConnectConfig {
+            mode: ConnectMode::VerifyFull,
+            ca_file: Some(PathBuf::from(self.authorities())),
+            ..ConnectConfig::default()
+        };
+        let connector =
+            Connector::new(&of)?.ok_or(tls::Error::Missing { setting: "mode", why: "it is verify-full" })?;
+        Ok(self.connector.get_or_init(|| connector))
+    }
 }
 
-/// How connections are made. A server that does not answer leaves time for those behind it.
-fn settings(by: &Options, config: &LdapConfig, servers: u32) -> Result<LdapConnSettings, Unable> {
-    let settings = LdapConnSettings::new().set_conn_timeout(config.timeout / (servers + 1)).set_starttls(by.starttls);
-    if by.is_plain() {
-        return Ok(settings);
-    }
-    let Some(file) = &config.ca_file else { return Ok(settings) };
-    let of = ConnectConfig { mode: ConnectMode::VerifyFull, ca_file: Some(file.clone()), ..ConnectConfig::default() };
-    Ok(match Connector::new(&of)? {
-        Some(connector) => settings.set_config(connector.speaking(&[])),
-        None => settings,
-    })
-}
-
-async fn ask(question: &Question, server: &str, settings: &LdapConnSettings) -> Result<Verdict, Unable> {
+async fn ask(question: &Question, by: &Options, server: &str, settings: &LdapConnSettings) -> Result<Verdict, Unable> {
     let failed = |source| Unable::Ldap { server: server.to_owned(), source: Box::new(source) };
     let refused = |said: &ldap3::LdapResult| Unable::Refused {
         server: server.to_owned(),
@@ -123,10 +100,10 @@ async fn ask(question: &Question, server: &str, settings: &LdapConnSettings) -> 
     if question.password.expose().is_empty() {
         return Ok(Verdict::Wrong);
     }
-    let name = match &question.by.entry {
-        Entry::Named { .. } => question.by.entry.named(&question.user),
+    let name = match &by.entry {
+        Entry::Named { .. } => by.entry.named(&question.user),
         Entry::Found { base, bind_dn, bind_password, scope, .. } => {
-            let Some(filter) = question.by.entry.filter(&question.user) else { return Ok(Verdict::Wrong) };
+            let Some(filter) = by.entry.filter(&question.user) else { return Ok(Verdict::Wrong) };
             let mut session = Session::open(server, settings).await.map_err(failed)?;
             let bound = session.ldap.simple_bind(bind_dn, bind_password.expose()).await.map_err(failed)?;
             if bound.rc != 0 {
@@ -193,5 +170,26 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.drive.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn without_a_file_the_authorities_are_the_systems() {
+        let config = LdapConfig::default();
+        assert_eq!(Directory::of(&config).authorities(), tls::system_authorities());
+        let options = Options {
+            servers: vec!["ldaps://h:636".into()],
+            starttls: false,
+            entry: Entry::Named { prefix: String::new(), suffix: String::new() },
+        };
+        // ldap3 alone would say nothing here: it falls back on no CA at all.
+        let missing = LdapConfig { ca_file: Some("/nowhere/ca".into()), ..config };
+        let error = Directory::of(&missing).settings(&options).err().unwrap().to_string();
+        assert!(error.contains("/nowhere/ca"), "{error}");
     }
 }

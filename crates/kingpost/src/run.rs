@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::console::{Observed, Scene, Shown, Watched};
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
-use crate::ldap::Directory;
+use crate::judges::Judges;
 use crate::lookup::Lookup;
 use crate::traces::Traces;
 use proxy::console::Process;
@@ -27,7 +27,7 @@ pub(crate) struct Running {
     proxy: RwLock<Option<Proxy>>,
     pulse: Mutex<Pulse>,
     lookup: Arc<Lookup>,
-    directory: Arc<Directory>,
+    judges: Arc<Judges>,
     profiler_token: Option<String>,
     traces: Option<Traces>,
     /// The relay of this process, where there is one.
@@ -98,7 +98,7 @@ impl Running {
                     traces
                 },
                 lookup: Lookup::start(topology.clone(), proxy.lookups(), &config.proxy.auth_query, runtime),
-                directory: Directory::start(proxy.verifications(), &config.proxy.ldap, runtime),
+                judges: Judges::start(proxy.verifications(), &config.proxy, runtime),
                 profiler_token: config.metrics.profiler_token.clone().filter(|token| !token.is_empty()),
                 topology,
                 name: config.cluster.name.clone(),
@@ -181,7 +181,7 @@ impl Running {
             proxy.reload(&config.proxy).map_err(|error| refused(&error))?;
         }
         self.lookup.reload(&config.proxy.auth_query);
-        self.directory.reload(&config.proxy.ldap);
+        self.judges.reload(&config.proxy);
         self.topology.reload(config.cluster.clone()).map_err(|error| refused(&error))
     }
 

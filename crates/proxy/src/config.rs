@@ -37,6 +37,8 @@ pub struct ProxyConfig {
     pub auth_query: AuthQueryConfig,
     /// How LDAP servers are asked that rules name.
     pub ldap: LdapConfig,
+    /// How PAM is asked.
+    pub pam: PamConfig,
     /// TLS with clients.
     pub tls: tls::ListenConfig,
     /// Most clients that are logged in at a time, over all databases. Further ones are refused with 53300.
@@ -126,6 +128,7 @@ impl Default for ProxyConfig {
             ident_file: None,
             auth_query: AuthQueryConfig::default(),
             ldap: LdapConfig::default(),
+            pam: PamConfig::default(),
             tls: tls::ListenConfig::default(),
             max_clients: 10_000,
             max_clients_per_address: 0,
@@ -305,6 +308,9 @@ pub enum AuthMethod {
     /// A directory judges the password that the client sends in clear. In rules only.
     #[serde(skip)]
     Ldap,
+    /// PAM judges the password that the client sends in clear. In rules only.
+    #[serde(skip)]
+    Pam,
 }
 
 impl AuthMethod {
@@ -318,6 +324,7 @@ impl AuthMethod {
             AuthMethod::Cert => "cert",
             AuthMethod::Peer => "peer",
             AuthMethod::Ldap => "ldap",
+            AuthMethod::Pam => "pam",
         }
     }
 }
@@ -341,8 +348,27 @@ impl Default for LdapConfig {
     }
 }
 
-/// `[[proxy.hba]]`: a rule, with fields as in a line of `pg_hba.conf`.
+/// `[proxy.pam]`: what rules of PostgreSQL have no option for.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PamConfig {
+    /// The program that asks PAM; not set: `kingpost-pam` beside the running program.
+    pub helper: Option<std::path::PathBuf>,
+    /// Longest time in which PAM has to judge a password. The modules are killed after that.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+    /// Most logins that PAM is asked about at a time, each by a process; further ones wait.
+    pub max_checks: usize,
+}
+
+impl Default for PamConfig {
+    fn default() -> Self {
+        PamConfig { helper: None, timeout: Duration::from_secs(10), max_checks: 32 }
+    }
+}
+
+/// `[[proxy.hba]]`: a rule, with fields as in a line of `pg_hba.conf`.
+#[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct HbaConfig {
     /// `local`, `host`, `hostssl`, `hostnossl`.
@@ -355,7 +381,7 @@ pub struct HbaConfig {
     /// `10.0.0.0/8`, `10.0.0.0 255.0.0.0` or `all`; not for `local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`, `peer`; `clientcert=verify-ca` or `=verify-full`, and `map=NAME`, may follow.
+    /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`, `peer`, `ldap`, `pam`; `clientcert=verify-ca` or `=verify-full`, and `map=NAME`, may follow.
     pub method: String,
 }
 
@@ -370,6 +396,20 @@ impl HbaConfig {
             address: self.address.as_deref(),
             method: &self.method,
         }
+    }
+}
+
+impl std::fmt::Debug for HbaConfig {
+    /// Of `method` only the method's name: an option behind the name may be a password (`ldapbindpasswd`).
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let method: String = self.method.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+        f.debug_struct("HbaConfig")
+            .field("kind", &self.kind)
+            .field("database", &self.database)
+            .field("user", &self.user)
+            .field("address", &self.address)
+            .field("method", &method)
+            .finish_non_exhaustive()
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Supported are: `local`, `host`, `hostssl`, `hostnossl`; databases by name, `all`, `sameuser`; users by name, `all`;
 //! an address with a prefix length or a mask, `all`; the methods of [`Method`]; `clientcert=verify-ca|verify-full`;
-//! `map=` with `cert` and `peer`; the options of `ldap` ([`ldap`]).
+//! `map=` with `cert` and `peer`; the options of `ldap` ([`ldap`]) and `pam` ([`pam`]).
 //! Everything else that PostgreSQL knows (`+role`, `@file`, `/regex`, `samehost`, host names, other methods) is an
 //! error and is never skipped: a rule that is not understood must not let somebody in, or keep somebody out.
 
@@ -12,9 +12,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::config::AuthMethod;
-use crate::ldap;
 use crate::tokens::{self, Word, single, split};
 pub use crate::tokens::{Error, MAX_TEXT};
+use crate::verify::Judge;
+use crate::{ldap, pam};
 
 /// Most rules.
 pub const MAX_RULES: usize = 10_000;
@@ -40,8 +41,8 @@ pub struct Rule {
     pub certificate: Certificate,
     /// The name map that says which users a client may be, with `cert` and `peer`; `None`: the user of the same name.
     pub map: Option<Box<str>>,
-    /// The directory, with the method `ldap`.
-    pub ldap: Option<Arc<ldap::Options>>,
+    /// Who judges passwords, with the methods `ldap` and `pam`.
+    pub judge: Option<Judge>,
 }
 
 /// The kind of connection.
@@ -108,8 +109,8 @@ pub struct Attempt<'a> {
     pub user: &'a str,
 }
 
-/// The fields of a rule as strings, as in the configuration.
-#[derive(Debug, Clone, Copy)]
+/// The fields of a rule as strings, as in the configuration. There is no `Debug`: the method's options may have a password.
+#[derive(Clone, Copy)]
 pub struct Fields<'a> {
     /// `local`, `host`, `hostssl`, `hostnossl`.
     pub kind: &'a str,
@@ -254,7 +255,7 @@ impl Name {
 pub const REPLICATION: &str = "\0";
 
 const EXPECTED_ADDRESS: &str = "an IP address with a prefix length such as 10.0.0.0/8, an address and a mask, or all";
-const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5, cert, peer or ldap";
+const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5, cert, peer, ldap or pam";
 
 // === impl Network ===
 
@@ -356,10 +357,12 @@ fn finish(
         "cert" => Method::Auth(AuthMethod::Cert),
         "peer" => Method::Auth(AuthMethod::Peer),
         "ldap" => Method::Auth(AuthMethod::Ldap),
+        "pam" => Method::Auth(AuthMethod::Pam),
         _ => return Err(format!("found the method {found:?}, expected {EXPECTED_METHOD}")),
     };
     let (mut certificate, mut map) = (Certificate::No, None);
     let mut directory = (method == Method::Auth(AuthMethod::Ldap)).then(ldap::Reading::default);
+    let mut modules = (method == Method::Auth(AuthMethod::Pam)).then(pam::Reading::default);
     for option in options {
         let (name, value) = option.first().and_then(|word| word.text.split_once('=')).unwrap_or_default();
         if name == "ldapbindpasswd" && (option.len() != 1 || directory.is_none()) {
@@ -368,6 +371,11 @@ fn finish(
         let option = &single(&option, "one option")?.text;
         if let Some(directory) = &mut directory
             && directory.take(name, value)?
+        {
+            continue;
+        }
+        if let Some(modules) = &mut modules
+            && modules.take(name, value)?
         {
             continue;
         }
@@ -397,8 +405,12 @@ fn finish(
     if certificate != Certificate::No && kind != Kind::HostSsl {
         return Err("found the option clientcert, expected the type hostssl with it".into());
     }
-    let ldap = directory.map(ldap::Reading::finish).transpose()?.map(Arc::new);
-    Ok(Rule { kind, databases, users, from, method, certificate, map, ldap })
+    let judge = match (directory, modules) {
+        (Some(directory), _) => Some(Judge::Ldap(Arc::new(directory.finish()?))),
+        (None, Some(modules)) => Some(Judge::Pam(Arc::new(modules.finish()))),
+        (None, None) => None,
+    };
+    Ok(Rule { kind, databases, users, from, method, certificate, map, judge })
 }
 
 fn names(words: &[Word], databases: bool) -> Result<Vec<Name>, String> {

@@ -63,7 +63,7 @@ pub enum Scope {
 const REFUSED_IN_SEARCH: [char; 5] = ['*', '(', ')', '\\', '/'];
 
 /// The options of one rule, as they are read.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Reading {
     servers: Option<String>,
     port: Option<u16>,
@@ -287,7 +287,10 @@ mod tests {
     fn options(text: &str) -> Result<Options, String> {
         let rules = Rules::parse(&format!("host all all all ldap {text}"));
         let rule = rules.map_err(|errors| errors[0].message.clone())?;
-        Ok((**rule.iter().next().unwrap().ldap.as_ref().unwrap()).clone())
+        match &rule.iter().next().unwrap().judge {
+            Some(crate::verify::Judge::Ldap(options)) => Ok((**options).clone()),
+            other => Err(format!("{other:?}")),
+        }
     }
 
     #[test]
@@ -353,6 +356,15 @@ mod tests {
         assert!(other[0].message.contains("ldapbindpasswd") && !other[0].message.contains("s3cret"), "{other:?}");
         let shown = format!("{:?}", options("ldapserver=h ldapbasedn=x ldapbinddn=d ldapbindpasswd=s3cret").unwrap());
         assert!(!shown.contains("s3cret"), "{shown}");
+        let entry = crate::config::HbaConfig {
+            kind: "host".into(),
+            database: "all".into(),
+            user: "all".into(),
+            address: Some("all".into()),
+            method: "ldap ldapserver=h ldapbasedn=x ldapbinddn=d ldapbindpasswd=s3cret".into(),
+        };
+        let shown = format!("{entry:?}");
+        assert!(shown.contains("method: \"ldap\"") && !shown.contains("s3cret"), "{shown}");
     }
 
     #[test]

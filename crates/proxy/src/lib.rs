@@ -19,6 +19,7 @@ pub mod ident;
 pub mod ldap;
 mod limits;
 pub mod metrics;
+pub mod pam;
 pub mod renewals;
 pub mod secrets;
 pub mod settings;

@@ -1,18 +1,46 @@
-//! Passwords that somebody else than the proxy judges: a directory.
+//! Passwords that somebody else than the proxy judges: a directory, or PAM.
 //!
 //! ```text
-//!  core: has a client's password ─Effect::Verify─▶ Verifier ─▶ whoever asks the directory
+//!  core: has a client's password ─Effect::Verify─▶ Verifier ─▶ whoever asks the judge
 //!        lets in or refuses ◀─Mail::Verified──────────────────┘
 //! ```
 //!
 //! How many are asked about at a time is bounded by whoever asks. A client that has gone meanwhile is not missed: its token fits nobody.
 
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
 use secret::Secret;
 
 use crate::core::token::Token;
-use crate::ldap::Options;
+use crate::{ldap, pam};
+
+/// Who judges passwords, by a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Judge {
+    /// A directory.
+    Ldap(Arc<ldap::Options>),
+    /// The modules of a service of PAM.
+    Pam(Arc<pam::Options>),
+}
+
+impl Judge {
+    /// The method's name, as PostgreSQL's errors have it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Judge::Ldap(_) => "LDAP",
+            Judge::Pam(_) => "PAM",
+        }
+    }
+
+    /// Who could not be asked, in an error.
+    pub(crate) fn who(&self) -> &'static str {
+        match self {
+            Judge::Ldap(_) => "the LDAP server",
+            Judge::Pam(_) => "PAM",
+        }
+    }
+}
 
 /// Whether a client's password is its user's.
 #[derive(Debug)]
@@ -21,8 +49,10 @@ pub struct Question {
     pub user: Arc<str>,
     /// The password, never empty: a directory would take an empty one for an anonymous bind, which succeeds.
     pub password: Secret,
-    /// The directory.
-    pub by: Arc<Options>,
+    /// Who judges.
+    pub by: Judge,
+    /// The client's address; `None` over a Unix socket.
+    pub from: Option<IpAddr>,
     /// The worker that waits, and its client.
     pub(crate) waiting: (usize, Token),
 }
@@ -32,7 +62,7 @@ pub struct Question {
 pub enum Verdict {
     /// It is.
     Right,
-    /// It is not, or there is no such user.
+    /// It is not, or there is no such user, or the user may not log in.
     Wrong,
     /// That could not be found out.
     Unknown,

@@ -99,6 +99,7 @@ const PROXY: &[Key] = &[
     key("ident_file", Kind::Text),
     key("auth_query", Kind::Table(AUTH_QUERY)),
     key("ldap", Kind::Table(LDAP)),
+    key("pam", Kind::Table(PAM)),
     key("tls", Kind::Table(PROXY_TLS)),
     key("max_clients", integer(1, 1_000_000)),
     key("max_clients_per_address", integer(0, 1_000_000)),
@@ -153,6 +154,8 @@ const AUTH_QUERY: &[Key] = &[
     key("negative_cache", POSITIVE),
     key("timeout", POSITIVE),
 ];
+
+const PAM: &[Key] = &[key("helper", Kind::Text), key("timeout", POSITIVE), key("max_checks", integer(1, 1000))];
 
 const LDAP: &[Key] = &[key("ca_file", Kind::Text), key("timeout", POSITIVE), key("max_binds", integer(1, 1000))];
 

@@ -154,7 +154,7 @@ pub(super) const KEYS: &[Key] = &[
         P,
         "auth_type",
         "proxy.auth",
-        "`trust`, `md5`, `scram-sha-256`, `cert` and `hba`; `any`, `plain`, `pam` and `ldap` are errors. Without it: md5, as in PgBouncer",
+        "`trust`, `md5`, `scram-sha-256`, `cert` and `hba`; `pam` (with PgBouncer's service, `pgbouncer`) and `ldap` become rules in `proxy.hba`, for users that auth_file or `[users]` names; `any` and `plain` are errors. Without it: md5, as in PgBouncer",
     ),
     carried(
         P,
@@ -182,7 +182,7 @@ pub(super) const KEYS: &[Key] = &[
         "PgBouncer's default before 1.24.1, which lets in expired roles (CVE-2025-2291), becomes today's default. Without auth_user PgBouncer asks nobody: then it is left out",
     ),
     carried(P, "auth_dbname", "proxy.auth_query.database", ""),
-    refused(P, "auth_ldap_options", &[""], "Kingpost has no LDAP"),
+    carried(P, "auth_ldap_options", "proxy.hba", "with `auth_type = ldap`: the options of the method `ldap`"),
     needless(P, "syslog", STANDARD_ERROR),
     needless(P, "syslog_ident", STANDARD_ERROR),
     needless(P, "syslog_facility", STANDARD_ERROR),

@@ -212,6 +212,30 @@ fn tls_is_carried_over() {
 }
 
 #[test]
+fn who_else_judges_passwords_becomes_rules() {
+    for (ini, method) in [
+        ("auth_type = pam", "pam pamservice=pgbouncer"),
+        (
+            "auth_type = ldap\nauth_ldap_options = ldapserver=h ldapprefix=\"uid=\" ldapsuffix=\",dc=x\"",
+            "ldap ldapserver=h ldapprefix=\"uid=\" ldapsuffix=\",dc=x\"",
+        ),
+    ] {
+        let ini = settings(&format!("{ini}\nadmin_users = boss\n[users]\nlate = pool_size=3"));
+        let table = good(&ini);
+        let rules = table["proxy"]["hba"].as_array().expect("rules");
+        assert_eq!(rules.len(), 2);
+        for (rule, (kind, address)) in rules.iter().zip([("local", None), ("host", Some("all"))]) {
+            assert_eq!(rule["type"].as_str(), Some(kind));
+            assert_eq!(rule.get("address").and_then(toml::Value::as_str), address);
+            assert_eq!(rule["method"].as_str(), Some(method));
+        }
+        let users = table["proxy"]["users"].as_array().expect("users");
+        let named: Vec<_> = users.iter().filter_map(|user| user["name"].as_str()).collect();
+        assert_eq!(named, ["app", "boss", "kept", "late", "none", "old", "watcher"]);
+    }
+}
+
+#[test]
 fn what_cannot_be_carried_over_is_an_error_that_names_it() {
     for (ini, expected) in [
         (
@@ -222,7 +246,15 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
         (settings("client_tls_ciphers = HIGH"), "client_tls_ciphers = HIGH"),
         (settings("client_tls_sslmode = on"), "client_tls_sslmode: found \"on\""),
         (settings("server_tls_protocols = tlsv1.1"), "server_tls_protocols: Kingpost speaks TLS 1.2 and 1.3 only"),
-        (settings("auth_type = pam"), "auth_type: found \"pam\""),
+        (settings("auth_type = plain"), "auth_type: found \"plain\""),
+        (settings("auth_type = pam\nauth_file ="), "auth_type: there are no users in auth_file"),
+        (settings("auth_type = ldap"), "auth_ldap_options: found 0 names of servers"),
+        (
+            settings(
+                "auth_type = ldap\nauth_ldap_options = ldapserver=h ldapbasedn=x ldapprefix=y ldapbindpasswd=hidden",
+            ),
+            "auth_ldap_options: found ldapprefix",
+        ),
         (settings("auth_type = hba"), "auth_type: found \"hba\" without auth_hba_file"),
         (settings("auth_type = hba\nauth_hba_file = /etc/trusting"), "admin_users: there is none"),
         (settings("auth_type = trust"), "admin_users: there is none"),

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use proxy::config::SocketMode;
+use proxy::hba::{Fields, Rule};
 use wire::md5;
 use wire::scram::Verifier;
 
@@ -36,6 +37,8 @@ enum Auth {
     Cert,
     /// The rules say.
     Hba,
+    /// Somebody else judges passwords: PAM or a directory.
+    Elsewhere,
 }
 
 /// What auth_file has for a user.
@@ -276,8 +279,14 @@ impl Translator<'_> {
             "scram-sha-256" => Auth::Scram,
             "cert" => Auth::Cert,
             "hba" => Auth::Hba,
+            // The service that PgBouncer asks PAM for; PostgreSQL's is another one.
+            "pam" => self.judged("pam pamservice=pgbouncer"),
+            "ldap" => {
+                let options = self.get("auth_ldap_options").unwrap_or_default();
+                self.judged(&format!("ldap {options}"))
+            }
             other => {
-                let why = format!("found {other:?}: Kingpost has trust, md5, scram-sha-256, cert and hba");
+                let why = format!("found {other:?}: Kingpost has trust, md5, scram-sha-256, cert, pam, ldap and hba");
                 self.problem("auth_type", why);
                 Auth::Md5
             }
@@ -287,7 +296,7 @@ impl Translator<'_> {
             Auth::Scram => "scram-sha-256",
             Auth::Cert => "cert",
             // The rules decide; as what this is any kind of secret may be written.
-            Auth::Md5 | Auth::Hba => "md5",
+            Auth::Md5 | Auth::Hba | Auth::Elsewhere => "md5",
         };
         self.plan.proxy.push(("auth", quoted(name)));
         match (auth, self.get("auth_ident_file").filter(|file| !file.is_empty()).map(quoted)) {
@@ -302,6 +311,24 @@ impl Translator<'_> {
             (_, None) => {}
         }
         auth
+    }
+
+    /// Has all clients log in by a method that only rules can name.
+    fn judged(&mut self, method: &str) -> Auth {
+        let fields = |kind, address| Fields { kind, database: "all,replication", user: "all", address, method };
+        let rules = [fields("local", None), fields("host", Some("all"))];
+        if let Err(why) = rules.into_iter().try_for_each(|rule| Rule::from_fields(rule).map(drop)) {
+            self.problem("auth_ldap_options", why);
+        }
+        let shown = rules.map(|Fields { kind, database, user, address, method }| {
+            let address = address.map_or_else(String::new, |address| format!("address = {}, ", quoted(address)));
+            let (kind, database, user) = (quoted(kind), quoted(database), quoted(user));
+            format!("{{ type = {kind}, database = {database}, user = {user}, {address}method = {} }}", quoted(method))
+        });
+        self.plan.proxy.push(("hba", format!("[{}]", shown.join(", "))));
+        let why = "PgBouncer lets in whomever PAM or the directory lets in; Kingpost only who is also in proxy.users, or is looked up: add who is missing";
+        self.leave("users that are not in auth_file", why);
+        Auth::Elsewhere
     }
 
     fn listen(&mut self) {
@@ -731,6 +758,8 @@ impl Translator<'_> {
                     lines.push(("verifier", quoted(verifier)));
                     None
                 }
+                // Whoever judges has the secret.
+                Secret::Useless(_) | Secret::None if auth == Auth::Elsewhere => None,
                 Secret::Useless(why) => Some(why),
                 Secret::None if listed && matches!(auth, Auth::Trust | Auth::Cert) => None,
                 Secret::None if listed && auth == Auth::Hba && shows_certificates => {
@@ -790,6 +819,10 @@ impl Translator<'_> {
             }
             self.plan.users.push((name, lines));
         }
+        if auth == Auth::Elsewhere && self.plan.users.is_empty() && !looks_up {
+            let why = "there are no users in auth_file: Kingpost lets in only users whom it knows; name them there (a password may be empty), or in [users]";
+            self.problem("auth_type", why);
+        }
         if auth == Auth::Trust && self.plan.users.is_empty() {
             let why = "found \"trust\" and no users in auth_file: PgBouncer lets nobody in then, Kingpost everybody";
             self.problem("auth_type", why);
@@ -807,7 +840,7 @@ impl Translator<'_> {
             match self.secret(auth, name) {
                 Secret::Plain(password) => lines.push(("password", quoted(password))),
                 Secret::Verifier(verifier) => lines.push(("verifier", quoted(verifier))),
-                Secret::None if matches!(auth, Auth::Trust | Auth::Cert) => {}
+                Secret::None if matches!(auth, Auth::Trust | Auth::Cert | Auth::Elsewhere) => {}
                 Secret::None | Secret::Useless(_) => {
                     let why =
                         "has no usable secret in auth_file, and operators of Kingpost's console are not looked up";
@@ -827,7 +860,7 @@ impl Translator<'_> {
                 read(Path::new(file))
                     .is_ok_and(|rules| rules.lines().any(|line| line.split_whitespace().any(|word| word == "trust")))
             }),
-            Auth::Md5 | Auth::Scram | Auth::Cert => false,
+            Auth::Md5 | Auth::Scram | Auth::Cert | Auth::Elsewhere => false,
         };
         if trusts && self.plan.operators.is_empty() {
             let why =

@@ -13,10 +13,8 @@ use super::session::Client;
 use crate::accounts::Answer;
 use crate::config::{Access, RouteTo};
 use crate::console::Operation;
-use crate::ldap::Options;
 use crate::settings::Settings;
-use crate::verify::Verdict;
-use secret::Secret;
+use crate::verify::{Question, Verdict};
 
 /// Where a client connection came from.
 #[derive(Debug, Clone, Default)]
@@ -160,17 +158,8 @@ pub enum Effect {
         /// The user's name.
         user: Arc<str>,
     },
-    /// Ask a directory whether a client's password is its user's; the answer comes as [`Mail::Verified`].
-    Verify {
-        /// The client that logs in.
-        client: Token,
-        /// The user's name.
-        user: Arc<str>,
-        /// The password that the client has sent; never empty.
-        password: Secret,
-        /// The directory.
-        by: Arc<Options>,
-    },
+    /// Have somebody else judge whether a client's password is its user's; the answer comes as [`Mail::Verified`].
+    Verify(Box<Question>),
     /// Send mail to a worker.
     Post {
         /// The worker.

@@ -49,10 +49,9 @@ use sql::{Classifier, ClassifierConfig};
 use topology::{NodeId, View};
 use wire::{Severity, Sqlstate, message};
 
-use crate::ldap::Options;
 use crate::metrics::Metrics;
 use crate::settings::Settings;
-use crate::verify::Question;
+use crate::verify::{Question, Verdict};
 use commit::Commits;
 use lane::Lanes;
 use memory::{Buffers, Kind, Output, Token};
@@ -62,7 +61,6 @@ use parameters::Interned;
 use pool::Pools;
 use prepared::Statements;
 use routing::StrongReads;
-use secret::Secret;
 use server::Server;
 use session::{Cancel, Client, Doorkeeper, Journal, Paused, Phase, Revision};
 
@@ -480,9 +478,12 @@ impl Core {
         !self.clients.is_empty()
     }
 
-    /// Carries out [`Effect::Verify`]; false if nobody takes the question. The answer comes as [`Mail::Verified`].
-    pub fn verify(&self, client: Token, user: Arc<str>, password: Secret, by: Arc<Options>) -> bool {
-        self.shared.verifier.ask(Question { user, password, by, waiting: (self.id, client) })
+    /// Carries out [`Effect::Verify`]. The answer comes as [`Mail::Verified`]; at once, if nobody takes the question.
+    pub fn verify(&mut self, question: Question) {
+        let (_, client) = question.waiting;
+        if !self.shared.verifier.ask(question) {
+            self.mail(Mail::Verified { client, verdict: Verdict::Unknown });
+        }
     }
 
     /// True while there are connections of clients or to servers.

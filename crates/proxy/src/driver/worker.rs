@@ -16,7 +16,6 @@ use super::sys::{self, Epoll, MOST_WAITED_FOR};
 use crate::console::{Desk, Look, Report, Request};
 use crate::core::token::{Kind, Token};
 use crate::core::{Core, Effect, Mail};
-use crate::verify::Verdict;
 
 /// Size of the one buffer into which all connections of a worker are read, in bytes.
 pub(super) const BUFFER: usize = 64 << 10;
@@ -311,11 +310,7 @@ impl Worker {
                     self.core.mail(Mail::Account { client, answer: Err(why.into()) });
                 }
             }
-            Effect::Verify { client, user, password, by } => {
-                if !self.core.verify(client, user, password, by) {
-                    self.core.mail(Mail::Verified { client, verdict: Verdict::Unknown });
-                }
-            }
+            Effect::Verify(question) => self.core.verify(*question),
             Effect::Post { to, mail } => self.mailboxes[to].post(Letter::Core(mail)),
             Effect::Ask { client, text, access } => {
                 if let Err(bytes) = self.console.put(Request { worker: self.id, client, text, access }) {

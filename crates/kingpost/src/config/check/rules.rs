@@ -5,6 +5,7 @@ use std::path::Path;
 use proxy::config::{AuthMethod, ProxyConfig};
 use proxy::hba::{self, Rule, Rules};
 use proxy::ident::Maps;
+use proxy::verify::Judge;
 
 use super::Findings;
 
@@ -37,9 +38,9 @@ impl Access {
         self.file.iter().flatten().flat_map(Rules::iter)
     }
 
-    /// Whether some rule lets clients in whose secret the proxy does not know: by certificate, by the operating system, by a directory.
+    /// Whether some rule lets clients in whose secret the proxy does not know: by certificate, by the operating system, by a directory, by PAM.
     pub(super) fn proves_otherwise(&self) -> bool {
-        let methods = [AuthMethod::Cert, AuthMethod::Peer, AuthMethod::Ldap].map(hba::Method::Auth);
+        let methods = [AuthMethod::Cert, AuthMethod::Peer, AuthMethod::Ldap, AuthMethod::Pam].map(hba::Method::Auth);
         self.entries.iter().flatten().chain(self.of_file()).any(|rule| methods.contains(&rule.method))
     }
 
@@ -118,10 +119,12 @@ fn parsed<T>(file: &Path, parse: impl FnOnce(&str) -> Result<T, Vec<hba::Error>>
 
 /// A password that crosses the network in clear, to the proxy or to a directory.
 fn warn_of_clear(rule: &Rule, path: &str, findings: &mut Findings) {
-    let Some(ldap) = &rule.ldap else { return };
+    let (Some(judge), hba::Method::Auth(method)) = (&rule.judge, rule.method) else { return };
     if matches!(rule.kind, hba::Kind::Host | hba::Kind::HostNoSsl) && !rule.is_near() {
-        findings.warn(path, "a rule with the method ldap has clients send their passwords in clear, without TLS: expected the type hostssl");
+        let method = method.name();
+        findings.warn(path, format!("a rule with the method {method} has clients send their passwords in clear, without TLS: expected the type hostssl"));
     }
+    let Judge::Ldap(ldap) = judge else { return };
     if ldap.is_plain()
         && !ldap
             .servers

@@ -59,7 +59,7 @@ pub(in crate::core) enum Exchange {
     Md5(Option<Arc<User>>, [u8; 4]),
     /// `PasswordMessage` with the password in clear is awaited.
     Clear(Option<Arc<User>>),
-    /// A directory judges this password.
+    /// Somebody else judges this password.
     Verifying(Option<Arc<User>>, Secret),
     /// Authenticated; a server connection is awaited, to learn the parameters for the greeting.
     Proved,
@@ -261,8 +261,10 @@ impl Core {
         self.clients[c].phase = Phase::Login(Box::new(login));
         self.clients[c].looked_up = match method {
             AuthMethod::ScramSha256 | AuthMethod::Md5 if unproved => LookedUp::ByPassword,
-            // One that is listed needs no more than its certificate, its user of the system, or a directory's word.
-            AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Ldap if unproved && known.is_none() => LookedUp::ByName,
+            // One that is listed needs no more than its certificate, its user of the system, or the word of whoever judges its password.
+            AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Ldap | AuthMethod::Pam if unproved && known.is_none() => {
+                LookedUp::ByName
+            }
             _ => LookedUp::No,
         };
         if self.clients[c].looked_up == LookedUp::No {
@@ -359,7 +361,7 @@ impl Core {
                 Exchange::Proved
             }
             // Whoever is unknown is asked all the same, and refused in the end.
-            AuthMethod::Ldap => {
+            AuthMethod::Ldap | AuthMethod::Pam => {
                 self.tell(c, message::authentication_cleartext);
                 Exchange::Clear(known)
             }

@@ -418,7 +418,7 @@ impl World {
             }
             Effect::Post { to, mail } => self.mail.push_back((to, Letter::Mail(mail))),
             Effect::Secure { .. } => unreachable!("nobody here has TLS"),
-            Effect::Verify { .. } => panic!("nobody logs in by a directory"),
+            Effect::Verify(_) => panic!("nobody else judges passwords here"),
             Effect::LookUp { .. } => panic!("everybody is configured"),
             Effect::Ask { .. } => panic!("nobody came for the console"),
         }

@@ -1,0 +1,121 @@
+//! Who judges the passwords that the proxy cannot judge itself: directories (method `ldap` in rules) and PAM (method `pam`).
+
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use proxy::VerifyDesk;
+use proxy::config::ProxyConfig;
+use proxy::verify::{Judge, Question, Verdict};
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use crate::ldap::Directory;
+use crate::pam::Modules;
+
+/// Most logins that wait for a kind of judge or are being asked about. A further one is refused.
+const MOST_WAITING: usize = 1_000;
+
+/// Judges, as long as the process runs.
+pub(crate) struct Judges {
+    desk: VerifyDesk,
+    directory: Queue<Directory>,
+    modules: Queue<Modules>,
+}
+
+/// The questions to one kind of judge.
+struct Queue<T> {
+    judge: Mutex<Arc<T>>,
+    waiting: Arc<Semaphore>,
+    /// Questions at a time. A reload does not change their number.
+    asking: Semaphore,
+}
+
+impl<T> Queue<T> {
+    fn new(judge: T, most: usize) -> Queue<T> {
+        let (waiting, asking) = (Arc::new(Semaphore::new(MOST_WAITING)), Semaphore::new(most.max(1)));
+        Queue { judge: Mutex::new(Arc::new(judge)), waiting, asking }
+    }
+
+    fn judge(&self) -> Arc<T> {
+        self.judge.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Judges by others from here on.
+    fn set(&self, judge: T) {
+        *self.judge.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(judge);
+    }
+
+    /// Asks when it is the question's turn; the limit is for waiting and asking together.
+    async fn ask<E>(
+        &self,
+        limit: Duration,
+        late: impl FnOnce(Duration) -> E,
+        asked: impl Future<Output = Result<Verdict, E>>,
+    ) -> Result<Verdict, E> {
+        let in_turn = async {
+            // Never closed.
+            let _turn = self.asking.acquire().await;
+            asked.await
+        };
+        timeout(limit, in_turn).await.unwrap_or_else(|_| Err(late(limit)))
+    }
+}
+
+impl Judges {
+    /// Serves the proxy's questions from here on.
+    pub(crate) fn start(desk: VerifyDesk, config: &ProxyConfig, runtime: &Handle) -> Arc<Judges> {
+        let judges = Arc::new(Judges {
+            desk,
+            directory: Queue::new(Directory::of(&config.ldap), config.ldap.max_binds),
+            modules: Queue::new(Modules::of(&config.pam), config.pam.max_checks),
+        });
+        let (serving, runtime) = (Arc::downgrade(&judges), runtime.clone());
+        judges.desk.serve(Box::new(move |question| {
+            let Some(judges) = serving.upgrade() else { return false };
+            let waiting = match &question.by {
+                Judge::Ldap(_) => &judges.directory.waiting,
+                Judge::Pam(_) => &judges.modules.waiting,
+            };
+            let Ok(place) = waiting.clone().try_acquire_owned() else { return false };
+            drop(runtime.spawn(async move {
+                let verdict = judges.judge(&question).await;
+                judges.desk.answer(&question, verdict);
+                drop(place);
+            }));
+            true
+        }));
+        judges
+    }
+
+    /// Takes a new configuration.
+    pub(crate) fn reload(&self, config: &ProxyConfig) {
+        self.directory.set(Directory::of(&config.ldap));
+        self.modules.set(Modules::of(&config.pam));
+    }
+
+    async fn judge(&self, question: &Question) -> Verdict {
+        let user = &*question.user;
+        match &question.by {
+            Judge::Ldap(by) => {
+                let directory = self.directory.judge();
+                let asked = directory.ask(question, by);
+                let verdict = self.directory.ask(directory.timeout(), crate::ldap::Unable::Late, asked).await;
+                verdict.unwrap_or_else(|error| {
+                    tracing::warn!(user, %error, "the LDAP server could not be asked about a user's password");
+                    Verdict::Unknown
+                })
+            }
+            Judge::Pam(by) => {
+                let modules = self.modules.judge();
+                let asked = modules.ask(question, by);
+                let verdict = self.modules.ask(modules.timeout(), crate::pam::Unable::Late, asked).await;
+                verdict.unwrap_or_else(|error| {
+                    tracing::warn!(user, service = by.service, %error, "PAM could not be asked about a user's password");
+                    Verdict::Unknown
+                })
+            }
+        }
+    }
+}
