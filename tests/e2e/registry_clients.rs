@@ -1,5 +1,6 @@
 //! The registry spoken to by the clients that people have, unmodified.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,20 +12,27 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::clients::{build, here, installed, there};
+use crate::registry_clients_nacos::token;
 
 const LIMIT: Duration = Duration::from_secs(90);
+/// The registry is asked by its own probes, too, and so are programs of the test.
+const PROBES: &str = "[registry.health]\nprobe_allow = [\"127.0.0.1\"]";
 
 async fn run(program: &Path, script: &str, variables: &[(&str, &Path)]) {
-    // The registry is asked by its own probes, too.
-    let more = "[registry.dns]\nlisten = \"127.0.0.1:0\"\n[registry.health]\nprobe_allow = [\"127.0.0.1\"]";
-    let node = RegistryNode::start(more).await;
+    let node = RegistryNode::start(&format!("[registry.dns]\nlisten = \"127.0.0.1:0\"\n{PROBES}")).await;
+    let dns = node.dns_port().to_string();
+    let variables: Vec<(&str, &OsStr)> = variables.iter().map(|(name, path)| (*name, path.as_os_str())).collect();
+    run_at(&node, program, script, &[variables.as_slice(), &[("DNS_PORT", OsStr::new(&dns))]].concat()).await;
+}
+
+/// Runs a program that does checks, with a registry: as [`run`], which starts one.
+async fn run_at(node: &RegistryNode, program: &Path, script: &str, variables: &[(&str, &OsStr)]) {
     let _logs = ShowLogs(node.dir());
     let mut command = Command::new(program);
     command.arg(here().join(script)).current_dir(new_dir("client"));
     command.env("CONSUL_PORT", node.port().to_string()).env("EUREKA_URL", format!("{}/eureka/", node.url()));
     command.env("GRPC_ADDRESS", format!("127.0.0.1:{}", node.port()));
     command.env("NACOS_ADDRESS", format!("127.0.0.1:{}", node.port()));
-    command.env("DNS_PORT", node.dns_port().to_string());
     command.env("NODE_PATH", installed().await.join("node/node_modules")).env("PYTHONDONTWRITEBYTECODE", "1");
     command.envs(variables.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -95,6 +103,18 @@ async fn registry_polaris_java() {
 #[ignore = "needs Java, Maven and the network: make clients"]
 async fn registry_spring_cloud_eureka() {
     java("java/eureka", "SpringEureka").await;
+}
+
+/// As [`registry_polaris_java`]. Applications of two tenants, each with a token for one namespace.
+#[tokio::test]
+#[ignore = "needs Java, Maven and the network: make clients"]
+async fn registry_spring_cloud_consul() {
+    let Some(program) = java_program("java/consul", "SpringConsul").await else { return };
+    let (first, first_table) = token("first", "write", &json!(["tenant-a"]));
+    let (second, second_table) = token("second", "write", &json!(["tenant-b"]));
+    let node = RegistryNode::start(&format!("auth = \"tokens\"\n{first_table}{second_table}{PROBES}")).await;
+    let tokens = [("TENANT_A", OsStr::new(&first)), ("TENANT_B", OsStr::new(&second))];
+    run_at(&node, &program, "java/consul", &tokens).await;
 }
 
 /// Builds what is in a directory, and runs it.

@@ -1,5 +1,6 @@
 //! Nacos' naming over gRPC, spoken by nacos-sdk-python 3 and Nacos' Java client as they are: on one node at its usual work, and on two nodes of which each may die.
 
+use std::ffi::OsStr;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,22 +20,29 @@ const LEASES: Duration = Duration::from_secs(120);
 const KILL: i32 = 9;
 const TERMINATE: i32 = 15;
 
-/// Where Nacos' clients reach a node.
-struct Doors(Port, Port);
+/// Where Nacos' clients reach a node: the port of HTTP, and the one of gRPC.
+pub(crate) struct Doors(Port, Port);
 
 impl Doors {
-    fn new() -> Doors {
+    pub(crate) fn new() -> Doors {
         let (http, grpc) = Port::reserve_two(1000);
         Doors(http, grpc)
     }
 
-    fn key(&self) -> String {
+    /// What the node's configuration has of them.
+    pub(crate) fn key(&self) -> String {
         assert_eq!(self.1.number(), self.0.number() + 1000);
         format!("nacos_listen = \"{}\"\n", self.address())
     }
 
-    fn address(&self) -> String {
+    /// What clients are given.
+    pub(crate) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.0.number())
+    }
+
+    /// The ports of HTTP and of gRPC.
+    pub(crate) fn ports(&self) -> [u16; 2] {
+        [self.0.number(), self.1.number()]
     }
 }
 
@@ -85,19 +93,25 @@ async fn registry_nacos_java_grpc() {
 }
 
 /// A client in a process of its own.
-struct Agent {
+pub(crate) struct Agent {
     child: Child,
     to: ChildStdin,
     from: Lines<BufReader<ChildStdout>>,
     /// What subscriptions brought while an answer was waited for.
-    heard: Vec<Value>,
+    pub(crate) heard: Vec<Value>,
 }
 
 impl Agent {
     async fn start(doors: &[&Doors], namespace: &str) -> Agent {
         let addresses: Vec<String> = doors.iter().map(|doors| doors.address()).collect();
+        Agent::start_with(&addresses.join(","), namespace, &[]).await
+    }
+
+    /// Of the servers at `addresses` (separated by commas), with `variables` in its environment.
+    pub(crate) async fn start_with(addresses: &str, namespace: &str, variables: &[(&str, &OsStr)]) -> Agent {
         let mut command = Command::new(installed().await.join("nacos/bin/python"));
-        command.arg(here().join("python/registry_nacos_agent.py")).arg(addresses.join(",")).arg(namespace);
+        command.arg(here().join("python/registry_nacos_agent.py")).arg(addresses).arg(namespace);
+        command.envs(variables.iter().copied());
         command.current_dir(new_dir("agent")).env("PYTHONDONTWRITEBYTECODE", "1");
         let mut child = command
             .stdin(Stdio::piped())
@@ -132,22 +146,23 @@ impl Agent {
         }
     }
 
-    async fn ask(&mut self, asked: Value, key: &str) -> Value {
+    /// Waits for an answer that has `key`: gives what is there.
+    pub(crate) async fn ask(&mut self, asked: Value, key: &str) -> Value {
         self.to.write_all(format!("{asked}\n").as_bytes()).await.unwrap();
         self.next(key).await
     }
 
-    async fn register(&mut self, service: &str, ip: &str) {
+    pub(crate) async fn register(&mut self, service: &str, ip: &str) {
         let done = self.ask(json!({ "do": "register", "service": service, "ip": ip }), "registered").await;
         assert_eq!(done, json!(true), "{service} {ip}");
     }
 
-    async fn list(&mut self, service: &str) -> Value {
+    pub(crate) async fn list(&mut self, service: &str) -> Value {
         self.ask(json!({ "do": "list", "service": service }), "listed").await
     }
 
     /// Waits until the subscription has brought just these.
-    async fn hears(&mut self, service: &str, ips: &[&str]) {
+    pub(crate) async fn hears(&mut self, service: &str, ips: &[&str]) {
         let wanted = json!({ "heard": service, "ips": ips });
         for heard in std::mem::take(&mut self.heard) {
             if heard == wanted {
@@ -157,15 +172,23 @@ impl Agent {
         while self.line().await != wanted {}
     }
 
-    async fn kill(mut self) {
+    pub(crate) async fn kill(mut self) {
         self.child.kill().await.unwrap();
     }
 }
 
 /// The addresses of a service's passing instances, as a node's own API says.
 async fn passing(node: &RegistryNode, namespace: &str, service: &str) -> Vec<String> {
+    passing_by("", node, namespace, service).await
+}
+
+/// As [`passing`], of a node that wants a token.
+pub(crate) async fn passing_by(token: &str, node: &RegistryNode, namespace: &str, service: &str) -> Vec<String> {
     let path = format!("/v1/namespaces/{namespace}/services/{service}/instances?usable=true");
-    let Some(answer) = node.try_ask("GET", &path, &[], "").await else { return Vec::new() };
+    let bearer = format!("Bearer {token}");
+    let headers = [("Authorization", bearer.as_str())];
+    let headers = if token.is_empty() { &headers[..0] } else { &headers[..] };
+    let Some(answer) = node.try_ask("GET", &path, headers, "").await else { return Vec::new() };
     if answer.status == 404 {
         return Vec::new();
     }
@@ -181,12 +204,25 @@ async fn passing(node: &RegistryNode, namespace: &str, service: &str) -> Vec<Str
 }
 
 async fn until_passing(node: &RegistryNode, namespace: &str, service: &str, ips: &[&str], limit: Duration) {
+    until_passing_by("", node, namespace, service, ips, limit).await;
+}
+
+/// Waits until just these are passing, on a node that wants a token.
+pub(crate) async fn until_passing_by(
+    token: &str,
+    node: &RegistryNode,
+    namespace: &str,
+    service: &str,
+    ips: &[&str],
+    limit: Duration,
+) {
     let what = format!("{namespace}/{service} to be {ips:?}");
-    wait_until(&what, limit, node.dir(), async || (passing(node, namespace, service).await == ips).then_some(())).await;
+    let is = async || (passing_by(token, node, namespace, service).await == ips).then_some(());
+    wait_until(&what, limit, node.dir(), is).await;
 }
 
 /// How often a node has taken an instance in by a connection of its own.
-fn registrations(node: &RegistryNode, ip: &str) -> usize {
+pub(crate) fn registrations(node: &RegistryNode, ip: &str) -> usize {
     let log = std::fs::read_to_string(node.process().log()).unwrap_or_default();
     log.lines().filter(|line| line.contains("\"action\":\"register\"") && line.contains(&format!("\"{ip}#80#"))).count()
 }

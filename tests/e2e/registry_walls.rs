@@ -9,14 +9,19 @@ use tokio::net::TcpStream;
 
 const WEB: &str = "/v1/namespaces/default/services/web/instances";
 
-/// A token, and its table with a role.
+/// A token that may write in `default`, and its table.
 fn token(name: &str) -> (String, String) {
+    token_of(name, &["default"])
+}
+
+/// A token that may write in these namespaces, and its table.
+fn token_of(name: &str, namespaces: &[&str]) -> (String, String) {
     let output = Kingpost::run(&["registry", "token", name]);
     assert!(output.status.success());
     let said = String::from_utf8(output.stderr).unwrap();
     let hash = said.lines().find_map(|line| line.strip_prefix("sha256 = ")).expect("a hash").to_owned();
     let table = format!(
-        "[[registry.tokens]]\nname = {name:?}\nsha256 = {hash}\nrole = \"write\"\nnamespaces = [\"default\"]\n"
+        "[[registry.tokens]]\nname = {name:?}\nsha256 = {hash}\nrole = \"write\"\nnamespaces = {namespaces:?}\n"
     );
     (String::from_utf8(output.stdout).unwrap().trim().to_owned(), table)
 }
@@ -115,4 +120,36 @@ async fn connections_beyond_the_limit_are_closed_at_once() {
     drop(idle);
     let free = async || node.try_ask("GET", "/v1/status/leader", &[], "").await.filter(|answer| answer.status == 200);
     wait_until("a place", SOON, node.dir(), free).await;
+}
+
+/// Many of Consul's clients cannot name a namespace: then it is the one that the token is for.
+#[tokio::test]
+async fn a_token_for_one_namespace_chooses_it_for_consul_s_clients() {
+    let (a, a_table) = token_of("a", &["tenant-a"]);
+    let (b, b_table) = token_of("b", &["tenant-b"]);
+    let (both, both_table) = token_of("both", &["tenant-a", "tenant-b"]);
+    let node = RegistryNode::start(&format!("auth = \"tokens\"\n{a_table}{b_table}{both_table}")).await;
+    let _logs = ShowLogs(node.dir());
+    let ask = async |method: &str, path: &str, token: &str, body: &str| {
+        node.ask(method, path, &[("X-Consul-Token", token), ("Content-Type", "application/json")], body).await
+    };
+    for (token, address) in [(&a, "10.0.0.1"), (&b, "10.0.0.2")] {
+        let service = json!({ "Name": "shop", "ID": "shop", "Address": address, "Port": 80 }).to_string();
+        assert_eq!(ask("PUT", "/v1/agent/service/register", token, &service).await.status, 200);
+        assert_eq!(ask("PUT", "/v1/kv/greeting", token, address).await.status, 200);
+    }
+    for (token, own, other) in [(&a, "10.0.0.1", "10.0.0.2"), (&b, "10.0.0.2", "10.0.0.1")] {
+        for path in ["/v1/health/service/shop", "/v1/catalog/service/shop", "/v1/agent/services", "/v1/kv/greeting?raw"]
+        {
+            let answer = ask("GET", path, token, "").await;
+            assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+            assert!(answer.body.contains(own) && !answer.body.contains(other), "{path}: {}", answer.body);
+        }
+    }
+    // A namespace that is named is meant, also where the token is for another one.
+    assert_eq!(ask("GET", "/v1/catalog/services?ns=tenant-b", &a, "").await.status, 403);
+    assert_eq!(ask("GET", "/v1/catalog/services?ns=default", &a, "").await.status, 403);
+    // Of a token for two it is not guessed.
+    assert_eq!(ask("GET", "/v1/catalog/services", &both, "").await.status, 403);
+    assert_eq!(ask("GET", "/v1/catalog/services?ns=tenant-b", &both, "").await.body, r#"{"shop":[]}"#);
 }

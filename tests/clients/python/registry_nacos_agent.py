@@ -1,8 +1,10 @@
 """A client of Nacos over gRPC that does as it is told: nacos-sdk-python 3. Addresses (separated by commas) and the namespace are its arguments; each
-line of its input is a call, each line of its output an answer, or what a subscription brought."""
+line of its input is a call, each line of its output an answer, or what a subscription brought. Of its environment: NACOS_PASSWORD, with which it logs in;
+NACOS_OFFSET, how far above the address gRPC is (1000); NACOS_CA, NACOS_CERT and NACOS_KEY, the files of TLS."""
 
 import asyncio
 import json
+import os
 import sys
 
 from v2.nacos import (
@@ -11,6 +13,7 @@ from v2.nacos import (
     NacosNamingService,
     RegisterInstanceParam,
     SubscribeServiceParam,
+    TLSConfig,
 )
 
 
@@ -18,28 +21,44 @@ def say(**fields):
     print(json.dumps(fields), flush=True)
 
 
-async def main(addresses, namespace):
+def configured(addresses, namespace):
     config = ClientConfigBuilder().server_address(addresses).namespace_id(namespace).log_level("ERROR")
-    config = config.log_dir("log").cache_dir("cache").grpc_config(GRPCConfig(grpc_timeout=3000))
-    client = await NacosNamingService.create_naming_service(config.build())
+    offset = int(os.environ.get("NACOS_OFFSET", "1000"))
+    config = config.log_dir("log").cache_dir("cache").grpc_config(GRPCConfig(grpc_timeout=3000, port_offset=offset))
+    if "NACOS_PASSWORD" in os.environ:
+        config = config.username("anybody").password(os.environ["NACOS_PASSWORD"])
+    if "NACOS_CA" in os.environ:
+        files = {"ca_file": os.environ["NACOS_CA"], "cert_file": os.environ["NACOS_CERT"], "key_file": os.environ["NACOS_KEY"]}
+        config = config.tls_config(TLSConfig(enabled=True, **files))
+    return config.build()
+
+
+async def carry_out(client, asked):
+    service = asked["service"]
+    if asked["do"] == "register":
+        param = RegisterInstanceParam(service_name=service, group_name="DEFAULT_GROUP", ip=asked["ip"], port=80)
+        say(registered=await client.register_instance(param))
+    elif asked["do"] == "list":
+        info = await client.grpc_client_proxy.query_instance_of_service(service, "DEFAULT_GROUP", "", False)
+        say(listed=sorted(host.ip for host in info.hosts))
+    elif asked["do"] == "subscribe":
+
+        async def told(instances):
+            say(heard=service, ips=sorted(host.ip for host in instances))
+
+        await client.subscribe(SubscribeServiceParam(service_name=service, subscribe_callback=told))
+        say(subscribed=service)
+
+
+async def main(addresses, namespace):
+    client = await NacosNamingService.create_naming_service(configured(addresses, namespace))
     say(ready=True)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        asked = json.loads(line)
-        service = asked["service"]
-        if asked["do"] == "register":
-            param = RegisterInstanceParam(service_name=service, group_name="DEFAULT_GROUP", ip=asked["ip"], port=80)
-            say(registered=await client.register_instance(param))
-        elif asked["do"] == "list":
-            info = await client.grpc_client_proxy.query_instance_of_service(service, "DEFAULT_GROUP", "", False)
-            say(listed=sorted(host.ip for host in info.hosts))
-        elif asked["do"] == "subscribe":
-
-            async def told(instances, service=service):
-                say(heard=service, ips=sorted(host.ip for host in instances))
-
-            await client.subscribe(SubscribeServiceParam(service_name=service, subscribe_callback=told))
-            say(subscribed=service)
+        try:
+            await carry_out(client, json.loads(line))
+        except Exception as error:
+            say(refused=str(error))
 
 
 asyncio.run(main(*sys.argv[1:]))

@@ -166,6 +166,14 @@ impl Caller {
         (!token.namespaces.iter().any(|name| name == "*")).then_some(&token.namespaces)
     }
 
+    /// The namespace of a token that is for one namespace only.
+    pub fn only_namespace(&self) -> Option<&str> {
+        match self.namespaces()? {
+            [only] => Some(only),
+            _ => None,
+        }
+    }
+
     /// Insists on a role in a namespace.
     ///
     /// # Errors
@@ -211,6 +219,12 @@ mod tests {
             token("writer", Role::Write, &["default", "shop"]),
             token("root", Role::Admin, &["*"]),
         ]);
+        for (uri, only) in
+            [("/?token=secret-reader", Some("default")), ("/?token=secret-writer", None), ("/?token=secret-root", None)]
+        {
+            assert_eq!(auth.identify(&asked(uri, None)).unwrap().only_namespace(), only, "{uri}");
+        }
+        assert_eq!(Auth::None.identify(&asked("/", None)).unwrap().only_namespace(), None);
         let basic = format!("Basic {}", STANDARD.encode("anybody:secret-writer"));
         for (uri, header, name) in [
             ("/", Some(("authorization", "Bearer secret-reader")), Some("reader")),

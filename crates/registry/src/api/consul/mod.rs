@@ -101,8 +101,10 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
             "Consul's /v1/{part} is not served here: keys and sessions need a store in SQLite, PostgreSQL, MySQL, MariaDB or TiKV"
         )));
     }
-    let name = request.param("ns").or_else(|| request.named_header("x-consul-namespace")).unwrap_or("default");
-    let call = Call { context, request, caller, namespace: namespace(name)?, wanted: Wanted::of(request)? };
+    let named = request.param("ns").or_else(|| request.named_header("x-consul-namespace"));
+    // As at Consul, where a token belongs to a namespace: many clients have no setting for it.
+    let name = named.or_else(|| caller.only_namespace()).unwrap_or("default").to_owned();
+    let call = Call { context, request, caller, namespace: namespace(&name)?, wanted: Wanted::of(request)? };
     call.supported()?;
     match path.as_slice() {
         ["v1", "agent", rest @ ..] => agent::handle(&call, rest).await,

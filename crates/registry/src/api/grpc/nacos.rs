@@ -104,6 +104,9 @@ impl BiRequestStream for Nacos {
             Err(match serving.await {
                 Ok(End::Stopping) => Status::unavailable("this node stops"),
                 Ok(End::Silent) => Status::deadline_exceeded("the client says nothing"),
+                Ok(End::NotAllowed) => Status::permission_denied(
+                    "the token no longer allows what this connection has registered or subscribed to",
+                ),
                 Ok(End::Left) | Err(_) => Status::aborted("the connection is over, or was not set up"),
             })
         });

@@ -8,6 +8,8 @@
 //! - An instance's row names the connection that published the instance last. What a connection does at its end it does only to rows that name it.
 //!   So a connection that ends late takes nothing from a later one, whichever node that one is at.
 //! - When this node stops, nothing is taken out: the clients go elsewhere.
+//! - A connection whose token no longer allows what the connection has registered or subscribed to is ended, as if the client had left
+//!   ([`End::NotAllowed`]).
 
 mod silence;
 mod stream;
@@ -65,8 +67,8 @@ pub(in crate::api) struct Connection {
     /// When the client was heard last, in milliseconds from `began`.
     heard: AtomicU64,
     state: watch::Sender<State>,
-    /// By what the client was let in last; looked up anew each time.
-    shown: Mutex<Option<Shown>>,
+    /// How the client was let in last.
+    let_in: Mutex<Option<LetIn>>,
     reading: Semaphore,
     /// What the connection has published. Held while it is changed in the store too.
     held: tokio::sync::Mutex<Held>,
@@ -90,6 +92,15 @@ impl Shown {
     fn identify(&self, context: &Context) -> Result<Caller, ApiError> {
         context.identify_by(&self.headers, self.token.as_deref())
     }
+}
+
+/// How a client was let in.
+#[derive(Clone)]
+struct LetIn {
+    /// By this. Looked up anew whenever something depends on it.
+    shown: Shown,
+    /// Who that was at the time: for the audit log, where the token is gone since.
+    caller: Caller,
 }
 
 /// An instance that a connection has published, and can publish again.
@@ -124,7 +135,7 @@ impl Opened {
             began: Instant::now(),
             heard: AtomicU64::new(0),
             state: watch::Sender::new(State::New),
-            shown: Mutex::default(),
+            let_in: Mutex::default(),
             reading: Semaphore::new(READING),
             held: tokio::sync::Mutex::default(),
             published: AtomicBool::new(false),
@@ -160,7 +171,7 @@ impl Connection {
 
     /// Whether somebody with a good token has spoken over it.
     pub(in crate::api) fn is_known(&self) -> bool {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.let_in().is_some()
     }
 
     /// How long a message may be.
@@ -198,17 +209,32 @@ impl Connection {
         if *self.state.borrow() == State::SetUp { Ok(()) } else { Err(Refusal::NoConnection) }
     }
 
-    /// By what the client was let in last, and who that is now.
-    fn caller(&self, context: &Context) -> Result<Caller, ApiError> {
-        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        shown.ok_or(ApiError::Unauthorized)?.identify(context)
+    fn let_in(&self) -> Option<LetIn> {
+        self.let_in.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn remember(&self, shown: Shown) {
-        let mut before = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        if before.as_ref() != Some(&shown) {
-            *before = Some(shown);
-        }
+    /// Who the client is now, by what it was let in by last.
+    ///
+    /// # Errors
+    /// It was not let in yet, or its token is none any more.
+    fn caller(&self, context: &Context) -> Result<Caller, ApiError> {
+        self.let_in().ok_or(ApiError::Unauthorized)?.shown.identify(context)
+    }
+
+    /// Says in the log why the connection ends.
+    fn not_allowed(&self) -> End {
+        let let_in = self.let_in();
+        let token = let_in.as_ref().map_or("-", |let_in| let_in.caller.name());
+        tracing::info!(
+            peer = %self.peer,
+            token,
+            "the connection of a client of Nacos is ended: the client's token no longer allows what the connection has registered or subscribed to"
+        );
+        End::NotAllowed
+    }
+
+    fn remember(&self, shown: Shown, caller: Caller) {
+        *self.let_in.lock().unwrap_or_else(PoisonError::into_inner) = Some(LetIn { shown, caller });
     }
 
     /// Answers a call: the name of a message, and its fields as JSON.
@@ -232,7 +258,7 @@ impl Connection {
         let naming = |namespace: NamespaceName, role: Role| {
             let naming = Naming { context, caller: caller.clone()?, peer: self.peer, namespace };
             naming.needs(role)?;
-            self.remember(shown.clone());
+            self.remember(shown.clone(), naming.caller.clone());
             Ok::<_, ApiError>(naming)
         };
         match asked {
@@ -378,11 +404,11 @@ impl Connection {
     /// At the end. What cannot be taken out now is when its lease ends.
     async fn withdraw_all(&self, context: &Arc<Context>) {
         let held = std::mem::take(&mut *self.held.lock().await);
-        let caller = self.caller(context);
+        let let_in = self.let_in();
         for (key, ids) in held {
             let ids: Vec<InstanceId> = ids.into_keys().collect();
-            match (self.release(&context.registry, &ids).await, &caller) {
-                (Ok(removed), Ok(caller)) if !removed.is_empty() => {
+            match (self.release(&context.registry, &ids).await, &let_in) {
+                (Ok(removed), Some(LetIn { caller, .. })) if !removed.is_empty() => {
                     let namespace = NamespaceName::of(&key);
                     let object = super::super::several(&removed);
                     context.audit(caller, self.peer, "connection lost", namespace.as_str(), &object);
@@ -397,12 +423,14 @@ impl Connection {
 
     /// Renews the leases of what the connection has published. What another connection has published since is forgotten. What is not there
     /// any more is registered again, if the client was heard just now.
-    async fn renew(&self, context: &Arc<Context>) {
+    ///
+    /// # Errors
+    /// [`End::NotAllowed`]: the client may no longer write where it has published, or no longer read where it has subscribed. Nothing is renewed
+    /// then.
+    async fn renew(&self, context: &Arc<Context>) -> Result<(), End> {
         let mut held = self.held.lock().await;
-        // Who may not register any more does not live on by what it has registered.
-        let Ok(caller) = self.caller(context) else { return };
         if self.is_over() {
-            return;
+            return Ok(());
         }
         let registry = &context.registry;
         let taken_over = |id: &InstanceId| {
@@ -412,8 +440,17 @@ impl Connection {
             ids.retain(|id, _| !taken_over(id));
         }
         held.retain(|_, ids| !ids.is_empty());
+        let read = self.subscribed_namespaces();
+        if held.is_empty() && read.is_empty() {
+            return Ok(());
+        }
+        let write = || held.values().flat_map(BTreeMap::values).map(|published| published.namespace.as_str());
+        let is_allowed = |caller: &Caller| {
+            write().all(|namespace| caller.may(Role::Write, namespace))
+                && read.iter().all(|namespace| caller.may(Role::Read, namespace.as_str()))
+        };
+        let caller = self.caller(context).ok().filter(is_allowed).ok_or_else(|| self.not_allowed())?;
         let own = held.values().flatten();
-        let own = own.filter(|(_, published)| caller.may(Role::Write, published.namespace.as_str()));
         let own: Vec<(&InstanceId, &Published)> = own.collect();
         for some in own.chunks(registry.limits().call_rows) {
             let ids: Vec<InstanceId> = some.iter().map(|(id, _)| (*id).clone()).collect();
@@ -421,7 +458,7 @@ impl Connection {
             let missing = some.iter().zip(&beats).filter(|(_, beat)| **beat == Beat::Unknown);
             for ((_, published), _) in missing {
                 if self.is_over() || self.silence() > HEARD {
-                    return;
+                    return Ok(());
                 }
                 let Published { namespace, service, sent } = published;
                 let (caller, namespace) = (caller.clone(), namespace.clone());
@@ -431,5 +468,6 @@ impl Connection {
                 }
             }
         }
+        Ok(())
     }
 }

@@ -32,6 +32,9 @@ pub(in crate::api) enum End {
     Left,
     /// It says nothing, not even when asked.
     Silent,
+    /// Its token is gone, or no longer allows what the connection has registered or subscribed to. The client connects anew, and is refused there
+    /// what it may not do, until it may again.
+    NotAllowed,
     /// This node stops.
     Stopping,
 }
@@ -75,6 +78,11 @@ impl Connection {
         self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The namespaces of which the client hears.
+    pub(super) fn subscribed_namespaces(&self) -> BTreeSet<NamespaceName> {
+        self.subscriptions().values().map(|subscription| subscription.namespace.clone()).collect()
+    }
+
     /// Begins, or ends, to tell of changes. The answer is what there is now.
     pub(super) fn subscribe(
         &self,
@@ -112,18 +120,20 @@ impl Connection {
         Ok(info)
     }
 
-    /// What the client is pushed of a subscription, if that is news to it. Who may not read any more is told nothing more.
-    fn push(&self, context: &Context, of: &Subscribed, id: &mut u64) -> Option<Said> {
+    /// What the client is pushed of a subscription, if that is news to it.
+    ///
+    /// # Errors
+    /// [`End::NotAllowed`]: the client may not read the namespace any more.
+    fn push(&self, context: &Context, of: &Subscribed, id: &mut u64) -> Result<Option<Said>, End> {
         let caller = self.caller(context);
         let mut subscriptions = self.subscriptions();
-        let subscription = subscriptions.get_mut(of)?;
+        let Some(subscription) = subscriptions.get_mut(of) else { return Ok(None) };
         let namespace = subscription.namespace.as_str().to_owned();
         if !caller.is_ok_and(|caller| caller.may(Role::Read, &namespace)) {
-            subscriptions.remove(of);
-            return None;
+            return Err(self.not_allowed());
         }
         let found = hosts(context, &subscription.service, &of.key, &of.wanted());
-        let info = subscription.tell(of, found, false)?;
+        let Some(info) = subscription.tell(of, found, false) else { return Ok(None) };
         *id += 1;
         let fields = json!({
             "module": "naming",
@@ -132,7 +142,7 @@ impl Connection {
             "groupName": subscription.service.group,
             "serviceInfo": info,
         });
-        Some(messages::request("NotifySubscriberRequest", *id, fields))
+        Ok(Some(messages::request("NotifySubscriberRequest", *id, fields)))
     }
 
     /// Serves the stream until it ends: by `signs` the client is heard, and `out` is what it is told. Nothing is queued but what `out` holds: a
@@ -201,8 +211,10 @@ impl Connection {
                 }
                 room = out.reserve(), if !due.is_empty() => {
                     let (Ok(room), Some(of)) = (room, due.pop_first()) else { return End::Left };
-                    if let Some(said) = self.push(context, &of, &mut id) {
-                        room.send(said);
+                    match self.push(context, &of, &mut id) {
+                        Ok(Some(said)) => room.send(said),
+                        Ok(None) => {}
+                        Err(end) => return end,
                     }
                     let seen = self.subscriptions().get(&of).map(|subscription| subscription.seen);
                     match seen {
@@ -225,7 +237,7 @@ impl Connection {
         }
     }
 
-    /// Renews leases, and asks the client whether it is there where it says nothing. Ends when it is not.
+    /// Renews leases, and asks the client whether it is there where it says nothing. Ends when it is not, or when it may no longer do what it does.
     async fn keep(&self, context: &Arc<Context>, out: &mpsc::Sender<Said>) -> End {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -243,7 +255,9 @@ impl Connection {
                 }
                 Step::Cut => return End::Silent,
             }
-            self.renew(context).await;
+            if let Err(end) = self.renew(context).await {
+                return end;
+            }
         }
     }
 }
