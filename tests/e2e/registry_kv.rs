@@ -119,7 +119,12 @@ async fn keys_of_a_namespace_are_its_own() {
         (b, "PUT", format!("/v1/session/destroy/{made}?ns=b"), 200),
         (a, "PUT", format!("/v1/kv/k?acquire={made}&ns=a"), 200),
         ("", "GET", "/v1/kv/k?ns=a".into(), 401),
-        (a, "GET", "/v1/kv/k".into(), 403),
+        // Without a name the token's namespace is meant, and no other one.
+        (a, "GET", "/v1/kv/k".into(), 200),
+        (b, "DELETE", "/v1/kv/k".into(), 200),
+        (b, "GET", "/v1/kv/k".into(), 404),
+        (a, "GET", "/v1/kv/k".into(), 200),
+        (a, "GET", "/v1/kv/k?ns=default".into(), 403),
     ] {
         assert_eq!(ask(token, method, &path, "x").await.status, status, "{token} {method} {path}");
     }
