@@ -101,8 +101,9 @@ impl Before {
                 own_messages().any(|message| {
                     let sets = message.sql().is_some_and(|text| text.to_ascii_lowercase().contains("set transaction"));
                     let behind = parsed && sets;
+                    // A Sync ends no transaction that has begun with BEGIN.
                     parsed = match message {
-                        Message::Sync | Message::Query(_) => false,
+                        Message::Query(_) => false,
                         Message::Parse { .. } => true,
                         _ => parsed,
                     };
@@ -186,7 +187,13 @@ mod tests {
             (PLAIN, "a: P s \"commit\" ; B '' s ; E '' ; S ; P s \"select 1\"", false, ""),
             (PLAIN, "a: P s \"commit\"\nb: P s \"select 1\"", false, ""),
             (PLAIN, "a: P s \"select 1\"\na: P r \"SET TRANSACTION ISOLATION LEVEL SERIALIZABLE\"", false, "t"),
-            (PLAIN, "a: P s \"select 1\" ; S ; P r \"set transaction isolation level serializable\"", false, ""),
+            (PLAIN, "a: P s \"select 1\" ; S ; P r \"set transaction isolation level serializable\"", false, "t"),
+            (
+                PLAIN,
+                "a: P s \"select 1\" ; S\na: Q \"begin\"\na: P r \"set transaction isolation level serializable\"",
+                false,
+                "",
+            ),
             (PLAIN, "b: P s \"select 1\"\na: P r \"set transaction isolation level serializable\"", false, ""),
         ] {
             assert_eq!(before(&format!("{clients}{steps}"), open), expected, "{steps}");

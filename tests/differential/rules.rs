@@ -163,7 +163,7 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "deallocate-first",
         what: "`SET TRANSACTION ISOLATION LEVEL` right behind a `DEALLOCATE` in the same transaction, or the same messages up to Sync, is not refused with \
-               25001; and behind a Parse there neither",
+               25001; and behind a Parse there neither. `COMMIT PREPARED` behind a `DEALLOCATE` in the same messages up to Sync is carried out",
         why: "the proxy carries DEALLOCATE out by itself, and a Parse of a statement that it knows: the server has seen no query yet",
         covers: deallocate_first,
     },
@@ -423,8 +423,10 @@ fn described_failed(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Repl
 fn deallocate_first(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let done = matches!(proxied, Some(Reply::Complete(tag)) if tag == "SET");
     let before = scene.before;
-    let first = before.deallocates || before.sets_transaction_behind;
-    (first && done && is_error(direct, "25001")).then_some(Verdict::Over)
+    let sets = done && (before.deallocates || before.sets_transaction_behind);
+    // No session prepares a transaction, so COMMIT PREPARED finds none.
+    let commits = before.deallocates && is_error(proxied, "42704");
+    ((sets || commits) && is_error(direct, "25001")).then_some(Verdict::Over)
 }
 
 fn deallocate_inside(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
@@ -604,6 +606,8 @@ mod tests {
             (none, error("08P01", "invalid message"), aborted(), ""),
             (none, done(), aborted(), ""),
             (Before { deallocates: true, ..none }, late(), Reply::Complete("SET".into()), "deallocate-first Over"),
+            (Before { deallocates: true, ..none }, late(), error("42704", "no such"), "deallocate-first Over"),
+            (none, late(), error("42704", "no such"), ""),
             (
                 Before { sets_transaction_behind: true, ..none },
                 late(),
