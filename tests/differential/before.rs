@@ -99,7 +99,9 @@ impl Before {
             sets_transaction_behind: {
                 let mut parsed = false;
                 own_messages().any(|message| {
-                    let sets = message.sql().is_some_and(|text| text.to_ascii_lowercase().contains("set transaction"));
+                    let sets = message.sql().map(str::to_ascii_lowercase).is_some_and(|text| {
+                        ["set transaction", "isolation level"].iter().any(|words| text.contains(words))
+                    });
                     let behind = parsed && sets;
                     // A Sync ends no transaction that has begun with BEGIN.
                     parsed = match message {
@@ -195,6 +197,7 @@ mod tests {
                 "",
             ),
             (PLAIN, "b: P s \"select 1\"\na: P r \"set transaction isolation level serializable\"", false, ""),
+            (PLAIN, "a: P s \"select 1\" ; P r \"begin isolation level serializable\"", false, "t"),
         ] {
             assert_eq!(before(&format!("{clients}{steps}"), open), expected, "{steps}");
         }

@@ -162,7 +162,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "deallocate-first",
-        what: "`SET TRANSACTION ISOLATION LEVEL` right behind a `DEALLOCATE` in the same transaction, or the same messages up to Sync, is not refused with \
+        what: "`SET TRANSACTION ISOLATION LEVEL`, or `BEGIN ISOLATION LEVEL`, right behind a `DEALLOCATE` in the same transaction, or the same messages up to Sync, is not refused with \
                25001; and behind a Parse there neither. `COMMIT PREPARED` behind a `DEALLOCATE` in the same messages up to Sync is carried out",
         why: "the proxy carries DEALLOCATE out by itself, and a Parse of a statement that it knows: the server has seen no query yet",
         covers: deallocate_first,
@@ -421,7 +421,8 @@ fn described_failed(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Repl
 }
 
 fn deallocate_first(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
-    let done = matches!(proxied, Some(Reply::Complete(tag)) if tag == "SET");
+    let done =
+        matches!(proxied, Some(Reply::Complete(tag)) if ["SET", "BEGIN", "START TRANSACTION"].contains(&tag.as_str()));
     let before = scene.before;
     let sets = done && (before.deallocates || before.sets_transaction_behind);
     // No session prepares a transaction, so COMMIT PREPARED finds none.
@@ -608,6 +609,12 @@ mod tests {
             (Before { deallocates: true, ..none }, late(), Reply::Complete("SET".into()), "deallocate-first Over"),
             (Before { deallocates: true, ..none }, late(), error("42704", "no such"), "deallocate-first Over"),
             (none, late(), error("42704", "no such"), ""),
+            (
+                Before { sets_transaction_behind: true, ..none },
+                late(),
+                Reply::Complete("BEGIN".into()),
+                "deallocate-first Over",
+            ),
             (
                 Before { sets_transaction_behind: true, ..none },
                 late(),
