@@ -121,6 +121,11 @@ pub(crate) async fn who(
 ) -> Result<String, String> {
     let mut config = Config::new();
     config.host_path(directory).port(port).dbname(database).user(user).password(password);
+    who_is(&config).await
+}
+
+/// Who logs in: the user's name, or the error's code and text.
+pub(crate) async fn who_is(config: &Config) -> Result<String, String> {
     match config.connect(NoTls).await {
         Ok((client, connection)) => {
             let task = tokio::spawn(connection);
@@ -130,7 +135,7 @@ pub(crate) async fn who(
         }
         Err(error) => match error.as_db_error() {
             Some(said) => Err(format!("{} {}", said.code().code(), said.message())),
-            None => panic!("{user} in {database}: neither in nor refused: {error}"),
+            None => panic!("{config:?}: neither in nor refused: {error}"),
         },
     }
 }

@@ -8,8 +8,8 @@ use std::process::Command;
 use kingpost_tests::{Cluster, Kingpost, Port, ShowLogs, kingpost_bin, new_dir, wait_until};
 use tokio_postgres::{Config, NoTls};
 
-use crate::common::{only_kingpost, value};
-use crate::ldap::{readable, table, who};
+use crate::common::only_kingpost;
+use crate::ldap::{readable, table, who, who_is};
 
 /// Users and passwords of the two services that have some. Nobody has the same password in both.
 const FIRST: &[(&str, &str)] =
@@ -74,18 +74,7 @@ fn has_ended(pid: u32) -> bool {
 async fn over_tcp(port: u16, database: &str, user: &str, password: &str) -> Result<String, String> {
     let mut config = Config::new();
     config.host("127.0.0.1").port(port).dbname(database).user(user).password(password);
-    match config.connect(NoTls).await {
-        Ok((client, connection)) => {
-            let task = tokio::spawn(connection);
-            let name = value(&client, "SELECT current_user").await;
-            task.abort();
-            Ok(name)
-        }
-        Err(error) => {
-            let said = error.as_db_error().unwrap_or_else(|| panic!("{user} in {database}: {error}"));
-            Err(format!("{} {}", said.code().code(), said.message()))
-        }
-    }
+    who_is(&config).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
