@@ -54,6 +54,8 @@ impl Pins {
     /// `SET ROLE`, `SET SESSION AUTHORIZATION`, and `set_config` that may be one of them: like `SET`, but `RESET ALL`
     /// does not undo it.
     pub const ROLE: Pins = Pins(1 << 8);
+    /// What is parameters of the session: it can be followed where names and values are known.
+    pub const PARAMETERS: Pins = Pins(Pins::SET.0 | Pins::ROLE.0);
     /// A function, a `DO` or a `CALL` of which nothing is known, where the configuration says that its caller stays; a base backup and
     /// a replication origin, always.
     pub const FUNCTION: Pins = Pins(1 << 9);

@@ -132,7 +132,7 @@ fn of_transaction(statement: &TransactionStmt) -> Option<Change> {
 /// A statement that should have nothing to do with parameters; None if it may.
 fn of_other(node: &NodeEnum, functions: &Functions) -> Option<Vec<Change>> {
     let class: Class = statement::classify_one(node, functions);
-    if class.pins.0 & (Pins::SET.0 | Pins::ROLE.0) != 0 {
+    if class.pins.0 & Pins::PARAMETERS.0 != 0 {
         return None;
     }
     Some(if class.flags.has(Flags::LOCAL) { vec![Change::LocalUnknown] } else { Vec::new() })

@@ -354,7 +354,7 @@ impl<'a> Walk<'a> {
                 self.pin(Pins::ADVISORY_LOCK);
             }
             // The parameter's name may be a literal, which the class must not depend on: it could be the role.
-            "set_config" if !(call.args.len() == 3 && is_true(&call.args[2])) => self.pin(Pins::SET.with(Pins::ROLE)),
+            "set_config" if !(call.args.len() == 3 && is_true(&call.args[2])) => self.pin(Pins::PARAMETERS),
             "set_config" => self.flag(Flags::LOCAL),
             "pg_backup_start" | "pg_start_backup" | "pg_replication_origin_session_setup" => self.pin(Pins::FUNCTION),
             _ => {}

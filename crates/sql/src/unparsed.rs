@@ -15,7 +15,7 @@ const FUNCTIONS: [(&str, Pins); 5] = [
     ("advisory_lock", Pins::ADVISORY_LOCK),
     ("currval", Pins::SEQUENCE),
     ("lastval", Pins::SEQUENCE),
-    ("set_config", Pins(Pins::SET.0 | Pins::ROLE.0)),
+    ("set_config", Pins::PARAMETERS),
     ("setseed", Pins::SEQUENCE),
 ];
 

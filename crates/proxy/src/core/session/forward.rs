@@ -325,7 +325,7 @@ impl Core {
         self.servers[s].tracker.text_sent(&self.clients[c].base, changes, listens);
         match changes {
             Some(changes) if !changes.doubt => {
-                let pins = class.pins.without(Pins::SET.with(Pins::ROLE));
+                let pins = class.pins.without(Pins::PARAMETERS);
                 if listens && self.may_share_listen(c, s) {
                     // The session listens only until the pool's shared connection does.
                     self.servers[s].cleaning.unlisten = true;
@@ -492,7 +492,5 @@ fn says_nothing(class: Class) -> bool {
 
 /// True if a text of this class may change parameters, for the session or the transaction.
 fn is_about_parameters(class: Class) -> bool {
-    class.pins.0 & (Pins::SET.0 | Pins::ROLE.0) != 0
-        || class.flags.has(Flags::RESETS_PARAMETERS)
-        || class.flags.has(Flags::LOCAL)
+    class.pins.0 & Pins::PARAMETERS.0 != 0 || class.flags.has(Flags::RESETS_PARAMETERS) || class.flags.has(Flags::LOCAL)
 }

@@ -17,7 +17,7 @@ use crate::core::prepared::{Full, Reading, Scope, Statement, StatementName, Undo
 use crate::core::server::{Answer, Dropping, Note, Refusal, Request, Run, SentAs};
 
 /// Pins of a session with state that changes how texts are read and that the proxy can't tell by name and value.
-const OWN_READING: Pins = Pins(Pins::SET.0 | Pins::ROLE.0 | Pins::TEMP.0 | Pins::LOAD.0 | Pins::FUNCTION.0);
+const OWN_READING: Pins = Pins(Pins::PARAMETERS.0 | Pins::TEMP.0 | Pins::LOAD.0 | Pins::FUNCTION.0);
 
 /// A name under which no server has a statement: the proxy's statement names contain no `?`.
 const NOBODYS: &[u8] = b"?";

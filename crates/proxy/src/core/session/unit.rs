@@ -22,9 +22,6 @@ use crate::core::{CLASSIFY_MAX, Core, UNIT_MAX};
 /// The error for a client that begins a transaction block in a pool of statement mode.
 pub(in crate::core) const NO_BLOCKS: &str = "transaction blocks are not allowed: pool_mode is \"statement\"";
 
-/// What goes with the client from server connection to server connection, as far as it can be followed.
-const FOLLOWED: Pins = Pins(Pins::SET.0 | Pins::ROLE.0);
-
 /// The result of looking at one message of a unit.
 enum Scan {
     /// The message is counted in, and the unit goes on.
@@ -47,7 +44,7 @@ impl Unit {
         // A BEGIN in front: the rest of the unit runs in its transaction.
         let first = self.sole == Sole::Nothing;
         self.begins |= begin;
-        self.primary_only |= class.flags.has(Flags::LOCKS) || !class.pins.without(FOLLOWED).is_empty();
+        self.primary_only |= class.flags.has(Flags::LOCKS) || !class.pins.without(Pins::PARAMETERS).is_empty();
         self.read &= read;
         let session = class.flags.has(Flags::SESSION) && !class.flags.has(Flags::LISTENS);
         let transaction = matches!(class.control, Control::Commit | Control::Rollback)
