@@ -450,8 +450,7 @@ impl Connection {
                 && read.iter().all(|namespace| caller.may(Role::Read, namespace.as_str()))
         };
         let caller = self.caller(context).ok().filter(is_allowed).ok_or_else(|| self.not_allowed())?;
-        let own = held.values().flatten();
-        let own: Vec<(&InstanceId, &Published)> = own.collect();
+        let own: Vec<(&InstanceId, &Published)> = held.values().flatten().collect();
         for some in own.chunks(registry.limits().call_rows) {
             let ids: Vec<InstanceId> = some.iter().map(|(id, _)| (*id).clone()).collect();
             let beats = registry.heartbeat(&ids).await;
