@@ -327,6 +327,13 @@ impl AuthMethod {
             AuthMethod::Pam => "pam",
         }
     }
+
+    /// Whether it proves who a client is by something else than a secret that the proxy knows: a certificate, the operating system, or whoever judges the
+    /// password.
+    #[must_use]
+    pub fn proves_otherwise(self) -> bool {
+        matches!(self, AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Ldap | AuthMethod::Pam)
+    }
 }
 
 /// `[proxy.ldap]`: what rules of PostgreSQL have no option for.

@@ -3,7 +3,7 @@
 //!
 //! Supported are: `local`, `host`, `hostssl`, `hostnossl`; databases by name, `all`, `sameuser`; users by name, `all`;
 //! an address with a prefix length or a mask, `all`; the methods of [`Method`]; `clientcert=verify-ca|verify-full`;
-//! `map=` with `cert` and `peer`; the options of `ldap` ([`ldap`]) and `pam` ([`pam`]).
+//! `map=` with `cert` and `peer`; the options of `ldap` ([`crate::ldap`]) and `pam` ([`crate::pam`]).
 //! Everything else that PostgreSQL knows (`+role`, `@file`, `/regex`, `samehost`, host names, other methods) is an
 //! error and is never skipped: a rule that is not understood must not let somebody in, or keep somebody out.
 
@@ -14,8 +14,7 @@ use std::sync::Arc;
 use crate::config::AuthMethod;
 use crate::tokens::{self, Word, single, split};
 pub use crate::tokens::{Error, MAX_TEXT};
-use crate::verify::Judge;
-use crate::{ldap, pam};
+use crate::verify::{Judge, Reading};
 
 /// Most rules.
 pub const MAX_RULES: usize = 10_000;
@@ -361,21 +360,18 @@ fn finish(
         _ => return Err(format!("found the method {found:?}, expected {EXPECTED_METHOD}")),
     };
     let (mut certificate, mut map) = (Certificate::No, None);
-    let mut directory = (method == Method::Auth(AuthMethod::Ldap)).then(ldap::Reading::default);
-    let mut modules = (method == Method::Auth(AuthMethod::Pam)).then(pam::Reading::default);
+    let mut judge = match method {
+        Method::Auth(method) => Reading::of(method),
+        Method::Reject => None,
+    };
     for option in options {
         let (name, value) = option.first().and_then(|word| word.text.split_once('=')).unwrap_or_default();
-        if name == "ldapbindpasswd" && (option.len() != 1 || directory.is_none()) {
+        if name == "ldapbindpasswd" && (option.len() != 1 || method != Method::Auth(AuthMethod::Ldap)) {
             return Err("found the option ldapbindpasswd with a list or without the method ldap, expected one text in quotation marks".into());
         }
         let option = &single(&option, "one option")?.text;
-        if let Some(directory) = &mut directory
-            && directory.take(name, value)?
-        {
-            continue;
-        }
-        if let Some(modules) = &mut modules
-            && modules.take(name, value)?
+        if let Some(judge) = &mut judge
+            && judge.take(name, value)?
         {
             continue;
         }
@@ -405,11 +401,7 @@ fn finish(
     if certificate != Certificate::No && kind != Kind::HostSsl {
         return Err("found the option clientcert, expected the type hostssl with it".into());
     }
-    let judge = match (directory, modules) {
-        (Some(directory), _) => Some(Judge::Ldap(Arc::new(directory.finish()?))),
-        (None, Some(modules)) => Some(Judge::Pam(Arc::new(modules.finish()))),
-        (None, None) => None,
-    };
+    let judge = judge.map(Reading::finish).transpose()?;
     Ok(Rule { kind, databases, users, from, method, certificate, map, judge })
 }
 

@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use secret::Secret;
 
+use crate::config::AuthMethod;
 use crate::core::token::Token;
 use crate::{ldap, pam};
 
@@ -39,6 +40,45 @@ impl Judge {
             Judge::Ldap(_) => "the LDAP server",
             Judge::Pam(_) => "PAM",
         }
+    }
+}
+
+/// The options of a rule whose method has a judge, as they are read.
+pub(crate) enum Reading {
+    Ldap(Box<ldap::Reading>),
+    Pam(pam::Reading),
+}
+
+impl Reading {
+    /// For the options of a rule with this method; `None` if the method has no judge.
+    pub(crate) fn of(method: AuthMethod) -> Option<Reading> {
+        match method {
+            AuthMethod::Ldap => Some(Reading::Ldap(Box::default())),
+            AuthMethod::Pam => Some(Reading::Pam(pam::Reading::default())),
+            _ => None,
+        }
+    }
+
+    /// Takes one option; false if there is none of that name.
+    ///
+    /// # Errors
+    /// What was found, and what was expected. Never a password.
+    pub(crate) fn take(&mut self, name: &str, value: &str) -> Result<bool, String> {
+        match self {
+            Reading::Ldap(directory) => directory.take(name, value),
+            Reading::Pam(modules) => modules.take(name, value),
+        }
+    }
+
+    /// The whole.
+    ///
+    /// # Errors
+    /// Options that make no sense together.
+    pub(crate) fn finish(self) -> Result<Judge, String> {
+        Ok(match self {
+            Reading::Ldap(directory) => Judge::Ldap(Arc::new(directory.finish()?)),
+            Reading::Pam(modules) => Judge::Pam(Arc::new(modules.finish())),
+        })
     }
 }
 

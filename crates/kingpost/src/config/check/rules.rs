@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use proxy::config::{AuthMethod, ProxyConfig};
+use proxy::config::ProxyConfig;
 use proxy::hba::{self, Rule, Rules};
 use proxy::ident::Maps;
 use proxy::verify::Judge;
@@ -40,8 +40,8 @@ impl Access {
 
     /// Whether some rule lets clients in whose secret the proxy does not know: by certificate, by the operating system, by a directory, by PAM.
     pub(super) fn proves_otherwise(&self) -> bool {
-        let methods = [AuthMethod::Cert, AuthMethod::Peer, AuthMethod::Ldap, AuthMethod::Pam].map(hba::Method::Auth);
-        self.entries.iter().flatten().chain(self.of_file()).any(|rule| methods.contains(&rule.method))
+        let otherwise = |rule: &Rule| matches!(rule.method, hba::Method::Auth(method) if method.proves_otherwise());
+        self.entries.iter().flatten().chain(self.of_file()).any(otherwise)
     }
 
     /// The rules, and that each map that a rule names is there.

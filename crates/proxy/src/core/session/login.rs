@@ -262,9 +262,7 @@ impl Core {
         self.clients[c].looked_up = match method {
             AuthMethod::ScramSha256 | AuthMethod::Md5 if unproved => LookedUp::ByPassword,
             // One that is listed needs no more than its certificate, its user of the system, or the word of whoever judges its password.
-            AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Ldap | AuthMethod::Pam if unproved && known.is_none() => {
-                LookedUp::ByName
-            }
+            method if method.proves_otherwise() && unproved && known.is_none() => LookedUp::ByName,
             _ => LookedUp::No,
         };
         if self.clients[c].looked_up == LookedUp::No {
