@@ -32,7 +32,10 @@ pub(crate) struct Before {
     pub(crate) listens_inside: bool,
     /// The client has sent SET TRANSACTION behind the Parse of another statement, without a Sync in between.
     pub(crate) sets_transaction_behind: bool,
-    /// The client has sent another statement behind COMMIT or ROLLBACK, without a Sync in between: `P '' "commit"; B; E; P '' "insert …"`.
+    /// The client has just stopped listening behind another statement in the same packet, and has notified so far: `Q "notify c"; Q "unlisten *"`.
+    pub(crate) unlistens_behind_notify: bool,
+    /// The client has sent another statement behind COMMIT or ROLLBACK, without a Sync in between: `P '' "commit"; B; E; P '' "insert …"`, or
+    /// `Q "commit; insert …"`.
     pub(crate) goes_on: bool,
     /// Somebody has set a parameter of an extension's kind (`app.t`).
     pub(crate) has_placeholder: bool,
@@ -43,6 +46,18 @@ fn says(packet: &Packet, words: &[&str]) -> bool {
         let text = text.to_ascii_lowercase();
         words.iter().any(|word| text.contains(word))
     })
+}
+
+/// The statement ends a transaction.
+fn ends(text: &str) -> bool {
+    let text = text.trim_start().to_ascii_lowercase();
+    ["commit", "rollback", "end", "abort"].iter().any(|word| text.starts_with(word))
+}
+
+/// The text has another statement behind one that ends a transaction.
+fn goes_on_inside(text: &str) -> bool {
+    let statements: Vec<&str> = text.split(';').filter(|statement| !statement.trim().is_empty()).collect();
+    statements.split_last().is_some_and(|(_, before)| before.iter().any(|statement| ends(statement)))
 }
 
 /// More than one statement in one packet.
@@ -86,6 +101,14 @@ impl Before {
             listens_inside: own_messages()
                 .filter_map(Message::sql)
                 .any(|text| text.to_ascii_lowercase().contains("listen ") && text.contains(';')),
+            unlistens_behind_notify: own().any(|packet| says(packet, &["notify"]))
+                && last.iter().filter(|packet| packet.client == client).any(|packet| {
+                    packet.messages.iter().filter_map(Message::sql).enumerate().any(|(at, text)| {
+                        let text = text.to_ascii_lowercase();
+                        let behind = at > 0 || text.contains(';');
+                        behind && ["unlisten", "discard all"].iter().any(|words| text.contains(words))
+                    })
+                }),
             deallocates_inside: {
                 let messages: Vec<&Message> = own_messages().collect();
                 messages.windows(2).any(|two| {
@@ -113,14 +136,10 @@ impl Before {
                 })
             },
             goes_on: {
-                let ends = |text: &str| {
-                    let text = text.trim_start().to_ascii_lowercase();
-                    ["commit", "rollback", "end", "abort"].iter().any(|word| text.starts_with(word))
-                };
                 let mut ended = false;
                 own_messages().any(|message| match message {
                     Message::Parse { text, .. } => std::mem::replace(&mut ended, ends(text)),
-                    Message::Query(_) => std::mem::take(&mut ended),
+                    Message::Query(text) => std::mem::take(&mut ended) || goes_on_inside(text),
                     Message::Sync => {
                         ended = false;
                         false
@@ -140,7 +159,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g`, `t` for what holds for client `a` in the last step.
+    /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g`, `u`, `t` for what holds for client `a` in the last step.
     fn before(text: &str, open: bool) -> String {
         let session = parse(text).unwrap().session;
         let before = Before::of(&session, session.steps.len() - 1, 0, open);
@@ -154,6 +173,7 @@ mod tests {
             (before.listens_behind_notify, 'l'),
             (before.listens_inside, 'i'),
             (before.goes_on, 'g'),
+            (before.unlistens_behind_notify, 'u'),
             (before.sets_transaction_behind, 't'),
         ];
         flags.iter().filter(|(holds, _)| *holds).map(|(_, letter)| *letter).collect()
@@ -188,6 +208,12 @@ mod tests {
             (PLAIN, "a: P s \"COMMIT\" ; B '' s ; E ''\na: P s \"select 1\"", false, "g"),
             (PLAIN, "a: P s \"commit\" ; B '' s ; E '' ; S ; P s \"select 1\"", false, ""),
             (PLAIN, "a: P s \"commit\"\nb: P s \"select 1\"", false, ""),
+            (PLAIN, "a: Q \"abort; insert into log values (4)\"", false, "g"),
+            (PLAIN, "a: Q \"select 1; commit;\"", false, ""),
+            (PLAIN, "a: Q \"notify c\" ; P '' \"unlisten *\"", false, "lu"),
+            (PLAIN, "a: Q \"begin; notify c\"\na: Q \"commit\" ; Q \"DISCARD ALL\"", false, "u"),
+            (PLAIN, "a: Q \"notify c\"\na: Q \"unlisten c\"", false, ""),
+            (PLAIN, "b: Q \"notify c\" ; Q \"unlisten *\"\na: S", false, ""),
             (PLAIN, "a: P s \"select 1\"\na: P r \"SET TRANSACTION ISOLATION LEVEL SERIALIZABLE\"", false, "t"),
             (PLAIN, "a: P s \"select 1\" ; S ; P r \"set transaction isolation level serializable\"", false, "t"),
             (

@@ -86,7 +86,7 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "notification-time",
         what: "when a notification comes (compared: that it comes, between two transactions, and in which order), also one's own; none that has not come \
-               before `UNLISTEN`; one that was sent right before a `LISTEN` may be heard; and those of two channels may come in another order, where one \
+               before `UNLISTEN`, as where one packet has both; one that was sent right before a `LISTEN` may be heard; and those of two channels may come in another order, where one \
                `LISTEN` stood in a text with other statements",
         why: "one server connection listens for all clients of a pool ([0024](decisions/0024-listen.md)); what stands in such a text listens on the client's own",
         covers: notification_time,
@@ -217,8 +217,8 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "behind-the-end",
-        what: "where a read-only transaction has run on a replica, a write behind its COMMIT or ROLLBACK is refused (25006) if no Sync stands in between",
-        why: "what is sent up to a Sync goes to one server; drivers send a Sync there, and then it goes to the primary",
+        what: "where a read-only transaction has run on a replica, a write behind its COMMIT or ROLLBACK is refused (25006) if no Sync stands in between, or in one text",
+        why: "what is sent up to a Sync, or as one Query, goes to one server; drivers send a Sync there, and then it goes to the primary",
         covers: behind_the_end,
     },
     Rule {
@@ -346,6 +346,9 @@ fn notification_time(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<
         && scene.before.listens_inside
     {
         return Some(Verdict::Same);
+    }
+    if matches!(direct, Some(Reply::Notification { .. })) && scene.before.unlistens_behind_notify {
+        return Some(Verdict::Missing);
     }
     let early = direct.is_none() && matches!(proxied, Some(Reply::Notification { .. }));
     (early && scene.before.listens_behind_notify).then_some(Verdict::Over)
@@ -567,6 +570,9 @@ mod tests {
             (none, heard(2), heard(1), ""),
             (Before { listens_inside: true, ..none }, heard(2), on_d(), "notification-time Same"),
             (none, heard(2), on_d(), ""),
+            (Before { unlistens_behind_notify: true, ..none }, heard(2), done(), "notification-time Missing"),
+            (Before { unlistens_behind_notify: true, ..none }, done(), heard(2), ""),
+            (none, heard(2), done(), ""),
             (none, done(), old_plan(), ""),
             (past, done(), old_plan(), "changed-past Over"),
             (past, done(), error("42P01", "no table"), ""),
