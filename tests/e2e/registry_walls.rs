@@ -153,3 +153,52 @@ async fn a_token_for_one_namespace_chooses_it_for_consul_s_clients() {
     assert_eq!(ask("GET", "/v1/catalog/services", &both, "").await.status, 403);
     assert_eq!(ask("GET", "/v1/catalog/services?ns=tenant-b", &both, "").await.body, r#"{"shop":[]}"#);
 }
+
+/// Eureka's clients cannot name a namespace: the token does. Two tenants with one application and one id hear nothing of each other, in the whole, the delta,
+/// by address or by id, and cannot beat, change or cancel what is the other's.
+#[tokio::test]
+async fn eurekas_clients_are_in_the_namespace_of_their_token() {
+    let tokens: Vec<(String, String)> = [("red", &["red"][..]), ("blue", &["blue"]), ("both", &["red", "blue"])]
+        .map(|(name, namespaces)| token_of(name, namespaces))
+        .into();
+    let tables: String = tokens.iter().map(|(_, table)| table.as_str()).collect();
+    let node = RegistryNode::start(&format!("auth = \"tokens\"\n{tables}")).await;
+    let _logs = ShowLogs(node.dir());
+    let ask = async |who: usize, method: &str, path: &str, body: &str| {
+        let bearer = format!("Bearer {}", tokens[who].0);
+        let headers =
+            [("Authorization", bearer.as_str()), ("Accept", "application/json"), ("Content-Type", "application/json")];
+        node.ask(method, path, &headers, body).await
+    };
+    for (who, address) in [(0, "10.0.0.1"), (1, "10.0.0.2")] {
+        let instance = json!({ "instanceId": "host-a", "hostName": address, "ipAddr": address, "vipAddress": "web", "port": { "$": 80, "@enabled": "true" } });
+        let answer = ask(who, "POST", "/eureka/apps/WEB", &json!({ "instance": instance }).to_string()).await;
+        assert_eq!(answer.status, 204, "{}", answer.body);
+    }
+    // Only the blue one has a second instance.
+    let second = json!({ "instanceId": "host-b", "hostName": "10.0.0.3", "ipAddr": "10.0.0.3", "port": { "$": 80, "@enabled": "true" } });
+    assert_eq!(ask(1, "POST", "/eureka/apps/WEB", &json!({ "instance": second }).to_string()).await.status, 204);
+    for (who, own, others) in [(0, "10.0.0.1", &["10.0.0.2", "10.0.0.3"][..]), (1, "10.0.0.2", &["10.0.0.1"])] {
+        for path in ["apps", "apps/delta", "apps/WEB", "apps/WEB/host-a", "instances/host-a", "vips/web"] {
+            let answer = ask(who, "GET", &format!("/eureka/{path}"), "").await;
+            assert!(answer.status == 200 && answer.body.contains(own), "{path}: {}", answer.body);
+            assert!(!others.iter().any(|other| answer.body.contains(other)), "{path}: {}", answer.body);
+        }
+    }
+    for (method, path) in [
+        ("PUT", "/eureka/apps/WEB/host-b"),
+        ("PUT", "/eureka/apps/WEB/host-b/status?value=OUT_OF_SERVICE"),
+        ("PUT", "/eureka/apps/WEB/host-b/metadata?a=b"),
+        ("DELETE", "/eureka/apps/WEB/host-b"),
+        ("GET", "/eureka/instances/host-b"),
+    ] {
+        assert_eq!(ask(0, method, path, "").await.status, 404, "{method} {path}");
+    }
+    let shown = ask(1, "GET", "/eureka/apps/WEB/host-b", "").await.body;
+    assert!(shown.contains("\"UP\"") && !shown.contains("OUT_OF_SERVICE"), "{shown}");
+    // Cancelled in one namespace, it stays in the other.
+    assert_eq!(ask(0, "DELETE", "/eureka/apps/WEB/host-a", "").await.status, 200);
+    assert!(ask(1, "GET", "/eureka/apps", "").await.body.contains("10.0.0.2"));
+    // For more than one namespace a token says nothing of which is meant.
+    assert_eq!(ask(2, "GET", "/eureka/apps", "").await.status, 403);
+}

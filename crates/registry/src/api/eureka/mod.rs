@@ -1,6 +1,6 @@
 //! Eureka's REST: XML unless a client asks for JSON.
 //!
-//! An application is a service of the namespace `default`, whose name is the application's in lower case; Eureka's own way to
+//! An application is a service of the namespace of the caller's token, or of `default`, whose name is the application's in lower case; Eureka's own way to
 //! write it is upper case. An instance whose lease is over is not shown from that moment, and is removed after three more
 //! leases; a heartbeat before brings it back.
 //!
@@ -32,7 +32,7 @@ use crate::{
 use view::{Form, app_name};
 use wire::{KEPT, Kept};
 
-/// The namespace of all applications: Eureka has none.
+/// The namespace of whoever's token is not for one only: Eureka's clients cannot name one.
 const NAMESPACE: &str = "default";
 /// What a delta reaches back.
 const WINDOW: Duration = Duration::from_secs(180);
@@ -77,7 +77,8 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     let caller = context.identify(request)?;
     let accept = request.header(&ACCEPT).unwrap_or_default();
     let form = if accept.contains("json") { Form::Json } else { Form::Xml };
-    let call = Call { context, request, caller, namespace: super::namespace(NAMESPACE)?, form };
+    let namespace = super::namespace(caller.only_namespace().unwrap_or(NAMESPACE))?;
+    let call = Call { context, request, caller, namespace, form };
     let path = request.path();
     let method = if request.method == Method::HEAD { Method::GET } else { request.method.clone() };
     // Spring's clients are given …/eureka, older ones …/eureka/v2.
@@ -86,7 +87,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         _ => &[],
     };
     let reading = method == Method::GET;
-    call.caller.needs(if reading { Role::Read } else { Role::Write }, NAMESPACE)?;
+    call.caller.needs(if reading { Role::Read } else { Role::Write }, call.namespace.as_str())?;
     let reply = match (method.as_str(), path) {
         ("GET", ["apps"]) => call.applications().await?,
         ("GET", ["apps", "delta"]) => call.delta().await?,
@@ -180,7 +181,7 @@ impl Call<'_> {
         let (registry, namespace, form) = (&self.context.registry, &self.namespace, self.form);
         let packed = self.request.accepts_gzip();
         let more = format!("{} {more}", if form == Form::Xml { "xml" } else { "json" });
-        let key = Key { what, namespace: NAMESPACE.into(), more, packed };
+        let key = Key { what, namespace: namespace.as_str().into(), more, packed };
         let stamp = || (registry.revision_in(namespace), since);
         let (registry_there, namespace_there) = (registry.clone(), namespace.clone());
         let make = move |out: &mut Composer| make(&whole::All::new(registry_there, &namespace_there, form), out);
@@ -371,7 +372,7 @@ impl Call<'_> {
     }
 
     fn audit(&self, action: &str, id: &str) {
-        self.context.audit(&self.caller, self.request.peer, action, NAMESPACE, id);
+        self.context.audit(&self.caller, self.request.peer, action, self.namespace.as_str(), id);
     }
 }
 

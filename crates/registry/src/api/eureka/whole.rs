@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::shown;
 use super::view::{self, Form, HashCode, app_name};
-use super::{NAMESPACE, shown};
 use crate::api::identity;
 use crate::api::whole::Composer;
 use crate::{Change, Encoding, Instance, NamespaceName, Registry, Revision, ServiceSnapshot};
@@ -16,6 +16,7 @@ use crate::{Change, Encoding, Instance, NamespaceName, Registry, Revision, Servi
 /// All applications as they are.
 pub(super) struct All {
     registry: Registry,
+    namespace: NamespaceName,
     form: Form,
     /// Read before the services are.
     revision: Revision,
@@ -26,7 +27,7 @@ impl All {
     pub(super) fn new(registry: Registry, namespace: &NamespaceName, form: Form) -> All {
         let revision = registry.revision_in(namespace);
         let services = registry.services(Some(namespace));
-        All { registry, form, revision, services }
+        All { registry, namespace: namespace.clone(), form, revision, services }
     }
 
     /// How many instances have which status.
@@ -76,7 +77,7 @@ impl All {
     pub(super) fn delta(&self, since: Revision, out: &mut Composer) {
         let Some(changes) = self.registry.all_changes(since) else { return self.applications(out) };
         let mut latest = BTreeMap::new();
-        for change in changes.iter().filter(|change| change.service().namespace() == NAMESPACE) {
+        for change in changes.iter().filter(|change| change.service().namespace() == self.namespace.as_str()) {
             let app = app_name(change.service().name());
             match change {
                 Change::Put { instance, .. } => {
