@@ -20,6 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
 
 use crate::error::Failure;
+use crate::exposition::Exposition;
 use crate::profile::{self, Order, ProfileError};
 use crate::upgrade;
 use subtle::ConstantTimeEq;
@@ -33,8 +34,8 @@ const LIFETIME: Duration = Duration::from_secs(600);
 
 /// What the addresses show.
 pub(crate) trait Source: Send + Sync + 'static {
-    /// Prometheus text.
-    fn metrics(&self) -> String;
+    /// What it measures.
+    fn metrics(&self) -> Exposition;
     /// Whether the process does its work; if not, why.
     fn alive(&self) -> Result<(), String>;
     /// Whether clients can be served; if not, why.
@@ -116,7 +117,7 @@ impl Drop for Admin {
 }
 
 async fn metrics<S: Source>(State(source): State<Arc<S>>) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], source.metrics()).into_response()
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], source.metrics().render()).into_response()
 }
 
 async fn healthz<S: Source>(State(source): State<Arc<S>>) -> Response {
@@ -270,8 +271,10 @@ mod tests {
     }
 
     impl Source for Fake {
-        fn metrics(&self) -> String {
-            "kingpost_clients 1\n".into()
+        fn metrics(&self) -> Exposition {
+            let mut exposition = Exposition::default();
+            exposition.gauge("clients", "Clients.", 1_u64);
+            exposition
         }
 
         fn alive(&self) -> Result<(), String> {
@@ -296,7 +299,11 @@ mod tests {
         let unready = Err("no primary".to_owned());
         let admin = Admin::start("127.0.0.1:0", None, Arc::new(Fake { ready: unready })).await.unwrap();
         for (request, status, body) in [
-            ("GET /metrics", "200", "kingpost_clients 1\n"),
+            (
+                "GET /metrics",
+                "200",
+                "# HELP kingpost_clients Clients.\n# TYPE kingpost_clients gauge\nkingpost_clients 1\n",
+            ),
             ("GET /healthz", "200", "ok\n"),
             ("GET /readyz", "503", "no primary\n"),
             ("GET /other", "404", ""),

@@ -1,11 +1,45 @@
-//! Prometheus' text format.
+//! What a process measures: collected once, then said as Prometheus' text or sent by OTLP.
 
 use std::fmt::Write;
 
-/// Collects metrics and renders them. Names get the prefix `kingpost_`.
+/// What every name starts with.
+const PREFIX: &str = "kingpost_";
+
+/// Collects metrics. Names get the prefix `kingpost_`.
 #[derive(Debug, Default)]
 pub(crate) struct Exposition {
-    text: String,
+    families: Vec<Family>,
+}
+
+/// A metric with all of its samples.
+#[derive(Debug)]
+pub(crate) struct Family {
+    /// With the prefix, and the suffix that its kind or its unit has: `kingpost_wait_seconds`.
+    pub(crate) name: String,
+    pub(crate) help: String,
+    pub(crate) data: Data,
+}
+
+/// What was measured.
+#[derive(Debug)]
+pub(crate) enum Data {
+    /// Only grows, from zero at the start of the process.
+    Counter(Vec<Sample>),
+    Gauge(Vec<Sample>),
+    Histogram {
+        /// Upper bounds, each with the number of observations in that bucket alone.
+        buckets: Vec<(f64, u64)>,
+        /// Observations above the last bound.
+        above: u64,
+        sum: f64,
+    },
+}
+
+/// One value of a metric.
+#[derive(Debug)]
+pub(crate) struct Sample {
+    pub(crate) labels: Vec<(String, String)>,
+    pub(crate) value: Number,
 }
 
 /// What a metric is.
@@ -16,10 +50,7 @@ pub(crate) enum Type {
 }
 
 /// The samples of one metric.
-pub(crate) struct Metric<'a> {
-    text: &'a mut String,
-    name: &'a str,
-}
+pub(crate) struct Metric<'a>(&'a mut Vec<Sample>);
 
 impl Exposition {
     /// With what every process says of itself first.
@@ -32,14 +63,21 @@ impl Exposition {
     }
 
     /// Starts a metric; add at least one sample.
-    pub(crate) fn metric<'a>(&'a mut self, kind: Type, name: &'a str, help: &str) -> Metric<'a> {
-        let kind = match kind {
-            Type::Counter => "counter",
-            Type::Gauge => "gauge",
+    pub(crate) fn metric<'a>(&'a mut self, kind: Type, name: &str, help: &str) -> Metric<'a> {
+        let data = match kind {
+            Type::Counter => Data::Counter(Vec::new()),
+            Type::Gauge => Data::Gauge(Vec::new()),
         };
-        let help = help.replace('\\', r"\\").replace('\n', r"\n");
-        let _ = writeln!(self.text, "# HELP kingpost_{name} {help}\n# TYPE kingpost_{name} {kind}");
-        Metric { text: &mut self.text, name }
+        match self.family(name, help, data) {
+            Data::Counter(samples) | Data::Gauge(samples) => Metric(samples),
+            Data::Histogram { .. } => unreachable!("it was made above"),
+        }
+    }
+
+    fn family(&mut self, name: &str, help: &str, data: Data) -> &mut Data {
+        self.families.push(Family { name: format!("{PREFIX}{name}"), help: help.to_owned(), data });
+        let last = self.families.len() - 1;
+        &mut self.families[last].data
     }
 
     /// A counter of one sample.
@@ -54,45 +92,81 @@ impl Exposition {
 
     /// A histogram: `buckets` are upper bounds and the number of observations in each alone, not summed up.
     pub(crate) fn histogram(&mut self, name: &str, help: &str, buckets: &[(f64, u64)], above: u64, sum: f64) {
-        let _ = writeln!(self.text, "# HELP kingpost_{name} {help}\n# TYPE kingpost_{name} histogram");
-        let mut total = 0_u64;
-        for (bound, count) in buckets {
-            total = total.saturating_add(*count);
-            let _ = writeln!(self.text, "kingpost_{name}_bucket{{le=\"{bound}\"}} {total}");
-        }
-        total = total.saturating_add(above);
-        let _ = writeln!(
-            self.text,
-            "kingpost_{name}_bucket{{le=\"+Inf\"}} {total}\nkingpost_{name}_sum {sum}\nkingpost_{name}_count {total}"
-        );
+        self.family(name, help, Data::Histogram { buckets: buckets.to_vec(), above, sum });
     }
 
-    /// The text.
-    pub(crate) fn render(self) -> String {
-        self.text
+    /// All of it.
+    pub(crate) fn into_families(self) -> Vec<Family> {
+        self.families
+    }
+
+    /// Prometheus' text format.
+    pub(crate) fn render(&self) -> String {
+        let mut text = String::new();
+        for family in &self.families {
+            family.render(&mut text);
+        }
+        text
+    }
+}
+
+impl Family {
+    fn render(&self, text: &mut String) {
+        let Family { name, help, data } = self;
+        let kind = match data {
+            Data::Counter(_) => "counter",
+            Data::Gauge(_) => "gauge",
+            Data::Histogram { .. } => "histogram",
+        };
+        let help = help.replace('\\', r"\\").replace('\n', r"\n");
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        match data {
+            Data::Counter(samples) | Data::Gauge(samples) => {
+                for sample in samples {
+                    sample.render(name, text);
+                }
+            }
+            Data::Histogram { buckets, above, sum } => {
+                let mut total = 0_u64;
+                for (bound, count) in buckets {
+                    total = total.saturating_add(*count);
+                    let _ = writeln!(text, "{name}_bucket{{le=\"{bound}\"}} {total}");
+                }
+                total = total.saturating_add(*above);
+                let _ = writeln!(text, "{name}_bucket{{le=\"+Inf\"}} {total}\n{name}_sum {sum}\n{name}_count {total}");
+            }
+        }
+    }
+}
+
+impl Sample {
+    fn render(&self, name: &str, text: &mut String) {
+        text.push_str(name);
+        for (index, (label, value)) in self.labels.iter().enumerate() {
+            let value = value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
+            let _ = write!(text, "{}{label}=\"{value}\"", if index == 0 { '{' } else { ',' });
+        }
+        if !self.labels.is_empty() {
+            text.push('}');
+        }
+        let _ = match self.value {
+            Number::Integer(value) => writeln!(text, " {value}"),
+            Number::Float(value) => writeln!(text, " {value}"),
+        };
     }
 }
 
 impl Metric<'_> {
     /// Adds a sample.
     pub(crate) fn sample(&mut self, labels: &[(&str, &str)], value: impl Into<Number>) -> &mut Self {
-        let _ = write!(self.text, "kingpost_{}", self.name);
-        for (index, (name, value)) in labels.iter().enumerate() {
-            let value = value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
-            let _ = write!(self.text, "{}{name}=\"{value}\"", if index == 0 { '{' } else { ',' });
-        }
-        if !labels.is_empty() {
-            self.text.push('}');
-        }
-        let _ = match value.into() {
-            Number::Integer(value) => writeln!(self.text, " {value}"),
-            Number::Float(value) => writeln!(self.text, " {value}"),
-        };
+        let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        self.0.push(Sample { labels, value: value.into() });
         self
     }
 }
 
 /// A sample's value.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Number {
     Integer(u64),
     Float(f64),

@@ -25,6 +25,7 @@ mod judges;
 mod ldap;
 mod logging;
 mod lookup;
+mod otlp;
 mod out;
 mod pam;
 mod passwords;
@@ -36,7 +37,6 @@ mod run;
 mod serve;
 mod systemd;
 mod token;
-mod traces;
 mod up;
 mod upgrade;
 

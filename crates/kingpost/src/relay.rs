@@ -22,6 +22,7 @@ use crate::config::{self, Config, LogFlags, secret};
 use crate::console::{Scene, Shown, Watched};
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
+use crate::otlp::metrics::Pushing;
 use crate::run::{describe_view, primary_of};
 use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
 use crate::{logging, out, relay_mariadb};
@@ -271,13 +272,13 @@ fn surroundings(config: &Config) -> Result<Surroundings, Failure> {
 }
 
 impl Source for Relaying {
-    fn metrics(&self) -> String {
+    fn metrics(&self) -> Exposition {
         let mut exposition = Exposition::of_this_build();
         describe(&self.relay, &mut exposition);
         if let Some(topology) = self.topology() {
             describe_view(&topology.view(), &mut exposition);
         }
-        exposition.render()
+        exposition
     }
 
     fn alive(&self) -> Result<(), String> {
@@ -302,6 +303,7 @@ async fn serve(path: &Path, mut config: Config, is_new: bool) -> Result<(), Fail
         "" => None,
         address => Some(Admin::start(address, None, Arc::clone(&relaying)).await?),
     };
+    let pushing = Pushing::start(&config.metrics.otlp, Arc::clone(&relaying))?;
     let console = match relaying.scene(&config).start(&config.console, None, relaying.topology().as_deref()).await {
         Ok(console) => console,
         Err(failure) => {
@@ -329,6 +331,9 @@ async fn serve(path: &Path, mut config: Config, is_new: bool) -> Result<(), Fail
             failure = relaying.watch() => break Err(failure),
         }
     };
+    if let Some(pushing) = &pushing {
+        pushing.flush().await;
+    }
     let ending = Arc::clone(&relaying);
     tokio::select! {
         ended = tokio::task::spawn_blocking(move || ending.shutdown()) => {

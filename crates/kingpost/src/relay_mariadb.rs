@@ -14,6 +14,7 @@ use crate::config::{self, Config};
 use crate::console::{Scene, ShownBinlog};
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
+use crate::otlp::metrics::Pushing;
 use crate::relay::failure_of;
 use crate::serve::{StopSignals, listen_for, warn};
 
@@ -26,10 +27,10 @@ pub(crate) struct Relaying {
 }
 
 impl Source for Relaying {
-    fn metrics(&self) -> String {
+    fn metrics(&self) -> Exposition {
         let mut exposition = Exposition::of_this_build();
         describe(&self.relay, &mut exposition);
-        exposition.render()
+        exposition
     }
 
     fn alive(&self) -> Result<(), String> {
@@ -60,6 +61,7 @@ pub(crate) async fn serve(path: &Path, mut config: Config) -> Result<(), Failure
         "" => None,
         address => Some(Admin::start(address, None, Arc::clone(&relaying)).await?),
     };
+    let pushing = Pushing::start(&config.metrics.otlp, Arc::clone(&relaying))?;
     let mut scene = Scene::default();
     scene.parts.relay = Some(Arc::new(ShownBinlog { relay, name: Box::new(|id| format!("server_id {id}")) }));
     let console = match scene.start(&config.console, None, None).await {
@@ -93,6 +95,9 @@ pub(crate) async fn serve(path: &Path, mut config: Config) -> Result<(), Failure
             }
         }
     };
+    if let Some(pushing) = &pushing {
+        pushing.flush().await;
+    }
     let ending = Arc::clone(&relaying);
     if let Err(error) = tokio::task::spawn_blocking(move || ending.relay.shutdown()).await {
         tracing::error!(%error, "stopping failed");

@@ -13,7 +13,7 @@ use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
 use crate::judges::Judges;
 use crate::lookup::Lookup;
-use crate::traces::Traces;
+use crate::otlp::traces::Traces;
 use proxy::console::Process;
 use proxy::metrics::{BUCKETS, Snapshot};
 use proxy::{Proxy, Socket, StartError};
@@ -257,7 +257,7 @@ impl Running {
 }
 
 impl Source for Running {
-    fn metrics(&self) -> String {
+    fn metrics(&self) -> Exposition {
         let mut exposition = Exposition::of_this_build();
         describe_proxy(&self.ask(Proxy::metrics), &mut exposition);
         describe_view(&self.topology.view(), &mut exposition);
@@ -269,7 +269,7 @@ impl Source for Running {
         }
         describe_relays(&self.topology.relays(), &mut exposition);
         describe_oracle(&self.topology.oracle_times(), &mut exposition);
-        exposition.render()
+        exposition
     }
 
     fn alive(&self) -> Result<(), String> {

@@ -15,13 +15,14 @@ use crate::cli::{CheckArgs, ProxyArgs};
 use crate::config::{self, Config, LogFlags, Overrides, Problem};
 use crate::console::Serving;
 use crate::error::Failure;
+use crate::otlp::metrics::Pushing;
 use crate::passwords::{Passwords, Reading};
 use crate::registry::source::Source;
 use crate::run::{self, Running};
 use crate::upgrade::{self, Heir, Sockets, inherited};
 use crate::{logging, out, systemd};
 use proxy::Socket;
-use proxy::config::ProxyConfig;
+use proxy::config::{ProxyConfig, TracingConfig};
 use proxy::console::Process;
 use topology::NodeConfig;
 
@@ -160,6 +161,13 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
             return Err(failure);
         }
     };
+    let pushing = match Pushing::start(&config.metrics.otlp, Arc::clone(&running)) {
+        Ok(pushing) => pushing,
+        Err(failure) => {
+            end(&running, Duration::ZERO).await;
+            return Err(failure);
+        }
+    };
     let (operators, mut orders) = Operators::new();
     running.serve_operators(Box::new(operators));
     tracing::info!(
@@ -265,6 +273,9 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     } else {
         // A process that was taken over is the service no more.
         systemd::notify("STOPPING=1");
+    }
+    if let Some(pushing) = &pushing {
+        pushing.flush().await;
     }
     tokio::select! {
         () = end(&running, grace) => {}
@@ -444,9 +455,9 @@ fn reload(
                     "changes of proxy.listen, workers, driver and upgrade_socket take effect at the next start"
                 );
             }
-            let (tracing, before) = (&new.proxy.tracing, &config.proxy.tracing);
-            if (&tracing.endpoint, &tracing.service_name) != (&before.endpoint, &before.service_name) {
-                tracing::warn!("changes of proxy.tracing.endpoint and service_name take effect at the next start");
+            let at_start = |tracing: &TracingConfig| TracingConfig { ratio: None, comments: true, ..tracing.clone() };
+            if at_start(&new.proxy.tracing) != at_start(&config.proxy.tracing) {
+                tracing::warn!("changes of [proxy.tracing] but for ratio and comments take effect at the next start");
             }
             *config = new;
             tracing::info!(file = %path.display(), "reloaded");

@@ -421,10 +421,10 @@ impl std::fmt::Debug for HbaConfig {
 }
 
 /// `[proxy.tracing]`: OpenTelemetry spans of statements.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TracingConfig {
-    /// `http://host:port` of a collector that takes OTLP over gRPC. Not set: nothing is traced.
+    /// `http://host:port` or `https://host:port` of a collector that takes OTLP over gRPC. Not set: nothing is traced.
     pub endpoint: Option<String>,
     /// Share of statements that are traced by chance. Not set: none, except for those of [`comments`](Self::comments).
     pub ratio: Option<f64>,
@@ -433,11 +433,40 @@ pub struct TracingConfig {
     pub comments: bool,
     /// The service name in the spans.
     pub service_name: String,
+    /// PEM: CAs that the collector's certificate is verified with; the system's if not set.
+    pub ca_file: Option<std::path::PathBuf>,
+    /// PEM: the certificate that is shown to the collector.
+    pub cert_file: Option<std::path::PathBuf>,
+    /// PEM: that certificate's private key.
+    pub key_file: Option<std::path::PathBuf>,
+    /// Sent with each request, each `name: value`.
+    #[serde(skip_serializing)]
+    pub headers: Vec<String>,
 }
 
 impl Default for TracingConfig {
     fn default() -> Self {
-        TracingConfig { endpoint: None, ratio: None, comments: true, service_name: "kingpost".into() }
+        TracingConfig {
+            endpoint: None,
+            ratio: None,
+            comments: true,
+            service_name: "kingpost".into(),
+            ca_file: None,
+            cert_file: None,
+            key_file: None,
+            headers: Vec::new(),
+        }
+    }
+}
+
+impl std::fmt::Debug for TracingConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // A header may be a token.
+        f.debug_struct("TracingConfig")
+            .field("endpoint", &self.endpoint)
+            .field("ratio", &self.ratio)
+            .field("comments", &self.comments)
+            .finish_non_exhaustive()
     }
 }
 

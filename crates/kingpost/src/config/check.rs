@@ -586,6 +586,9 @@ fn check_metrics(config: &Config, findings: &mut Findings) {
     if config.metrics.profiler_token.as_ref().is_some_and(|token| token.len() < 16) {
         findings.error("metrics.profiler_token", "found fewer than 16 characters, expected a long random text");
     }
+    if let Some(collector) = crate::otlp::collector::Collector::of_metrics(&config.metrics.otlp) {
+        operation::check_collector(&collector, "metrics.otlp", "the metrics", findings);
+    }
     let listen = &config.metrics.listen;
     if listen.is_empty() {
         return;

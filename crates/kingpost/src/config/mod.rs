@@ -27,6 +27,7 @@ use topology::ClusterConfig;
 
 use crate::error::Failure;
 use crate::failover::config::FailoverConfig;
+use crate::otlp::metrics::OtlpConfig;
 use crate::registry::config::RegistryConfig;
 use proxy::config::ProxyConfig;
 use relay::config::RelayConfig;
@@ -86,7 +87,7 @@ impl Config {
     }
 }
 
-/// `[metrics]`: the admin HTTP address.
+/// `[metrics]`: the admin HTTP address, and a collector.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct MetricsConfig {
@@ -97,17 +98,25 @@ pub(crate) struct MetricsConfig {
     /// What must be shown to get a profile; none: there are no profiles.
     #[serde(skip_serializing)]
     pub(crate) profiler_token: Option<String>,
+    /// A collector that is sent them.
+    pub(crate) otlp: OtlpConfig,
 }
 
 impl std::fmt::Debug for MetricsConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MetricsConfig").field("listen", &self.listen).finish_non_exhaustive()
+        let mut shown = f.debug_struct("MetricsConfig");
+        shown.field("listen", &self.listen).field("otlp", &self.otlp).finish_non_exhaustive()
     }
 }
 
 impl Default for MetricsConfig {
     fn default() -> Self {
-        MetricsConfig { listen: "127.0.0.1:9632".into(), allow_remote: false, profiler_token: None }
+        MetricsConfig {
+            listen: "127.0.0.1:9632".into(),
+            allow_remote: false,
+            profiler_token: None,
+            otlp: OtlpConfig::default(),
+        }
     }
 }
 

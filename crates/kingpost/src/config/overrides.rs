@@ -12,13 +12,17 @@ use crate::from_pgbouncer::{carried_to, needless};
 pub(crate) struct Overrides(BTreeMap<String, String>);
 
 /// Keys that take effect at the next start only; each also stands for what is below it.
-const AT_START: [&str; 7] = [
+const AT_START: [&str; 11] = [
     "proxy.listen",
     "proxy.workers",
     "proxy.driver",
     "proxy.upgrade_socket",
     "proxy.tracing.endpoint",
     "proxy.tracing.service_name",
+    "proxy.tracing.ca_file",
+    "proxy.tracing.cert_file",
+    "proxy.tracing.key_file",
+    "proxy.tracing.headers",
     "cluster.from",
 ];
 /// Most settings that are changed at a time.

@@ -133,6 +133,10 @@ const TRACING: &[Key] = &[
     key("ratio", Kind::Share),
     key("comments", Kind::Boolean),
     key("service_name", Kind::Text),
+    key("ca_file", Kind::Text),
+    key("cert_file", Kind::Text),
+    key("key_file", Kind::Text),
+    key("headers", Kind::Secrets),
 ];
 
 const HBA: &[Key] = &[
@@ -530,8 +534,22 @@ const CONSOLE_TOKEN: &[Key] = &[
 
 const PASSWORDS: &[Key] = &[key("interval", OR_NEVER), key("timeout", POSITIVE)];
 
-const METRICS: &[Key] =
-    &[key("listen", Kind::Text), key("allow_remote", Kind::Boolean), key("profiler_token", Kind::Secret)];
+const METRICS: &[Key] = &[
+    key("listen", Kind::Text),
+    key("allow_remote", Kind::Boolean),
+    key("profiler_token", Kind::Secret),
+    key("otlp", Kind::Table(OTLP)),
+];
+
+const OTLP: &[Key] = &[
+    key("endpoint", Kind::Text),
+    key("interval", POSITIVE),
+    key("service_name", Kind::Text),
+    key("ca_file", Kind::Text),
+    key("cert_file", Kind::Text),
+    key("key_file", Kind::Text),
+    key("headers", Kind::Secrets),
+];
 
 const LOG: &[Key] = &[key("level", Kind::Text), key("format", Kind::Choice(&["auto", "human", "json"]))];
 

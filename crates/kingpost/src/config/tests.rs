@@ -207,12 +207,29 @@ fn golden_messages() {
         // How it is watched and taken over.
         (
             "[proxy]\nauth = \"trust\"\nlisten = [\"/run/k.sock\"]\nupgrade_socket = \"/run/k.sock\"\n\
-             tracing.endpoint = \"https://c:4317\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n\
+             tracing.endpoint = \"grpc://c:4317\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n\
              [metrics]\nprofiler_token = \"short\"\n",
             &[
                 "k.toml:4:18: proxy.upgrade_socket: found \"/run/k.sock\", which is proxy.listen[0]; expected a path of its own",
-                "k.toml:5:20: proxy.tracing.endpoint: found \"https://c:4317\", expected http://host:port of a collector that takes OTLP over gRPC",
+                "k.toml:5:20: proxy.tracing.endpoint: found \"grpc://c:4317\", expected http://host:port or https://host:port of a collector that takes OTLP over gRPC",
                 "k.toml:10:18: metrics.profiler_token: found fewer than 16 characters, expected a long random text",
+            ],
+        ),
+        // What collectors are sent. A header's value is never shown.
+        (
+            "[proxy]\nauth = \"trust\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n[metrics.otlp]\n\
+             endpoint = \"http://c:4317\"\nheaders = [\"authorization: s3cret\", \"s3cret\"]\nca_file = \"ca.pem\"\n",
+            &[
+                "k.toml:8:11: metrics.otlp.headers: found some for a collector on another machine that is spoken to in clear; expected https:// in the endpoint",
+                "k.toml:8:11: metrics.otlp.headers: found no colon in entry 1, expected \"name: value\"",
+                "k.toml:9:11: warning: metrics.otlp.ca_file: and cert_file and key_file are not used: the endpoint is http://",
+            ],
+        ),
+        (
+            "[proxy]\nauth = \"trust\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n[metrics.otlp]\n\
+             endpoint = \"http://c:4317\"\n",
+            &[
+                "k.toml:7:12: warning: metrics.otlp.endpoint: is on another machine: the metrics cross the network in clear",
             ],
         ),
         (

@@ -70,7 +70,7 @@ impl Report {
 }
 
 impl Source for Report {
-    fn metrics(&self) -> String {
+    fn metrics(&self) -> Exposition {
         let mut exposition = Exposition::of_this_build();
         self.with(|seen| {
             exposition.gauge("watch_acts", "1 if it replaces a lost primary by itself.", seen.acts);
@@ -88,7 +88,7 @@ impl Source for Report {
                 judged.sample(&[("judgement", name)], seen.judgement.as_ref().is_some_and(|last| word(last) == name));
             }
         });
-        exposition.render()
+        exposition
     }
 
     fn alive(&self) -> Result<(), String> {
@@ -152,7 +152,7 @@ mod tests {
         ] {
             report.looked(&judgement);
             assert_eq!(report.ready().is_ok(), ready, "{judgement:?}");
-            let text = report.metrics();
+            let text = report.metrics().render();
             assert!(text.contains(&format!("kingpost_watch_judgement{{judgement=\"{metric}\"}} 1\n")), "{text}");
             assert_eq!(text.matches("kingpost_watch_judgement{").count(), 4, "{text}");
         }
@@ -160,7 +160,7 @@ mod tests {
         for done in [Some(true), Some(false), None] {
             report.ends(done);
         }
-        let text = report.metrics();
+        let text = report.metrics().render();
         assert!(text.contains("kingpost_watch_failovers_total 1\n"), "{text}");
         assert!(text.contains("kingpost_watch_failures_total 1\n"), "{text}");
     }

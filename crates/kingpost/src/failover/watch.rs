@@ -18,6 +18,7 @@ use crate::admin::Admin;
 use crate::cli::WatchArgs;
 use crate::config::Config;
 use crate::error::Failure;
+use crate::otlp::metrics::Pushing;
 
 /// How long etcd or the registry may take to answer for the first time.
 const STARTING: Duration = Duration::from_secs(10);
@@ -49,6 +50,7 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
         }
         None => None,
     };
+    let pushing = Pushing::start(&steps.config.metrics.otlp, Arc::clone(&report))?;
     let patient = steps.parts.patient();
     let awake = Awake::start();
     let mut lookout = Lookout::new(&patient, &awake);
@@ -59,7 +61,12 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
     loop {
         let survey = tokio::select! {
             survey = lookout.next() => survey,
-            name = stop.next() => return ended(&steps, name),
+            name = stop.next() => {
+                if let Some(pushing) = &pushing {
+                    pushing.flush().await;
+                }
+                return ended(&steps, name);
+            }
         };
         let judgement = judge(survey);
         report.looked(&judgement);

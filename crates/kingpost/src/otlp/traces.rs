@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{InstrumentationScope, KeyValue};
-use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanExporter as _, SpanLinks};
 use proxy::config::TracingConfig;
@@ -23,6 +23,8 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{self, Receiver};
 use tokio::task::JoinHandle;
 
+use super::collector::{Collector, Wrong};
+use super::{FAREWELL, PATIENCE, host, instance_id};
 use crate::error::Failure;
 use crate::exposition::Exposition;
 
@@ -32,10 +34,6 @@ const QUEUE: usize = 2_048;
 const BATCH: usize = 512;
 /// Longest time that a span waits for others.
 const GATHER: Duration = Duration::from_secs(1);
-/// Longest wait for the collector's answer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest wait for it when the process ends.
-const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Numbers of what was sent on.
 #[derive(Debug, Default)]
@@ -56,22 +54,28 @@ impl Traces {
     /// Sets out as configured, with a sink for the proxy; nothing where no collector is named. The collector need not be there.
     ///
     /// # Errors
-    /// The endpoint is no good.
+    /// The endpoint or a file is no good.
     pub(crate) fn start(
         config: &TracingConfig,
         runtime: &tokio::runtime::Handle,
     ) -> Result<Option<(Traces, Sink)>, Failure> {
-        let Some(endpoint) = &config.endpoint else { return Ok(None) };
+        let Some(collector) = Collector::of_traces(config) else { return Ok(None) };
         let _inside = runtime.enter();
-        let exporter = SpanExporter::builder().with_tonic().with_endpoint(endpoint).with_timeout(PATIENCE).build();
-        let mut exporter = exporter.map_err(|error| {
-            Failure::config(format!("cannot send traces to {endpoint}: {error}"))
-                .advise("proxy.tracing.endpoint is http://host:port of a collector's OTLP over gRPC")
-        })?;
+        let failed = |Wrong { key, why }| Failure::config(format!("cannot send traces: proxy.tracing.{key}: {why}"));
+        let exporter = SpanExporter::builder()
+            .with_tonic()
+            .with_channel(collector.channel().map_err(failed)?)
+            .with_metadata(collector.metadata().map_err(failed)?)
+            .with_timeout(PATIENCE)
+            .build();
+        let mut exporter = exporter
+            .map_err(|error| Failure::config(format!("cannot send traces to {}: {error}", collector.endpoint)))?;
+        let host = host();
         let resource = Resource::builder_empty()
             .with_service_name(config.service_name.clone())
             .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
-            .with_attribute(KeyValue::new("service.instance.id", std::process::id().to_string()))
+            .with_attribute(KeyValue::new("service.instance.id", instance_id(&host)))
+            .with_attribute(KeyValue::new("host.name", host))
             .build();
         exporter.set_resource(&resource);
         let (sender, receiver) = mpsc::channel(QUEUE);

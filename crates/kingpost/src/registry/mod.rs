@@ -23,6 +23,7 @@ use crate::cli::{RegistryArgs, RegistryCommand};
 use crate::config::{self as file, LogFlags};
 use crate::console::Scene;
 use crate::error::Failure;
+use crate::otlp::metrics::Pushing;
 use crate::serve::{StopSignals, control_runtime, listen_for, warn};
 use crate::{logging, out};
 use config::RegistryConfig;
@@ -71,6 +72,13 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
             }
         },
     };
+    let pushing = match Pushing::start(&config.metrics.otlp, Arc::clone(&running)) {
+        Ok(pushing) => pushing,
+        Err(failure) => {
+            running.shutdown(Duration::ZERO).await;
+            return Err(failure);
+        }
+    };
     // Metrics and console tell what only operators should see.
     let operators = [admin.as_ref().map(Admin::address), console.as_ref().map(|serving| serving.console.address())];
     running.registry.keep_from_probes(operators.into_iter().flatten());
@@ -95,6 +103,9 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
     };
     tracing::info!(signal = name, ?grace, "stopping");
     drop(console);
+    if let Some(pushing) = &pushing {
+        pushing.flush().await;
+    }
     tokio::select! {
         () = running.shutdown(grace) => {}
         name = stop.next() => {

@@ -224,7 +224,7 @@ fn prepare(store: &str) -> Result<(), Failure> {
 }
 
 impl Source for Running {
-    fn metrics(&self) -> String {
+    fn metrics(&self) -> Exposition {
         let mut exposition = Exposition::of_this_build();
         describe(&self.registry, &self.stats, &mut exposition);
         exposition.counter(
@@ -235,7 +235,7 @@ impl Source for Running {
         if let Some((_, dns)) = &self.dns {
             describe_dns(&dns.stats(), &mut exposition);
         }
-        exposition.render()
+        exposition
     }
 
     fn alive(&self) -> Result<(), String> {

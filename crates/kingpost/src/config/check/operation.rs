@@ -1,10 +1,11 @@
-//! Traces, and how a process is taken over.
+//! Traces, collectors, and how a process is taken over.
 
 use std::path::Path;
 
 use proxy::config::ProxyConfig;
 
 use super::{Findings, Host, SOCKET_PATH_LIMIT, parse_address};
+use crate::otlp::collector::{Collector, EXPECTED, Wrong};
 
 pub(super) fn check(proxy: &ProxyConfig, findings: &mut Findings) {
     check_tracing(proxy, findings);
@@ -25,23 +26,40 @@ fn check_upgrade_socket(path: &Path, proxy: &ProxyConfig, findings: &mut Finding
 }
 
 fn check_tracing(proxy: &ProxyConfig, findings: &mut Findings) {
-    let Some(endpoint) = &proxy.tracing.endpoint else {
-        if proxy.tracing.ratio.is_some() {
+    match Collector::of_traces(&proxy.tracing) {
+        Some(collector) => {
+            check_collector(&collector, "proxy.tracing", "texts of statements, without their literals,", findings);
+        }
+        None if proxy.tracing.ratio.is_some() => {
             findings.warn("proxy.tracing.ratio", "traces nothing without proxy.tracing.endpoint");
         }
-        return;
+        None => {}
+    }
+}
+
+/// What can be wrong with a collector. `path`: its table; `sent`: what it is sent.
+pub(super) fn check_collector(collector: &Collector<'_>, path: &str, sent: &str, findings: &mut Findings) {
+    let endpoint = format!("{path}.endpoint");
+    let Some((address, secure)) = collector.address() else {
+        return findings.error(endpoint, format!("found {:?}, {EXPECTED}", collector.endpoint));
     };
-    const EXPECTED: &str = "expected http://host:port of a collector that takes OTLP over gRPC";
-    let address = endpoint.strip_prefix("http://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
-    match address.map(|address| parse_address(address, false)) {
-        Some(Ok(Host::Unix)) | None => {
-            findings.error("proxy.tracing.endpoint", format!("found {endpoint:?}, {EXPECTED}"))
-        }
-        Some(Err(why)) => findings.error("proxy.tracing.endpoint", format!("{why}; {EXPECTED}")),
-        Some(Ok(host)) if !host.is_local() => findings.warn(
-            "proxy.tracing.endpoint",
-            "is on another machine: texts of statements, without their literals, cross the network in clear",
+    match parse_address(address, false) {
+        Ok(Host::Unix) => return findings.error(endpoint, format!("found {:?}, {EXPECTED}", collector.endpoint)),
+        Err(why) => return findings.error(endpoint, format!("{why}; {EXPECTED}")),
+        Ok(host) if !secure && !host.is_local() && collector.has_headers() => findings.error(
+            format!("{path}.headers"),
+            "found some for a collector on another machine that is spoken to in clear; expected https:// in the endpoint",
         ),
-        Some(Ok(_)) => {}
+        Ok(host) if !secure && !host.is_local() => {
+            findings.warn(endpoint, format!("is on another machine: {sent} cross the network in clear"));
+        }
+        Ok(_) => {}
+    }
+    if !secure && collector.has_tls_files() {
+        findings.warn(format!("{path}.ca_file"), "and cert_file and key_file are not used: the endpoint is http://");
+    }
+    let wrong = collector.way().err().into_iter().chain(collector.metadata().err());
+    for Wrong { key, why } in wrong {
+        findings.error(format!("{path}.{key}"), why);
     }
 }

@@ -1,0 +1,236 @@
+//! A collector, as configured, and the way there.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use proxy::config::TracingConfig;
+use tls::{ConnectConfig, ConnectMode, Connector, Target};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tonic::metadata::{Ascii, MetadataKey, MetadataMap, MetadataValue};
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use super::PATIENCE;
+use super::metrics::OtlpConfig;
+
+/// Longest time for a connection.
+const CONNECT: Duration = Duration::from_secs(5);
+/// A connection over which nothing comes is asked for a sign of life after this, and given up after so much more.
+const ALIVE: Duration = Duration::from_secs(20);
+/// What an endpoint must be.
+pub(crate) const EXPECTED: &str =
+    "expected http://host:port or https://host:port of a collector that takes OTLP over gRPC";
+/// Most headers.
+const MOST_HEADERS: usize = 32;
+
+/// What the configuration says of a collector. `Debug` shows no header: they are tokens, as a rule.
+pub(crate) struct Collector<'a> {
+    /// `http://host:port` or `https://host:port`.
+    pub(crate) endpoint: &'a str,
+    ca_file: Option<&'a Path>,
+    cert_file: Option<&'a Path>,
+    key_file: Option<&'a Path>,
+    headers: &'a [String],
+}
+
+/// What is wrong with what is configured: the key, below that of the collector, and what was found and expected. Never a header's value.
+#[derive(Debug)]
+pub(crate) struct Wrong {
+    pub(crate) key: &'static str,
+    pub(crate) why: String,
+}
+
+impl<'a> Collector<'a> {
+    /// The one for spans, if there is one.
+    pub(crate) fn of_traces(config: &'a TracingConfig) -> Option<Collector<'a>> {
+        Some(Collector {
+            endpoint: config.endpoint.as_deref()?,
+            ca_file: config.ca_file.as_deref(),
+            cert_file: config.cert_file.as_deref(),
+            key_file: config.key_file.as_deref(),
+            headers: &config.headers,
+        })
+    }
+
+    /// The one for metrics, if there is one.
+    pub(crate) fn of_metrics(config: &'a OtlpConfig) -> Option<Collector<'a>> {
+        Some(Collector {
+            endpoint: config.endpoint.as_deref()?,
+            ca_file: config.ca_file.as_deref(),
+            cert_file: config.cert_file.as_deref(),
+            key_file: config.key_file.as_deref(),
+            headers: &config.headers,
+        })
+    }
+
+    /// Its `host:port`, and whether it is spoken to by TLS; None if the endpoint has another scheme.
+    pub(crate) fn address(&self) -> Option<(&'a str, bool)> {
+        let (rest, secure) = match self.endpoint.strip_prefix("https://") {
+            Some(rest) => (rest, true),
+            None => (self.endpoint.strip_prefix("http://")?, false),
+        };
+        Some((rest.strip_suffix('/').unwrap_or(rest), secure))
+    }
+
+    /// Whether something is configured that only TLS has.
+    pub(crate) fn has_tls_files(&self) -> bool {
+        self.ca_file.is_some() || self.cert_file.is_some() || self.key_file.is_some()
+    }
+
+    /// Whether there are headers: they may be tokens.
+    pub(crate) fn has_headers(&self) -> bool {
+        !self.headers.is_empty()
+    }
+
+    /// A connection that is made with the first request, and again after it was lost. Within a runtime.
+    ///
+    /// # Errors
+    /// The endpoint is none, or a file of TLS is no good.
+    pub(crate) fn channel(&self) -> Result<Channel, Wrong> {
+        let (endpoint, target) = self.way()?;
+        let connector = tower::service_fn(move |uri| connect(uri, target.clone()));
+        let endpoint = endpoint.connect_timeout(CONNECT).timeout(PATIENCE).tcp_nodelay(true);
+        let endpoint = endpoint.http2_keep_alive_interval(ALIVE).keep_alive_timeout(ALIVE);
+        Ok(endpoint.connect_with_connector_lazy(connector))
+    }
+
+    /// Where it is, and whom its certificate must be for if it is spoken to by TLS.
+    ///
+    /// # Errors
+    /// The endpoint is none, or a file of TLS is no good.
+    pub(crate) fn way(&self) -> Result<(Endpoint, Option<Target>), Wrong> {
+        let no_endpoint = || Wrong { key: "endpoint", why: format!("found {:?}, {EXPECTED}", self.endpoint) };
+        let (address, secure) = self.address().ok_or_else(no_endpoint)?;
+        let scheme = if secure { "https" } else { "http" };
+        let endpoint = Endpoint::from_shared(format!("{scheme}://{address}")).map_err(|_| no_endpoint())?;
+        let target = if secure { Some(self.target(address)?.ok_or_else(no_endpoint)?) } else { None };
+        Ok((endpoint, target))
+    }
+
+    /// Whom its certificate must be for; None if that is no name.
+    fn target(&self, address: &str) -> Result<Option<Target>, Wrong> {
+        let config = ConnectConfig {
+            mode: ConnectMode::VerifyFull,
+            ca_file: Some(PathBuf::from(self.ca_file.unwrap_or_else(|| tls::system_authorities()))),
+            cert_file: self.cert_file.map(PathBuf::from),
+            key_file: self.key_file.map(PathBuf::from),
+            ..ConnectConfig::default()
+        };
+        let connector =
+            Connector::new(&config).map_err(|error| Wrong { key: error.setting(), why: error.to_string() })?;
+        let host = address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
+        Ok(connector.and_then(|connector| Target::new(Arc::new(connector), host)))
+    }
+
+    /// What is sent with each request. An entry is `name: value`, as in HTTP.
+    ///
+    /// # Errors
+    /// One is no header. Its name is shown, its value is not.
+    pub(crate) fn metadata(&self) -> Result<MetadataMap, Wrong> {
+        let wrong = |why: String| Wrong { key: "headers", why };
+        if self.headers.len() > MOST_HEADERS {
+            return Err(wrong(format!("found {} headers, expected at most {MOST_HEADERS}", self.headers.len())));
+        }
+        let mut metadata = MetadataMap::new();
+        for (index, header) in self.headers.iter().enumerate() {
+            let Some((name, value)) = header.split_once(':') else {
+                return Err(wrong(format!("found no colon in entry {index}, expected \"name: value\"")));
+            };
+            let name = name.trim().to_ascii_lowercase();
+            let key = MetadataKey::<Ascii>::from_bytes(name.as_bytes()).map_err(|_| {
+                wrong(format!("found {name:?} as the name in entry {index}, expected that of a header"))
+            })?;
+            let mut value = MetadataValue::<Ascii>::try_from(value.trim()).map_err(|_| {
+                wrong(format!(
+                    "found characters in the value of {name:?} that a header may not have, expected visible ASCII"
+                ))
+            })?;
+            value.set_sensitive(true);
+            metadata.append(key, value);
+        }
+        Ok(metadata)
+    }
+}
+
+impl std::fmt::Debug for Collector<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Collector").field("endpoint", &self.endpoint).finish_non_exhaustive()
+    }
+}
+
+/// What a connection is made of: bytes, encrypted or not.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+async fn connect(uri: Uri, target: Option<Target>) -> std::io::Result<TokioIo<Box<dyn Stream>>> {
+    use std::io::{Error, ErrorKind};
+    let authority = uri.authority().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no host"))?;
+    let host = authority.host().trim_matches(['[', ']']);
+    let port = authority.port_u16().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no port"))?;
+    let stream = TcpStream::connect((host, port)).await?;
+    stream.set_nodelay(true)?;
+    let Some(target) = target else { return Ok(TokioIo::new(Box::new(stream))) };
+    let connector = TlsConnector::from(target.connector.speaking(&[b"h2"]));
+    Ok(TokioIo::new(Box::new(connector.connect(target.name, stream).await?)))
+}
+
+/// An error with what is behind it: tonic's own text is "transport error".
+pub(super) fn explained(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let more = error.to_string();
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn collector<'a>(endpoint: &'a str, headers: &'a [String]) -> Collector<'a> {
+        Collector { endpoint, ca_file: None, cert_file: None, key_file: None, headers }
+    }
+
+    #[test]
+    fn an_endpoint_has_a_scheme_that_says_whether_there_is_tls() {
+        for (endpoint, expected) in [
+            ("http://127.0.0.1:4317", Some(("127.0.0.1:4317", false))),
+            ("https://c.example:4317/", Some(("c.example:4317", true))),
+            ("https://[::1]:4317", Some(("[::1]:4317", true))),
+            ("grpc://c:4317", None),
+            ("c:4317", None),
+        ] {
+            assert_eq!(collector(endpoint, &[]).address(), expected, "{endpoint}");
+        }
+    }
+
+    #[test]
+    fn headers_are_sent_as_they_are_and_never_shown() {
+        let headers = ["X-Scope-OrgID: shop".to_owned(), "authorization:Bearer s3cret".to_owned()];
+        let metadata = collector("http://c:4317", &headers).metadata().unwrap_or_else(|wrong| panic!("{}", wrong.why));
+        assert_eq!(metadata.get("x-scope-orgid").unwrap(), "shop");
+        assert_eq!(metadata.get("authorization").unwrap(), "Bearer s3cret");
+        assert!(!format!("{metadata:?}").contains("s3cret"));
+        assert!(!format!("{:?}", collector("http://c:4317", &headers)).contains("s3cret"));
+        for (header, expected) in [
+            ("s3cret", "found no colon in entry 0, expected \"name: value\""),
+            ("a b: s3cret", "found \"a b\" as the name in entry 0, expected that of a header"),
+            ("a: s3cret\n", "found characters in the value"),
+            ("a-bin: s3cret", "found \"a-bin\" as the name in entry 0"),
+        ] {
+            let headers = [format!("{header}{}", if header.ends_with('\n') { "x" } else { "" })];
+            let why = collector("http://c:4317", &headers).metadata().unwrap_err().why;
+            assert!(why.starts_with(expected) && !why.contains("s3cret"), "{why}");
+        }
+    }
+}
