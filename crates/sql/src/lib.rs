@@ -24,6 +24,6 @@ mod unparsed;
 pub use class::{Access, Class, Control, Flags, Hint, Local, Pins};
 pub use classifier::{Classifier, ClassifierConfig, Counters};
 pub use literal::{has_literal, has_moving_literal};
-pub use parameter::{Meaning, changes_reading, is_utf8, meaning_of};
+pub use parameter::{Meaning, OF_LITERALS, changes_reading, is_utf8, meaning_of};
 pub use redact::redact;
 pub use set::{Change, Changes, Value};

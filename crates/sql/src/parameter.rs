@@ -62,7 +62,7 @@ const INDIFFERENT: [&str; 56] = [
 ];
 
 /// Parameters that change how a string literal is read, and nothing else: to a text without one they mean nothing.
-const OF_LITERALS: [&str; 11] = [
+pub const OF_LITERALS: [&str; 11] = [
     "array_nulls",
     "backslash_quote",
     "datestyle",

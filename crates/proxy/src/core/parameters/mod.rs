@@ -16,5 +16,5 @@ mod params;
 mod tracked;
 
 pub(crate) use in_force::Reads;
-pub(crate) use params::{Applied, Interned, Params, set_config};
+pub(crate) use params::{Applied, Interned, Params, literals_and_back, set_config};
 pub(crate) use tracked::{Circumstances, Completed, Followed, Tracker, applied, changed, filled};

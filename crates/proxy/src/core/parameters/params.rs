@@ -106,6 +106,33 @@ pub(crate) fn set_config<'a>(calls: impl Iterator<Item = (&'a str, Option<&'a st
     sql
 }
 
+/// A statement that sets all parameters which matter to literals as in `then`, until the transaction ends, and one that sets what was before:
+/// the server keeps it in parameters of the proxy's, which end with the transaction, too.
+pub(crate) fn literals_and_back(then: &[(String, String)]) -> (String, String) {
+    let (mut there, mut back) = (String::new(), String::new());
+    for (i, name) in sql::OF_LITERALS.iter().enumerate() {
+        let begin = if i == 0 { "SELECT " } else { ", " };
+        // The list of a SELECT is evaluated from left to right.
+        let _ = write!(
+            there,
+            "{begin}pg_catalog.set_config('kingpost.was_{name}', pg_catalog.current_setting('{name}'), true)"
+        );
+        there.push_str(", pg_catalog.set_config(");
+        quote(&mut there, name);
+        there.push_str(", ");
+        match then.iter().find(|(known, _)| known == name) {
+            Some((_, value)) => quote(&mut there, value),
+            None => there.push_str("NULL"),
+        }
+        there.push_str(", true)");
+        let _ = write!(
+            back,
+            "{begin}pg_catalog.set_config('{name}', pg_catalog.current_setting('kingpost.was_{name}'), true)"
+        );
+    }
+    (there, back)
+}
+
 impl PartialEq for Params {
     fn eq(&self, other: &Params) -> bool {
         // The reading follows from the list.
@@ -238,6 +265,18 @@ mod tests {
 
     fn params(list: &[(&str, &str)]) -> Params {
         Params::test(&Registry::default(), list)
+    }
+
+    #[test]
+    fn all_that_matters_to_literals_is_set_and_set_back() {
+        let (there, back) = literals_and_back(&[("datestyle".into(), "ISO, 'DMY'".into())]);
+        assert_eq!(there.matches("set_config(").count(), 2 * sql::OF_LITERALS.len());
+        assert_eq!(back.matches("set_config(").count(), sql::OF_LITERALS.len());
+        let kept = "pg_catalog.set_config('kingpost.was_datestyle', pg_catalog.current_setting('datestyle'), true)";
+        assert!(there.contains(&format!("{kept}, pg_catalog.set_config('datestyle', ")), "{there}");
+        assert!(there.contains("pg_catalog.set_config('timezone', NULL, true)"), "{there}");
+        let first = "SELECT pg_catalog.set_config('array_nulls', pg_catalog.current_setting('kingpost.was_array_nulls'), true), ";
+        assert!(back.starts_with(first), "{back}");
     }
 
     #[test]

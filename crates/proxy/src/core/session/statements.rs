@@ -12,7 +12,7 @@ use wire::{Frame, Sqlstate};
 use super::client::{Pass, Step};
 use super::login::error;
 use crate::core::Core;
-use crate::core::parameters::{Reads, filled};
+use crate::core::parameters::{Reads, filled, literals_and_back};
 use crate::core::prepared::{Full, Reading, Scope, Statement, StatementName, Undo, Unnamed};
 use crate::core::server::{Answer, Dropping, Note, Refusal, Request, Run, SentAs};
 
@@ -603,18 +603,22 @@ impl Core {
         Some(fresh)
     }
 
-    /// The reading under which the statement was prepared, if the client has changed since then how literals are read, and nothing else:
-    /// PostgreSQL does not read literals again when `DateStyle` changes.
+    /// The reading under which the statement was prepared, if the client has changed since then how literals are read, and nothing else, or
+    /// may have: PostgreSQL does not read literals again when `DateStyle` changes.
     fn literals_as_of(&self, c: usize, statement: &Statement) -> Option<Reading> {
         let scope = statement.scope().filter(|scope| scope.is_at(&self.pools[self.clients[c].pool].place))?;
-        let Reads::As(now) = self.reads(c) else { return None };
         let then = scope.reading();
-        then.differs_in_literals(now.of(statement.text())).then_some(then)
+        let differs = match self.reads(c) {
+            Reads::As(now) => then.differs_in_literals(now.of(statement.text())),
+            // No other client gets this server connection with the statement, whatever its names stand for here.
+            Reads::Unknown { held_are_good } => held_are_good && sql::has_literal(statement.text()),
+        };
+        differs.then_some(then)
     }
 
     /// Makes sure that the server connection has this statement, or will have it before the next message, parsed under the literals'
-    /// parameters of `then`, which is the statement's own reading: `SELECT set_config('DateStyle', 'ISO, MDY', true)`, Parse, and back. False:
-    /// not possible now.
+    /// parameters of `then`, which is the statement's own reading: `SELECT set_config('DateStyle', 'ISO, MDY', true)`, Parse, and back. Values that
+    /// the proxy does not know are kept by the server meanwhile. False: not possible now.
     fn prepare_as_of(&mut self, c: usize, s: usize, statement: &Arc<Statement>, then: Reading) -> bool {
         if self.servers[s].held.uses(statement) {
             return true;
@@ -624,9 +628,17 @@ impl Core {
             return false;
         }
         let Some(then) = self.shared.registry.literals_of(then) else { return false };
-        let Some(now) = server.tracker.in_force.list(&self.clients[c].params) else { return false };
-        let now: Vec<_> = now.into_iter().filter(|(n, _)| sql::meaning_of(n) == sql::Meaning::Literals).collect();
-        let (there, back) = (local_settings(&now, &then), local_settings(&then, &now));
+        let now = match self.reads(c) {
+            Reads::As(_) => server.tracker.in_force.list(&self.clients[c].params),
+            Reads::Unknown { .. } => None,
+        };
+        let (there, back) = match now {
+            Some(mut now) => {
+                now.retain(|(name, _)| sql::meaning_of(name) == sql::Meaning::Literals);
+                (local_settings(&now, &then), local_settings(&then, &now))
+            }
+            None => literals_and_back(&then),
+        };
         self.make_room(s);
         let server = &mut self.servers[s];
         server.held.set_unnamed(Unnamed::Unknown);
