@@ -32,6 +32,8 @@ pub(crate) struct Before {
     pub(crate) listens_inside: bool,
     /// The client has sent SET TRANSACTION behind the Parse of another statement, without a Sync in between.
     pub(crate) sets_transaction_behind: bool,
+    /// The client has made a temporary table that takes the place of another one: `create temp table t as …`.
+    pub(crate) shadows: bool,
     /// The client has just stopped listening behind another statement in the same packet, and has notified so far: `Q "notify c"; Q "unlisten *"`.
     pub(crate) unlistens_behind_notify: bool,
     /// The client has sent another statement behind COMMIT or ROLLBACK, without a Sync in between: `P '' "commit"; B; E; P '' "insert …"`, or
@@ -101,6 +103,7 @@ impl Before {
             listens_inside: own_messages()
                 .filter_map(Message::sql)
                 .any(|text| text.to_ascii_lowercase().contains("listen ") && text.contains(';')),
+            shadows: own().any(|packet| says(packet, &["create temp table t as"])),
             unlistens_behind_notify: own().any(|packet| says(packet, &["notify"]))
                 && last.iter().filter(|packet| packet.client == client).any(|packet| {
                     packet.messages.iter().filter_map(Message::sql).enumerate().any(|(at, text)| {
@@ -159,7 +162,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g`, `u`, `t` for what holds for client `a` in the last step.
+    /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g`, `s`, `u`, `t` for what holds for client `a` in the last step.
     fn before(text: &str, open: bool) -> String {
         let session = parse(text).unwrap().session;
         let before = Before::of(&session, session.steps.len() - 1, 0, open);
@@ -173,6 +176,7 @@ mod tests {
             (before.listens_behind_notify, 'l'),
             (before.listens_inside, 'i'),
             (before.goes_on, 'g'),
+            (before.shadows, 's'),
             (before.unlistens_behind_notify, 'u'),
             (before.sets_transaction_behind, 't'),
         ];
@@ -210,6 +214,8 @@ mod tests {
             (PLAIN, "a: P s \"commit\"\nb: P s \"select 1\"", false, ""),
             (PLAIN, "a: Q \"abort; insert into log values (4)\"", false, "g"),
             (PLAIN, "a: Q \"select 1; commit;\"", false, ""),
+            (PLAIN, "a: Q \"create temp table t as select 1 as shadow\"\na: S", false, "s"),
+            (PLAIN, "b: Q \"create temp table t as select 1 as shadow\"\na: S", false, "c"),
             (PLAIN, "a: Q \"notify c\" ; P '' \"unlisten *\"", false, "lu"),
             (PLAIN, "a: Q \"begin; notify c\"\na: Q \"commit\" ; Q \"DISCARD ALL\"", false, "u"),
             (PLAIN, "a: Q \"notify c\"\na: Q \"unlisten c\"", false, ""),

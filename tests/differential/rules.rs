@@ -223,6 +223,13 @@ pub(crate) const RULES: &[Rule] = &[
         covers: behind_the_end,
     },
     Rule {
+        name: "first-temporary",
+        what: "what a session has prepared by SQL for a table, and a temporary table takes that table's place: `EXECUTE` may fail (0A000) where it would still read \
+               the former table",
+        why: "PostgreSQL looks again with a server connection's first temporary table, and not with later ones; clients without any keep no connection",
+        covers: first_temporary,
+    },
+    Rule {
         name: "sequences",
         what: "`currval` and `lastval` in a client's first statement that asks for them, outside of a transaction, may be another session's; \
                `last_value` read on a replica is up to 32 ahead (not generated)",
@@ -489,6 +496,11 @@ fn behind_the_end(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Re
     (scene.config.replica && before.reads_elsewhere && before.goes_on && refused).then_some(Verdict::Over)
 }
 
+fn first_temporary(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    (scene.before.shadows && matches!(direct, Some(Reply::Row(_))) && is_error(proxied, "0A000"))
+        .then_some(Verdict::Over)
+}
+
 fn application_name(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let same = match (direct?, proxied?) {
         (Reply::Parameter(one, direct), Reply::Parameter(_, proxied)) => {
@@ -582,6 +594,8 @@ mod tests {
             (Before { unlistens_behind_notify: true, ..none }, done(), heard(2), ""),
             (none, heard(2), done(), ""),
             (none, done(), old_plan(), ""),
+            (Before { shadows: true, ..none }, row(Some("1")), old_plan(), "first-temporary Over"),
+            (none, row(Some("1")), old_plan(), ""),
             (past, done(), old_plan(), "changed-past Over"),
             (past, done(), error("42P01", "no table"), ""),
             (past, row(None), row(Some("1")), ""),
