@@ -64,6 +64,7 @@ mod registry_paths;
 mod registry_patroni;
 mod registry_probes;
 mod registry_races;
+mod registry_rules;
 mod registry_safety;
 mod registry_source;
 mod registry_walls;

@@ -32,6 +32,20 @@ pub struct Settings {
     pub peers: PeerSettings,
     /// How much keys and sessions may be.
     pub kv: KvLimits,
+    /// How much Polaris' rules may be.
+    pub rules: RuleLimits,
+}
+
+/// How much the rules of Polaris may be, for each namespace. They are kept with the keys, so [`KvLimits::total_bytes`] holds for them, too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RuleLimits {
+    /// Rules of one namespace.
+    pub count: usize,
+    /// Bytes of one rule, as it is kept or as it is served, whichever is more: up to 512 KiB.
+    pub rule_bytes: usize,
+    /// The same of all rules of one namespace. A client gets at most so much in one answer; many take 4 MiB.
+    pub bytes: usize,
 }
 
 /// How nodes on one store reach each other.
@@ -94,7 +108,14 @@ impl Default for Settings {
             health: HealthSettings::default(),
             peers: PeerSettings::default(),
             kv: KvLimits::default(),
+            rules: RuleLimits::default(),
         }
+    }
+}
+
+impl Default for RuleLimits {
+    fn default() -> RuleLimits {
+        RuleLimits { count: 1000, rule_bytes: 64 << 10, bytes: 2 << 20 }
     }
 }
 
@@ -136,6 +157,7 @@ impl Settings {
             ((1..=1024).contains(&self.kv.key_bytes), "kv.key_bytes: expected 1 to 1024"),
             (self.kv.value_bytes <= 8 << 20, "kv.value_bytes: expected up to 8 MiB"),
             (self.kv.session_ttl_min >= Duration::from_secs(1), "kv.session_ttl_min: expected at least 1s"),
+            (self.rules.rule_bytes <= 512 << 10, "rules.rule_bytes: expected up to 512 KiB"),
             (self.health.probes > 0, "health.probes: expected at least 1"),
             (ranges(&self.health.probe_allow), "health.probe_allow: expected addresses or ranges such as 10.0.0.0/8"),
             (ranges(&self.health.probe_deny), "health.probe_deny: expected addresses or ranges such as 10.0.0.0/8"),

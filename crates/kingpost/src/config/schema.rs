@@ -453,6 +453,7 @@ const REGISTRY: &[Key] = &[
     key("batch", integer(1, 100_000)),
     key("limits", Kind::Table(REGISTRY_LIMITS)),
     key("kv", Kind::Table(REGISTRY_KV)),
+    key("rules", Kind::Table(REGISTRY_RULES)),
     key("health", Kind::Table(REGISTRY_HEALTH)),
     key("tokens", Kind::Tables(REGISTRY_TOKEN)),
 ];
@@ -494,6 +495,9 @@ const REGISTRY_KV: &[Key] = &[
     key("total_bytes", integer(0, 1 << 40)),
     key("session_ttl_min", POSITIVE),
 ];
+
+const REGISTRY_RULES: &[Key] =
+    &[key("count", integer(0, 100_000)), key("rule_bytes", integer(0, 512 << 10)), key("bytes", integer(0, 64 << 20))];
 
 const REGISTRY_HEALTH: &[Key] = &[
     key("enabled", Kind::Boolean),

@@ -548,6 +548,7 @@ fn the_schema_is_that_of_the_types() {
         (&["registry", "audit"], known::<crate::registry::config::AuditConfig>(&[])),
         (&["registry", "limits"], known::<::registry::Limits>(&[])),
         (&["registry", "kv"], known::<::registry::KvLimits>(&[])),
+        (&["registry", "rules"], known::<::registry::RuleLimits>(&[])),
         (&["registry", "health"], known::<::registry::HealthSettings>(&[])),
         (&["registry", "health", "brake"], known::<::registry::BrakeSettings>(&[])),
         (&["registry", "tokens"], known::<crate::registry::config::TokenConfig>(&[])),

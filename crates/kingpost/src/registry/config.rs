@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use registry::api::{Auth, HttpLimits, RateLimit, Role, Token, TokenHash};
-use registry::{HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, Settings, dns};
+use registry::{HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, RuleLimits, Settings, dns};
 use serde::{Deserialize, Serialize};
 
 /// So far above the port of `nacos_listen` Nacos' clients expect gRPC.
@@ -77,6 +77,8 @@ pub(crate) struct RegistryConfig {
     pub(crate) limits: Limits,
     /// Keys and sessions.
     pub(crate) kv: KvLimits,
+    /// Polaris' rules.
+    pub(crate) rules: RuleLimits,
     /// Heartbeats and probes.
     pub(crate) health: HealthSettings,
     /// Who may do what.
@@ -261,6 +263,7 @@ impl Default for RegistryConfig {
             batch: http.batch,
             limits: settings.limits,
             kv: settings.kv,
+            rules: settings.rules,
             health: settings.health,
             tokens: Vec::new(),
         }
@@ -271,8 +274,8 @@ impl RegistryConfig {
     /// The core's part; `peers`: where it listens for other nodes.
     pub(crate) fn settings(&self, peers: SocketAddr) -> Settings {
         let peers = PeerSettings { listen: peers, advertise: self.peer_advertise.clone() };
-        let (limits, kv, health) = (self.limits.clone(), self.kv.clone(), self.health.clone());
-        Settings { limits, kv, health, peers, ..Settings::default() }
+        let (limits, kv, rules) = (self.limits.clone(), self.kv.clone(), self.rules.clone());
+        Settings { limits, kv, rules, health: self.health.clone(), peers, ..Settings::default() }
     }
 
     /// The fronts' part.

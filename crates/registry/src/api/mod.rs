@@ -5,7 +5,7 @@
 //!                                          ├ native      /v1/namespaces/…  /v1/openapi.json
 //!                                          ├ consul      /v1/{agent,catalog,health,status,kv,session,txn}/…
 //!                                          ├ eureka      /eureka/…
-//!                                          ├ polaris     /v1/{RegisterInstance,Discover,…}
+//!                                          ├ polaris     /v1/{RegisterInstance,Discover,…}  /naming/…
 //!                                          ├ nacos       /nacos/…
 //!                                          └ prometheus  /prometheus/…
 //!  socket ◀─ server ◀── Reply ◀────────────┘
@@ -54,6 +54,8 @@ pub use audit::{AuditLog, Change as Audited};
 pub use auth::{Auth, Role, Token, TokenHash, hash_of};
 pub use error::ApiError;
 pub use limits::HttpLimits;
+#[doc(hidden)]
+pub use polaris::read_any as read_polaris_rules;
 pub use rate::RateLimit;
 pub use reply::{Body, Reply};
 pub use request::{Request, format_duration, parse_duration};
@@ -80,7 +82,7 @@ pub enum Front {
     Eureka,
     /// Service discovery for Prometheus over HTTP.
     Prometheus,
-    /// PolarisMesh's registration, heartbeats and discovery, over HTTP and gRPC.
+    /// PolarisMesh's registration, heartbeats, discovery and rules, over HTTP and gRPC.
     Polaris,
     /// Naming by Nacos' HTTP API of version 1.
     Nacos,
@@ -123,6 +125,8 @@ pub struct Context {
     whole: Whole,
     /// What streams of xDS share.
     xds: xds::Shared,
+    /// Polaris' rules as clients are given them.
+    rules: polaris::Shared,
     /// One for each request that waits for a change.
     places: Arc<Places>,
     /// Becomes true when the server stops: whoever waits answers with what there is.
@@ -160,6 +164,7 @@ impl Front {
             ("v1", Some("RegisterInstance" | "DeregisterInstance" | "Heartbeat" | "Discover" | "ReportClient")) => {
                 Some(Front::Polaris)
             }
+            ("naming", Some("v1" | "v2")) => Some(Front::Polaris),
             _ => None,
         }
     }
@@ -213,6 +218,7 @@ impl Context {
             past,
             whole: Whole::new(),
             xds: xds::Shared::default(),
+            rules: polaris::Shared::default(),
             places,
             stopping,
         }

@@ -17,6 +17,7 @@
 //! - One revision a call, so no revision stands for two contents of a key. A call is carried out whole or not at all.
 //! - A key is held by one session at most, and only while that session is in the store. Who ends a session gives back or deletes its keys in the
 //!   same transaction.
+//! - Rules are in namespaces of keys that no name from outside leads to (`rules`). Writes to those of one namespace follow each other.
 //! - A lock delay is counted by each node from when it hears of the row: never shorter than asked for. No clocks are compared.
 //! - A session is ended for silence only after twice its time to live without a renewal at any live node; a renewal that not every live node
 //!   could ask for goes through the store before it is answered.
@@ -24,6 +25,7 @@
 mod judge;
 mod model;
 mod plan;
+mod rules;
 mod state;
 mod watch;
 mod writer;
@@ -38,6 +40,7 @@ use tokio::time::Instant;
 
 pub(crate) use model::{Ask, LONGEST_LOCK_DELAY, LONGEST_TTL, MOST_OPERATIONS, TTL_MULTIPLE};
 pub use model::{Behavior, Entry, Given, KvLimits, Operation, Refusal, Session, Verb};
+pub(crate) use rules::{RuleWrite, RulesMark, rule_name};
 pub(crate) use watch::Subject;
 
 use plan::Answer;
@@ -70,6 +73,10 @@ pub(crate) struct Kv {
     /// Since when the store, as far as it is read, is behind what is here.
     behind: Mutex<Option<Instant>>,
     error: Mutex<Option<String>>,
+    /// How often everything was read anew.
+    replaced: AtomicU64,
+    /// Held by who changes rules of some namespaces: on one node one after the other.
+    ruling: [tokio::sync::Mutex<()>; 16],
 }
 
 /// What became of a renewal.
@@ -133,6 +140,8 @@ impl Kv {
             wanted: Notify::new(),
             behind: Mutex::default(),
             error: Mutex::default(),
+            replaced: AtomicU64::new(0),
+            ruling: std::array::from_fn(|_| tokio::sync::Mutex::default()),
         };
         let read = kv.store.read(0, Revision(0)).await?;
         kv.take(KvRead { whole: true, ..read });
@@ -167,6 +176,9 @@ impl Kv {
             let mut state = self.state_mut();
             if skip(&state, &read) {
                 return;
+            }
+            if read.whole {
+                self.replaced.fetch_add(1, Ordering::Relaxed);
             }
             let touched = match read.whole {
                 true => state.replace(read.head, read.rows, now),

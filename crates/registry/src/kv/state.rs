@@ -59,6 +59,11 @@ impl State {
         self.spaces.get(namespace)
     }
 
+    /// All namespaces of keys.
+    pub(crate) fn spaces(&self) -> impl Iterator<Item = (&NamespaceName, &Space)> {
+        self.spaces.iter()
+    }
+
     /// Bytes of all keys and values of all namespaces.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes

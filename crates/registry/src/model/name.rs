@@ -3,7 +3,15 @@
 use std::fmt;
 use std::sync::Arc;
 
+use sha2::{Digest as _, Sha256};
+
 use super::limits::{self, Invalid};
+
+/// What the names of namespaces begin with in which rules are kept; the rest says whose.
+const RULES: &str = "kingpost.rules.";
+/// So many bytes of the digest of whose they are: with the beginning they fit into [`NamespaceName::MAX_BYTES`], and nobody finds two
+/// names with one digest.
+const RULES_DIGEST: usize = 24;
 
 /// A namespace: 1 to 64 of `A-Z a-z 0-9 . _ -`. So `/` ends it in the text of a key without ambiguity.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,8 +53,49 @@ impl NamespaceName {
     /// Checks `name`.
     ///
     /// # Errors
-    /// When it is empty, too long, or holds another character.
+    /// When it is empty, too long, holds another character, or is one of those under which the registry keeps rules.
     pub fn new(name: &str) -> Result<NamespaceName, Invalid> {
+        match Self::stored(name)? {
+            own if own.is_of_rules() => Err(Invalid::Value {
+                what: "namespace",
+                found: name.to_owned(),
+                expected: "another name: the registry keeps rules under this one",
+            }),
+            namespace => Ok(namespace),
+        }
+    }
+
+    /// The name of a namespace of keys in which the registry keeps the rules of `namespace`. [`NamespaceName::new`] gives no such name to
+    /// anybody, so nothing that a client says leads there; an older program takes it for an ordinary one.
+    pub(crate) fn of_rules(namespace: &NamespaceName) -> NamespaceName {
+        use std::fmt::Write as _;
+
+        let digest = Sha256::digest(namespace.0.as_bytes());
+        let mut name = String::with_capacity(RULES.len() + 2 * RULES_DIGEST);
+        name.push_str(RULES);
+        for byte in digest.iter().take(RULES_DIGEST) {
+            // Into a text: it does not fail.
+            let _ = write!(name, "{byte:02x}");
+        }
+        NamespaceName(name.into())
+    }
+
+    /// What tells one namespace of rules from another, if this is one.
+    pub(crate) fn rules_digest(&self) -> Option<&str> {
+        let digest = self.0.strip_prefix(RULES)?;
+        let hexadecimal = digest.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        (digest.len() == 2 * RULES_DIGEST && hexadecimal).then_some(digest)
+    }
+
+    fn is_of_rules(&self) -> bool {
+        self.rules_digest().is_some()
+    }
+
+    /// The name of a namespace of keys as it stands in the store: one that [`NamespaceName::new`] takes, or one of the registry's own.
+    ///
+    /// # Errors
+    /// As of [`NamespaceName::new`].
+    pub(crate) fn stored(name: &str) -> Result<NamespaceName, Invalid> {
         limits::text("namespace", name, 1, Self::MAX_BYTES)?;
         if name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-')) {
             Ok(NamespaceName(name.into()))
@@ -228,6 +277,27 @@ mod tests {
         ] {
             assert_eq!(NamespaceName::new(name).is_ok(), good, "{name:?}");
         }
+    }
+
+    /// Rules are where nobody's name leads, whatever it is; and each namespace's are somewhere else.
+    #[test]
+    fn namespaces_of_rules_are_the_registrys_own() {
+        let longest = "x".repeat(64);
+        let names = ["default", "a", "b", longest.as_str(), "kingpost.rules.", "kingpost.rules.a", "kingpost"];
+        let spaces: Vec<NamespaceName> =
+            names.iter().map(|name| NamespaceName::of_rules(&NamespaceName::new(name).unwrap())).collect();
+        for (index, space) in spaces.iter().enumerate() {
+            assert!(!spaces[..index].contains(space), "{space}");
+            assert!(space.as_str().len() <= NamespaceName::MAX_BYTES, "{space}");
+            assert!(NamespaceName::new(space.as_str()).is_err(), "{space}");
+            assert!(space.as_str().parse::<NamespaceName>().is_err(), "{space}");
+            assert!(ServiceKey::parse(&format!("{space}/s")).is_err(), "{space}");
+            assert!(serde_json::from_str::<NamespaceName>(&format!("{:?}", space.as_str())).is_err(), "{space}");
+            assert_eq!(NamespaceName::stored(space.as_str()).unwrap(), *space);
+            assert_eq!(space.rules_digest().map(str::len), Some(48));
+        }
+        assert_eq!(NamespaceName::new("default").unwrap().rules_digest(), None);
+        assert!(NamespaceName::stored("a/b").is_err());
     }
 
     #[test]

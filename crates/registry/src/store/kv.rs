@@ -213,7 +213,7 @@ impl KvColumns {
             (SESSION, true) => KvContent::NoSession,
             (kind, _) => return Err(wrong(&format_args!("kind {kind} is not known"))),
         };
-        let namespace = NamespaceName::new(&self.namespace).map_err(|e| wrong(&e))?;
+        let namespace = NamespaceName::stored(&self.namespace).map_err(|e| wrong(&e))?;
         let lock_delay = positive("lock_delay", self.lock_delay)?;
         Ok(KvRow { namespace, name, content, lock_delay, revision, mtime: self.mtime })
     }

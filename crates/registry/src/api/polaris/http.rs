@@ -1,5 +1,5 @@
 //! Polaris' HTTP: `POST /v1/{RegisterInstance,DeregisterInstance,Heartbeat,Discover,ReportClient}` with the messages of gRPC as JSON:
-//! wrapped values are bare, names in either spelling.
+//! wrapped values are bare, names in either spelling. `/naming/…` is in `rules::admin`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +8,9 @@ use hyper::{Method, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Asking, code, code_of, pb, response};
+use prost::Message as _;
+
+use super::{Asking, code, code_of, pb, response, rules};
 use crate::api::{ApiError, Context, Reply, Request};
 
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -90,7 +92,7 @@ const KINDS: [(&str, i32); 14] = [
 ];
 
 /// The status of HTTP that goes with a code.
-fn status(code: u32) -> StatusCode {
+pub(super) fn status(code: u32) -> StatusCode {
     StatusCode::from_u16(u16::try_from(code / 1000).unwrap_or(500)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
@@ -101,6 +103,9 @@ pub(in super::super) fn show(error: &ApiError) -> Reply {
 
 pub(in super::super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
     let caller = context.identify(request)?;
+    if request.segments.first().is_some_and(|first| first == "naming") {
+        return rules::admin::handle(context, &caller, request).await;
+    }
     if request.method != Method::POST {
         return Err(ApiError::MethodNotAllowed { allow: "POST" });
     }
@@ -146,7 +151,7 @@ fn told(response: pb::Response) -> Reply {
 
 fn discovered(found: pb::DiscoverResponse) -> Value {
     let kind = KINDS.iter().find(|(_, number)| *number == found.r#type).map_or("UNKNOWN", |(name, _)| *name);
-    json!({
+    let mut shown = json!({
         "code": found.code,
         "info": found.info,
         "type": kind,
@@ -154,7 +159,24 @@ fn discovered(found: pb::DiscoverResponse) -> Value {
         "instances": found.instances.into_iter().map(Instance::from).collect::<Vec<_>>(),
         "services": found.services.into_iter().map(Service::from).collect::<Vec<_>>(),
         "namespaces": found.namespaces.into_iter().map(|it| json!({ "name": it.name })).collect::<Vec<_>>(),
-    })
+    });
+    let list = |rules: &[pb::RouteRule]| {
+        let shown = rules.iter().map(|rule| rules::shown("v1.RouteRule", &rule.encode_to_vec()).unwrap_or_default());
+        (!rules.is_empty()).then(|| Value::Array(shown.collect()))
+    };
+    let one = |name: &str, bytes: Option<Vec<u8>>| bytes.and_then(|bytes| rules::shown(name, &bytes).ok());
+    let rules = [
+        ("routing", one("v1.Routing", found.routing.map(|it| it.encode_to_vec()))),
+        ("rateLimit", one("v1.RateLimit", found.rate_limit.map(|it| it.encode_to_vec()))),
+        ("circuitBreaker", one("v1.CircuitBreaker", found.circuit_breaker.map(|it| it.encode_to_vec()))),
+        ("faultDetector", one("v1.FaultDetector", found.fault_detector.map(|it| it.encode_to_vec()))),
+        ("customRouteRules", list(&found.custom_route_rules)),
+        ("nearbyRouteRules", list(&found.nearby_route_rules)),
+    ];
+    if let Some(fields) = shown.as_object_mut() {
+        fields.extend(rules.into_iter().filter_map(|(name, rules)| Some((name.to_owned(), rules?))));
+    }
+    shown
 }
 
 impl From<Instance> for pb::Instance {

@@ -1,10 +1,12 @@
 //! What clients of PolarisMesh ask, over gRPC and over HTTP: the same messages, the same answers. An answer is a code and a text
 //! in the message; the status of HTTP follows the code.
 //!
-//! There: registering, heartbeats, discovery of instances, services and namespaces. Not there: rules (routing, rate limits, circuit
-//! breakers …): who asks for some is told that there are none; contracts, configuration, aliases.
+//! There: registering, heartbeats, discovery of instances, services and namespaces; rules of routing, rate limits, circuit breakers and fault
+//! detection (`rules`). Not there: other rules (lanes, lossless, allow lists …): who asks for some is told that there are none; contracts,
+//! configuration, aliases.
 
 mod http;
+mod rules;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -19,6 +21,10 @@ use crate::{
 };
 
 pub(super) use http::{handle, show};
+pub(super) use rules::Shared;
+#[doc(hidden)]
+pub use rules::read_any;
+use rules::{Served, Sort};
 
 /// Its SDKs send a heartbeat each time to live, and its server waits for three.
 const BEATS: u32 = 3;
@@ -33,11 +39,30 @@ const MOST: usize = 10_000;
 pub(super) mod code {
     pub(in super::super) const OK: u32 = 200_000;
     pub(in super::super) const NO_CHANGE: u32 = 200_001;
+    pub(in super::super) const BAD: u32 = 400_000;
+    pub(in super::super) const UNREADABLE: u32 = 400_001;
+    pub(in super::super) const EMPTY: u32 = 400_002;
     pub(in super::super) const BATCH_TOO_LARGE: u32 = 400_003;
     pub(in super::super) const NO_SUCH_RESOURCE: u32 = 400_004;
     pub(in super::super) const INVALID: u32 = 400_103;
+    pub(in super::super) const BAD_SERVICE: u32 = 400_120;
+    pub(in super::super) const BAD_COMMENT: u32 = 400_128;
     pub(in super::super) const NO_HEALTH_CHECK: u32 = 400_141;
+    pub(in super::super) const BAD_LIMIT_ID: u32 = 400_151;
+    pub(in super::super) const BAD_AMOUNTS: u32 = 400_153;
+    pub(in super::super) const BAD_LIMIT_NAME: u32 = 400_154;
+    pub(in super::super) const BAD_BREAKER_ID: u32 = 400_160;
+    pub(in super::super) const BAD_BREAKER_NAME: u32 = 400_162;
     pub(in super::super) const NOT_FOUND: u32 = 400_202;
+    pub(in super::super) const BREAKER_EXISTS: u32 = 400_209;
+    pub(in super::super) const FULL: u32 = 400_230;
+    pub(in super::super) const NO_ROUTING: u32 = 400_302;
+    pub(in super::super) const NO_LIMIT: u32 = 400_307;
+    pub(in super::super) const NO_BREAKER: u32 = 400_308;
+    pub(in super::super) const BAD_ROUTING_ID: u32 = 400_700;
+    pub(in super::super) const BAD_ROUTING_NAME: u32 = 400_702;
+    pub(in super::super) const BAD_PRIORITY: u32 = 400_703;
+    pub(in super::super) const DETECTOR_EXISTS: u32 = 400_903;
     pub(in super::super) const UNAUTHORIZED: u32 = 401_000;
     pub(in super::super) const NOT_ALLOWED: u32 = 401_001;
     pub(in super::super) const CONFLICT: u32 = 409_000;
@@ -52,8 +77,8 @@ mod kind {
     pub(super) const CLUSTER: i32 = 2;
     pub(super) const SERVICES: i32 = 6;
     pub(super) const NAMESPACES: i32 = 12;
-    /// Rules of all sorts, of which there are none.
-    pub(super) const RULES: [i32; 9] = [3, 4, 5, 13, 100, 101, 102, 103, 104];
+    /// Rules of sorts of which there are none: lanes, lossless, allow lists.
+    pub(super) const NO_RULES: [i32; 3] = [100, 103, 104];
 }
 
 /// Who asks, and where they are.
@@ -231,13 +256,38 @@ impl Asking<'_> {
                 let instances = instances.map(|instance| shown(instance)).collect();
                 Ok(pb::DiscoverResponse { instances, ..found(code::OK, service) })
             }
-            rules if kind::RULES.contains(&rules) => Ok(found(code::OK, wanted)),
+            none if kind::NO_RULES.contains(&none) => Ok(found(code::OK, unruled(wanted))),
+            rules if Sort::of(rules).is_some() => Ok(self.rules(rules, &ns, wanted)),
             other => Ok(pb::DiscoverResponse {
                 info: Some(format!("discovery of type {other} is not known")),
                 ..found(code::NO_SUCH_RESOURCE, wanted)
             }),
         }
     }
+}
+
+impl Asking<'_> {
+    /// The rules for a service, which need not be registered. The caller may read the namespace.
+    fn rules(&self, kind: i32, ns: &NamespaceName, wanted: pb::Service) -> pb::DiscoverResponse {
+        let service = ServiceKey::new(ns, wanted.name.as_deref().unwrap_or_default()).ok();
+        let served = Sort::of(kind).zip(service);
+        let served =
+            served.and_then(|(sort, service)| self.context.rules.served(&self.context.registry, sort, &service));
+        let Some(served) = served else { return found(code::OK, unruled(wanted)) };
+        let Served { revision, content } = &*served;
+        let known = wanted.revision.as_ref() == Some(revision);
+        let service = pb::Service { revision: Some(revision.clone()), ..unruled(wanted) };
+        if known {
+            return found(code::NO_CHANGE, service);
+        }
+        let pb::DiscoverResponse { code, info, service, .. } = found(code::OK, service);
+        pb::DiscoverResponse { code, info, service, ..content.clone() }
+    }
+}
+
+/// The service that was asked about, as one without rules: a revision of the client's would say that there are some.
+fn unruled(wanted: pb::Service) -> pb::Service {
+    pb::Service { name: wanted.name, namespace: wanted.namespace, metadata: HashMap::new(), revision: None }
 }
 
 fn first(rows: Vec<Result<crate::Written, WriteError>>) -> Result<crate::Written, ApiError> {

@@ -19,19 +19,19 @@ public final class Polaris {
     private static final String NAMESPACE = "default";
     private static int checks;
 
-    private static void check(String name, Callable<Void> body) throws Exception {
+    static void check(String name, Callable<Void> body) throws Exception {
         body.call();
         checks++;
         System.out.println("ok " + checks + " - " + name);
     }
 
-    private static void expect(boolean good, String what) {
+    static void expect(boolean good, String what) {
         if (!good) {
             throw new AssertionError(what);
         }
     }
 
-    private static void until(String what, Callable<Boolean> condition) throws Exception {
+    static void until(String what, Callable<Boolean> condition) throws Exception {
         long end = System.nanoTime() + 30_000_000_000L;
         while (!condition.call()) {
             expect(System.nanoTime() < end, what);
@@ -124,6 +124,10 @@ public final class Polaris {
             until("it is gone", () -> all(consumer, service).length == 2);
             return null;
         });
+        Rules rules = new Rules(context);
+        rules.routing();
+        rules.limits();
+        rules.breakers();
         System.out.println("1.." + checks);
         context.close();
         // Its threads are not all daemons.

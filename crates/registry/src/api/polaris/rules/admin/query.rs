@@ -1,0 +1,278 @@
+//! Reading rules: those that fit, of the namespaces that the caller may read.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::super::json::show;
+use super::super::serve::rule_of;
+use super::super::{Kind, Routing, Rule, code, of, pb, routes, routing};
+use super::status;
+use crate::api::auth::{Caller, Role};
+use crate::api::{ApiError, Context, Reply, Request};
+
+/// Rules of one answer, at most and where nothing is said, as Polaris' own server has it.
+const MOST: usize = 100;
+
+/// What may be asked for, beside `offset`, `limit` and `brief` (which asks for less, and gets all).
+fn known(kind: Kind) -> &'static [&'static str] {
+    match kind {
+        Kind::Routing => &[
+            "id",
+            "name",
+            "namespace",
+            "service",
+            "source_namespace",
+            "source_service",
+            "destination_namespace",
+            "destination_service",
+            "enable",
+            "order_field",
+            "order_type",
+        ],
+        Kind::Limit => &["id", "name", "namespace", "service", "method", "disable", "order_field", "order_type"],
+        Kind::Breaker => &[
+            "id",
+            "name",
+            "namespace",
+            "service",
+            "serviceNamespace",
+            "srcService",
+            "srcNamespace",
+            "dstService",
+            "dstNamespace",
+            "dstMethod",
+            "description",
+            "enable",
+            "level",
+        ],
+        Kind::Detector => &[
+            "id",
+            "name",
+            "namespace",
+            "service",
+            "serviceNamespace",
+            "dstService",
+            "dstNamespace",
+            "dstMethod",
+            "description",
+        ],
+    }
+}
+
+/// What was asked for.
+#[derive(Clone, Debug)]
+struct Query {
+    filters: Vec<(String, String)>,
+    offset: usize,
+    limit: usize,
+    by_priority: bool,
+    descending: bool,
+}
+
+pub(super) async fn answer(
+    context: &Arc<Context>,
+    caller: &Caller,
+    kind: Kind,
+    request: &Request,
+) -> Result<Reply, ApiError> {
+    let query = Query::new(kind, request)?;
+    if let Some((_, namespace)) = query.filters.iter().find(|(name, _)| name == "namespace") {
+        caller.needs(Role::Read, namespace)?;
+    }
+    // What any node has committed before is seen.
+    context.registry.kv_settle().await?;
+    let (registry, caller) = (context.registry.clone(), caller.clone());
+    let found = context.whole.apart(move || {
+        let mut found = Vec::new();
+        for entries in registry.all_rules() {
+            // All rules of one list are of one namespace.
+            let of_kind =
+                |key: &str| key.strip_prefix("rule/").is_some_and(|name| name.split('/').next() == Some(kind.name()));
+            let mut rules =
+                entries.iter().filter(|entry| of_kind(&entry.key)).filter_map(|entry| rule_of(entry)).peekable();
+            if rules.peek().is_some_and(|rule| caller.may(Role::Read, rule.namespace())) {
+                found.extend(rules.filter(|rule| caller.may(Role::Read, rule.namespace()) && query.fits(rule)));
+            }
+        }
+        let amount = found.len();
+        query.sort(&mut found);
+        let page: Vec<Value> = found
+            .into_iter()
+            .skip(query.offset)
+            .take(query.limit)
+            .map(|mut rule| {
+                rule.set_editable(caller.may(Role::Write, rule.namespace()));
+                show(&rule, kind != Kind::Limit)
+            })
+            .collect();
+        (amount, page)
+    });
+    let (amount, page) = found.await?;
+    let mut body = json!({ "code": code::OK, "info": "execute success", "amount": amount, "size": page.len() });
+    let list = if kind == Kind::Limit { "rateLimits" } else { "data" };
+    if let Some(fields) = body.as_object_mut() {
+        fields.insert(list.into(), page.into());
+    }
+    let reply = Reply::json(status(code::OK), &body);
+    Ok(if request.accepts_gzip() { reply.gzip() } else { reply })
+}
+
+impl Query {
+    fn new(kind: Kind, request: &Request) -> Result<Query, ApiError> {
+        let mut query = Query { filters: Vec::new(), offset: 0, limit: MOST, by_priority: false, descending: false };
+        for (name, value) in &request.query {
+            let number = || -> Result<usize, ApiError> {
+                let wrong = || ApiError::bad(format!("{name}={value:?}: expected a whole number"));
+                value.parse::<u32>().ok().and_then(|number| usize::try_from(number).ok()).ok_or_else(wrong)
+            };
+            match name.as_str() {
+                "offset" => query.offset = number()?,
+                "limit" => query.limit = number()?.min(MOST),
+                // A token may be here, too.
+                "brief" | "token" => {}
+                other if !known(kind).contains(&other) => {
+                    return Err(ApiError::bad(format!(
+                        "{other}: not known; expected one of offset, limit, {}",
+                        known(kind).join(", ")
+                    )));
+                }
+                "order_field" => match value.as_str() {
+                    "priority" => query.by_priority = true,
+                    "mtime" | "" => {}
+                    _ => return Err(ApiError::bad(format!("order_field={value:?}: expected mtime or priority"))),
+                },
+                "order_type" => match value.to_ascii_lowercase().as_str() {
+                    "desc" => query.descending = true,
+                    "asc" | "" => {}
+                    _ => return Err(ApiError::bad(format!("order_type={value:?}: expected asc or desc"))),
+                },
+                "enable" | "disable" if !matches!(value.as_str(), "true" | "false" | "") => {
+                    return Err(ApiError::bad(format!("{name}={value:?}: expected true or false")));
+                }
+                _ if value.is_empty() => {}
+                _ => query.filters.push((name.clone(), value.clone())),
+            }
+        }
+        Ok(query)
+    }
+
+    fn value(&self, name: &str) -> Option<&str> {
+        self.filters.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    fn fits(&self, rule: &Rule) -> bool {
+        let place = |name: &str, found: &str| self.value(name).is_none_or(|wanted| wanted == found);
+        let part =
+            |name: &str, found: &str| self.value(name).is_none_or(|wanted| found.contains(wanted.trim_matches('*')));
+        let all = self.filters.iter().all(|(name, value)| match name.as_str() {
+            "id" => rule.id() == value,
+            "enable" => rule.is_enabled() == (value == "true"),
+            "disable" => rule.is_enabled() != (value == "true"),
+            "description" => rule.description().contains(value.as_str()),
+            _ => true,
+        });
+        if !all {
+            return false;
+        }
+        match rule {
+            Rule::Routing(rule) => self.named(&rule.name) && self.routing_fits(rule),
+            Rule::Limit(rule) => {
+                let method = rule.method.as_ref().and_then(|method| method.value.as_deref()).unwrap_or_default();
+                part("name", of(&rule.name))
+                    && place("namespace", of(&rule.namespace))
+                    && place("service", of(&rule.service))
+                    && part("method", method)
+            }
+            Rule::Breaker(rule) => {
+                let matcher = rule.rule_matcher.clone().unwrap_or_default();
+                let (source, destination) =
+                    (matcher.source.unwrap_or_default(), matcher.destination.unwrap_or_default());
+                let places = [
+                    (source.namespace.as_str(), source.service.as_str()),
+                    (destination.namespace.as_str(), destination.service.as_str()),
+                ];
+                let method = destination.method.as_ref().and_then(|method| method.value.as_deref()).unwrap_or_default();
+                part("name", &rule.name)
+                    && place("namespace", &rule.namespace)
+                    && place("level", &rule.level.to_string())
+                    && part("srcService", &source.service)
+                    && part("srcNamespace", &source.namespace)
+                    && part("dstService", &destination.service)
+                    && part("dstNamespace", &destination.namespace)
+                    && part("dstMethod", method)
+                    && places
+                        .iter()
+                        .any(|(namespace, service)| place("serviceNamespace", namespace) && place("service", service))
+            }
+            Rule::Detector(rule) => {
+                let target = rule.target_service.clone().unwrap_or_default();
+                let method = target.method.as_ref().and_then(|method| method.value.as_deref()).unwrap_or_default();
+                part("name", &rule.name)
+                    && place("namespace", &rule.namespace)
+                    && place("serviceNamespace", &target.namespace)
+                    && place("service", &target.service)
+                    && part("dstService", &target.service)
+                    && part("dstNamespace", &target.namespace)
+                    && part("dstMethod", method)
+            }
+        }
+    }
+
+    /// A rule of routing is found by its whole name, or by a part of it where that has a `*` at an end.
+    fn named(&self, found: &str) -> bool {
+        self.value("name").is_none_or(|wanted| match wanted.trim_matches('*') {
+            part if part.len() < wanted.len() => found.contains(part),
+            whole => whole == found,
+        })
+    }
+
+    /// Whether one of its parts has the source and the destination that were asked for: `service` and `namespace` as either of them.
+    fn routing_fits(&self, rule: &pb::RouteRule) -> bool {
+        let side = |namespace, service| (self.value(namespace), self.value(service));
+        let fits =
+            |(wanted_namespace, wanted_service): (Option<&str>, Option<&str>), namespace: &str, service: &str| {
+                wanted_namespace.is_none_or(|wanted| wanted == namespace)
+                    && wanted_service.is_none_or(|wanted| wanted == service)
+            };
+        let (either, from, to) = (
+            side("namespace", "service"),
+            side("source_namespace", "source_service"),
+            side("destination_namespace", "destination_service"),
+        );
+        let asked = |side: (Option<&str>, Option<&str>)| side.0.is_some() || side.1.is_some();
+        let own = |side: (Option<&str>, Option<&str>)| side.1.is_none() && side.0 == Some(&*rule.namespace);
+        match routing(rule) {
+            Ok(Routing::Rules(config)) => routes::parts(&config).iter().any(|(_, sources, destinations)| {
+                let source = |side| sources.iter().any(|it| fits(side, &it.namespace, &it.service));
+                let destination = |side| destinations.iter().any(|it| fits(side, &it.namespace, &it.service));
+                (!asked(either) || own(either) || source(either) || destination(either))
+                    && (!asked(from) || source(from))
+                    && (!asked(to) || destination(to))
+            }),
+            Ok(Routing::Nearby(config)) => {
+                let here = |side| !asked(side) || fits(side, &config.namespace, &config.service);
+                (own(either) || here(either)) && here(to) && !asked(from)
+            }
+            Err(_) => !asked(either) && !asked(from) && !asked(to),
+        }
+    }
+
+    /// The latest first, or the most important one.
+    fn sort(&self, rules: &mut [Rule]) {
+        let priority = |rule: &Rule| match rule {
+            Rule::Routing(rule) => rule.priority,
+            Rule::Limit(rule) => rule.priority.unwrap_or(0),
+            Rule::Breaker(rule) => rule.priority,
+            Rule::Detector(rule) => rule.priority,
+        };
+        rules.sort_by_cached_key(|rule| (rule.stamp().mtime, rule.id().to_owned()));
+        rules.reverse();
+        if self.by_priority {
+            rules.sort_by_key(priority);
+        }
+        if self.descending {
+            rules.reverse();
+        }
+    }
+}
