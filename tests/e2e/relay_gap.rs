@@ -112,8 +112,9 @@ async fn a_gap_that_nobody_can_fill_ends_with_a_reset() {
     relay.wait_receiving().await;
     relay.stop().await;
     until_it_is_lost(primary, &relay).await;
+    // Counted: between two tries there is no slot, because the relay drops a lost one and makes it anew.
     let restart = format!(
-        "SELECT wal_status <> 'lost' AND restart_lsn IS NOT NULL FROM pg_replication_slots WHERE slot_name = '{}'",
+        "SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{}' AND wal_status <> 'lost' AND restart_lsn IS NOT NULL",
         relay.name()
     );
     relay.launch();
@@ -133,7 +134,7 @@ async fn a_gap_that_nobody_can_fill_ends_with_a_reset() {
     let kept = async || {
         // Only a checkpoint notes that a slot's WAL is gone.
         primary.execute("CHECKPOINT").await;
-        (primary.query(&restart).await == "t").then_some(())
+        (primary.query(&restart).await == "1").then_some(())
     };
     cluster.wait("a slot that keeps WAL", kept).await;
 
