@@ -1,4 +1,5 @@
-//! Answers that are about all services of a namespace: made away from the threads that answer heartbeats, once for all who ask.
+//! Answers that are about all services of a namespace, or about a long one: made away from the threads that answer heartbeats. Those about all
+//! services are made once for all who ask.
 //!
 //! ```text
 //!  piece of a service's instances ─▶ its part, encoded once ─┐
@@ -16,6 +17,7 @@ use std::time::Duration;
 use bytes::{BufMut, Bytes, BytesMut};
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
+use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -38,6 +40,9 @@ const STORED: usize = 512;
 const GZIP: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
 /// The end of a DEFLATE stream: a last block with nothing in it.
 const LAST_BLOCK: [u8; 2] = [3, 0];
+
+/// A service with more instances to look through, or to encode, is looked through on another thread.
+pub(super) const MOST_AT_ONCE: usize = 256;
 
 /// What a body is of. Another value is another content.
 pub(super) type Stamp = (Revision, Revision);
@@ -148,6 +153,24 @@ impl Whole {
         self.apart(move || composed(packed, make)).await
     }
 
+    /// What `make` composes of one service, with what each piece of its instances comes to under `encoding`. Where that is still to be made of
+    /// many instances, it is made on a thread of its own.
+    ///
+    /// # Errors
+    /// The server stops.
+    pub(super) async fn of_service(
+        &self,
+        service: Arc<ServiceSnapshot>,
+        encoding: Encoding,
+        packed: bool,
+        make: impl FnOnce(&ServiceSnapshot, &mut Composer) + Send + 'static,
+    ) -> Result<Pieces, ApiError> {
+        let lacking = service.instances.pieces().filter(|piece| !piece.encodings().made(encoding, packed));
+        let lacking: usize = lacking.map(|piece| piece.len()).sum();
+        let make = move |out: &mut Composer| make(&service, out);
+        if lacking <= MOST_AT_ONCE { Ok(composed(packed, make)) } else { self.once(packed, make).await }
+    }
+
     /// What looks through all of the registry: on a thread of its own, one at a time.
     ///
     /// # Errors
@@ -179,6 +202,22 @@ impl Whole {
         made.push(entry);
         slot
     }
+}
+
+/// Entries in JSON, one after the other with commas between: a list without its brackets.
+pub(super) fn entries<T: Serialize>(entries: impl Iterator<Item = T>) -> Bytes {
+    let mut list = Vec::new();
+    for entry in entries {
+        if !list.is_empty() {
+            list.push(b',');
+        }
+        let before = list.len();
+        // Our own types: none has a Serialize that fails.
+        if serde_json::to_writer(&mut list, &entry).is_err() {
+            list.truncate(before);
+        }
+    }
+    list.into()
 }
 
 fn stopping() -> ApiError {

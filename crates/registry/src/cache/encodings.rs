@@ -21,16 +21,18 @@ enum Form {
 /// What a front makes of a service, or of a piece of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
-    /// The native front's JSON.
+    /// The native front's instances of a piece, JSON, without the brackets of the list.
     NativeJson,
-    /// The same, gzip.
-    NativeJsonGzip,
-    /// Consul's `/v1/health/service`.
+    /// Consul's `/v1/health/service` of a piece, without the brackets of the list.
     ConsulHealth,
-    /// Consul's `/v1/health/service?passing`.
+    /// Consul's `/v1/health/service?passing` of a piece, without the brackets of the list.
     ConsulPassing,
-    /// Consul's `/v1/catalog/service`.
+    /// Consul's `/v1/catalog/service` of a piece, without the brackets of the list.
     ConsulCatalog,
+    /// Nacos' hosts of a piece, without the brackets of the list.
+    NacosHosts,
+    /// Those that are not critical.
+    NacosHealthy,
     /// The service's entry of Consul's `/v1/catalog/services`: name and tags.
     ConsulTags,
     /// Consul's checks of a piece's instances, without the brackets of the list.
@@ -71,6 +73,13 @@ impl Encodings {
         let encodings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = encodings.iter().find(|(known, form, _)| (*known, *form) == (encoding, Form::Plain))?;
         found.2.get().cloned()
+    }
+
+    /// Whether [`Encodings::get_packed`] (`packed`) or [`Encodings::get`] has made it.
+    pub(crate) fn made(&self, encoding: Encoding, packed: bool) -> bool {
+        let form = if packed { Form::Packed } else { Form::Plain };
+        let encodings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        encodings.iter().any(|(known, of, made)| (*known, *of) == (encoding, form) && made.get().is_some())
     }
 
     fn slot(&self, encoding: Encoding, form: Form) -> Encoded {

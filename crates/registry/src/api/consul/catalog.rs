@@ -44,11 +44,11 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
                 return Ok(blocked.show(Reply::ok(&[(); 0])));
             };
             let wanted = call.wanted_tags();
-            let list = if call.wanted.is_all() && wanted.is_empty() {
-                let every = |snapshot: &ServiceSnapshot, scope: &Scope| {
-                    entries(snapshot.instances.iter().map(|instance| CatalogService::new(instance, &scope.node)))
+            let reply = if call.wanted.is_all() && wanted.is_empty() {
+                let make = |instances: &[Arc<Instance>], scope: &Scope| {
+                    entries(instances.iter().map(|instance| CatalogService::new(instance, &scope.node)))
                 };
-                call.of_service(snapshot, Encoding::ConsulCatalog, every).await?
+                call.list_of(snapshot, Encoding::ConsulCatalog, make).await?
             } else {
                 let fitting = move |snapshot: &ServiceSnapshot, scope: &Scope| {
                     let is_wanted = |kept: &Kept| has_tags(&kept.tags, &wanted) && scope.wanted.node(kept);
@@ -56,9 +56,9 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
                     let list = list.map(|instance| CatalogService::new(instance, &scope.node));
                     entries(list.filter(|entry| scope.fits(entry)))
                 };
-                call.look_through(snapshot, fitting).await?
+                bracketed(&call.look_through(snapshot, fitting).await?)
             };
-            Ok(blocked.show(bracketed(&list)))
+            Ok(blocked.show(reply))
         }
         ["connect", _] => Ok(call.blocked(None).await?.show(Reply::ok(&[(); 0]))),
         ["nodes"] => {

@@ -24,14 +24,13 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
             let Some(snapshot) = call.context.registry.snapshot(&key) else {
                 return Ok(blocked.show(bracketed(b"")));
             };
-            let list = match call.wanted.is_all() {
-                true => {
-                    call.of_service(snapshot, Encoding::ConsulChecks, |it, scope| checks(&it.instances, scope, None))
-                        .await?
-                }
-                false => call.look_through(snapshot, |it, scope| checks(&it.instances, scope, None)).await?,
+            let reply = if call.wanted.is_all() {
+                let make = |instances: &[Arc<Instance>], scope: &Scope| checks(instances, scope, None);
+                call.list_of(snapshot, Encoding::ConsulChecks, make).await?
+            } else {
+                bracketed(&call.look_through(snapshot, |it, scope| checks(&it.instances, scope, None)).await?)
             };
-            Ok(blocked.show(bracketed(&list)))
+            Ok(blocked.show(reply))
         }
         ["state", state] => {
             let wanted = match *state {
@@ -122,11 +121,14 @@ async fn service(call: &Call<'_>, name: &str) -> Result<Reply, ApiError> {
     let plain = call.wanted.is_all() && call.request.param("tag").is_none();
     let reply = match call.context.registry.snapshot(&key) {
         None => Reply::bytes(StatusCode::OK, JSON, "[]"),
-        // What nearly everybody asks is written once a revision.
+        // What nearly everybody asks is kept with the instances.
         Some(snapshot) if plain => {
             let slot = if passing { Encoding::ConsulPassing } else { Encoding::ConsulHealth };
-            let make = move |snapshot: &ServiceSnapshot, scope: &Scope| encode(snapshot, passing, &scope.node);
-            Reply::bytes(StatusCode::OK, JSON, call.of_service(snapshot, slot, make).await?)
+            let make = move |instances: &[Arc<Instance>], scope: &Scope| {
+                let list = instances.iter().filter(|instance| !passing || entry::worst(instance) == Health::Passing);
+                entries(list.map(|instance| ServiceEntry::new(instance, &scope.node)))
+            };
+            call.list_of(snapshot, slot, make).await?
         }
         Some(snapshot) => {
             let wanted = call.wanted_tags();
@@ -143,10 +145,4 @@ async fn service(call: &Call<'_>, name: &str) -> Result<Reply, ApiError> {
     };
     let reply = if call.request.accepts_gzip() { reply.gzip() } else { reply };
     Ok(blocked.show(reply))
-}
-
-fn encode(snapshot: &ServiceSnapshot, passing: bool, own: &str) -> Bytes {
-    let wanted = snapshot.instances.iter().filter(|instance| !passing || entry::worst(instance) == Health::Passing);
-    let entries: Vec<ServiceEntry> = wanted.map(|instance| ServiceEntry::new(instance, own)).collect();
-    serde_json::to_vec(&entries).unwrap_or_default().into()
 }

@@ -31,7 +31,7 @@ use serde_json::Value;
 
 use super::auth::{Caller, Role};
 use super::reply::JSON;
-use super::whole::{Composer, Key};
+use super::whole::{Composer, Key, MOST_AT_ONCE, entries};
 use super::{ApiError, Context, Reply, Request, Watched, identity, namespace};
 use crate::{
     Encoding, Instance, InstanceId, NamespaceName, Registration, Registry, Revision, ServiceKey, ServiceSnapshot,
@@ -78,9 +78,6 @@ struct Scope {
     node: String,
     wanted: Wanted,
 }
-
-/// A service with more instances is looked through on another thread.
-const MOST_AT_ONCE: usize = 256;
 
 pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
     let path = request.path();
@@ -331,21 +328,25 @@ impl Call<'_> {
         Ok(Reply::pieces(JSON, body, packed))
     }
 
-    /// An answer that is about one service: what `make` gives of the whole of it, kept under `encoding`.
-    async fn of_service(
+    /// An answer that is a list of what one service has: what `make` gives of some of its instances, without the brackets, kept with each
+    /// piece of them under `encoding`. `make` depends on nothing but the instances.
+    async fn list_of(
         &self,
         snapshot: Arc<ServiceSnapshot>,
         encoding: Encoding,
-        make: impl FnOnce(&ServiceSnapshot, &Scope) -> Bytes + Send + 'static,
-    ) -> Result<Bytes, ApiError> {
-        let scope = self.scope();
-        if snapshot.instances.len() <= MOST_AT_ONCE || snapshot.encodings().known(encoding).is_some() {
-            return Ok(snapshot.encoded(encoding, |snapshot| make(snapshot, &scope)));
-        }
-        self.context.whole.apart(move || snapshot.encoded(encoding, |snapshot| make(snapshot, &scope))).await
+        make: impl Fn(&[Arc<Instance>], &Scope) -> Bytes + Send + 'static,
+    ) -> Result<Reply, ApiError> {
+        let (scope, packed) = (self.scope(), self.request.accepts_gzip());
+        let make = move |service: &ServiceSnapshot, out: &mut Composer| {
+            out.text("[");
+            out.list(service, encoding, "", ",", |instances| make(instances, &scope));
+            out.text("]");
+        };
+        let body = self.context.whole.of_service(snapshot, encoding, packed, make).await?;
+        Ok(Reply::pieces(JSON, body, packed))
     }
 
-    /// As [`Call::of_service`], of what only this request asks for.
+    /// What only this request asks for of one service.
     async fn look_through<T: Send + 'static>(
         &self,
         snapshot: Arc<ServiceSnapshot>,
@@ -405,22 +406,6 @@ impl Scope {
 /// Whether all tags that are wanted are there.
 fn has_tags(tags: &[String], wanted: &[String]) -> bool {
     wanted.iter().all(|tag| tags.contains(tag))
-}
-
-/// Entries in JSON, one after the other with commas between: a list without its brackets.
-fn entries<T: Serialize>(entries: impl Iterator<Item = T>) -> Bytes {
-    let mut list = Vec::new();
-    for entry in entries {
-        if !list.is_empty() {
-            list.push(b',');
-        }
-        let before = list.len();
-        // Our own types: none has a Serialize that fails.
-        if serde_json::to_writer(&mut list, &entry).is_err() {
-            list.truncate(before);
-        }
-    }
-    list.into()
 }
 
 /// Adds a JSON value.

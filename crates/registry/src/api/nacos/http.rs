@@ -4,10 +4,12 @@ use hyper::{Method, StatusCode};
 use serde_json::json;
 
 use super::super::auth::Role;
-use super::naming::{Naming, Wanted, named};
+use super::super::reply::JSON;
+use super::super::whole::{Composer, entries};
+use super::naming::{Hosts, Naming, Wanted, named};
 use super::wire::{self, Fields, Lease, Sent, Service};
 use super::*;
-use crate::Beat;
+use crate::{Beat, Encoding, ServiceSnapshot};
 
 /// A beat was taken.
 const BEAT_OK: u64 = 10_200;
@@ -35,7 +37,7 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
         ("DELETE", ["nacos", "v1", "ns", "instance"]) => call.deregister().await,
         ("GET", ["nacos", "v1", "ns", "instance"]) => call.instance().await,
         ("PUT", ["nacos", "v1", "ns", "instance", "beat"]) => call.beat().await,
-        ("GET", ["nacos", "v1", "ns", "instance", "list"]) => call.list(),
+        ("GET", ["nacos", "v1", "ns", "instance", "list"]) => call.list().await,
         ("GET", ["nacos", "v1", "ns", "service", "list"]) => call.services().await,
         ("GET", ["nacos", "v1", "ns", "operator", "metrics"]) => {
             call.naming.needs(Role::Read)?;
@@ -133,24 +135,34 @@ impl Call<'_> {
         Ok(Reply::ok(&shown))
     }
 
-    fn list(&self) -> Result<Reply, ApiError> {
+    async fn list(&self) -> Result<Reply, ApiError> {
         self.naming.needs(Role::Read)?;
         let service = self.service()?;
         let healthy = self.fields.text("healthyOnly").eq_ignore_ascii_case("true");
         let wanted = Wanted { clusters: self.fields.text("clusters").to_owned(), healthy };
-        let hosts = self.naming.hosts(&service, &wanted)?;
-        let mut info = wire::service_info(&service, &wanted.clusters, hosts, crate::registry::now_millis());
-        info["name"] = service.full().into();
-        for (key, value) in [
-            ("dom", json!(service.full())),
-            ("useSpecifiedURL", json!(false)),
-            ("env", json!("")),
-            ("metadata", json!({})),
-        ] {
-            info[key] = value;
-        }
-        let reply = Reply::ok(&info);
-        Ok(if self.request.accepts_gzip() { reply.gzip() } else { reply })
+        let context = self.naming.context;
+        let snapshot = context.registry.snapshot(&self.naming.key(&service)?);
+        // What nearly everybody asks is kept with the instances.
+        let Some(snapshot) = snapshot.filter(|_| wanted.clusters.is_empty()) else {
+            let reply = Reply::ok(&info(&service, &wanted, self.naming.hosts(&service, &wanted)?));
+            return Ok(if self.request.accepts_gzip() { reply.gzip() } else { reply });
+        };
+        let mut rest = info(&service, &wanted, Hosts { revision: snapshot.revision, list: Vec::new() });
+        rest.as_object_mut().map(|fields| fields.remove("hosts"));
+        let rest = rest.to_string();
+        let encoding = if healthy { Encoding::NacosHealthy } else { Encoding::NacosHosts };
+        let packed = self.request.accepts_gzip();
+        let make = move |snapshot: &ServiceSnapshot, out: &mut Composer| {
+            out.text("{\"hosts\":[");
+            out.list(snapshot, encoding, "", ",", |instances| {
+                let list = instances.iter().filter(|instance| wanted.has(instance));
+                entries(list.map(|instance| wire::shown(instance, &service)))
+            });
+            out.text("],");
+            out.text(rest.strip_prefix('{').unwrap_or_default());
+        };
+        let body = context.whole.of_service(snapshot, encoding, packed, make).await?;
+        Ok(Reply::pieces(JSON, body, packed))
     }
 
     async fn services(&self) -> Result<Reply, ApiError> {
@@ -159,4 +171,16 @@ impl Call<'_> {
         let (names, count) = self.naming.services(self.fields.text("groupName"), page, size).await?;
         Ok(Reply::ok(&json!({ "count": count, "doms": names })))
     }
+}
+
+/// A list of instances as this API tells it.
+fn info(service: &Service, wanted: &Wanted, hosts: Hosts) -> Value {
+    let mut info = wire::service_info(service, &wanted.clusters, hosts, crate::registry::now_millis());
+    info["name"] = service.full().into();
+    for (key, value) in
+        [("dom", json!(service.full())), ("useSpecifiedURL", json!(false)), ("env", json!("")), ("metadata", json!({}))]
+    {
+        info[key] = value;
+    }
+    info
 }

@@ -36,6 +36,16 @@ pub(super) struct Wanted {
     pub(super) healthy: bool,
 }
 
+impl Wanted {
+    /// Whether the instance is one of them. Who is taken out is not, as in Nacos.
+    pub(super) fn has(&self, instance: &Instance) -> bool {
+        let mut clusters = self.clusters.split(',').map(str::trim).filter(|name| !name.is_empty()).peekable();
+        !instance.isolate
+            && (!self.healthy || instance.overall() != crate::Health::Critical)
+            && (clusters.peek().is_none() || clusters.any(|name| name == wire::cluster(instance)))
+    }
+}
+
 impl Naming<'_> {
     /// Insists that the caller may do this in the namespace.
     pub(super) fn needs(&self, role: Role) -> Result<(), ApiError> {
@@ -143,12 +153,7 @@ impl Naming<'_> {
 pub(super) fn hosts(context: &Context, service: &Service, key: &ServiceKey, wanted: &Wanted) -> Hosts {
     let before = context.registry.revision_of(key);
     let snapshot = context.registry.snapshot(key);
-    let clusters: Vec<&str> = wanted.clusters.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
     let list = snapshot.iter().flat_map(|snapshot| snapshot.instances.iter());
-    // Who is taken out is not shown, as in Nacos.
-    let list = list.filter(|instance| !instance.isolate);
-    let list = list.filter(|instance| clusters.is_empty() || clusters.contains(&wire::cluster(instance).as_str()));
-    let list = list.filter(|instance| !wanted.healthy || instance.overall() != crate::Health::Critical);
-    let list = list.map(|instance| wire::shown(instance, service)).collect();
+    let list = list.filter(|instance| wanted.has(instance)).map(|instance| wire::shown(instance, service)).collect();
     Hosts { revision: snapshot.as_ref().map_or(before, |snapshot| snapshot.revision), list }
 }

@@ -9,14 +9,14 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use hyper::StatusCode;
-use hyper::header::{CONTENT_ENCODING, ETAG, HeaderName, IF_NONE_MATCH, VARY};
+use hyper::header::{ETAG, HeaderName, IF_NONE_MATCH, VARY};
 use serde_json::{Value, json};
 
 use super::auth::{Caller, Role};
 use super::reply::JSON;
-use super::{ApiError, Context, Reply, Request, Watched, changed, gzip, namespace, several};
+use super::whole::{Composer, entries};
+use super::{ApiError, Context, Reply, Request, Watched, changed, namespace, several};
 use crate::{
     Beat, Encoding, InstanceId, NamespaceName, Patch, Registration, Registry, Revision, ServiceKey, ServiceSnapshot,
 };
@@ -270,19 +270,25 @@ async fn discover(context: &Context, request: &Request, service: &ServiceKey) ->
     let known = request.header(&IF_NONE_MATCH).is_some_and(|tags| tags.split(',').any(|known| known.trim() == tag));
     let reply = if known {
         Reply::empty(StatusCode::NOT_MODIFIED)
-    } else if filter.is_empty() && request.accepts_gzip() {
-        let packed = snapshot.encoded(Encoding::NativeJsonGzip, |snapshot| gzip::pack(&encode(snapshot)).into());
-        Reply::bytes(StatusCode::OK, JSON, packed).header(CONTENT_ENCODING, "gzip")
     } else if filter.is_empty() {
-        Reply::bytes(StatusCode::OK, JSON, snapshot.encoded(Encoding::NativeJson, encode))
+        let packed = request.accepts_gzip();
+        let body = context.whole.of_service(Arc::clone(&snapshot), Encoding::NativeJson, packed, compose).await?;
+        Reply::pieces(JSON, body, packed)
     } else {
         Reply::ok(&ShownService::new(&snapshot, |instance| filter.fits(instance)))
     };
     Ok(reply.header(VARY, "Accept-Encoding").header(ETAG, tag).header(REVISION, snapshot.revision.0).waited(waited))
 }
 
-fn encode(snapshot: &ServiceSnapshot) -> Bytes {
-    serde_json::to_vec(&ShownService::new(snapshot, |_| true)).unwrap_or_default().into()
+/// A service with all its instances, as [`ShownService`] has it.
+fn compose(snapshot: &ServiceSnapshot, out: &mut Composer) {
+    let empty = serde_json::to_vec(&ShownService::new(snapshot, |_| false)).unwrap_or_default();
+    // The instances come last: `…,"instances":[]}`.
+    out.text(empty.strip_suffix(b"]}").unwrap_or_default());
+    out.list(snapshot, Encoding::NativeJson, "", ",", |instances| {
+        entries(instances.iter().map(|instance| Shown::from(&**instance)))
+    });
+    out.text("]}");
 }
 
 async fn register(
