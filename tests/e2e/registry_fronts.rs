@@ -1,7 +1,11 @@
 //! What Consul's and Eureka's structures hold is honoured or refused, never dropped; and no client of Consul's spins.
 
+use std::io::Read;
+
 use kingpost_tests::{Answer, RegistryNode, SOON, ShowLogs, wait_until, within};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 /// What becomes of a field.
 enum Field {
@@ -311,4 +315,72 @@ async fn eurekas_applications_are_the_sum_of_each() {
     assert_eq!(all["applications"]["application"][1]["instance"].as_array().unwrap().len(), 2);
     let delta = node.ask("GET", "/eureka/apps/delta", &json, "").await.json();
     assert_eq!(delta["applications"]["apps__hashcode"], all["applications"]["apps__hashcode"]);
+}
+
+/// The body of a GET by a client that takes gzip, unpacked.
+async fn unpacked(node: &RegistryNode, path: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", node.port())).await.unwrap();
+    let request =
+        format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    within(path, SOON, node.dir(), stream.read_to_end(&mut answer)).await.unwrap();
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n").expect("a head") + 4;
+    let head = String::from_utf8_lossy(&answer[..end]).to_lowercase();
+    assert!(head.contains("content-encoding: gzip") && head.contains("vary: accept-encoding"), "{path}: {head}");
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(&answer[end..]).read_to_string(&mut text).expect("a gzip stream");
+    text
+}
+
+/// What is kept of a service is kept in pieces of its instances. A filter that all fit looks through them all each time.
+#[tokio::test]
+async fn what_is_kept_of_a_long_service_is_what_looking_through_it_gives() {
+    const MANY: usize = 300;
+    let node = RegistryNode::start("").await;
+    let _logs = ShowLogs(node.dir());
+    let web = |ns: &str| format!("/v1/namespaces/{ns}/services/web/instances");
+    for ns in ["default", "other"] {
+        let instance = |n: usize| {
+            let health = ["passing", "warning", "critical"][n % 3];
+            json!({ "service": "web", "id": format!("i{n:03}"), "host": format!("{ns}-{n}"), "port": 1, "version": "v", "health": health })
+        };
+        let all: Vec<Value> = (0..MANY).map(instance).collect();
+        let answer = node.send("POST", &format!("/v1/namespaces/{ns}/instances"), &json!({ "instances": all })).await;
+        assert_eq!(answer.json()["failed"], 0, "{}", answer.body);
+    }
+    let look = async |changes: usize| {
+        for (ns, stranger) in [("default", "other-"), ("other", "default-")] {
+            let nacos = format!("/nacos/v1/ns/instance/list?serviceName=web&namespaceId={ns}");
+            for (kept, looked, part, count) in [
+                (format!("{}?", web(ns)), "&version=v", "/instances", MANY),
+                (format!("/v1/health/service/web?ns={ns}"), "&filter=Service.Port==1", "", MANY),
+                (format!("/v1/health/service/web?passing&ns={ns}"), "&filter=Service.Port==1", "", MANY / 3),
+                (format!("/v1/health/checks/web?ns={ns}"), "&filter=ServiceName==web", "", MANY - MANY / 3),
+                (format!("/v1/catalog/service/web?ns={ns}"), "&filter=ServicePort==1", "", MANY),
+                (nacos.clone(), "&clusters=DEFAULT", "/hosts", MANY),
+                (format!("{nacos}&healthyOnly=true"), "&clusters=DEFAULT", "/hosts", MANY - MANY / 3),
+            ] {
+                let list = |text: &str| serde_json::from_str::<Value>(text).expect(text).pointer(part).cloned();
+                let first = node.get(&kept).await.body;
+                assert!(!first.contains(stranger), "{kept}: another namespace's instance");
+                let found = list(&first);
+                assert_eq!(found.as_ref().and_then(Value::as_array).map(Vec::len), Some(count), "{kept}");
+                assert_eq!(found, list(&node.get(&format!("{kept}{looked}")).await.body), "{kept}: looked through");
+                assert_eq!(found, list(&node.get(&kept).await.body), "{kept}: again");
+                assert_eq!(found, list(&unpacked(&node, &kept).await), "{kept}: compressed");
+                assert_eq!(found, list(&unpacked(&node, &kept).await), "{kept}: compressed, again");
+                // Checks do not say where an instance is.
+                let moved = changes > 0 && ns == "default" && !kept.contains("/checks/");
+                assert_eq!(first.contains("moved-"), moved, "{kept}: after {changes} changes");
+            }
+        }
+    };
+    look(0).await;
+    // Instances in the first piece, in the middle and in the last one, one at a time; all of them passing.
+    for (changes, n) in [0, 150, 297].into_iter().enumerate() {
+        let moved = json!({ "host": format!("moved-{n}"), "port": 1, "version": "v" });
+        assert_eq!(node.send("PUT", &format!("{}/i{n:03}", web("default")), &moved).await.status, 200);
+        look(changes + 1).await;
+    }
 }
