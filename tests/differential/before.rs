@@ -21,6 +21,9 @@ pub(crate) struct Before {
     pub(crate) chains: bool,
     /// Another client has sent messages that no Sync or Flush has followed.
     pub(crate) others_unfinished: bool,
+    /// Another client of the database has written between messages of this client and the Sync behind them: `a: P '' "select …"; B; E`, then
+    /// `b: Q "insert …"`, then `a: S`.
+    pub(crate) others_write_before_sync: bool,
     /// Another client has prepared a statement, or had it described, and no Sync has followed: `P s "select * from t"; H`.
     pub(crate) others_prepare: bool,
     /// The client has sent DEALLOCATE in a Query right behind messages of the extended protocol, without a Sync in between, or in a text with other
@@ -49,6 +52,10 @@ fn says(packet: &Packet, words: &[&str]) -> bool {
         words.iter().any(|word| text.contains(word))
     })
 }
+
+/// What stands in every statement of a session that may change rows.
+const WRITES: [&str; 10] =
+    ["insert", "update", "delete", "truncate", "copy", "call", "noting", "execute", "commit", "end"];
 
 /// The statement ends a transaction.
 fn ends(text: &str) -> bool {
@@ -94,6 +101,22 @@ impl Before {
             chains: own().any(|packet| says(packet, &["and chain"])),
             others_unfinished: false,
             others_prepare: false,
+            others_write_before_sync: {
+                let database = &session.clients[client].database;
+                let (mut kept, mut wrote, mut behind) = (false, false, false);
+                for packet in packets() {
+                    if packet.client == client {
+                        behind = wrote;
+                        for message in &packet.messages {
+                            kept = !matches!(message, Message::Sync | Message::Flush | Message::Query(_));
+                            wrote &= kept;
+                        }
+                    } else if kept && session.clients[packet.client].database == *database {
+                        wrote |= says(packet, &WRITES);
+                    }
+                }
+                behind || wrote
+            },
             listens_behind_notify: own().any(|packet| {
                 let texts: Vec<String> =
                     packet.messages.iter().filter_map(Message::sql).map(str::to_ascii_lowercase).collect();
@@ -162,7 +185,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g`, `s`, `u`, `t` for what holds for client `a` in the last step.
+    /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g`, `s`, `u`, `t`, `w` for what holds for client `a` in the last step.
     fn before(text: &str, open: bool) -> String {
         let session = parse(text).unwrap().session;
         let before = Before::of(&session, session.steps.len() - 1, 0, open);
@@ -179,6 +202,7 @@ mod tests {
             (before.shadows, 's'),
             (before.unlistens_behind_notify, 'u'),
             (before.sets_transaction_behind, 't'),
+            (before.others_write_before_sync, 'w'),
         ];
         flags.iter().filter(|(holds, _)| *holds).map(|(_, letter)| *letter).collect()
     }
@@ -230,6 +254,23 @@ mod tests {
             ),
             (PLAIN, "b: P s \"select 1\"\na: P r \"set transaction isolation level serializable\"", false, ""),
             (PLAIN, "a: P s \"select 1\" ; P r \"begin isolation level serializable\"", false, "t"),
+            (PLAIN, "a: P '' \"select 1\" ; B '' '' ; E ''\nb: Q \"select n from noting\"", false, "w"),
+            (PLAIN, "a: P '' \"select 1\" ; B '' '' ; E ''\nb: Q \"insert into log values (4)\"\na: S", false, "w"),
+            (
+                PLAIN,
+                "a: P '' \"select 1\" ; B '' '' ; E ''\nb: Q \"insert into log values (4)\"\na: S\na: S",
+                false,
+                "",
+            ),
+            (PLAIN, "a: P '' \"select 1\" ; B '' '' ; E '' ; S\nb: Q \"insert into log values (4)\"\na: S", false, ""),
+            (PLAIN, "a: P '' \"select 1\" ; B '' '' ; E ''\nb: Q \"select 1\"\na: S", false, ""),
+            (
+                "client a x y\nclient b x z\n",
+                "a: P '' \"select 1\" ; B '' '' ; E ''\nb: Q \"insert into log values (4)\"\na: S",
+                false,
+                "",
+            ),
+            (PLAIN, "a: P '' \"select 1\" ; B '' '' ; E '' ; H\nb: Q \"insert into log values (4)\"\na: S", false, ""),
         ] {
             assert_eq!(before(&format!("{clients}{steps}"), open), expected, "{steps}");
         }

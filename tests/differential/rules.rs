@@ -170,7 +170,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "kept-unit",
-        what: "messages that no Sync or Flush has followed yet are not carried out, and lock nothing",
+        what: "messages that no Sync or Flush has followed yet are not carried out: they lock nothing, and see what others write until then",
         why: "what is executed as one is routed as one ([0004](decisions/0004-units-and-replay.md)); PostgreSQL keeps only the answers",
         covers: kept_unit,
     },
@@ -455,9 +455,11 @@ fn deallocate_inside(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<
     (unknown && done && scene.before.deallocates_inside).then_some(Verdict::Over)
 }
 
-fn kept_unit(scene: &Scene<'_>, direct: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
-    let waited = is_error(direct, "55P03");
-    (waited && scene.before.others_unfinished).then_some(Verdict::Over)
+fn kept_unit(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    let waited = is_error(direct, "55P03") && scene.before.others_unfinished;
+    let is_result = |reply: Option<&Reply>| matches!(reply, Some(Reply::Row(_) | Reply::Complete(_)));
+    let later = is_result(direct) && is_result(proxied) && scene.before.others_write_before_sync;
+    (waited || later).then_some(Verdict::Over)
 }
 
 fn known_unit(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
@@ -624,6 +626,10 @@ mod tests {
             (none, locked(), error("55006", "canceling statement due to lock timeout"), ""),
             (none, locked(), done(), ""),
             (Before { others_unfinished: true, ..none }, locked(), done(), "kept-unit Over"),
+            (Before { others_write_before_sync: true, ..none }, row(Some("3")), row(Some("4")), "kept-unit Over"),
+            (Before { others_write_before_sync: true, ..none }, row(Some("3")), done(), "kept-unit Over"),
+            (Before { others_write_before_sync: true, ..none }, row(Some("3")), aborted(), ""),
+            (none, row(Some("3")), row(Some("4")), ""),
             (Before { others_prepare: true, ..none }, locked(), done(), "known-unit Over"),
             (Before { others_prepare: true, ..none }, done(), locked(), ""),
             (Before { others_prepare: true, ..none }, locked(), aborted(), ""),
