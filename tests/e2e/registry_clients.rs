@@ -367,6 +367,78 @@ async fn registry_prometheus_consul_sd() {
     are("nothing is left", [&[], &red]).await;
 }
 
+/// Traefik's own provider of Consul's catalog, as a library. Two of them, each with the token of one namespace, and one with a token for another
+/// namespace than the one that it asks for. Routers appear, lose a server that is in maintenance, and vanish.
+#[tokio::test]
+#[ignore = "needs Go and the network: make clients"]
+async fn registry_traefik() {
+    if !there("go") {
+        return;
+    }
+    let program = new_dir("go").join("traefik");
+    let from = here().join("go/traefik");
+    build(Command::new("go").args(["build", "-o"]).arg(&program).arg(".").current_dir(from)).await;
+    // Each with its SHA-256.
+    let tokens = [
+        ("one", "a-token", "1f6076e3a47ba1ded08025ffe06e57af217c14f9407f33fba50f99b1c7019387"),
+        ("two", "b-token", "c033d6825ce303906a2a8cfc0f933e8380fefc8e039ef2bd3dabb97b1a27c875"),
+    ];
+    let mut more = "auth = \"tokens\"\n".to_owned();
+    for (namespace, _, hash) in tokens {
+        more += &format!(
+            "[[registry.tokens]]\nname = \"{namespace}\"\nsha256 = \"{hash}\"\nrole = \"write\"\nnamespaces = [\"{namespace}\"]\n"
+        );
+    }
+    let node = RegistryNode::start(&more).await;
+    let _logs = ShowLogs(node.dir());
+    let start = |name: &str, namespace: &str, token: &str| {
+        let mut go = command(&program, RunAs::Tests, "KILL");
+        go.env("CONSUL_PORT", node.port().to_string()).env("CONSUL_NAMESPACE", namespace).env("CONSUL_TOKEN", token);
+        let out = node.dir().join(format!("{name}.log"));
+        (Process::start(name, go, &out), out)
+    };
+    let (_one, one) = start("traefik-one", "one", "a-token");
+    let (_two, two) = start("traefik-two", "two", "b-token");
+    let (_stranger, stranger) = start("traefik-stranger", "one", "b-token");
+    let put = async |namespace: &str, path: &str, body: &Value| {
+        let token = tokens.iter().find(|(name, ..)| *name == namespace).unwrap().1;
+        let path = format!("{path}{}ns={namespace}", if path.contains('?') { '&' } else { '?' });
+        let answer = node.ask("PUT", &path, &[("X-Consul-Token", token)], &body.to_string()).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+    };
+    let are = async |what: &str, expected: [&[&str]; 2]| {
+        wait_until(what, SOON, node.dir(), async || {
+            (followed(&one) == expected[0] && followed(&two) == expected[1]).then_some(())
+        })
+        .await;
+        assert!(followed(&stranger).is_empty(), "what a token for another namespace gets");
+    };
+    // Traefik watches the names and tags of services, and checks.
+    let register = async |namespace: &str, id: &str, address: &str, tag: &str| {
+        let sent = json!({ "ID": id, "Name": "web", "Address": address, "Port": 80, "Tags": [tag],
+            "Check": { "TTL": "10m", "Status": "passing" } });
+        put(namespace, "/v1/agent/service/register", &sent).await;
+    };
+    let shop = "traefik.http.routers.shop.rule=Host(`one.example`)";
+    register("one", "a", "10.0.0.1", shop).await;
+    register("two", "a", "10.0.0.2", "other").await;
+    let two_has = ["Host(`web`) http://10.0.0.2:80"];
+    are("one each", [&["Host(`one.example`) http://10.0.0.1:80"], &two_has]).await;
+    register("one", "b", "10.0.0.3", shop).await;
+    let both = ["Host(`one.example`) http://10.0.0.1:80 http://10.0.0.3:80"];
+    are("a second one", [&both, &two_has]).await;
+    put("one", "/v1/agent/service/maintenance/a?enable=true", &json!({})).await;
+    are("maintenance", [&["Host(`one.example`) http://10.0.0.3:80"], &two_has]).await;
+    put("one", "/v1/agent/service/maintenance/a?enable=false", &json!({})).await;
+    are("well again", [&both, &two_has]).await;
+    register("two", "a", "10.0.0.2", "traefik.enable=false").await;
+    are("not for Traefik", [&both, &[]]).await;
+    for id in ["a", "b"] {
+        put("one", &format!("/v1/agent/service/deregister/{id}"), &json!({})).await;
+    }
+    are("nothing is left", [&[], &[]]).await;
+}
+
 /// consul-template, with a template of a service's instances and of a key. Two of them, each in a namespace of its own.
 #[tokio::test]
 #[ignore = "needs Go and the network: make clients"]
