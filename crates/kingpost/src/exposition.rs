@@ -26,13 +26,18 @@ pub(crate) enum Data {
     /// Only grows, from zero at the start of the process.
     Counter(Vec<Sample>),
     Gauge(Vec<Sample>),
-    Histogram {
-        /// Upper bounds, each with the number of observations in that bucket alone.
-        buckets: Vec<(f64, u64)>,
-        /// Observations above the last bound.
-        above: u64,
-        sum: f64,
-    },
+    Histogram(Vec<Observations>),
+}
+
+/// One histogram.
+#[derive(Debug)]
+pub(crate) struct Observations {
+    pub(crate) labels: Vec<(String, String)>,
+    /// Upper bounds, each with the number of observations in that bucket alone.
+    pub(crate) buckets: Vec<(f64, u64)>,
+    /// Observations above the last bound.
+    pub(crate) above: u64,
+    pub(crate) sum: f64,
 }
 
 /// One value of a metric.
@@ -70,7 +75,7 @@ impl Exposition {
         };
         match self.family(name, help, data) {
             Data::Counter(samples) | Data::Gauge(samples) => Metric(samples),
-            Data::Histogram { .. } => unreachable!("it was made above"),
+            Data::Histogram(_) => unreachable!("it was made above"),
         }
     }
 
@@ -92,7 +97,19 @@ impl Exposition {
 
     /// A histogram: `buckets` are upper bounds and the number of observations in each alone, not summed up.
     pub(crate) fn histogram(&mut self, name: &str, help: &str, buckets: &[(f64, u64)], above: u64, sum: f64) {
-        self.family(name, help, Data::Histogram { buckets: buckets.to_vec(), above, sum });
+        let of = Observations { labels: Vec::new(), buckets: buckets.to_vec(), above, sum };
+        self.family(name, help, Data::Histogram(vec![of]));
+    }
+
+    /// Takes in what was measured elsewhere, each sample with one label more. Metrics of one name stay one metric.
+    pub(crate) fn join(&mut self, other: Exposition, label: (&str, &str)) {
+        for mut family in other.families {
+            family.data.label(label);
+            match self.families.iter_mut().find(|known| known.name == family.name) {
+                Some(known) => known.data.append(family.data),
+                None => self.families.push(family),
+            }
+        }
     }
 
     /// All of it.
@@ -110,13 +127,37 @@ impl Exposition {
     }
 }
 
+impl Data {
+    /// Puts a label before those of each sample.
+    fn label(&mut self, (name, value): (&str, &str)) {
+        let label = (name.to_owned(), value.to_owned());
+        match self {
+            Data::Counter(samples) | Data::Gauge(samples) => {
+                samples.iter_mut().for_each(|sample| sample.labels.insert(0, label.clone()));
+            }
+            Data::Histogram(all) => all.iter_mut().for_each(|of| of.labels.insert(0, label.clone())),
+        }
+    }
+
+    /// Adds the samples of the same metric; of another kind there are none.
+    fn append(&mut self, other: Data) {
+        match (self, other) {
+            (Data::Counter(own), Data::Counter(mut more)) | (Data::Gauge(own), Data::Gauge(mut more)) => {
+                own.append(&mut more);
+            }
+            (Data::Histogram(own), Data::Histogram(mut more)) => own.append(&mut more),
+            _ => debug_assert!(false, "a metric has one kind"),
+        }
+    }
+}
+
 impl Family {
     fn render(&self, text: &mut String) {
         let Family { name, help, data } = self;
         let kind = match data {
             Data::Counter(_) => "counter",
             Data::Gauge(_) => "gauge",
-            Data::Histogram { .. } => "histogram",
+            Data::Histogram(_) => "histogram",
         };
         let help = help.replace('\\', r"\\").replace('\n', r"\n");
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -126,29 +167,47 @@ impl Family {
                     sample.render(name, text);
                 }
             }
-            Data::Histogram { buckets, above, sum } => {
-                let mut total = 0_u64;
-                for (bound, count) in buckets {
-                    total = total.saturating_add(*count);
-                    let _ = writeln!(text, "{name}_bucket{{le=\"{bound}\"}} {total}");
-                }
-                total = total.saturating_add(*above);
-                let _ = writeln!(text, "{name}_bucket{{le=\"+Inf\"}} {total}\n{name}_sum {sum}\n{name}_count {total}");
-            }
+            Data::Histogram(all) => all.iter().for_each(|of| of.render(name, text)),
         }
+    }
+}
+
+impl Observations {
+    fn render(&self, name: &str, text: &mut String) {
+        let mut total = 0_u64;
+        let mut sample = |suffix: &str, bound: Option<String>, value: &str| {
+            let bound = bound.map(|bound| ("le".to_owned(), bound));
+            let labels: Vec<_> = self.labels.iter().cloned().chain(bound).collect();
+            text.push_str(name);
+            text.push_str(suffix);
+            render_labels(&labels, text);
+            let _ = writeln!(text, " {value}");
+        };
+        for (bound, count) in &self.buckets {
+            total = total.saturating_add(*count);
+            sample("_bucket", Some(bound.to_string()), &total.to_string());
+        }
+        total = total.saturating_add(self.above);
+        sample("_bucket", Some("+Inf".into()), &total.to_string());
+        sample("_sum", None, &self.sum.to_string());
+        sample("_count", None, &total.to_string());
+    }
+}
+
+fn render_labels(labels: &[(String, String)], text: &mut String) {
+    for (index, (label, value)) in labels.iter().enumerate() {
+        let value = value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
+        let _ = write!(text, "{}{label}=\"{value}\"", if index == 0 { '{' } else { ',' });
+    }
+    if !labels.is_empty() {
+        text.push('}');
     }
 }
 
 impl Sample {
     fn render(&self, name: &str, text: &mut String) {
         text.push_str(name);
-        for (index, (label, value)) in self.labels.iter().enumerate() {
-            let value = value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
-            let _ = write!(text, "{}{label}=\"{value}\"", if index == 0 { '{' } else { ',' });
-        }
-        if !self.labels.is_empty() {
-            text.push('}');
-        }
+        render_labels(&self.labels, text);
         let _ = match self.value {
             Number::Integer(value) => writeln!(text, " {value}"),
             Number::Float(value) => writeln!(text, " {value}"),
@@ -231,5 +290,43 @@ kingpost_wait_seconds_sum 4.5
 kingpost_wait_seconds_count 6
 "#;
         assert_eq!(exposition.render(), expected);
+    }
+
+    #[test]
+    fn what_two_clusters_measure_is_one_metric() {
+        let of = |clients: u64, waits: u64| {
+            let mut exposition = Exposition::default();
+            exposition.gauge("clients", "Clients.", clients);
+            exposition.metric(Type::Gauge, "node_up", "Up.").sample(&[("node", "a")], true);
+            exposition.histogram("wait_seconds", "Waits.", &[(0.1, waits)], 1, 4.5);
+            exposition
+        };
+        let mut all = Exposition::default();
+        all.gauge("up", "Up.", 1_u64);
+        all.join(of(1, 2), ("cluster", "shop"));
+        all.join(of(3, 4), ("cluster", "bills"));
+        let expected = r#"# HELP kingpost_up Up.
+# TYPE kingpost_up gauge
+kingpost_up 1
+# HELP kingpost_clients Clients.
+# TYPE kingpost_clients gauge
+kingpost_clients{cluster="shop"} 1
+kingpost_clients{cluster="bills"} 3
+# HELP kingpost_node_up Up.
+# TYPE kingpost_node_up gauge
+kingpost_node_up{cluster="shop",node="a"} 1
+kingpost_node_up{cluster="bills",node="a"} 1
+# HELP kingpost_wait_seconds Waits.
+# TYPE kingpost_wait_seconds histogram
+kingpost_wait_seconds_bucket{cluster="shop",le="0.1"} 2
+kingpost_wait_seconds_bucket{cluster="shop",le="+Inf"} 3
+kingpost_wait_seconds_sum{cluster="shop"} 4.5
+kingpost_wait_seconds_count{cluster="shop"} 3
+kingpost_wait_seconds_bucket{cluster="bills",le="0.1"} 4
+kingpost_wait_seconds_bucket{cluster="bills",le="+Inf"} 5
+kingpost_wait_seconds_sum{cluster="bills"} 4.5
+kingpost_wait_seconds_count{cluster="bills"} 5
+"#;
+        assert_eq!(all.render(), expected);
     }
 }

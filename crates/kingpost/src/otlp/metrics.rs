@@ -29,7 +29,7 @@ use super::collector::{Collector, Wrong, explained};
 use super::{FAREWELL, PATIENCE, host, instance_id};
 use crate::admin::Source;
 use crate::error::Failure;
-use crate::exposition::{Data, Exposition, Family, Number, Sample};
+use crate::exposition::{Data, Exposition, Family, Number, Observations, Sample};
 
 /// `[metrics.otlp]`: a collector that is sent the metrics.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
@@ -230,22 +230,31 @@ fn metric(family: Family, began: u64, now: u64) -> Metric {
             is_monotonic: true,
         }),
         Data::Gauge(samples) => Kind::Gauge(Gauge { data_points: points(samples, 0) }),
-        Data::Histogram { buckets, above, sum } => {
-            let (explicit_bounds, mut bucket_counts): (Vec<f64>, Vec<u64>) = buckets.into_iter().unzip();
-            bucket_counts.push(above);
-            let point = HistogramDataPoint {
-                start_time_unix_nano: began,
-                time_unix_nano: now,
-                count: bucket_counts.iter().fold(0, |total, count| total.saturating_add(*count)),
-                sum: Some(sum),
-                bucket_counts,
-                explicit_bounds,
-                ..HistogramDataPoint::default()
-            };
-            Kind::Histogram(Histogram { data_points: vec![point], aggregation_temporality: cumulative })
+        Data::Histogram(all) => {
+            let data_points = all.into_iter().map(|of| histogram(of, began, now)).collect();
+            Kind::Histogram(Histogram { data_points, aggregation_temporality: cumulative })
         }
     };
     Metric { name: family.name, description: family.help, unit, metadata: Vec::new(), data: Some(data) }
+}
+
+fn histogram(of: Observations, began: u64, now: u64) -> HistogramDataPoint {
+    let (explicit_bounds, mut bucket_counts): (Vec<f64>, Vec<u64>) = of.buckets.into_iter().unzip();
+    bucket_counts.push(of.above);
+    HistogramDataPoint {
+        attributes: attributes(of.labels),
+        start_time_unix_nano: began,
+        time_unix_nano: now,
+        count: bucket_counts.iter().fold(0, |total, count| total.saturating_add(*count)),
+        sum: Some(of.sum),
+        bucket_counts,
+        explicit_bounds,
+        ..HistogramDataPoint::default()
+    }
+}
+
+fn attributes(labels: Vec<(String, String)>) -> Vec<KeyValue> {
+    labels.into_iter().map(|(name, value)| text(&name, value)).collect()
 }
 
 fn point(sample: Sample, began: u64, now: u64) -> NumberDataPoint {
@@ -255,7 +264,7 @@ fn point(sample: Sample, began: u64, now: u64) -> NumberDataPoint {
         Number::Float(value) => Point::AsDouble(value),
     };
     NumberDataPoint {
-        attributes: sample.labels.into_iter().map(|(name, value)| text(&name, value)).collect(),
+        attributes: attributes(sample.labels),
         start_time_unix_nano: began,
         time_unix_nano: now,
         value: Some(value),
