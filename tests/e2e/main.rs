@@ -11,6 +11,7 @@ mod cancel;
 mod candidates;
 mod clients;
 mod clients_tikv;
+mod clusters;
 mod collector;
 mod common;
 mod consistency;

@@ -78,10 +78,10 @@ impl<'a> KingpostBuilder<'a> {
         self
     }
 
-    /// Adds a table to the list of tables at `path` (`proxy.users`).
+    /// Adds a table to the list of tables at `path` (`proxy.users`, `clusters`).
     #[must_use]
     pub fn add(mut self, path: &str, table: Table) -> Self {
-        let (section, key) = path.rsplit_once('.').expect("a path of section.key");
+        let (section, key) = split(path);
         let list = section_of(&mut self.config, section).entry(key).or_insert_with(|| Value::Array(Vec::new()));
         list.as_array_mut().expect("a list of tables").push(Value::Table(table));
         self
@@ -114,14 +114,19 @@ impl<'a> KingpostBuilder<'a> {
 }
 
 fn section_of<'t>(config: &'t mut Table, section: &str) -> &'t mut Table {
-    section.split('.').fold(config, |table, key| {
+    section.split('.').filter(|key| !key.is_empty()).fold(config, |table, key| {
         let entry = table.entry(key).or_insert_with(|| Value::Table(Table::new()));
         entry.as_table_mut().expect("a section")
     })
 }
 
+/// The section, empty for a key at the top, and the key.
+fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('.').unwrap_or(("", path))
+}
+
 pub(crate) fn set(config: &mut Table, path: &str, value: Value) {
-    let (section, key) = path.rsplit_once('.').expect("a path of section.key");
+    let (section, key) = split(path);
     section_of(config, section).insert(key.into(), value);
 }
 

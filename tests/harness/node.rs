@@ -190,6 +190,16 @@ impl Node {
         self.query_as(&self.admin_config(), sql).await
     }
 
+    /// As [`Node::query`], in this database.
+    ///
+    /// # Panics
+    /// As [`Node::query`].
+    pub async fn query_in(&self, database: &str, sql: &str) -> String {
+        let mut config = self.admin_config();
+        config.dbname(database);
+        self.query_as(&config, sql).await.unwrap_or_else(|| panic!("{}: {sql} gave nothing", self.name))
+    }
+
     /// The single value, as text, of a query that a superuser runs who is not kept out by the lock of a switchover.
     ///
     /// # Panics

@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use proxy::RenewalDesk;
+use proxy::renewals::Bell;
 use secret::{Renewed, Secret, Source, Store, Which};
 use tokio::sync::{Notify, mpsc, watch};
-use topology::Topology;
 
 use crate::config::{Config, PasswordsConfig};
 use crate::error::Failure;
+use crate::run::AskedAgain;
 
 /// How often files are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -41,8 +41,15 @@ pub(crate) struct Passwords {
 pub(crate) struct Reading {
     /// One is another one now.
     pub(crate) changed: bool,
-    /// The tickets that are answered by it: of the proxy's desk, and of the others.
-    tickets: (u64, u64),
+    /// What is answered by it: what the clusters had asked, and the tickets of those who have no desk of their own.
+    asked: (AskedAgain, u64),
+}
+
+impl Reading {
+    /// What the clusters had asked.
+    pub(crate) fn asked(&self) -> &AskedAgain {
+        &self.asked.0
+    }
 }
 
 impl Passwords {
@@ -88,18 +95,22 @@ impl Passwords {
         *self.times.write().unwrap_or_else(PoisonError::into_inner) = config.passwords.clone();
     }
 
-    /// Reads passwords again from here on, as long as somebody takes the readings.
-    pub(crate) fn watch(self: &Arc<Self>, desk: RenewalDesk, topology: Arc<Topology>) -> mpsc::Receiver<Reading> {
-        let (sender, readings) = mpsc::channel(1);
-        let passwords = Arc::clone(self);
+    /// Tells that somebody asks for passwords to be read again.
+    pub(crate) fn bell(self: &Arc<Self>) -> Bell {
         let bell = Arc::downgrade(self);
-        desk.serve(Box::new(move || {
+        Box::new(move || {
             if let Some(passwords) = bell.upgrade() {
                 passwords.bell.notify_one();
             }
-        }));
+        })
+    }
+
+    /// Reads passwords again from here on, as long as somebody takes the readings. `asked`: what the clusters have asked so far.
+    pub(crate) fn watch(self: &Arc<Self>, asked: impl Fn() -> AskedAgain + Send + 'static) -> mpsc::Receiver<Reading> {
+        let (sender, readings) = mpsc::channel(1);
+        let passwords = Arc::clone(self);
         tokio::spawn(async move {
-            let mut known = (desk.asked(), 0, topology.refusals());
+            let mut known = (asked(), 0);
             loop {
                 tokio::select! {
                     () = passwords.bell.notified() => {}
@@ -107,13 +118,14 @@ impl Passwords {
                     () = sender.closed() => return,
                 }
                 // Taken before anything is read.
-                let now = (desk.asked(), passwords.asked.load(Ordering::SeqCst), topology.refusals());
-                let refused = std::mem::replace(&mut known, now) != now;
+                let now = (asked(), passwords.asked.load(Ordering::SeqCst));
+                let refused = known != now;
+                known.clone_from(&now);
                 let Renewed { changed, errors } = passwords.read(refused).await;
                 for error in errors {
                     tracing::warn!(%error, "a password cannot be read again, the last one stays");
                 }
-                if (changed || refused) && sender.send(Reading { changed, tickets: (now.0, now.1) }).await.is_err() {
+                if (changed || refused) && sender.send(Reading { changed, asked: now }).await.is_err() {
                     return;
                 }
                 if refused {
@@ -133,9 +145,8 @@ impl Passwords {
     }
 
     /// The parts have what this reading has found.
-    pub(crate) fn applied(&self, reading: &Reading, desk: &RenewalDesk) {
-        desk.answer(reading.tickets.0);
-        self.answered.send_replace(reading.tickets.1);
+    pub(crate) fn applied(&self, reading: &Reading) {
+        self.answered.send_replace(reading.asked.1);
     }
 
     /// Has passwords read again, and waits until the parts have them; at most [`RENEWED_WITHIN`].
@@ -202,19 +213,21 @@ pub(crate) fn fill(config: &Config, store: &Store) -> Result<Config, Failure> {
         })?;
         database.server_password = password.map(Secret::new);
     }
-    let (query, cluster) = (&mut filled.proxy.auth_query, &mut filled.cluster);
+    let query = &mut filled.proxy.auth_query;
     put(Place {
         of: "[proxy.auth_query]".into(),
         password: &mut query.password,
         file: &mut query.password_file,
         command: &mut query.password_command,
     })?;
-    put(Place {
-        of: "[cluster]".into(),
-        password: &mut cluster.password,
-        file: &mut cluster.password_file,
-        command: &mut cluster.password_command,
-    })?;
+    for cluster in std::iter::once(&mut filled.cluster).chain(&mut filled.clusters) {
+        put(Place {
+            of: format!("the cluster {:?}", cluster.name),
+            password: &mut cluster.password,
+            file: &mut cluster.password_file,
+            command: &mut cluster.password_command,
+        })?;
+    }
     store.retain(|source| used.contains(source));
     Ok(filled)
 }

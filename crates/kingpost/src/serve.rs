@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::select_ok;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
@@ -16,8 +17,8 @@ use crate::config::{self, Config, LogFlags, Overrides, Problem};
 use crate::console::Serving;
 use crate::error::Failure;
 use crate::otlp::metrics::Pushing;
-use crate::passwords::{Passwords, Reading};
-use crate::registry::source::Source;
+use crate::passwords::Passwords;
+use crate::registry::source::Sources;
 use crate::run::{self, Running};
 use crate::upgrade::{self, Heir, Sockets, inherited};
 use crate::{logging, out, systemd};
@@ -25,6 +26,9 @@ use proxy::Socket;
 use proxy::config::{ProxyConfig, TracingConfig};
 use proxy::console::Process;
 use topology::NodeConfig;
+
+/// How long clients of a cluster that is not served any more may take to end their transactions.
+const GONE_WITHIN: Duration = Duration::from_secs(30);
 
 /// Exit code after a second signal, as a shell reports a death by SIGINT.
 pub(crate) const INTERRUPTED: i32 = 130;
@@ -47,6 +51,17 @@ pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
     }
     if config.is_registry_only() {
         out::line(format_args!("{}: good, a registry", args.config.display()));
+        return Ok(());
+    }
+    if !config.clusters.is_empty() {
+        let all = config.all_clusters();
+        let each = all.iter().map(|(_, cluster)| match (cluster.nodes.len(), cluster.from.urls.is_empty()) {
+            (_, false) => format!("{} (nodes from a registry)", cluster.name),
+            (1, true) => format!("{} (1 node)", cluster.name),
+            (nodes, true) => format!("{} ({nodes} nodes)", cluster.name),
+        });
+        let each: Vec<String> = each.collect();
+        out::line(format_args!("{}: good, {} clusters: {}", args.config.display(), all.len(), each.join(", ")));
         return Ok(());
     }
     if !config.cluster.from.urls.is_empty() {
@@ -110,24 +125,18 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
             return Err(Failure::config("--take-over needs proxy.upgrade_socket in the configuration"));
         }
     };
-    let mut source = match config.cluster.from.urls.is_empty() {
-        true => None,
-        false => Some(Source::start(&config.cluster.from).await?),
-    };
-    if let Some(source) = &mut source {
-        config.cluster.nodes = source.list();
-    }
+    let mut sources = Sources::start(&mut config).await?;
     let passwords = Passwords::new();
     let filled = tokio::task::block_in_place(|| {
         let (filled, store) = Passwords::fill_anew(&config)?;
         passwords.adopt(&config, store);
         Ok::<Config, Failure>(filled)
     })?;
-    let topology = run::watch(&filled, &runtime)?;
+    let topologies = run::watch(&filled, &runtime)?;
     if taken.is_some() {
-        // The old process serves until this one can.
-        topology
-            .wait_ready(upgrade::READY_WITHIN)
+        // The old process serves until this one can. A cluster that is down is down for both.
+        let ready = topologies.iter().map(|topology| Box::pin(topology.wait_ready(upgrade::READY_WITHIN)));
+        select_ok(ready)
             .await
             .map_err(|error| Failure::runtime(format!("not taken over, the old process goes on: {error}")))?;
     }
@@ -135,11 +144,12 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
         Some(taken) => std::mem::take(&mut taken.sockets),
         None => systemd::sockets(&config)?,
     };
-    let running = Arc::new(Running::start_on(&filled, topology, sockets.proxy, &runtime)?);
+    let running = Arc::new(Running::start_on(&filled, topologies, sockets.proxy, &runtime)?);
     drop(filled);
     running.renew_by(Arc::clone(&passwords));
-    let desk = running.renewals();
-    let mut readings = desk.clone().map(|desk| passwords.watch(desk, running.watcher()));
+    let asked = Arc::downgrade(&running);
+    let mut readings =
+        passwords.watch(move || asked.upgrade().map(|running| running.asked_again()).unwrap_or_default());
     let admin = match config.metrics.listen.as_str() {
         "" => None,
         address => match Admin::start(address, inherited(sockets.metrics, address), Arc::clone(&running)).await {
@@ -152,7 +162,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     };
     let console = match running
         .scene()
-        .start(&config.console, inherited(sockets.console, &config.console.listen), Some(running.topology()))
+        .start(&config.console, inherited(sockets.console, &config.console.listen), Some(&running.topology()))
         .await
     {
         Ok(console) => console,
@@ -220,14 +230,13 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
                 let _ = reload(path, &mut config, &running, &passwords, &Overrides::default())
                     .inspect(|()| overrides = Overrides::default());
             }
-            nodes = next_list(source.as_mut()) => relist(nodes, &mut config, &running, &passwords),
-            Some(reading) = next_reading(readings.as_mut()) => {
+            (cluster, nodes) = sources.next() => relist(&cluster, nodes, &mut config, &running, &passwords),
+            Some(reading) = readings.recv() => {
                 if reading.changed {
                     renew(&config, &running, &passwords);
                 }
-                if let Some(desk) = &desk {
-                    passwords.applied(&reading, desk);
-                }
+                running.read_again(reading.asked());
+                passwords.applied(&reading);
             }
             Some(order) = orders.recv() => match order {
                 Order::Reload(answer) => {
@@ -379,38 +388,23 @@ impl Process for Operators {
     }
 }
 
-/// The next list of nodes from a registry; never, where there is none.
-async fn next_list(source: Option<&mut Source>) -> Vec<NodeConfig> {
-    if let Some(source) = source
-        && source.lists.changed().await.is_ok()
-    {
-        return source.list();
-    }
-    std::future::pending().await
-}
-
-/// Goes on with other nodes.
-fn relist(nodes: Vec<NodeConfig>, config: &mut Config, running: &Running, passwords: &Passwords) {
-    let before = std::mem::replace(&mut config.cluster.nodes, nodes);
+/// Goes on with other nodes of a cluster.
+fn relist(cluster: &str, nodes: Vec<NodeConfig>, config: &mut Config, running: &Running, passwords: &Passwords) {
+    let Some(of) = config.cluster_mut(cluster) else { return };
+    let before = std::mem::replace(&mut of.nodes, nodes);
     let filled = tokio::task::block_in_place(|| passwords.fill(config));
-    if let Err(failure) = filled.and_then(|filled| running.reload(&filled)) {
-        tracing::error!("the registry's list of nodes is not used, the old one stays: {failure}");
-        config.cluster.nodes = before;
-    }
-}
-
-/// The next reading of passwords; never, where nobody reads them.
-async fn next_reading(readings: Option<&mut mpsc::Receiver<Reading>>) -> Option<Reading> {
-    match readings {
-        Some(readings) => readings.recv().await,
-        None => std::future::pending().await,
+    if let Err(failure) = filled.and_then(|filled| running.reload(&filled, GONE_WITHIN)) {
+        tracing::error!(cluster, "the registry's list of nodes is not used, the old one stays: {failure}");
+        if let Some(of) = config.cluster_mut(cluster) {
+            of.nodes = before;
+        }
     }
 }
 
 /// Goes on with other passwords.
 fn renew(config: &Config, running: &Running, passwords: &Passwords) {
     let filled = tokio::task::block_in_place(|| passwords.fill(config));
-    match filled.and_then(|filled| running.reload(&filled)) {
+    match filled.and_then(|filled| running.reload(&filled, GONE_WITHIN)) {
         Ok(()) => tracing::info!("a password was read again and is another one now"),
         Err(failure) => tracing::error!("a password that was read again is not used, the last one stays: {failure}"),
     }
@@ -426,19 +420,26 @@ fn reload(
 ) -> Result<(), Failure> {
     let loaded = of_a_proxy(path, overrides);
     let loaded = loaded.map(|(mut new, warnings)| {
-        if new.cluster.from != config.cluster.from {
-            tracing::warn!("changes of [cluster.from] take effect at the next start");
-            new.cluster.from = config.cluster.from.clone();
-        }
-        // They come from a registry.
-        if !new.cluster.from.urls.is_empty() || new.cluster.nodes.is_empty() {
-            new.cluster.nodes = config.cluster.nodes.clone();
+        for of in std::iter::once(&mut new.cluster).chain(&mut new.clusters) {
+            // A cluster that is new has whatever the file says.
+            let Some(before) = config.cluster_mut(&of.name) else { continue };
+            if of.from != before.from {
+                tracing::warn!(
+                    cluster = of.name,
+                    "changes of where its nodes are listed ([cluster.from]) take effect at the next start"
+                );
+                of.from.clone_from(&before.from);
+            }
+            // They come from a registry.
+            if !of.from.urls.is_empty() || of.nodes.is_empty() {
+                of.nodes.clone_from(&before.nodes);
+            }
         }
         (new, warnings)
     });
     let applied = loaded.and_then(|(new, warnings)| {
         let (filled, store) = tokio::task::block_in_place(|| Passwords::fill_anew(&new))?;
-        running.reload(&filled)?;
+        running.reload(&filled, GONE_WITHIN)?;
         passwords.adopt(&new, store);
         Ok((new, warnings))
     });

@@ -895,11 +895,14 @@ impl Default for NotifyConfig {
 }
 
 /// `[[proxy.databases]]`.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DatabaseConfig {
     /// The name that clients use; `*` stands for every name that is not listed.
     pub name: String,
+    /// The cluster that has it, where there are several; if not given, the first one.
+    #[serde(default)]
+    pub cluster: Option<String>,
     /// The name on the servers; the same if not set.
     #[serde(default)]
     pub dbname: Option<String>,
@@ -990,6 +993,9 @@ pub struct DatabaseConfig {
 pub struct UserConfig {
     /// The name, for clients and on the servers.
     pub name: String,
+    /// The cluster that the entry is for, where there are several; if not given, all of them, but for those with an entry of their own.
+    #[serde(default)]
+    pub cluster: Option<String>,
     /// The user's authentication method; `proxy.auth` if not set. Never `trust`.
     #[serde(default)]
     pub auth: Option<AuthMethod>,

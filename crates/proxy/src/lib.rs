@@ -14,6 +14,7 @@ pub mod config;
 pub mod console;
 pub mod core;
 mod driver;
+pub mod fleet;
 pub mod hba;
 pub mod ident;
 pub mod ldap;
@@ -44,6 +45,7 @@ use config::{Driver, ProxyConfig};
 use driver::acceptor::{self, Listener, Stop};
 use driver::mailbox::{Letter, Mailbox};
 use driver::worker::Worker;
+use fleet::{Fleet, Membership};
 use metrics::{Metrics, Snapshot};
 use settings::{Settings, SettingsError};
 
@@ -64,6 +66,12 @@ pub enum StartError {
         address: String,
         /// The reason.
         source: io::Error,
+    },
+    /// The clusters of this process have more workers together than there are numbers for.
+    #[error("the clusters have more than {most} workers together: lower proxy.workers")]
+    TooManyWorkers {
+        /// Most workers possible.
+        most: usize,
     },
     /// The system refused a thread, a descriptor or random bytes.
     #[error("cannot start {what}: {source}")]
@@ -99,6 +107,36 @@ pub struct Proxy {
     stop: Arc<Stop>,
     acceptor: Option<JoinHandle<()>>,
     workers: Vec<JoinHandle<()>>,
+    enrolled: Enrolled,
+}
+
+/// A cluster's place in its fleet, given up at the end.
+struct Enrolled(Membership);
+
+impl Enrolled {
+    /// No client is handed over to this cluster from here on.
+    fn end(&self) {
+        self.0.fleet.dismiss(&self.0.cluster, self.0.first_worker);
+    }
+}
+
+impl Drop for Enrolled {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A configuration that a proxy can take over: everything that could be refused was looked at.
+pub struct Prepared(Arc<Settings>);
+
+impl Prepared {
+    /// Reads password files and rules, and computes verifiers.
+    ///
+    /// # Errors
+    /// What of the configuration is refused.
+    pub fn new(config: &ProxyConfig) -> Result<Prepared, StartError> {
+        Ok(Prepared(Arc::new(Settings::new(config)?)))
+    }
 }
 
 /// For whoever looks up users that are not configured.
@@ -171,8 +209,15 @@ impl LookupDesk {
 impl Proxy {
     /// Listens and starts the workers. Clients that connect before the topology has a primary wait for it. `sockets`:
     /// listening sockets that another process has handed over. Configured addresses that are not among them get new
-    /// sockets; sockets whose address is not configured are closed.
-    pub fn start(config: &ProxyConfig, topology: Arc<Topology>, mut sockets: Vec<Socket>) -> Result<Proxy, StartError> {
+    /// sockets; sockets whose address is not configured are closed. `fleet`: the clusters of this process, of which the one called `cluster`
+    /// is started; its `config` is what [`ProxyConfig::of_cluster`] gives.
+    pub fn start(
+        config: &ProxyConfig,
+        topology: Arc<Topology>,
+        mut sockets: Vec<Socket>,
+        fleet: &Arc<Fleet>,
+        cluster: &str,
+    ) -> Result<Proxy, StartError> {
         let system = |what| move |source| StartError::System { what, source };
         let settings = Arc::new(Settings::new(config)?);
         let listeners = config
@@ -203,12 +248,17 @@ impl Proxy {
             what: "the random generator",
             source: io::Error::other(e.to_string()),
         })?;
-        let shared = Shared::new(topology.clone(), count, secret);
         let mailboxes =
             (0..count).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>().map_err(system("mailboxes"))?;
         let mailboxes = Arc::new(mailboxes);
         let metrics: Vec<Arc<Metrics>> = (0..count).map(|_| Arc::default()).collect();
         let (desk, requests) = console::desk();
+        let cluster: Arc<str> = cluster.into();
+        let first_worker = fleet
+            .enroll(&cluster, &mailboxes, &metrics, &desk)
+            .ok_or(StartError::TooManyWorkers { most: MOST_WORKERS })?;
+        let enrolled = Enrolled(Membership { fleet: fleet.clone(), cluster, first_worker });
+        let shared = Shared::of(topology.clone(), count, secret, enrolled.0.clone());
         let ring = rings(config.driver);
         let room = Arc::new(Room {
             driver: if ring { "io_uring" } else { "epoll" },
@@ -222,8 +272,8 @@ impl Proxy {
         let mut workers = Vec::new();
         for (id, metrics) in metrics.iter().enumerate() {
             let core = Core::new(id, shared.clone(), settings.clone(), metrics.clone(), Instant::now());
-            let mut worker =
-                Worker::new(id, core, mailboxes.clone(), desk.clone(), ring).map_err(system("a worker"))?;
+            let mut worker = Worker::new(id, core, mailboxes.clone(), fleet.clone(), desk.clone(), ring)
+                .map_err(system("a worker"))?;
             let thread = std::thread::Builder::new().name(format!("worker-{id}")).stack_size(8 << 20);
             let body = move || {
                 or_abort("a worker", || worker.run());
@@ -231,13 +281,16 @@ impl Proxy {
             workers.push(thread.spawn(body).map_err(system("a worker"))?);
         }
         let stop = Arc::new(Stop::new().map_err(system("the acceptor"))?);
-        let acceptor = {
+        let acceptor = if listeners.is_empty() {
+            None
+        } else {
             let (stop, mailboxes, metrics) = (stop.clone(), mailboxes.clone(), metrics.clone());
             let listeners = listeners.clone();
             let body = move || {
                 or_abort("the acceptor", || acceptor::run(&listeners, &stop, &mailboxes, &metrics));
             };
-            std::thread::Builder::new().name("acceptor".into()).spawn(body).map_err(system("the acceptor"))?
+            let thread = std::thread::Builder::new().name("acceptor".into());
+            Some(thread.spawn(body).map_err(system("the acceptor"))?)
         };
         // The workers hold the desks: the console's thread ends with the last of them.
         drop(desk);
@@ -262,8 +315,9 @@ impl Proxy {
             room,
             console: Some(console),
             stop,
-            acceptor: Some(acceptor),
+            acceptor,
             workers,
+            enrolled,
         })
     }
 
@@ -275,14 +329,13 @@ impl Proxy {
 
     /// Takes a new configuration: users, databases, pools, limits and routing. What the process was started with stays:
     /// `listen`, `workers` and `driver`.
-    pub fn reload(&self, config: &ProxyConfig) -> Result<(), StartError> {
-        let settings = Arc::new(Settings::new(config)?);
+    pub fn adopt(&self, prepared: Prepared) {
+        let settings = prepared.0;
         *self.room.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings.clone();
         self.shared.accounts.clear();
         for mailbox in self.mailboxes.iter() {
             mailbox.post(Letter::Core(Mail::Settings(settings.clone())));
         }
-        Ok(())
     }
 
     /// Takes lookups of users out, and gives their results back.
@@ -372,6 +425,7 @@ impl Proxy {
 
     fn end(&mut self, grace: Duration) {
         self.end_acceptor();
+        self.enrolled.end();
         if self.workers.is_empty() {
             return;
         }

@@ -132,6 +132,7 @@ metrics! {
         server_connections_lost: "Server connections lost while in use",
         server_connections_moved: "Idle server connections taken over from another worker",
         server_connections_evicted: "Idle server connections closed because another pool waited under a limit that both share",
+        clients_handed_over: "Connections handed over to the cluster that they asked for",
         clients_moved: "Clients taken over from the worker that had accepted them, to be with others of their pool",
         replays_refused: "Reads that a replica refused and the primary answered",
         replays_lost: "Reads whose server was lost and another answered",

@@ -610,9 +610,14 @@ impl Settings {
         self.operators.iter().map(|(name, operator)| (name.as_str(), operator))
     }
 
+    /// Whether a database of this name is listed.
+    pub fn lists(&self, database: &str) -> bool {
+        self.databases.contains_key(database)
+    }
+
     /// True if this name stands for the console: it does unless a database of that name is listed.
     pub fn is_console(&self, database: &str) -> bool {
-        console::DATABASES.contains(&database) && !self.databases.contains_key(database)
+        console::DATABASES.contains(&database) && !self.lists(database)
     }
 
     /// Under `trust`: may this name log in?

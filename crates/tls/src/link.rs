@@ -1,9 +1,10 @@
 //! One connection's record layer.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustls::client::UnbufferedClientConnection;
-use rustls::server::UnbufferedServerConnection;
+use rustls::server::{ClientHello, ResolvesServerCert, ServerConfig, UnbufferedServerConnection};
+use rustls::sign::CertifiedKey;
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus, WriteTraffic};
 use rustls::{CertificateError, CommonState};
 
@@ -61,6 +62,25 @@ pub struct Identity {
     pub common_name: Option<String>,
     /// Hash of the server's certificate for channel binding: the proxy's own towards clients, the server's towards servers.
     pub end_point: Option<Vec<u8>>,
+    /// The host name that a client has asked for (SNI), in lower case.
+    pub server_name: Option<String>,
+}
+
+/// Notes the host name in a ClientHello, which rustls shows to nobody else of those who drive it without buffers.
+#[derive(Debug)]
+struct Asked {
+    certificate: Arc<dyn ResolvesServerCert>,
+    name: OnceLock<String>,
+}
+
+impl ResolvesServerCert for Asked {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        if let Some(name) = hello.server_name() {
+            // Of a second ClientHello (after HelloRetryRequest) the name is the same, or rustls refuses it.
+            let _ = self.name.set(name.to_ascii_lowercase());
+        }
+        self.certificate.resolve(hello)
+    }
 }
 
 /// A connection's TLS, without a socket.
@@ -72,6 +92,8 @@ pub struct Link {
     state: State,
     direct: bool,
     end_point: Option<Vec<u8>>,
+    /// Until the handshake is done.
+    asked: Option<Arc<Asked>>,
     /// Of a record, or a handshake message, that has not arrived whole.
     part: Vec<u8>,
     /// For the peer: the first `written` bytes were.
@@ -135,8 +157,13 @@ impl Link {
     /// # Errors
     /// rustls refuses its configuration, which [`Acceptor::new`] would have found.
     pub fn accept(acceptor: &Acceptor, direct: bool) -> Result<Link, LinkError> {
-        let connection = UnbufferedServerConnection::new(acceptor.config.clone())?;
-        Ok(Link::new(Side::Server(Box::new(connection)), direct, acceptor.end_point.clone()))
+        let mut config = ServerConfig::clone(&acceptor.config);
+        let asked = Arc::new(Asked { certificate: config.cert_resolver.clone(), name: OnceLock::new() });
+        config.cert_resolver = asked.clone();
+        let connection = UnbufferedServerConnection::new(Arc::new(config))?;
+        let mut link = Link::new(Side::Server(Box::new(connection)), direct, acceptor.end_point.clone());
+        link.asked = Some(asked);
+        Ok(link)
     }
 
     /// For a connection to a server that has agreed to TLS: the first message is [`pending`](Link::pending).
@@ -151,7 +178,8 @@ impl Link {
     }
 
     fn new(side: Side, direct: bool, end_point: Option<Vec<u8>>) -> Link {
-        Link { side, state: State::Handshake, direct, end_point, part: Vec::new(), out: Vec::new(), written: 0 }
+        let (part, out) = (Vec::new(), Vec::new());
+        Link { side, state: State::Handshake, direct, end_point, asked: None, part, out, written: 0 }
     }
 
     /// Bytes to be written before anything of TLS: the answer to SSLRequest.
@@ -253,7 +281,8 @@ impl Link {
         Ok(())
     }
 
-    fn identity(&self) -> Identity {
+    fn identity(&mut self) -> Identity {
+        let asked = self.asked.take();
         let common = self.side.common();
         let theirs = common.peer_certificates().and_then(<[_]>::first);
         let end_point = match self.side {
@@ -264,6 +293,7 @@ impl Link {
             certificate: theirs.is_some(),
             common_name: theirs.and_then(|certificate| x509::common_name(certificate)),
             end_point,
+            server_name: asked.and_then(|asked| asked.name.get().cloned()),
         }
     }
 

@@ -23,6 +23,8 @@ pub struct ClusterConfig {
     pub password_file: Option<PathBuf>,
     /// Program, with its arguments, that writes it to its standard output. Not looked at here either.
     pub password_command: Vec<String>,
+    /// Host names by which clients of a proxy with several clusters ask for this one over TLS. Not looked at here.
+    pub server_names: Vec<String>,
     /// Database that probes connect to.
     pub database: String,
     /// TLS with the servers: of probes, and of the connections that the proxy makes for its clients.
@@ -58,6 +60,7 @@ impl Default for ClusterConfig {
             password: None,
             password_file: None,
             password_command: Vec::new(),
+            server_names: Vec::new(),
             database: "postgres".into(),
             tls: tls::ConnectConfig::default(),
             probe_interval: Duration::from_secs(1),
@@ -220,6 +223,7 @@ impl fmt::Debug for ClusterConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterConfig")
             .field("name", &self.name)
+            .field("server_names", &self.server_names)
             .field("user", &self.user)
             .field("database", &self.database)
             .field("tls", &self.tls)

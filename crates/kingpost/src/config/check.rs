@@ -1,6 +1,7 @@
 //! What the values mean together. Pure but for `stat`, which looks at password files, and for the files of `[proxy.tls]` and
 //! `[cluster.tls]`, which are read as the parts themselves read them.
 
+mod cluster;
 mod failover;
 mod operation;
 mod registry;
@@ -88,6 +89,22 @@ impl Findings {
         self.0.push(Finding { path: path.into(), message: message.into(), severity: Severity::Warning });
     }
 
+    /// Reports every name that was there before for the same cluster.
+    fn unique_by_cluster<'a>(&mut self, list: &str, names: impl Iterator<Item = (Option<&'a str>, &'a str)>) {
+        let mut seen = HashMap::new();
+        for (index, (cluster, name)) in names.enumerate() {
+            let path = format!("{list}[{index}].name");
+            if name.is_empty() {
+                self.error(path, "found \"\", expected something that is not empty");
+            } else if let Some(first) = seen.get(&(cluster, name)) {
+                let text = format!("found {name:?}, which {list}[{first}] has already; expected a different one");
+                self.error(path, text);
+            } else {
+                seen.insert((cluster, name), index);
+            }
+        }
+    }
+
     /// Reports every name that was there before.
     fn unique<'a>(&mut self, list: &str, field: &str, values: impl Iterator<Item = &'a str>) {
         let mut seen: HashMap<&str, usize> = HashMap::new();
@@ -111,9 +128,12 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
     let mut findings = Findings(Vec::new());
     // A relay's file, a registry's, or one for failovers alone need not say anything of a proxy.
     let proxy = !config.needs_no_proxy() && !config.is_registry_only();
-    let lists_nodes = !config.cluster.nodes.is_empty() || !config.cluster.from.urls.is_empty();
+    let lists_nodes =
+        !config.cluster.nodes.is_empty() || !config.cluster.from.urls.is_empty() || !config.clusters.is_empty();
+    if proxy || lists_nodes {
+        cluster::check(config, stat, &mut findings);
+    }
     if proxy {
-        check_cluster(config, stat, &mut findings);
         check_listen(&config.proxy, &mut findings);
         check_peers(&config.proxy, &mut findings);
         check_databases(&config.proxy, stat, &mut findings);
@@ -123,10 +143,9 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         check_auth_query(&config.proxy.auth_query, stat, &mut findings);
         check_routing(&config.proxy, &mut findings);
         operation::check(&config.proxy, &mut findings);
-        check_gate(config, &mut findings);
+        cluster::check_gates(config, &mut findings);
         check_tls(config, &mut findings);
     } else if lists_nodes {
-        check_cluster(config, stat, &mut findings);
         check_tls(config, &mut findings);
     }
     relay::check(&config.relay, stat, &mut findings);
@@ -135,84 +154,12 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
     registry::check(config, &mut findings);
     check_console(config, &mut findings);
     check_metrics(config, &mut findings);
-    // Anything the topology refuses that was not found above.
-    if (proxy || lists_nodes)
-        && !findings.0.iter().any(|finding| finding.path.starts_with("cluster"))
-        // Of a registry's list nothing is known yet.
-        && config.cluster.from.urls.is_empty()
-        && let Err(error) = config.cluster.validate()
-    {
-        findings.error("cluster", error.to_string());
-    }
     if tracing_subscriber::EnvFilter::try_new(&config.log.level).is_err() {
         let found = &config.log.level;
         findings
             .error("log.level", format!("found {found:?}, expected a level such as info, or a list of target=level"));
     }
     findings.0
-}
-
-fn check_cluster(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
-    let cluster = &config.cluster;
-    let (file, command) = (cluster.password_file.as_deref(), &cluster.password_command);
-    check_one_password("cluster", cluster.password.is_some(), file, command, stat, findings);
-    let nodes = &config.cluster.nodes;
-    let from = &config.cluster.from;
-    if nodes.is_empty() && from.urls.is_empty() {
-        findings.error("cluster.nodes", "found no node, expected at least one [[cluster.nodes]]");
-    }
-    if !from.urls.is_empty() {
-        check_source(config, findings);
-    }
-    findings.unique("cluster.nodes", ".name", nodes.iter().map(|node| node.name.as_str()));
-    findings.unique("cluster.nodes", ".address", nodes.iter().map(|node| node.address.as_str()));
-    for (index, node) in nodes.iter().enumerate().filter(|(_, node)| !node.address.is_empty()) {
-        if let Err(why) = parse_address(&node.address, false) {
-            findings.error(format!("cluster.nodes[{index}].address"), why);
-        }
-    }
-    if !nodes.is_empty() && nodes.iter().all(|node| node.weight == 0) {
-        findings.warn("cluster.nodes", "every node has weight 0: no replica will get reads");
-    }
-    if let Some(zone) = &config.proxy.zone
-        && from.urls.is_empty()
-        && !nodes.iter().any(|node| node.zone.as_ref() == Some(zone))
-    {
-        findings.warn("proxy.zone", format!("found {zone:?}, which is the zone of no node"));
-    }
-    if config.cluster.user.is_empty() {
-        findings.error("cluster.user", "found \"\", expected the name of a user");
-    }
-    if config.cluster.database.is_empty() {
-        findings.error("cluster.database", "found \"\", expected the name of a database");
-    }
-}
-
-/// `[cluster.from]`.
-fn check_source(config: &Config, findings: &mut Findings) {
-    let from = &config.cluster.from;
-    if !config.cluster.nodes.is_empty() {
-        findings.error("cluster.from", "there are [[cluster.nodes]], too: expected one of the two");
-    }
-    for (index, url) in from.urls.iter().enumerate() {
-        let key = format!("cluster.from.urls[{index}]");
-        match crate::registry::Remote::new(url, None) {
-            Err(_) => findings.error(key, format!("found {url:?}, expected http://host:port or https://host:port")),
-            Ok(remote) if from.token.is_some() && !remote.is_private() => {
-                findings.warn(key, "the token crosses the network in clear: https:// would hide it");
-            }
-            Ok(_) => {}
-        }
-    }
-    let named = ::registry::NamespaceName::new(&from.namespace);
-    match &named {
-        Err(error) => findings.error("cluster.from.namespace", error.to_string()),
-        Ok(namespace) => {
-            if let Err(error) = ::registry::ServiceKey::new(namespace, &from.service) {
-                findings.error("cluster.from.service", error.to_string());
-            }
-        }
-    }
 }
 
 fn check_listen(proxy: &ProxyConfig, findings: &mut Findings) {
@@ -262,7 +209,8 @@ fn check_peers(proxy: &ProxyConfig, findings: &mut Findings) {
 }
 
 fn check_databases(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
-    findings.unique("proxy.databases", ".name", proxy.databases.iter().map(|database| database.name.as_str()));
+    let names = proxy.databases.iter().map(|of| (of.cluster.as_deref(), of.name.as_str()));
+    findings.unique_by_cluster("proxy.databases", names);
     for (index, database) in proxy.databases.iter().enumerate() {
         let path = format!("proxy.databases[{index}].dbname");
         match database.dbname.as_deref() {
@@ -308,7 +256,7 @@ fn check_users(proxy: &ProxyConfig, by_rule: bool, stat: &dyn Fn(&Path) -> Stat,
             format!("found no user, expected at least one [[proxy.users]]{proof}, for auth is {auth:?}"),
         );
     }
-    findings.unique("proxy.users", ".name", proxy.users.iter().map(|user| user.name.as_str()));
+    findings.unique_by_cluster("proxy.users", proxy.users.iter().map(|of| (of.cluster.as_deref(), of.name.as_str())));
     for (index, user) in proxy.users.iter().enumerate() {
         let auth = user.auth.unwrap_or(proxy.auth);
         check_user(user, &format!("proxy.users[{index}]"), auth, looks_up || by_rule, stat, findings);
@@ -429,21 +377,12 @@ fn check_auth_query(query: &AuthQueryConfig, stat: &dyn Fn(&Path) -> Stat, findi
 }
 
 fn check_tls(config: &Config, findings: &mut Findings) {
-    let (clients, servers) = (&config.proxy.tls, &config.cluster.tls);
-    let mut file = |section: &str, error: tls::Error| {
-        findings.error(format!("{section}.{}", error.setting()), error.to_string());
-    };
+    let clients = &config.proxy.tls;
     if let Err(error) = tls::Acceptor::new(clients) {
-        file("proxy.tls", error);
-    }
-    if let Err(error) = tls::Connector::new(servers) {
-        file("cluster.tls", error);
+        findings.error(format!("proxy.tls.{}", error.setting()), error.to_string());
     }
     if clients.mode == tls::ListenMode::Disable && (clients.cert_file.is_some() || clients.key_file.is_some()) {
         findings.warn("proxy.tls.mode", "is \"disable\": cert_file and key_file are not used");
-    }
-    if servers.mode == tls::ConnectMode::Disable && (servers.ca_file.is_some() || servers.cert_file.is_some()) {
-        findings.warn("cluster.tls.mode", "is \"disable\": ca_file and cert_file are not used");
     }
     if clients.ca_file.is_some() && clients.client_cert == tls::ClientCert::None {
         findings.warn("proxy.tls.client_cert", "is \"none\": ca_file is not used");
@@ -548,36 +487,6 @@ fn check_console(config: &Config, findings: &mut Findings) {
         findings.warn(
             "console.public_url",
             "is not https:// and other machines reach the console: tokens and what is shown cross the network in clear",
-        );
-    }
-}
-
-/// Commits can wait for as many relays as there are.
-fn check_gate(config: &Config, findings: &mut Findings) {
-    let (proxy, relays) = (&config.proxy, &config.cluster.relays);
-    findings.unique("cluster.relays", ".name", relays.iter().map(|relay| relay.name.as_str()));
-    findings.unique("cluster.relays", ".address", relays.iter().map(|relay| relay.address.as_str()));
-    for (index, relay) in relays.iter().enumerate().filter(|(_, relay)| !relay.address.is_empty()) {
-        let path = format!("cluster.relays[{index}].address");
-        match parse_address(&relay.address, false) {
-            Ok(Host::Unix) => findings.error(path, format!("found {:?}, expected host:port", relay.address)),
-            Ok(_) => {}
-            Err(why) => findings.error(path, why),
-        }
-    }
-    let databases =
-        proxy.databases.iter().enumerate().map(|(index, database)| {
-            (format!("proxy.databases[{index}].commit_durability"), database.commit_durability)
-        });
-    let users = proxy.users.iter().enumerate();
-    let users = users.map(|(index, user)| (format!("proxy.users[{index}].commit_durability"), user.commit_durability));
-    let general = ("proxy.gate.commit_durability".to_owned(), Some(proxy.gate.commit_durability));
-    for (path, durability) in std::iter::once(general).chain(databases).chain(users) {
-        let Some(durability) = durability.filter(|durability| durability.relays() > relays.len()) else { continue };
-        let listed = relays.len();
-        findings.error(
-            path,
-            format!("found {:?}, and [[cluster.relays]] lists {listed}: expected at least as many relays as must have a commit", String::from(durability)),
         );
     }
 }

@@ -28,7 +28,9 @@ fn table(keys: &[Key], path: &str, described: &BTreeMap<String, String>, default
         let path = super::schema::join(path, key.name);
         let default = defaults.get(key.name).unwrap_or(&Value::Null);
         let mut property = kind(key.kind, &path, described, default);
-        if let (Value::Object(property), Some(text)) = (&mut property, described.get(&path)) {
+        // What a further cluster has as well is explained in [cluster].
+        let text = described.get(&path).or_else(|| described.get(&path.replacen("clusters.", "cluster.", 1)));
+        if let (Value::Object(property), Some(text)) = (&mut property, text) {
             property.insert("description".into(), text.clone().into());
         }
         // Tables have the defaults of their keys; of secrets nothing is said.

@@ -30,6 +30,7 @@ use crate::failover::config::FailoverConfig;
 use crate::otlp::metrics::OtlpConfig;
 use crate::registry::config::RegistryConfig;
 use proxy::config::ProxyConfig;
+use proxy::fleet::{Directory, Listed};
 use relay::config::RelayConfig;
 
 pub(crate) use check::{Stat, is_loopback, stat_file};
@@ -53,6 +54,8 @@ pub(crate) struct Config {
     pub(crate) proxy: ProxyConfig,
     /// `[cluster]`.
     pub(crate) cluster: ClusterConfig,
+    /// `[[clusters]]`: further clusters behind the same proxy.
+    pub(crate) clusters: Vec<ClusterConfig>,
     /// `[relay]`.
     pub(crate) relay: RelayConfig,
     /// `[failover]`.
@@ -74,7 +77,7 @@ impl Config {
     /// relay's file the other relays.
     pub(crate) fn needs_no_proxy(&self) -> bool {
         let (relay, failover) = (self.relay != RelayConfig::default(), self.failover != FailoverConfig::default());
-        let no_nodes = self.cluster.nodes.is_empty() && self.cluster.from.urls.is_empty();
+        let no_nodes = self.clusters.is_empty() && self.cluster.nodes.is_empty() && self.cluster.from.urls.is_empty();
         let silent = self.proxy == ProxyConfig::default();
         (relay || failover) && (silent || (relay && no_nodes && self.proxy.users.is_empty()))
     }
@@ -84,6 +87,47 @@ impl Config {
         self.registry != RegistryConfig::default()
             && self.proxy == ProxyConfig::default()
             && self.cluster == ClusterConfig::default()
+            && self.clusters.is_empty()
+    }
+
+    /// Every cluster, and where the file has it (`cluster`, `clusters[0]`), in the order in which clients are led to them: `[cluster]`, if anything
+    /// is said of it, then each of `[[clusters]]`.
+    pub(crate) fn all_clusters(&self) -> Vec<(String, &ClusterConfig)> {
+        let further = self.clusters.iter().enumerate().map(|(at, cluster)| (format!("clusters[{at}]"), cluster));
+        let one = self.clusters.is_empty() || self.cluster != ClusterConfig::default();
+        one.then(|| ("cluster".to_owned(), &self.cluster)).into_iter().chain(further).collect()
+    }
+
+    /// The configuration of each cluster by itself: with its own databases and users, and, but for the first, without addresses to listen on.
+    pub(crate) fn of_each_cluster(&self) -> Vec<Config> {
+        let several = !self.clusters.is_empty();
+        let of = |(at, (_, cluster)): (usize, (String, &ClusterConfig))| Config {
+            proxy: if several { self.proxy.of_cluster(&cluster.name, at == 0) } else { self.proxy.clone() },
+            cluster: cluster.clone(),
+            clusters: Vec::new(),
+            ..self.clone()
+        };
+        self.all_clusters().into_iter().enumerate().map(of).collect()
+    }
+
+    /// By which clients are led to the clusters; empty where there is one.
+    pub(crate) fn directory(&self) -> Directory {
+        if self.clusters.is_empty() {
+            return Directory::default();
+        }
+        let listed = |(_, cluster): (String, &ClusterConfig)| Listed {
+            name: cluster.name.clone(),
+            server_names: cluster.server_names.clone(),
+        };
+        let listed: Vec<Listed> = self.all_clusters().into_iter().map(listed).collect();
+        Directory::new(&self.proxy, &listed)
+    }
+
+    /// The cluster of this name.
+    pub(crate) fn cluster_mut(&mut self, name: &str) -> Option<&mut ClusterConfig> {
+        let one = self.clusters.is_empty() || self.cluster != ClusterConfig::default();
+        let all = one.then_some(&mut self.cluster).into_iter().chain(&mut self.clusters);
+        all.into_iter().find(|cluster| cluster.name == name)
     }
 }
 

@@ -78,6 +78,7 @@ const POOL_SIZE: Kind = integer(1, 10_000);
 pub(super) const ROOT: &[Key] = &[
     key("proxy", Kind::Table(PROXY)),
     key("cluster", Kind::Table(CLUSTER)),
+    key("clusters", Kind::Tables(FURTHER_CLUSTER)),
     key("relay", Kind::Table(RELAY)),
     key("failover", Kind::Table(FAILOVER)),
     key("registry", Kind::Table(REGISTRY)),
@@ -239,6 +240,7 @@ const NOTIFY: &[Key] = &[
 
 const DATABASE: &[Key] = &[
     required("name", Kind::Text),
+    key("cluster", Kind::Text),
     key("dbname", Kind::Text),
     key("server_user", Kind::Text),
     key("server_password", Kind::Secret),
@@ -269,6 +271,7 @@ const DATABASE: &[Key] = &[
 
 const USER: &[Key] = &[
     required("name", Kind::Text),
+    key("cluster", Kind::Text),
     key("auth", Kind::Choice(&["scram-sha-256", "md5", "cert"])),
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
@@ -299,23 +302,31 @@ const OPERATOR: &[Key] = &[
     key("role", Kind::Choice(&["viewer", "operator"])),
 ];
 
-const CLUSTER: &[Key] = &[
-    key("name", Kind::Text),
-    key("user", Kind::Text),
-    key("password", Kind::Secret),
-    key("password_file", Kind::Text),
-    key("password_command", Kind::Texts),
-    key("database", Kind::Text),
-    key("tls", Kind::Table(CLUSTER_TLS)),
-    key("probe_interval", POSITIVE),
-    key("probe_timeout", POSITIVE),
-    key("probe_failures", integer(1, 1000)),
-    key("lag_limit", POSITIVE),
-    key("oracle_pace", POSITIVE),
-    key("nodes", Kind::Tables(NODE)),
-    key("from", Kind::Table(CLUSTER_FROM)),
-    key("relays", Kind::Tables(CLUSTER_RELAY)),
-];
+const CLUSTER: &[Key] = &cluster(key("name", Kind::Text));
+
+const FURTHER_CLUSTER: &[Key] = &cluster(required("name", Kind::Text));
+
+/// What is said of a cluster; `name` is its first key.
+const fn cluster(name: Key) -> [Key; 16] {
+    [
+        name,
+        key("server_names", Kind::Texts),
+        key("user", Kind::Text),
+        key("password", Kind::Secret),
+        key("password_file", Kind::Text),
+        key("password_command", Kind::Texts),
+        key("database", Kind::Text),
+        key("tls", Kind::Table(CLUSTER_TLS)),
+        key("probe_interval", POSITIVE),
+        key("probe_timeout", POSITIVE),
+        key("probe_failures", integer(1, 1000)),
+        key("lag_limit", POSITIVE),
+        key("oracle_pace", POSITIVE),
+        key("nodes", Kind::Tables(NODE)),
+        key("from", Kind::Table(CLUSTER_FROM)),
+        key("relays", Kind::Tables(CLUSTER_RELAY)),
+    ]
+}
 
 const CLUSTER_FROM: &[Key] = &[
     key("urls", Kind::Texts),
@@ -420,6 +431,7 @@ const FAILOVER_RELAY: &[Key] = &[
 const FAILOVER_PROXY: &[Key] = &[
     required("name", Kind::Text),
     required("address", Kind::Text),
+    key("cluster", Kind::Text),
     key("user", Kind::Text),
     key("password", Kind::Secret),
     key("password_file", Kind::Text),

@@ -130,7 +130,7 @@ fn golden_messages() {
                 "k.toml:10:19: proxy.pool.connect_timeout: found \"0s\", expected a duration above zero such as \"30s\", \"500ms\" or \"1h\"",
                 "k.toml:12:10: cluster.nodes[0].address: missing, expected a string",
                 "k.toml:12:18: cluster.nodes[0].name: found the integer 3, expected a string",
-                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, relay, failover, registry, passwords, console, metrics, log",
+                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, clusters, relay, failover, registry, passwords, console, metrics, log",
             ],
         ),
         // Nodes from a registry.
@@ -487,6 +487,8 @@ fn find_missing(value: &toml::Value, keys: &[Key], path: &str, missing: &mut Vec
     for key in keys {
         let path = schema::join(path, key.name);
         match (value.get(key.name), key.kind) {
+            // What a further cluster has as well is explained in [cluster].
+            (None, _) if path.starts_with("clusters.") => {}
             (None, _) => missing.push(path),
             (Some(value), Kind::Table(keys)) => find_missing(value, keys, &path, missing),
             (Some(value), Kind::Tables(keys)) => find_missing(&value[0], keys, &path, missing),
@@ -528,6 +530,7 @@ fn the_schema_is_that_of_the_types() {
         (&["proxy", "databases"], known::<DatabaseConfig>(&[])),
         (&["proxy", "users"], known::<UserConfig>(&[])),
         (&["cluster"], known::<ClusterConfig>(&[])),
+        (&["clusters"], known::<ClusterConfig>(&[])),
         (&["cluster", "nodes"], known::<topology::NodeConfig>(&[])),
         (&["cluster", "relays"], known::<topology::RelayConfig>(&[])),
         (&["cluster", "from"], known::<topology::RegistrySource>(&[])),

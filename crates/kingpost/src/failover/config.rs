@@ -102,6 +102,9 @@ pub(crate) struct PartConfig {
     /// File with its password in the first line.
     #[serde(default)]
     pub(crate) password_file: Option<PathBuf>,
+    /// What the proxy calls this cluster, where it has several; if not given, it has this one.
+    #[serde(default)]
+    pub(crate) cluster: Option<String>,
 }
 
 /// A relay that is fenced.
@@ -135,6 +138,7 @@ impl RelayPartConfig {
             user: self.user.clone(),
             password: self.password.clone(),
             password_file: self.password_file.clone(),
+            cluster: None,
         }
     }
 }

@@ -362,7 +362,11 @@ impl Parts {
     async fn console(&self, login: &Login) -> Said<Client> {
         let mut console = self.cluster.clone();
         (console.user, console.password) = (login.part.user.clone(), login.password.clone());
-        console.database = "kingpost".into();
+        // That of this cluster alone, where the proxy has several: the others' clients have nothing to do with it.
+        console.database = match &login.part.cluster {
+            Some(cluster) => format!("kingpost.{cluster}"),
+            None => "kingpost".into(),
+        };
         console.tls = self.tls.clone();
         let node = NodeConfig::new(login.part.name.clone(), login.part.address.clone());
         let client = topology::connect(&console, &node, APPLICATION, "", self.look).await;

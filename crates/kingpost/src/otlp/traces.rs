@@ -83,7 +83,7 @@ impl Traces {
         let stop = Arc::new(Notify::new());
         let task = runtime.spawn(forward(receiver, exporter, Arc::clone(&counts), Arc::clone(&stop)));
         let task = Mutex::new(Some(task));
-        Ok(Some((Traces { counts, stop, task }, Box::new(move |span| sender.try_send(span).is_ok()))))
+        Ok(Some((Traces { counts, stop, task }, Arc::new(move |span| sender.try_send(span).is_ok()))))
     }
 
     /// Takes no more, and waits until what there is has been sent, or [`FAREWELL`] is over.

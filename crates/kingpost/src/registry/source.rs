@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
+use futures_util::future::select_all;
 use hyper::Method;
 use serde_json::Value;
 use tokio::sync::watch;
 use topology::{MOST_NODES, NodeConfig, RegistrySource};
 
 use super::http::{Remote, segment};
+use crate::config::Config;
 use crate::error::Failure;
 
 /// A request waits at the registry for so long until something has changed.
@@ -53,6 +55,44 @@ impl Source {
     /// As it was last.
     pub(crate) fn list(&mut self) -> Vec<NodeConfig> {
         self.lists.borrow_and_update().clone()
+    }
+}
+
+/// The lists of all clusters of a process that have theirs in a registry, by the clusters' names.
+pub(crate) struct Sources(Vec<(String, Source)>);
+
+impl Sources {
+    /// Follows the lists of these clusters, and puts the first ones into the configuration.
+    ///
+    /// # Errors
+    /// As [`Source::start`].
+    pub(crate) async fn start(config: &mut Config) -> Result<Sources, Failure> {
+        let mut sources = Vec::new();
+        for cluster in std::iter::once(&mut config.cluster).chain(&mut config.clusters) {
+            if !cluster.from.urls.is_empty() {
+                let mut source = Source::start(&cluster.from).await?;
+                cluster.nodes = source.list();
+                sources.push((cluster.name.clone(), source));
+            }
+        }
+        Ok(Sources(sources))
+    }
+
+    /// The next list that has changed, and the cluster's name; never, where there is none.
+    pub(crate) async fn next(&mut self) -> (String, Vec<NodeConfig>) {
+        let changes = self.0.iter_mut().map(|(name, source)| {
+            Box::pin(async move {
+                match source.lists.changed().await {
+                    Ok(()) => (name.clone(), source.list()),
+                    Err(_) => std::future::pending().await,
+                }
+            })
+        });
+        let changes: Vec<_> = changes.collect();
+        if changes.is_empty() {
+            return std::future::pending().await;
+        }
+        select_all(changes).await.0
     }
 }
 

@@ -175,7 +175,7 @@ async fn serve(
         let listener = tokio::net::TcpListener::from_std(console.0)
             .map_err(|error| Failure::runtime(format!("cannot serve the console: {error}")))?;
         let scene = running.scene().with_registry(known.known());
-        let serving = scene.serve(listener, &config.console, Some(running.topology()))?;
+        let serving = scene.serve(listener, &config.console, Some(&running.topology()))?;
         known.registry.keep_from_probes([admin.address(), serving.console.address()]);
         tokio::select! {
             result = check_through_proxy(&running, nodes.len() > 1, step) => result?,

@@ -135,6 +135,21 @@ impl Command {
         matches!(self, Command::Show(_) | Command::Nothing | Command::SetSession)
     }
 
+    /// True if each cluster carries the command out for itself; otherwise it is about the process.
+    pub(super) fn is_by_cluster(&self) -> bool {
+        !matches!(
+            self,
+            Command::Nothing
+                | Command::Reload
+                | Command::Shutdown
+                | Command::Set { .. }
+                | Command::SetSession
+                | Command::Show(
+                    Show::Help | Show::Version | Show::DnsHosts | Show::DnsZones | Show::Peers | Show::PeerPools
+                )
+        )
+    }
+
     /// The database that the command is about.
     pub(super) fn database(&self) -> Option<&str> {
         match self {

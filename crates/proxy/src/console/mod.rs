@@ -14,6 +14,7 @@
 
 mod command;
 mod durable;
+mod gather;
 mod inside;
 mod lease;
 mod observer;
@@ -26,7 +27,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use wire::{Severity, Sqlstate, message};
+use wire::Sqlstate;
 
 use crate::config::Access;
 use crate::core::token::Token;
@@ -35,12 +36,15 @@ use crate::driver::mailbox::{Letter, Mailbox};
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use command::{Command, Show};
+use gather::Gathering;
+pub(crate) use gather::{Asker, Said};
 use lease::Lease;
 pub use observer::Observer;
 pub use report::{
     ClientReport, GateReport, LaneReport, Look, MemoryReport, Operation, PoolReport, Report, ServerReport, Totals,
 };
 use show::{Averages, Scene};
+use table::Table;
 
 /// Names of the console database; the second one is what tools for PgBouncer ask for.
 pub const DATABASES: [&str; 2] = ["kingpost", "pgbouncer"];
@@ -78,11 +82,11 @@ pub trait Process: Send + Sync {
 /// An operator's command.
 #[derive(Debug)]
 pub(crate) struct Request {
-    /// The worker and the connection that sent the command.
-    pub(crate) worker: usize,
-    pub(crate) client: Token,
+    pub(crate) asker: Asker,
     pub(crate) text: String,
     pub(crate) access: Access,
+    /// The command is about all clusters of the process.
+    pub(crate) whole: bool,
 }
 
 /// Where workers put commands.
@@ -115,8 +119,7 @@ struct Console {
 
 /// A command that waits for an event.
 struct Pending {
-    worker: usize,
-    client: Token,
+    asker: Asker,
     until: Until,
     tag: &'static str,
 }
@@ -133,11 +136,13 @@ enum Until {
     Quiet,
     /// A primary on this timeline or a later one is known, or this time has come.
     Timeline(u32, Instant),
+    /// The consoles of all clusters have carried it out.
+    Gathered(Gathering),
 }
 
 /// The result of a command.
 enum Outcome {
-    Answer(Vec<u8>),
+    Answer(Said),
     Wait(Until, &'static str),
 }
 
@@ -165,7 +170,7 @@ impl Desk {
                 TrySendError::Full(_) => "the console has too many commands waiting: try again",
                 TrySendError::Disconnected(_) => "the console has ended: the proxy is shutting down",
             };
-            refusal(Sqlstate::CANNOT_CONNECT_NOW, text)
+            Said::Refused(Sqlstate::CANNOT_CONNECT_NOW, text.into()).bytes()
         })
     }
 }
@@ -205,8 +210,28 @@ impl Room {
         reports
     }
 
-    fn answer(&self, worker: usize, client: Token, bytes: Vec<u8>) {
-        self.mailboxes[worker].post(Letter::Core(Mail::Answer { client, bytes }));
+    /// Tells a worker, by its number among those of all clusters, to do something.
+    fn tell(&self, worker: usize, operation: Operation) {
+        let own = worker.checked_sub(self.shared.membership.first_worker).and_then(|own| self.mailboxes.get(own));
+        if let Some(mailbox) = own {
+            mailbox.post(Letter::Core(Mail::Operate(operation)));
+        }
+    }
+
+    /// The number of a connection in `SHOW`.
+    fn public_id(&self, worker: usize, client: Token) -> u64 {
+        show::public_id(self.shared.membership.first_worker + worker, client)
+    }
+
+    fn answer(&self, asker: &Asker, said: Said) {
+        match asker {
+            Asker::Client { worker, client } => {
+                let (client, bytes) = (*client, said.bytes());
+                self.mailboxes[*worker].post(Letter::Core(Mail::Answer { client, bytes }));
+            }
+            // Who gathers may have stopped waiting.
+            Asker::Console(to) => drop(to.try_send(said)),
+        }
     }
 }
 
@@ -222,7 +247,7 @@ pub(crate) fn run(room: Arc<Room>, requests: &Receiver<Request>) {
         let wait = if console.pending.is_empty() { console.averages.due_in(now) } else { POLL };
         let wait = wait.min(console.lease.left(now).unwrap_or(wait));
         match requests.recv_timeout(wait) {
-            Ok(request) => console.serve(&request),
+            Ok(request) => console.serve(request),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
@@ -236,66 +261,92 @@ pub(crate) fn run(room: Arc<Room>, requests: &Receiver<Request>) {
 }
 
 impl Console {
-    fn serve(&mut self, request: &Request) {
+    fn serve(&mut self, request: Request) {
         let outcome = match command::parse(&request.text) {
-            Err(error) => Outcome::Answer(refusal(Sqlstate::SYNTAX_ERROR, &error)),
-            Ok(command) if !command.only_looks() && request.access != Access::Operator => Outcome::Answer(refusal(
-                Sqlstate::INSUFFICIENT_PRIVILEGE,
-                "this user may only look: its role is \"viewer\"",
-            )),
+            Err(error) => Outcome::Answer(Said::Refused(Sqlstate::SYNTAX_ERROR, error)),
+            Ok(command) if !command.only_looks() && request.access != Access::Operator => {
+                Outcome::Answer(Said::Refused(
+                    Sqlstate::INSUFFICIENT_PRIVILEGE,
+                    "this user may only look: its role is \"viewer\"".into(),
+                ))
+            }
             Ok(command) => {
-                if !command.only_looks() {
+                if !command.only_looks() && matches!(request.asker, Asker::Client { .. }) {
                     tracing::info!(command = request.text.trim(), "an operator's command");
                 }
-                self.carry_out(command, request)
+                match request.whole && command.is_by_cluster() {
+                    true => self.gather(&command, &request),
+                    false => self.carry_out(command, &request.asker),
+                }
             }
         };
         match outcome {
-            Outcome::Answer(bytes) => self.room.answer(request.worker, request.client, bytes),
+            Outcome::Answer(said) => self.room.answer(&request.asker, said),
             Outcome::Wait(..) if self.pending.len() >= MOST_PENDING => {
                 let text = "too many commands wait already; what this one does has begun";
-                self.room.answer(request.worker, request.client, refusal(Sqlstate::TOO_MANY_CONNECTIONS, text));
+                self.room.answer(&request.asker, Said::Refused(Sqlstate::TOO_MANY_CONNECTIONS, text.into()));
             }
-            Outcome::Wait(until, tag) => {
-                self.pending.push(Pending { worker: request.worker, client: request.client, until, tag });
-            }
+            Outcome::Wait(until, tag) => self.pending.push(Pending { asker: request.asker, until, tag }),
         }
     }
 
-    fn carry_out(&mut self, command: Command, request: &Request) -> Outcome {
+    /// Has the consoles of all clusters carry a command out, this one among them.
+    fn gather(&mut self, command: &Command, request: &Request) -> Outcome {
+        let mut parts = Vec::new();
+        if let (Command::KillClient(id), Asker::Client { worker, client }) = (command, &request.asker)
+            && *id == self.room.public_id(*worker, *client)
+        {
+            return Outcome::Answer(itself());
+        }
+        for (cluster, desk) in self.room.shared.membership.fleet.consoles() {
+            let (sender, receiver) = sync_channel(1);
+            let asker = Asker::Console(sender);
+            let part = Request { asker, text: request.text.clone(), access: request.access, whole: false };
+            if cluster == self.room.shared.membership.cluster {
+                self.serve(part);
+            } else if desk.0.try_send(part).is_err() {
+                tracing::warn!(%cluster, "a cluster's console has too many commands waiting");
+            }
+            parts.push((cluster, receiver));
+        }
+        // What looks is answered with what there is; what acts may take its time.
+        let until = command.only_looks().then(|| Instant::now() + 2 * REPORTS);
+        Outcome::Wait(Until::Gathered(Gathering::new(parts, until)), "")
+    }
+
+    fn carry_out(&mut self, command: Command, asker: &Asker) -> Outcome {
         if let Some(name) = command.database()
             && self.room.settings().database(name).is_none()
         {
-            return Outcome::Answer(refusal(Sqlstate::INVALID_CATALOG_NAME, &format!("no such database: {name:?}")));
+            return Outcome::Answer(Said::NotHere(
+                Sqlstate::INVALID_CATALOG_NAME,
+                format!("no such database: {name:?}"),
+            ));
         }
         match command {
-            Command::Show(show) => Outcome::Answer(self.show(show, request)),
-            Command::Nothing => {
-                let mut out = Vec::new();
-                message::empty(&mut out, b'I');
-                Outcome::Answer(ended(out))
-            }
+            Command::Show(show) => Outcome::Answer(Said::Table(self.show(show, asker))),
+            Command::Nothing => Outcome::Answer(Said::Nothing),
             Command::Reload => Outcome::Answer(match self.room.process.get().map(|process| process.reload()) {
-                Some(Ok(())) => done("RELOAD"),
-                Some(Err(why)) => refusal(Sqlstate::INVALID_PARAMETER_VALUE, &format!("not reloaded: {why}")),
-                None => refusal(Sqlstate::CANNOT_CONNECT_NOW, "the process is still starting"),
+                Some(Ok(())) => Said::Done("RELOAD"),
+                Some(Err(why)) => Said::Refused(Sqlstate::INVALID_PARAMETER_VALUE, format!("not reloaded: {why}")),
+                None => starting(),
             }),
             Command::Shutdown => match self.room.process.get() {
                 Some(process) => {
                     process.stop();
-                    Outcome::Answer(done("SHUTDOWN"))
+                    Outcome::Answer(Said::Done("SHUTDOWN"))
                 }
-                None => Outcome::Answer(refusal(Sqlstate::CANNOT_CONNECT_NOW, "the process is still starting")),
+                None => Outcome::Answer(starting()),
             },
             Command::Set { key, value } => {
                 let result = self.room.process.get().map(|process| process.set(&key, &value));
                 Outcome::Answer(match result {
-                    Some(Ok(())) => done("SET"),
-                    Some(Err(why)) => refusal(Sqlstate::INVALID_PARAMETER_VALUE, &why),
-                    None => refusal(Sqlstate::CANNOT_CONNECT_NOW, "the process is still starting"),
+                    Some(Ok(())) => Said::Done("SET"),
+                    Some(Err(why)) => Said::Refused(Sqlstate::INVALID_PARAMETER_VALUE, why),
+                    None => starting(),
                 })
             }
-            Command::SetSession => Outcome::Answer(done("SET")),
+            Command::SetSession => Outcome::Answer(Said::Done("SET")),
             Command::Suspend => {
                 self.room.tell_all(&Operation::Suspend);
                 Outcome::Wait(Until::Suspended, "SUSPEND")
@@ -303,12 +354,12 @@ impl Console {
             Command::Disable(database) => {
                 self.room.tell_all(&Operation::Disable(database.clone()));
                 self.disabled.insert(database);
-                Outcome::Answer(done("DISABLE"))
+                Outcome::Answer(Said::Done("DISABLE"))
             }
             Command::Enable(database) => {
                 self.disabled.remove(&database);
                 self.room.tell_all(&Operation::Enable(database));
-                Outcome::Answer(done("ENABLE"))
+                Outcome::Answer(Said::Done("ENABLE"))
             }
             Command::Pause(database) => {
                 self.room.tell_all(&Operation::Pause(database.clone()));
@@ -328,30 +379,32 @@ impl Console {
                 self.refuse("RESUME came before everything was closed", |until| match until {
                     Until::Closed(of) => database.is_none() || *of == database,
                     Until::Quiet | Until::Suspended => database.is_none(),
-                    Until::ClosedOld(..) | Until::Timeline(..) => false,
+                    Until::ClosedOld(..) | Until::Timeline(..) | Until::Gathered(_) => false,
                 });
-                Outcome::Answer(done("RESUME"))
+                Outcome::Answer(Said::Done("RESUME"))
             }
             Command::ResumeWhen(timeline) => {
                 Outcome::Wait(Until::Timeline(timeline, Instant::now() + TIMELINE), "RESUME")
             }
             Command::Reconnect(database) => {
                 self.room.tell_all(&Operation::Reconnect(database));
-                Outcome::Answer(done("RECONNECT"))
+                Outcome::Answer(Said::Done("RECONNECT"))
             }
             Command::WaitClose(database) => Outcome::Wait(Until::ClosedOld(database, Instant::now()), "WAIT_CLOSE"),
             Command::Kill(database) => {
                 self.room.tell_all(&Operation::Kill(database));
-                Outcome::Answer(done("KILL"))
+                Outcome::Answer(Said::Done("KILL"))
             }
             Command::ResetStatements => {
                 self.room.tell_all(&Operation::ResetStatements);
-                Outcome::Answer(done("RESET"))
+                Outcome::Answer(Said::Done("RESET"))
             }
-            Command::KillClient(id) if id == show::public_id(request.worker, request.client) => {
-                Outcome::Answer(refusal(Sqlstate::INVALID_PARAMETER_VALUE, "that is this console itself"))
-            }
-            Command::KillClient(id) => self.kill_client(id),
+            Command::KillClient(id) => match asker {
+                Asker::Client { worker, client } if id == self.room.public_id(*worker, *client) => {
+                    Outcome::Answer(itself())
+                }
+                _ => self.kill_client(id),
+            },
         }
     }
 
@@ -360,14 +413,16 @@ impl Console {
         let found = show::client_of(&reports, id);
         Outcome::Answer(match found {
             Some((worker, token)) => {
-                self.room.mailboxes[worker].post(Letter::Core(Mail::Operate(Operation::KillClient(token))));
-                done("KILL_CLIENT")
+                self.room.tell(worker, Operation::KillClient(token));
+                Said::Done("KILL_CLIENT")
             }
-            None => refusal(Sqlstate::INVALID_PARAMETER_VALUE, &format!("no client has the id {id}: see SHOW CLIENTS")),
+            None => {
+                Said::NotHere(Sqlstate::INVALID_PARAMETER_VALUE, format!("no client has the id {id}: see SHOW CLIENTS"))
+            }
         })
     }
 
-    fn show(&self, show: Show, request: &Request) -> Vec<u8> {
+    fn show(&self, show: Show, asker: &Asker) -> Table {
         let look = Look {
             clients: matches!(show, Show::Clients | Show::Pins) || show.is_about_sockets(),
             servers: matches!(show, Show::Servers | Show::Prepared | Show::Lanes) || show.is_about_sockets(),
@@ -388,11 +443,12 @@ impl Console {
             now: Instant::now(),
             lease: self.lease.left(Instant::now()),
             disabled: &self.disabled,
-            own: (request.worker, request.client),
+            own: match asker {
+                Asker::Client { worker, client } => Some(self.room.public_id(*worker, *client)),
+                Asker::Console(_) => None,
+            },
         };
-        let mut out = Vec::new();
-        scene.table(show).write(&mut out);
-        ended(out)
+        scene.table(show)
     }
 
     /// Refuses pending commands of this kind.
@@ -401,7 +457,7 @@ impl Console {
         self.pending.retain(|pending| {
             let ends = which(&pending.until);
             if ends {
-                room.answer(pending.worker, pending.client, refusal(Sqlstate::QUERY_CANCELED, why));
+                room.answer(&pending.asker, Said::Refused(Sqlstate::QUERY_CANCELED, why.into()));
             }
             !ends
         });
@@ -445,8 +501,22 @@ impl Console {
         there
     }
 
+    /// Answers commands that all clusters have carried out.
+    fn look_after_gatherings(&mut self) {
+        let (room, now) = (&self.room, Instant::now());
+        self.pending.retain_mut(|pending| {
+            let Until::Gathered(gathering) = &mut pending.until else { return true };
+            let complete = gathering.is_complete(now);
+            if complete {
+                room.answer(&pending.asker, gathering.sum());
+            }
+            !complete
+        });
+    }
+
     fn look_after_pending(&mut self) {
-        if self.pending.is_empty() {
+        self.look_after_gatherings();
+        if self.pending.iter().all(|pending| matches!(pending.until, Until::Gathered(_))) {
             return;
         }
         let there = self.look_for_primary();
@@ -470,30 +540,20 @@ impl Console {
                 Until::Quiet => open(&None, None) || held(),
                 Until::Suspended => reports.iter().any(|report| report.suspended != Some(0)),
                 Until::Timeline(timeline, _) => *timeline > there,
+                Until::Gathered(_) => true,
             };
             if !waits {
-                room.answer(pending.worker, pending.client, done(pending.tag));
+                room.answer(&pending.asker, Said::Done(pending.tag));
             }
             waits
         });
     }
 }
 
-/// `CommandComplete` and `ReadyForQuery`.
-fn done(tag: &str) -> Vec<u8> {
-    let mut out = Vec::new();
-    message::complete(&mut out, tag);
-    ended(out)
+fn starting() -> Said {
+    Said::Refused(Sqlstate::CANNOT_CONNECT_NOW, "the process is still starting".into())
 }
 
-fn ended(mut out: Vec<u8>) -> Vec<u8> {
-    message::ready(&mut out, message::Status::Idle);
-    out
-}
-
-/// `ErrorResponse` and `ReadyForQuery`.
-fn refusal(code: Sqlstate, text: &str) -> Vec<u8> {
-    let mut out = Vec::new();
-    message::error(&mut out, Severity::Error, code, text, "");
-    ended(out)
+fn itself() -> Said {
+    Said::Refused(Sqlstate::INVALID_PARAMETER_VALUE, "that is this console itself".into())
 }

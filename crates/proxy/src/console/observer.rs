@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use super::report::{ClientReport, Look, Operation, PoolReport};
 use super::{Room, show};
-use crate::core::Mail;
-use crate::driver::mailbox::Letter;
 use crate::metrics::Snapshot;
 
 /// Longest wait for the workers' reports: whoever looks every second prefers a partial answer now to a complete one
@@ -62,7 +60,7 @@ impl Observer {
         let reports = self.0.look(Look { clients: true, ..Look::default() }, REPORTS);
         let found = show::client_of(&reports, id);
         if let Some((worker, token)) = found {
-            self.0.mailboxes[worker].post(Letter::Core(Mail::Operate(Operation::KillClient(token))));
+            self.0.tell(worker, Operation::KillClient(token));
         }
         found.is_some()
     }

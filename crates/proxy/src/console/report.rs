@@ -54,7 +54,7 @@ pub enum Operation {
 /// The state of one worker.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// The worker's number.
+    /// The worker's number among those of all clusters.
     pub worker: usize,
     /// The worker's part of each pool.
     pub pools: Vec<PoolReport>,

@@ -34,8 +34,8 @@ pub(super) struct Scene<'a> {
     pub(super) lease: Option<Duration>,
     /// Databases to which nobody may log in.
     pub(super) disabled: &'a BTreeSet<String>,
-    /// The console that asks: worker and connection.
-    pub(super) own: (usize, Token),
+    /// The number of the console that asks; `None`: it is that of all clusters.
+    pub(super) own: Option<u64>,
 }
 
 /// What databases do per second, averaged over the last full period.
@@ -47,10 +47,12 @@ pub(super) struct Averages {
     last: BTreeMap<Arc<str>, (Totals, Duration)>,
 }
 
-/// A connection's number in `SHOW`: unique over all workers, and positive as an int8.
+/// A connection's number in `SHOW`: unique over the workers of all clusters, and positive as an int8. From the highest bit on: 0, 8 bits of worker, 1 of
+/// the kind, 24 of the generation, 30 of the slot.
 pub(super) fn public_id(worker: usize, token: Token) -> u64 {
-    // A token leaves the bits between its kind and its generation's 24 alone; kinds are 1 to 3.
-    token.raw() & 0x00ff_ffff_ffff_ffff | (worker as u64 & 0x3f) << 57 | (token.raw() >> 56 & 1) << 56
+    // From the token: its kind is in the bits from 56 on (1 to 3), its generation in those from 32 on.
+    let (kind, generation, slot) = (token.raw() >> 56 & 1, token.raw() >> 32 & 0xff_ffff, token.raw() & 0x3fff_ffff);
+    (worker as u64 & 0xff) << 55 | kind << 54 | generation << 30 | slot
 }
 
 // === impl Averages ===
@@ -703,7 +705,7 @@ impl Scene<'_> {
         table.row(vec!["suspended".into(), yes(suspended).into()]);
         let lease = self.lease.map(|left| left.as_secs().to_string()).unwrap_or_default();
         table.row(vec!["pause_lease".into(), lease.into()]);
-        table.row(vec!["own_id".into(), public_id(self.own.0, self.own.1).to_string().into()]);
+        table.row(vec!["own_id".into(), self.own.map(|own| own.to_string()).into()]);
         table
     }
 }
@@ -833,7 +835,7 @@ mod tests {
         let topology = Topology::fixed(view);
         let view = topology.view();
         let now = Instant::now();
-        let own = (0, Token::new(Kind::Client, 1, 0));
+        let own = Some(public_id(0, Token::new(Kind::Client, 1, 0)));
         let metrics = &[];
         let scene = Scene {
             reports,
@@ -905,9 +907,9 @@ mod tests {
     #[test]
     fn ids_differ_and_are_positive() {
         let mut ids = std::collections::HashSet::new();
-        for worker in 0..64 {
+        for worker in 0..256 {
             for kind in [Kind::Client, Kind::Server] {
-                for (generation, index) in [(0, 0), (1, 0), (0xff_ffff, 1), (0, 0xffff_ffff)] {
+                for (generation, index) in [(0, 0), (1, 0), (0xff_ffff, 1), (0, 0x3fff_ffff)] {
                     let id = public_id(worker, Token::new(kind, generation, index));
                     assert!(i64::try_from(id).is_ok(), "{id:#x}");
                     assert!(ids.insert(id), "{worker} {kind:?} {generation} {index}");

@@ -20,7 +20,7 @@ pub(super) enum Value {
 
 /// Columns and rows.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Table {
+pub(crate) struct Table {
     pub(super) columns: Vec<(&'static str, Of)>,
     pub(super) rows: Vec<Vec<Value>>,
 }

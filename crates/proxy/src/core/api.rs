@@ -137,8 +137,8 @@ pub enum Effect {
     Move {
         /// The connection. The core no longer knows the token.
         token: Token,
-        /// The worker that takes the connection.
-        to: usize,
+        /// Who takes the connection.
+        to: Destination,
         /// The state that goes with the socket, for [`Core::adopt`](super::Core::adopt).
         moved: Box<Moved>,
     },
@@ -150,6 +150,8 @@ pub enum Effect {
         text: String,
         /// What the client is allowed to do.
         access: Access,
+        /// The command is about all clusters.
+        whole: bool,
     },
     /// Look up a user; the result comes as [`Mail::Account`].
     LookUp {
@@ -167,6 +169,15 @@ pub enum Effect {
         /// The letter.
         mail: Mail,
     },
+}
+
+/// Who takes a connection that moves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Destination {
+    /// This worker of the same cluster.
+    Worker(usize),
+    /// Whichever worker of another cluster has the fewest clients.
+    Cluster(Arc<str>),
 }
 
 /// How a connection starts TLS.
@@ -192,6 +203,18 @@ pub(super) enum Moving {
     Server { key: PoolKey, server: Box<Server> },
     /// A client that has authenticated and has not been told so yet.
     Client(Box<Client>),
+    /// A client of another cluster than the one that has accepted it.
+    Newcomer(Box<Newcomer>),
+}
+
+/// A connection as it was when its start-up packet, or its cancel request, had come.
+pub(super) struct Newcomer {
+    pub peer: Peer,
+    pub identity: Option<Box<tls::Identity>>,
+    /// From the packet on.
+    pub input: Vec<u8>,
+    /// What it was told and has not been sent yet: that there is no encryption.
+    pub unsent: Vec<u8>,
 }
 
 impl Moved {
@@ -200,6 +223,7 @@ impl Moved {
         match &mut self.0 {
             Moving::Server { server, .. } => server.input.extend_from_slice(bytes),
             Moving::Client(client) => client.input.extend_from_slice(bytes),
+            Moving::Newcomer(newcomer) => newcomer.input.extend_from_slice(bytes),
         }
     }
 }

@@ -64,8 +64,8 @@ use routing::StrongReads;
 use server::Server;
 use session::{Cancel, Client, Doorkeeper, Journal, Paused, Phase, Revision};
 
-use api::Moving;
-pub use api::{Effect, Mail, Moved, Peer, Secure};
+pub use api::{Destination, Effect, Mail, Moved, Peer, Secure};
+use api::{Moving, Newcomer};
 pub use memory::token;
 pub use notify::Word;
 pub use observe::{statistics, trace};
@@ -129,8 +129,8 @@ pub struct Core {
     buffers: Buffers,
     /// Clients whose buffered input is to be looked at again in this step.
     runnable: VecDeque<Token>,
-    /// Clients that move to another worker at the end of this step, with the number of that worker.
-    leaving: Vec<(Token, usize)>,
+    /// Clients that move to another worker at the end of this step.
+    leaving: Vec<(Token, Destination)>,
     /// Server connections whose `ReadyForQuery` was put off and can now be handled.
     unheld: VecDeque<Token>,
     /// Connections that have output for the driver to write.
@@ -287,7 +287,7 @@ impl Core {
             Kind::Client if self.is_client(token) => {
                 let client = &mut self.clients[token.index()];
                 if matches!(client.phase, Phase::Securing) {
-                    client.phase = Phase::Startup { refused: 0 };
+                    client.phase = Phase::Startup { refused: 0, led: false };
                     client.identity = Some(Box::new(identity));
                     self.metrics.clients_secured.add(1);
                 }
@@ -535,7 +535,7 @@ impl Core {
             self.notify_all();
         }
         if !self.leaving.is_empty() {
-            self.send_home();
+            self.send_away();
         }
     }
 

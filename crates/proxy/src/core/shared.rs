@@ -1,4 +1,4 @@
-//! What all workers of a process share.
+//! What all workers of a proxy share.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
@@ -13,10 +13,11 @@ use super::pool::Budgets;
 use super::prepared::Registry;
 use super::session::Counts;
 use crate::accounts::Accounts;
+use crate::fleet::Membership;
 use crate::renewals::Renewals;
 use crate::verify::Verifier;
 
-/// What all workers of a process share.
+/// What all workers of a proxy share. The proxies of several clusters share nothing of it.
 ///
 /// A lock in here is taken when a connection is made, when a pool gets its first client, when a worker meets a
 /// statement text or a set of parameters for the first time, and when a notification has come: never for a statement
@@ -55,13 +56,20 @@ pub struct Shared {
     pub clients: AtomicUsize,
     /// Number of workers.
     pub workers: usize,
+    /// Which cluster it is, and the other ones of the process.
+    pub(crate) membership: Membership,
     /// Takes the spans that are traced; not set where tracing is off.
     pub sink: OnceLock<Sink>,
 }
 
 impl Shared {
-    /// For a process with `workers` workers. `secret` is random.
+    /// For a process with one cluster and `workers` workers. `secret` is random.
     pub fn new(topology: Arc<Topology>, workers: usize, secret: [u8; 32]) -> Arc<Shared> {
+        Shared::of(topology, workers, secret, Membership::alone())
+    }
+
+    /// As [`Shared::new`], for one of several clusters.
+    pub fn of(topology: Arc<Topology>, workers: usize, secret: [u8; 32], membership: Membership) -> Arc<Shared> {
         Arc::new(Shared {
             topology,
             registry: Arc::default(),
@@ -79,6 +87,7 @@ impl Shared {
             secret,
             clients: AtomicUsize::new(0),
             workers,
+            membership,
             sink: OnceLock::new(),
         })
     }

@@ -12,12 +12,11 @@ use std::time::Duration;
 
 use tls::LONGEST_PART;
 
-use super::mailbox::Letter;
 use super::ring::{Completion, Ring};
 use super::sys;
 use super::worker::{BUFFER, Flag, MAILBOX, Poller, Socket, Waits, Worker, look_up, slot};
-use crate::core::Moved;
 use crate::core::token::Token;
+use crate::core::{Destination, Moved};
 
 /// The kind of a submission, in the highest bits of its data; the other bits are the token.
 const RECEIVE: u64 = 0;
@@ -44,15 +43,9 @@ struct Held {
 /// A connection that goes to another worker, once its receive here has ended.
 struct Leaving {
     socket: Socket,
-    to: usize,
+    to: Destination,
     moved: Box<Moved>,
     early: Vec<u8>,
-}
-
-impl Leaving {
-    fn letter(self) -> Letter {
-        Letter::Moved(self.socket.fd, self.socket.link, self.moved, self.early)
-    }
 }
 
 /// What the next turn submits.
@@ -257,7 +250,7 @@ impl Worker {
         agenda.leaving[at].early.extend_from_slice(bytes);
         if !of.more() {
             let leaving = agenda.leaving.swap_remove(at);
-            self.mailboxes[leaving.to].post(leaving.letter());
+            self.hand_over(leaving.socket, leaving.to, leaving.moved, leaving.early);
         }
     }
 
@@ -357,13 +350,12 @@ impl Worker {
     }
 
     /// Moves a connection to another worker, with all bytes that arrive before its receive here has ended.
-    pub(super) fn leave(&mut self, socket: Socket, to: usize, moved: Box<Moved>) {
+    pub(super) fn leave(&mut self, socket: Socket, to: Destination, moved: Box<Moved>) {
         let early = self.disarm(&socket);
         let armed = socket.is(Flag::Armed);
-        let leaving = Leaving { socket, to, moved, early };
         match &mut self.poller {
-            Poller::Ring(agenda) if armed => agenda.leaving.push(leaving),
-            _ => self.mailboxes[to].post(leaving.letter()),
+            Poller::Ring(agenda) if armed => agenda.leaving.push(Leaving { socket, to, moved, early }),
+            _ => self.hand_over(socket, to, moved, early),
         }
     }
 }

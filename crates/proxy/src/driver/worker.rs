@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 
 use tls::Link;
 use topology::Address;
+use wire::{Severity, Sqlstate, message};
 
 use super::mailbox::{Letter, Mailbox};
 use super::ring::Ring;
 use super::ringed::Agenda;
 use super::sys::{self, Epoll, MOST_WAITED_FOR};
-use crate::console::{Desk, Look, Report, Request};
+use crate::console::{Asker, Desk, Look, Report, Request};
 use crate::core::token::{Kind, Token};
-use crate::core::{Core, Effect, Mail};
+use crate::core::{Core, Destination, Effect, Mail, Moved};
+use crate::fleet::Fleet;
 
 /// Size of the one buffer into which all connections of a worker are read, in bytes.
 pub(super) const BUFFER: usize = 64 << 10;
@@ -55,6 +57,8 @@ pub(crate) struct Worker {
     pub(super) core: Core,
     pub(super) poller: Poller,
     pub(super) mailboxes: Arc<Vec<Mailbox>>,
+    /// The other clusters' workers.
+    fleet: Arc<Fleet>,
     pub(super) id: usize,
     console: Desk,
     /// Sockets by kind and slot, as in the core's tokens.
@@ -134,6 +138,7 @@ impl Worker {
         id: usize,
         mut core: Core,
         mailboxes: Arc<Vec<Mailbox>>,
+        fleet: Arc<Fleet>,
         console: Desk,
         ring: bool,
     ) -> io::Result<Worker> {
@@ -144,6 +149,7 @@ impl Worker {
             core,
             poller,
             mailboxes,
+            fleet,
             id,
             console,
             sockets: [Vec::with_capacity(CLIENTS), Vec::new(), Vec::new()],
@@ -302,7 +308,7 @@ impl Worker {
                     if let Err(error) = epoll.remove(socket.fd.as_fd()) {
                         tracing::error!(%error, "cannot take a socket out of the event loop");
                     }
-                    self.mailboxes[to].post(Letter::Moved(socket.fd, socket.link, moved, Vec::new()));
+                    self.hand_over(socket, to, moved, Vec::new());
                 }
             }
             Effect::LookUp { client, user } => {
@@ -312,9 +318,26 @@ impl Worker {
             }
             Effect::Verify(question) => self.core.verify(*question),
             Effect::Post { to, mail } => self.mailboxes[to].post(Letter::Core(mail)),
-            Effect::Ask { client, text, access } => {
-                if let Err(bytes) = self.console.put(Request { worker: self.id, client, text, access }) {
+            Effect::Ask { client, text, access, whole } => {
+                let asker = Asker::Client { worker: self.id, client };
+                if let Err(bytes) = self.console.put(Request { asker, text, access, whole }) {
                     self.core.mail(Mail::Answer { client, bytes });
+                }
+            }
+        }
+    }
+
+    /// Gives a connection that moves to whoever takes it; `early` has come for it meanwhile.
+    pub(super) fn hand_over(&mut self, socket: Socket, to: Destination, moved: Box<Moved>, early: Vec<u8>) {
+        let letter = Letter::Moved(socket.fd, socket.link, moved, early);
+        match to {
+            Destination::Worker(to) => self.mailboxes[to].post(letter),
+            Destination::Cluster(name) => {
+                if let Err(Letter::Moved(fd, link, ..)) = self.fleet.post(&name, letter) {
+                    let mut last = Vec::new();
+                    let text = format!("the cluster {name:?} is not served any more");
+                    message::error(&mut last, Severity::Fatal, Sqlstate::CANNOT_CONNECT_NOW, &text, "");
+                    self.say_goodbye(Socket { fd, flags: 0, token: socket.token, link }, &last);
                 }
             }
         }

@@ -16,7 +16,7 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
     let mut strong = std::iter::once(general).chain(databases).filter(|(_, of)| *of == Consistency::Strong);
     let Some((path, _)) = strong.next() else { return };
     let (asked, fenced) = (&config.cluster.relays, &config.failover.relays);
-    if asked.is_empty() {
+    if config.all_clusters().iter().any(|(_, cluster)| cluster.relays.is_empty()) {
         findings.warn(
             path,
             "found \"strong\" without [[cluster.relays]]: a proxy that is cut off together with an old primary goes on answering strong reads \

@@ -12,7 +12,7 @@ use crate::core::Core;
 use crate::settings::Tracing;
 
 /// Takes a span; false if there is no room for it. Called by workers, so it must not block.
-pub type Sink = Box<dyn Fn(Span) -> bool + Send + Sync>;
+pub type Sink = Arc<dyn Fn(Span) -> bool + Send + Sync>;
 
 /// How much of a comment is looked at, in bytes.
 const MOST_COMMENT: usize = 1024;

@@ -25,7 +25,7 @@ use crate::core::parameters::Params;
 use crate::core::prepared::Place;
 use crate::core::server::{Server, ServerPhase};
 use crate::core::session::{At, Phase};
-use crate::core::{Core, DRAINING, Effect, Mail, Moved, Moving, over};
+use crate::core::{Core, DRAINING, Destination, Effect, Mail, Moved, Moving, over};
 use crate::settings::{Database, Gate};
 
 use budget::Full;
@@ -883,13 +883,14 @@ impl Core {
         self.metrics.servers.sub(1);
         let token = server.token;
         let moving = Moving::Server { key, server: Box::new(server) };
-        self.effects.push(Effect::Move { token, to, moved: Box::new(Moved(moving)) });
+        self.effects.push(Effect::Move { token, to: Destination::Worker(to), moved: Box::new(Moved(moving)) });
     }
 
     /// Takes in a connection from another worker.
     pub fn adopt(&mut self, moved: Moved) -> Token {
         let (key, mut server) = match moved.0 {
             Moving::Client(client) => return self.adopt_client(*client),
+            Moving::Newcomer(newcomer) => return self.adopt_newcomer(*newcomer),
             Moving::Server { key, server } => (key, *server),
         };
         let p = self.pool(&key);

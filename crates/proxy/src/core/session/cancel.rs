@@ -7,6 +7,7 @@
 //! With several proxies side by side, a request may reach another proxy than the one its client is connected to. The
 //! process id names the proxy, and the request is passed on to that proxy, once.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hmac::{Hmac, Mac};
@@ -81,8 +82,8 @@ impl ClientPid {
         (pid >> 30 == 1).then_some(ClientPid(pid))
     }
 
-    /// The worker that has the client.
-    pub(super) fn worker(self) -> usize {
+    /// The worker that has the client, by its number among those of all clusters.
+    fn worker(self) -> usize {
         (self.0 >> SLOT_BITS & 0xff) as usize
     }
 
@@ -118,9 +119,25 @@ impl Core {
         (self.client_pid(c), secret[..length].to_vec())
     }
 
+    /// The worker of this cluster that has the client with this process id.
+    pub(super) fn worker_of(&self, pid: u32) -> Option<usize> {
+        let worker = ClientPid::read(pid)?.worker().checked_sub(self.shared.membership.first_worker)?;
+        (worker < self.shared.workers).then_some(worker)
+    }
+
+    /// Another cluster that has the client with this process id.
+    pub(super) fn cluster_of(&self, pid: u32) -> Option<Arc<str>> {
+        let pid = ClientPid::read(pid)?;
+        if self.settings.peer != 0 && pid.peer() != self.settings.peer {
+            return None;
+        }
+        let membership = &self.shared.membership;
+        membership.fleet.of_worker(pid.worker()).filter(|cluster| *cluster != membership.cluster)
+    }
+
     /// The process id that a client is told.
     pub(in crate::core) fn client_pid(&self, c: usize) -> u32 {
-        ClientPid::new(self.id, c, self.settings.peer).0
+        ClientPid::new(self.shared.membership.first_worker + self.id, c, self.settings.peer).0
     }
 
     fn cancel_secret(&self, token: Token) -> [u8; 32] {

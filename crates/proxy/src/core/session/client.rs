@@ -177,6 +177,8 @@ pub(in crate::core) enum Phase {
     Startup {
         /// How many requests for encryption (SSLRequest, GSSENCRequest) were answered with no.
         refused: u8,
+        /// Another cluster's worker has handed it over: it is led no further.
+        led: bool,
     },
     /// The TLS handshake is under way; then the phase is `Startup` again.
     Securing,
@@ -196,6 +198,8 @@ pub(in crate::core) enum Phase {
 pub(in crate::core) struct Operator {
     pub user: Arc<str>,
     pub access: Access,
+    /// The console is that of all clusters.
+    pub whole: bool,
     /// A command has been sent and not answered yet.
     pub asked: bool,
 }
@@ -383,7 +387,7 @@ impl Client {
     pub(in crate::core) fn new(token: Token, peer: Peer, params: Arc<Params>, now: Instant, connected: u32) -> Client {
         Client {
             token,
-            phase: Phase::Startup { refused: 0 },
+            phase: Phase::Startup { refused: 0, led: false },
             local: peer.local,
             address: peer.address,
             identity: None,
@@ -429,7 +433,7 @@ impl Client {
 impl Client {
     /// True if the client has not yet asked for encryption and been told no.
     pub(super) fn has_not_asked(&self) -> bool {
-        matches!(self.phase, Phase::Startup { refused: 0 })
+        matches!(self.phase, Phase::Startup { refused: 0, .. })
     }
 
     /// The transaction status that `ReadyForQuery` shows while the client has no server connection.

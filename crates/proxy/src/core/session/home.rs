@@ -11,7 +11,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use super::client::{Client, Phase};
 use crate::core::memory::Token;
 use crate::core::pool::PoolKey;
-use crate::core::{Core, Effect, Moved, Moving};
+use crate::core::{Core, Destination, Effect, Moved, Moving};
 
 /// Server connections of a pool per worker of its group: as many as one worker keeps busy without becoming the
 /// bottleneck.
@@ -36,22 +36,27 @@ impl Core {
         let connections = self.settings.pool_size(&key.database, &key.user).saturating_mul(nodes);
         let to = home(key, connections, self.shared.workers.max(1), self.id);
         if to != self.id {
-            self.leaving.push((self.clients[c].token, to));
+            self.leaving.push((self.clients[c].token, Destination::Worker(to)));
         }
         to != self.id
     }
 
     /// Sends the clients in `leaving` to their workers.
-    pub(in crate::core) fn send_home(&mut self) {
+    pub(in crate::core) fn send_away(&mut self) {
         while let Some((token, to)) = self.leaving.pop() {
             if !self.is_client(token) {
                 continue;
             }
             let c = token.index();
-            self.no_longer_logging_in(c);
-            self.metrics.clients.sub(1);
-            let client = self.clients.remove(c);
-            self.effects.push(Effect::Move { token, to, moved: Box::new(Moved(Moving::Client(Box::new(client)))) });
+            let moving = match to {
+                Destination::Worker(_) => {
+                    self.no_longer_logging_in(c);
+                    self.metrics.clients.sub(1);
+                    Moving::Client(Box::new(self.clients.remove(c)))
+                }
+                Destination::Cluster(_) => Moving::Newcomer(Box::new(self.part_with(c))),
+            };
+            self.effects.push(Effect::Move { token, to, moved: Box::new(Moved(moving)) });
         }
     }
 
@@ -72,8 +77,11 @@ impl Core {
 
     /// The driver has the socket of a client that was taken in: its login goes on.
     pub(in crate::core) fn adopted_client(&mut self, c: usize) {
-        if matches!(self.clients[c].phase, Phase::Login(_)) {
-            self.proved(c);
+        match self.clients[c].phase {
+            Phase::Login(_) => self.proved(c),
+            // Another cluster's worker has accepted it: its start-up packet is to be read.
+            Phase::Startup { .. } => self.runnable.push_back(self.clients[c].token),
+            _ => {}
         }
     }
 }

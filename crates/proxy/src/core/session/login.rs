@@ -11,8 +11,9 @@ use std::sync::{Arc, PoisonError};
 use wire::startup::{self, End, Startup, V3_0, V3_2};
 use wire::{Severity, Sqlstate, md5, message, payload, scram};
 
-use super::cancel::{ClientPid, passed_on};
+use super::cancel::passed_on;
 use super::client::{LookedUp, Mark, Phase, Step};
+use super::lead::NOWHERE;
 use super::replication::{NODE, Replication, Tunnel};
 use crate::accounts::Answer;
 use crate::config::Access;
@@ -105,7 +106,7 @@ impl Core {
                     // SSLRequest and GSSENCRequest may each come once.
                     let client = &mut self.clients[c];
                     let again = match &mut client.phase {
-                        Phase::Startup { refused } => {
+                        Phase::Startup { refused, .. } => {
                             *refused += 1;
                             *refused > 2
                         }
@@ -118,6 +119,7 @@ impl Core {
                     self.tell(c, |out| out.push(b'N'));
                     Step::Used(used)
                 }
+                packet if self.leads_elsewhere(c, &packet) => Step::Blocked,
                 Startup::Cancel { pid, secret } => {
                     self.request_cancel(c, pid, secret);
                     if self.clients.contains(c) { Step::Used(used) } else { Step::Gone }
@@ -234,7 +236,10 @@ impl Core {
         if self.draining {
             return self.fail_login(c, Sqlstate::CANNOT_CONNECT_NOW, "the proxy is shutting down");
         }
-        let console = tunnel.is_none() && self.settings.is_console(&database);
+        if let Some(text) = self.led_nowhere(c, parameters) {
+            return self.fail_login(c, NOWHERE, &text);
+        }
+        let console = tunnel.is_none() && self.is_console(&database);
         if let Err(text) = self.room_for(c, console, &database, &user) {
             return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
         }
@@ -615,7 +620,7 @@ impl Core {
 
     /// A cancel request: goes to the worker that has the client.
     fn request_cancel(&mut self, c: usize, pid: u32, secret: &[u8]) {
-        let to = ClientPid::read(pid).map_or(usize::MAX, ClientPid::worker);
+        let to = self.worker_of(pid).unwrap_or(usize::MAX);
         let client = &self.clients[c];
         let requester = client.token;
         self.no_longer_logging_in(c);

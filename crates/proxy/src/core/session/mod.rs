@@ -4,7 +4,7 @@
 //!   again.
 //! - `login`: from the startup packet to the first `ReadyForQuery`; `limits`: how many clients there may be, and how
 //!   long each may stay in a state.
-//! - `home`: which worker serves the client.
+//! - `lead`: which cluster, where there are several; `home`: which worker serves the client.
 //! - `unit`: a client without a server connection: collects messages up to `Query` or `Sync`, and decides where they
 //!   go.
 //! - `forward`: a client with a server connection: passes its messages on, one by one; `statements`: messages about
@@ -21,6 +21,7 @@ mod elsewhere;
 mod forward;
 mod home;
 mod journal;
+mod lead;
 mod limits;
 mod local;
 mod login;

@@ -91,6 +91,7 @@ impl Core {
     pub(in crate::core) fn enter_console(&mut self, c: usize, access: Access) {
         let Phase::Login(login) = &self.clients[c].phase else { return };
         let (version, user) = (login.version, login.key.user.clone());
+        let whole = self.is_whole(&login.key.database);
         self.log_login(c);
         let (pid, secret) = self.cancel_key(c, version);
         self.tell(c, |out| {
@@ -104,7 +105,7 @@ impl Core {
         self.no_longer_logging_in(c);
         self.shared.inside.fetch_add(1, Ordering::Relaxed);
         let client = &mut self.clients[c];
-        client.phase = Phase::Console(Box::new(Operator { user, access, asked: false }));
+        client.phase = Phase::Console(Box::new(Operator { user, access, whole, asked: false }));
         self.runnable.push_back(client.token);
     }
 
@@ -133,8 +134,8 @@ impl Core {
                     return Step::Gone;
                 };
                 operator.asked = true;
-                let access = operator.access;
-                self.effects.push(Effect::Ask { client: token, text, access });
+                let (access, whole) = (operator.access, operator.whole);
+                self.effects.push(Effect::Ask { client: token, text, access, whole });
                 Step::Used(frame.total())
             }
             b'Q' => {
@@ -289,7 +290,8 @@ impl Core {
 
     /// A report of what the worker has at the moment.
     pub fn report(&self, look: Look) -> Report {
-        let mut report = Report { worker: self.id, ..Report::default() };
+        let worker = self.shared.membership.first_worker + self.id;
+        let mut report = Report { worker, ..Report::default() };
         report.pools = self.pools.iter().map(|(_, pool)| self.pool_report(pool)).collect();
         // The index of each pool's report.
         let places: HashMap<usize, usize> = self.pools.iter().enumerate().map(|(at, (p, _))| (p, at)).collect();

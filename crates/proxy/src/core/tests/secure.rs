@@ -137,7 +137,8 @@ impl World {
 
     fn secured(&mut self, token: Token, name: Option<&str>) {
         let common_name = name.map(str::to_owned);
-        self.core.secured(token, Identity { certificate: name.is_some(), common_name, end_point: Some(vec![1; 32]) });
+        let end_point = Some(vec![1; 32]);
+        self.core.secured(token, Identity { certificate: name.is_some(), common_name, end_point, server_name: None });
     }
 }
 

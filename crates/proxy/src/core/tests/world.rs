@@ -20,7 +20,7 @@ use crate::config::{
 };
 use crate::console::Operation;
 use crate::core::token::{Kind, Token};
-use crate::core::{Core, Effect, Mail, Moved, Peer, Shared};
+use crate::core::{Core, Destination, Effect, Mail, Moved, Peer, Shared};
 use crate::metrics::Metrics;
 use crate::settings::{Lanes, Settings};
 
@@ -407,12 +407,12 @@ impl World {
             },
             Effect::Pause(token) => self.pause(core, token, true),
             Effect::Resume(token) => self.pause(core, token, false),
-            Effect::Move { token, to, moved } if token.kind() == Kind::Client => {
+            Effect::Move { token, to: Destination::Worker(to), moved } if token.kind() == Kind::Client => {
                 let i = self.by_token.remove(&(core, token.raw())).expect("moves a client it has");
                 self.people[i].core = ON_ITS_WAY;
                 self.mail.push_back((to, Letter::Client(moved, i)));
             }
-            Effect::Move { token, to, moved } => {
+            Effect::Move { token, to: Destination::Worker(to), moved } => {
                 let link = self.links.remove(&(core, token.raw())).expect("moves a server it has");
                 self.mail.push_back((to, Letter::Server(moved, Box::new(link))));
             }
@@ -421,6 +421,7 @@ impl World {
             Effect::Verify(_) => panic!("nobody else judges passwords here"),
             Effect::LookUp { .. } => panic!("everybody is configured"),
             Effect::Ask { .. } => panic!("nobody came for the console"),
+            Effect::Move { to: Destination::Cluster(_), .. } => panic!("there is one cluster"),
         }
     }
 

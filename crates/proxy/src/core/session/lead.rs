@@ -1,0 +1,150 @@
+//! Which cluster serves a client, where the process has several.
+//!
+//! A client says which one it wants by its start-up packet (and by the host name in its TLS handshake), a cancel request by its process id.
+//! If that is another cluster than the one whose worker has accepted the connection, the connection goes there, with the packet: the other
+//! worker reads it as if it had accepted the connection itself. The client was told nothing by then but whether there is TLS.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use wire::Sqlstate;
+use wire::startup::{self, Startup};
+
+use super::client::Phase;
+use super::replication::Replication;
+use crate::core::memory::Token;
+use crate::core::{Core, Destination, Newcomer, Peer};
+use crate::fleet::{Asked, Lead, console_of};
+
+impl Core {
+    /// Whether a connection leaves for another cluster, now that this packet has come. It leaves at the end of this step, with all of its input.
+    pub(super) fn leads_elsewhere(&mut self, c: usize, packet: &Startup<'_>) -> bool {
+        let Phase::Startup { led: false, .. } = self.clients[c].phase else { return false };
+        let cluster = match packet {
+            Startup::Cancel { pid, .. } => self.cluster_of(*pid),
+            Startup::Login { parameters, .. } => self.cluster_wanted(c, parameters),
+            Startup::Ssl | Startup::Gss => None,
+        };
+        match cluster {
+            Some(cluster) => {
+                self.leaving.push((self.clients[c].token, Destination::Cluster(cluster)));
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The other cluster that a client with these start-up parameters wants.
+    fn cluster_wanted(&self, c: usize, parameters: &[u8]) -> Option<Arc<str>> {
+        let membership = &self.shared.membership;
+        let directory = membership.fleet.directory();
+        if !directory.has_several() {
+            return None;
+        }
+        let server_name = self.clients[c].identity.as_ref().and_then(|identity| identity.server_name.as_deref());
+        match directory.lead(Asked { server_name, database: database(parameters) })? {
+            Lead::To(cluster) if **cluster != *membership.cluster => Some(cluster.clone()),
+            // `begin_login` says why a client is led nowhere.
+            Lead::To(_) | Lead::Nowhere(_) => None,
+        }
+    }
+
+    /// Why a client that has come to this cluster's worker is led to none; `None`: it is led somewhere.
+    pub(super) fn led_nowhere(&self, c: usize, parameters: &[u8]) -> Option<String> {
+        let directory = self.shared.membership.fleet.directory();
+        let Phase::Startup { led: false, .. } = self.clients[c].phase else { return None };
+        let server_name = self.clients[c].identity.as_ref().and_then(|identity| identity.server_name.as_deref());
+        match directory.lead(Asked { server_name, database: database(parameters) }) {
+            Some(Lead::Nowhere(text)) => Some(text),
+            Some(Lead::To(_)) | None => None,
+        }
+    }
+
+    /// Whether a client that asks for this database wants the console: of all clusters, or of this one (`kingpost.billing`).
+    pub(super) fn is_console(&self, database: &str) -> bool {
+        self.settings.is_console(database)
+            || (console_of(database).is_some_and(|name| *name == *self.shared.membership.cluster)
+                && !self.settings.lists(database))
+    }
+
+    /// Whether the console of this name is that of all clusters: the first cluster's worker has it.
+    pub(super) fn is_whole(&self, console: &str) -> bool {
+        let membership = &self.shared.membership;
+        let directory = membership.fleet.directory();
+        let first = directory.names().next().is_some_and(|first| *first == *membership.cluster);
+        directory.has_several() && first && console_of(console).is_none()
+    }
+
+    /// Takes a client that leaves for another cluster out of everything that this one counts.
+    pub(super) fn part_with(&mut self, c: usize) -> Newcomer {
+        self.count_out(c);
+        self.metrics.clients.sub(1);
+        self.metrics.clients_handed_over.add(1);
+        self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        let mut client = self.clients.remove(c);
+        client.output.retract(&mut self.buffers);
+        let unsent = client.output.writable().to_vec();
+        client.output.clear(&mut self.buffers);
+        let peer =
+            Peer { route: client.route, local: client.local, address: client.address, system: client.system.take() };
+        Newcomer { peer, identity: client.identity, input: client.input, unsent }
+    }
+
+    /// Takes in a client that another cluster's worker has accepted.
+    pub(in crate::core) fn adopt_newcomer(&mut self, newcomer: Newcomer) -> Token {
+        let token = self.accept(newcomer.peer);
+        // There may be no room for it.
+        if self.is_client(token) {
+            let client = &mut self.clients[token.index()];
+            client.identity = newcomer.identity;
+            client.input = newcomer.input;
+            client.phase = Phase::Startup { refused: 0, led: true };
+            if !newcomer.unsent.is_empty() {
+                self.tell(token.index(), |out| out.extend_from_slice(&newcomer.unsent));
+            }
+        }
+        token
+    }
+}
+
+/// The database that a start-up packet asks for: the user's name where it names none, as in PostgreSQL. `None`: a physical replication
+/// connection, which is to no database, names none.
+fn database(parameters: &[u8]) -> Option<&str> {
+    let value = |wanted: &[u8]| {
+        let mut last = None;
+        for (name, value) in startup::parameters(parameters).map_while(Result::ok) {
+            if name == wanted {
+                last = std::str::from_utf8(value).ok();
+            }
+        }
+        last.filter(|value| !value.is_empty())
+    };
+    let physical = || {
+        value(b"replication").is_some_and(|value| matches!(Replication::read(value), Ok(Some(Replication::Physical))))
+    };
+    value(b"database").or_else(|| value(b"user").filter(|_| !physical()))
+}
+
+/// What a client hears that is led nowhere.
+pub(super) const NOWHERE: Sqlstate = Sqlstate::INVALID_CATALOG_NAME;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_database_that_is_asked_for() {
+        for (parameters, expected) in [
+            ("user\0a\0database\0shop\0\0", Some("shop")),
+            ("database\0shop\0user\0a\0\0", Some("shop")),
+            ("user\0a\0\0", Some("a")),
+            ("user\0a\0database\0\0\0", Some("a")),
+            ("user\0a\0replication\0true\0\0", None),
+            ("user\0a\0replication\0database\0database\0shop\0\0", Some("shop")),
+            ("user\0a\0replication\0off\0\0", Some("a")),
+            ("\0", None),
+        ] {
+            assert_eq!(database(parameters.as_bytes()), expected, "{parameters:?}");
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! Several clusters behind the same addresses.
+//!
+//! ```text
+//!  client ──▶ worker of the first cluster ── start-up packet: Fleet::lead ──▶ worker of the client's cluster
+//! ```
+//!
+//! Each cluster has a proxy of its own: a topology, workers, pools, prepared statements, limits, a console. They share the
+//! listening sockets, which the first cluster's proxy has, and nothing else. So nothing of one cluster can reach a client of
+//! another one, and a cluster that is down keeps nobody else waiting.
+//!
+//! Which cluster a client is led to is a pure function of what it asks for ([`Directory::lead`]). A connection is handed over once, at
+//! its start-up packet or its cancel request, before it was told anything.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+
+use crate::config::ProxyConfig;
+use crate::console::{self, Desk};
+use crate::core::MOST_WORKERS;
+use crate::driver::mailbox::{Letter, Mailbox};
+use crate::metrics::Metrics;
+
+/// The first cluster's name where nothing is said of several.
+pub const ALONE: &str = "main";
+
+/// A cluster, as far as clients are led to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name, unique among the clusters.
+    pub name: String,
+    /// Host names by which clients ask for it over TLS (SNI): `db.example.org`, or `*.db.example.org` for one label more.
+    pub server_names: Vec<String>,
+}
+
+/// What a client asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// The host name in its TLS handshake, in lower case.
+    pub server_name: Option<&'a str>,
+    /// The database in its start-up packet; `None`: a physical replication connection that names none.
+    pub database: Option<&'a str>,
+}
+
+/// Where a client is led.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Lead<'a> {
+    /// To this cluster.
+    To(&'a Arc<str>),
+    /// Nowhere: more than one cluster has the database. The text is for the client.
+    Nowhere(String),
+}
+
+/// The clusters in the order of the configuration, and the databases that lead to each of them.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Directory {
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Entry {
+    name: Arc<str>,
+    server_names: Vec<String>,
+    databases: HashSet<String>,
+    /// Databases that are not listed lead here.
+    others: bool,
+}
+
+/// What the proxies of a process share: the directory, and where the workers of each cluster are reached.
+#[derive(Default)]
+pub struct Fleet {
+    state: ArcSwap<State>,
+    /// Connections that were handed over: they are spread over a cluster's workers where these are equally busy.
+    handed: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    directory: Arc<Directory>,
+    crews: HashMap<Arc<str>, Crew>,
+}
+
+/// The workers of one cluster's proxy.
+#[derive(Clone)]
+struct Crew {
+    /// Their numbers among the workers of all clusters.
+    numbers: Range<usize>,
+    mailboxes: Arc<Vec<Mailbox>>,
+    metrics: Vec<Arc<Metrics>>,
+    console: Desk,
+}
+
+/// The place of a cluster's proxy among those of its process.
+#[derive(Clone)]
+pub struct Membership {
+    pub(crate) fleet: Arc<Fleet>,
+    /// The cluster's name.
+    pub(crate) cluster: Arc<str>,
+    /// The number of its first worker among the workers of all clusters.
+    pub(crate) first_worker: usize,
+}
+
+// === impl ProxyConfig ===
+
+impl ProxyConfig {
+    /// What of this holds for a cluster: databases and users that name it, or name none (a database that names none leads to the
+    /// first cluster). `first`: it is the first one, which has the listening sockets.
+    #[must_use]
+    pub fn of_cluster(&self, name: &str, first: bool) -> ProxyConfig {
+        let mut of = self.clone();
+        of.databases.retain(|database| leads_to(database.cluster.as_deref(), name, first));
+        of.users.retain(|user| user.cluster.as_deref().is_none_or(|cluster| cluster == name));
+        // What is said of a user for one cluster holds there in place of what is said for all.
+        let own: HashSet<String> =
+            of.users.iter().filter(|user| user.cluster.is_some()).map(|user| user.name.clone()).collect();
+        of.users.retain(|user| user.cluster.is_some() || !own.contains(&user.name));
+        if !first {
+            of.listen.clear();
+        }
+        of
+    }
+}
+
+/// Whether a database that says `cluster` leads to the cluster of this name.
+fn leads_to(cluster: Option<&str>, name: &str, first: bool) -> bool {
+    cluster.map_or(first, |cluster| cluster == name)
+}
+
+// === impl Directory ===
+
+impl Directory {
+    /// Of all clusters, the first one first; `config` has the databases of all of them.
+    #[must_use]
+    pub fn new(config: &ProxyConfig, clusters: &[Listed]) -> Directory {
+        let entry = |(at, listed): (usize, &Listed)| {
+            let own = config.databases.iter().filter(|of| leads_to(of.cluster.as_deref(), &listed.name, at == 0));
+            let databases: HashSet<String> = own.map(|database| database.name.clone()).collect();
+            Entry {
+                name: listed.name.as_str().into(),
+                server_names: listed.server_names.iter().map(|name| name.to_ascii_lowercase()).collect(),
+                others: databases.contains("*") || (at == 0 && config.databases.is_empty()),
+                databases,
+            }
+        };
+        Directory { entries: clusters.iter().enumerate().map(entry).collect() }
+    }
+
+    /// The cluster that a client is led to. What its TLS handshake asks for comes first, then the database by its name, then `*`. Whom nothing
+    /// fits goes to the first cluster, which says what is wrong.
+    #[must_use]
+    pub fn lead(&self, asked: Asked<'_>) -> Option<Lead<'_>> {
+        let first = self.entries.first()?;
+        let database = asked.database.unwrap_or_default();
+        if let Some(of) = console_of(database).and_then(|name| self.entries.iter().find(|entry| *entry.name == *name))
+            && !self.entries.iter().any(|entry| entry.databases.contains(database))
+        {
+            return Some(Lead::To(&of.name));
+        }
+        if let Some(wanted) = asked.server_name
+            && let Some(of) = self.entries.iter().find(|entry| entry.is_called(wanted))
+        {
+            return Some(Lead::To(&of.name));
+        }
+        if console::DATABASES.contains(&database)
+            && !self.entries.iter().any(|entry| entry.databases.contains(database))
+        {
+            return Some(Lead::To(&first.name));
+        }
+        for fits in
+            [&(|entry: &&Entry| entry.databases.contains(database)) as &dyn Fn(&&Entry) -> bool, &|entry| entry.others]
+        {
+            let fitting: Vec<&Entry> = self.entries.iter().filter(|entry| fits(entry)).collect();
+            return Some(match fitting.as_slice() {
+                [] => continue,
+                [one] => Lead::To(&one.name),
+                // The first cluster is the one that is meant where nothing is said.
+                [one, ..] if one.name == first.name => Lead::To(&one.name),
+                several => Lead::Nowhere(ambiguous(database, several)),
+            });
+        }
+        Some(Lead::To(&first.name))
+    }
+
+    /// The clusters' names, the first one first.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| &*entry.name)
+    }
+
+    /// Whether there is more than one cluster.
+    #[must_use]
+    pub fn has_several(&self) -> bool {
+        self.entries.len() > 1
+    }
+}
+
+impl Entry {
+    /// Whether a client that asks for this host name means this cluster.
+    fn is_called(&self, wanted: &str) -> bool {
+        self.server_names.iter().any(|name| match name.strip_prefix("*.") {
+            Some(rest) => wanted.split_once('.').is_some_and(|(label, parent)| !label.is_empty() && parent == rest),
+            None => name == wanted,
+        })
+    }
+}
+
+fn ambiguous(database: &str, clusters: &[&Entry]) -> String {
+    let names: Vec<String> = clusters.iter().map(|entry| format!("{:?}", entry.name)).collect();
+    let names = names.join(" and ");
+    format!("database {database:?} is in the clusters {names}: connect with TLS, by a host name of one of them")
+}
+
+/// `billing` of `kingpost.billing`: the console of one cluster.
+pub(crate) fn console_of(database: &str) -> Option<&str> {
+    console::DATABASES.iter().find_map(|name| database.strip_prefix(name)?.strip_prefix('.'))
+}
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// Of one cluster, to begin with.
+    #[must_use]
+    pub fn new(directory: Directory) -> Arc<Fleet> {
+        let fleet = Fleet::default();
+        fleet.set_directory(directory);
+        Arc::new(fleet)
+    }
+
+    /// Clients are led by this directory from here on.
+    pub fn set_directory(&self, directory: Directory) {
+        let directory = Arc::new(directory);
+        self.change(|state| State { directory: directory.clone(), crews: state.crews.clone() });
+    }
+
+    /// By which clients are led.
+    #[must_use]
+    pub fn directory(&self) -> Arc<Directory> {
+        self.state.load().directory.clone()
+    }
+
+    fn change(&self, mut change: impl FnMut(&State) -> State) {
+        self.state.rcu(|state| change(state));
+    }
+
+    /// Takes in a cluster's workers, and gives the number of the first of them among those of all clusters; `None`: there are no numbers left.
+    pub(crate) fn enroll(
+        &self,
+        cluster: &Arc<str>,
+        mailboxes: &Arc<Vec<Mailbox>>,
+        metrics: &[Arc<Metrics>],
+        console: &Desk,
+    ) -> Option<usize> {
+        let mut first = None;
+        self.change(|state| {
+            let taken: Vec<Range<usize>> = state.crews.values().map(|crew| crew.numbers.clone()).collect();
+            first = free(&taken, mailboxes.len());
+            let mut crews = state.crews.clone();
+            if let Some(first) = first {
+                let numbers = first..first + mailboxes.len();
+                let (mailboxes, console) = (mailboxes.clone(), console.clone());
+                let crew = Crew { numbers, mailboxes, metrics: metrics.to_vec(), console };
+                crews.insert(cluster.clone(), crew);
+            }
+            State { directory: state.directory.clone(), crews }
+        });
+        first
+    }
+
+    /// A cluster's workers end.
+    pub(crate) fn dismiss(&self, cluster: &str, first_worker: usize) {
+        self.change(|state| {
+            let mut crews = state.crews.clone();
+            // A cluster of the same name may have begun meanwhile.
+            if crews.get(cluster).is_some_and(|crew| crew.numbers.start == first_worker) {
+                crews.remove(cluster);
+            }
+            State { directory: state.directory.clone(), crews }
+        });
+    }
+
+    /// The cluster that has this worker, by its number among all.
+    pub(crate) fn of_worker(&self, number: usize) -> Option<Arc<str>> {
+        let state = self.state.load();
+        let found = state.crews.iter().find(|(_, crew)| crew.numbers.contains(&number));
+        found.map(|(name, _)| name.clone())
+    }
+
+    /// Where the consoles of the clusters take commands, in the order of the directory.
+    pub(crate) fn consoles(&self) -> Vec<(Arc<str>, Desk)> {
+        let state = self.state.load();
+        let desk = |entry: &Entry| Some((entry.name.clone(), state.crews.get(&entry.name)?.console.clone()));
+        state.directory.entries.iter().filter_map(desk).collect()
+    }
+
+    /// Posts a letter to the worker of the cluster that has the fewest clients; gives the letter back if the cluster has no workers.
+    pub(crate) fn post(&self, cluster: &str, letter: Letter) -> Result<(), Letter> {
+        let state = self.state.load();
+        let Some(crew) = state.crews.get(cluster).filter(|crew| !crew.mailboxes.is_empty()) else {
+            return Err(letter);
+        };
+        let turn = self.handed.fetch_add(1, Ordering::Relaxed) as usize;
+        let count = crew.mailboxes.len();
+        let in_turn = (0..count).map(|i| (turn + i) % count);
+        let worker = in_turn.min_by_key(|&worker| crew.metrics.get(worker).map_or(0, |of| of.clients.get()));
+        crew.mailboxes[worker.unwrap_or(0)].post(letter);
+        Ok(())
+    }
+}
+
+/// The first of `count` numbers in a row that nobody has, below [`MOST_WORKERS`].
+fn free(taken: &[Range<usize>], count: usize) -> Option<usize> {
+    let fits = |first: usize| {
+        let (start, end) = (first, first + count);
+        end <= MOST_WORKERS && taken.iter().all(|other| end <= other.start || other.end <= start)
+    };
+    std::iter::once(0).chain(taken.iter().map(|range| range.end)).filter(|&first| fits(first)).min()
+}
+
+impl Membership {
+    /// Of a process with one cluster.
+    #[must_use]
+    pub fn alone() -> Membership {
+        Membership { fleet: Arc::default(), cluster: ALONE.into(), first_worker: 0 }
+    }
+}
+
+impl std::fmt::Debug for Membership {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Membership").field("cluster", &self.cluster).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::config::{DatabaseConfig, UserConfig};
+
+    fn listed(name: &str, server_names: &[&str]) -> Listed {
+        Listed { name: name.into(), server_names: server_names.iter().map(|name| (*name).into()).collect() }
+    }
+
+    fn config(databases: &[(&str, Option<&str>)]) -> ProxyConfig {
+        let database = |(name, cluster): &(&str, Option<&str>)| DatabaseConfig {
+            name: (*name).into(),
+            cluster: cluster.map(Into::into),
+            ..DatabaseConfig::default()
+        };
+        ProxyConfig { databases: databases.iter().map(database).collect(), ..ProxyConfig::default() }
+    }
+
+    fn led(directory: &Directory, server_name: Option<&str>, database: &str) -> String {
+        match directory.lead(Asked { server_name, database: Some(database) }) {
+            Some(Lead::To(name)) => name.to_string(),
+            Some(Lead::Nowhere(text)) => text,
+            None => "alone".into(),
+        }
+    }
+
+    #[test]
+    fn clients_are_led_by_host_name_then_by_database() {
+        let databases = [
+            ("shop", None),
+            ("bills", Some("billing")),
+            ("app", Some("billing")),
+            ("app", Some("audit")),
+            ("both", None),
+            ("both", Some("audit")),
+            ("*", Some("audit")),
+        ];
+        let clusters = [
+            listed("main", &[]),
+            listed("billing", &["billing.example", "*.bill.example"]),
+            listed("audit", &["AUDIT.example"]),
+        ];
+        let directory = Directory::new(&config(&databases), &clusters);
+        for (server_name, database, expected) in [
+            (None, "shop", "main"),
+            (None, "bills", "billing"),
+            (None, "unheard-of", "audit"),
+            // The first cluster is meant where nothing is said.
+            (None, "both", "main"),
+            (Some("audit.example"), "both", "audit"),
+            (Some("audit.example"), "shop", "audit"),
+            (Some("billing.example"), "app", "billing"),
+            (Some("a.bill.example"), "shop", "billing"),
+            (Some("a.b.bill.example"), "shop", "main"),
+            (Some(".bill.example"), "shop", "main"),
+            (Some("bill.example"), "shop", "main"),
+            // A host name that is nobody's says nothing.
+            (Some("db.example"), "bills", "billing"),
+            // The consoles.
+            (None, "kingpost", "main"),
+            (Some("audit.example"), "kingpost", "audit"),
+            (None, "kingpost.billing", "billing"),
+            (None, "pgbouncer.audit", "audit"),
+            (Some("audit.example"), "kingpost.billing", "billing"),
+            (None, "kingpost.nobody", "audit"),
+        ] {
+            assert_eq!(led(&directory, server_name, database), expected, "{server_name:?} {database}");
+        }
+        let text = led(&directory, None, "app");
+        assert!(text.contains("\"billing\" and \"audit\""), "{text}");
+    }
+
+    #[test]
+    fn where_nothing_is_listed_all_databases_are_the_first_clusters() {
+        let directory = Directory::new(&config(&[]), &[listed("a", &[]), listed("b", &["b.example"])]);
+        assert_eq!(led(&directory, None, "any"), "a");
+        assert_eq!(led(&directory, Some("b.example"), "any"), "b");
+        let asked = Asked { server_name: Some("b.example"), database: None };
+        assert_eq!(directory.lead(asked), Some(Lead::To(&"b".into())));
+        assert_eq!(directory.lead(Asked { server_name: None, database: None }), Some(Lead::To(&"a".into())));
+        assert_eq!(led(&Directory::default(), None, "any"), "alone");
+    }
+
+    #[test]
+    fn what_is_said_for_a_cluster_holds_there_alone() {
+        let user = |name: &str, cluster: Option<&str>, password: &str| UserConfig {
+            name: name.into(),
+            cluster: cluster.map(Into::into),
+            password: Some(password.into()),
+            ..UserConfig::default()
+        };
+        let mut config = config(&[("shop", None), ("bills", Some("b")), ("*", Some("b"))]);
+        config.users = vec![user("app", None, "1"), user("app", Some("b"), "2"), user("only-b", Some("b"), "3")];
+        let of = |name: &str, first: bool| {
+            let of = config.of_cluster(name, first);
+            let databases: Vec<String> = of.databases.into_iter().map(|database| database.name).collect();
+            let users: Vec<String> = of.users.into_iter().map(|u| u.name + ":" + &u.password.unwrap()).collect();
+            (databases.join(" "), users.join(" "), of.listen.len())
+        };
+        assert_eq!(of("a", true), ("shop".into(), "app:1".into(), 1));
+        assert_eq!(of("b", false), ("bills *".into(), "app:2 only-b:3".into(), 0));
+        assert_eq!(of("c", false), (String::new(), "app:1".into(), 0));
+    }
+
+    #[test]
+    fn workers_have_numbers_of_their_own() {
+        for (taken, count, expected) in [
+            (vec![], 2, Some(0)),
+            (vec![(0, 2)], 2, Some(2)),
+            (vec![(2, 4)], 2, Some(0)),
+            (vec![(1, 4)], 2, Some(4)),
+            (vec![(0, 128), (128, 254)], 2, Some(254)),
+            (vec![(0, 128), (128, 255)], 2, None),
+            (vec![(0, 10), (14, 256)], 4, Some(10)),
+            (vec![], 257, None),
+        ] {
+            let ranges: Vec<_> = taken.iter().map(|&(start, end)| start..end).collect();
+            assert_eq!(free(&ranges, count), expected, "{taken:?} {count}");
+        }
+    }
+}
