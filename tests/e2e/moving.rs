@@ -150,8 +150,7 @@ async fn what_cannot_be_carried_over_writes_nothing() {
     let toml = old.dir.join("kingpost.toml");
     let refused = old.translate(&toml, &[]);
     assert_eq!(refused.status.code(), Some(3), "{}", said(&refused));
-    for key in ["application_name_add_host = 5", "databases.a.auth_query", "databases: they lead to different servers"]
-    {
+    for key in ["application_name_add_host = 5", "databases.a.auth_query"] {
         assert!(said(&refused).contains(key), "{key}: {}", said(&refused));
     }
     assert!(!toml.exists() && refused.stdout.is_empty());

@@ -292,7 +292,7 @@ pub(super) const KEYS: &[Key] = &[
         D,
         "host",
         "cluster.nodes.address",
-        "one node for each host; databases that lead to different servers are an error, for Kingpost serves one primary and its replicas",
+        "one node for each host; databases that lead to different servers get clusters of their own, unless --same-cluster is said",
     ),
     carried(D, "port", "cluster.nodes.address", ""),
     carried(D, "user", "proxy.databases.server_user", ""),

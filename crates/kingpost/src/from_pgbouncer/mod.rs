@@ -66,6 +66,9 @@ pub(crate) fn run(args: &FromPgbouncerArgs) -> Result<(), Failure> {
         probe_user: args.probe_user.clone(),
     };
     let text = translate(&args.file, &read, &options)?;
+    if let Some(about) = text.lines().find_map(|line| line.strip_prefix("# Databases on different servers")) {
+        out::note(format!("kingpost: databases on different servers{about}"));
+    }
     let name = args.out.as_deref().unwrap_or(Path::new("the translation"));
     let checked = config::parse(&name.display().to_string(), &text, [], &config::stat_file);
     let errors = |problem: &&Problem| problem.severity == Severity::Error;

@@ -24,10 +24,21 @@ pub(super) struct Plan {
     pub(super) operators: Vec<(String, Vec<Line>)>,
     pub(super) cluster: Vec<Line>,
     pub(super) cluster_tls: Vec<Line>,
-    /// Addresses.
-    pub(super) nodes: Vec<String>,
+    /// The servers, by cluster; the clusters have all else in common.
+    pub(super) clusters: Vec<Cluster>,
+    /// What a reader should know of the clusters.
+    pub(super) about_clusters: Option<String>,
     /// What was left out, and why.
     pub(super) left_out: Vec<(String, String)>,
+}
+
+/// Servers that belong together.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    /// None: there is no other one.
+    pub(super) name: Option<String>,
+    /// Addresses.
+    pub(super) nodes: Vec<String>,
 }
 
 impl Plan {
@@ -91,15 +102,30 @@ impl Plan {
                 lines(to, settings)?;
             }
         }
-        writeln!(to, "\n[cluster]")?;
+        if let Some(about) = &self.about_clusters {
+            writeln!(to, "\n# {}", in_comment(about))?;
+        }
+        for (at, cluster) in self.clusters.iter().enumerate() {
+            let table = if at == 0 { "cluster" } else { "clusters" };
+            writeln!(to, "\n{}", if at == 0 { "[cluster]" } else { "[[clusters]]" })?;
+            if let Some(name) = &cluster.name {
+                writeln!(to, "name = {}", quoted(name))?;
+            }
+            self.write_cluster(to, table, &cluster.nodes)?;
+        }
+        Ok(())
+    }
+
+    /// What is below the name of a cluster.
+    fn write_cluster(&self, to: &mut String, table: &str, nodes: &[String]) -> std::fmt::Result {
         writeln!(to, "# Who watches the nodes: needs CONNECT, and pg_monitor for a prompt view of failovers.")?;
         lines(to, &self.cluster)?;
         if !self.cluster_tls.is_empty() {
-            writeln!(to, "\n[cluster.tls]")?;
+            writeln!(to, "\n[{table}.tls]")?;
             lines(to, &self.cluster_tls)?;
         }
-        for (index, node) in self.nodes.iter().enumerate() {
-            writeln!(to, "\n[[cluster.nodes]]\nname = \"node{}\"\naddress = {}", index + 1, quoted(node))?;
+        for (index, node) in nodes.iter().enumerate() {
+            writeln!(to, "\n[[{table}.nodes]]\nname = \"node{}\"\naddress = {}", index + 1, quoted(node))?;
         }
         Ok(())
     }

@@ -273,10 +273,6 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
         ),
         (settings("[databases]\nb = host=db1 user=old"), "databases.b.user: auth_file has no plain-text password"),
         (settings("[databases]\nb = host=db1 auth_query='select ''x'''"), "databases.b.auth_query = select 'x'"),
-        (
-            settings("[databases]\nb = host=db2"),
-            "databases: they lead to different servers (a on db1:5432; b on db2:5432)",
-        ),
         (settings("[databases]\npgbouncer = host=db1"), "databases.pgbouncer: the name is the console's"),
         (settings("[extra]\na = b"), "extra.a: pgbouncer.ini, line 7: PgBouncer has no section [extra]"),
         ("[pgbouncer]\nauth_type = md5\n".to_owned(), "databases: there is none"),
@@ -314,9 +310,32 @@ fn what_is_ignored_is_left_out_and_said() {
 
 #[test]
 fn databases_of_several_clusters() {
-    let ini = settings("[databases]\nb = host=db2\nc = host=db2,db3\n[pgbouncer]");
+    let ini = settings(
+        "[databases]\nb = host=db2\nc = host=db2,db3\n* = host=db4 port=1\n[pgbouncer]\nserver_tls_sslmode = require",
+    );
+    let apart = table(&ini, &Options::default());
+    let nodes = |cluster: &toml::Value| {
+        let of = cluster["nodes"].as_array().expect("nodes").iter();
+        of.map(|node| node["address"].as_str().expect("an address").to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!((apart["cluster"]["name"].as_str(), nodes(&apart["cluster"])), (Some("a"), vec!["db1:5432".into()]));
+    let further = apart["clusters"].as_array().expect("further clusters");
+    let further: Vec<_> =
+        further.iter().map(|of| (of["name"].as_str(), nodes(of), of["tls"]["mode"].as_str())).collect();
+    assert_eq!(
+        further,
+        [
+            (Some("b"), vec!["db2:5432".to_owned(), "db3:5432".to_owned()], Some("require")),
+            (Some("others"), vec!["db4:1".to_owned()], Some("require")),
+        ]
+    );
+    let databases = apart["proxy"]["databases"].as_array().expect("databases").iter();
+    let led: Vec<_> =
+        databases.map(|of| (of["name"].as_str(), of.get("cluster").and_then(|name| name.as_str()))).collect();
+    assert_eq!(led, [(Some("a"), None), (Some("b"), Some("b")), (Some("c"), Some("b")), (Some("*"), Some("others"))]);
     let same = table(&ini, &Options { same_cluster: true, ..Options::default() });
-    assert_eq!(same["cluster"]["nodes"].as_array().map(Vec::len), Some(3));
+    assert_eq!(same["cluster"]["nodes"].as_array().map(Vec::len), Some(4));
+    assert!(same.get("clusters").is_none());
     let one = table(&ini, &Options { databases: vec!["b".into(), "c".into()], ..Options::default() });
     assert_eq!(one["cluster"]["nodes"].as_array().map(Vec::len), Some(2));
     assert_eq!(one["proxy"]["databases"].as_array().map(Vec::len), Some(2));

@@ -13,7 +13,7 @@ use wire::scram::Verifier;
 use super::Options;
 use super::ini::{self, Entry};
 use super::keys::{self, Fate, Section};
-use super::plan::{Line, Plan, quoted};
+use super::plan::{Cluster, Line, Plan, quoted};
 use crate::error::Failure;
 
 /// The auth_query of PgBouncer from 1.24.1 on: it lets in no role that has expired or may not log in (CVE-2025-2291).
@@ -707,22 +707,7 @@ impl Translator<'_> {
                 "there is none: PgBouncer serves nobody without one, and Kingpost would serve every name",
             );
         }
-        let apart = groups(&led);
-        if apart.len() > 1 && !self.options.same_cluster {
-            let groups: Vec<String> =
-                apart.iter().map(|(names, nodes)| format!("{} on {}", names.join(", "), nodes.join(", "))).collect();
-            let why = format!(
-                "they lead to different servers ({}), and one Kingpost serves one primary and its replicas. Make a file for \
-                 each with --database NAME; or say --same-cluster if the servers are one primary and its replicas",
-                groups.join("; ")
-            );
-            self.problems.push(("databases".into(), why));
-        }
-        for node in led.into_iter().flat_map(|(_, nodes)| nodes) {
-            if !self.plan.nodes.contains(&node) {
-                self.plan.nodes.push(node);
-            }
-        }
+        self.clusters(&led);
         let query =
             |key: &str| self.plan.auth_query.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone());
         let (user, password) = match &self.options.probe_user {
@@ -731,6 +716,40 @@ impl Translator<'_> {
         };
         self.plan.cluster.push(("user", user));
         self.plan.cluster.extend(password.map(|password| ("password", password)));
+    }
+
+    /// Which servers belong together: databases that share one lead to one cluster, others each to their own. `led`: the databases with their servers.
+    fn clusters(&mut self, led: &[(String, Vec<String>)]) {
+        let apart = if self.options.same_cluster { Vec::new() } else { groups(led) };
+        if apart.len() < 2 {
+            let mut nodes: Vec<String> = Vec::new();
+            for node in led.iter().flat_map(|(_, nodes)| nodes) {
+                if !nodes.contains(node) {
+                    nodes.push(node.clone());
+                }
+            }
+            return self.plan.clusters.push(Cluster { name: None, nodes });
+        }
+        let mut said = Vec::new();
+        for (databases, nodes) in apart {
+            let first = databases.iter().find(|name| *name != "*").map_or("others", String::as_str).to_owned();
+            for (name, lines) in &mut self.plan.databases {
+                // The first cluster is meant where none is named.
+                if databases.contains(name) && !self.plan.clusters.is_empty() {
+                    lines.insert(0, ("cluster", quoted(&first)));
+                }
+            }
+            said.push(format!("{} on {}", databases.join(", "), nodes.join(", ")));
+            self.plan.clusters.push(Cluster { name: Some(first), nodes });
+        }
+        self.plan.about_clusters = Some(format!(
+            "Databases on different servers are in different clusters: {}. If some of the servers are standbys of others, say --same-cluster.",
+            said.join("; ")
+        ));
+        if self.get("auth_dbname").is_none_or(str::is_empty) {
+            // PgBouncer asks in the database that the client wants, and no other cluster has the first one's.
+            self.plan.auth_query.retain(|(key, _)| *key != "database");
+        }
     }
 
     fn users(&mut self, auth: Auth, looks_up: bool) {
