@@ -7,6 +7,8 @@ use crate::session::{Message, Packet, Session, Step};
 pub(crate) struct Before {
     /// A client past the proxy has changed what columns there are.
     pub(crate) changed_past: bool,
+    /// A client past the proxy has given a table another name, so that another table may have taken its place.
+    pub(crate) swapped_past: bool,
     /// Somebody has made a table past the proxy that now comes first in a search path, and this client has a text that names it.
     pub(crate) hidden_past: bool,
     /// This client has dropped prepared statements by SQL.
@@ -90,6 +92,7 @@ impl Before {
             changed_past: packets()
                 .filter(past)
                 .any(|packet| says(packet, &["column", "create", "drop", "alter type"])),
+            swapped_past: packets().filter(past).any(|packet| says(packet, &["rename to"])),
             hidden_past: packets().filter(past).any(|packet| says(packet, &["create table if not exists a.sw"]))
                 && own().any(|packet| says(packet, &["from sw"])),
             deallocates: own().any(|packet| says(packet, &["deallocate"])),
@@ -191,6 +194,7 @@ mod tests {
         let before = Before::of(&session, session.steps.len() - 1, 0, open);
         let flags = [
             (before.changed_past, 'c'),
+            (before.swapped_past, 'x'),
             (before.resets_inside, 'r'),
             (before.reads_elsewhere, 'e'),
             (before.others_lock, 'k'),
@@ -216,7 +220,8 @@ mod tests {
             (PLAIN, "b: Q \"alter table t add COLUMN x int\"\na: S", false, "ck"),
             (PLAIN, "a: Q \"alter table t add column x int\"\na: S", false, ""),
             // Tables that change places keep their columns.
-            (PLAIN, "b: Q \"alter table t rename to u; alter table v rename to t\"\na: S", false, "k"),
+            (PLAIN, "b: Q \"alter table t rename to u; alter table v rename to t\"\na: S", false, "xk"),
+            (PLAIN, "a: Q \"alter table t rename to u; alter table v rename to t\"\na: S", false, ""),
             (PLAIN, "a: Q \"reset all\"", true, ""),
             (BEGINS, "a: Q \"reset all\"", false, ""),
             (BEGINS, "a: Q \"reset all\"", true, "r"),

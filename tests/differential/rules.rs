@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::before::Before;
 use crate::compare::Oids;
 use crate::config::Config;
-use crate::reply::{Fields, Reply};
+use crate::reply::{Column, Fields, Reply};
 
 /// A difference that is meant.
 pub(crate) struct Rule {
@@ -121,8 +121,9 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "changed-past",
         what: "after a change of columns that the proxy has not seen (made past it), a statement that somebody prepared before may be described, or \
-               accepted, as it was, and then fail with 0A000, for some seconds",
-        why: "prepared statements are shared; a table that takes another's place with the same columns is no such change",
+               accepted, as it was, and then fail with 0A000, for some seconds; where a table has taken another's place past the proxy with the same \
+               columns, only the table's OID in the description may be the former one's",
+        why: "prepared statements are shared; a table that takes another's place with the same columns changes nothing that a statement gives",
         covers: changed_past,
     },
     Rule {
@@ -382,6 +383,15 @@ fn reset_inside(scene: &Scene<'_>, _: Option<&Reply>, _: Option<&Reply>) -> Opti
 }
 
 fn changed_past(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    if let (Some(Reply::Columns(direct)), Some(Reply::Columns(proxied))) = (direct, proxied)
+        && scene.before.swapped_past
+        && !scene.before.changed_past
+    {
+        let placeless = |columns: &[Column]| -> Vec<Column> {
+            columns.iter().map(|column| Column { table: 0, ..column.clone() }).collect()
+        };
+        return (placeless(direct) == placeless(proxied)).then_some(Verdict::Same);
+    }
     let covered = match (direct?, proxied?) {
         (Reply::Error(_), Reply::Plain(b'1')) => true,
         (_, Reply::Error(fields)) => fields.code() == "0A000",
@@ -568,6 +578,11 @@ mod tests {
         };
         let past = Before { changed_past: true, ..none };
         let hidden = Before { hidden_past: true, ..none };
+        let swapped = Before { swapped_past: true, ..none };
+        let columns = |table, name: &str| {
+            let (name, attribute, kind, length) = (name.to_owned(), 1, 23, 4);
+            Reply::Columns(vec![Column { name, table, attribute, kind, length, modifier: -1, format: 0 }])
+        };
         let denied = || error("42501", "permission denied for table sw");
         let placeholder = Before { has_placeholder: true, ..none };
         let done = || Reply::Complete("SELECT 1".into());
@@ -601,6 +616,10 @@ mod tests {
             (past, done(), old_plan(), "changed-past Over"),
             (past, done(), error("42P01", "no table"), ""),
             (past, row(None), row(Some("1")), ""),
+            (swapped, columns(1, "id"), columns(2, "id"), "changed-past Same"),
+            (swapped, columns(1, "id"), columns(1, "name"), ""),
+            (swapped, done(), old_plan(), ""),
+            (none, columns(1, "id"), columns(2, "id"), ""),
             (hidden, denied(), Reply::Plain(b'2'), "hidden-past Over"),
             (hidden, done(), row(Some("old")), "hidden-past Over"),
             (hidden, error("42P01", "no table"), Reply::Plain(b'2'), ""),
