@@ -19,9 +19,9 @@ help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## Build the binary: target/release/kingpost, and kingpost-pam beside it
+build: ## Build the binary: target/release/kingpost, and kingpost-pam and kingpost-gss beside it
 	@scripts/setup build
-	cargo build --locked --release -p kingpost -p kingpost-pam
+	cargo build --locked --release -p kingpost -p kingpost-pam -p kingpost-gss
 
 .PHONY: up
 up: ## Start a local cluster behind one address; Ctrl-C stops it

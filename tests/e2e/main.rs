@@ -25,6 +25,7 @@ mod fleet;
 mod gate;
 mod governed;
 mod governed_limits;
+mod gss;
 mod harness;
 mod hostile;
 mod interrupted;

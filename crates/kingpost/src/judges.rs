@@ -1,4 +1,4 @@
-//! Who judges the passwords that the proxy cannot judge itself: directories (method `ldap` in rules) and PAM (method `pam`).
+//! Who judges the proofs that the proxy cannot judge itself: passwords directories (method `ldap` in rules) and PAM (method `pam`), tokens GSSAPI (method `gss`).
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,6 +11,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use crate::gss::Tokens;
 use crate::ldap::Directory;
 use crate::pam::Modules;
 
@@ -22,6 +23,7 @@ pub(crate) struct Judges {
     desk: VerifyDesk,
     directory: Queue<Directory>,
     modules: Queue<Modules>,
+    tokens: Queue<Tokens>,
 }
 
 /// The questions to one kind of judge.
@@ -70,6 +72,7 @@ impl Judges {
             desk,
             directory: Queue::new(Directory::of(&config.ldap), config.ldap.max_binds),
             modules: Queue::new(Modules::of(&config.pam), config.pam.max_checks),
+            tokens: Queue::new(Tokens::of(&config.gss), config.gss.max_checks),
         });
         let (serving, runtime) = (Arc::downgrade(&judges), runtime.clone());
         judges.desk.serve(Box::new(move |question| {
@@ -77,6 +80,7 @@ impl Judges {
             let waiting = match &question.by {
                 Judge::Ldap(_) => &judges.directory.waiting,
                 Judge::Pam(_) => &judges.modules.waiting,
+                Judge::Gss(_) => &judges.tokens.waiting,
             };
             let Ok(place) = waiting.clone().try_acquire_owned() else { return false };
             drop(runtime.spawn(async move {
@@ -93,6 +97,7 @@ impl Judges {
     pub(crate) fn reload(&self, config: &ProxyConfig) {
         self.directory.set(Directory::of(&config.ldap));
         self.modules.set(Modules::of(&config.pam));
+        self.tokens.set(Tokens::of(&config.gss));
     }
 
     async fn judge(&self, question: &Question) -> Verdict {
@@ -110,9 +115,18 @@ impl Judges {
             Judge::Pam(by) => {
                 let modules = self.modules.judge();
                 let asked = modules.ask(question, by);
-                let verdict = self.modules.ask(modules.timeout(), crate::pam::Unable::Late, asked).await;
+                let verdict = self.modules.ask(modules.timeout(), crate::helper::Unable::Late, asked).await;
                 verdict.unwrap_or_else(|error| {
                     tracing::warn!(user, service = by.service, %error, "PAM could not be asked about a user's password");
+                    Verdict::Unknown
+                })
+            }
+            Judge::Gss(_) => {
+                let tokens = self.tokens.judge();
+                let asked = tokens.ask(question);
+                let verdict = self.tokens.ask(tokens.timeout(), crate::helper::Unable::Late, asked).await;
+                verdict.unwrap_or_else(|error| {
+                    tracing::warn!(user, %error, "a user's token of GSSAPI could not be looked at");
                     Verdict::Unknown
                 })
             }

@@ -21,6 +21,8 @@ mod error;
 mod exposition;
 mod failover;
 mod from_pgbouncer;
+mod gss;
+mod helper;
 mod judges;
 mod ldap;
 mod logging;

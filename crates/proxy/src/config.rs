@@ -39,6 +39,8 @@ pub struct ProxyConfig {
     pub ldap: LdapConfig,
     /// How PAM is asked.
     pub pam: PamConfig,
+    /// How tokens of GSSAPI are looked at.
+    pub gss: GssConfig,
     /// TLS with clients.
     pub tls: tls::ListenConfig,
     /// Most clients that are logged in at a time, over all databases. Further ones are refused with 53300.
@@ -129,6 +131,7 @@ impl Default for ProxyConfig {
             auth_query: AuthQueryConfig::default(),
             ldap: LdapConfig::default(),
             pam: PamConfig::default(),
+            gss: GssConfig::default(),
             tls: tls::ListenConfig::default(),
             max_clients: 10_000,
             max_clients_per_address: 0,
@@ -311,6 +314,9 @@ pub enum AuthMethod {
     /// PAM judges the password that the client sends in clear. In rules only.
     #[serde(skip)]
     Pam,
+    /// Kerberos says who the client is, by GSSAPI. In rules only.
+    #[serde(skip)]
+    Gss,
 }
 
 impl AuthMethod {
@@ -325,6 +331,7 @@ impl AuthMethod {
             AuthMethod::Peer => "peer",
             AuthMethod::Ldap => "ldap",
             AuthMethod::Pam => "pam",
+            AuthMethod::Gss => "gss",
         }
     }
 
@@ -332,7 +339,7 @@ impl AuthMethod {
     /// password.
     #[must_use]
     pub fn proves_otherwise(self) -> bool {
-        matches!(self, AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Ldap | AuthMethod::Pam)
+        matches!(self, AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Ldap | AuthMethod::Pam | AuthMethod::Gss)
     }
 }
 
@@ -374,6 +381,35 @@ impl Default for PamConfig {
     }
 }
 
+/// `[proxy.gss]`: what rules of PostgreSQL have no option for.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GssConfig {
+    /// The program that looks at tokens; not set: `kingpost-gss` beside the running program.
+    pub helper: Option<std::path::PathBuf>,
+    /// The keytab with the proxy's keys; not set: the system's.
+    pub keytab: Option<std::path::PathBuf>,
+    /// Whether upper and lower case are the same in names, as PostgreSQL's `krb_caseins_users`.
+    pub case_insensitive: bool,
+    /// Longest time in which a token has to be looked at.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+    /// Most tokens that are looked at at a time, each by a process; further ones wait.
+    pub max_checks: usize,
+}
+
+impl Default for GssConfig {
+    fn default() -> Self {
+        GssConfig {
+            helper: None,
+            keytab: None,
+            case_insensitive: false,
+            timeout: Duration::from_secs(10),
+            max_checks: 32,
+        }
+    }
+}
+
 /// `[[proxy.hba]]`: a rule, with fields as in a line of `pg_hba.conf`.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -388,7 +424,7 @@ pub struct HbaConfig {
     /// `10.0.0.0/8`, `10.0.0.0 255.0.0.0` or `all`; not for `local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`, `peer`, `ldap`, `pam`; `clientcert=verify-ca` or `=verify-full`, and `map=NAME`, may follow.
+    /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`, `peer`, `ldap`, `pam`, `gss`; `clientcert=verify-ca` or `=verify-full`, and `map=NAME`, may follow.
     pub method: String,
 }
 

@@ -254,7 +254,7 @@ impl Name {
 pub const REPLICATION: &str = "\0";
 
 const EXPECTED_ADDRESS: &str = "an IP address with a prefix length such as 10.0.0.0/8, an address and a mask, or all";
-const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5, cert, peer, ldap or pam";
+const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5, cert, peer, ldap, pam or gss";
 
 // === impl Network ===
 
@@ -357,6 +357,7 @@ fn finish(
         "peer" => Method::Auth(AuthMethod::Peer),
         "ldap" => Method::Auth(AuthMethod::Ldap),
         "pam" => Method::Auth(AuthMethod::Pam),
+        "gss" => Method::Auth(AuthMethod::Gss),
         _ => return Err(format!("found the method {found:?}, expected {EXPECTED_METHOD}")),
     };
     let (mut certificate, mut map) = (Certificate::No, None);
@@ -376,8 +377,8 @@ fn finish(
             continue;
         }
         if let Some(name) = option.strip_prefix("map=") {
-            if !matches!(method, Method::Auth(AuthMethod::Cert | AuthMethod::Peer)) {
-                return Err(format!("found the option {option:?}, expected the method cert or peer with it"));
+            if !matches!(method, Method::Auth(AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Gss)) {
+                return Err(format!("found the option {option:?}, expected the method cert, peer or gss with it"));
             }
             map = Some(name.into());
             continue;
@@ -397,6 +398,9 @@ fn finish(
     }
     if method == Method::Auth(AuthMethod::Peer) && kind != Kind::Local {
         return Err("found the method \"peer\", expected the type local with it".into());
+    }
+    if method == Method::Auth(AuthMethod::Gss) && kind == Kind::Local {
+        return Err("found the method \"gss\" with the type local, expected host, hostssl or hostnossl with it".into());
     }
     if certificate != Certificate::No && kind != Kind::HostSsl {
         return Err("found the option clientcert, expected the type hostssl with it".into());

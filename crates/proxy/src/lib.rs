@@ -15,6 +15,7 @@ pub mod console;
 pub mod core;
 mod driver;
 pub mod fleet;
+pub mod gss;
 pub mod hba;
 pub mod ident;
 pub mod ldap;

@@ -33,6 +33,8 @@ pub struct Settings {
     pub hba: Option<Rules>,
     /// The name maps of those rules.
     pub maps: Maps,
+    /// Upper and lower case are the same in principals of Kerberos.
+    pub any_case_of_principals: bool,
     /// Users that are not configured are looked up on a server.
     pub looks_up: bool,
     /// Most clients that have logged in.
@@ -501,6 +503,7 @@ impl Settings {
             auth: config.auth,
             tls,
             maps: maps(config, hba.as_ref())?,
+            any_case_of_principals: config.gss.case_insensitive,
             hba,
             looks_up: config.auth_query.is_on(),
             max_clients: config.max_clients,

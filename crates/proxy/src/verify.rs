@@ -1,7 +1,7 @@
-//! Passwords that somebody else than the proxy judges: a directory, or PAM.
+//! Proofs that somebody else than the proxy judges: passwords by a directory or PAM, tokens by GSSAPI.
 //!
 //! ```text
-//!  core: has a client's password ─Effect::Verify─▶ Verifier ─▶ whoever asks the judge
+//!  core: has a client's proof ─Effect::Verify─▶ Verifier ─▶ whoever asks the judge
 //!        lets in or refuses ◀─Mail::Verified──────────────────┘
 //! ```
 //!
@@ -14,7 +14,7 @@ use secret::Secret;
 
 use crate::config::AuthMethod;
 use crate::core::token::Token;
-use crate::{ldap, pam};
+use crate::{gss, ldap, pam};
 
 /// Who judges passwords, by a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub enum Judge {
     Ldap(Arc<ldap::Options>),
     /// The modules of a service of PAM.
     Pam(Arc<pam::Options>),
+    /// GSSAPI, of a token.
+    Gss(Arc<gss::Options>),
 }
 
 impl Judge {
@@ -31,6 +33,7 @@ impl Judge {
         match self {
             Judge::Ldap(_) => "LDAP",
             Judge::Pam(_) => "PAM",
+            Judge::Gss(_) => "GSSAPI",
         }
     }
 
@@ -39,6 +42,7 @@ impl Judge {
         match self {
             Judge::Ldap(_) => "the LDAP server",
             Judge::Pam(_) => "PAM",
+            Judge::Gss(_) => "GSSAPI",
         }
     }
 }
@@ -47,6 +51,7 @@ impl Judge {
 pub(crate) enum Reading {
     Ldap(Box<ldap::Reading>),
     Pam(pam::Reading),
+    Gss(gss::Reading),
 }
 
 impl Reading {
@@ -55,6 +60,7 @@ impl Reading {
         match method {
             AuthMethod::Ldap => Some(Reading::Ldap(Box::default())),
             AuthMethod::Pam => Some(Reading::Pam(pam::Reading::default())),
+            AuthMethod::Gss => Some(Reading::Gss(gss::Reading::default())),
             _ => None,
         }
     }
@@ -67,6 +73,7 @@ impl Reading {
         match self {
             Reading::Ldap(directory) => directory.take(name, value),
             Reading::Pam(modules) => modules.take(name, value),
+            Reading::Gss(tokens) => tokens.take(name, value),
         }
     }
 
@@ -78,16 +85,17 @@ impl Reading {
         Ok(match self {
             Reading::Ldap(directory) => Judge::Ldap(Arc::new(directory.finish()?)),
             Reading::Pam(modules) => Judge::Pam(Arc::new(modules.finish())),
+            Reading::Gss(tokens) => Judge::Gss(Arc::new(tokens.finish())),
         })
     }
 }
 
-/// Whether a client's password is its user's.
+/// Whether a client's proof is its user's.
 #[derive(Debug)]
 pub struct Question {
     /// The user.
     pub user: Arc<str>,
-    /// The password, never empty: a directory would take an empty one for an anonymous bind, which succeeds.
+    /// The password, never empty: a directory would take an empty one for an anonymous bind, which succeeds. For GSSAPI the token, in base64.
     pub password: Secret,
     /// Who judges.
     pub by: Judge,
@@ -98,14 +106,25 @@ pub struct Question {
 }
 
 /// The answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// It is.
     Right,
+    /// The client has proved to be this one; which user that may be, the core decides.
+    Is(Box<Proven>),
     /// It is not, or there is no such user, or the user may not log in.
     Wrong,
     /// That could not be found out.
     Unknown,
+}
+
+/// Whom a judge has found a client to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Proven {
+    /// The name by which the judge knows the client: a principal of Kerberos.
+    pub name: String,
+    /// What the client is to be sent, so that it can be sure of the proxy, too; empty: nothing.
+    pub reply: Vec<u8>,
 }
 
 /// Takes a question; false if it can take no more. Must not block.

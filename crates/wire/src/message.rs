@@ -136,6 +136,19 @@ pub fn authentication_cleartext(out: &mut Vec<u8>) {
     message(out, b'R', |out| out.extend(3u32.to_be_bytes()));
 }
 
+/// `AuthenticationGSS`: asks for a token of GSSAPI.
+pub fn authentication_gss(out: &mut Vec<u8>) {
+    message(out, b'R', |out| out.extend(7u32.to_be_bytes()));
+}
+
+/// `AuthenticationGSSContinue` with a token.
+pub fn authentication_gss_continue(out: &mut Vec<u8>, token: &[u8]) {
+    message(out, b'R', |out| {
+        out.extend(8u32.to_be_bytes());
+        out.extend_from_slice(token);
+    });
+}
+
 /// `AuthenticationSASL` with these mechanisms.
 pub fn authentication_sasl(out: &mut Vec<u8>, mechanisms: &[&str]) {
     message(out, b'R', |out| {

@@ -101,6 +101,7 @@ const PROXY: &[Key] = &[
     key("auth_query", Kind::Table(AUTH_QUERY)),
     key("ldap", Kind::Table(LDAP)),
     key("pam", Kind::Table(PAM)),
+    key("gss", Kind::Table(GSS)),
     key("tls", Kind::Table(PROXY_TLS)),
     key("max_clients", integer(1, 1_000_000)),
     key("max_clients_per_address", integer(0, 1_000_000)),
@@ -161,6 +162,14 @@ const AUTH_QUERY: &[Key] = &[
 ];
 
 const PAM: &[Key] = &[key("helper", Kind::Text), key("timeout", POSITIVE), key("max_checks", integer(1, 1000))];
+
+const GSS: &[Key] = &[
+    key("helper", Kind::Text),
+    key("keytab", Kind::Text),
+    key("case_insensitive", Kind::Boolean),
+    key("timeout", POSITIVE),
+    key("max_checks", integer(1, 1000)),
+];
 
 const LDAP: &[Key] = &[key("ca_file", Kind::Text), key("timeout", POSITIVE), key("max_binds", integer(1, 1000))];
 

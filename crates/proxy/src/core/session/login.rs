@@ -60,7 +60,9 @@ pub(in crate::core) enum Exchange {
     Md5(Option<Arc<User>>, [u8; 4]),
     /// `PasswordMessage` with the password in clear is awaited.
     Clear(Option<Arc<User>>),
-    /// Somebody else judges this password.
+    /// `GSSResponse` with the token is awaited.
+    Token(Option<Arc<User>>),
+    /// Somebody else judges this password, or this token in base64.
     Verifying(Option<Arc<User>>, Secret),
     /// Authenticated; a server connection is awaited, to learn the parameters for the greeting.
     Proved,
@@ -368,6 +370,10 @@ impl Core {
                 self.tell(c, message::authentication_cleartext);
                 Exchange::Clear(known)
             }
+            AuthMethod::Gss => {
+                self.tell(c, message::authentication_gss);
+                Exchange::Token(known)
+            }
             // Like PostgreSQL, asks a user with a SCRAM verifier for SCRAM even where the method is md5.
             AuthMethod::Md5 if known.as_ref().is_none_or(|user| user.secrets.by_md5()) => {
                 let salt = match md5::salt() {
@@ -451,6 +457,12 @@ impl Core {
                     passed = Some((user, server.into_keys()));
                 }
                 (answer, None)
+            }
+            Exchange::Token(user) => {
+                return match self.verify_token(c, user, data) {
+                    Ok(()) => Step::Used(frame.total()),
+                    Err(step) => step,
+                };
             }
             Exchange::Clear(user) => {
                 return match self.verify_elsewhere(c, user, data) {
