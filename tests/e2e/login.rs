@@ -264,6 +264,58 @@ async fn md5_users_are_looked_up_and_passed_through() {
 }
 
 #[tokio::test]
+async fn trust_lets_in_only_who_is_found_where_users_are_looked_up() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    cluster.primary().execute("CREATE ROLE found LOGIN; CREATE ROLE leaves LOGIN; CREATE ROLE group_role").await;
+    let file = new_dir("trusting").join("pg_hba.conf");
+    std::fs::write(&file, "host all all 127.0.0.1/32 trust\n").unwrap();
+    // By proxy.auth, and by a rule. All are one user on the servers, so that the servers refuse nobody.
+    for by_rule in [false, true] {
+        let mut table = database("shop", "dbname", DATABASE);
+        table.insert("server_user".into(), USER.into());
+        let builder = Kingpost::of(&cluster)
+            .set("proxy.auth_query.query", AUTH_QUERY)
+            .set("proxy.auth_query.cache", "300ms")
+            .set("proxy.auth_query.negative_cache", "100ms")
+            .add("proxy.databases", table);
+        let builder = if by_rule {
+            let builder = builder.set("proxy.auth", "scram-sha-256");
+            builder.set("proxy.hba_file", file.to_str().unwrap()).add("proxy.users", user("listed", "never asked for"))
+        } else {
+            builder.set("proxy.auth", "trust").add("proxy.users", user("listed", "never asked for"))
+        };
+        let kingpost = builder.start().await;
+        let of = |name: &str| {
+            let mut config = config(&kingpost, name, "");
+            config.dbname("shop");
+            config
+        };
+        cluster.primary().execute("ALTER ROLE leaves LOGIN").await;
+        for name in ["found", "listed"] {
+            let client = kingpost.endpoint().connect_as(&of(name)).await;
+            assert_eq!(value(&client, "SELECT session_user").await, USER, "{name}");
+        }
+        for name in ["stranger", "group_role"] {
+            let (code, said) = refusal(&kingpost, &of(name)).await;
+            assert_eq!(code, "28000", "{name}: {said}");
+        }
+        // Who is found no more is closed, and the other one is not.
+        let (stays, leaves) =
+            (kingpost.endpoint().connect_as(&of("found")).await, kingpost.endpoint().connect_as(&of("leaves")).await);
+        assert_eq!(value(&leaves, "SELECT 1").await, "1");
+        cluster.primary().execute("ALTER ROLE leaves NOLOGIN").await;
+        cluster
+            .wait("the client to be closed", async || leaves.simple_query("SELECT 1").await.is_err().then_some(()))
+            .await;
+        assert_eq!(value(&stays, "SELECT 2").await, "2");
+    }
+}
+
+#[tokio::test]
 async fn a_lookup_that_fails_refuses_and_says_why_in_the_log() {
     let (shared, _logs) = shared().await;
     if only_kingpost() {

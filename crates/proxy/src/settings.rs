@@ -623,12 +623,12 @@ impl Settings {
         console::DATABASES.contains(&database) && !self.lists(database)
     }
 
-    /// Under `trust`: may this name log in?
+    /// Under `trust`: may this name log in without being looked up?
     pub fn trusts(&self, user: &str, console: bool) -> bool {
         if console {
             self.operators.is_empty() || self.operators.contains_key(user)
         } else {
-            self.any_user() || self.looks_up || self.users.contains_key(user)
+            self.users.contains_key(user) || (self.any_user() && !self.looks_up)
         }
     }
 

@@ -258,7 +258,10 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
         (settings("auth_type = hba"), "auth_type: found \"hba\" without auth_hba_file"),
         (settings("auth_type = hba\nauth_hba_file = /etc/trusting"), "admin_users: there is none"),
         (settings("auth_type = trust"), "admin_users: there is none"),
-        (settings("auth_type = trust\nadmin_users = boss\nauth_user = app"), "auth_user: with auth_type = trust"),
+        (
+            settings("auth_type = trust\nadmin_users = boss\nauth_user = app\n[users]\nlate = pool_size=1"),
+            "users.late: auth_file does not have it: with auth_type = trust",
+        ),
         (settings("auth_type = scram-sha-256\nauth_user = old"), "auth_user: auth_file has no plain-text password"),
         (settings("admin_users = stranger"), "admin_users.stranger: has no usable secret"),
         (settings("default_pool_size = many"), "default_pool_size: found \"many\", expected a number from 1 to 10000"),

@@ -552,10 +552,6 @@ impl Translator<'_> {
             }
             return false;
         };
-        if auth == Auth::Trust {
-            self.problem("auth_user", "with auth_type = trust Kingpost would let in whoever is not in auth_file");
-            return false;
-        }
         let query = self.get("auth_query").unwrap_or(SAFE_QUERY).to_owned();
         let plain = |query: &str| {
             query.to_ascii_lowercase().split_whitespace().collect::<Vec<_>>().join(" ").replace(" = ", "=")
@@ -793,6 +789,11 @@ impl Translator<'_> {
                 Secret::None if listed => Some("auth_file has an empty password for it, with which nobody can log in"),
                 Secret::None => Some("auth_file does not have it"),
             };
+                Secret::None if !listed && auth == Auth::Trust && looks_up => {
+                    let why = "auth_file does not have it: with auth_type = trust Kingpost would let it in without looking it up";
+                    self.problem(&format!("users.{name}"), why);
+                    continue;
+                }
             match without {
                 Some(why) if looks_up => {
                     self.leave(&format!("the secret of user {name}"), format!("{why}: it is looked up"))
@@ -842,7 +843,7 @@ impl Translator<'_> {
             let why = "there are no users in auth_file: Kingpost lets in only users whom it knows; name them there (a password may be empty), or in [users]";
             self.problem("auth_type", why);
         }
-        if auth == Auth::Trust && self.plan.users.is_empty() {
+        if auth == Auth::Trust && self.plan.users.is_empty() && !looks_up {
             let why = "found \"trust\" and no users in auth_file: PgBouncer lets nobody in then, Kingpost everybody";
             self.problem("auth_type", why);
         }

@@ -119,7 +119,7 @@ pub(crate) enum LookedUp {
     No,
     /// What was found is what its password was compared with.
     ByPassword,
-    /// There is such a role; that it is the client's is said by the certificate or the operating system.
+    /// There is such a role; that it is the client's is said by the certificate or the operating system, or taken for granted (`trust`).
     ByName,
 }
 

@@ -268,8 +268,10 @@ impl Core {
         self.clients[c].phase = Phase::Login(Box::new(login));
         self.clients[c].looked_up = match method {
             AuthMethod::ScramSha256 | AuthMethod::Md5 if unproved => LookedUp::ByPassword,
-            // One that is listed needs no more than its certificate, its user of the system, or the word of whoever judges its password.
-            method if method.proves_otherwise() && unproved && known.is_none() => LookedUp::ByName,
+            // One that is listed needs no more than its certificate, its user of the system, the word of whoever judges its password, or trust.
+            method if (method.proves_otherwise() || method == AuthMethod::Trust) && unproved && known.is_none() => {
+                LookedUp::ByName
+            }
             _ => LookedUp::No,
         };
         if self.clients[c].looked_up == LookedUp::No {
@@ -332,7 +334,7 @@ impl Core {
         let (user, console) = (login.key.user.clone(), login.console.is_some());
         let map = login.rule.as_ref().and_then(|rule| rule.map.as_deref());
         let exchange = match method {
-            AuthMethod::Trust if self.settings.trusts(&user, console) => Exchange::Proved,
+            AuthMethod::Trust if known.is_some() || self.settings.trusts(&user, console) => Exchange::Proved,
             AuthMethod::Trust => {
                 let of = if console { "operators" } else { "users" };
                 let text = format!("role {user:?} is not among the proxy's {of}");

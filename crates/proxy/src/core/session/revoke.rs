@@ -47,7 +47,7 @@ impl Core {
     }
 
     /// Closes the clients of a pool that were looked up, and its server connections. `gone`: there is no such role; otherwise the role has no
-    /// password, and who got in without one (by `cert` or `peer`) stays.
+    /// password, and who got in without one (by `cert`, `peer` or `trust`) stays.
     fn revoke(&mut self, p: usize, user: &str, gone: bool) {
         let concerned = |looked_up| match looked_up {
             LookedUp::No => false,
