@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use kingpost_tests::{Cluster, DATABASE, Kingpost, SCRAM_PASSWORD, SCRAM_USER, ShowLogs, USER, unique, user};
+use kingpost_tests::{Cluster, DATABASE, Kingpost, SCRAM_PASSWORD, SCRAM_USER, ShowLogs, USER, database, unique, user};
 use toml::Table;
 
 use crate::common::only_kingpost;
@@ -229,5 +229,81 @@ async fn a_rule_for_replication_is_for_replication_alone() {
         assert_eq!(output.status.success(), physical, "{rules}: {}", String::from_utf8_lossy(&output.stderr));
         let client = kingpost.endpoint().try_connect(&config(&kingpost, STREAMER, PASSWORD, DATABASE)).await;
         assert_eq!(client.is_ok(), database, "{rules}");
+    }
+}
+
+#[tokio::test]
+async fn a_disabled_database_and_a_role_that_may_not_log_in_any_more_end_replication() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster(0).await;
+    let _logs = ShowLogs(cluster.dir());
+    let primary = cluster.primary();
+    primary.execute("SET password_encryption = 'scram-sha-256'; CREATE ROLE leaves LOGIN REPLICATION PASSWORD 'leaves'; CREATE ROLE stays LOGIN REPLICATION PASSWORD 'stays'").await;
+    let replicating = |name: &str| {
+        let mut table = Table::new();
+        table.insert("name".into(), name.into());
+        table.insert("replication".into(), true.into());
+        table
+    };
+    let kingpost = Kingpost::of(&cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .set("proxy.auth_query.query", "SELECT rolname, rolpassword FROM pg_authid WHERE rolname = $1 AND rolcanlogin")
+        .set("proxy.auth_query.cache", "300ms")
+        .set("proxy.auth_query.negative_cache", "100ms")
+        .add("proxy.users", streamer())
+        // Both are looked up.
+        .add("proxy.users", replicating("leaves"))
+        .add("proxy.users", replicating("stays"))
+        .add("proxy.databases", database("one", "dbname", DATABASE))
+        .add("proxy.databases", database("two", "dbname", DATABASE))
+        .add("proxy.operators", user("boss", "manages"))
+        .start()
+        .await;
+    let logs = cluster.dir().join(format!("log{}", unique()));
+    let mut receivers = Vec::new();
+    for name in ["leaves", "stays"] {
+        let dir = logs.join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        let mut receive = Command::new(kingpost_tests::pg_bin().join("pg_receivewal"));
+        receive.args(["-h", "127.0.0.1", "-p", &kingpost.port().to_string(), "-U", name, "-w", "--no-loop", "-D"]);
+        receive.arg(&dir).env("PGPASSWORD", name).env("PGSSLMODE", "disable");
+        receivers.push(Receiver(receive.spawn().expect("pg_receivewal")));
+    }
+    let streaming = "SELECT coalesce(string_agg(usename, ' ' ORDER BY usename), '') FROM pg_stat_replication WHERE state = 'streaming'";
+    cluster.wait("both to stream", async || (primary.query(streaming).await == "leaves stays").then_some(())).await;
+    primary.execute("ALTER ROLE leaves NOLOGIN").await;
+    cluster.wait("one to end", async || (primary.query(streaming).await == "stays").then_some(())).await;
+    cluster.wait("its client to end", async || receivers[0].0.try_wait().unwrap()).await;
+    assert!(receivers[1].0.try_wait().unwrap().is_none(), "the other one has ended");
+    // Nobody may log in to a disabled database, to replicate either; the other database is not touched.
+    let console = kingpost.endpoint().connect_as(&config(&kingpost, "boss", "manages", "kingpost")).await;
+    console.simple_query("DISABLE one").await.expect("DISABLE");
+    let identify = async |database: &str| {
+        let mut psql = Command::new(kingpost_tests::pg_bin().join("psql"));
+        let port = kingpost.port();
+        psql.args(["-X", "-A", "-t", "-c", "SHOW port", "-d"]);
+        psql.arg(format!(
+            "host=127.0.0.1 port={port} user={STREAMER} dbname={database} replication=database sslmode=disable"
+        ));
+        psql.env("PGPASSWORD", PASSWORD);
+        let output = run(psql).await;
+        output.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let error = identify("one").await.expect_err("a disabled database");
+    assert!(error.contains("disabled by an operator"), "{error}");
+    identify("two").await.expect("the other database");
+    console.simple_query("ENABLE one").await.expect("ENABLE");
+    identify("one").await.expect("it is enabled again");
+}
+
+/// A program that is killed at the end of its test.
+struct Receiver(std::process::Child);
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }

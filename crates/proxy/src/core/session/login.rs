@@ -528,6 +528,12 @@ impl Core {
         }
     }
 
+    /// Refuses a client of a database into which an operator lets nobody.
+    pub(super) fn database_is_disabled(&mut self, c: usize, database: &str) {
+        let text = format!("database {database:?} is disabled by an operator");
+        self.fail_login(c, Sqlstate::CANNOT_CONNECT_NOW, &text);
+    }
+
     /// The client has authenticated.
     pub(super) fn proved(&mut self, c: usize) {
         if let Some(identity) = &mut self.clients[c].identity {
@@ -554,8 +560,7 @@ impl Core {
         };
         let route = database.route;
         if self.paused.is_disabled(&key.database) {
-            let text = format!("database {:?} is disabled by an operator", key.database);
-            return self.fail_login(c, Sqlstate::CANNOT_CONNECT_NOW, &text);
+            return self.database_is_disabled(c, &key.database);
         }
         if let Err(text) = self.room_for_pool(&key) {
             return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);

@@ -6,7 +6,7 @@
 use topology::NodeId;
 use wire::{Sqlstate, message};
 
-use super::client::{At, Phase};
+use super::client::{At, LookedUp, Phase};
 use crate::core::memory::Kind;
 use crate::core::pool::{Pool, PoolKey};
 use crate::core::server::Server;
@@ -96,6 +96,9 @@ impl Core {
             let text = format!("database {:?} is not among the proxy's databases", key.database);
             return self.fail_login(c, Sqlstate::INVALID_CATALOG_NAME, &text);
         }
+        if logical && self.paused.is_disabled(&key.database) {
+            return self.database_is_disabled(c, &key.database);
+        }
         let Some(node) = self.replicates_from(&tunnel) else {
             let text = match &tunnel.node {
                 Some(name) => format!("{NODE}: no node is called {name:?}, or it can't be reached"),
@@ -114,9 +117,11 @@ impl Core {
         server.client = Some(c);
         server.tunnel = Some(Box::new(tunnel));
         self.servers.insert(server);
+        let looked_up = self.clients[c].looked_up != LookedUp::No;
         let pool = &mut self.pools[p];
         pool.clients += 1;
         pool.tunnels += 1;
+        pool.looked_up |= looked_up;
         pool.servers += 1;
         self.metrics.servers.add(1);
         let client = &mut self.clients[c];
