@@ -261,6 +261,36 @@ async fn md5_users_are_looked_up_and_passed_through() {
     let client = kingpost.endpoint().connect_as(&config(&kingpost, "mia", "old school")).await;
     assert_eq!(value(&client, "SELECT current_user").await, "mia");
     assert_eq!(refusal(&kingpost, &config(&kingpost, "mia", "new school")).await.0, "28P01");
+    // A database's own user may log in to the servers with a hash, too; a hash of something else gets nobody in.
+    let hash = cluster.primary().query("SELECT rolpassword FROM pg_authid WHERE rolname = 'mia'").await;
+    let other = cluster.primary().query("SELECT 'md5' || md5('new school' || 'mia')").await;
+    let of = |name: &str, password: &str| {
+        let mut table = database(name, "dbname", DATABASE);
+        table.insert("server_user".into(), "mia".into());
+        table.insert("server_password".into(), password.into());
+        table
+    };
+    let kingpost = Kingpost::of(&cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .add("proxy.users", user(USER, "alice's own"))
+        .add("proxy.users", user("ted", "ted's own"))
+        .add("proxy.databases", of("hashed", &hash))
+        .add("proxy.databases", of("plain", "old school"))
+        .add("proxy.databases", of("other", &other))
+        .start()
+        .await;
+    for (name, password) in [(USER, "alice's own"), ("ted", "ted's own")] {
+        let of = |database: &str| {
+            let mut config = config(&kingpost, name, password);
+            config.dbname(database);
+            config
+        };
+        for database in ["hashed", "plain"] {
+            let client = kingpost.endpoint().connect_as(&of(database)).await;
+            assert_eq!(value(&client, "SELECT session_user").await, "mia", "{database}");
+        }
+        assert_eq!(refusal(&kingpost, &of("other")).await.0, "28P01");
+    }
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use secret::Source;
 use topology::Address;
+use wire::md5;
 
 use crate::config::{
     Access, AuthMethod, Consistency, DatabaseConfig, HbaConfig, LaneMode, LogLogins, NotifyConfig, OnDegraded,
@@ -196,8 +197,10 @@ impl Database {
 pub struct ServerUser {
     /// Its name on the servers.
     pub name: Arc<str>,
-    /// Its password; None: the servers ask for none.
+    /// Its password; None: the servers ask for none, or by MD5.
     pub password: Option<String>,
+    /// What an MD5 login is answered with: of the password, or all that there is in its place.
+    pub md5: Option<md5::Verifier>,
     /// The password can be read again.
     pub renewable: bool,
 }
@@ -208,7 +211,7 @@ impl PartialEq for ServerUser {
     fn eq(&self, other: &ServerUser) -> bool {
         self.name == other.name
             && self.renewable == other.renewable
-            && (self.renewable || self.password == other.password)
+            && (self.renewable || (&self.password, &self.md5) == (&other.password, &other.md5))
     }
 }
 
@@ -235,7 +238,16 @@ impl ServerUser {
             Some(password) => Some(password.expose().to_owned()),
             None => read(name, entry.server_password_file.as_deref(), &entry.server_password_command)?,
         };
-        Ok(Some(Arc::new(ServerUser { name: name.as_str().into(), password, renewable: entry.server_renewable })))
+        // PostgreSQL takes a password of this form for the hash of one, too: nobody has it as the password itself.
+        let (password, md5) = match password.as_deref().and_then(md5::Verifier::parse) {
+            Some(verifier) => (None, Some(verifier)),
+            None => {
+                let verifier = password.as_deref().map(|password| md5::Verifier::new(name, password));
+                (password, verifier)
+            }
+        };
+        let renewable = entry.server_renewable;
+        Ok(Some(Arc::new(ServerUser { name: name.as_str().into(), password, md5, renewable })))
     }
 }
 

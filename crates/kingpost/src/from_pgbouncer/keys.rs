@@ -300,7 +300,7 @@ pub(super) const KEYS: &[Key] = &[
         D,
         "password",
         "proxy.databases.server_password",
-        "without it: the one that auth_file has for `user`, which has to be in plain text. Without `user` PgBouncer does not use it",
+        "without it: the one that auth_file has for `user`, which has to be in plain text or an MD5 hash. Without `user` PgBouncer does not use it",
     ),
     refused(D, "auth_user", &[""], OWN_LOOKUP),
     refused(D, "auth_query", &[""], OWN_LOOKUP),

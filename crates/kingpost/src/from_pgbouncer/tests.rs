@@ -148,7 +148,7 @@ fn peers_and_users_are_carried_over() {
 
 #[test]
 fn users_towards_the_servers_are_carried_over() {
-    let databases = "[databases]\nb = host=db1 user=x password='it''s'\nc = host=db1 user=app\nd = host=db1 user=trusted\ne = host=db1 password=unused";
+    let databases = "[databases]\nb = host=db1 user=x password='it''s'\nc = host=db1 user=app\nd = host=db1 user=trusted\ne = host=db1 password=unused\nf = host=db1 user=old";
     let table = good(&settings(databases));
     let found: Vec<_> = table["proxy"]["databases"]
         .as_array()
@@ -167,6 +167,8 @@ fn users_towards_the_servers_are_carried_over() {
             (Some("c"), Some("app"), Some("s\"ecret")),
             (Some("d"), Some("trusted"), None),
             (Some("e"), None, None),
+            // PgBouncer logs in with an MD5 hash as well.
+            (Some("f"), Some("old"), Some("md5aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa")),
         ]
     );
 }
@@ -274,7 +276,10 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
             settings("auth_user = app\nmax_user_client_connections = 3"),
             "max_user_client_connections: users that are looked up",
         ),
-        (settings("[databases]\nb = host=db1 user=old"), "databases.b.user: auth_file has no plain-text password"),
+        (
+            settings("[databases]\nb = host=db1 user=kept"),
+            "databases.b.user: auth_file has neither a plain-text password",
+        ),
         (settings("[databases]\nb = host=db1 auth_query='select ''x'''"), "databases.b.auth_query = select 'x'"),
         (settings("[databases]\npgbouncer = host=db1"), "databases.pgbouncer: the name is the console's"),
         (settings("[extra]\na = b"), "extra.a: pgbouncer.ini, line 7: PgBouncer has no section [extra]"),

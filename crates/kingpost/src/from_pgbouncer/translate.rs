@@ -626,8 +626,11 @@ impl Translator<'_> {
                         (Some(password), _) => lines.push(("server_password", quoted(password))),
                         (None, Secret::Plain(password)) => lines.push(("server_password", quoted(password))),
                         (None, Secret::None) => {}
+                        (None, Secret::Verifier(hash)) if md5::Verifier::parse(hash).is_some() => {
+                            lines.push(("server_password", quoted(hash)));
+                        }
                         (None, Secret::Verifier(_) | Secret::Useless(_)) => {
-                            let why = "auth_file has no plain-text password for it, and Kingpost can't log in to a server with a hash";
+                            let why = "auth_file has neither a plain-text password nor an MD5 hash for it: nobody can log in to a server with a SCRAM verifier";
                             self.problem(&of("user"), why);
                         }
                     }
@@ -786,14 +789,14 @@ impl Translator<'_> {
                     self.problem(&format!("auth_file.{name}"), why);
                     continue;
                 }
-                Secret::None if listed => Some("auth_file has an empty password for it, with which nobody can log in"),
-                Secret::None => Some("auth_file does not have it"),
-            };
                 Secret::None if !listed && auth == Auth::Trust && looks_up => {
                     let why = "auth_file does not have it: with auth_type = trust Kingpost would let it in without looking it up";
                     self.problem(&format!("users.{name}"), why);
                     continue;
                 }
+                Secret::None if listed => Some("auth_file has an empty password for it, with which nobody can log in"),
+                Secret::None => Some("auth_file does not have it"),
+            };
             match without {
                 Some(why) if looks_up => {
                     self.leave(&format!("the secret of user {name}"), format!("{why}: it is looked up"))

@@ -7,7 +7,7 @@ use topology::Address;
 use wire::message;
 use wire::payload::{self, Authentication};
 use wire::scram::{Client as Scram, Credential, MECHANISM, MECHANISM_PLUS};
-use wire::{Frame, Sqlstate, md5};
+use wire::{Frame, Sqlstate};
 
 use super::{Greeting, Note, Request, ServerPhase};
 use crate::core::parameters::{Applied, Params};
@@ -221,7 +221,7 @@ impl Core {
                 .or_else(|| passed.password.clone()),
         };
         let known_md5 = match &server_user {
-            Some(user) => user.password.as_ref().map(|password| md5::Verifier::new(&user.name, password)),
+            Some(user) => user.md5.clone(),
             None => configured.and_then(|secrets| secrets.md5(offered)).cloned(),
         };
         let has_password = known.is_some();
