@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use kingpost_tests::raw::{Message, Raw, bind, close, describe, execute, flush, parse, query, sync};
 use kingpost_tests::{Cluster, Kingpost, ShowLogs, Subject, pg_bin, subject, within};
 
-use crate::common::{name, shared, value};
+use crate::common::{name, only_kingpost, shared, value};
 
 /// Text of the first column of each row.
 fn column(messages: &[Message]) -> Vec<String> {
@@ -559,4 +559,44 @@ async fn alter_table_under_load() {
     };
     let all = async { futures_util::join!(join_all(unnamed), join_all(named), alter) };
     within("altering under load", Duration::from_secs(60), shared.cluster.dir(), all).await;
+}
+
+#[tokio::test]
+async fn a_lower_limit_of_statements_is_kept_with_the_next_ones() {
+    if only_kingpost() {
+        return;
+    }
+    let (shared, _logs) = shared().await;
+    let kingpost =
+        Kingpost::of(&shared.cluster).set("proxy.pool.mode", "session").set("proxy.pool.lanes", "off").start().await;
+    let console = crate::console::console(&kingpost).await;
+    // Two clients, each with a server connection of its own, and statements of its own: one that is known is prepared without a server.
+    let (one, two) = (kingpost.connect().await, kingpost.connect().await);
+    let mut kept = Vec::new();
+    let mut count = async |client: &tokio_postgres::Client, texts: std::ops::Range<i32>| {
+        for n in texts {
+            kept.push(client.prepare(&format!("SELECT {n}::int4 AS n{n}")).await.unwrap());
+        }
+        value(client, "SELECT count(*) FROM pg_prepared_statements").await
+    };
+    assert_eq!((count(&one, 0..40).await, count(&two, 200..240).await), ("40".into(), "40".into()));
+    console.simple_query("SET prepared_per_server = 5").await.expect("SET");
+    for n in 100..104 {
+        count(&one, n..n + 1).await;
+    }
+    assert_eq!(count(&one, 0..0).await, "5");
+    assert_eq!(count(&two, 0..0).await, "40", "a connection without a new statement");
+    // What was closed is there for its client all the same.
+    let values = async |client: &tokio_postgres::Client, from: usize| {
+        let mut values = Vec::new();
+        for statement in &kept[from..from + 40] {
+            values.push(client.query_one(statement, &[]).await.unwrap().get::<_, i32>(0));
+        }
+        values
+    };
+    assert_eq!(
+        (values(&one, 0).await, values(&two, 40).await),
+        ((0..40).collect::<Vec<_>>(), (200..240).collect::<Vec<_>>())
+    );
+    assert_eq!(value(&two, "SELECT count(*) FROM pg_prepared_statements").await, "40");
 }

@@ -19,6 +19,9 @@ use crate::core::server::{Answer, Dropping, Note, Refusal, Request, Run, SentAs}
 /// Pins of a session with state that changes how texts are read and that the proxy can't tell by name and value.
 const OWN_READING: Pins = Pins(Pins::PARAMETERS.0 | Pins::TEMP.0 | Pins::LOAD.0 | Pins::FUNCTION.0);
 
+/// Most statements that are closed in a server connection ahead of one that is new there.
+const MOST_CLOSED: usize = 16;
+
 /// A name under which no server has a statement: the proxy's statement names contain no `?`.
 const NOBODYS: &[u8] = b"?";
 
@@ -728,11 +731,14 @@ impl Core {
         self.clients[c].pins.0 & Pins::PREPARE.0 != 0 && !name.is_empty() && !name.starts_with(StatementName::PREFIX)
     }
 
-    /// Closes the server connection's least recently used statement if it has as many as it may.
+    /// Closes the server connection's least recently used statement if it has as many as it may; more of them, some at a time, if the limit was
+    /// lowered since.
     fn make_room(&mut self, s: usize) {
-        let Some(id) = self.servers[s].held.makes_room(self.settings.prepared_per_server) else { return };
-        self.send(s, |out| message::close_statement(out, StatementName::of(id).as_bytes()));
-        self.servers[s].protocol.sent(Request::Close, Note::Evict(id));
+        for _ in 0..MOST_CLOSED {
+            let Some(id) = self.servers[s].held.makes_room(self.settings.prepared_per_server) else { return };
+            self.send(s, |out| message::close_statement(out, StatementName::of(id).as_bytes()));
+            self.servers[s].protocol.sent(Request::Close, Note::Evict(id));
+        }
     }
 
     /// Sends the proxy's own answer to a client's message, when all answers before it have been sent.
