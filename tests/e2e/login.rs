@@ -543,3 +543,50 @@ async fn time_limits_of_each_state() {
         value(&client, "SELECT pg_sleep(0.1)").await;
     }
 }
+
+#[tokio::test]
+async fn users_that_are_looked_up_are_limited_and_shown() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let mut free = user("free", "free");
+    free.insert("max_clients".into(), 5.into());
+    cluster
+        .primary()
+        .execute("CREATE ROLE one LOGIN PASSWORD 'one'; CREATE ROLE two LOGIN PASSWORD 'two'; CREATE ROLE free LOGIN PASSWORD 'free'")
+        .await;
+    let kingpost = Kingpost::of(&cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .set("proxy.auth_query.query", AUTH_QUERY)
+        .set("proxy.max_clients_per_user", 2)
+        .add("proxy.users", free)
+        .add("proxy.operators", user("boss", "manages"))
+        .start()
+        .await;
+    let of = |name: &str| config(&kingpost, name, name);
+    let connect = async |name: &str, number: usize| {
+        let config = of(name);
+        join_all((0..number).map(|_| kingpost.endpoint().connect_as(&config))).await
+    };
+    let (one, two, free) = (connect("one", 2).await, connect("two", 1).await, connect("free", 5).await);
+    for (name, limit) in [("one", "2"), ("free", "5")] {
+        let (code, said) = refusal(&kingpost, &of(name)).await;
+        assert_eq!(code, "53300", "{said}");
+        assert!(said.contains(name) && said.contains(limit), "{said}");
+    }
+    // The other one has its own places, and all are in SHOW USERS.
+    let more = connect("two", 1).await;
+    assert_eq!(value(&more[0], "SELECT current_user").await, "two");
+    let mut boss = config(&kingpost, "boss", "manages");
+    boss.dbname("kingpost");
+    let users = crate::console::rows(&kingpost.endpoint().connect_as(&boss).await, "SHOW USERS").await;
+    for (name, most, now) in [("one", "2", "2"), ("two", "2", "2"), ("free", "5", "5")] {
+        let row = users.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name}: {users:?}"));
+        assert_eq!((&*row["max_user_client_connections"], &*row["current_client_connections"]), (most, now), "{name}");
+    }
+    drop((one, two, free));
+    // Who leaves makes room.
+    cluster.wait("a place", async || kingpost.endpoint().try_connect(&of("one")).await.ok()).await;
+}

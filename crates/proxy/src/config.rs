@@ -47,6 +47,8 @@ pub struct ProxyConfig {
     pub max_clients: usize,
     /// Most connections from one IP address, not counting the console's; 0: as many as `max_clients`.
     pub max_clients_per_address: usize,
+    /// Most clients of one user, for each that has no limit of its own; 0: as many as `max_clients`.
+    pub max_clients_per_user: usize,
     /// Most connections that have not logged in yet. For a further one, the connection whose login has taken the
     /// longest is closed.
     pub max_logins: usize,
@@ -135,6 +137,7 @@ impl Default for ProxyConfig {
             tls: tls::ListenConfig::default(),
             max_clients: 10_000,
             max_clients_per_address: 0,
+            max_clients_per_user: 0,
             max_logins: 5_000,
             reserved_clients: 8,
             login_timeout: Duration::from_secs(15),

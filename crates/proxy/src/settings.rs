@@ -42,6 +42,8 @@ pub struct Settings {
     pub max_clients: usize,
     /// Most connections from one address; 0: no limit.
     pub max_clients_per_address: usize,
+    /// Most clients of a user that has no limit of its own; `None`: no limit.
+    pub max_clients_per_user: Option<usize>,
     /// Most connections that have not logged in.
     pub max_logins: usize,
     /// Further clients, for the console only.
@@ -520,6 +522,7 @@ impl Settings {
             looks_up: config.auth_query.is_on(),
             max_clients: config.max_clients,
             max_clients_per_address: config.max_clients_per_address,
+            max_clients_per_user: unless_none(config.max_clients_per_user),
             max_logins: config.max_logins.max(1),
             reserved_clients: config.reserved_clients,
             slow_statement: unless_zero(config.slow_statement),
@@ -658,6 +661,11 @@ impl Settings {
     /// Most server connections of a database and user on one node.
     pub fn pool_size(&self, database: &str, user: &str) -> usize {
         self.connection_limits(database, user).pool
+    }
+
+    /// Most clients of this user, listed or not; `None`: no limit.
+    pub fn most_clients_of(&self, user: &str) -> Option<usize> {
+        self.user(user).and_then(|user| user.max_clients).or(self.max_clients_per_user)
     }
 
     /// The limits on server connections to one node, for clients of this user in this database.

@@ -105,6 +105,7 @@ const PROXY: &[Key] = &[
     key("tls", Kind::Table(PROXY_TLS)),
     key("max_clients", integer(1, 1_000_000)),
     key("max_clients_per_address", integer(0, 1_000_000)),
+    key("max_clients_per_user", integer(0, 1_000_000)),
     key("max_logins", integer(1, 1_000_000)),
     key("reserved_clients", integer(0, 1000)),
     key("login_timeout", POSITIVE),

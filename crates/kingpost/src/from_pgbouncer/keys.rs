@@ -114,12 +114,7 @@ pub(super) const KEYS: &[Key] = &[
         "proxy.pool.max_user_connections",
         "to one node; of the user that clients log in as",
     ),
-    carried(
-        P,
-        "max_user_client_connections",
-        "proxy.users.max_clients",
-        "of every user that has none of its own; an error beside auth_user, for users that are looked up have no such limit",
-    ),
+    carried(P, "max_user_client_connections", "proxy.max_clients_per_user", ""),
     needless(
         P,
         "server_round_robin",

@@ -147,6 +147,24 @@ fn peers_and_users_are_carried_over() {
 }
 
 #[test]
+fn a_limit_of_all_users_counts_for_those_that_are_looked_up_too() {
+    for (lookup, users) in [("", "auth_type = md5"), ("auth_user = app\n", "auth_type = scram-sha-256")] {
+        let lines = format!(
+            "{users}\n{lookup}max_user_client_connections = 3\n[users]\nboss = max_user_client_connections=0\nwatcher = max_user_client_connections=7"
+        );
+        let table = good(&settings(&lines));
+        let proxy = &table["proxy"];
+        assert_eq!(proxy["max_clients_per_user"].as_integer(), Some(3));
+        let most = |name: &str| {
+            let users = proxy["users"].as_array().expect("users");
+            let user = users.iter().find(|user| user["name"].as_str() == Some(name)).expect(name);
+            user.get("max_clients").and_then(toml::Value::as_integer)
+        };
+        assert_eq!((most("app"), most("boss"), most("watcher")), (None, Some(1_000_000), Some(7)));
+    }
+}
+
+#[test]
 fn users_towards_the_servers_are_carried_over() {
     let databases = "[databases]\nb = host=db1 user=x password='it''s'\nc = host=db1 user=app\nd = host=db1 user=trusted\ne = host=db1 password=unused\nf = host=db1 user=old";
     let table = good(&settings(databases));
@@ -272,10 +290,6 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
         (settings("listen_port = x"), "listen_port: found \"x\""),
         (settings("peer_id = 4000"), "peer_id: found \"4000\", expected a number from 1 to 31"),
         (settings("peer_id = 1\n[peers]\n2 = host=other.example"), "peers.2.host: found \"other.example\""),
-        (
-            settings("auth_user = app\nmax_user_client_connections = 3"),
-            "max_user_client_connections: users that are looked up",
-        ),
         (
             settings("[databases]\nb = host=db1 user=kept"),
             "databases.b.user: auth_file has neither a plain-text password",

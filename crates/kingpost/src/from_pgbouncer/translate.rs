@@ -753,10 +753,8 @@ impl Translator<'_> {
 
     fn users(&mut self, auth: Auth, looks_up: bool) {
         let of_all = self.get("max_user_client_connections").map(str::to_owned);
-        if looks_up && of_all.as_deref().is_some_and(|most| most != "0") {
-            let why = "users that are looked up have no such limit: give it to users by name, in [users]";
-            self.problem("max_user_client_connections", why);
-        }
+        let of_all = of_all.and_then(|most| self.limit("max_user_client_connections", &most, 1_000_000));
+        self.plan.proxy.extend(of_all.clone().map(|most| ("max_clients_per_user", most)));
         let shows_certificates = self.plan.proxy_tls.iter().any(|(key, _)| *key == "client_cert");
         let mut names: Vec<String> = self.secrets.iter().map(|(name, _)| name.clone()).collect();
         names.extend(self.users.iter().map(|(name, _)| name.clone()));
@@ -834,11 +832,14 @@ impl Translator<'_> {
                     lines.push((key, time));
                 }
             }
-            let most = pairs.get("max_user_client_connections").cloned().or(of_all.clone());
-            if let Some(most) = most
-                && let Some(most) = self.limit(&format!("users.{name}.max_user_client_connections"), &most, 1_000_000)
-            {
-                lines.push(("max_clients", most));
+            match pairs.get("max_user_client_connections").map(String::as_str) {
+                // Without a limit, whatever the others have.
+                Some("0") if of_all.is_some() => lines.push(("max_clients", "1000000".into())),
+                Some(most) => {
+                    let most = self.limit(&format!("users.{name}.max_user_client_connections"), most, 1_000_000);
+                    lines.extend(most.map(|most| ("max_clients", most)));
+                }
+                None => {}
             }
             self.plan.users.push((name, lines));
         }

@@ -513,8 +513,28 @@ impl Scene<'_> {
                 user.mode.map(|mode| mode.name()).into(),
                 most.unwrap_or(0).into(),
                 of().map(|pool| pool.busy + pool.idle + pool.connecting).sum::<usize>().into(),
-                user.max_clients.unwrap_or(0).into(),
+                self.settings.most_clients_of(name).unwrap_or(0).into(),
                 of().map(|pool| pool.clients).sum::<usize>().into(),
+                "user".into(),
+            ]);
+        }
+        // Who was looked up, or came by trust, and has a pool now.
+        let mut others: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+        for pool in wholes.iter().filter(|pool| self.settings.user(&pool.user).is_none()) {
+            let (servers, clients) = others.entry(&pool.user).or_default();
+            *servers += pool.busy + pool.idle + pool.connecting;
+            *clients += pool.clients;
+        }
+        for (name, (servers, clients)) in others {
+            table.row(vec![
+                name.into(),
+                Value::Null,
+                Value::Null,
+                Value::Null,
+                self.settings.max_user_connections.unwrap_or(0).into(),
+                servers.into(),
+                self.settings.most_clients_of(name).unwrap_or(0).into(),
+                clients.into(),
                 "user".into(),
             ]);
         }
@@ -555,6 +575,7 @@ impl Scene<'_> {
             ("reserve_pool_timeout", seconds(Some(settings.reserve_timeout)), true),
             ("max_db_connections", default.max_connections.unwrap_or(0).to_string(), true),
             ("max_user_connections", settings.max_user_connections.unwrap_or(0).to_string(), true),
+            ("max_user_client_connections", settings.max_clients_per_user.unwrap_or(0).to_string(), true),
             ("max_node_connections", settings.max_node_connections.unwrap_or(0).to_string(), true),
             ("server_lifetime", seconds(default.server_lifetime.map(|lifetime| lifetime.least)), true),
             ("buffer_limit", settings.buffer_limit.to_string(), true),

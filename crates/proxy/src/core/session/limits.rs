@@ -204,7 +204,7 @@ impl Core {
     /// The limits on clients of this database, and of this user.
     fn most(&self, database: &str, user: &str) -> (Option<usize>, Option<usize>) {
         let of_database = self.settings.database(database).and_then(|database| database.max_clients);
-        (of_database, self.settings.user(user).and_then(|user| user.max_clients))
+        (of_database, self.settings.most_clients_of(user))
     }
 
     /// Closes clients that have been in a state for longer than its limit.
