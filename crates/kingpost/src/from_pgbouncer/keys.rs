@@ -231,7 +231,7 @@ pub(super) const KEYS: &[Key] = &[
         P,
         "client_tls_ca_file",
         "proxy.tls.ca_file",
-        "left out where the mode does not verify certificates: PgBouncer does not use it then",
+        "in a mode that does not insist on certificates with `client_cert = \"optional\"`: one that a client shows is verified, as in PgBouncer",
     ),
     carried(P, "client_tls_protocols", "proxy.tls.min_protocol_version", "TLS 1.0 and 1.1 are never offered"),
     refused(P, "client_tls_ciphers", &["", "default", "secure", "fast", "normal"], CIPHERS),

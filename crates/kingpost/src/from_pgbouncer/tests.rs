@@ -197,22 +197,24 @@ fn tls_is_carried_over() {
     let text =
         |lines: &str| -> toml::Table { with(&settings(lines), &none).expect("a translation").parse().expect("TOML") };
     for (clients, mode, client_cert) in [
-        ("allow", "allow", None),
-        ("prefer", "allow", None),
-        ("require", "require", None),
-        ("verify-ca", "require", Some("verify-ca")),
-        ("verify-full", "require", Some("verify-ca")),
+        ("allow", "allow", "optional"),
+        ("prefer", "allow", "optional"),
+        ("require", "require", "optional"),
+        ("verify-ca", "require", "verify-ca"),
+        ("verify-full", "require", "verify-ca"),
     ] {
         let table = text(&format!(
             "client_tls_sslmode = {clients}\nclient_tls_cert_file = /c\nclient_tls_key_file = /k\nclient_tls_ca_file = /a\nclient_tls_protocols = tlsv1.3"
         ));
         let tls = &table["proxy"]["tls"];
         assert_eq!(tls["mode"].as_str(), Some(mode), "{clients}");
-        assert_eq!(tls.get("client_cert").and_then(toml::Value::as_str), client_cert, "{clients}");
+        assert_eq!(tls["client_cert"].as_str(), Some(client_cert), "{clients}");
         assert_eq!((tls["cert_file"].as_str(), tls["key_file"].as_str()), (Some("/c"), Some("/k")));
-        assert_eq!(tls.get("ca_file").is_some(), client_cert.is_some(), "{clients}");
+        assert_eq!(tls["ca_file"].as_str(), Some("/a"), "{clients}");
         assert_eq!(tls["min_protocol_version"].as_str(), Some("TLSv1.3"));
     }
+    let without = text("client_tls_sslmode = require\nclient_tls_cert_file = /c\nclient_tls_key_file = /k");
+    assert!(without["proxy"]["tls"].get("client_cert").is_none(), "there is no CA to verify certificates with");
     for (servers, mode, verifies) in [
         ("disable", "disable", false),
         ("allow", "prefer", false),

@@ -470,9 +470,12 @@ impl Translator<'_> {
             }
         };
         let mut lines = vec![("mode", quoted(mode))];
-        lines.extend(self.tls_files("client_tls", verifies));
-        if verifies {
-            lines.push(("client_cert", quoted("verify-ca")));
+        let files = self.tls_files("client_tls", true);
+        // PgBouncer asks for certificates in every mode: rules with `cert` work with `require`, too.
+        let asks = files.iter().any(|(key, _)| *key == "ca_file");
+        lines.extend(files);
+        if verifies || asks {
+            lines.push(("client_cert", quoted(if verifies { "verify-ca" } else { "optional" })));
         }
         self.plan.proxy_tls = lines;
     }
