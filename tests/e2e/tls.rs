@@ -607,6 +607,43 @@ async fn servers_without_tls() {
     kingpost.wait_readyz(503).await;
 }
 
+#[tokio::test]
+async fn a_reload_that_changes_tls_replaces_server_connections() {
+    if only_kingpost() {
+        return;
+    }
+    let authority = Authority::new();
+    let pair = authority.issue_server("server", &["127.0.0.1"]);
+    let hba = "host all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust\n";
+    let cluster = Cluster::builder().hba(hba).tls(&pair).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = Kingpost::of(&cluster).start().await;
+    let ssl = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
+    let (idle, busy) = (kingpost.connect().await, kingpost.connect().await);
+    busy.batch_execute("BEGIN; CREATE TABLE kept (n int)").await.unwrap();
+    assert_eq!((value(&idle, ssl).await, value(&busy, ssl).await), ("f".into(), "f".into()));
+    kingpost.reload("cluster.tls.mode", "require");
+    // In a transaction the connection stays until its end; without one the next statement has another.
+    cluster.wait("a connection with TLS", async || (value(&idle, ssl).await == "t").then_some(())).await;
+    assert_eq!(value(&busy, ssl).await, "f");
+    busy.batch_execute("COMMIT").await.unwrap();
+    for _ in 0..5 {
+        assert_eq!((value(&idle, ssl).await, value(&busy, ssl).await), ("t".into(), "t".into()));
+    }
+    let bare = "SELECT count(*) FROM pg_stat_activity JOIN pg_stat_ssl USING (pid) WHERE application_name = 'kingpost' AND NOT ssl";
+    cluster.wait("no connection in clear", async || (cluster.primary().query(bare).await == "0").then_some(())).await;
+    // Another reload replaces nothing.
+    let pid = value(&idle, "SELECT pg_backend_pid()").await;
+    kingpost.reload("proxy.login_timeout", "14s");
+    cluster
+        .wait("the reload", async || {
+            let log = std::fs::read_to_string(kingpost.process().log()).unwrap();
+            (log.matches("reloaded").count() >= 2).then_some(())
+        })
+        .await;
+    assert_eq!(cluster.primary().query(&format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}")).await, "1");
+}
+
 // === Certificates that change ===
 
 #[tokio::test]

@@ -40,7 +40,7 @@ use topology::Topology;
 
 pub use crate::core::{statistics, trace};
 
-use crate::console::{Observer, Process, Room};
+use crate::console::{Observer, Operation, Process, Room};
 use crate::core::{Core, Mail, Shared};
 use config::{Driver, ProxyConfig};
 use driver::acceptor::{self, Listener, Stop};
@@ -336,6 +336,13 @@ impl Proxy {
         self.shared.accounts.clear();
         for mailbox in self.mailboxes.iter() {
             mailbox.post(Letter::Core(Mail::Settings(settings.clone())));
+        }
+    }
+
+    /// Replaces all server connections as they become free, as `RECONNECT` in the console does.
+    pub fn reconnect(&self) {
+        for mailbox in self.mailboxes.iter() {
+            mailbox.post(Letter::Core(Mail::Operate(Operation::Reconnect(None))));
         }
     }
 

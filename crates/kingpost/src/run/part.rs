@@ -28,6 +28,8 @@ pub(crate) struct Part {
     pulse: Mutex<Pulse>,
     lookup: Arc<Lookup>,
     judges: Arc<Judges>,
+    /// By which the open server connections were made.
+    tls: Mutex<tls::ConnectConfig>,
 }
 
 /// Whether each worker's loop still turns. An idle one turns at least once in [`Pulse::LIMIT`].
@@ -79,6 +81,7 @@ impl Part {
                 topology,
                 proxy: RwLock::new(Some(proxy)),
                 pulse: Mutex::default(),
+                tls: Mutex::new(config.cluster.tls.clone()),
             }),
             Err(error) => {
                 topology.shutdown();
@@ -137,7 +140,14 @@ impl Part {
         self.ask(|proxy| proxy.adopt(prepared));
         self.lookup.reload(&config.proxy.auth_query);
         self.judges.reload(&config.proxy);
-        self.topology.reload(config.cluster.clone()).map_err(|error| refused(&error))
+        self.topology.reload(config.cluster.clone()).map_err(|error| refused(&error))?;
+        let mut tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
+        // What is open was made by the old ones: in clear, perhaps, or to a server that nobody has verified.
+        if *tls != config.cluster.tls {
+            tls.clone_from(&config.cluster.tls);
+            self.ask(Proxy::reconnect);
+        }
+        Ok(())
     }
 
     /// Whether each worker's loop still turns.
