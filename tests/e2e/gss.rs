@@ -37,7 +37,8 @@ struct Realm {
 fn run(command: &mut Command, input: &str) -> Output {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).env("LC_ALL", "C.UTF-8");
     let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    // One that ends before it reads says why by its status.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
 
