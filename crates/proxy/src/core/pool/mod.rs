@@ -129,7 +129,7 @@ pub(in crate::core) struct PoolNode {
 #[derive(Debug, Default)]
 pub(in crate::core) struct Offers {
     next: usize,
-    /// Refusals since the node last accepted one, or since all were refused.
+    /// Refusals since the node last accepted one, since all were refused, or since a client began to wait where none did.
     refused: usize,
     renewal: Renewal,
 }
@@ -156,6 +156,12 @@ impl Offers {
     pub(in crate::core) fn accepted(&mut self) {
         self.refused = 0;
         self.renewal = Renewal::No;
+    }
+
+    /// A client begins to wait, and no other one does: earlier refusals are of attempts that nobody waits for any more. They were made by clients
+    /// that got a connection of another worker meanwhile, so that no further secret was offered.
+    pub(in crate::core) fn begin(&mut self) {
+        self.refused = 0;
     }
 
     /// The node has refused a password that can be read again. True if there is another attempt after passwords were read. `offered_at`: up to
@@ -439,6 +445,10 @@ impl Core {
         let p = self.clients[c].pool;
         if let Some(s) = self.take(p, c, want) {
             return self.attach(c, s);
+        }
+        let pool = &mut self.pools[p];
+        if pool.writers.is_empty() && pool.readers.is_empty() {
+            pool.nodes.iter_mut().for_each(|place| place.offers.begin());
         }
         let client = &mut self.clients[c];
         client.since = self.now;
@@ -1199,6 +1209,11 @@ mod tests {
         assert!(offers.renew(7, 7, || Some(8)) && offers.renewed(8));
         offers.accepted();
         assert!(offers.renew(8, 8, || Some(9)), "it was right meanwhile");
+        // A refusal that nobody waits for any more is none of those that count for the next client.
+        let mut offers = Offers::default();
+        assert!(offers.refused(0, 2));
+        offers.begin();
+        assert!(offers.refused(1, 2) && !offers.refused(2, 2));
         // What is accepted is offered from then on, and all others are tried again once it is refused.
         let mut offers = Offers::default();
         assert!(offers.refused(0, 3) && offers.next() == 1);
