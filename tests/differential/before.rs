@@ -9,6 +9,8 @@ pub(crate) struct Before {
     pub(crate) changed_past: bool,
     /// A client past the proxy has given a table another name, so that another table may have taken its place.
     pub(crate) swapped_past: bool,
+    /// The client has prepared a text without a statement.
+    pub(crate) parses_nothing: bool,
     /// Somebody has made a table past the proxy that now comes first in a search path, and this client has a text that names it.
     pub(crate) hidden_past: bool,
     /// This client has dropped prepared statements by SQL.
@@ -93,6 +95,8 @@ impl Before {
                 .filter(past)
                 .any(|packet| says(packet, &["column", "create", "drop", "alter type"])),
             swapped_past: packets().filter(past).any(|packet| says(packet, &["rename to"])),
+            parses_nothing: own_messages()
+                .any(|message| matches!(message, Message::Parse { text, .. } if text.trim().is_empty())),
             hidden_past: packets().filter(past).any(|packet| says(packet, &["create table if not exists a.sw"]))
                 && own().any(|packet| says(packet, &["from sw"])),
             deallocates: own().any(|packet| says(packet, &["deallocate"])),
@@ -195,6 +199,7 @@ mod tests {
         let flags = [
             (before.changed_past, 'c'),
             (before.swapped_past, 'x'),
+            (before.parses_nothing, 'n'),
             (before.resets_inside, 'r'),
             (before.reads_elsewhere, 'e'),
             (before.others_lock, 'k'),
@@ -222,6 +227,8 @@ mod tests {
             // Tables that change places keep their columns.
             (PLAIN, "b: Q \"alter table t rename to u; alter table v rename to t\"\na: S", false, "xk"),
             (PLAIN, "a: Q \"alter table t rename to u; alter table v rename to t\"\na: S", false, ""),
+            (PLAIN, "a: P s \" \"\na: B '' s", false, "n"),
+            (PLAIN, "b: P s \"\"\na: B '' s", false, ""),
             (PLAIN, "a: Q \"reset all\"", true, ""),
             (BEGINS, "a: Q \"reset all\"", false, ""),
             (BEGINS, "a: Q \"reset all\"", true, "r"),

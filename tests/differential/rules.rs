@@ -184,7 +184,8 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "inserted-parse",
         what: "where `Describe` or `Bind` waits in vain for a lock, 55P03 comes without the ParameterDescription before it, or with a position in the text; \
-               and so do 42P01 and 42703 where a table or a column is not there any more as the client's texts are read now",
+               and so do 42P01 and 42703 where a table or a column is not there any more as the client's texts are read now; `Execute` of the portal that \
+               could not be bound so says 34000, where PostgreSQL has an empty portal there",
         why: "the proxy prepares the statement first on a connection that does not have it: that waits for the same lock, and misses the same table or column",
         covers: inserted_parse,
     },
@@ -477,7 +478,11 @@ fn known_unit(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>
     (waited && scene.before.others_prepare).then_some(Verdict::Over)
 }
 
-fn inserted_parse(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+fn inserted_parse(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
+    if matches!(direct, Some(Reply::Plain(b'I'))) && is_error(proxied, "34000") {
+        // Who has prepared no empty text has bound none: the portal is left of a Bind that failed.
+        return (!scene.before.parses_nothing).then_some(Verdict::Same);
+    }
     let waited = |reply: Option<&Reply>| is_error(reply, "55P03");
     match direct {
         Some(Reply::Parameters(_)) if is_error(proxied, "42P01") || is_error(proxied, "42703") => Some(Verdict::Over),
@@ -578,6 +583,7 @@ mod tests {
         };
         let past = Before { changed_past: true, ..none };
         let hidden = Before { hidden_past: true, ..none };
+        let nothing = Before { parses_nothing: true, ..none };
         let swapped = Before { swapped_past: true, ..none };
         let columns = |table, name: &str| {
             let (name, attribute, kind, length) = (name.to_owned(), 1, 23, 4);
@@ -641,6 +647,9 @@ mod tests {
             (none, Reply::Parameters(Vec::new()), error("42P01", "no table"), "inserted-parse Over"),
             (none, Reply::Parameters(Vec::new()), error("42703", "no column"), "inserted-parse Over"),
             (none, done(), error("42P01", "no table"), ""),
+            (none, Reply::Plain(b'I'), error("34000", "no portal"), "inserted-parse Same"),
+            (nothing, Reply::Plain(b'I'), error("34000", "no portal"), ""),
+            (none, done(), error("34000", "no portal"), ""),
             (none, locked(), error("55P03", "canceling statement due to lock timeout at 5"), "inserted-parse Same"),
             (none, locked(), error("55006", "canceling statement due to lock timeout"), ""),
             (none, locked(), done(), ""),
