@@ -6,7 +6,7 @@
 //!                control: topology (views, replayed LSNs, oracle), settings
 //! ```
 //!
-//! [`Proxy::start`] starts the threads; [`Proxy::reload`] and [`Proxy::shutdown`] reach them by mail. Nothing here runs
+//! [`Proxy::start`] starts the threads; [`Proxy::adopt`] and [`Proxy::shutdown`] reach them by mail. Nothing here runs
 //! on tokio, and no thread waits for anything but its own event loop.
 
 pub mod accounts;
