@@ -39,6 +39,7 @@ static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
         "/actions.js" JS "actions.js",
         "/charts.js" JS "charts.js",
         "/cluster.js" JS "cluster.js",
+        "/clusters.js" JS "clusters.js",
         "/dom.js" JS "dom.js",
         "/drawing.js" JS "drawing.js",
         "/format.js" JS "format.js",

@@ -12,7 +12,7 @@ use crate::events::Event;
 pub(crate) const SAMPLES: usize = 300;
 
 /// Sections, in the order in which they are written.
-pub(crate) const SECTIONS: [&str; 6] = ["hello", "cluster", "proxy", "pools", "relay", "registry"];
+pub(crate) const SECTIONS: [&str; 7] = ["hello", "clusters", "cluster", "proxy", "pools", "relay", "registry"];
 
 /// The latest state. Immutable; each look makes a new one, which shares what has not changed.
 #[derive(Debug, Clone, Default)]

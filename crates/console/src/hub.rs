@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::watch;
 
 use crate::board::Board;
 use crate::events::{self, Events, Seen, Severity};
-use crate::parts::Parts;
+use crate::parts::{Parts, Served};
 use crate::picture::{Cluster, PoolNumbers, Registry, Relay};
 use crate::rates::{Proxy, Rates};
 
@@ -23,23 +23,25 @@ const TOLD: usize = 5;
 
 /// Makes the console look at once.
 #[derive(Debug, Clone)]
-pub struct Wake(Arc<Notify>);
+pub struct Wake(Arc<watch::Sender<()>>);
 
 /// What connections share with the task that looks.
 pub(crate) struct Hub {
     pub(crate) parts: Parts,
     pub(crate) boards: watch::Receiver<Arc<Board>>,
-    /// Places for viewers.
-    pub(crate) places: Arc<Semaphore>,
-    pub(crate) wake: Wake,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
 }
 
 /// The task's own.
 struct Looker {
     parts: Parts,
     boards: watch::Sender<Arc<Board>>,
-    places: Arc<Semaphore>,
-    most: usize,
     rates: Rates,
     events: Events,
     cluster: Option<Cluster>,
@@ -61,6 +63,13 @@ struct Hello {
     glossary: Vec<(&'static str, &'static str)>,
 }
 
+/// How a cluster is, for those who look at another one.
+#[derive(Serialize)]
+struct Standing {
+    name: String,
+    primary: Option<String>,
+}
+
 /// One point of the curves. Rates are per second, times in microseconds.
 #[derive(Debug, Default, Serialize)]
 struct Sample {
@@ -76,24 +85,30 @@ struct Sample {
     wal: Option<f64>,
 }
 
+impl Standing {
+    fn of(served: &Served) -> Standing {
+        Standing { name: served.name.clone(), primary: served.cluster.look().primary }
+    }
+}
+
 impl Wake {
+    pub(crate) fn new() -> Wake {
+        Wake(Arc::new(watch::Sender::new(())))
+    }
+
     /// Does it. From any thread; never blocks; several before the look count as one.
     pub fn wake(&self) {
-        self.0.notify_one();
+        self.0.send_replace(());
     }
 }
 
 impl Hub {
-    /// Starts to look, on the current tokio runtime, until the task is aborted.
-    pub(crate) fn start(parts: Parts, viewers: usize) -> (Hub, tokio::task::JoinHandle<()>) {
-        let viewers = viewers.min(Semaphore::MAX_PERMITS);
+    /// Starts to look, on the current tokio runtime, until the hub is dropped.
+    pub(crate) fn start(parts: Parts, wake: &Wake) -> Hub {
         let (sender, boards) = watch::channel(Arc::new(Board::default()));
-        let (places, wake) = (Arc::new(Semaphore::new(viewers)), Wake(Arc::new(Notify::new())));
         let looker = Looker {
             parts: parts.clone(),
             boards: sender,
-            places: Arc::clone(&places),
-            most: viewers,
             rates: Rates::default(),
             events: Events::default(),
             cluster: None,
@@ -104,13 +119,13 @@ impl Hub {
             written: None,
             sampled: None,
         };
-        let task = tokio::spawn(looker.run(wake.clone()));
-        (Hub { parts, boards, places, wake }, task)
+        let task = tokio::spawn(looker.run(wake.0.subscribe()));
+        Hub { parts, boards, task }
     }
 }
 
 impl Looker {
-    async fn run(mut self, wake: Wake) {
+    async fn run(mut self, mut wake: watch::Receiver<()>) {
         let mut board = Board::default();
         board.put("hello", &self.hello());
         loop {
@@ -121,7 +136,7 @@ impl Looker {
             tokio::time::sleep(LEAST).await;
             tokio::select! {
                 () = tokio::time::sleep(PACE.saturating_sub(began.elapsed())) => {}
-                () = wake.0.notified() => {}
+                Ok(()) = wake.changed() => {}
             }
         }
     }
@@ -142,7 +157,8 @@ impl Looker {
 
     /// The workers are asked only while somebody looks.
     async fn ask_for_pools(&self) -> Option<Vec<PoolNumbers>> {
-        if self.places.available_permits() == self.most {
+        // The hub has one receiver, and each viewer one.
+        if self.boards.receiver_count() <= 1 {
             return None;
         }
         let proxy = Arc::clone(self.parts.proxy.as_ref()?);
@@ -153,6 +169,9 @@ impl Looker {
     fn look(&mut self, board: &mut Board, pools: Option<Vec<PoolNumbers>>) {
         let (now, wall) = (Instant::now(), wall());
         let mut seen = Vec::new();
+        if let Some(part) = &self.parts.clusters {
+            board.put("clusters", &part.now().iter().map(Standing::of).collect::<Vec<_>>());
+        }
         if let Some(part) = &self.parts.cluster {
             let cluster = part.look();
             seen.extend(events::of_cluster(self.cluster.as_ref(), &cluster));

@@ -23,6 +23,7 @@ pub mod config;
 mod events;
 mod guard;
 mod hub;
+mod hubs;
 mod parts;
 pub mod picture;
 mod rates;
@@ -33,7 +34,9 @@ mod transitions;
 
 pub use config::{ConfigError, ConsoleConfig};
 pub use hub::Wake;
-pub use parts::{Action, BoxFuture, ClusterPart, Parts, ProxyPart, Refusal, RegistryPart, RelayPart};
+pub use parts::{
+    Action, BoxFuture, ClusterPart, ClustersPart, Parts, ProxyPart, Refusal, RegistryPart, RelayPart, Served,
+};
 pub use search::Search;
 pub use server::{Console, StartError};
 pub use transitions::{State, Transition, Transitions};

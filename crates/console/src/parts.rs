@@ -1,5 +1,6 @@
 //! What the console asks of the parts. The binary implements these; each part is there or not.
 
+use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,6 +25,27 @@ pub struct Parts {
     pub relay: Option<Arc<dyn RelayPart>>,
     /// The registry.
     pub registry: Option<Arc<dyn RegistryPart>>,
+    /// The clusters, where there may be several: then `cluster` and `proxy` are taken from them.
+    pub clusters: Option<Arc<dyn ClustersPart>>,
+}
+
+/// Who knows the clusters that this process serves. They may change at any time.
+pub trait ClustersPart: Send + Sync {
+    /// The clusters now, the first one first; their names differ. Must not block.
+    fn now(&self) -> Vec<Served>;
+}
+
+/// One cluster that is served.
+#[derive(Clone)]
+pub struct Served {
+    /// Its name.
+    pub name: String,
+    /// The same value as long as it is the same cluster: one that goes and comes again under its name is another.
+    pub identity: Arc<dyn Any + Send + Sync>,
+    /// Who watches its nodes.
+    pub cluster: Arc<dyn ClusterPart>,
+    /// Its proxy.
+    pub proxy: Option<Arc<dyn ProxyPart>>,
 }
 
 /// Who watches the nodes.

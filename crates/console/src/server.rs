@@ -31,6 +31,7 @@ use crate::board::Cursor;
 use crate::config::{ConfigError, ConsoleConfig};
 use crate::guard::{Guard, Site};
 use crate::hub::{Hub, Wake};
+use crate::hubs::Hubs;
 use crate::parts::{Action, Parts, Refusal};
 use crate::search::Search;
 use crate::{assets, stream};
@@ -46,6 +47,8 @@ const BODY_BYTES: usize = 8 << 10;
 const BODY: Duration = Duration::from_secs(5);
 /// Longest wait for what a part has to say.
 const ANSWER: Duration = Duration::from_secs(15);
+/// Time between two looks at which clusters there are.
+const FOLLOW: Duration = Duration::from_secs(1);
 /// Rows of a list.
 const ROWS: usize = 200;
 /// Pause after an accept that failed: out of descriptors, where only time helps.
@@ -85,7 +88,9 @@ pub struct Console {
 
 /// What connections share.
 struct Shared {
-    hub: Hub,
+    hubs: Hubs,
+    /// Places for viewers, of whichever cluster.
+    places: Arc<Semaphore>,
     auth: Auth,
     guard: Guard,
     /// The port is in it, for browsers do not keep the cookies of a host's ports apart.
@@ -129,19 +134,21 @@ impl Console {
         if let Some(error) = config.check(address.ip().is_loopback()).into_iter().next() {
             return Err(error.into());
         }
-        let (hub, looking) = Hub::start(parts, config.viewers);
+        let hubs = Hubs::start(parts);
         let (stop, stopping) = watch::channel(false);
-        let wake = hub.wake.clone();
+        let wake = hubs.wake().clone();
         let shared = Arc::new(Shared {
-            hub,
+            hubs,
+            places: Arc::new(Semaphore::new(config.viewers.min(Semaphore::MAX_PERMITS))),
             auth: Auth::new(config.tokens(), config.anonymous_view),
             guard: Guard::new(address, Site::parse(&config.public_url)),
             cookie: format!("kingpost_console_{}", address.port()),
             stopping,
         });
         let connections = CONNECTIONS + config.viewers.min(Semaphore::MAX_PERMITS - CONNECTIONS);
+        let following = tokio::spawn(follow(Arc::clone(&shared)));
         let accepting = tokio::spawn(accept(listener, shared, Arc::new(Semaphore::new(connections))));
-        Ok(Console { address, wake, socket, stop, tasks: [accepting, looking] })
+        Ok(Console { address, wake, socket, stop, tasks: [accepting, following] })
     }
 
     /// Where it listens.
@@ -171,6 +178,14 @@ impl Drop for Console {
         for task in &self.tasks {
             task.abort();
         }
+    }
+}
+
+/// Has hubs follow the clusters when nobody asks for one: a cluster's curves begin with the cluster.
+async fn follow(shared: Arc<Shared>) {
+    loop {
+        tokio::time::sleep(FOLLOW).await;
+        shared.hubs.follow();
     }
 }
 
@@ -286,7 +301,7 @@ async fn route(request: Request<Incoming>, peer: IpAddr, shared: &Arc<Shared>) -
                     let status = if asked.session.is_some() { StatusCode::FORBIDDEN } else { StatusCode::UNAUTHORIZED };
                     Failed::Status(status, "sign in with an operator's token to act".into())
                 })?;
-                return act(read(body).await?, session, shared).await;
+                return act(read(body).await?, session, &hub_of(&asked, shared)?, shared.hubs.wake()).await;
             }
             let body = read(body).await?;
             if path == "/api/login" { login(&body, &asked, shared) } else { Ok(logout(&asked, shared)) }
@@ -299,12 +314,13 @@ async fn route(request: Request<Incoming>, peer: IpAddr, shared: &Arc<Shared>) -
 // === Looking ===
 
 async fn look(path: &str, asked: &Asked<'_>, shared: &Arc<Shared>) -> Result<Response<Body>, Failed> {
+    let hub = hub_of(asked, shared)?;
     let value = |name: &str| asked.query.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
-    let registry = || shared.hub.parts.registry.clone().ok_or_else(|| not_here("registry"));
+    let registry = || hub.parts.registry.clone().ok_or_else(|| not_here("registry"));
     match path {
-        "/api/events" => watch_events(asked, shared),
+        "/api/events" => watch_events(asked, shared, &hub),
         "/api/state" => {
-            let text = shared.hub.boards.borrow().news(&mut Cursor::default());
+            let text = hub.boards.borrow().news(&mut Cursor::default());
             Ok(with_type(StatusCode::OK, "application/json", text.into()))
         }
         "/api/services" => {
@@ -321,11 +337,19 @@ async fn look(path: &str, asked: &Asked<'_>, shared: &Arc<Shared>) -> Result<Res
             blocking(move || registry.instance(&id), "no such instance").await
         }
         "/api/clients" => {
-            let proxy = shared.hub.parts.proxy.clone().ok_or_else(|| not_here("proxy"))?;
+            let proxy = hub.parts.proxy.clone().ok_or_else(|| not_here("proxy"))?;
             blocking(move || Some(proxy.clients(ROWS)), "").await
         }
         _ => Err(Failed::Status(StatusCode::NOT_FOUND, "there is nothing here".into())),
     }
+}
+
+/// The hub of the cluster that a request is for.
+fn hub_of(asked: &Asked<'_>, shared: &Shared) -> Result<Arc<Hub>, Failed> {
+    let name = asked.query.iter().find(|(key, _)| key == "cluster").map(|(_, value)| value.as_str());
+    shared.hubs.of(name).ok_or_else(|| {
+        Failed::Status(StatusCode::NOT_FOUND, format!("no such cluster: {:?}", name.unwrap_or_default()))
+    })
 }
 
 fn not_here(part: &str) -> Failed {
@@ -346,19 +370,19 @@ async fn blocking<T: Serialize + Send + 'static>(
     }
 }
 
-fn watch_events(asked: &Asked<'_>, shared: &Arc<Shared>) -> Result<Response<Body>, Failed> {
-    let place = Arc::clone(&shared.hub.places).try_acquire_owned().map_err(|_| {
+fn watch_events(asked: &Asked<'_>, shared: &Arc<Shared>, hub: &Hub) -> Result<Response<Body>, Failed> {
+    let place = Arc::clone(&shared.places).try_acquire_owned().map_err(|_| {
         Failed::Status(StatusCode::SERVICE_UNAVAILABLE, "too many pages are open: console.viewers limits them".into())
     })?;
     // The first picture is soon followed by one with the pools, for which nobody asked before.
-    shared.hub.wake.wake();
+    shared.hubs.wake().wake();
     let cookie = cookie(asked.headers, &shared.cookie).map(str::to_owned);
     let guard = Arc::clone(shared);
     let allowed = move || {
         let session = guard.auth.session(cookie.as_deref(), Instant::now());
         guard.auth.may(session.as_ref(), Role::Viewer)
     };
-    let events = stream::events(shared.hub.boards.clone(), shared.stopping.clone(), Box::new(allowed), place);
+    let events = stream::events(hub.boards.clone(), shared.stopping.clone(), Box::new(allowed), place);
     let mut response = Response::new(BodyExt::boxed_unsync(StreamBody::new(events)));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     // For reverse proxies that would wait until they have more.
@@ -428,14 +452,15 @@ fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 
 // === Acting ===
 
-async fn act(body: Bytes, session: &Session, shared: &Arc<Shared>) -> Result<Response<Body>, Failed> {
+async fn act(body: Bytes, session: &Session, hub: &Arc<Hub>, wake: &Wake) -> Result<Response<Body>, Failed> {
     let action: Action = parse(&body)?;
     let what = action.describe();
+    let cluster = hub.parts.cluster.as_ref().filter(|_| !action.is_of_the_registry()).map(|part| part.look().name);
     // A task of its own: what was begun goes on when the browser leaves.
     let doing = {
-        let shared = Arc::clone(shared);
+        let hub = Arc::clone(hub);
         tokio::spawn(async move {
-            let parts = &shared.hub.parts;
+            let parts = &hub.parts;
             match (action.is_of_the_registry(), &parts.registry, &parts.proxy) {
                 (true, Some(registry), _) => registry.act(&action).await,
                 (true, None, _) => Err(Refusal::NotHere("no registry runs in it")),
@@ -452,19 +477,19 @@ async fn act(body: Bytes, session: &Session, shared: &Arc<Shared>) -> Result<Res
         Ok(Ok(done)) => done,
         Ok(Err(error)) => Err(Refusal::Refused(error.to_string())),
         Err(_) => {
-            tracing::warn!(token = session.name, action = what, "an action in the console takes long");
+            tracing::warn!(token = session.name, cluster, action = what, "an action in the console takes long");
             let why = "not done yet: it goes on, look whether it happens".to_owned();
             return Err(Failed::Status(StatusCode::GATEWAY_TIMEOUT, why));
         }
     };
-    shared.hub.wake.wake();
+    wake.wake();
     match done {
         Ok(said) => {
-            tracing::info!(token = session.name, action = what, "an action in the console");
+            tracing::info!(token = session.name, cluster, action = what, "an action in the console");
             Ok(json_of(StatusCode::OK, &json!({ "done": said })))
         }
         Err(refusal) => {
-            tracing::info!(token = session.name, action = what, %refusal, "an action in the console was refused");
+            tracing::info!(token = session.name, cluster, action = what, %refusal, "an action in the console was refused");
             let status = match refusal {
                 Refusal::NotHere(_) | Refusal::NotFound(_) => StatusCode::NOT_FOUND,
                 Refusal::Refused(_) => StatusCode::CONFLICT,

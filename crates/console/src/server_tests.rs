@@ -6,8 +6,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 use crate::config::{RoleName, TokenConfig};
-use crate::parts::ProxyPart;
-use crate::picture::{Client, Clients, PoolNumbers, ProxyNumbers};
+use crate::parts::{ClusterPart, ClustersPart, ProxyPart, Served};
+use crate::picture::{Client, Clients, Cluster, PoolNumbers, ProxyNumbers};
 
 const SECRET: &str = "kp_an-operator's-token";
 
@@ -60,6 +60,13 @@ struct Answer {
 
 impl Running {
     async fn start(change: impl FnOnce(&mut ConsoleConfig)) -> Running {
+        let fake = Arc::new(Fake::default());
+        let parts = Parts { proxy: Some(fake.clone()), ..Parts::default() };
+        let config = Running::config(change);
+        Running { console: Console::start(&config, parts).await.unwrap(), fake }
+    }
+
+    fn config(change: impl FnOnce(&mut ConsoleConfig)) -> ConsoleConfig {
         let hash = |text: &str| {
             sha2::Digest::finalize(sha2::Digest::chain_update(<sha2::Sha256 as sha2::Digest>::new(), text))
         };
@@ -74,9 +81,7 @@ impl Running {
             ..ConsoleConfig::default()
         };
         change(&mut config);
-        let fake = Arc::new(Fake::default());
-        let parts = Parts { proxy: Some(fake.clone()), ..Parts::default() };
-        Running { console: Console::start(&config, parts).await.unwrap(), fake }
+        config
     }
 
     fn host(&self) -> String {
@@ -290,6 +295,67 @@ async fn an_address_for_all_needs_tokens() {
     let config = ConsoleConfig { listen: "0.0.0.0:0".into(), ..ConsoleConfig::default() };
     let error = Console::start(&config, Parts::default()).await.unwrap_err();
     assert!(error.to_string().contains("console.anonymous_view"), "{error}");
+}
+
+struct Named(&'static str, Option<&'static str>);
+
+impl ClusterPart for Named {
+    fn look(&self) -> Cluster {
+        Cluster { name: self.0.into(), primary: self.1.map(str::to_owned), ..Cluster::default() }
+    }
+}
+
+/// Clusters that come and go.
+struct Fleet(Mutex<Vec<Served>>);
+
+impl ClustersPart for Fleet {
+    fn now(&self) -> Vec<Served> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+fn served(name: &'static str, primary: Option<&'static str>) -> (Served, Arc<Fake>) {
+    let fake = Arc::new(Fake::default());
+    let cluster = Arc::new(Named(name, primary));
+    (Served { name: name.into(), identity: fake.clone(), cluster, proxy: Some(fake.clone()) }, fake)
+}
+
+#[tokio::test]
+async fn each_cluster_has_a_hub_of_its_own() {
+    let ((shop, of_shop), (billing, of_billing)) = (served("shop", Some("s1")), served("billing", None));
+    let fleet = Arc::new(Fleet(Mutex::new(vec![shop.clone(), billing])));
+    let parts = Parts { clusters: Some(fleet.clone()), ..Parts::default() };
+    let console = Console::start(&Running::config(|config| config.viewers = 1), parts).await.unwrap();
+    let running = Running { console, fake: of_shop.clone() };
+    let operator = running.sign_in(SECRET).await;
+    // An action reaches the cluster that the request names; without a name the first one.
+    let kill = r#"{"action":"kill_client","id":"7"}"#;
+    let pause = r#"{"action":"pause"}"#;
+    assert_eq!(running.post("/api/act?cluster=billing", &operator, kill).await.status, 200);
+    assert_eq!(*of_billing.done.lock().unwrap(), ["close client 7"]);
+    assert!(of_shop.done.lock().unwrap().is_empty(), "the other cluster's clients stay");
+    assert_eq!(running.post("/api/act", &operator, pause).await.status, 200);
+    assert_eq!(*of_shop.done.lock().unwrap(), ["pause all databases"]);
+    assert_eq!(of_billing.done.lock().unwrap().len(), 1);
+    for path in ["/api/state", "/api/events", "/api/clients"] {
+        let answer = running.get(&format!("{path}?cluster=none"), "").await;
+        assert!(answer.status == 404 && answer.body.contains("no such cluster"), "{path} {answer:?}");
+    }
+    assert_eq!(running.post("/api/act?cluster=none", &operator, pause).await.status, 404);
+    // Whoever looks at one hears how the others are; only that one's workers are asked. Places are for all clusters together.
+    let mut stream = TcpStream::connect(running.console.address()).await.unwrap();
+    let request = format!("GET /api/events?cluster=billing HTTP/1.1\r\nHost: {}\r\n\r\n", running.host());
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let text = read_until(&mut stream, |text| text.contains("\"pools\":[")).await;
+    let clusters = r#""clusters":[{"name":"shop","primary":"s1"},{"name":"billing","primary":null}]"#;
+    assert!(text.contains(clusters) && text.contains(r#""cluster":{"name":"billing""#), "{text}");
+    assert_eq!(of_shop.looks.load(std::sync::atomic::Ordering::Relaxed), 0, "nobody looks at shop");
+    assert_eq!(running.get("/api/events", "").await.status, 503);
+    // One that is taken away ends its viewers' streams; one that comes is there.
+    *fleet.0.lock().unwrap() = vec![shop, served("stock", Some("k1")).0];
+    read_until(&mut stream, |text| text.contains("0\r\n\r\n")).await;
+    assert_eq!(running.get("/api/state?cluster=billing", "").await.status, 404);
+    assert_eq!(running.get("/api/state?cluster=stock", "").await.status, 200);
 }
 
 proptest::proptest! {

@@ -1,9 +1,19 @@
 // Signing in, asking before something is done, and doing it.
 
+import { to } from './clusters.js';
 import { byId, h, setText } from './dom.js';
 
 let who = { may_view: true, may_act: false, can_sign_in: false, name: null };
 const listeners = [];
+/** The cluster that actions are for, or null where there are none; and whether the question says which. */
+let cluster = null;
+let several = false;
+
+/** Actions are for this cluster from now on. */
+export function actsOn(name, oneOfSeveral) {
+  cluster = name;
+  several = oneOfSeveral;
+}
 
 export function session() {
   return who;
@@ -102,16 +112,18 @@ export function confirm({ question, consequence, verb, action, field, then }) {
     if (who.can_sign_in) signIn();
     return;
   }
+  // As it was when the question was asked.
+  const path = to('/api/act', cluster);
   const problem = h('p', { class: 'problem', role: 'alert' });
   const input = field && h('input', { type: 'number', id: 'value', min: 0, max: field.max, value: field.value, required: true });
   const submit = h('button', { type: 'submit', class: 'danger' }, verb);
   const cancel = h('button', { type: 'button', class: 'quiet', onclick: () => byId('dialog').close() }, 'Cancel');
-  const { dialog, form } = open(question, [h('p', null, consequence), field && h('label', { for: 'value' }, field.label), input, problem].filter(Boolean), [cancel, submit]);
+  const { dialog, form } = open(several ? `${question} (cluster ${cluster})` : question, [h('p', null, consequence), field && h('label', { for: 'value' }, field.label), input, problem].filter(Boolean), [cancel, submit]);
   form.addEventListener('submit', async (event) => {
     event.preventDefault();
     submit.disabled = true;
     try {
-      const { done } = await ask('/api/act', field ? { ...action, [field.name]: Number(input.value) } : action);
+      const { done } = await ask(path, field ? { ...action, [field.name]: Number(input.value) } : action);
       dialog.close();
       toast(`Done: ${done}.`);
       then?.();

@@ -1,8 +1,9 @@
 // Start: the stream of the state, the pages, the theme.
 
-import { onSession, refreshSession, session, signIn, signOut } from './actions.js';
+import { actsOn, ask, onSession, refreshSession, session, signIn, signOut } from './actions.js';
 import * as cluster from './cluster.js';
-import { byId, setText } from './dom.js';
+import { choices, chosen, seen, to } from './clusters.js';
+import { byId, h, replace, setText, state as mark } from './dom.js';
 import { clock } from './format.js';
 import * as live from './live.js';
 import * as services from './services.js';
@@ -22,7 +23,7 @@ function connect() {
   clearTimeout(retry);
   stream?.close();
   let first = true;
-  const mine = new EventSource('/api/events');
+  const mine = new EventSource(to('/api/events', chosen(location.search)));
   stream = mine;
   mine.onmessage = (message) => {
     if (stream !== mine) return;
@@ -54,12 +55,23 @@ async function again() {
       signIn();
       return;
     }
-    link('warning', 'No place: too many pages are open. Trying again…');
+    const here = chosen(location.search);
+    if (here !== null && (await isGone(here))) link('bad', `The cluster ${here} is not served: choose another one. Trying again…`);
+    else link('warning', 'No place: too many pages are open. Trying again…');
   } catch {
     linkState();
   }
   clearTimeout(retry);
   retry = setTimeout(connect, 3000);
+}
+
+async function isGone(cluster) {
+  try {
+    await ask(to('/api/state', cluster));
+    return false;
+  } catch (error) {
+    return error.status === 404;
+  }
 }
 
 function link(kind, text) {
@@ -108,11 +120,19 @@ function show() {
     if (!hello) return;
     byId('tab-services').hidden = !hello.parts.includes('registry');
     setText(byId('cluster-name'), state.cluster?.name ?? '');
+    actsOn(seen(state), choices(state).length > 0);
+    showChoices();
     setText(byId('version'), `Kingpost ${hello.version} · ${hello.parts.join(', ')} in this process`);
     setText(byId('clock'), `as of ${clock(state.now, state.now)}`);
     if (!byId('page-cluster').hidden) cluster.show(state);
     services.show(state.registry, state.now);
   });
+}
+
+function showChoices() {
+  const list = choices(state);
+  byId('clusters').hidden = list.length === 0;
+  replace(byId('clusters'), JSON.stringify(list), () => list.map((one) => h('a', { href: one.href, 'aria-current': one.here && 'page' }, mark(one.severity, one.text))));
 }
 
 function route() {

@@ -2,6 +2,7 @@
 
 import { actButton, ask, session } from './actions.js';
 import { area, bars, line, thinned } from './charts.js';
+import { chosen, to } from './clusters.js';
 import { Table, byId, h, replace, setAttribute, setText, state as mark, svg } from './dom.js';
 import { picture, told } from './drawing.js';
 import { between, bytes, clock, count, distance, micros, millis, short, words } from './format.js';
@@ -246,7 +247,7 @@ async function loadClients() {
   if (asking) return;
   asking = true;
   try {
-    const found = await ask('/api/clients');
+    const found = await ask(to('/api/clients', chosen(location.search)));
     clients.show(found.clients);
     setText(clientsNote, found.total > found.clients.length ? `The first ${count(found.clients.length)} of ${count(found.total)}: those that wait, then those whose statements run longest.` : '');
   } catch (error) {

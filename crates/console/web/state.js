@@ -4,7 +4,7 @@ export const SAMPLES = 300;
 export const EVENTS = 200;
 
 export function empty() {
-  return { now: 0, hello: null, cluster: null, proxy: null, pools: null, relay: null, registry: null, samples: [], events: [] };
+  return { now: 0, hello: null, clusters: null, cluster: null, proxy: null, pools: null, relay: null, registry: null, samples: [], events: [] };
 }
 
 /**
@@ -14,7 +14,7 @@ export function empty() {
 export function merge(state, message, fresh) {
   const base = fresh ? empty() : state;
   const next = { ...base, now: message.now ?? base.now };
-  for (const section of ['hello', 'cluster', 'proxy', 'pools', 'relay', 'registry']) {
+  for (const section of ['hello', 'clusters', 'cluster', 'proxy', 'pools', 'relay', 'registry']) {
     if (message[section] !== undefined) next[section] = message[section];
   }
   if (message.samples) next.samples = [...base.samples, ...message.samples].slice(-SAMPLES);

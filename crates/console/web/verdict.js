@@ -1,5 +1,6 @@
 // Is anything wrong? Pure: from the state to sentences, the worst first.
 
+import { broken } from './clusters.js';
 import { bytes, count, micros, millis, plural } from './format.js';
 
 const RANK = { bad: 0, warning: 1, info: 2, good: 3 };
@@ -8,7 +9,7 @@ const LONG_WAIT = 1000;
 
 /** What is to be said of the state: `{severity, text}`, never empty once there is a picture. */
 export function verdict(state) {
-  const found = [...ofCluster(state), ...ofRelay(state), ...ofProxy(state), ...ofRegistry(state)];
+  const found = [...ofCluster(state), ...ofOthers(state), ...ofRelay(state), ...ofProxy(state), ...ofRegistry(state)];
   found.sort((a, b) => RANK[a.severity] - RANK[b.severity]);
   if (found.length === 0 && state.hello) found.push({ severity: 'good', text: good(state) });
   return found;
@@ -46,6 +47,10 @@ function ofCluster({ cluster }) {
     }
   }
   return found;
+}
+
+function ofOthers(state) {
+  return broken(state).map((name) => ({ severity: 'bad', text: `The cluster ${name} has no primary: writes there wait.` }));
 }
 
 function ofRelay({ relay }) {
