@@ -6,6 +6,7 @@ mod shown;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
+use ::console::{ClustersPart, ProxyPart, Served};
 use topology::{Address, Topology, View};
 
 use crate::admin::Source;
@@ -24,10 +25,15 @@ pub(crate) use part::Part;
 use part::refused;
 pub(crate) use shown::describe_view;
 
+type Clusters = Arc<RwLock<Vec<Arc<Part>>>>;
+
+/// The clusters, as the web console sees them.
+struct ShownClusters(Clusters);
+
 /// The parts of one process.
 pub(crate) struct Running {
     /// The clusters, of which the first one has the listening sockets. Never empty.
-    parts: RwLock<Vec<Arc<Part>>>,
+    parts: Clusters,
     fleet: Arc<Fleet>,
     runtime: tokio::runtime::Handle,
     passwords: OnceLock<Arc<Passwords>>,
@@ -90,7 +96,7 @@ impl Running {
             }
         }
         let running = Running {
-            parts: RwLock::new(parts),
+            parts: Arc::new(RwLock::new(parts)),
             fleet,
             runtime: runtime.clone(),
             passwords: OnceLock::new(),
@@ -132,11 +138,7 @@ impl Running {
     /// What the web console shows of it.
     pub(crate) fn scene(&self) -> Scene {
         let mut scene = Scene::default();
-        let (watched, observed) = self.first().seen();
-        scene.parts.cluster = Some(Arc::new(watched));
-        if let Some(observed) = observed {
-            scene.parts.proxy = Some(Arc::new(observed));
-        }
+        scene.parts.clusters = Some(Arc::new(ShownClusters(Arc::clone(&self.parts))));
         if let Some(relay) = self.relay.get() {
             let addresses = relay.addresses().iter().map(ToString::to_string).collect();
             let relay = Arc::clone(relay);
@@ -301,6 +303,22 @@ impl Running {
         if let (Some(traces), Ok(runtime)) = (&self.traces, tokio::runtime::Handle::try_current()) {
             runtime.block_on(traces.end());
         }
+    }
+}
+
+impl ClustersPart for ShownClusters {
+    fn now(&self) -> Vec<Served> {
+        let parts = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let served = |part: Arc<Part>| {
+            let (watched, observed) = part.seen();
+            Served {
+                name: part.name().to_owned(),
+                identity: part,
+                cluster: Arc::new(watched),
+                proxy: observed.map(|observed| Arc::new(observed) as Arc<dyn ProxyPart>),
+            }
+        };
+        parts.into_iter().map(served).collect()
     }
 }
 
