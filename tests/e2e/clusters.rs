@@ -28,12 +28,12 @@ fn text(pairs: &[(&str, &str)]) -> Table {
 }
 
 /// A cluster whose servers say this name.
-fn named(name: &str) -> ClusterBuilder {
+pub(crate) fn named(name: &str) -> ClusterBuilder {
     Cluster::builder().setting("cluster_name", name)
 }
 
 /// What the proxy's configuration says of a further cluster.
-fn further(name: &str, cluster: &Cluster, host: Option<&str>) -> Table {
+pub(crate) fn further(name: &str, cluster: &Cluster, host: Option<&str>) -> Table {
     let node = |node: &kingpost_tests::Node| {
         let address = format!("127.0.0.1:{}", node.port());
         Value::Table(text(&[("name", node.name()), ("address", &address)]))

@@ -11,6 +11,7 @@ use tokio::net::TcpStream;
 use tokio::process::Command;
 use toml::Table;
 
+use crate::clusters::{further, named};
 use crate::common::{name, only_kingpost, shared};
 
 /// A console, as its page uses it.
@@ -222,6 +223,80 @@ async fn services_are_found_and_acted_on() {
             (told("default/a", "was isolated") && told("default/b", "was deregistered")).then_some(())
         })
         .await;
+}
+
+/// Two clusters with a client each: what is done to one never reaches the other; a reload takes one away and brings it again.
+#[tokio::test]
+async fn each_cluster_is_shown_and_acted_on_by_itself() {
+    if only_kingpost() {
+        return;
+    }
+    let (shop, billing) = futures_util::future::join(named("shop").start(), named("billing").start()).await;
+    let (_shop_logs, _billing_logs) = (ShowLogs(shop.dir()), ShowLogs(billing.dir()));
+    let (port, (token, entry)) = (Port::reserve(), token());
+    let database = |name: &str, cluster: &str| {
+        let mut table = Table::new();
+        for (key, value) in [("name", name), ("dbname", "postgres"), ("cluster", cluster)] {
+            table.insert(key.into(), value.into());
+        }
+        toml::Value::Table(table)
+    };
+    let both = || vec![database("s", "shop"), database("b", "billing")];
+    let kingpost = Kingpost::of(&shop)
+        .set("cluster.name", "shop")
+        .add("clusters", further("billing", &billing, None))
+        .set("proxy.databases", both())
+        .set("console.listen", format!("127.0.0.1:{}", port.number()))
+        .add("console.tokens", entry)
+        .start()
+        .await;
+    let console = Console::sign_in(port.number(), &token).await;
+    let logs = shop.dir();
+    console
+        .until("both primaries", logs, |state| {
+            let known = |at: usize, name: &str| {
+                state["clusters"][at]["name"] == name && state["clusters"][at]["primary"].is_string()
+            };
+            (known(0, "shop") && known(1, "billing") && state["cluster"]["name"] == "shop").then_some(())
+        })
+        .await;
+    let connect = async |database: &str| {
+        let mut config = kingpost.endpoint().config();
+        config.dbname(database);
+        let client = kingpost.endpoint().try_connect(&config).await.expect("a client");
+        client.simple_query("SELECT 1").await.unwrap();
+        client
+    };
+    let (of_shop, of_billing) = (connect("s").await, connect("b").await);
+    // Each cluster's clients are its own.
+    let clients =
+        async |cluster: &str| console.get(&format!("/api/clients?cluster={cluster}")).await.json()["clients"].clone();
+    let (shops, billings) = (clients("shop").await, clients("billing").await);
+    assert_eq!((shops.as_array().unwrap().len(), &shops[0]["database"]), (1, &json!("s")));
+    assert_eq!((billings.as_array().unwrap().len(), &billings[0]["database"]), (1, &json!("b")));
+    // The other cluster does not know this client, nor this database.
+    let kill = json!({ "action": "kill_client", "id": billings[0]["id"] });
+    assert_eq!(console.post("/api/act?cluster=shop", &kill).await.status, 404);
+    let pause = json!({ "action": "pause", "database": "b" });
+    assert_eq!(console.post("/api/act?cluster=shop", &pause).await.status, 404);
+    assert_eq!(console.post("/api/act?cluster=billing", &kill).await.status, 200);
+    wait_until("the client's end", SOON, logs, async || of_billing.is_closed().then_some(())).await;
+    // All of billing is paused, and shop's clients go on.
+    assert_eq!(console.post("/api/act?cluster=billing", &json!({ "action": "pause" })).await.status, 200);
+    of_shop.simple_query("SELECT 1").await.expect("shop's client goes on");
+    // Taken away, and added again.
+    kingpost.reload("clusters", Vec::<toml::Value>::new());
+    kingpost.reload("proxy.databases", vec![database("s", "shop")]);
+    console.until("billing to go", logs, |state| (state["clusters"].as_array()?.len() == 1).then_some(())).await;
+    assert_eq!(console.get("/api/state?cluster=billing").await.status, 404);
+    assert_eq!(console.post("/api/act?cluster=billing", &json!({ "action": "pause" })).await.status, 404);
+    of_shop.simple_query("SELECT 1").await.expect("nothing reached shop");
+    kingpost.reload("proxy.databases", both());
+    kingpost.reload("clusters", vec![toml::Value::Table(further("billing", &billing, None))]);
+    console
+        .until("billing to be there again", logs, |state| state["clusters"][1]["primary"].is_string().then_some(()))
+        .await;
+    assert_eq!(console.get("/api/state?cluster=billing").await.json()["cluster"]["name"], "billing");
 }
 
 /// Part of `make console-test`, and of `make test` where a Chromium is installed.
