@@ -51,7 +51,7 @@ impl UnknownIds {
                 tokio::time::sleep_until(began + GATHER).await;
             }
             let began = Instant::now();
-            add(&inner.counters.doubts, 1);
+            add(&inner.counters.unknown_id_lookups, 1);
             if inner.catch_up().await.is_ok() {
                 *read = Some(began);
             }

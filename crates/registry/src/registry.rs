@@ -190,12 +190,12 @@ impl Registry {
     /// Holds what is written against the limits, and writes it. To register is a sign of life.
     pub(crate) async fn write_checked(&self, rows: Vec<Write>) -> Vec<Result<Written, WriteError>> {
         let limits = &self.inner.settings.limits;
-        let mut room = Room::new(&self.inner);
+        let mut quota = QuotaCheck::new(&self.inner);
         let checked = rows.into_iter().map(|row| {
             match &row.kind {
                 WriteKind::Register(registration) => {
                     registration.check(limits)?;
-                    room.take(registration)?;
+                    quota.take(registration)?;
                 }
                 WriteKind::Patch(_, Patch { metadata: Some(metadata), .. }) => metadata.check(limits)?,
                 _ => {}
@@ -500,16 +500,16 @@ impl Drop for WaitedNamespace<'_> {
     }
 }
 
-/// Whether there is room for what a call registers. As far as this node knows: several may together go a little over.
-struct Room<'a> {
+/// Checks that the limits allow what a call registers. As far as this node knows: several may together go a little over.
+struct QuotaCheck<'a> {
     inner: &'a Inner,
     new: usize,
     new_of: HashMap<ServiceKey, usize>,
 }
 
-impl<'a> Room<'a> {
-    fn new(inner: &'a Inner) -> Room<'a> {
-        Room { inner, new: 0, new_of: HashMap::new() }
+impl<'a> QuotaCheck<'a> {
+    fn new(inner: &'a Inner) -> QuotaCheck<'a> {
+        QuotaCheck { inner, new: 0, new_of: HashMap::new() }
     }
 
     fn take(&mut self, registration: &Registration) -> Result<(), WriteError> {

@@ -112,7 +112,7 @@ counters! {
     /// Heartbeats of unknown ones.
     unknown_heartbeats,
     /// Reads of the store because of a heartbeat, or the like, of an instance that was not here yet.
-    doubts,
+    unknown_id_lookups,
     /// Instances that went critical for want of a heartbeat.
     expired,
     /// Instances whose expiry the brake held back (counted once a look).

@@ -268,7 +268,7 @@ async fn a_node_that_has_not_heard_of_an_instance_asks_before_it_says_so() {
     };
     register(0).await;
     assert!(second.instance(&id(0)).is_none() && second.status().peers.is_empty(), "nobody has told it");
-    let reads = second.status().counts.doubts;
+    let reads = second.status().counts.unknown_id_lookups;
     let mut beats = tokio::task::JoinSet::new();
     for n in 0..100 {
         let second = second.clone();
@@ -277,7 +277,7 @@ async fn a_node_that_has_not_heard_of_an_instance_asks_before_it_says_so() {
     while let Some(answer) = beats.join_next().await {
         assert_eq!(answer.unwrap(), [Beat::Known, Beat::Unknown]);
     }
-    let reads = second.status().counts.doubts - reads;
+    let reads = second.status().counts.unknown_id_lookups - reads;
     assert!((1..50).contains(&reads), "100 calls share reads of the store: {reads}");
     // It is in the cache now, with a lease; for what never was, each look is one more.
     assert_eq!(second.heartbeat(&[id(0)]).await, [Beat::Known]);

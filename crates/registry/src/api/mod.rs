@@ -120,7 +120,7 @@ pub struct Context {
     /// What [`Rates`] measures from.
     began: Instant,
     /// What Eureka's deltas begin from.
-    past: eureka::Past,
+    delta_window: eureka::DeltaWindow,
     /// Answers that are about all services.
     whole: Whole,
     /// What streams of xDS share.
@@ -200,8 +200,8 @@ impl Context {
         let places = Places::new(limits.waiting);
         // Replaced by the server's own.
         let (_, stopping) = watch::channel(false);
-        let past = eureka::Past::default();
-        past.note(std::time::Instant::now(), registry.revision());
+        let delta_window = eureka::DeltaWindow::default();
+        delta_window.note(std::time::Instant::now(), registry.revision());
         let (auth, rates) = (Arc::new(ArcSwap::from_pointee(auth)), Rates::new(limits.rate));
         let (stats, began) = (Arc::default(), Instant::now());
         let hosts = Vec::new();
@@ -215,7 +215,7 @@ impl Context {
             audit,
             rates,
             began,
-            past,
+            delta_window,
             whole: Whole::new(),
             xds: xds::Shared::default(),
             rules: polaris::Shared::default(),

@@ -44,18 +44,18 @@ const LEASES: u32 = 3;
 /// Which revisions were there when: so that a delta knows where to begin. One entry a second at most, and those of the
 /// window only.
 #[derive(Debug, Default)]
-pub(super) struct Past(Mutex<VecDeque<(Instant, Revision)>>);
+pub(super) struct DeltaWindow(Mutex<VecDeque<(Instant, Revision)>>);
 
-impl Past {
+impl DeltaWindow {
     /// Takes note of a revision that a client is about to see.
     pub(super) fn note(&self, now: Instant, revision: Revision) {
-        let mut past = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if past.back().is_none_or(|(last, _)| now.duration_since(*last) >= Duration::from_secs(1)) {
-            past.push_back((now, revision));
+        let mut revisions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if revisions.back().is_none_or(|(last, _)| now.duration_since(*last) >= Duration::from_secs(1)) {
+            revisions.push_back((now, revision));
         }
         // One older than the window stays: it is where the window begins.
-        while past.get(1).is_some_and(|(second, _)| now.duration_since(*second) >= WINDOW) {
-            past.pop_front();
+        while revisions.get(1).is_some_and(|(second, _)| now.duration_since(*second) >= WINDOW) {
+            revisions.pop_front();
         }
     }
 
@@ -193,7 +193,7 @@ impl Call<'_> {
     }
 
     async fn applications(&self) -> Result<Reply, ApiError> {
-        self.context.past.note(Instant::now(), self.context.registry.revision());
+        self.context.delta_window.note(Instant::now(), self.context.registry.revision());
         Ok(self.reply(self.all("eureka.apps", "", Revision(0), whole::All::applications).await?))
     }
 
@@ -224,8 +224,8 @@ impl Call<'_> {
     /// What changed in the last minutes; all there is where that is not known any more.
     async fn delta(&self) -> Result<Reply, ApiError> {
         let registry = &self.context.registry;
-        self.context.past.note(Instant::now(), registry.revision());
-        let Some(begin) = self.context.past.begin() else { return self.applications().await };
+        self.context.delta_window.note(Instant::now(), registry.revision());
+        let Some(begin) = self.context.delta_window.begin() else { return self.applications().await };
         let quiet = registry.revision_in(&self.namespace) <= begin;
         if !quiet && registry.all_changes(begin).is_none() {
             return self.applications().await;
@@ -430,13 +430,13 @@ mod tests {
 
     #[test]
     fn the_window_of_a_delta() {
-        let past = Past::default();
+        let window = DeltaWindow::default();
         let start = Instant::now();
-        assert_eq!(past.begin(), None);
+        assert_eq!(window.begin(), None);
         for second in 0..400_u64 {
-            past.note(start + Duration::from_secs(second), Revision(second));
+            window.note(start + Duration::from_secs(second), Revision(second));
         }
-        let begin = past.begin().map(|revision| revision.0);
+        let begin = window.begin().map(|revision| revision.0);
         assert_eq!(begin, Some(399 - 180), "the last one that is as old as the window");
     }
 }
