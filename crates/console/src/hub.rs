@@ -1,6 +1,6 @@
 //! Looks at the parts once a second, and when it is woken, and makes the board of it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -8,9 +8,10 @@ use tokio::sync::watch;
 
 use crate::board::Board;
 use crate::events::{self, Events, Seen, Severity};
+use crate::history::{History, Sample, Series};
 use crate::parts::{Parts, Served};
 use crate::picture::{Cluster, PoolNumbers, Registry, Relay};
-use crate::rates::{Proxy, Rates};
+use crate::rates::{Growth, Proxy, Rates};
 
 /// Time between two looks.
 const PACE: Duration = Duration::from_secs(1);
@@ -29,6 +30,8 @@ pub struct Wake(Arc<watch::Sender<()>>);
 pub(crate) struct Hub {
     pub(crate) parts: Parts,
     pub(crate) boards: watch::Receiver<Arc<Board>>,
+    /// Older than what is on the board.
+    pub(crate) history: Arc<Mutex<History>>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -42,6 +45,7 @@ impl Drop for Hub {
 struct Looker {
     parts: Parts,
     boards: watch::Sender<Arc<Board>>,
+    history: Arc<Mutex<History>>,
     rates: Rates,
     events: Events,
     cluster: Option<Cluster>,
@@ -50,8 +54,11 @@ struct Looker {
     pools: Vec<PoolNumbers>,
     /// Transitions of instances that were told.
     told: u64,
-    /// Where the primary was at the last sample.
-    written: Option<(u64, Instant)>,
+    /// Where the primary is.
+    written: Growth,
+    /// Rows that the registry has taken in, and heartbeats.
+    changes: Growth,
+    heartbeats: Growth,
     sampled: Option<Instant>,
 }
 
@@ -68,21 +75,6 @@ struct Hello {
 struct Standing {
     name: String,
     primary: Option<String>,
-}
-
-/// One point of the curves. Rates are per second, times in microseconds.
-#[derive(Debug, Default, Serialize)]
-struct Sample {
-    t: u64,
-    reads: f64,
-    writes: f64,
-    local: f64,
-    transactions: f64,
-    clients: u64,
-    waiting: u64,
-    p50: Option<u64>,
-    p99: Option<u64>,
-    wal: Option<f64>,
 }
 
 impl Standing {
@@ -106,9 +98,11 @@ impl Hub {
     /// Starts to look, on the current tokio runtime, until the hub is dropped.
     pub(crate) fn start(parts: Parts, wake: &Wake) -> Hub {
         let (sender, boards) = watch::channel(Arc::new(Board::default()));
+        let history = Arc::default();
         let looker = Looker {
             parts: parts.clone(),
             boards: sender,
+            history: Arc::clone(&history),
             rates: Rates::default(),
             events: Events::default(),
             cluster: None,
@@ -116,11 +110,13 @@ impl Hub {
             registry: None,
             pools: Vec::new(),
             told: 0,
-            written: None,
+            written: Growth::default(),
+            changes: Growth::default(),
+            heartbeats: Growth::default(),
             sampled: None,
         };
         let task = tokio::spawn(looker.run(wake.0.subscribe()));
-        Hub { parts, boards, task }
+        Hub { parts, boards, history, task }
     }
 }
 
@@ -209,6 +205,7 @@ impl Looker {
             let proxy = proxy.map(|numbers| self.rates.proxy(numbers, now));
             let sample = self.sample(proxy.as_ref(), now, wall);
             board.sample(&sample);
+            self.history.lock().unwrap_or_else(PoisonError::into_inner).push(sample);
             if let Some(proxy) = &proxy {
                 board.put("proxy", proxy);
             }
@@ -221,30 +218,30 @@ impl Looker {
     }
 
     fn sample(&mut self, proxy: Option<&Proxy>, now: Instant, wall: u64) -> Sample {
+        let mut sample = Sample::at(wall);
         let written = self.written_now();
-        let wal = match (self.written, written) {
-            (Some((before, at)), Some(after)) => {
-                let seconds = now.saturating_duration_since(at).as_secs_f64();
-                (seconds > 0.0).then(|| after.saturating_sub(before) as f64 / seconds)
-            }
-            _ => None,
-        };
-        self.written = written.map(|written| (written, now));
-        let Some(proxy) = proxy else { return Sample { t: wall, wal, ..Sample::default() } };
-        let rate = |name| proxy.rates.get(name).copied().unwrap_or(0.0);
-        let gauge = |name| proxy.gauges.get(name).copied().unwrap_or(0);
-        Sample {
-            t: wall,
-            reads: rate("statements_replica"),
-            writes: rate("statements_primary"),
-            local: rate("statements_local"),
-            transactions: rate("transactions"),
-            clients: gauge("clients"),
-            waiting: gauge("clients_waiting"),
-            p50: proxy.statements.p50,
-            p99: proxy.statements.p99,
-            wal,
+        sample.put(Series::Wal, self.written.rate(written, now));
+        if let Some(proxy) = proxy {
+            let rate = |name| proxy.rates.get(name).copied().or(Some(0.0));
+            let gauge = |name| Some(proxy.gauges.get(name).copied().unwrap_or(0) as f64);
+            sample.put(Series::Reads, rate("statements_replica"));
+            sample.put(Series::Writes, rate("statements_primary"));
+            sample.put(Series::Local, rate("statements_local"));
+            sample.put(Series::Transactions, rate("transactions"));
+            sample.put(Series::Clients, gauge("clients"));
+            sample.put(Series::Waiting, gauge("clients_waiting"));
+            sample.put(Series::P50, proxy.statements.p50.map(|micros| micros as f64));
+            sample.put(Series::P99, proxy.statements.p99.map(|micros| micros as f64));
         }
+        if let Some(registry) = &self.registry {
+            let count = |name| registry.counts.get(name).copied();
+            sample.put(Series::Instances, Some(registry.instances as f64));
+            sample.put(Series::Unwell, Some((registry.critical + registry.isolated) as f64));
+            sample.put(Series::Watchers, Some(registry.watchers as f64));
+            sample.put(Series::Changes, self.changes.rate(count("rows_applied"), now));
+            sample.put(Series::Heartbeats, self.heartbeats.rate(count("heartbeats"), now));
+        }
+        sample
     }
 
     /// How far the primary has written, as far as anybody here knows.

@@ -11,8 +11,8 @@
 //! - This crate knows no other part of Kingpost: what is shown are the plain values of [`picture`], what can be done is an
 //!   [`Action`]. No secret has a field in either.
 //! - A viewer that does not keep up gets the latest state, not a queue: nothing is kept for it but what it has seen.
-//! - Viewers, connections, sessions, requests, samples and events are bounded; workers are asked for their pools only while
-//!   somebody looks.
+//! - Viewers, connections, sessions, requests, samples and events are bounded; workers are asked for their pools and statements only
+//!   while somebody looks.
 //! - Whatever changes something is a POST from the page itself, by somebody with an operator's token.
 //! - The page loads nothing from elsewhere and runs no script but its own files.
 
@@ -22,8 +22,10 @@ mod board;
 pub mod config;
 mod events;
 mod guard;
+mod history;
 mod hub;
 mod hubs;
+mod order;
 mod parts;
 pub mod picture;
 mod rates;
@@ -34,6 +36,7 @@ mod transitions;
 
 pub use config::{ConfigError, ConsoleConfig};
 pub use hub::Wake;
+pub use order::{client_rank, service_rank, standing_rank};
 pub use parts::{
     Action, BoxFuture, ClusterPart, ClustersPart, Parts, ProxyPart, Refusal, RegistryPart, RelayPart, Served,
 };

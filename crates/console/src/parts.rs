@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use crate::picture::{Clients, Cluster, Found, InstanceDetail, Instances, PoolNumbers, ProxyNumbers, Registry, Relay};
+use crate::picture::{
+    Clients, Cluster, Found, InstanceDetail, Instances, PoolNumbers, ProxyNumbers, Registry, Relay, Statements,
+};
 use crate::search::Search;
 use crate::transitions::Transition;
 
@@ -62,6 +64,8 @@ pub trait ProxyPart: Send + Sync {
     fn pools(&self) -> Vec<PoolNumbers>;
     /// Up to `limit` clients. Likewise.
     fn clients(&self, limit: usize) -> Clients;
+    /// Up to `limit` shapes of statements, those that have taken longest together first. Likewise.
+    fn statements(&self, limit: usize) -> Statements;
     /// Does it, and says what was done. Likewise.
     ///
     /// # Errors
@@ -81,9 +85,9 @@ pub trait RelayPart: Send + Sync {
 pub trait RegistryPart: Send + Sync {
     /// Must not block.
     fn look(&self) -> Registry;
-    /// Up to `limit` services and instances.
+    /// Up to `limit` services and instances, those that are not well first.
     fn find(&self, search: &Search, limit: usize) -> Found;
-    /// Up to `limit` instances of a service, `namespace/name`.
+    /// Up to `limit` instances of a service, `namespace/name`, those that are not well first.
     fn instances(&self, service: &str, limit: usize) -> Option<Instances>;
     /// What became of instances after the `since`th transition, oldest first and at most `limit`; and the number of the last one.
     fn transitions_since(&self, since: u64, limit: usize) -> (Vec<Transition>, u64);

@@ -162,6 +162,36 @@ pub struct Clients {
     pub total: usize,
 }
 
+/// What statements of one shape have taken. Literals are not in the shape.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Statement {
+    /// Its text without literals; `(others)` for all shapes that are not kept.
+    pub text: String,
+    /// How often one has ended.
+    pub calls: u64,
+    /// Time from sending one to the end of its answer, in microseconds: of all together,
+    pub total_micros: u64,
+    /// and of the longest.
+    pub longest_micros: u64,
+    /// Rows that were returned or changed.
+    pub rows: u64,
+    /// Calls that ended with an error.
+    pub errors: u64,
+    /// Calls on the primary; all others were on replicas.
+    pub on_primary: u64,
+}
+
+/// Shapes of statements since the start of the proxy, or since somebody had them counted anew.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Statements {
+    /// Those that have taken longest together first.
+    pub statements: Vec<Statement>,
+    /// How many shapes there are.
+    pub total: usize,
+    /// Microseconds of all shapes together.
+    pub micros: u64,
+}
+
 /// A relay.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Relay {
@@ -300,7 +330,7 @@ pub struct Service {
 /// What was found.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Found {
-    /// Services whose names fit.
+    /// Services whose names fit, those that are not well first, then by name.
     pub services: Vec<Service>,
     /// How many fit in all.
     pub total: usize,
@@ -321,7 +351,7 @@ pub struct Instances {
     pub service: Service,
     /// What was said about it.
     pub metadata: Vec<(String, String)>,
-    /// The first of them by id.
+    /// Those that are not well first, then by id.
     pub instances: Vec<Instance>,
     /// There are more.
     pub more: bool,

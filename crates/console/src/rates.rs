@@ -23,6 +23,10 @@ pub(crate) struct Rates {
     histograms: VecDeque<(Instant, Vec<u64>, Vec<u64>)>,
 }
 
+/// One number that only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Growth(Option<(Instant, u64)>);
+
 /// What the page gets of a proxy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Proxy {
@@ -77,6 +81,16 @@ pub(crate) struct Pool {
     pub(crate) query_micros: Option<f64>,
     /// Microseconds of waiting a transaction.
     pub(crate) wait_micros: Option<f64>,
+}
+
+impl Growth {
+    /// Per second since the last time; none at the first one, and while nobody knows the number.
+    pub(crate) fn rate(&mut self, total: Option<u64>, now: Instant) -> Option<f64> {
+        let before = std::mem::replace(&mut self.0, total.map(|total| (now, total)));
+        let ((at, before), after) = (before?, total?);
+        let seconds = now.saturating_duration_since(at).as_secs_f64();
+        (seconds > 0.0).then(|| after.saturating_sub(before) as f64 / seconds)
+    }
 }
 
 impl Rates {
@@ -221,6 +235,22 @@ mod tests {
         assert!(rates.histograms.len() <= 14);
         // A process that was restarted counts from zero again.
         assert_eq!(rates.proxy(numbers(1, [1, 0, 0]), at(72)).rates.get("statements"), Some(&0.0));
+    }
+
+    #[test]
+    fn growth() {
+        let (start, mut growth) = (Instant::now(), Growth::default());
+        for (seconds, total, expected) in [
+            (0, Some(10), None),
+            (2, Some(30), Some(10.0)),
+            (3, Some(30), Some(0.0)),
+            (3, Some(35), None),
+            (4, None, None),
+            (5, Some(50), None),
+            (6, Some(40), Some(0.0)),
+        ] {
+            assert_eq!(growth.rate(total, start + Duration::from_secs(seconds)), expected, "{seconds} {total:?}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -322,6 +322,17 @@ async fn look(path: &str, asked: &Asked<'_>, shared: &Arc<Shared>) -> Result<Res
         "/api/state" => {
             let text = hub.boards.borrow().news(&mut Cursor::default());
             Ok(with_type(StatusCode::OK, "application/json", text.into()))
+        }
+        "/api/history" => {
+            let after = value("after").and_then(|text| text.parse().ok()).unwrap_or(0);
+            let history = hub.history.lock().unwrap_or_else(PoisonError::into_inner);
+            let text = history.after(&value("span").unwrap_or_default(), after);
+            let text = text.ok_or_else(|| Failed::Status(StatusCode::NOT_FOUND, "no such span: hour, day".into()))?;
+            Ok(with_type(StatusCode::OK, "application/json", text.into()))
+        }
+        "/api/statements" => {
+            let proxy = hub.parts.proxy.clone().ok_or_else(|| not_here("proxy"))?;
+            blocking(move || Some(proxy.statements(ROWS)), "").await
         }
         "/api/services" => {
             let registry = registry()?;

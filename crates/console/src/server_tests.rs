@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::*;
 use crate::config::{RoleName, TokenConfig};
 use crate::parts::{ClusterPart, ClustersPart, ProxyPart, Served};
-use crate::picture::{Client, Clients, Cluster, PoolNumbers, ProxyNumbers};
+use crate::picture::{Client, Clients, Cluster, PoolNumbers, ProxyNumbers, Statement, Statements};
 
 const SECRET: &str = "kp_an-operator's-token";
 
@@ -16,6 +16,7 @@ const SECRET: &str = "kp_an-operator's-token";
 struct Fake {
     done: Mutex<Vec<String>>,
     looks: std::sync::atomic::AtomicUsize,
+    asked: std::sync::atomic::AtomicUsize,
 }
 
 impl ProxyPart for Fake {
@@ -30,6 +31,12 @@ impl ProxyPart for Fake {
 
     fn clients(&self, _limit: usize) -> Clients {
         Clients { clients: vec![Client { id: "7".into(), ..Client::default() }], total: 1 }
+    }
+
+    fn statements(&self, _limit: usize) -> Statements {
+        self.asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let statements = vec![Statement { text: "select ?".into(), calls: 2, ..Statement::default() }];
+        Statements { statements, total: 1, micros: 9 }
     }
 
     fn act(&self, action: &Action) -> Result<String, Refusal> {
@@ -184,7 +191,7 @@ async fn who_may_what() {
     assert_eq!(running.post("/api/act", &operator, pause).await.status, 401, "a session that has ended");
 
     let closed = Running::start(|config| config.anonymous_view = false).await;
-    for path in ["/api/state", "/api/events", "/api/clients", "/api/services"] {
+    for path in ["/api/state", "/api/events", "/api/clients", "/api/services", "/api/statements", "/api/history"] {
         assert_eq!(closed.get(path, "").await.status, 401, "{path}");
     }
     assert_eq!(closed.get("/", "").await.status, 200, "the page is there to sign in");
@@ -262,6 +269,30 @@ async fn viewers_are_told_and_bounded() {
         }
     };
     tokio::time::timeout(Duration::from_secs(30), free).await.expect("the place becomes free");
+}
+
+#[tokio::test]
+async fn statements_and_history_are_asked_for() {
+    let running = Running::start(|_| {}).await;
+    let mut stream = TcpStream::connect(running.console.address()).await.unwrap();
+    let request = format!("GET /api/events HTTP/1.1\r\nHost: {}\r\n\r\n", running.host());
+    stream.write_all(request.as_bytes()).await.unwrap();
+    read_until(&mut stream, |text| text.contains("\"pools\"") && text.contains("\"samples\"")).await;
+    assert_eq!(running.fake.asked.load(std::sync::atomic::Ordering::Relaxed), 0, "a page that is open asks for none");
+    let statements = running.get("/api/statements", "").await;
+    assert!(statements.status == 200 && statements.body.contains(r#""text":"select ?","calls":2"#), "{statements:?}");
+    assert_eq!(running.fake.asked.load(std::sync::atomic::Ordering::Relaxed), 1);
+    for (query, status, words) in [
+        ("span=hour", 200, "\"step\":10000"),
+        ("span=day&after=0", 200, "\"step\":60000"),
+        ("span=day&after=x", 200, "\"open\":["),
+        ("span=hour&after=99999999999999999999999", 200, "\"step\""),
+        ("span=year", 404, "no such span"),
+        ("", 404, "no such span"),
+    ] {
+        let answer = running.get(&format!("/api/history?{query}"), "").await;
+        assert!(answer.status == status && answer.body.contains(words), "{query}: {answer:?}");
+    }
 }
 
 #[tokio::test]

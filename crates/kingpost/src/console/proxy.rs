@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use ::console::picture::{Client, Clients, PoolNumbers, ProxyNumbers};
-use ::console::{Action, ProxyPart, Refusal};
+use ::console::picture::{Client, Clients, PoolNumbers, ProxyNumbers, Statement, Statements};
+use ::console::{Action, ProxyPart, Refusal, client_rank};
 use proxy::console::{Observer, Operation};
 use proxy::metrics::BUCKETS;
 
@@ -62,14 +62,7 @@ impl ProxyPart for Observed {
         let mut all = self.observer.clients();
         let (total, now) = (all.len(), Instant::now());
         // Those that wait, then those whose statements run longest.
-        all.sort_by_key(|(id, client)| {
-            let rank = match client.state {
-                "waiting" => 0,
-                "active" => 1,
-                _ => 2,
-            };
-            (rank, client.since.unwrap_or(client.connected), *id)
-        });
+        all.sort_by_key(|(id, client)| (client_rank(client.state), client.since.unwrap_or(client.connected), *id));
         let shown = all.into_iter().take(limit).map(|(id, client)| Client {
             id: id.to_string(),
             user: (*client.user).into(),
@@ -83,6 +76,21 @@ impl ProxyPart for Observed {
             application: client.application,
         });
         Clients { clients: shown.collect(), total }
+    }
+
+    fn statements(&self, limit: usize) -> Statements {
+        let all = self.observer.statements();
+        let (total, micros) = (all.len(), all.iter().map(|(_, counts)| counts.micros).sum());
+        let statement = |(text, counts): (String, proxy::statistics::Counts)| Statement {
+            text,
+            calls: counts.calls,
+            total_micros: counts.micros,
+            longest_micros: counts.longest,
+            rows: counts.rows,
+            errors: counts.errors,
+            on_primary: counts.primary,
+        };
+        Statements { statements: all.into_iter().take(limit).map(statement).collect(), total, micros }
     }
 
     fn act(&self, action: &Action) -> Result<String, Refusal> {

@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ::console::picture::{self, Found, InstanceDetail, Instances, Protected, Service};
-use ::console::{Action, BoxFuture, Refusal, RegistryPart, Search, State, Transition, Transitions};
+use ::console::{
+    Action, BoxFuture, Refusal, RegistryPart, Search, State, Transition, Transitions, service_rank, standing_rank,
+};
 use registry::{
     Change, Health, Instance, InstanceId, NamespaceName, Patch, Registry, Revision, ServiceKey, ServiceSnapshot,
     WriteError, Written,
@@ -153,6 +155,14 @@ fn instance(instance: &Instance) -> picture::Instance {
     }
 }
 
+/// The first `limit` of them. What is shown is made of those alone: a service may have very many.
+fn worst_first<'a>(instances: impl Iterator<Item = &'a Arc<Instance>>, limit: usize) -> Vec<picture::Instance> {
+    let rank = |found: &Instance| standing_rank(health(found.overall()), found.isolate, found.weight);
+    let mut ranked: Vec<(u8, &Arc<Instance>)> = instances.map(|found| (rank(found), found)).collect();
+    ranked.sort_by_key(|(rank, _)| *rank);
+    ranked.into_iter().take(limit).map(|(_, found)| instance(found)).collect()
+}
+
 impl RegistryPart for Known {
     fn look(&self) -> picture::Registry {
         let status = self.registry.status();
@@ -207,6 +217,7 @@ impl RegistryPart for Known {
                     break;
                 }
             }
+            found.instances.sort_by_key(|one| standing_rank(one.health, one.isolate, one.weight));
             return found;
         }
         let namespace = wanted.map(NamespaceName::new);
@@ -215,9 +226,13 @@ impl RegistryPart for Known {
             Some(Ok(namespace)) => self.registry.services(Some(namespace)),
             None => self.registry.services(None),
         };
-        let fit: Vec<_> = services.iter().filter(|service| search.fits(service.key.name())).collect();
+        let fit = services.iter().filter(|service| search.fits(service.key.name()));
+        let mut fit: Vec<Service> = fit.map(|snapshot| service(snapshot)).collect();
         found.total = fit.len();
-        found.services = fit.into_iter().take(limit).map(|snapshot| service(snapshot)).collect();
+        // All of them are looked at, for the one that is broken may be the last.
+        fit.sort_by_key(service_rank);
+        fit.truncate(limit);
+        found.services = fit;
         found
     }
 
@@ -229,7 +244,7 @@ impl RegistryPart for Known {
             metadata: metadata
                 .map(|metadata| metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
                 .unwrap_or_default(),
-            instances: snapshot.instances.iter().take(limit).map(|found| instance(found)).collect(),
+            instances: worst_first(snapshot.instances.iter(), limit),
             more: snapshot.instances.len() > limit,
         })
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::report::{ClientReport, Look, Operation, PoolReport};
 use super::{Room, show};
+use crate::core::statistics::Counts;
 use crate::metrics::Snapshot;
 
 /// Longest wait for the workers' reports: whoever looks every second prefers a partial answer now to a complete one
@@ -41,6 +42,13 @@ impl Observer {
             report.clients.into_iter().map(move |client| (show::public_id(worker, client.token), client))
         };
         reports.into_iter().flat_map(of).collect()
+    }
+
+    /// What statements have taken, as in `SHOW STATEMENTS`: by their texts without literals, those that have taken longest
+    /// together first. Blocks likewise.
+    #[must_use]
+    pub fn statements(&self) -> Vec<(String, Counts)> {
+        show::sums_of_statements(&self.0.look(Look { statements: true, ..Look::default() }, REPORTS))
     }
 
     /// Whether clients may ask for this database.

@@ -746,8 +746,8 @@ fn averages_of(done: &Totals, time: Duration) -> Vec<u64> {
 /// Statements that `SHOW STATEMENTS` lists.
 const MOST_STATEMENTS: usize = 500;
 
-/// The counts of statements over all workers, by their texts without literals.
-fn statements(reports: &[Report]) -> Table {
+/// The counts of statements over all workers, by their texts without literals, those that have taken longest together first.
+pub(super) fn sums_of_statements(reports: &[Report]) -> Vec<(String, Counts)> {
     let mut sums: BTreeMap<String, Counts> = BTreeMap::new();
     for statement in reports.iter().flat_map(|report| &report.statements) {
         let text = statement.text.as_ref().map_or_else(|| "(others)".to_owned(), statistics::Text::show);
@@ -755,6 +755,11 @@ fn statements(reports: &[Report]) -> Table {
     }
     let mut sums: Vec<(String, Counts)> = sums.into_iter().collect();
     sums.sort_by_key(|(_, counts)| std::cmp::Reverse(counts.micros));
+    sums
+}
+
+fn statements(reports: &[Report]) -> Table {
+    let mut sums = sums_of_statements(reports);
     sums.truncate(MOST_STATEMENTS);
     let mut table = Table::new(&[
         ("calls", Number),
