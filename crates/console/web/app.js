@@ -8,6 +8,7 @@ import { clock } from './format.js';
 import * as live from './live.js';
 import * as services from './services.js';
 import { empty, merge } from './state.js';
+import { wantsSearch } from './table.js';
 
 /** A page that nobody has seen for this long lets its place go. */
 const HIDDEN = 60_000;
@@ -146,6 +147,19 @@ function route() {
   if (onServices) services.go(location.hash);
   show();
 }
+
+// === Keys ===
+
+addEventListener('keydown', (event) => {
+  const field = byId('page-cluster').hidden ? byId('search') : byId('filter');
+  const { target } = event;
+  if (event.key === 'Escape' && target === field && field.value === '') field.blur();
+  const editable = target instanceof HTMLElement && (target.isContentEditable || target.matches('input:not([type=radio]), select, textarea'));
+  if (!wantsSearch(event, { editable, dialog: byId('dialog').open }) || !field?.offsetParent) return;
+  event.preventDefault();
+  field.focus();
+  field.select();
+});
 
 // === Theme ===
 

@@ -3,10 +3,15 @@
 import { actButton, ask, session } from './actions.js';
 import { area, bars, line, thinned } from './charts.js';
 import { chosen, to } from './clusters.js';
-import { Table, byId, h, replace, setAttribute, setText, state as mark, svg } from './dom.js';
+import * as curves from './curves.js';
+import { byId, h, replace, setAttribute, setText, state as mark, svg } from './dom.js';
 import { picture, told } from './drawing.js';
 import { between, bytes, clock, count, distance, micros, millis, short, words } from './format.js';
+import * as folds from './folds.js';
+import { clientRank, nodeRank, poolRank, poolState } from './order.js';
 import { SAMPLES, latest } from './state.js';
+import * as statements from './statements.js';
+import { Table, search } from './table.js';
 import { p, standing, verdict, waits } from './verdict.js';
 
 const SPARK = { width: 120, height: 30, group: 3 };
@@ -94,16 +99,16 @@ function drawBox(box) {
 
 const nodes = new Table('Nodes of the cluster', [
   { title: 'Node', cell: (node) => node.name },
-  { title: 'State', key: (node) => `${node.role}${node.usable}${node.error}`, cell: (node) => { const { severity, text } = standing(node); return mark(severity, text); } },
+  { title: 'State', key: (node) => `${node.role}${node.usable}${node.error}`, cell: (node) => { const { severity, text } = standing(node); return mark(severity, text); }, text: (node) => standing(node).text, sort: nodeRank },
   { title: 'Address', cell: (node) => node.address, broad: true },
   { title: 'Zone', cell: (node) => node.zone ?? '–', minor: true },
   { title: 'Timeline', cell: (node) => count(node.timeline), number: true },
   { title: 'Position', cell: (node) => node.position ?? '–', number: true, broad: true },
-  { title: 'Behind', cell: (node) => (node.role === 'replica' ? millis(node.lag_ms) : '–'), number: true },
-  { title: 'Still to come', cell: (node) => (node.role === 'replica' ? distance(node) : '–'), number: true },
+  { title: 'Behind', sort: (node) => (node.role === 'replica' ? node.lag_ms : null), cell: (node) => (node.role === 'replica' ? millis(node.lag_ms) : '–'), number: true },
+  { title: 'Still to come', sort: (node) => (node.role === 'replica' ? node.lag_transactions ?? node.lag_bytes : null), cell: (node) => (node.role === 'replica' ? distance(node) : '–'), number: true },
   { title: 'Share of reads', cell: (node) => (node.role === 'replica' ? short(node.weight) : '–'), number: true, minor: true },
   { title: 'Last error', cell: (node) => node.error ?? '', wide: true },
-], { nothing: 'No node is configured.', rowKey: (node) => node.name });
+], { nothing: 'No node is configured.', rowKey: (node) => node.name, rank: nodeRank, searchable: true });
 
 function poolActions(pool) {
   const { database } = pool;
@@ -128,18 +133,18 @@ const rate = (value) => (value === null ? '–' : short(value));
 const pools = new Table('Pools of the proxy', [
   { title: 'Database', cell: (pool) => pool.database },
   { title: 'User', cell: (pool) => pool.user },
-  { title: 'State', key: (pool) => `${pool.paused}${pool.waiting > 0}${pool.oldest_wait_ms > 1000}`, cell: (pool) => (pool.paused ? mark('warning', 'paused') : pool.waiting > 0 ? mark(pool.oldest_wait_ms > 1000 ? 'warning' : 'info', 'waits') : mark('good', 'flows')) },
+  { title: 'State', key: (pool) => `${poolState(pool).severity} ${poolState(pool).text}`, cell: (pool) => mark(poolState(pool).severity, poolState(pool).text), text: (pool) => poolState(pool).text, sort: poolRank },
   { title: 'Mode', cell: (pool) => pool.mode, minor: true },
   { title: 'Clients', cell: (pool) => count(pool.clients), number: true },
   { title: 'Waiting', cell: (pool) => count(pool.waiting), number: true },
-  { title: 'First waits', cell: (pool) => (pool.waiting > 0 ? millis(pool.oldest_wait_ms) : '–'), number: true },
+  { title: 'First waits', sort: (pool) => (pool.waiting > 0 ? pool.oldest_wait_ms : null), cell: (pool) => (pool.waiting > 0 ? millis(pool.oldest_wait_ms) : '–'), number: true },
   { title: 'Servers busy', cell: (pool) => count(pool.busy), number: true },
   { title: 'Idle', cell: (pool) => count(pool.idle), number: true },
-  { title: 'Statements/s', cell: (pool) => rate(pool.queries), number: true },
-  { title: 'Tx/s', cell: (pool) => rate(pool.transactions), number: true },
-  { title: 'A statement', cell: (pool) => micros(pool.query_micros === null ? null : Math.round(pool.query_micros)), number: true },
-  { title: 'Do', broad: true, key: (pool) => `${session().may_act}${pool.paused}`, cell: (pool) => (session().may_act ? poolActions(pool) : h('small', { class: 'nothing' }, 'sign in')) },
-], { nothing: 'No client has used a database yet.', rowKey: (pool) => `${pool.database}/${pool.user}` });
+  { title: 'Statements/s', sort: (pool) => pool.queries, cell: (pool) => rate(pool.queries), number: true },
+  { title: 'Tx/s', sort: (pool) => pool.transactions, cell: (pool) => rate(pool.transactions), number: true },
+  { title: 'A statement', sort: (pool) => pool.query_micros, cell: (pool) => micros(pool.query_micros === null ? null : Math.round(pool.query_micros)), number: true },
+  { title: 'Do', broad: true, silent: true, key: (pool) => `${session().may_act}${pool.paused}`, cell: (pool) => (session().may_act ? poolActions(pool) : h('small', { class: 'nothing' }, 'sign in')) },
+], { nothing: 'No client has used a database yet.', rowKey: (pool) => `${pool.database}/${pool.user}`, rank: poolRank, searchable: true });
 
 const waiting = new Table('Who waits for what', [
   { title: 'Who', cell: (row) => row.who },
@@ -170,9 +175,9 @@ const downstreams = new Table('Who streams from the relay', [
   { title: 'Sent', cell: (one) => one.sent, number: true, broad: true },
   { title: 'Durable', cell: (one) => one.flushed, number: true, broad: true },
   { title: 'Replayed', cell: (one) => one.applied, number: true, broad: true },
-  { title: 'Behind', cell: (one) => bytes(one.lag_bytes), number: true },
+  { title: 'Behind', sort: (one) => one.lag_bytes, cell: (one) => bytes(one.lag_bytes), number: true },
   { title: 'Slot', cell: (one) => one.slot ?? '–', minor: true },
-], { nothing: 'Nobody streams from it.', rowKey: (one) => `${one.name} ${one.peer}` });
+], { nothing: 'Nobody streams from it.', rowKey: (one) => `${one.name} ${one.peer}`, searchable: true });
 const relayFacts = h('dl', { class: 'facts' });
 
 function facts(list, element) {
@@ -223,23 +228,23 @@ function showLanes({ proxy }) {
 }
 
 const events = new Table('Events, newest first', [
-  { title: 'When', key: (event) => String(event.at), cell: (event) => h('time', { datetime: new Date(event.at).toISOString() }, clock(event.at)) },
-  { title: 'What', key: (event) => event.text, cell: (event) => [mark(event.severity, event.subject), ` ${event.text}`], wide: true },
-], { nothing: 'Nothing has happened since this page’s process started.', rowKey: (event) => String(event.id) });
+  { title: 'When', key: (event) => String(event.at), sort: (event) => event.at, cell: (event) => h('time', { datetime: new Date(event.at).toISOString() }, clock(event.at)) },
+  { title: 'What', key: (event) => event.text, cell: (event) => [mark(event.severity, event.subject), ` ${event.text}`], text: (event) => `${event.subject} ${event.text}`, wide: true },
+], { nothing: 'Nothing has happened since this page’s process started.', rowKey: (event) => String(event.id), searchable: true });
 
 const clients = new Table('Clients of the proxy', [
   { title: 'Client', cell: (one) => `${one.user}@${one.database}` },
   { title: 'State', key: (one) => one.state, cell: (one) => mark({ waiting: 'warning', active: 'good' }[one.state] ?? 'info', one.state) },
-  { title: 'For', cell: (one) => millis(one.since_ms), number: true },
-  { title: 'Connected', cell: (one) => millis(one.connected_ms), number: true },
+  { title: 'For', sort: (one) => one.since_ms, cell: (one) => millis(one.since_ms), number: true },
+  { title: 'Connected', sort: (one) => one.connected_ms, cell: (one) => millis(one.connected_ms), number: true },
   { title: 'From', cell: (one) => one.address || 'local socket', broad: true },
   { title: 'Application', cell: (one) => one.application || '–', wide: true },
   { title: 'Pinned by', cell: (one) => one.pins.map((pin) => pin.replaceAll('_', ' ')).join(', ') || '–' },
-  { title: 'Do', broad: true, key: (one) => `${session().may_act}${one.id}`, cell: (one) => actButton('Close', {
+  { title: 'Do', broad: true, silent: true, key: (one) => `${session().may_act}${one.id}`, cell: (one) => actButton('Close', {
     question: `Close this client?`, verb: 'Close it', action: { action: 'kill_client', id: one.id }, then: loadClients,
     consequence: `${one.user} of ${one.database} from ${one.address || 'a local socket'} is disconnected. A transaction under way is rolled back.`,
   }, `Close ${one.user} of ${one.database}, client ${one.id}`) ?? '' },
-], { nothing: 'No client is connected.', rowKey: (one) => one.id });
+], { nothing: 'No client is connected.', rowKey: (one) => one.id, rank: clientRank, searchable: true });
 const clientsNote = h('p', { class: 'nothing' });
 let asking = false;
 
@@ -267,10 +272,10 @@ function showCounters(state) {
 
 const counters = new Table('Every counter of the proxy', [
   { title: 'Name', cell: (row) => words(row.name) },
-  { title: 'A second', cell: (row) => short(row.rate), number: true },
-  { title: 'Since the start', cell: (row) => count(row.total), number: true },
+  { title: 'A second', sort: (row) => row.rate ?? null, cell: (row) => short(row.rate), number: true },
+  { title: 'Since the start', sort: (row) => row.total, cell: (row) => count(row.total), number: true },
   { title: 'What it counts', cell: (row) => row.help, wide: true },
-], { rowKey: (row) => row.name });
+], { rowKey: (row) => row.name, searchable: true });
 
 /** Puts the tables in their places, once. */
 export function setUp() {
@@ -281,6 +286,11 @@ export function setUp() {
   byId('events').append(events.element);
   byId('clients').append(clientsNote, clients.element);
   byId('counters').append(counters.element);
+  curves.setUp();
+  statements.setUp();
+  folds.setUp();
+  byId('find').addEventListener('submit', (event) => event.preventDefault());
+  byId('filter').addEventListener('input', () => search(byId('filter').value));
   byId('card-clients').addEventListener('toggle', () => byId('card-clients').open && loadClients());
   const legend = [['flow', 'statements'], ['reads', 'reads on replicas'], ['wal', 'write-ahead log']];
   byId('legend').append(...legend.map(([kind, text]) => h('span', null, svg('svg', { width: 26, height: 8, 'aria-hidden': 'true' }, svg('path', { d: 'M0 4H26', class: `edge ${kind}` })), ` ${text}`)));
@@ -293,6 +303,9 @@ export function show(state) {
   showVerdict(state);
   showTiles(state);
   showPicture(state);
+  folds.show(state);
+  curves.show(state);
+  statements.show(state);
   byId('card-nodes').hidden = !state.cluster;
   if (state.cluster) nodes.show(state.cluster.nodes);
   byId('card-pools').hidden = !state.proxy;

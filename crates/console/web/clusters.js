@@ -5,9 +5,9 @@ export function chosen(search) {
   return new URLSearchParams(search).get('cluster') || null;
 }
 
-/** A path of the server's, for a cluster. */
+/** A path of the server's, perhaps with a query, for a cluster. */
 export function to(path, cluster) {
-  return cluster === null ? path : `${path}?cluster=${encodeURIComponent(cluster)}`;
+  return cluster === null ? path : `${path}${path.includes('?') ? '&' : '?'}cluster=${encodeURIComponent(cluster)}`;
 }
 
 /** The cluster that an action is for: the one that is seen, which need not be the first one any more. */

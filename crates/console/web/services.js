@@ -1,8 +1,10 @@
 // The page of services: a list with a search, a service with its instances, an instance with its history.
 
 import { actButton, ask, session } from './actions.js';
-import { Table, byId, h, replace, setText, state as mark, svg } from './dom.js';
+import { byId, h, replace, setText, state as mark, svg } from './dom.js';
 import { ago, clock, count, plural } from './format.js';
+import { instanceRank, serviceRank, serviceState } from './order.js';
+import { Table } from './table.js';
 
 /** Where in the page one is, from the part of the address behind `#`. Pure. */
 export function place(hash) {
@@ -56,11 +58,11 @@ export function check(found) {
 const list = new Table('Services', [
   { title: 'Service', key: (one) => `${one.namespace}/${one.name}`, cell: (one) => h('a', { href: href('service', `${one.namespace}/${one.name}`) }, one.name), wide: true },
   { title: 'Namespace', cell: (one) => one.namespace },
-  { title: 'State', key: (one) => `${one.usable}/${one.instances}`, cell: (one) => (one.instances === 0 ? mark('info', 'empty') : one.usable === 0 ? mark('bad', 'none usable') : one.usable < one.instances ? mark('warning', 'in part') : mark('good', 'all usable')) },
-  { title: 'Usable', key: (one) => `${one.usable}/${one.instances}`, cell: (one) => [share(one), ` ${count(one.usable)} of ${count(one.instances)}`], number: true },
+  { title: 'State', key: (one) => `${one.usable}/${one.instances}`, cell: (one) => mark(serviceState(one).severity, serviceState(one).text), text: (one) => serviceState(one).text, sort: serviceRank },
+  { title: 'Usable', key: (one) => `${one.usable}/${one.instances}`, cell: (one) => [share(one), ` ${count(one.usable)} of ${count(one.instances)}`], sort: (one) => one.usable, number: true },
   { title: 'Critical', cell: (one) => count(one.critical), number: true },
   { title: 'Revision', cell: (one) => count(one.revision), number: true, minor: true },
-], { nothing: 'No service fits.', rowKey: (one) => `${one.namespace}/${one.name}` });
+], { nothing: 'No service fits.', rowKey: (one) => `${one.namespace}/${one.name}`, rank: serviceRank });
 
 function share(one) {
   const part = one.instances === 0 ? 0 : (one.usable / one.instances) * 100;
@@ -71,17 +73,17 @@ const columns = (own) => [
   { title: 'Instance', key: (one) => one.id, cell: (one) => h('a', { href: href('instance', one.id) }, one.id.slice(one.id.indexOf('/') + 1)) },
   ...(own ? [] : [{ title: 'Service', key: (one) => one.service, cell: (one) => h('a', { href: href('service', one.service) }, one.service) }]),
   { title: 'Address', cell: (one) => (one.port ? `${one.host}:${one.port}` : one.host), broad: true },
-  { title: 'State', key: (one) => `${one.health}${one.isolate}${one.weight === 0}`, cell: (one) => { const { severity, text } = standing(one); return mark(severity, text); } },
+  { title: 'State', key: (one) => `${one.health}${one.isolate}${one.weight === 0}`, cell: (one) => { const { severity, text } = standing(one); return mark(severity, text); }, text: (one) => standing(one).text, sort: instanceRank },
   { title: 'Weight', cell: (one) => count(one.weight), number: true },
   { title: 'Location', cell: (one) => one.location.join(' / ') || '–', minor: true },
   { title: 'Version', cell: (one) => one.version || '–', minor: true },
   { title: 'Metadata', cell: (one) => one.metadata.map(([key, value]) => `${key}=${value}`).join('  ') || '–', wide: true },
 ];
-const found = new Table('Instances with that metadata', columns(false), { nothing: 'No instance has that metadata.', rowKey: (one) => one.id });
-const instances = new Table('Instances of the service', columns(true), { nothing: 'It has no instances.', rowKey: (one) => one.id });
+const found = new Table('Instances with that metadata', columns(false), { nothing: 'No instance has that metadata.', rowKey: (one) => one.id, rank: instanceRank });
+const instances = new Table('Instances of the service', columns(true), { nothing: 'It has no instances.', rowKey: (one) => one.id, rank: instanceRank });
 const history = new Table('What became of it', [
-  { title: 'When', cell: (one) => clock(one.at) },
-  { title: 'What', key: (one) => JSON.stringify(one), cell: (one) => { const { severity, text } = transition(one); return mark(severity, text); }, wide: true },
+  { title: 'When', cell: (one) => clock(one.at), sort: (one) => one.at },
+  { title: 'What', key: (one) => JSON.stringify(one), cell: (one) => { const { severity, text } = transition(one); return mark(severity, text); }, text: (one) => transition(one).text, wide: true },
 ], { nothing: 'Nothing has changed since this page’s process started.', rowKey: (one) => `${one.at} ${JSON.stringify(one.to)}` });
 
 const search = h('input', { type: 'search', id: 'search', placeholder: 'name, or key=value', autocomplete: 'off', spellcheck: 'false', maxlength: 200 });

@@ -97,32 +97,33 @@ function ofRegistry({ registry }) {
   return found;
 }
 
-/** Who waits for what: `{who, what, how}`. */
+/** Who waits for what, the longest held up first: `{who, what, how, severity}`. */
 export function waits(state) {
   const rows = [];
-  for (const pool of state.pools ?? []) {
-    if (pool.waiting > 0) {
-      rows.push({
-        who: `${plural(pool.waiting, 'client')} of ${pool.database}/${pool.user}`,
-        what: pool.paused ? 'for RESUME' : 'for a server connection',
-        how: `first for ${millis(pool.oldest_wait_ms)}`,
-      });
-    }
+  const late = (pool) => pool.paused || pool.oldest_wait_ms >= LONG_WAIT;
+  const queues = (state.pools ?? []).filter((pool) => pool.waiting > 0).sort((a, b) => Number(late(b)) - Number(late(a)) || b.oldest_wait_ms - a.oldest_wait_ms);
+  for (const pool of queues) {
+    rows.push({
+      who: `${plural(pool.waiting, 'client')} of ${pool.database}/${pool.user}`,
+      what: pool.paused ? 'for RESUME' : 'for a server connection',
+      how: `first for ${millis(pool.oldest_wait_ms)}`,
+      severity: late(pool) ? 'warning' : 'info',
+    });
   }
   const gauges = state.proxy?.gauges ?? {};
   const held = gauges.gate_held ?? 0;
-  if (held > 0) rows.push({ who: plural(held, 'commit'), what: 'to be durable on enough relays', how: '' });
-  const pinned = gauges.clients_pinned ?? 0;
-  if (pinned > 0) rows.push({ who: plural(pinned, 'client'), what: 'keep a server connection to themselves', how: 'pinned' });
+  if (held > 0) rows.push({ who: plural(held, 'commit'), what: 'to be durable on enough relays', how: '', severity: 'info' });
   for (const node of state.cluster?.nodes ?? []) {
     if (node.role === 'replica' && node.lag_bytes > 0) {
-      rows.push({ who: node.name, what: `for ${bytes(node.lag_bytes)} of WAL`, how: millis(node.lag_ms) });
+      rows.push({ who: node.name, what: `for ${bytes(node.lag_bytes)} of WAL`, how: millis(node.lag_ms), severity: node.usable ? 'info' : 'warning' });
     }
   }
   if ((state.registry?.queued ?? 0) > 0) {
-    rows.push({ who: plural(state.registry.queued, 'registration'), what: 'for their batch', how: '' });
+    rows.push({ who: plural(state.registry.queued, 'registration'), what: 'for their batch', how: '', severity: 'info' });
   }
-  return rows;
+  const pinned = gauges.clients_pinned ?? 0;
+  if (pinned > 0) rows.push({ who: plural(pinned, 'client'), what: 'keep a server connection to themselves', how: 'pinned', severity: 'info' });
+  return rows.sort((a, b) => RANK[a.severity] - RANK[b.severity]);
 }
 
 /** How a node is, in a word and a severity. */

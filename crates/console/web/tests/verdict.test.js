@@ -55,12 +55,14 @@ test('the worst comes first', () => {
 test('who waits for what', () => {
   const state = full({ pools: [pool({ waiting: 2, oldest_wait_ms: 40 }), pool({ database: 'b', paused: true, waiting: 1, oldest_wait_ms: 5 })], ...nodes(node('n1', 'primary'), node('n2', 'replica', { lag_bytes: 2048, lag_ms: 7 })) });
   assert.deepEqual(waits(state).map((row) => [row.who, row.what, row.how].join(' | ')), [
-    '2 clients of app/alice | for a server connection | first for 40 ms',
     '1 client of b/alice | for RESUME | first for 5.0 ms',
+    '2 clients of app/alice | for a server connection | first for 40 ms',
     'n2 | for 2.0 KiB of WAL | 7.0 ms',
   ]);
   assert.deepEqual(waits(full({ proxy: { ...full().proxy, gauges: { gate_held: 3 } } })).map((row) => row.who), ['3 commits']);
   assert.deepEqual(waits(empty()), []);
+  const broken = full({ pools: [pool({ waiting: 1, oldest_wait_ms: 9 }), pool({ user: 'bob', waiting: 1, oldest_wait_ms: 2000 })], proxy: { ...full().proxy, gauges: { clients_pinned: 1 } }, ...nodes(node('n1', 'primary'), node('n2', 'replica', { lag_bytes: 2, usable: false })) });
+  assert.deepEqual(waits(broken).map((row) => row.who), ['1 client of app/bob', 'n2', '1 client of app/alice', '1 client'], 'what is held up comes first, who is merely pinned last');
 });
 
 test('standing and percentiles', () => {
