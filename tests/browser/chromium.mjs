@@ -143,7 +143,7 @@ export class Page {
 
   /** Presses a key where the focus is. */
   async press(key, code = key, text = undefined) {
-    const windowsVirtualKeyCode = { Enter: 13, Tab: 9, Escape: 27, ' ': 32 }[key] ?? 0;
+    const windowsVirtualKeyCode = { Enter: 13, Tab: 9, Escape: 27, ' ': 32, '/': 191, Backspace: 8, ArrowLeft: 37, ArrowUp: 38, ArrowRight: 39, ArrowDown: 40, Home: 36, End: 35 }[key] ?? 0;
     await this.send('Input.dispatchKeyEvent', { type: text ? 'keyDown' : 'rawKeyDown', key, code, text, windowsVirtualKeyCode });
     await this.send('Input.dispatchKeyEvent', { type: 'keyUp', key, code, windowsVirtualKeyCode });
   }

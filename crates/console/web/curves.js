@@ -137,7 +137,8 @@ function drawOne(chart, parts, { list, from, to: end, one }) {
   const width = Math.floor(parts.image.parentElement.clientWidth);
   if (width < 100) return;
   const box = { x: BOX.x, y: BOX.y, w: width - BOX.x - BOX.right, h: BOX.height - BOX.y - BOX.bottom };
-  const most = top(list.flatMap((each) => chart.lines.map(([name]) => each[name])), chart.binary);
+  // There is no half of a thing on an axis.
+  const most = Math.max(chart.say === amount ? 2 : 0, top(list.flatMap((each) => chart.lines.map(([name]) => each[name])), chart.binary));
   setAttribute(parts.image, 'viewBox', `0 0 ${width} ${BOX.height}`);
   setAttribute(parts.image, 'height', BOX.height);
   const say = chart.mark ?? ((value) => short(value));

@@ -47,7 +47,7 @@ export function top(values, binary = false) {
 }
 
 /** Distances between two marks on the axis of time that people find round. */
-const ROUND = [60_000, 300_000, 600_000, 1_200_000, 3_600_000, 10_800_000, 14_400_000, 21_600_000, 43_200_000];
+const ROUND = [60_000, 120_000, 300_000, 600_000, 1_200_000, 3_600_000, 10_800_000, 14_400_000, 21_600_000, 43_200_000];
 
 /** Marks on the axis of time, at most `most` of them: `{t, label}`, round in the time of the place. */
 export function times(from, to, most) {
