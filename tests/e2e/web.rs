@@ -159,6 +159,88 @@ async fn a_proxy_is_shown_and_acted_on() {
 }
 
 #[tokio::test]
+async fn statements_and_the_past_are_shown() {
+    if only_kingpost() {
+        return;
+    }
+    let (shared, _logs) = shared().await;
+    let logs = shared.cluster.dir();
+    let (port, (token, entry)) = (Port::reserve(), token());
+    let (one, other, role) = (name("one"), name("other"), name("role"));
+    shared.cluster.primary().execute(&format!("CREATE ROLE {role} LOGIN")).await;
+    shared.cluster.wait_caught_up().await;
+    let kingpost = Kingpost::of(&shared.cluster)
+        .set("console.listen", format!("127.0.0.1:{}", port.number()))
+        .set("console.anonymous_view", false)
+        .add("console.tokens", entry)
+        .add("proxy.databases", kingpost_tests::database(&one, "pool_size", 3))
+        .add("proxy.databases", kingpost_tests::database(&other, "pool_size", 3))
+        .start()
+        .await;
+    let connect = async |database: &str, user: Option<&str>| {
+        let mut config = kingpost.endpoint().config();
+        config.dbname(database);
+        if let Some(user) = user {
+            config.user(user);
+        }
+        kingpost.endpoint().try_connect(&config).await.expect("a client")
+    };
+    // Two databases, two users: each its own shape, and one that both have.
+    let (first, second) = (connect(&one, None).await, connect(&other, Some(&role)).await);
+    for n in 0..5 {
+        first.simple_query(&format!("SELECT 'hush-{n}' AS of_the_first")).await.unwrap();
+        second.simple_query(&format!("SELECT {n} AS of_both WHERE 'whisper' <> ''")).await.unwrap();
+    }
+    for _ in 0..2 {
+        second.simple_query("SELECT 'whisper', 7 AS of_the_second").await.unwrap();
+        first.simple_query("SELECT 1234 AS of_both WHERE 'x' <> ''").await.unwrap();
+    }
+
+    let stranger = Console { port: port.number(), cookie: String::new() };
+    for path in ["/api/statements", "/api/history?span=hour"] {
+        let answer = stranger.get(path).await;
+        assert!(answer.status == 401 && !answer.body.contains("of_the"), "{path}: {answer:?}");
+    }
+    let console = Console::sign_in(port.number(), &token).await;
+    let found = console.get("/api/statements").await;
+    assert!(
+        !found.body.contains("hush") && !found.body.contains("whisper") && !found.body.contains("1234"),
+        "{found:?}"
+    );
+    let found = found.json();
+    let shapes = found["statements"].as_array().unwrap();
+    assert_eq!(found["total"], json!(shapes.len()), "all of them are shown: {found}");
+    for (text, calls) in
+        [("SELECT ? AS of_the_first", 5), ("SELECT ?, … AS of_the_second", 2), ("SELECT ? AS of_both WHERE ? <> ?", 7)]
+    {
+        let shape = shapes.iter().find(|shape| shape["text"] == text).unwrap_or_else(|| panic!("no {text:?}: {found}"));
+        assert_eq!((&shape["calls"], &shape["errors"]), (&json!(calls), &json!(0)), "{shape}");
+    }
+    let micros: Vec<u64> = shapes.iter().map(|shape| shape["total_micros"].as_u64().unwrap()).collect();
+    assert!(micros.is_sorted_by(|a, b| a >= b), "those that have taken longest come first: {found}");
+    assert_eq!(found["micros"], json!(micros.iter().sum::<u64>()));
+    // The SQL console counts the same.
+    let sql = crate::console::console(&kingpost).await;
+    let rows = crate::console::rows(&sql, "SHOW STATEMENTS").await;
+    let both = rows.iter().find(|row| row["statement"] == "SELECT ? AS of_both WHERE ? <> ?").expect("the shape");
+    assert_eq!(both["calls"], "7");
+
+    // The past: samples at once, and the step that is not over has both clients.
+    wait_until("the clients in the curves", SOON, logs, async || {
+        let state = console.get("/api/state").await.json();
+        let sampled = state["samples"].as_array()?.last()?["clients"].as_f64()? >= 2.0;
+        let answer = console.get("/api/history?span=day").await.json();
+        let names: Vec<&str> = answer["series"].as_array()?.iter().filter_map(Value::as_str).collect();
+        let of = |name: &str| 1 + names.iter().position(|one| *one == name).expect("a series");
+        let open = answer["open"].as_array()?;
+        assert!(open[of("instances")].is_null(), "there is no registry here: {answer}");
+        (sampled && open[of("clients")].as_f64()? > 0.0).then_some(())
+    })
+    .await;
+    drop((first, second, sql, kingpost));
+}
+
+#[tokio::test]
 async fn services_are_found_and_acted_on() {
     let (port, (token, entry)) = (Port::reserve(), token());
     let sha256 = entry["sha256"].as_str().unwrap();
@@ -194,6 +276,18 @@ async fn services_are_found_and_acted_on() {
         assert_eq!(names(&found, "services", "name"), services, "{query}: {found}");
         assert_eq!(names(&found, "instances", "id"), instances, "{query}: {found}");
     }
+
+    // What is broken comes first, whatever it is called.
+    let late = "/v1/namespaces/default/services/zz-late/instances";
+    let batch = json!({ "instances": [
+        { "id": "z1", "host": "10.0.1.1", "port": 80 },
+        { "id": "z2", "host": "10.0.1.2", "port": 80, "isolate": true },
+    ]});
+    assert_eq!(node.send("POST", late, &batch).await.json()["failed"], 0);
+    let found = console.get("/api/services?").await.json();
+    assert_eq!(names(&found, "services", "name"), ["zz-late", "web-shop"], "{found}");
+    let found = console.get("/api/instances?service=default/zz-late").await.json();
+    assert_eq!(names(&found, "instances", "id"), ["default/z2", "default/z1"], "{found}");
 
     // What is done there is seen by who discovers, and is in the instance's history.
     let usable = async || node.get(&format!("{web}?usable")).await.json()["instances"].as_array().unwrap().len();

@@ -9,6 +9,7 @@ const two = (primary) => full({ clusters: [{ name: 'local', primary: 'n1' }, { n
 
 test('the address names the cluster', () => {
   assert.deepEqual(['', '?cluster=', '?a=b&cluster=a%20b'].map(chosen), [null, null, 'a b']);
+  assert.equal(to('/api/history?span=day', 'a&b'), '/api/history?span=day&cluster=a%26b');
   assert.deepEqual([to('/api/act', null), to('/api/act', 'a&b')], ['/api/act', '/api/act?cluster=a%26b']);
 });
 
