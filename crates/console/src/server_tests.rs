@@ -368,7 +368,11 @@ async fn each_cluster_has_a_hub_of_its_own() {
     assert_eq!(running.post("/api/act", &operator, pause).await.status, 200);
     assert_eq!(*of_shop.done.lock().unwrap(), ["pause all databases"]);
     assert_eq!(of_billing.done.lock().unwrap().len(), 1);
-    for path in ["/api/state", "/api/events", "/api/clients"] {
+    assert_eq!(running.get("/api/statements?cluster=billing", "").await.status, 200);
+    let asked = [&of_shop, &of_billing].map(|fake| fake.asked.load(std::sync::atomic::Ordering::Relaxed));
+    assert_eq!(asked, [0, 1], "one cluster's statements are nothing of the other's");
+    assert_eq!(running.get("/api/history?span=hour&cluster=billing", "").await.status, 200);
+    for path in ["/api/state", "/api/events", "/api/clients", "/api/statements", "/api/history"] {
         let answer = running.get(&format!("{path}?cluster=none"), "").await;
         assert!(answer.status == 404 && answer.body.contains("no such cluster"), "{path} {answer:?}");
     }
