@@ -196,6 +196,9 @@ async fn statements_and_the_past_are_shown() {
         first.simple_query("SELECT 1234 AS of_both WHERE 'x' <> ''").await.unwrap();
     }
 
+    // The last by its text, the first by its time.
+    first.simple_query("SELECT pg_sleep(0.2) AS slow").await.unwrap();
+
     let stranger = Console { port: port.number(), cookie: String::new() };
     for path in ["/api/statements", "/api/history?span=hour"] {
         let answer = stranger.get(path).await;
@@ -218,6 +221,7 @@ async fn statements_and_the_past_are_shown() {
     }
     let micros: Vec<u64> = shapes.iter().map(|shape| shape["total_micros"].as_u64().unwrap()).collect();
     assert!(micros.is_sorted_by(|a, b| a >= b), "those that have taken longest come first: {found}");
+    assert_eq!(shapes[0]["text"], "SELECT pg_sleep(?) AS slow", "{found}");
     assert_eq!(found["micros"], json!(micros.iter().sum::<u64>()));
     // The SQL console counts the same.
     let sql = crate::console::console(&kingpost).await;
