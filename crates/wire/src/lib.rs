@@ -2,8 +2,8 @@
 //!
 //! Messages are not turned into owned values. [`frame`] reads the five-byte header of every message after the startup;
 //! [`startup`] reads the packets before that. [`frontend`] decodes clients' messages, [`payload`] reads single fields
-//! of the few other payloads that a proxy must understand, and [`message`] appends messages to a buffer. [`scram`] and
-//! [`md5`] are the authentication exchanges, [`replication`] is the protocol of standbys.
+//! of the few other payloads that a proxy must understand, and [`message`] appends messages to a buffer. [`scram`],
+//! [`oauth`] and [`md5`] are the authentication exchanges, [`replication`] is the protocol of standbys.
 //!
 //! Source of the formats: PostgreSQL documentation, "Frontend/Backend Protocol", "Message Formats".
 
@@ -12,6 +12,7 @@ pub mod frame;
 pub mod frontend;
 pub mod md5;
 pub mod message;
+pub mod oauth;
 pub mod payload;
 pub mod replication;
 pub mod scram;

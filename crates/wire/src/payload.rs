@@ -239,6 +239,16 @@ pub fn sasl_initial(payload: &[u8]) -> Option<(&[u8], &[u8])> {
     (u32::from_be_bytes(*length) as usize == data.len()).then_some((mechanism, data))
 }
 
+/// `SASLInitialResponse` whose client may have kept its first message for later (a length of -1): mechanism, and that message if there is one.
+#[must_use]
+pub fn sasl_start(payload: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
+    let (mechanism, rest) = cstr(payload)?;
+    if rest == [0xff; 4] {
+        return Some((mechanism, None));
+    }
+    sasl_initial(payload).map(|(mechanism, data)| (mechanism, Some(data)))
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -308,5 +318,8 @@ mod tests {
         assert!(!has_mechanism(b"SCRAM-SHA-256-PLUS\0\0", b"SCRAM-SHA-256"));
         assert_eq!(sasl_initial(b"SCRAM-SHA-256\0\0\0\0\x02n,"), Some((&b"SCRAM-SHA-256"[..], &b"n,"[..])));
         assert_eq!(sasl_initial(b"SCRAM-SHA-256\0\0\0\0\x03n,"), None);
+        assert_eq!(sasl_start(b"X\0\0\0\0\x02n,"), Some((&b"X"[..], Some(&b"n,"[..]))));
+        assert_eq!(sasl_start(b"X\0\xff\xff\xff\xff"), Some((&b"X"[..], None)));
+        assert_eq!(sasl_start(b"X\0\xff\xff\xff\xffn,"), None);
     }
 }
