@@ -41,6 +41,8 @@ pub struct ProxyConfig {
     pub pam: PamConfig,
     /// How tokens of GSSAPI are looked at.
     pub gss: GssConfig,
+    /// What tokens of the issuers that rules name have to have.
+    pub oauth: OAuthConfig,
     /// TLS with clients.
     pub tls: tls::ListenConfig,
     /// Most clients that are logged in at a time, over all databases. Further ones are refused with 53300.
@@ -134,6 +136,7 @@ impl Default for ProxyConfig {
             ldap: LdapConfig::default(),
             pam: PamConfig::default(),
             gss: GssConfig::default(),
+            oauth: OAuthConfig::default(),
             tls: tls::ListenConfig::default(),
             max_clients: 10_000,
             max_clients_per_address: 0,
@@ -320,6 +323,9 @@ pub enum AuthMethod {
     /// Kerberos says who the client is, by GSSAPI. In rules only.
     #[serde(skip)]
     Gss,
+    /// A token that an issuer has signed says who the client is. In rules only.
+    #[serde(skip)]
+    OAuth,
 }
 
 impl AuthMethod {
@@ -335,14 +341,18 @@ impl AuthMethod {
             AuthMethod::Ldap => "ldap",
             AuthMethod::Pam => "pam",
             AuthMethod::Gss => "gss",
+            AuthMethod::OAuth => "oauth",
         }
     }
 
     /// Whether it proves who a client is by something else than a secret that the proxy knows: a certificate, the operating system, or whoever judges the
-    /// password.
+    /// password or the token.
     #[must_use]
     pub fn proves_otherwise(self) -> bool {
-        matches!(self, AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Ldap | AuthMethod::Pam | AuthMethod::Gss)
+        matches!(
+            self,
+            AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Ldap | AuthMethod::Pam | AuthMethod::Gss | AuthMethod::OAuth
+        )
     }
 }
 
@@ -413,6 +423,39 @@ impl Default for GssConfig {
     }
 }
 
+/// `[proxy.oauth]`: what rules of PostgreSQL have no option for.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OAuthConfig {
+    /// Whom tokens have to be for (`aud`): one of these. Without any no token is good: an issuer makes tokens for other applications, too, whose
+    /// operators could log in with those of their users.
+    pub audience: Vec<String>,
+    /// The claim that says who the bearer is.
+    pub claim: String,
+    /// The claim that says which users the bearer may be, for rules with `delegate_ident_mapping=1`: a name, or a list of names.
+    pub users_claim: Option<String>,
+    /// PEM: CAs that certificates of issuers are verified with; not set: the system's.
+    pub ca_file: Option<std::path::PathBuf>,
+    /// Longest time in which a token has to be judged, with what is asked of its issuer for it.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+    /// Most logins that wait for an answer of one issuer; further ones are refused. Those whose key is known wait for nobody.
+    pub max_questions: usize,
+}
+
+impl Default for OAuthConfig {
+    fn default() -> Self {
+        OAuthConfig {
+            audience: Vec::new(),
+            claim: "sub".into(),
+            users_claim: None,
+            ca_file: None,
+            timeout: Duration::from_secs(10),
+            max_questions: 32,
+        }
+    }
+}
+
 /// `[[proxy.hba]]`: a rule, with fields as in a line of `pg_hba.conf`.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -427,7 +470,7 @@ pub struct HbaConfig {
     /// `10.0.0.0/8`, `10.0.0.0 255.0.0.0` or `all`; not for `local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`, `peer`, `ldap`, `pam`, `gss`; `clientcert=verify-ca` or `=verify-full`, and `map=NAME`, may follow.
+    /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`, `peer`, `ldap`, `pam`, `gss`, `oauth`; `clientcert=verify-ca` or `=verify-full`, and `map=NAME`, may follow.
     pub method: String,
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Supported are: `local`, `host`, `hostssl`, `hostnossl`; databases by name, `all`, `sameuser`; users by name, `all`;
 //! an address with a prefix length or a mask, `all`; the methods of [`Method`]; `clientcert=verify-ca|verify-full`;
-//! `map=` with `cert` and `peer`; the options of `ldap` ([`crate::ldap`]) and `pam` ([`crate::pam`]).
+//! `map=` with `cert`, `peer` and `oauth`; the options of `ldap` ([`crate::ldap`]), `pam` ([`crate::pam`]) and `oauth` ([`crate::oauth`]).
 //! Everything else that PostgreSQL knows (`+role`, `@file`, `/regex`, `samehost`, host names, other methods) is an
 //! error and is never skipped: a rule that is not understood must not let somebody in, or keep somebody out.
 
@@ -38,9 +38,9 @@ pub struct Rule {
     pub method: Method,
     /// The certificate that the client must show, besides the method.
     pub certificate: Certificate,
-    /// The name map that says which users a client may be, with `cert` and `peer`; `None`: the user of the same name.
+    /// The name map that says which users a client may be, with `cert`, `peer` and `oauth`; `None`: the user of the same name.
     pub map: Option<Box<str>>,
-    /// Who judges passwords, with the methods `ldap` and `pam`.
+    /// Who judges passwords or tokens, with the methods `ldap`, `pam` and `oauth`.
     pub judge: Option<Judge>,
 }
 
@@ -254,7 +254,7 @@ impl Name {
 pub const REPLICATION: &str = "\0";
 
 const EXPECTED_ADDRESS: &str = "an IP address with a prefix length such as 10.0.0.0/8, an address and a mask, or all";
-const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5, cert, peer, ldap, pam or gss";
+const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5, cert, peer, ldap, pam, gss or oauth";
 
 // === impl Network ===
 
@@ -358,6 +358,7 @@ fn finish(
         "ldap" => Method::Auth(AuthMethod::Ldap),
         "pam" => Method::Auth(AuthMethod::Pam),
         "gss" => Method::Auth(AuthMethod::Gss),
+        "oauth" => Method::Auth(AuthMethod::OAuth),
         _ => return Err(format!("found the method {found:?}, expected {EXPECTED_METHOD}")),
     };
     let (mut certificate, mut map) = (Certificate::No, None);
@@ -377,8 +378,11 @@ fn finish(
             continue;
         }
         if let Some(name) = option.strip_prefix("map=") {
-            if !matches!(method, Method::Auth(AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Gss)) {
-                return Err(format!("found the option {option:?}, expected the method cert, peer or gss with it"));
+            if !matches!(
+                method,
+                Method::Auth(AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Gss | AuthMethod::OAuth)
+            ) {
+                return Err(format!("found the option {option:?}, expected the method cert, peer, gss or oauth with it"));
             }
             map = Some(name.into());
             continue;
@@ -405,8 +409,15 @@ fn finish(
     if certificate != Certificate::No && kind != Kind::HostSsl {
         return Err("found the option clientcert, expected the type hostssl with it".into());
     }
-    let judge = judge.map(Reading::finish).transpose()?;
-    Ok(Rule { kind, databases, users, from, method, certificate, map, judge })
+    let judge = judge.map(|judge| judge.finish(map.is_some())).transpose()?;
+    let rule = Rule { kind, databases, users, from, method, certificate, map, judge };
+    if method == Method::Auth(AuthMethod::OAuth) && kind == Kind::HostNoSsl && !rule.is_near() {
+        return Err(
+            "found the method \"oauth\" with the type hostnossl, expected hostssl: a token is as good as a password"
+                .into(),
+        );
+    }
+    Ok(rule)
 }
 
 fn names(words: &[Word], databases: bool) -> Result<Vec<Name>, String> {

@@ -21,6 +21,7 @@ pub mod ident;
 pub mod ldap;
 mod limits;
 pub mod metrics;
+pub mod oauth;
 pub mod pam;
 pub mod renewals;
 pub mod secrets;
@@ -172,7 +173,7 @@ impl RenewalDesk {
     }
 }
 
-/// For whoever asks others whether a client's password is its user's.
+/// For whoever asks others whether a client's password or token is good.
 #[derive(Clone)]
 pub struct VerifyDesk {
     mailboxes: Arc<Vec<Mailbox>>,

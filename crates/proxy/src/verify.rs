@@ -1,4 +1,4 @@
-//! Proofs that somebody else than the proxy judges: passwords by a directory or PAM, tokens by GSSAPI.
+//! Proofs that somebody else than a worker judges: passwords by a directory or PAM, tokens by GSSAPI or by whoever knows the keys of their issuers.
 //!
 //! ```text
 //!  core: has a client's proof ─Effect::Verify─▶ Verifier ─▶ whoever asks the judge
@@ -14,9 +14,9 @@ use secret::Secret;
 
 use crate::config::AuthMethod;
 use crate::core::token::Token;
-use crate::{gss, ldap, pam};
+use crate::{gss, ldap, oauth, pam};
 
-/// Who judges passwords, by a rule.
+/// Who judges passwords or tokens, by a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Judge {
     /// A directory.
@@ -25,6 +25,8 @@ pub enum Judge {
     Pam(Arc<pam::Options>),
     /// GSSAPI, of a token.
     Gss(Arc<gss::Options>),
+    /// Whoever knows the keys of an issuer of tokens.
+    OAuth(Arc<oauth::Options>),
 }
 
 impl Judge {
@@ -34,6 +36,7 @@ impl Judge {
             Judge::Ldap(_) => "LDAP",
             Judge::Pam(_) => "PAM",
             Judge::Gss(_) => "GSSAPI",
+            Judge::OAuth(_) => "OAuth bearer",
         }
     }
 
@@ -43,6 +46,15 @@ impl Judge {
             Judge::Ldap(_) => "the LDAP server",
             Judge::Pam(_) => "PAM",
             Judge::Gss(_) => "GSSAPI",
+            Judge::OAuth(_) => "the issuer of tokens",
+        }
+    }
+
+    /// What it is asked about.
+    pub(crate) fn what(&self) -> &'static str {
+        match self {
+            Judge::Ldap(_) | Judge::Pam(_) => "password",
+            Judge::Gss(_) | Judge::OAuth(_) => "token",
         }
     }
 }
@@ -52,6 +64,7 @@ pub(crate) enum Reading {
     Ldap(Box<ldap::Reading>),
     Pam(pam::Reading),
     Gss(gss::Reading),
+    OAuth(oauth::Reading),
 }
 
 impl Reading {
@@ -61,6 +74,7 @@ impl Reading {
             AuthMethod::Ldap => Some(Reading::Ldap(Box::default())),
             AuthMethod::Pam => Some(Reading::Pam(pam::Reading::default())),
             AuthMethod::Gss => Some(Reading::Gss(gss::Reading::default())),
+            AuthMethod::OAuth => Some(Reading::OAuth(oauth::Reading::default())),
             _ => None,
         }
     }
@@ -74,28 +88,31 @@ impl Reading {
             Reading::Ldap(directory) => directory.take(name, value),
             Reading::Pam(modules) => modules.take(name, value),
             Reading::Gss(tokens) => tokens.take(name, value),
+            Reading::OAuth(issuer) => issuer.take(name, value),
         }
     }
 
-    /// The whole.
+    /// The whole. `map`: the rule has a name map.
     ///
     /// # Errors
     /// Options that make no sense together.
-    pub(crate) fn finish(self) -> Result<Judge, String> {
+    pub(crate) fn finish(self, map: bool) -> Result<Judge, String> {
         Ok(match self {
             Reading::Ldap(directory) => Judge::Ldap(Arc::new(directory.finish()?)),
             Reading::Pam(modules) => Judge::Pam(Arc::new(modules.finish())),
             Reading::Gss(tokens) => Judge::Gss(Arc::new(tokens.finish())),
+            Reading::OAuth(issuer) => Judge::OAuth(Arc::new(issuer.finish(map)?)),
         })
     }
 }
 
-/// Whether a client's proof is its user's.
+/// Whether a client's password is its user's, or whose its token is.
 #[derive(Debug)]
 pub struct Question {
     /// The user.
     pub user: Arc<str>,
-    /// The password, never empty: a directory would take an empty one for an anonymous bind, which succeeds. For GSSAPI the token, in base64.
+    /// The password, never empty: a directory would take an empty one for an anonymous bind, which succeeds. With the method `oauth` the token,
+    /// with `gss` the token in base64.
     pub password: Secret,
     /// Who judges.
     pub by: Judge,
@@ -110,7 +127,7 @@ pub struct Question {
 pub enum Verdict {
     /// It is.
     Right,
-    /// The client has proved to be this one; which user that may be, the core decides.
+    /// It is good, and its bearer is called so. Whether that may be the user the core decides, by the rule.
     Is(Box<Proven>),
     /// It is not, or there is no such user, or the user may not log in.
     Wrong,

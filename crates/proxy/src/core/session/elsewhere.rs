@@ -1,4 +1,5 @@
-//! Logins whose proof somebody else judges: a password a directory (method `ldap`) or PAM (method `pam`), a token GSSAPI (method `gss`).
+//! Logins whose proof somebody else judges: a password a directory (method `ldap`) or PAM (method `pam`), a token GSSAPI (method `gss`) or whoever knows
+//! the keys of tokens' issuers (method `oauth`).
 
 use std::sync::Arc;
 
@@ -39,7 +40,7 @@ impl Core {
     }
 
     /// Puts the question to the judge of the client's rule.
-    fn ask_judge(&mut self, c: usize, known: Option<Arc<User>>, password: Secret) -> Result<(), Step> {
+    pub(super) fn ask_judge(&mut self, c: usize, known: Option<Arc<User>>, password: Secret) -> Result<(), Step> {
         let (client, from) = (self.clients[c].token, self.clients[c].address);
         let Phase::Login(login) = &mut self.clients[c].phase else { return Err(Step::Blocked) };
         let Some(by) = login.rule.as_ref().and_then(|rule| rule.judge.clone()) else { return Err(Step::Blocked) };
@@ -50,14 +51,13 @@ impl Core {
         Ok(())
     }
 
-    /// Takes the judge's word on a client's password.
+    /// Takes the judge's word on a client's password or token.
     pub(in crate::core) fn verified(&mut self, c: usize, verdict: Verdict) {
         let Phase::Login(login) = &mut self.clients[c].phase else { return };
         let user = login.key.user.clone();
         let console = login.console.is_some();
-        let rule = login.rule.clone();
-        let judge = rule.as_ref().and_then(|rule| rule.judge.as_ref());
-        let (name, who) = judge.map_or_else(Default::default, |judge| (judge.name(), judge.who()));
+        let Some(rule) = login.rule.clone() else { return };
+        let Some(judge) = &rule.judge else { return };
         let (known, password) = match std::mem::replace(&mut login.exchange, Exchange::Proved) {
             Exchange::Verifying(known, password) => (known, password),
             other => {
@@ -65,40 +65,44 @@ impl Core {
                 return;
             }
         };
-        match (verdict, known) {
-            // Whom a token has proved has no password that servers would take.
-            (Verdict::Is(proven), known) => {
+        let map = rule.map.as_deref();
+        let right = match verdict {
+            Verdict::Right => known.is_some(),
+            Verdict::Is(proven) => {
                 if !proven.reply.is_empty() {
                     self.tell(c, |out| message::authentication_gss_continue(out, &proven.reply));
                 }
-                let map = rule.as_ref().and_then(|rule| rule.map.as_deref());
-                let (maps, any_case) = (&self.settings.maps, self.settings.any_case_of_principals);
+                let maps = &self.settings.maps;
                 let is_user = match judge {
-                    Some(Judge::Gss(options)) => options.allow(&proven.name, &user, map, maps, any_case),
-                    Some(Judge::Ldap(_) | Judge::Pam(_)) | None => false,
+                    Judge::Gss(options) => {
+                        options.allow(&proven.name, &user, map, maps, self.settings.any_case_of_principals)
+                    }
+                    _ => maps.allow(map, &proven.name, &user),
                 };
-                if is_user && known.is_some() {
-                    return self.proved(c);
+                if !is_user {
+                    tracing::info!(user = &*user, name = proven.name, "who has proved to be this may not be the user");
                 }
-                tracing::info!(user = &*user, principal = proven.name, "GSSAPI's principal may not be the user");
-                let text = format!("{name} authentication failed for user {user:?}");
-                self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
+                known.is_some() && is_user
             }
-            (Verdict::Right, Some(_)) => {
-                if !console {
+            Verdict::Wrong => false,
+            // The reason is in the log; a client that has not authenticated is not told.
+            Verdict::Unknown => {
+                let text = format!("{} could not be asked about the {}: try again", judge.who(), judge.what());
+                return self.fail_login(c, Sqlstate::CONNECTION_FAILURE, &text);
+            }
+        };
+        match judge {
+            _ if right => {
+                // A token says nothing to a server, and is nobody's to keep.
+                if !console && !matches!(judge, Judge::OAuth(_) | Judge::Gss(_)) {
                     self.remember(&user, None, Proved::Password(password));
                 }
                 self.proved(c);
             }
-            (Verdict::Right | Verdict::Wrong, _) => {
-                let text = format!("{name} authentication failed for user {user:?}");
+            Judge::OAuth(by) => self.refuse_token(c, by),
+            _ => {
+                let text = format!("{} authentication failed for user {user:?}", judge.name());
                 self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
-            }
-            // The reason is in the log; a client that has not authenticated is not told.
-            (Verdict::Unknown, _) => {
-                let what = if matches!(judge, Some(Judge::Gss(_))) { "token" } else { "password" };
-                let text = format!("{who} could not be asked about the {what}: try again");
-                self.fail_login(c, Sqlstate::CONNECTION_FAILURE, &text);
             }
         }
     }

@@ -9,8 +9,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, PoisonError};
 
 use wire::startup::{self, End, Startup, V3_0, V3_2};
-use wire::{Severity, Sqlstate, md5, message, payload, scram};
+use wire::{Severity, Sqlstate, md5, message, oauth, payload, scram};
 
+use super::bearer::Awaited;
 use super::cancel::passed_on;
 use super::client::{LookedUp, Mark, Phase, Step};
 use super::lead::NOWHERE;
@@ -62,7 +63,11 @@ pub(in crate::core) enum Exchange {
     Clear(Option<Arc<User>>),
     /// `GSSResponse` with the token is awaited.
     Token(Option<Arc<User>>),
-    /// Somebody else judges this password, or this token in base64.
+    /// A token is awaited (OAUTHBEARER).
+    Bearer(Option<Arc<User>>, Awaited),
+    /// The client was told that its token is not good, or who gives tokens; its answer to that is awaited, and then it is refused.
+    Farewell,
+    /// Somebody else judges this password or token; one of GSSAPI in base64.
     Verifying(Option<Arc<User>>, Secret),
     /// Authenticated; a server connection is awaited, to learn the parameters for the greeting.
     Proved,
@@ -268,7 +273,7 @@ impl Core {
         self.clients[c].phase = Phase::Login(Box::new(login));
         self.clients[c].looked_up = match method {
             AuthMethod::ScramSha256 | AuthMethod::Md5 if unproved => LookedUp::ByPassword,
-            // One that is listed needs no more than its certificate, its user of the system, the word of whoever judges its password, or trust.
+            // One that is listed needs no more than its certificate, its user of the system, the word of whoever judges its password or token, or trust.
             method if (method.proves_otherwise() || method == AuthMethod::Trust) && unproved && known.is_none() => {
                 LookedUp::ByName
             }
@@ -376,6 +381,13 @@ impl Core {
                 self.tell(c, message::authentication_gss);
                 Exchange::Token(known)
             }
+            AuthMethod::OAuth => {
+                if let Some(text) = self.token_in_clear(c) {
+                    return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, text);
+                }
+                self.tell(c, |out| message::authentication_sasl(out, &[oauth::MECHANISM]));
+                Exchange::Bearer(known, Awaited::Mechanism)
+            }
             // Like PostgreSQL, asks a user with a SCRAM verifier for SCRAM even where the method is md5.
             AuthMethod::Md5 if known.as_ref().is_none_or(|user| user.secrets.by_md5()) => {
                 let salt = match md5::salt() {
@@ -471,6 +483,16 @@ impl Core {
                     Ok(()) => Step::Used(frame.total()),
                     Err(step) => step,
                 };
+            }
+            Exchange::Bearer(user, awaited) => {
+                return match self.bearer(c, user, awaited, data) {
+                    Ok(()) => Step::Used(frame.total()),
+                    Err(step) => step,
+                };
+            }
+            Exchange::Farewell => {
+                self.farewell(c, data);
+                return Step::Gone;
             }
             Exchange::Proved | Exchange::Asked(_) | Exchange::Verifying(..) => return Step::Blocked,
         };

@@ -14,6 +14,7 @@
 //! - `cancel`: cancel requests; `operator`: clients of the console.
 
 mod aborted;
+mod bearer;
 mod begin;
 mod cancel;
 mod client;
