@@ -1,4 +1,5 @@
-//! Who judges the proofs that the proxy cannot judge itself: passwords directories (method `ldap` in rules) and PAM (method `pam`), tokens GSSAPI (method `gss`).
+//! Who judges what the proxy cannot judge itself: passwords, by directories (method `ldap` in rules) and by PAM (method `pam`), and tokens, by GSSAPI (method
+//! `gss`) and by the keys of their issuers (method `oauth`).
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +14,7 @@ use tokio::time::timeout;
 
 use crate::gss::Tokens;
 use crate::ldap::Directory;
+use crate::oauth::Issuers;
 use crate::pam::Modules;
 
 /// Most logins that wait for a kind of judge or are being asked about. A further one is refused.
@@ -24,6 +26,7 @@ pub(crate) struct Judges {
     directory: Queue<Directory>,
     modules: Queue<Modules>,
     tokens: Queue<Tokens>,
+    issuers: Queue<Issuers>,
 }
 
 /// The questions to one kind of judge.
@@ -73,6 +76,8 @@ impl Judges {
             directory: Queue::new(Directory::of(&config.ldap), config.ldap.max_binds),
             modules: Queue::new(Modules::of(&config.pam), config.pam.max_checks),
             tokens: Queue::new(Tokens::of(&config.gss), config.gss.max_checks),
+            // Most tokens need no question. Those that do wait at their issuer: one that hangs holds up no other.
+            issuers: Queue::new(Issuers::of(&config.oauth), MOST_WAITING),
         });
         let (serving, runtime) = (Arc::downgrade(&judges), runtime.clone());
         judges.desk.serve(Box::new(move |question| {
@@ -81,6 +86,7 @@ impl Judges {
                 Judge::Ldap(_) => &judges.directory.waiting,
                 Judge::Pam(_) => &judges.modules.waiting,
                 Judge::Gss(_) => &judges.tokens.waiting,
+                Judge::OAuth(_) => &judges.issuers.waiting,
             };
             let Ok(place) = waiting.clone().try_acquire_owned() else { return false };
             drop(runtime.spawn(async move {
@@ -98,6 +104,7 @@ impl Judges {
         self.directory.set(Directory::of(&config.ldap));
         self.modules.set(Modules::of(&config.pam));
         self.tokens.set(Tokens::of(&config.gss));
+        self.issuers.set(Issuers::of(&config.oauth));
     }
 
     async fn judge(&self, question: &Question) -> Verdict {
@@ -127,6 +134,15 @@ impl Judges {
                 let verdict = self.tokens.ask(tokens.timeout(), crate::helper::Unable::Late, asked).await;
                 verdict.unwrap_or_else(|error| {
                     tracing::warn!(user, %error, "a user's token of GSSAPI could not be looked at");
+                    Verdict::Unknown
+                })
+            }
+            Judge::OAuth(by) => {
+                let issuers = self.issuers.judge();
+                let asked = issuers.ask(question, by);
+                let verdict = self.issuers.ask(issuers.timeout(), crate::oauth::Unable::Late, asked).await;
+                verdict.unwrap_or_else(|error| {
+                    tracing::warn!(user, issuer = by.issuer.text(), %error, "a user's token could not be judged");
                     Verdict::Unknown
                 })
             }

@@ -27,6 +27,7 @@ mod judges;
 mod ldap;
 mod logging;
 mod lookup;
+mod oauth;
 mod otlp;
 mod out;
 mod pam;

@@ -102,6 +102,7 @@ const PROXY: &[Key] = &[
     key("ldap", Kind::Table(LDAP)),
     key("pam", Kind::Table(PAM)),
     key("gss", Kind::Table(GSS)),
+    key("oauth", Kind::Table(OAUTH)),
     key("tls", Kind::Table(PROXY_TLS)),
     key("max_clients", integer(1, 1_000_000)),
     key("max_clients_per_address", integer(0, 1_000_000)),
@@ -170,6 +171,15 @@ const GSS: &[Key] = &[
     key("case_insensitive", Kind::Boolean),
     key("timeout", POSITIVE),
     key("max_checks", integer(1, 1000)),
+];
+
+const OAUTH: &[Key] = &[
+    key("audience", Kind::Texts),
+    key("claim", Kind::Text),
+    key("users_claim", Kind::Text),
+    key("ca_file", Kind::Text),
+    key("timeout", POSITIVE),
+    key("max_questions", integer(1, 1000)),
 ];
 
 const LDAP: &[Key] = &[key("ca_file", Kind::Text), key("timeout", POSITIVE), key("max_binds", integer(1, 1000))];

@@ -26,6 +26,58 @@ trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
+/// What a request failed at.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Broken {
+    /// No connection.
+    #[error("{0}")]
+    Reach(std::io::Error),
+    /// No TLS.
+    #[error("{0}")]
+    Secure(std::io::Error),
+    /// No HTTP.
+    #[error("{0}")]
+    Talk(hyper::Error),
+    /// No answer.
+    #[error("{0}")]
+    Ask(hyper::Error),
+}
+
+impl Broken {
+    /// What could not be done, before the name of whom it was to be done with.
+    fn what(&self) -> &'static str {
+        match self {
+            Broken::Reach(_) => "reach",
+            Broken::Secure(_) => "agree on TLS with",
+            Broken::Talk(_) => "talk to",
+            Broken::Ask(_) => "ask",
+        }
+    }
+}
+
+/// Sends a request over a connection of its own, with TLS if there is a target; gives the answer before its body was read.
+pub(crate) async fn exchange(
+    address: &str,
+    tls: Option<&tls::Target>,
+    request: Request<Full<Bytes>>,
+) -> Result<Response<Incoming>, Broken> {
+    let stream = TcpStream::connect(address).await.map_err(Broken::Reach)?;
+    let stream: Box<dyn Stream> = match tls {
+        None => Box::new(stream),
+        Some(target) => {
+            let connector = TlsConnector::from(target.connector.speaking(&[b"http/1.1"]));
+            Box::new(connector.connect(target.name.clone(), stream).await.map_err(Broken::Secure)?)
+        }
+    };
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(Broken::Talk)?;
+    tokio::spawn(async move {
+        // An error shows at the request.
+        let _ = connection.await;
+    });
+    sender.send_request(request).await.map_err(Broken::Ask)
+}
+
 /// A registry somewhere.
 #[derive(Clone)]
 pub(crate) struct Remote {
@@ -97,23 +149,9 @@ impl Remote {
             Failure::runtime(format!("cannot {what} the registry at {}: {error}", self.address))
                 .advise("is it running? --url or KINGPOST_REGISTRY_URL name another one")
         };
-        let stream = TcpStream::connect(&self.address).await.map_err(|error| failed("reach", &error))?;
-        let stream: Box<dyn Stream> = match &self.tls {
-            None if self.is_secure => return Err(Failure::config("an https:// address needs --ca")),
-            None => Box::new(stream),
-            Some(target) => {
-                let connector = TlsConnector::from(target.connector.speaking(&[b"http/1.1"]));
-                let secured = connector.connect(target.name.clone(), stream).await;
-                Box::new(secured.map_err(|error| failed("agree on TLS with", &error))?)
-            }
-        };
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|error| failed("talk to", &error))?;
-        tokio::spawn(async move {
-            // An error shows at the request.
-            let _ = connection.await;
-        });
+        if self.is_secure && self.tls.is_none() {
+            return Err(Failure::config("an https:// address needs --ca"));
+        }
         let mut request = Request::builder().method(method).uri(path).header(HOST, &self.address);
         // Eureka answers in XML otherwise.
         request = request.header(ACCEPT, "application/json, text/event-stream");
@@ -125,7 +163,7 @@ impl Remote {
         }
         let body = body.map(ToString::to_string).unwrap_or_default();
         let request = request.body(Full::new(Bytes::from(body))).map_err(|error| failed("ask", &error))?;
-        sender.send_request(request).await.map_err(|error| failed("ask", &error))
+        exchange(&self.address, self.tls.as_ref(), request).await.map_err(|broken| failed(broken.what(), &broken))
     }
 
     /// Sends a request and reads the answer; `null` for one without a body.

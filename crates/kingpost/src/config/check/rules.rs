@@ -38,7 +38,7 @@ impl Access {
         self.file.iter().flatten().flat_map(Rules::iter)
     }
 
-    /// Whether some rule lets clients in whose secret the proxy does not know: by certificate, by the operating system, by a directory, by PAM.
+    /// Whether some rule lets clients in whose secret the proxy does not know: by certificate, by the operating system, by a directory, by PAM, by a token.
     pub(super) fn proves_otherwise(&self) -> bool {
         let otherwise = |rule: &Rule| matches!(rule.method, hba::Method::Auth(method) if method.proves_otherwise());
         self.entries.iter().flatten().chain(self.of_file()).any(otherwise)
@@ -48,6 +48,26 @@ impl Access {
     pub(super) fn check(&self, proxy: &ProxyConfig, findings: &mut Findings) {
         self.check_rules(proxy, findings);
         self.check_maps(proxy, findings);
+        self.check_tokens(proxy, findings);
+    }
+
+    /// What rules with the method oauth need beside them.
+    fn check_tokens(&self, proxy: &ProxyConfig, findings: &mut Findings) {
+        let judges = || self.entries.iter().flatten().chain(self.of_file()).filter_map(|rule| rule.judge.as_ref());
+        let mut options = judges().filter_map(|judge| match judge {
+            Judge::OAuth(options) => Some(options),
+            _ => None,
+        });
+        let Some(first) = options.next() else { return };
+        if proxy.oauth.audience.is_empty() {
+            findings.error("proxy.oauth.audience", "found none, and a rule has the method oauth: expected whom tokens are made for (aud); nobody could log in");
+        }
+        if proxy.oauth.users_claim.is_none() && (first.delegates || options.any(|options| options.delegates)) {
+            findings.error(
+                "proxy.oauth.users_claim",
+                "found none, and a rule has delegate_ident_mapping=1: expected the claim that names the users",
+            );
+        }
     }
 
     fn check_rules(&self, proxy: &ProxyConfig, findings: &mut Findings) {
@@ -120,7 +140,9 @@ fn parsed<T>(file: &Path, parse: impl FnOnce(&str) -> Result<T, Vec<hba::Error>>
 /// A password that crosses the network in clear, to the proxy or to a directory.
 fn warn_of_clear(rule: &Rule, path: &str, findings: &mut Findings) {
     let (Some(judge), hba::Method::Auth(method)) = (&rule.judge, rule.method) else { return };
-    if matches!(rule.kind, hba::Kind::Host | hba::Kind::HostNoSsl) && !rule.is_near() {
+    // A token is refused there.
+    let is_token = matches!(judge, Judge::OAuth(_));
+    if matches!(rule.kind, hba::Kind::Host | hba::Kind::HostNoSsl) && !rule.is_near() && !is_token {
         let method = method.name();
         findings.warn(path, format!("a rule with the method {method} has clients send their passwords in clear, without TLS: expected the type hostssl"));
     }
