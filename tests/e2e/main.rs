@@ -38,6 +38,7 @@ mod login;
 mod losses;
 mod moving;
 mod name_maps;
+mod oauth;
 mod observing;
 mod operations;
 mod otlp;
