@@ -24,7 +24,7 @@ const MARK: &str = "mark-of-tokens";
 
 enum Signer {
     Rsa(Box<RsaKeyPair>, Vec<u8>),
-    Ec(EcdsaKeyPair),
+    Ec(Box<EcdsaKeyPair>),
 }
 
 fn encode(bytes: &[u8]) -> String {
@@ -48,7 +48,9 @@ impl Signer {
     fn ec() -> Signer {
         let random = SystemRandom::new();
         let made = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).unwrap();
-        Signer::Ec(EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, made.as_ref(), &random).unwrap())
+        Signer::Ec(Box::new(
+            EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, made.as_ref(), &random).unwrap(),
+        ))
     }
 
     fn algorithm(&self) -> &'static str {

@@ -351,7 +351,12 @@ impl AuthMethod {
     pub fn proves_otherwise(self) -> bool {
         matches!(
             self,
-            AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Ldap | AuthMethod::Pam | AuthMethod::Gss | AuthMethod::OAuth
+            AuthMethod::Cert
+                | AuthMethod::Peer
+                | AuthMethod::Ldap
+                | AuthMethod::Pam
+                | AuthMethod::Gss
+                | AuthMethod::OAuth
         )
     }
 }

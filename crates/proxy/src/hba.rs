@@ -382,7 +382,9 @@ fn finish(
                 method,
                 Method::Auth(AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Gss | AuthMethod::OAuth)
             ) {
-                return Err(format!("found the option {option:?}, expected the method cert, peer, gss or oauth with it"));
+                return Err(format!(
+                    "found the option {option:?}, expected the method cert, peer, gss or oauth with it"
+                ));
             }
             map = Some(name.into());
             continue;
