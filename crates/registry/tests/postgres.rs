@@ -8,6 +8,8 @@ mod fire;
 mod kv;
 #[path = "common/suite.rs"]
 mod suite;
+#[path = "common/tls.rs"]
+mod tls;
 
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;

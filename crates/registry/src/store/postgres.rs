@@ -1,7 +1,9 @@
 //! The store in a PostgreSQL database, of several nodes at once. One connection writes, another reads and hears of commits
 //! (`LISTEN`). A connection on which anything went wrong is thrown away: its transaction ends with it.
 
+mod address;
 mod kv;
+mod secure;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +11,9 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use tokio::sync::{Mutex, Notify};
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls, Row, Socket, Statement};
+use tokio_postgres::{AsyncMessage, Client, Connection, Row, Socket, Statement};
 
+use self::address::Database;
 use super::plan::{Existing, plan};
 use super::row::{self, Columns, ISOLATED, Interner, SERVICE_COLUMNS};
 use super::{
@@ -89,7 +92,7 @@ const PUT_WRITER: &str = "INSERT INTO registry_writer (id, batch, rev, mtime) VA
 
 /// The store in a PostgreSQL database.
 pub struct Postgres {
-    config: Config,
+    database: Database,
     /// What this opening is called in `registry_writer`.
     id: i64,
     writer: Mutex<Option<Writer>>,
@@ -118,18 +121,17 @@ struct Writer {
 
 impl Postgres {
     /// Connects to the database of `address`, `postgres://user@host/database` and whatever else libpq takes, and brings the
-    /// schema up to date. Without TLS.
+    /// schema up to date. With TLS as `sslmode` and libpq's other parameters of it say; `prefer` without.
     ///
     /// # Errors
-    /// When the address makes no sense, the database does not answer, or has a newer schema.
+    /// When the address makes no sense, a file of TLS cannot be used, the database does not answer (or not with TLS where it has to), or
+    /// has a newer schema.
     pub async fn open(address: &str) -> Result<Postgres, StoreError> {
-        // The parser's message may hold a part of the address, and so of a password.
-        let mut config: Config =
-            address.parse().map_err(|_| StoreError::Address { reason: "PostgreSQL's cannot be understood" })?;
-        config.connect_timeout(CONNECT).keepalives_idle(Duration::from_secs(30));
+        let mut database = Database::parse(address)?;
+        database.config.connect_timeout(CONNECT).keepalives_idle(Duration::from_secs(30));
         let store = Postgres {
-            kv: Arc::new(kv::PostgresKv::new(config.clone())),
-            config,
+            kv: Arc::new(kv::PostgresKv::new(database.clone())),
+            database,
             id: random(),
             writer: Mutex::new(None),
             reader: Mutex::new(None),
@@ -156,7 +158,7 @@ impl Postgres {
     /// A connection; one that listens tells of every commit.
     async fn connect(&self, listens: bool) -> Result<Client, StoreError> {
         let error = |e| failed("connecting", &e);
-        let client = connect(&self.config, listens.then(|| Arc::clone(&self.news))).await?;
+        let client = connect(&self.database, listens.then(|| Arc::clone(&self.news))).await?;
         if listens {
             within("connecting", client.batch_execute(&format!("LISTEN {CHANNEL}"))).await?.map_err(error)?;
         }
@@ -488,16 +490,17 @@ impl Store for Postgres {
 }
 
 /// A connection that is set up; whoever wants it is told what it hears.
-async fn connect(config: &Config, news: Option<Arc<Notify>>) -> Result<Client, StoreError> {
+async fn connect(database: &Database, news: Option<Arc<Notify>>) -> Result<Client, StoreError> {
     let error = |e| failed("connecting", &e);
-    let (client, connection) = within("connecting", config.connect(NoTls)).await?.map_err(error)?;
+    let (client, connection) =
+        within("connecting", database.config.connect(database.secure.clone())).await?.map_err(error)?;
     tokio::spawn(drive(connection, news));
     within("connecting", client.batch_execute(SESSION)).await?.map_err(error)?;
     Ok(client)
 }
 
 /// Moves a connection's bytes until it ends, and passes on that it heard of a commit.
-async fn drive(mut connection: Connection<Socket, tokio_postgres::tls::NoTlsStream>, news: Option<Arc<Notify>>) {
+async fn drive(mut connection: Connection<Socket, secure::Secured>, news: Option<Arc<Notify>>) {
     loop {
         match std::future::poll_fn(|context| connection.poll_message(context)).await {
             Some(Ok(AsyncMessage::Notification(_))) => {

@@ -3,18 +3,19 @@
 use std::sync::Arc;
 
 use tokio::sync::Mutex;
-use tokio_postgres::{Client, Config, Row};
+use tokio_postgres::{Client, Row};
 
 use super::super::kv::{COLUMNS, KvColumns, KvDecision, KvPlan, KvRead, KvRow, KvStore, VERSION, lacks};
 use super::super::row;
 use super::super::{BoxFuture, Head, random};
+use super::address::Database;
 use super::{MIGRATION_LOCK, PATIENCE, STORE, describe, failed, within};
 use crate::error::StoreError;
 use crate::model::Revision;
 
 /// The key-value part of a database.
 pub(super) struct PostgresKv {
-    config: Config,
+    database: Database,
     /// What this opening is called in `registry_writer`.
     id: i64,
     writer: Mutex<Option<Client>>,
@@ -122,15 +123,15 @@ async fn put(client: &Client, rows: &[KvRow]) -> Result<u64, tokio_postgres::Err
 }
 
 impl PostgresKv {
-    pub(super) fn new(config: Config) -> PostgresKv {
-        PostgresKv { config, id: random(), writer: Mutex::default(), reader: Mutex::default() }
+    pub(super) fn new(database: Database) -> PostgresKv {
+        PostgresKv { database, id: random(), writer: Mutex::default(), reader: Mutex::default() }
     }
 
     /// The connection in `slot`, taken out: dropped, it ends, and with it its transaction.
     async fn take(&self, slot: &mut Option<Client>) -> Result<Client, StoreError> {
         match slot.take().filter(|client| !client.is_closed()) {
             Some(client) => Ok(client),
-            None => super::connect(&self.config, None).await,
+            None => super::connect(&self.database, None).await,
         }
     }
 
@@ -203,7 +204,7 @@ impl PostgresKv {
     }
 
     async fn resolve(&self, number: u64) -> Result<bool, StoreError> {
-        let mut client = super::connect(&self.config, None).await?;
+        let mut client = super::connect(&self.database, None).await?;
         let doing = "resolving a commit";
         let found = within(doing, async {
             let transaction = client.transaction().await?;
@@ -216,7 +217,7 @@ impl PostgresKv {
     }
 
     async fn collect(&self, up_to: Revision, before: i64, limit: usize) -> Result<usize, StoreError> {
-        let mut client = super::connect(&self.config, None).await?;
+        let mut client = super::connect(&self.database, None).await?;
         let doing = "collecting deleted keys";
         let (up_to, limit) = (row::column(up_to), i64::try_from(limit).unwrap_or(i64::MAX));
         let collecting = async {

@@ -1,0 +1,217 @@
+//! Stores whose server lets in over TCP only who comes with TLS, and one that has none. Each connection is looked up in pg_stat_ssl: the
+//! server's word, not ours.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair};
+
+use super::*;
+
+/// A certificate authority, and where its files are.
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    directory: tempfile::TempDir,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let directory = tempfile::Builder::new().prefix("kp-registry-ca-").tempdir().unwrap();
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "an authority");
+        let key = KeyPair::generate().unwrap();
+        std::fs::write(directory.path().join("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
+        Authority { issuer: Issuer::new(params, key), directory }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn ca(&self) -> String {
+        self.file("ca.crt").display().to_string()
+    }
+
+    /// `NAME.crt` and `NAME.key`, in this directory.
+    fn issue(&self, name: &str, hosts: &[&str], into: &Path) {
+        let mut params =
+            CertificateParams::new(hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>()).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        std::fs::write(into.join(format!("{name}.crt")), certificate.pem()).unwrap();
+        let file = into.join(format!("{name}.key"));
+        std::fs::write(&file, key.serialize_pem()).unwrap();
+        std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+}
+
+/// Two databases of two users with passwords, `a` and `b`; and a user who comes in by certificate alone.
+struct Encrypted {
+    server: Server,
+    authority: Authority,
+}
+
+impl Encrypted {
+    /// The server's certificate is for 127.0.0.1 and no other host.
+    async fn start() -> Encrypted {
+        let (server, authority) = (Server::start(), Authority::new());
+        let setup = "CREATE ROLE a LOGIN PASSWORD 'sesame-a'; CREATE ROLE b LOGIN PASSWORD 'sesame-b';
+            CREATE ROLE shown LOGIN";
+        let admin = server.admin().await;
+        admin.batch_execute(setup).await.unwrap();
+        for user in ["a", "b", "shown"] {
+            admin.batch_execute(&format!("CREATE DATABASE {user} OWNER {user}")).await.unwrap();
+        }
+        let data = server.directory.path().join("data");
+        authority.issue("server", &["127.0.0.1"], &data);
+        std::fs::copy(authority.ca(), data.join("ca.crt")).unwrap();
+        let hba = "local all postgres trust\n\
+            hostssl shown shown 127.0.0.1/32 cert\n\
+            hostssl a a 127.0.0.1/32 scram-sha-256\n\
+            hostssl b b 127.0.0.1/32 scram-sha-256\n";
+        std::fs::write(data.join("pg_hba.conf"), hba).unwrap();
+        let file = data.join("postgresql.auto.conf");
+        let settings = std::fs::read_to_string(&file).unwrap()
+            + &format!(
+                "unix_socket_directories = '{}'\nssl = on\nssl_cert_file = 'server.crt'\nssl_key_file = 'server.key'\n\
+                 ssl_ca_file = 'ca.crt'\n",
+                server.directory.path().display()
+            );
+        std::fs::write(&file, settings).unwrap();
+        if let Some((uid, gid)) = server.user {
+            for name in ["server.crt", "server.key", "ca.crt", "pg_hba.conf", "postgresql.auto.conf"] {
+                std::os::unix::fs::chown(data.join(name), Some(uid), Some(gid)).unwrap();
+            }
+        }
+        drop(admin);
+        run(server.command("pg_ctl").args(["-w", "-t", "30", "-D", "data", "-l", "log", "-m", "fast", "restart"]));
+        Encrypted { server, authority }
+    }
+
+    /// Database `name`, of the user of this name.
+    fn address(&self, name: &str, host: &str, query: &str) -> String {
+        format!("postgres://{name}:sesame-{name}@{host}:{}/{name}?{query}", self.server.port)
+    }
+
+    /// Of the registry's connections to this database: how many there are, and how many of these are encrypted.
+    async fn connections(&self, database: &str) -> (i64, i64) {
+        let mut config = tokio_postgres::Config::new();
+        config.host_path(self.server.directory.path()).port(self.server.port).user("postgres").dbname("postgres");
+        let (client, connection) = config.connect(NoTls).await.unwrap();
+        tokio::spawn(connection);
+        let sql =
+            "SELECT count(*), count(*) FILTER (WHERE s.ssl) FROM pg_stat_activity a JOIN pg_stat_ssl s USING (pid)
+            WHERE a.datname = $1 AND a.backend_type = 'client backend'";
+        let row = client.query_one(sql, &[&database]).await.unwrap();
+        (row.get(0), row.get(1))
+    }
+}
+
+/// What is said of an address that is no good; never the password.
+async fn refused(address: &str) -> String {
+    let error = store::open(address).await.err().unwrap_or_else(|| panic!("let in"));
+    assert!(!format!("{error} {error:?}").contains("sesame"), "{error:?}");
+    error.to_string()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_registries_over_tls_and_neither_sees_the_other() {
+    let encrypted = Encrypted::start().await;
+    let full = format!("sslmode=verify-full&sslrootcert={}", encrypted.authority.ca());
+    let mut nodes = Vec::new();
+    for (n, name) in ["a", "b"].into_iter().enumerate() {
+        let store = store::open(&encrypted.address(name, "127.0.0.1", &full)).await.unwrap();
+        let node = open(&store).await;
+        node.register(vec![registration(n, name)]).await.pop().unwrap().unwrap();
+        nodes.push(node);
+    }
+    for (n, node) in nodes.iter().enumerate() {
+        assert!(node.instance(&id(n)).is_some());
+        assert!(node.instance(&id(1 - n)).is_none(), "what is in the other database");
+    }
+    for name in ["a", "b"] {
+        let (all, encrypted) = encrypted.connections(name).await;
+        assert!(all >= 2, "one writes and one listens, at least: {all}");
+        assert_eq!(encrypted, all, "connections of {name} that are encrypted");
+    }
+    for node in nodes {
+        node.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn modes_are_as_libpq_has_them() {
+    let encrypted = Encrypted::start().await;
+    let other = Authority::new();
+    let (ca, wrong) = (encrypted.authority.ca(), other.ca());
+    for query in [
+        String::new(),
+        "sslmode=prefer".into(),
+        "sslmode=require".into(),
+        "sslmode=require&channel_binding=require".into(),
+        format!("sslmode=verify-ca&sslrootcert={ca}"),
+    ] {
+        // This name is not in the certificate: only verify-full minds.
+        for host in ["127.0.0.1", "localhost"] {
+            let _store = store::open(&encrypted.address("a", host, &query)).await.unwrap();
+            let (all, encrypted) = encrypted.connections("a").await;
+            assert!(all > 0 && all == encrypted, "{query} at {host}: {encrypted} of {all} connections are encrypted");
+        }
+    }
+    // An address without a name is one that a certificate can be for.
+    let bare = format!("hostaddr=127.0.0.1&port={}&sslmode=verify-full&sslrootcert={ca}", encrypted.server.port);
+    store::open(&format!("postgres://a:sesame-a@/a?{bare}")).await.unwrap();
+
+    let plain = refused(&encrypted.address("a", "127.0.0.1", "sslmode=disable")).await;
+    assert!(plain.contains("no encryption"), "{plain}");
+    for query in ["sslmode=verify-full", "sslmode=verify-ca", "sslmode=require", "sslmode=prefer"] {
+        let said = refused(&encrypted.address("a", "127.0.0.1", &format!("{query}&sslrootcert={wrong}"))).await;
+        assert!(said.contains("TLS") && said.contains("certificate"), "{query}: {said}");
+    }
+    let full = format!("sslmode=verify-full&sslrootcert={ca}");
+    let said = refused(&encrypted.address("a", "localhost", &full)).await;
+    assert!(said.contains("certificate") && said.contains("name"), "{said}");
+    store::open(&encrypted.address("a", "127.0.0.1", &full)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_is_shown_to_a_server_that_asks_for_one() {
+    let encrypted = Encrypted::start().await;
+    let own = &encrypted.authority;
+    for name in ["shown", "b"] {
+        own.issue(name, &[], own.directory.path());
+    }
+    let query = |name: &str| {
+        let (cert, key) = (own.file(&format!("{name}.crt")), own.file(&format!("{name}.key")));
+        format!("sslmode=verify-full&sslrootcert={}&sslcert={}&sslkey={}", own.ca(), cert.display(), key.display())
+    };
+    let _store = store::open(&encrypted.address("shown", "127.0.0.1", &query("shown"))).await.unwrap();
+    // Another's certificate, and none.
+    refused(&encrypted.address("shown", "127.0.0.1", &query("b"))).await;
+    refused(&encrypted.address("shown", "127.0.0.1", "sslmode=require")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_without_tls_is_refused_where_tls_is_wanted() {
+    let server = Server::start();
+    let authority = Authority::new();
+    let ca = authority.ca();
+    for query in [
+        "sslmode=require".to_owned(),
+        format!("sslmode=verify-ca&sslrootcert={ca}"),
+        format!("sslmode=verify-full&sslrootcert={ca}"),
+    ] {
+        let said = refused(&format!("postgres://postgres:sesame@127.0.0.1:{}/postgres?{query}", server.port)).await;
+        assert!(said.contains("server does not support TLS"), "{query}: {said}");
+    }
+    let sql = "SELECT count(*) FROM pg_tables WHERE tablename LIKE 'registry%'";
+    let tables: i64 = server.admin().await.query_one(sql, &[]).await.unwrap().get(0);
+    assert_eq!(tables, 0, "nothing was done without TLS");
+    for query in ["sslmode=prefer", "sslmode=disable", ""] {
+        store::open(&format!("{}?{query}", server.address())).await.unwrap();
+    }
+}
