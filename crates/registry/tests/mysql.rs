@@ -166,3 +166,10 @@ async fn a_server_that_is_not_there_is_said_so_without_the_password() {
         assert!(!format!("{error} {error:?}").contains("sesame"), "{error:?}");
     }
 }
+
+#[tokio::test]
+async fn tls_that_there_is_not_yet_is_refused_before_anything_is_sent() {
+    let error = store::open("mysql://u:sesame@127.0.0.1:1/db?require_ssl=true").await.err().unwrap();
+    assert!(matches!(error, StoreError::Address { .. }) && error.to_string().contains("TLS"), "{error}");
+    assert!(!format!("{error} {error:?}").contains("sesame"), "{error:?}");
+}
