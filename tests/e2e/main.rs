@@ -97,6 +97,7 @@ mod tenants;
 mod tls;
 mod torture;
 mod traces;
+mod traffic;
 mod up;
 mod up_mariadb;
 mod upgrade;

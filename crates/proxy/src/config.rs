@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::hba::Fields;
+use crate::traffic::{Given, Rule, RuleError};
 
 pub use secret::Secret;
 
@@ -102,6 +103,8 @@ pub struct ProxyConfig {
     pub notify: NotifyConfig,
     /// The databases that clients may ask for. If none is listed, any name is passed on to the servers.
     pub databases: Vec<DatabaseConfig>,
+    /// How many statements there may be, and of whom.
+    pub traffic: Vec<TrafficConfig>,
     /// The users that may log in. If none is listed (possible with `auth = "trust"` only), any name may.
     pub users: Vec<UserConfig>,
     /// The users of the console (the database `kingpost`), who can't log in to other databases.
@@ -162,6 +165,7 @@ impl Default for ProxyConfig {
             gate: GateConfig::default(),
             notify: NotifyConfig::default(),
             databases: Vec::new(),
+            traffic: Vec::new(),
             users: Vec::new(),
             operators: Vec::new(),
         }
@@ -178,6 +182,95 @@ pub enum LogLogins {
     Refused,
     /// Those, and whoever was let in.
     All,
+}
+
+/// `[[proxy.traffic]]`: a limit on statements. All that is given has to apply to a statement.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrafficConfig {
+    /// The rule's name, by which operators change it.
+    pub name: String,
+    /// The cluster whose statements it is about, where there are several; if not given, each cluster has the limits for itself.
+    #[serde(default)]
+    pub cluster: Option<String>,
+    /// The clients' user.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// The database, by the name that clients use.
+    #[serde(default)]
+    pub database: Option<String>,
+    /// The statement: a fingerprint as `SHOW STATEMENTS` has it, or a text. Literals do not count.
+    #[serde(default)]
+    pub statement: Option<String>,
+    /// Reads or writes. Not set: both.
+    #[serde(default)]
+    pub access: Option<TrafficAccess>,
+    /// `user`, `database` or both: each of them has the limits for itself. Not set: all share them.
+    #[serde(default)]
+    pub each: Vec<TrafficEach>,
+    /// How many statements in which time, such as `100/s`, `30/min`, `500/h`.
+    #[serde(default)]
+    pub rate: Option<String>,
+    /// How many of them may come at once; if not given, a second's.
+    #[serde(default)]
+    pub burst: Option<u32>,
+    /// How many clients may run one at the same time.
+    #[serde(default)]
+    pub concurrency: Option<u32>,
+    /// No such statement runs.
+    #[serde(default)]
+    pub block: bool,
+    /// Nothing is refused; what would be is counted.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// Which statements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TrafficAccess {
+    /// Those that replicas may run.
+    Read,
+    /// All others, also those in doubt.
+    Write,
+}
+
+/// Who has limits for itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TrafficEach {
+    /// Each user.
+    User,
+    /// Each database.
+    Database,
+}
+
+impl TrafficConfig {
+    /// The rule.
+    ///
+    /// # Errors
+    /// What is not a rule.
+    pub fn rule(&self) -> Result<Rule, RuleError> {
+        let access = |access| match access {
+            TrafficAccess::Read => sql::Access::Read,
+            TrafficAccess::Write => sql::Access::Write,
+        };
+        let given = Given {
+            name: self.name.clone(),
+            user: self.user.clone(),
+            database: self.database.clone(),
+            statement: self.statement.clone(),
+            access: self.access.map(access),
+            each_user: self.each.contains(&TrafficEach::User),
+            each_database: self.each.contains(&TrafficEach::Database),
+            rate: self.rate.clone(),
+            burst: self.burst,
+            concurrency: self.concurrency,
+            block: self.block,
+            dry_run: self.dry_run,
+        };
+        given.check()
+    }
 }
 
 /// `[[proxy.peers]]`: another proxy of the same fleet.

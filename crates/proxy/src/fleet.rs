@@ -117,6 +117,7 @@ impl ProxyConfig {
         let own: HashSet<String> =
             of.users.iter().filter(|user| user.cluster.is_some()).map(|user| user.name.clone()).collect();
         of.users.retain(|user| user.cluster.is_some() || !own.contains(&user.name));
+        of.traffic.retain(|rule| rule.cluster.as_deref().is_none_or(|cluster| cluster == name));
         if !first {
             of.listen.clear();
         }

@@ -28,6 +28,7 @@ pub mod secrets;
 pub mod settings;
 mod start;
 mod tokens;
+pub mod traffic;
 pub mod verify;
 
 use std::io;
@@ -261,6 +262,7 @@ impl Proxy {
             .ok_or(StartError::TooManyWorkers { most: MOST_WORKERS })?;
         let enrolled = Enrolled(Membership { fleet: fleet.clone(), cluster, first_worker });
         let shared = Shared::of(topology.clone(), count, secret, enrolled.0.clone());
+        shared.traffic.configure(&settings.traffic);
         let ring = rings(config.driver);
         let room = Arc::new(Room {
             driver: if ring { "io_uring" } else { "epoll" },
@@ -335,6 +337,7 @@ impl Proxy {
         let settings = prepared.0;
         *self.room.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings.clone();
         self.shared.accounts.clear();
+        self.shared.traffic.configure(&settings.traffic);
         for mailbox in self.mailboxes.iter() {
             mailbox.post(Letter::Core(Mail::Settings(settings.clone())));
         }

@@ -123,6 +123,7 @@ metrics! {
         describes_local: "Describes of known statements answered by the proxy itself",
         parameters_tracked: "Changes of run-time parameters by clients (SET, RESET, set_config) that were kept for their later statements",
         statements_local: "Statements answered by the proxy itself",
+        traffic_refused: "Statements refused by traffic rules",
         begins_put_off: "BEGIN statements that went to a server with the statement after them",
         transactions: "Times a server connection went back to its pool",
         bytes_from_clients: "Bytes read from clients",

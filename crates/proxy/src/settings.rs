@@ -15,13 +15,14 @@ use crate::config::{
     OperatorConfig, PoolMode, ProxyConfig, RouteTo, TracingConfig, UnknownFunctions, UnnamedMode, UserConfig,
 };
 use crate::console;
-use crate::hba::{self, Rule, Rules};
+use crate::hba::{self, Rules};
 use crate::ident::Maps;
 pub use crate::limits::{ConnectionLimits, Lifetime, OwnLimits, TimeLimits};
 use crate::limits::{unless_none, unless_zero};
 use crate::secrets::{Given, Secrets, SecretsError};
 use crate::start::InvalidStart;
 pub use crate::start::Start;
+use crate::traffic::{Rule, RuleError};
 
 /// What workers need of the configuration. Immutable; a reload makes a new value.
 #[derive(Debug)]
@@ -64,6 +65,8 @@ pub struct Settings {
     pub max_statement: usize,
     /// Most output buffered for a slow peer, in bytes.
     pub buffer_limit: usize,
+    /// How many statements there may be, and of whom.
+    pub traffic: Vec<Rule>,
     /// This proxy's zone.
     pub zone: Option<String>,
     /// Longest wait for a server connection.
@@ -322,6 +325,14 @@ pub enum SettingsError {
         /// The reason.
         source: SecretsError,
     },
+    /// A traffic rule is none.
+    #[error("proxy.traffic[{index}]: {source}")]
+    Traffic {
+        /// The rule's index, from 0.
+        index: usize,
+        /// The reason.
+        source: RuleError,
+    },
     /// Certificates or keys can't be used.
     #[error("[proxy.tls] {0}")]
     Tls(#[from] tls::Error),
@@ -533,6 +544,7 @@ impl Settings {
             has_time_limits,
             max_statement: config.max_statement_bytes,
             buffer_limit: config.buffer_limit.max(64 << 10),
+            traffic: traffic(config)?,
             zone: config.zone.clone(),
             wait_timeout: config.pool.wait_timeout,
             reserve_timeout: config.pool.reserve_timeout,
@@ -698,14 +710,15 @@ fn rules(config: &ProxyConfig, certificates: bool) -> Result<Option<Rules>, Sett
         (Some(path), true) => parsed("hba_file", path, Rules::parse)?,
         (None, false) => {
             let rule = |(index, entry): (usize, &HbaConfig)| {
-                Rule::from_fields(entry.fields()).map_err(|message| SettingsError::Rule { index, message })
+                hba::Rule::from_fields(entry.fields()).map_err(|message| SettingsError::Rule { index, message })
             };
             let rules = config.hba.iter().enumerate().map(rule).collect::<Result<Vec<_>, _>>()?;
             Rules::new(rules).map_err(|message| SettingsError::Rule { index: hba::MAX_RULES, message })?
         }
     };
-    let asks =
-        |rule: &Rule| rule.certificate != hba::Certificate::No || rule.method == hba::Method::Auth(AuthMethod::Cert);
+    let asks = |rule: &hba::Rule| {
+        rule.certificate != hba::Certificate::No || rule.method == hba::Method::Auth(AuthMethod::Cert)
+    };
     if !certificates && rules.iter().any(asks) {
         return Err(SettingsError::RuleWithoutCertificates);
     }
@@ -713,6 +726,18 @@ fn rules(config: &ProxyConfig, certificates: bool) -> Result<Option<Rules>, Sett
 }
 
 /// The name maps; empty where there is no file.
+fn traffic(config: &ProxyConfig) -> Result<Vec<Rule>, SettingsError> {
+    let mut rules: Vec<Rule> = Vec::new();
+    for (index, entry) in config.traffic.iter().enumerate() {
+        let rule = entry.rule().map_err(|source| SettingsError::Traffic { index, source })?;
+        if rules.iter().any(|other| other.name == rule.name) {
+            return Err(SettingsError::Twice { kind: "traffic rule", name: rule.name });
+        }
+        rules.push(rule);
+    }
+    Ok(rules)
+}
+
 fn maps(config: &ProxyConfig, rules: Option<&Rules>) -> Result<Maps, SettingsError> {
     let maps = match &config.ident_file {
         None => Maps::default(),

@@ -136,6 +136,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
     if proxy {
         check_listen(&config.proxy, &mut findings);
         check_peers(&config.proxy, &mut findings);
+        check_traffic(&config.proxy, &mut findings);
         check_databases(&config.proxy, stat, &mut findings);
         let access = rules::Access::of(&config.proxy);
         check_users(&config.proxy, access.proves_otherwise(), stat, &mut findings);
@@ -204,6 +205,16 @@ fn check_peers(proxy: &ProxyConfig, findings: &mut Findings) {
         if !peer.address.starts_with('/') && peer.address.parse::<std::net::SocketAddr>().is_err() {
             let found = format!("found {:?}, expected ip:port or the absolute path of a Unix socket", peer.address);
             findings.error(format!("proxy.peers[{index}].address"), found);
+        }
+    }
+}
+
+fn check_traffic(proxy: &ProxyConfig, findings: &mut Findings) {
+    let names = proxy.traffic.iter().map(|of| (of.cluster.as_deref(), of.name.as_str()));
+    findings.unique_by_cluster("proxy.traffic", names);
+    for (index, entry) in proxy.traffic.iter().enumerate() {
+        if let Err(error) = entry.rule() {
+            findings.error(format!("proxy.traffic[{index}]"), error.to_string());
         }
     }
 }

@@ -122,6 +122,7 @@ const PROXY: &[Key] = &[
     key("buffer_limit", integer(16 << 10, 1 << 30)),
     key("peer_id", integer(0, 31)),
     key("peers", Kind::Tables(PEER)),
+    key("traffic", Kind::Tables(TRAFFIC)),
     key("zone", Kind::Text),
     key("pool", Kind::Table(POOL)),
     key("routing", Kind::Table(ROUTING)),
@@ -183,6 +184,21 @@ const OAUTH: &[Key] = &[
 ];
 
 const LDAP: &[Key] = &[key("ca_file", Kind::Text), key("timeout", POSITIVE), key("max_binds", integer(1, 1000))];
+
+const TRAFFIC: &[Key] = &[
+    required("name", Kind::Text),
+    key("cluster", Kind::Text),
+    key("user", Kind::Text),
+    key("database", Kind::Text),
+    key("statement", Kind::Text),
+    key("access", Kind::Choice(&["read", "write"])),
+    key("each", Kind::Texts),
+    key("rate", Kind::Text),
+    key("burst", integer(1, 1_000_000)),
+    key("concurrency", integer(1, 1_000_000)),
+    key("block", Kind::Boolean),
+    key("dry_run", Kind::Boolean),
+];
 
 const PEER: &[Key] = &[required("id", integer(1, 31)), required("address", Kind::Text)];
 

@@ -62,6 +62,7 @@ fn what_the_guide_prints_is_accepted() {
             let is_piece = [
                 "[proxy.",
                 "[[proxy.databases]]",
+                "[[proxy.traffic]]",
                 "[[cluster.relays]]",
                 "[cluster.tls]",
                 "[console]",
@@ -512,7 +513,7 @@ fn known<T: DeserializeOwned>(required: &[(&str, &str)]) -> BTreeSet<String> {
 #[test]
 fn the_schema_is_that_of_the_types() {
     use crate::failover::config::{FailoverConfig, PartConfig, RelayPartConfig};
-    use proxy::config::{DatabaseConfig, PoolConfig, RoutingConfig, UserConfig};
+    use proxy::config::{DatabaseConfig, PoolConfig, RoutingConfig, TrafficConfig, UserConfig};
     let inner = |keys: &'static [Key], path: &[&str]| -> &'static [Key] {
         path.iter().fold(keys, |keys, step| match keys.iter().find(|key| key.name == *step).unwrap().kind {
             Kind::Table(keys) | Kind::Tables(keys) => keys,
@@ -529,6 +530,7 @@ fn the_schema_is_that_of_the_types() {
         (&["proxy", "gate"], known::<proxy::config::GateConfig>(&[])),
         (&["proxy", "databases"], known::<DatabaseConfig>(&[])),
         (&["proxy", "users"], known::<UserConfig>(&[])),
+        (&["proxy", "traffic"], known::<TrafficConfig>(&[])),
         (&["cluster"], known::<ClusterConfig>(&[])),
         (&["clusters"], known::<ClusterConfig>(&[])),
         (&["cluster", "nodes"], known::<topology::NodeConfig>(&[])),

@@ -165,6 +165,7 @@ impl Part {
     /// Adds what is measured of the proxy and of the cluster.
     pub(super) fn describe(&self, exposition: &mut Exposition) {
         shown::describe_proxy(&self.ask(Proxy::metrics), exposition);
+        shown::describe_traffic(&self.ask(|proxy| proxy.observer().traffic()), exposition);
         shown::describe_view(&self.topology.view(), exposition);
         shown::describe_relays(&self.topology.relays(), exposition);
         shown::describe_oracle(&self.topology.oracle_times(), exposition);

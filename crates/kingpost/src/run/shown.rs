@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use proxy::metrics::{BUCKETS, Snapshot};
+use proxy::traffic::RuleReport;
 use topology::{NodeView, OracleTimes, RelayStatus, Role, View, WEIGHT_SCALE};
 
 use crate::exposition::{Exposition, Type};
@@ -59,6 +60,35 @@ pub(crate) fn describe_view(view: &View, exposition: &mut Exposition) {
     });
     let help = "Bytes of WAL that a node keeps for the replication slot that is furthest behind.";
     each("node_slots_held_bytes", help, &|node| node.node.slots_held.load(Ordering::Relaxed) as f64);
+}
+
+/// The traffic rules. Those that there are for a while only are among them: there are at most a hundred.
+pub(super) fn describe_traffic(rules: &[RuleReport], exposition: &mut Exposition) {
+    type Count = fn(&RuleReport) -> u64;
+    let counts: [(&str, Type, &str, Count); 3] = [
+        ("traffic_rule_passed_total", Type::Counter, "Statements that a traffic rule has let pass", |of| of.passed),
+        (
+            "traffic_rule_refused_total",
+            Type::Counter,
+            "Statements that a traffic rule has refused; with dry_run: that it would have",
+            |of| of.refused,
+        ),
+        (
+            "traffic_rule_running",
+            Type::Gauge,
+            "Clients that run a statement under a traffic rule that limits how many",
+            |of| of.running,
+        ),
+    ];
+    for (name, kind, help, count) in counts {
+        if rules.is_empty() {
+            return;
+        }
+        let mut metric = exposition.metric(kind, name, help);
+        for of in rules {
+            metric.sample(&[("rule", &of.rule.name)], count(of));
+        }
+    }
 }
 
 /// The relays that the proxy hears.

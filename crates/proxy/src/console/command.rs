@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use super::limits::{self, Ending};
+use crate::traffic::Rule;
+
 /// Shortest and longest lease of a pause.
 const LEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(600));
 
@@ -35,6 +38,10 @@ pub(super) enum Command {
     Kill(Option<String>),
     KillClient(u64),
     ResetStatements,
+    /// Sets a traffic rule.
+    Limit(Box<Rule>, Ending),
+    /// Ends a traffic rule.
+    Lift(String),
 }
 
 /// What `SHOW` can show.
@@ -69,6 +76,7 @@ pub(super) enum Show {
     Prepared,
     Statements,
     State,
+    Traffic,
 }
 
 /// By name, as `SHOW HELP` lists them.
@@ -101,6 +109,7 @@ pub(super) const SHOWS: &[(&str, Show, &str)] = &[
     ("PINS", Show::Pins, "clients that keep their server connection, and why"),
     ("PREPARED", Show::Prepared, "prepared statements in server connections"),
     ("STATEMENTS", Show::Statements, "what statements have taken, by shape, the longest together first"),
+    ("TRAFFIC", Show::Traffic, "traffic rules: what they allow, and how many statements they have refused"),
     ("STATE", Show::State, "whether the proxy is active or paused"),
 ];
 
@@ -125,6 +134,12 @@ pub(super) const ACTIONS: &[(&str, &str)] = &[
     ("WAIT_CLOSE [db]", "wait until the connections that RECONNECT or RELOAD replaces are closed"),
     ("KILL [db]", "close clients and server connections at once; new clients wait for RESUME"),
     ("KILL_CLIENT id", "close one client, by its id in SHOW CLIENTS"),
+    (
+        "LIMIT name … [RATE 100/s [BURST n]] [CONCURRENCY n] [DRY RUN] [FOR time]",
+        "set a traffic rule; …: USER name, DATABASE name, STATEMENT 'text' or fingerprint, READS or WRITES, EACH USER, EACH DATABASE",
+    ),
+    ("BLOCK name … [DRY RUN] [FOR time]", "set a traffic rule that lets no such statement run"),
+    ("LIFT name", "end a traffic rule; one of the file holds again when the file is read again"),
     ("RESET STATEMENTS", "count them from now on"),
     ("SHUTDOWN [WAIT_FOR_SERVERS]", "stop the program as SIGTERM does: transactions may end"),
 ];
@@ -159,6 +174,7 @@ impl Command {
             | Command::WaitClose(name)
             | Command::Kill(name) => name.as_deref(),
             Command::Disable(name) | Command::Enable(name) => Some(name),
+            Command::Limit(rule, _) => rule.whose.database.as_deref(),
             _ => None,
         }
     }
@@ -172,7 +188,8 @@ impl Show {
 
     /// True if the workers have to be asked.
     pub(super) fn needs_reports(self) -> bool {
-        let from_configuration = matches!(self, Show::Help | Show::Version | Show::Config | Show::Nodes | Show::Relays);
+        let from_configuration =
+            matches!(self, Show::Help | Show::Version | Show::Config | Show::Nodes | Show::Relays | Show::Traffic);
         !from_configuration && !matches!(self, Show::DnsHosts | Show::DnsZones | Show::Peers | Show::PeerPools)
     }
 }
@@ -207,6 +224,11 @@ pub(super) fn parse(text: &str) -> Result<Command, String> {
             let rest: Vec<String> = words.by_ref().collect();
             set(&rest.join(" "))?
         }
+        "LIMIT" | "BLOCK" => {
+            let (rule, ending) = limits::parse(name == "BLOCK", words.by_ref())?;
+            Command::Limit(Box::new(rule), ending)
+        }
+        "LIFT" => Command::Lift(argument().ok_or("LIFT which rule? SHOW TRAFFIC has their names")?),
         "SUSPEND" => Command::Suspend,
         "DISABLE" => Command::Disable(argument().ok_or("DISABLE which database?")?),
         "ENABLE" => Command::Enable(argument().ok_or("ENABLE which database?")?),
@@ -292,7 +314,7 @@ fn lease(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("PAUSE FOR {text:?}: expected a time from 1s to 10min, such as 30s"))
 }
 
-/// Splits a text into words, quoted or not. A semicolon at the end is dropped; comments are white space.
+/// Splits a text into words, in double quotes (a name), in single quotes (a text, in which `''` stands for a quote) or not. A semicolon at the end is dropped; comments are white space.
 fn words(text: &str) -> Result<Vec<String>, String> {
     let mut words = Vec::new();
     let mut ended = false;
@@ -312,6 +334,23 @@ fn words(text: &str) -> Result<Vec<String>, String> {
             let end = quoted.find('"').ok_or("a quoted name has no end")?;
             words.push(quoted[..end].to_owned());
             rest = &quoted[end + 1..];
+        } else if let Some(mut quoted) = rest.strip_prefix('\'') {
+            let mut word = String::new();
+            loop {
+                let end = quoted.find('\'').ok_or("a quoted text has no end")?;
+                word.push_str(&quoted[..end]);
+                match quoted[end + 1..].strip_prefix('\'') {
+                    Some(after) => {
+                        word.push('\'');
+                        quoted = after;
+                    }
+                    None => {
+                        rest = &quoted[end + 1..];
+                        break;
+                    }
+                }
+            }
+            words.push(word);
         } else {
             let end = rest.find(|c: char| c.is_whitespace() || c == ';' || c == '"').unwrap_or(rest.len());
             words.push(rest[..end].to_owned());

@@ -17,6 +17,7 @@ mod durable;
 mod gather;
 mod inside;
 mod lease;
+mod limits;
 mod observer;
 mod report;
 mod show;
@@ -246,12 +247,16 @@ pub(crate) fn run(room: Arc<Room>, requests: &Receiver<Request>) {
         let now = Instant::now();
         let wait = if console.pending.is_empty() { console.averages.due_in(now) } else { POLL };
         let wait = wait.min(console.lease.left(now).unwrap_or(wait));
+        let wait = wait.min(console.room.shared.traffic.due_in(now).unwrap_or(wait));
         match requests.recv_timeout(wait) {
             Ok(request) => console.serve(request),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
         console.look_after_lease();
+        for rule in console.room.shared.traffic.expire(Instant::now()) {
+            tracing::info!(rule, "the time of a traffic rule is over: it has ended");
+        }
         console.look_after_pending();
         if console.averages.due_in(Instant::now()).is_zero() {
             let reports = console.room.look(Look::default(), REPORTS);
@@ -399,6 +404,20 @@ impl Console {
                 self.room.tell_all(&Operation::ResetStatements);
                 Outcome::Answer(Said::Done("RESET"))
             }
+            Command::Limit(rule, ending) => {
+                let until = ending.map(|time| Instant::now() + time);
+                Outcome::Answer(match self.room.shared.traffic.set(*rule, until) {
+                    Ok(()) => Said::Done("LIMIT"),
+                    Err(why) => Said::Refused(Sqlstate::CONFIGURATION_LIMIT_EXCEEDED, why.to_string()),
+                })
+            }
+            Command::Lift(name) => Outcome::Answer(match self.room.shared.traffic.lift(&name) {
+                true => Said::Done("LIFT"),
+                false => {
+                    let why = format!("no traffic rule is called {name:?}: SHOW TRAFFIC has their names");
+                    Said::NotHere(Sqlstate::INVALID_PARAMETER_VALUE, why)
+                }
+            }),
             Command::KillClient(id) => match asker {
                 Asker::Client { worker, client } if id == self.room.public_id(*worker, *client) => {
                     Outcome::Answer(itself())
@@ -435,6 +454,7 @@ impl Console {
             reports: &reports,
             settings: &settings,
             topology: &self.room.shared.topology,
+            traffic: &self.room.shared.traffic,
             view: &self.room.shared.topology.view(),
             metrics: &self.room.metrics,
             averages: &self.averages,

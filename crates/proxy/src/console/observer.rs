@@ -7,6 +7,7 @@ use super::report::{ClientReport, Look, Operation, PoolReport};
 use super::{Room, show};
 use crate::core::statistics::Counts;
 use crate::metrics::Snapshot;
+use crate::traffic::RuleReport;
 
 /// Longest wait for the workers' reports: whoever looks every second prefers a partial answer now to a complete one
 /// later.
@@ -48,7 +49,14 @@ impl Observer {
     /// together first. Blocks likewise.
     #[must_use]
     pub fn statements(&self) -> Vec<(String, Counts)> {
-        show::sums_of_statements(&self.0.look(Look { statements: true, ..Look::default() }, REPORTS))
+        let reports = self.0.look(Look { statements: true, ..Look::default() }, REPORTS);
+        show::sums_of_statements(&reports).into_iter().map(|sum| (sum.shown, sum.counts)).collect()
+    }
+
+    /// The traffic rules in force, as in `SHOW TRAFFIC`.
+    #[must_use]
+    pub fn traffic(&self) -> Vec<RuleReport> {
+        self.0.shared.traffic.report(std::time::Instant::now())
     }
 
     /// Whether clients may ask for this database.

@@ -13,17 +13,19 @@ use super::command::{ACTIONS, SHOWS, Show};
 use super::report::{ClientReport, PoolReport, Report, ServerReport, Totals};
 use super::table::Of::{Number, Text};
 use super::table::{Of, Table, Value};
-use super::{PERIOD, durable, inside};
+use super::{PERIOD, durable, inside, limits};
 use crate::core::statistics::{self, Counts};
 use crate::core::token::Token;
 use crate::metrics::{Metrics, Snapshot};
 use crate::settings::Settings;
+use crate::traffic::Traffic;
 
 /// All that tables are made from.
 pub(super) struct Scene<'a> {
     pub(super) reports: &'a [Report],
     pub(super) settings: &'a Settings,
     pub(super) topology: &'a Topology,
+    pub(super) traffic: &'a Traffic,
     pub(super) view: &'a View,
     pub(super) metrics: &'a [Arc<Metrics>],
     pub(super) averages: &'a Averages,
@@ -226,6 +228,7 @@ impl Scene<'_> {
             Show::Prepared => self.prepared(),
             Show::Statements => statements(self.reports),
             Show::State => self.state(),
+            Show::Traffic => limits::table(self.traffic.report(self.now)),
         }
     }
 
@@ -746,15 +749,26 @@ fn averages_of(done: &Totals, time: Duration) -> Vec<u64> {
 /// Statements that `SHOW STATEMENTS` lists.
 const MOST_STATEMENTS: usize = 500;
 
+/// A statement's counts over all workers.
+pub(super) struct Sum<'a> {
+    /// The text without its literals.
+    pub(super) shown: String,
+    /// A text that is shown like that, if it is kept.
+    text: Option<&'a statistics::Text>,
+    pub(super) counts: Counts,
+}
+
 /// The counts of statements over all workers, by their texts without literals, those that have taken longest together first.
-pub(super) fn sums_of_statements(reports: &[Report]) -> Vec<(String, Counts)> {
-    let mut sums: BTreeMap<String, Counts> = BTreeMap::new();
+pub(super) fn sums_of_statements(reports: &[Report]) -> Vec<Sum<'_>> {
+    let mut sums: BTreeMap<String, (Option<&statistics::Text>, Counts)> = BTreeMap::new();
     for statement in reports.iter().flat_map(|report| &report.statements) {
-        let text = statement.text.as_ref().map_or_else(|| "(others)".to_owned(), statistics::Text::show);
-        *sums.entry(text).or_default() += statement.counts;
+        let shown = statement.text.as_ref().map_or_else(|| "(others)".to_owned(), statistics::Text::show);
+        let (text, counts) = sums.entry(shown).or_default();
+        *text = text.or(statement.text.as_ref());
+        *counts += statement.counts;
     }
-    let mut sums: Vec<(String, Counts)> = sums.into_iter().collect();
-    sums.sort_by_key(|(_, counts)| std::cmp::Reverse(counts.micros));
+    let mut sums: Vec<Sum<'_>> = sums.into_iter().map(|(shown, (text, counts))| Sum { shown, text, counts }).collect();
+    sums.sort_by_key(|sum| std::cmp::Reverse(sum.counts.micros));
     sums
 }
 
@@ -771,8 +785,9 @@ fn statements(reports: &[Report]) -> Table {
         ("on_primary", Number),
         ("on_replicas", Number),
         ("statement", Text),
+        ("fingerprint", Text),
     ]);
-    for (text, counts) in sums {
+    for Sum { shown, text, counts } in sums {
         table.row(vec![
             counts.calls.into(),
             counts.micros.into(),
@@ -782,7 +797,8 @@ fn statements(reports: &[Report]) -> Table {
             counts.errors.into(),
             counts.primary.into(),
             counts.calls.saturating_sub(counts.primary).into(),
-            text.into(),
+            shown.into(),
+            text.and_then(statistics::Text::fingerprint).map(limits::shown).into(),
         ]);
     }
     table
@@ -867,6 +883,7 @@ mod tests {
             reports,
             settings: &settings,
             topology: &topology,
+            traffic: &Traffic::new(now),
             view: &view,
             metrics,
             averages,

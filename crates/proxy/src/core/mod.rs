@@ -62,7 +62,7 @@ use pool::Pools;
 use prepared::Statements;
 use routing::StrongReads;
 use server::Server;
-use session::{Cancel, Client, Doorkeeper, Journal, Paused, Phase, Revision};
+use session::{Cancel, Client, Doorkeeper, Governor, Journal, Paused, Phase, Revision};
 
 pub use api::{Destination, Effect, Mail, Moved, Peer, Secure};
 use api::{Moving, Newcomer};
@@ -120,6 +120,7 @@ pub struct Core {
     noticed: Noticed,
     observing: Observing,
     doorkeeper: Doorkeeper,
+    governor: Governor,
     journal: Journal,
     /// When users that were looked up were last looked at.
     revision: Revision,
@@ -159,6 +160,7 @@ impl Core {
             params: Interned::new(shared.registry.clone()),
             commits: Commits::new(&shared.topology),
             doorkeeper: Doorkeeper::new(now),
+            governor: Governor::default(),
             journal: Journal::new(now),
             revision: Revision::new(now),
             settings,

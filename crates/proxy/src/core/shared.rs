@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
 
 use topology::Topology;
 use wire::scram::SaltedKeys;
@@ -15,6 +16,7 @@ use super::session::Counts;
 use crate::accounts::Accounts;
 use crate::fleet::Membership;
 use crate::renewals::Renewals;
+use crate::traffic::Traffic;
 use crate::verify::Verifier;
 
 /// What all workers of a proxy share. The proxies of several clusters share nothing of it.
@@ -58,6 +60,8 @@ pub struct Shared {
     pub workers: usize,
     /// Which cluster it is, and the other ones of the process.
     pub(crate) membership: Membership,
+    /// How many statements there may be, and of whom.
+    pub(crate) traffic: Traffic,
     /// Takes the spans that are traced; not set where tracing is off.
     pub sink: OnceLock<Sink>,
 }
@@ -88,6 +92,7 @@ impl Shared {
             clients: AtomicUsize::new(0),
             workers,
             membership,
+            traffic: Traffic::new(Instant::now()),
             sink: OnceLock::new(),
         })
     }

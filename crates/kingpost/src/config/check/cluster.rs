@@ -68,7 +68,9 @@ fn check_leads(config: &Config, all: &[(String, &ClusterConfig)], findings: &mut
     }
     let databases = config.proxy.databases.iter().map(|of| of.cluster.as_deref()).enumerate();
     let users = config.proxy.users.iter().map(|of| of.cluster.as_deref()).enumerate();
+    let traffic = config.proxy.traffic.iter().map(|of| of.cluster.as_deref()).enumerate();
     let named = databases.map(|of| ("databases", of)).chain(users.map(|of| ("users", of)));
+    let named = named.chain(traffic.map(|of| ("traffic", of)));
     for (list, (at, cluster)) in named {
         let Some(cluster) = cluster.filter(|cluster| !names.contains_key(cluster)) else { continue };
         let known: Vec<String> = all.iter().map(|(_, cluster)| format!("{:?}", cluster.name)).collect();

@@ -400,9 +400,11 @@ impl Core {
                 totals.queries += 1;
                 totals.query_micros += total;
                 totals.transaction_micros += elapsed.as_micros() as u64;
+                let token = client.token;
                 if client.paused || !client.input.is_empty() {
-                    self.runnable.push_back(client.token);
+                    self.runnable.push_back(token);
                 }
+                self.runs_nothing(token);
                 if self.draining {
                     self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, DRAINING);
                 }

@@ -228,6 +228,15 @@ impl Text {
             Text::Redacted(text) => text.to_string(),
         }
     }
+
+    /// What the text has in common with all that differ from it in their literals only, if that can be told.
+    #[must_use]
+    pub fn fingerprint(&self) -> Option<u64> {
+        match self {
+            Text::Raw(text) => sql::fingerprint(text),
+            Text::Redacted(_) => None,
+        }
+    }
 }
 
 impl std::fmt::Debug for Text {

@@ -27,6 +27,7 @@ use crate::core::server::{Server, ServerPhase};
 use crate::core::session::{At, Phase};
 use crate::core::{Core, DRAINING, Destination, Effect, Mail, Moved, Moving, over};
 use crate::settings::{Database, Gate};
+use crate::traffic::Governed;
 
 use budget::Full;
 pub(crate) use budget::{Budget, Budgets, MOST_WORKERS};
@@ -80,6 +81,8 @@ pub(in crate::core) struct Pool {
     begins_with: Vec<(String, String)>,
     /// A server connection began with `standard_conforming_strings = off`: a backslash may escape a quote in any text.
     pub odd_strings: bool,
+    /// The traffic rules for the pool's statements, as of when one was last asked about.
+    pub governed: Governed,
     /// How answers to commits are held back.
     pub gate: Gate,
     /// Connections were opened that do not flush at commit. Never reset: waiting a little longer does no harm.
@@ -326,6 +329,7 @@ impl Core {
             greetings: HashMap::new(),
             begins_with: Vec::new(),
             odd_strings: false,
+            governed: Governed::default(),
             gate: self.settings.gate(&key.database, &key.user),
             lazy: false,
             paused: self.paused.has(&key.database),

@@ -9,6 +9,7 @@ use wire::{Severity, Sqlstate};
 use super::protocol;
 use crate::core::observe::Timing;
 use crate::core::prepared::{Dropped, Statement, Undo};
+use crate::traffic::{Refused, Traffic};
 
 /// What a message to a server was. Looked at when the message is answered or skipped.
 #[derive(Debug)]
@@ -98,6 +99,8 @@ pub(in crate::core) enum Refusal {
     LockOnReplica,
     /// The statement declares a cursor WITH HOLD on a replica, where the client does not stay after the transaction.
     HoldOnReplica,
+    /// A traffic rule does not let the statement pass.
+    Rule(Refused),
 }
 
 /// How to undo a statement that drops prepared statements, if it fails or is skipped.
@@ -196,8 +199,18 @@ impl Answer {
 }
 
 impl Refusal {
+    /// What the server gets instead of a Query, so that an open transaction fails there, too. Its log shows the text.
+    pub(in crate::core) fn text(self) -> &'static str {
+        match self {
+            Refusal::Rule(_) => "refused by kingpost: a traffic rule",
+            Refusal::Outdated | Refusal::LockOnReplica | Refusal::HoldOnReplica => {
+                "refused by kingpost: not on a replica"
+            }
+        }
+    }
+
     /// Appends the `ErrorResponse` that the client gets.
-    pub(in crate::core) fn write(self, out: &mut Vec<u8>) {
+    pub(in crate::core) fn write(self, traffic: &Traffic, out: &mut Vec<u8>) {
         match self {
             // PostgreSQL's own error. Drivers with a statement cache recognise it by its routine, and prepare the
             // statement again.
@@ -220,6 +233,10 @@ impl Refusal {
                 "cannot declare a cursor WITH HOLD in this transaction: it is on a replica, where the session does not stay",
                 "begin the transaction without READ ONLY, or with the comment /* kingpost.route=primary */",
             ),
+            Refusal::Rule(refused) => {
+                let told = traffic.explain(refused);
+                message::error(out, Severity::Error, told.code, &told.text, &told.hint);
+            }
         }
     }
 }

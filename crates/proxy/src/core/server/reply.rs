@@ -693,6 +693,9 @@ impl Core {
                 self.unpin(c, work.unpins);
             }
         }
+        if done {
+            self.runs_nothing(self.clients[c].token);
+        }
         if !idle && done && self.pools[self.clients[c].pool].database.mode == PoolMode::Statement {
             // A transaction block in statement mode, begun in the middle of a text, by COMMIT AND CHAIN or by a
             // procedure.
@@ -759,6 +762,7 @@ impl Core {
             self.buffers.give(std::mem::replace(&mut client.input, unit));
             client.begun = begun;
         }
+        client.again.admitted = true;
         client.unit.reset();
         self.runnable.push_back(client.token);
     }
@@ -806,13 +810,13 @@ impl Core {
         let shared = !server.lane.is_empty() && server.client.is_some_and(|c| self.clients[c].replay.is_some());
         let instead = match &failed {
             _ if ahead.is_some() => ahead,
-            Some(Note::Refused(why)) => Some(refused(*why)),
+            Some(Note::Refused(why)) => Some(self.refused(*why)),
             Some(Note::Missing(name)) if code == Sqlstate::INVALID_STATEMENT_NAME => Some(missing(data, name)),
             Some(Note::Doomed(name)) if code == Sqlstate::DUPLICATE_STATEMENT => Some(taken(data, name)),
             Some(Note::Finished(portal)) => Some(cannot_be_run(portal, server.protocol.status())),
             Some(_) => None,
             None => match server.protocol.front() {
-                Some((_, Note::RefusedQuery { why, .. })) => Some(refused(*why)),
+                Some((_, Note::RefusedQuery { why, .. })) => Some(self.refused(*why)),
                 Some((_, Note::FailedQuery { error, .. })) => Some(error.clone()),
                 _ => None,
             },
@@ -837,6 +841,13 @@ impl Core {
             Some(message) if verdict == Verdict::Forward => Verdict::Instead(message),
             _ => verdict,
         }
+    }
+
+    /// The error that the client gets in place of the server's.
+    fn refused(&self, why: Refusal) -> Box<[u8]> {
+        let mut message = Vec::new();
+        why.write(&self.shared.traffic, &mut message);
+        message.into()
     }
 
     /// Sends the unit in flight to another server, if that is possible; the rest of this server's replies is dropped.
@@ -1025,12 +1036,6 @@ fn fatal(data: &[u8]) -> Option<String> {
     let severity = payload::error_field(data, b'V').or_else(|| payload::error_field(data, b'S'));
     let text = || payload::error_message(data).into_owned();
     matches!(severity, Some(b"FATAL" | b"PANIC")).then(text)
-}
-
-fn refused(why: Refusal) -> Box<[u8]> {
-    let mut message = Vec::new();
-    why.write(&mut message);
-    message.into()
 }
 
 /// PostgreSQL's error for an Execute of a portal that was run to its end, in a transaction of this status. PostgreSQL looks at the transaction first.

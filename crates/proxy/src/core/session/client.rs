@@ -24,6 +24,7 @@ use crate::core::parameters::Params;
 use crate::core::prepared::{Names, Statement};
 use crate::core::routing::{Proof, Reach};
 use crate::core::{Core, Effect, Peer, UNIT_MAX};
+use crate::traffic::{Act, Refused};
 
 /// A connection from an application. Kept small: there may be very many idle clients.
 pub(crate) struct Client {
@@ -274,6 +275,12 @@ pub(in crate::core) struct Unit {
     pub reach: Reach,
     /// Whether its term still stands, if its session is strong.
     pub proof: Proof,
+    /// What traffic rules look at of the unnamed statement that the unit parses.
+    pub parsed: Option<Act>,
+    /// Statements of the unit that traffic rules have let pass, and that are still to be passed on.
+    pub admitted: u32,
+    /// A traffic rule refuses one.
+    pub refused: Option<Refused>,
 }
 
 impl Default for Unit {
@@ -306,6 +313,9 @@ impl Idle for Unit {
         key: 0,
         reach: Reach::Unasked,
         proof: Proof::Unasked,
+        parsed: None,
+        admitted: 0,
+        refused: None,
     };
 
     fn idle() -> &'static Unit {
@@ -343,6 +353,8 @@ pub(in crate::core) struct Again {
     pub setups: u8,
     /// The node on which the unit was lost.
     pub avoid: Option<NodeId>,
+    /// Traffic rules have let the unit's statements pass.
+    pub admitted: bool,
 }
 
 /// The lower bound on what a client's reads must see.
@@ -584,6 +596,7 @@ impl Core {
             self.leave_lane(c);
         }
         self.stop_listening(c);
+        self.runs_nothing(self.clients[c].token);
         self.count_out(c);
         self.leaves_pool(c);
         let mut client = self.clients.remove(c);

@@ -94,6 +94,10 @@ impl Core {
                 self.pass_on(c, s, bytes, frame)
             }
             Message::FunctionCall => {
+                let act = self.act(c, Class::UNKNOWN, 0, b"");
+                if let Some(refused) = self.admit_sent(c, s, act) {
+                    return self.refuse_query(c, s, frame, Refusal::Rule(refused));
+                }
                 let class = Class { flags: Flags::UNKNOWN, ..Class::UNKNOWN };
                 self.clients[c].unflushed = true;
                 self.note_effects(c, s, class, true);
@@ -155,6 +159,10 @@ impl Core {
         if frame.tag == b'P' {
             self.forward_long_parse(c, s);
         } else {
+            let act = self.act(c, Class::UNKNOWN, 0, b"");
+            if let Some(refused) = self.admit_sent(c, s, act) {
+                return self.refuse_query(c, s, frame, Refusal::Rule(refused));
+            }
             let undo = self.names_of_query(c, s);
             let class = Class { flags: Flags::LOCAL, ..Class::UNKNOWN };
             self.note_text(c, s, class, None);
@@ -233,7 +241,9 @@ impl Core {
         (text, bytes): (&[u8], &[u8]),
         frame: Frame,
     ) -> Step {
-        if let Some(why) = self.refusal(s, class) {
+        let act = self.act(c, class, key, text);
+        let by_rule = self.admit_sent(c, s, act).map(Refusal::Rule);
+        if let Some(why) = by_rule.or_else(|| self.refusal(s, class)) {
             return self.refuse_query(c, s, frame, why);
         }
         let changes = self.changes_of(c, s, class, || None, text);
@@ -280,8 +290,8 @@ impl Core {
         self.count_statement(s);
         self.end_unit(c);
         // The text fails on the server so that an open transaction fails, too. The server's log shows the text.
-        self.send(s, |out| message::query(out, "refused by kingpost: not on a replica"));
-        Step::Used(frame.total())
+        self.send(s, |out| message::query(out, why.text()));
+        self.discard(c, frame)
     }
 
     // --- what a statement does beside its answer ---

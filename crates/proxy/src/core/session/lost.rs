@@ -301,6 +301,7 @@ impl Core {
 
     /// Sends the client the end of each of the `units` that the lost server connection still owed, with an error.
     fn tell_loss(&mut self, c: usize, loss: Loss, units: usize, unfinished: bool, in_transaction: bool) {
+        self.runs_nothing(self.clients[c].token);
         let told = units > 0 || unfinished;
         // If nothing was in flight, the transaction was certainly rolled back.
         let loss = if in_transaction && !told { Loss::Transaction } else { loss };

@@ -11,6 +11,7 @@
 //!   prepared statements.
 //! - `local`: messages that the proxy answers without a server; `begin`: a BEGIN that is put off until the next unit.
 //! - `lost`, `aborted`: a client leaves its server connection, or a server connection is lost under its client.
+//! - `traffic`: whether a statement may run, by the traffic rules.
 //! - `cancel`: cancel requests; `operator`: clients of the console.
 
 mod aborted;
@@ -32,6 +33,7 @@ mod replay;
 mod replication;
 mod revoke;
 mod statements;
+mod traffic;
 mod unit;
 
 pub(in crate::core) use begin::begins_read_only;
@@ -45,4 +47,5 @@ pub(in crate::core) use login::error;
 pub(in crate::core) use operator::Paused;
 pub(in crate::core) use replication::Tunnel;
 pub(in crate::core) use revoke::Revision;
+pub(in crate::core) use traffic::Governor;
 pub(in crate::core) use unit::NO_BLOCKS;

@@ -192,6 +192,7 @@ impl Core {
         client.since = self.now;
         let status = client.status();
         self.tell(c, |out| message::ready(out, status));
+        self.runs_nothing(self.clients[c].token);
         self.noticed.look_again_for(&self.clients[c]);
     }
 
@@ -261,7 +262,7 @@ impl Core {
                 Scan::On
             }
             Message::Bind { portal, statement, .. } => {
-                self.scan_bind(c, portal, statement);
+                self.scan_bind(c, portal, statement, whole);
                 if whole { Scan::On } else { Scan::More }
             }
             Message::Describe(named) => {
@@ -287,6 +288,8 @@ impl Core {
             Message::FunctionCall => {
                 self.clients[c].unit.doubt();
                 if whole {
+                    let act = self.act(c, Class::UNKNOWN, 0, b"");
+                    self.admit_scanned(c, act);
                     Scan::End
                 } else if frame.payload > CLASSIFY_MAX {
                     Scan::Long
@@ -313,6 +316,8 @@ impl Core {
             unit.note(class);
             unit.query = first.then_some(class);
             unit.key = self.classifier.shape();
+            let act = self.act(c, class, self.clients[c].unit.key, text);
+            self.admit_scanned(c, act);
         }
     }
 
@@ -330,15 +335,27 @@ impl Core {
         unit.note(statement.class());
         // A Parse alone needs a server only if no server has accepted the text yet.
         unit.needs_server = needs_server || !accepted;
+        if name.is_empty() {
+            let key = unit.key;
+            self.clients[c].unit.parsed = self.act(c, statement.class(), key, text);
+        }
     }
 
-    fn scan_bind(&mut self, c: usize, portal: &[u8], name: &[u8]) {
+    fn scan_bind(&mut self, c: usize, portal: &[u8], name: &[u8], whole: bool) {
         // A statement that the unit itself prepares was already counted in at its Parse.
         let own = name.is_empty() && self.clients[c].unit.parses_unnamed;
         let known = self.clients[c].names.get(name).filter(|_| !own).cloned();
         // A statement that must be parsed anew (after DDL, or read under other parameters) shares no server connection
         // (no lane).
         let anew = known.as_ref().is_some_and(|statement| statement.is_outdated() || !self.is_read_alike(c, statement));
+        // A Bind of which a part is missing is looked at again.
+        if whole {
+            let act = match &known {
+                Some(statement) => self.act(c, statement.class(), !statement.id(), statement.text()),
+                None => self.clients[c].unit.parsed.filter(|_| own),
+            };
+            self.admit_scanned(c, act);
+        }
         let unit = &mut self.clients[c].unit;
         unit.needs_server = true;
         // A shared session's unnamed statement is known only if the same unit has parsed it.
@@ -396,6 +413,9 @@ impl Core {
         if self.clients[c].begun.is_some() && !self.is_sure_to_succeed(c, bytes) {
             self.joins_transaction(c);
         }
+        if let Some(refused) = self.clients[c].unit.refused {
+            return self.refuse_by_rule(c, refused);
+        }
         if !self.clients[c].unit.needs_server {
             let unit = &mut self.clients[c].unit;
             unit.routed = true;
@@ -438,7 +458,7 @@ impl Core {
     }
 
     /// The same, with a hint.
-    fn refuse_scanned_with(&mut self, c: usize, code: Sqlstate, text: &str, hint: &str) -> Step {
+    pub(super) fn refuse_scanned_with(&mut self, c: usize, code: Sqlstate, text: &str, hint: &str) -> Step {
         let client = &mut self.clients[c];
         let unit = client.unit.take();
         if unit.whole {

@@ -1,0 +1,306 @@
+//! What a rule says: whose statements, and how many of them.
+
+use std::fmt;
+
+use sql::{Access, Class, Control, Flags};
+
+use super::limiter::Rate;
+
+/// A rule, from the configuration or from an operator. Checked: it limits something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// Its name, by which operators change it.
+    pub name: String,
+    /// Whose statements.
+    pub whose: Whose,
+    /// How many of them.
+    pub limits: Limits,
+    /// Nothing is refused: what would be is counted.
+    pub dry_run: bool,
+}
+
+/// Which statements a rule is about: those to which everything that is given applies.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Whose {
+    /// The clients' user.
+    pub user: Option<String>,
+    /// The database, by the name that clients use.
+    pub database: Option<String>,
+    /// The statement's fingerprint: `sql::fingerprint`.
+    pub statement: Option<u64>,
+    /// Reads or writes; both if not given.
+    pub access: Option<Access>,
+    /// Each user has the limits for itself; otherwise all share them.
+    pub each_user: bool,
+    /// Each database has.
+    pub each_database: bool,
+}
+
+/// How many statements there may be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// None at all.
+    pub block: bool,
+    /// Clients that run one at the same time.
+    pub concurrency: Option<u32>,
+    /// Statements a second.
+    pub rate: Option<Rate>,
+}
+
+/// Why something is not a rule.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RuleError {
+    /// The name can't be one.
+    #[error("found the name {0:?}, expected up to {MOST_NAME} letters, digits, `_`, `-` or `.`")]
+    Name(String),
+    /// It limits nothing.
+    #[error("limits nothing: expected a rate, a concurrency or block")]
+    LimitsNothing,
+    /// It blocks, and limits as well.
+    #[error("found block beside a rate or a concurrency: what is blocked needs no limit")]
+    BlocksAndLimits,
+    /// The rate is none.
+    #[error("found the rate {0:?}, expected one such as 100/s, 30/min or 500/h, at most 1000000/s")]
+    Rate(String),
+    /// The burst is none, or has no rate.
+    #[error("found the burst {0}, expected 1 to 1000000, beside a rate")]
+    Burst(u32),
+    /// The concurrency is 0.
+    #[error("found the concurrency 0, expected at least 1: what is not to run at all is blocked")]
+    Concurrency,
+    /// The statement is neither a fingerprint nor SQL.
+    #[error(
+        "found the statement {0:?}, expected a fingerprint of 16 digits as SHOW STATEMENTS has it, or the text of such a statement"
+    )]
+    Statement(String),
+    /// The user or the database is empty.
+    #[error("found an empty {0}, expected a name")]
+    Empty(&'static str),
+}
+
+/// Longest name of a rule, in bytes.
+const MOST_NAME: usize = 63;
+
+/// A rule's limits and subject as they are written.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Given {
+    /// As [`Rule::name`].
+    pub name: String,
+    /// As [`Whose::user`].
+    pub user: Option<String>,
+    /// As [`Whose::database`].
+    pub database: Option<String>,
+    /// A fingerprint of 16 hexadecimal digits, or a statement that has it.
+    pub statement: Option<String>,
+    /// As [`Whose::access`].
+    pub access: Option<Access>,
+    /// As [`Whose::each_user`].
+    pub each_user: bool,
+    /// As [`Whose::each_database`].
+    pub each_database: bool,
+    /// How many statements in which time: [`Rate::parse`].
+    pub rate: Option<String>,
+    /// How many of them at once; not given: a second's.
+    pub burst: Option<u32>,
+    /// As [`Limits::concurrency`].
+    pub concurrency: Option<u32>,
+    /// As [`Limits::block`].
+    pub block: bool,
+    /// As [`Rule::dry_run`].
+    pub dry_run: bool,
+}
+
+impl Given {
+    /// Checks what is written.
+    ///
+    /// # Errors
+    /// What is not a rule.
+    pub fn check(self) -> Result<Rule, RuleError> {
+        let named = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
+        if self.name.is_empty() || self.name.len() > MOST_NAME || !self.name.bytes().all(named) {
+            return Err(RuleError::Name(self.name));
+        }
+        for (what, given) in [("user", &self.user), ("database", &self.database)] {
+            if given.as_deref() == Some("") {
+                return Err(RuleError::Empty(what));
+            }
+        }
+        let rate = match (self.rate, self.burst) {
+            (None, None) => None,
+            (None, Some(burst)) => return Err(RuleError::Burst(burst)),
+            (Some(text), burst) => {
+                let usual = Rate::parse(&text, None).ok_or(RuleError::Rate(text.clone()))?;
+                let burst = burst.unwrap_or(usual.burst());
+                Some(Rate::parse(&text, Some(burst)).ok_or(RuleError::Burst(burst))?)
+            }
+        };
+        if self.concurrency == Some(0) {
+            return Err(RuleError::Concurrency);
+        }
+        let limits = Limits { block: self.block, concurrency: self.concurrency, rate };
+        match (limits.block, limits.concurrency.is_some() || limits.rate.is_some()) {
+            (false, false) => return Err(RuleError::LimitsNothing),
+            (true, true) => return Err(RuleError::BlocksAndLimits),
+            _ => {}
+        }
+        let statement = self.statement.map(|text| fingerprint(&text).ok_or(RuleError::Statement(text))).transpose()?;
+        let whose = Whose {
+            user: self.user,
+            database: self.database,
+            statement,
+            access: self.access,
+            each_user: self.each_user,
+            each_database: self.each_database,
+        };
+        Ok(Rule { name: self.name, whose, limits, dry_run: self.dry_run })
+    }
+}
+
+/// Reads a fingerprint, or makes that of a statement.
+fn fingerprint(text: &str) -> Option<u64> {
+    let digits = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    if digits { u64::from_str_radix(text, 16).ok() } else { sql::fingerprint(text.as_bytes()) }
+}
+
+/// A statement that is about to run, as far as rules look at it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Act {
+    pub(crate) access: Access,
+    /// `None`: it has none, or no rule asks.
+    pub(crate) fingerprint: Option<u64>,
+}
+
+/// True if rules apply to statements of this class. Ends of transactions, and what only tidies or sets up a session, are never
+/// refused: a client whose `ROLLBACK` or `RESET` is refused can't do anything sensible.
+pub(crate) fn is_governed(class: Class) -> bool {
+    let one = !class.flags.has(Flags::MULTI);
+    let of_transaction = class.control != Control::None
+        || class.flags.has(Flags::SAVEPOINT)
+        || (class.flags.has(Flags::TRANSACTION) && !class.flags.has(Flags::UNKNOWN));
+    let of_session = class.local || class.flags.has(Flags::SESSION) || class.flags.has(Flags::EMPTY);
+    !(of_session || (one && (of_transaction || class.flags.has(Flags::DROPS_STATEMENTS))))
+}
+
+impl Whose {
+    /// True if the rule may be about statements of clients of this database and user.
+    pub(super) fn is_about(&self, database: &str, user: &str) -> bool {
+        self.user.as_deref().is_none_or(|own| own == user) && self.database.as_deref().is_none_or(|own| own == database)
+    }
+
+    /// True if the rule is about this statement of such a client.
+    pub(super) fn is_about_act(&self, act: Act) -> bool {
+        self.access.is_none_or(|access| access == act.access)
+            && self.statement.is_none_or(|statement| Some(statement) == act.fingerprint)
+    }
+}
+
+impl fmt::Display for Limits {
+    /// As a table shows it: `100/s burst 20, 8 at a time`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.block {
+            return f.write_str("blocked");
+        }
+        if let Some(rate) = self.rate {
+            write!(f, "{rate} burst {}", rate.burst())?;
+        }
+        if let Some(most) = self.concurrency {
+            let before = if self.rate.is_some() { ", " } else { "" };
+            write!(f, "{before}{most} at a time")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn given() -> Given {
+        Given { name: "r".into(), rate: Some("10/s".into()), ..Given::default() }
+    }
+
+    #[test]
+    fn what_is_a_rule() {
+        let text = "select * from orders where id = 7";
+        let rule = Given { statement: Some(text.into()), each_user: true, ..given() }.check().unwrap();
+        assert_eq!(rule.whose.statement, sql::fingerprint(b"SELECT * FROM orders WHERE id = $1"));
+        assert_eq!(rule.limits.rate, Rate::new(10.0, 10));
+        let digits = format!("{:016x}", rule.whose.statement.unwrap());
+        assert_eq!(Given { statement: Some(digits), each_user: true, ..given() }.check(), Ok(rule));
+    }
+
+    #[test]
+    fn what_is_none() {
+        let nothing = Given { rate: None, ..given() };
+        for (given, expected) in [
+            (Given { name: String::new(), ..given() }, RuleError::Name(String::new())),
+            (Given { name: "a b".into(), ..given() }, RuleError::Name("a b".into())),
+            (Given { name: "x".repeat(64), ..given() }, RuleError::Name("x".repeat(64))),
+            (nothing.clone(), RuleError::LimitsNothing),
+            (Given { block: true, ..given() }, RuleError::BlocksAndLimits),
+            (Given { rate: Some("0/s".into()), ..given() }, RuleError::Rate("0/s".into())),
+            (Given { burst: Some(0), ..given() }, RuleError::Burst(0)),
+            (Given { burst: Some(3), ..nothing.clone() }, RuleError::Burst(3)),
+            (Given { concurrency: Some(0), ..nothing }, RuleError::Concurrency),
+            (Given { statement: Some("selec".into()), ..given() }, RuleError::Statement("selec".into())),
+            (Given { user: Some(String::new()), ..given() }, RuleError::Empty("user")),
+        ] {
+            assert_eq!(given.clone().check(), Err(expected), "{given:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_governed() {
+        let mut classifier = sql::Classifier::new(sql::ClassifierConfig {
+            max_entries: 100,
+            max_text: 10_000,
+            max_bytes: 1 << 20,
+            read_functions: Vec::new(),
+        });
+        for (text, expected) in [
+            ("select 1", true),
+            ("insert into t values (1)", true),
+            ("copy t from stdin", true),
+            ("call p()", true),
+            ("do $$ begin end $$", true),
+            ("execute q(1)", true),
+            ("fetch 10 from c", true),
+            ("lock table t", true),
+            ("begin; delete from t; commit", true),
+            ("drop table t", true),
+            ("not sql at all", true),
+            ("begin", false),
+            ("commit", false),
+            ("commit and chain", false),
+            ("rollback", false),
+            ("rollback to savepoint s", false),
+            ("savepoint s", false),
+            ("set work_mem = '1MB'", false),
+            ("reset all", false),
+            ("show work_mem", false),
+            ("discard all", false),
+            ("deallocate all", false),
+            ("listen c", false),
+            ("unlisten *", false),
+            ("set kingpost.route = 'primary'", false),
+            ("", false),
+        ] {
+            assert_eq!(is_governed(classifier.classify(text.as_bytes())), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn whose_statements() {
+        let read = Act { access: Access::Read, fingerprint: Some(7) };
+        let write = Act { access: Access::Write, fingerprint: None };
+        let whose = Whose { user: Some("ann".into()), access: Some(Access::Read), ..Whose::default() };
+        assert!(whose.is_about("a", "ann") && whose.is_about("b", "ann") && !whose.is_about("a", "bob"));
+        assert!(whose.is_about_act(read) && !whose.is_about_act(write));
+        let whose = Whose { database: Some("a".into()), statement: Some(7), ..Whose::default() };
+        assert!(whose.is_about("a", "ann") && !whose.is_about("b", "ann"));
+        assert!(whose.is_about_act(read) && !whose.is_about_act(write));
+        assert!(!whose.is_about_act(Act { fingerprint: Some(8), ..read }));
+    }
+}

@@ -1,0 +1,251 @@
+#![allow(clippy::unwrap_used)]
+
+use sql::Access;
+
+use super::*;
+
+const READ: Act = Act { access: Access::Read, fingerprint: Some(7) };
+const WRITE: Act = Act { access: Access::Write, fingerprint: Some(8) };
+const SECOND: Duration = Duration::from_secs(1);
+
+fn given(name: &str) -> Given {
+    Given { name: name.into(), ..Given::default() }
+}
+
+fn rate(name: &str, rate: &str) -> Given {
+    Given { rate: Some(rate.into()), burst: Some(1), ..given(name) }
+}
+
+fn at_a_time(name: &str, most: u32) -> Given {
+    Given { concurrency: Some(most), ..given(name) }
+}
+
+/// One world: rules, and the pools of two databases and two users.
+struct World {
+    traffic: Traffic,
+    start: Instant,
+    pools: HashMap<(&'static str, &'static str), Governed>,
+}
+
+impl World {
+    fn new(rules: impl IntoIterator<Item = Given>) -> World {
+        let start = Instant::now();
+        let traffic = Traffic::new(start);
+        let rules: Vec<Rule> = rules.into_iter().map(|given| given.check().unwrap()).collect();
+        traffic.configure(&rules);
+        World { traffic, start, pools: HashMap::new() }
+    }
+
+    fn set(&self, given: Given) {
+        self.traffic.set(given.check().unwrap(), None).unwrap();
+    }
+
+    /// A statement after so much time; by which rule it is refused, and why.
+    fn at(
+        &mut self,
+        after: Duration,
+        pool: (&'static str, &'static str),
+        act: Act,
+        permit: &mut Permit,
+    ) -> Option<Told> {
+        let now = self.start + after;
+        let governed = self.pools.entry(pool).or_default();
+        if !self.traffic.refresh(governed, pool.0, pool.1, now) {
+            return None;
+        }
+        let refused = governed.admit(act, self.traffic.at(now), permit).err();
+        refused.map(|refused| self.traffic.explain(refused))
+    }
+
+    /// A statement that ends at once, in the first moment.
+    fn passes(&mut self, pool: (&'static str, &'static str), act: Act) -> bool {
+        self.at(Duration::ZERO, pool, act, &mut Permit::default()).is_none()
+    }
+
+    fn counts(&self) -> Vec<(String, u64, u64, u64)> {
+        let report = self.traffic.report(self.start).into_iter();
+        report.map(|of| (of.rule.name, of.running, of.passed, of.refused)).collect()
+    }
+}
+
+#[test]
+fn a_rule_is_about_its_own_and_nobody_else() {
+    for (rule, expected) in [
+        (Given { user: Some("ann".into()), ..given("r") }, [true, false, true, false]),
+        (Given { database: Some("a".into()), ..given("r") }, [true, true, false, false]),
+        (Given { user: Some("ann".into()), database: Some("b".into()), ..given("r") }, [false, false, true, false]),
+        (given("r"), [true; 4]),
+    ] {
+        let mut world = World::new([Given { block: true, ..rule.clone() }]);
+        let pools = [("a", "ann"), ("a", "bob"), ("b", "ann"), ("b", "bob")];
+        assert_eq!(pools.map(|pool| !world.passes(pool, READ)), expected, "{rule:?}");
+    }
+}
+
+#[test]
+fn limits_are_shared_or_each_has_them_for_itself() {
+    let pools = [("a", "ann"), ("a", "bob"), ("b", "ann"), ("b", "bob")];
+    for (each_user, each_database, expected) in [
+        (false, false, [true, false, false, false]),
+        (true, false, [true, true, false, false]),
+        (false, true, [true, false, true, false]),
+        (true, true, [true; 4]),
+    ] {
+        let mut world = World::new([Given { each_user, each_database, ..rate("r", "1/s") }]);
+        assert_eq!(pools.map(|pool| world.passes(pool, READ)), expected, "{each_user} {each_database}");
+        assert!(pools.iter().all(|pool| !world.passes(*pool, READ)));
+    }
+}
+
+#[test]
+fn statements_and_kinds() {
+    let statement = Given { statement: Some(format!("{:016x}", 7)), ..rate("statement", "1/s") };
+    let writes = Given { access: Some(Access::Write), block: true, ..given("writes") };
+    let mut world = World::new([statement, writes]);
+    assert!(world.passes(("a", "ann"), READ) && !world.passes(("a", "ann"), READ));
+    assert!(world.passes(("a", "ann"), Act { fingerprint: Some(9), ..READ }));
+    assert!(world.passes(("a", "ann"), Act { fingerprint: None, ..READ }));
+    assert!(!world.passes(("a", "ann"), WRITE));
+}
+
+#[test]
+fn places_are_given_back() {
+    let mut world = World::new([at_a_time("two", 2)]);
+    let (ann, bob) = (("a", "ann"), ("b", "bob"));
+    let mut permits = [(); 3].map(|()| Permit::default());
+    let [one, two, three] = &mut permits;
+    assert_eq!(world.at(SECOND, ann, READ, one), None);
+    // A client that pipelines runs one at a time.
+    assert_eq!(world.at(SECOND, ann, WRITE, one), None);
+    assert_eq!(world.at(SECOND, bob, READ, two), None);
+    let told = world.at(SECOND, bob, READ, three).unwrap();
+    assert_eq!(told.code, Sqlstate::CONFIGURATION_LIMIT_EXCEEDED);
+    assert_eq!(told.text, "the traffic rule \"two\" allows 2 such statements at a time");
+    assert_eq!(world.counts(), [("two".into(), 2, 3, 1)]);
+    *one = Permit::default();
+    assert_eq!(world.at(SECOND, bob, READ, three), None);
+    drop(permits);
+    assert_eq!(world.counts(), [("two".into(), 0, 4, 1)]);
+}
+
+#[test]
+fn what_one_rule_refuses_costs_nothing_by_another() {
+    // In the order of their names.
+    let mut world = World::new([at_a_time("a", 5), rate("b", "1/s"), Given { block: true, ..given("c") }]);
+    let mut permit = Permit::default();
+    for _ in 0..3 {
+        let told = world.at(SECOND, ("a", "ann"), READ, &mut permit).unwrap();
+        assert_eq!((told.code, told.text.contains("\"c\"")), (Sqlstate::INSUFFICIENT_PRIVILEGE, true), "{told:?}");
+    }
+    assert!(permit.is_empty());
+    assert_eq!(world.counts(), [("a".into(), 0, 0, 0), ("b".into(), 0, 0, 0), ("c".into(), 0, 0, 3)]);
+    assert!(world.traffic.lift("c"));
+    assert_eq!(world.at(SECOND, ("a", "ann"), READ, &mut permit), None);
+    let told = world.at(SECOND, ("a", "ann"), READ, &mut permit).unwrap();
+    assert_eq!(told.text, "the traffic rule \"b\" allows 1/s of such statements");
+    assert!(told.hint.starts_with("Try again in 1001 ms."), "{}", told.hint);
+    // The place that it already had stays the client's.
+    assert_eq!(world.counts(), [("a".into(), 1, 1, 0), ("b".into(), 0, 1, 1)]);
+}
+
+#[test]
+fn a_dry_run_refuses_nothing_and_counts() {
+    let dry = |given: Given| Given { dry_run: true, ..given };
+    let block = Given { block: true, ..given("block") };
+    let mut world = World::new([dry(block), dry(rate("rate", "1/s")), dry(at_a_time("one", 1))]);
+    let mut permits = [(); 3].map(|()| Permit::default());
+    for permit in &mut permits {
+        assert_eq!(world.at(SECOND, ("a", "ann"), READ, permit), None);
+    }
+    let expected = [("block".into(), 0, 0, 3), ("one".into(), 3, 1, 2), ("rate".into(), 0, 1, 2)];
+    assert_eq!(world.counts(), expected);
+}
+
+#[test]
+fn operators_set_and_lift_and_a_reload_brings_the_files_back() {
+    let (ann, block) = (("a", "ann"), |name| Given { block: true, ..given(name) });
+    let mut world = World::new([block("file")]);
+    assert!(!world.passes(ann, READ));
+    // One of the same name replaces the configuration's, also over a reload.
+    world.set(Given { burst: None, ..rate("file", "1000/s") });
+    assert!(world.passes(ann, READ));
+    world.traffic.configure(&[block("file").check().unwrap()]);
+    assert!(world.passes(ann, READ));
+    // Lifted, neither holds; read again, the configuration's does.
+    assert!(world.traffic.lift("file") && !world.traffic.lift("file") && !world.traffic.lift("other"));
+    assert!(world.passes(ann, READ));
+    world.traffic.configure(&[block("file").check().unwrap()]);
+    assert!(!world.passes(ann, READ));
+    world.traffic.configure(&[]);
+    assert!(world.passes(ann, READ));
+    assert_eq!(world.counts(), []);
+}
+
+#[test]
+fn a_rule_that_is_set_anew_goes_on_counting() {
+    let mut world = World::new([rate("r", "1/s")]);
+    assert!(world.passes(("a", "ann"), READ) && !world.passes(("a", "ann"), READ));
+    world.set(rate("r", "1/s"));
+    assert!(!world.passes(("a", "ann"), READ), "a new rule of the name is no second second");
+    assert_eq!(world.counts(), [("r".into(), 0, 1, 2)]);
+    let mut permit = Permit::default();
+    world.set(at_a_time("r", 1));
+    assert_eq!(world.at(SECOND, ("a", "ann"), READ, &mut permit), None);
+    world.set(at_a_time("r", 1));
+    assert!(!world.passes(("b", "bob"), READ), "who runs since before counts");
+    drop(permit);
+    assert!(world.passes(("b", "bob"), READ));
+}
+
+#[test]
+fn rules_end_by_themselves() {
+    let world = World::new([]);
+    let rule = |name| Given { block: true, ..given(name) }.check().unwrap();
+    assert_eq!(world.traffic.due_in(world.start), None);
+    world.traffic.set(rule("short"), Some(world.start + SECOND)).unwrap();
+    world.traffic.set(rule("long"), Some(world.start + SECOND * 3)).unwrap();
+    world.traffic.set(rule("ever"), None).unwrap();
+    assert_eq!(world.traffic.due_in(world.start), Some(SECOND));
+    assert_eq!(world.traffic.expire(world.start), Vec::<String>::new());
+    assert_eq!(world.traffic.expire(world.start + SECOND), ["short"]);
+    assert_eq!(world.traffic.due_in(world.start + SECOND), Some(SECOND * 2));
+    assert_eq!(world.traffic.expire(world.start + SECOND * 9), ["long"]);
+    assert_eq!(world.counts(), [("ever".into(), 0, 0, 0)]);
+}
+
+#[test]
+fn what_is_kept_is_bounded() {
+    let world = World::new([Given { each_user: true, ..rate("r", "1/s") }]);
+    for n in 0..10_000 {
+        let mut governed = Governed::default();
+        assert!(world.traffic.refresh(&mut governed, "a", &format!("user{n}"), world.start));
+    }
+    assert!(world.traffic.state().limiters.len() <= MANY_LIMITERS + 1);
+    // A limiter that is not at rest is kept: whoever has used up its rate gets no new one by logging in again.
+    let mut world = World::new([Given { each_user: true, ..rate("r", "1/h") }]);
+    assert!(world.passes(("a", "ann"), READ));
+    world.pools.clear();
+    for n in 0..10_000 {
+        world.traffic.refresh(&mut Governed::default(), "a", &format!("user{n}"), world.start);
+    }
+    assert!(!world.passes(("a", "ann"), READ));
+    let rule = |n: usize| Given { block: true, ..given(&format!("r{n}")) }.check().unwrap();
+    let set = (0..200).filter(|n| world.traffic.set(rule(*n), None).is_ok()).count();
+    assert_eq!(set, MOST_LIVE);
+    // One that is there can still be set anew.
+    assert_eq!(world.traffic.set(rule(0), None), Ok(()));
+}
+
+#[test]
+fn the_log_is_told_once_a_minute() {
+    let mut world = World::new([Given { block: true, ..given("r") }]);
+    let mut governed = Governed::default();
+    world.traffic.refresh(&mut governed, "a", "ann", world.start);
+    let refused = governed.admit(READ, 0, &mut Permit::default()).unwrap_err();
+    let logged = [0, 1, 59, 61, 62, 122].map(|after| world.traffic.may_log(refused, world.start + SECOND * after));
+    assert_eq!(logged.map(|name| name.is_some()), [true, false, false, true, false, true]);
+    // Lifted between the refusal and the answer.
+    assert!(world.traffic.lift("r"));
+    assert_eq!(world.traffic.explain(refused).code, Sqlstate::INSUFFICIENT_PRIVILEGE);
+    assert!(world.passes(("a", "ann"), READ));
+}
